@@ -1,0 +1,427 @@
+"""The configuration: one frozen tree of sections, read from YAML and overridden by dotted keys.
+
+Every field carries its default, unit and meaning here and nowhere else; the reference page is made from this file.
+"""
+
+import difflib
+import re
+from collections.abc import Iterator, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
+
+from parnas.architecture import LETTERS, Architecture
+from parnas.errors import ParnasError
+
+
+class Mistake(NamedTuple):
+    """One wrong setting: its dotted key, and a sentence with what was given and what is allowed."""
+
+    key: str
+    problem: str
+
+
+class Section(BaseModel):
+    """Base of every section: frozen, typed strictly, closed to unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    def mistakes(self) -> Iterator[Mistake]:
+        """Mistakes that no single field can show."""
+        return iter(())
+
+    @model_validator(mode="after")
+    def _refuse_mistakes(self) -> Self:
+        if found := list(self.mistakes()):
+            raise PydanticCustomError("mistakes", "{text}", {"text": "; ".join(map(str, found)), "found": found})
+        return self
+
+
+class TokenizerConfig(Section):
+    kind: Literal["sentencepiece", "word", "byte"] = Field(
+        "sentencepiece", description="sentencepiece pieces, whitespace words with <eos>, or bytes."
+    )
+    vocab_size: int | None = Field(
+        None,
+        ge=2,
+        description="Number of pieces (null: 8000), or of the most frequent words kept (null: all). None for bytes.",
+    )
+    model_type: Literal["unigram", "bpe"] = Field("unigram", description="Algorithm of sentencepiece.")
+    lowercase: bool = Field(False, description="Fold case (sentencepiece: by NFKC_CF); this loses information.")
+    user_symbols: tuple[str, ...] = Field(
+        (), description="Strings that sentencepiece keeps as one piece, besides <unk>."
+    )
+    byte_fallback: bool = Field(True, description="Spell characters without a piece as bytes, so that none is lost.")
+
+    def mistakes(self) -> Iterator[Mistake]:
+        if self.kind == "byte" and self.vocab_size is not None:
+            yield Mistake(
+                "vocab_size", f"is {self.vocab_size}, but a byte tokenizer has the bytes of its text; leave it null"
+            )
+        if (
+            self.kind == "sentencepiece"
+            and self.vocab_size is not None
+            and self.byte_fallback
+            and self.vocab_size < 300
+        ):
+            yield Mistake(
+                "vocab_size", f"is {self.vocab_size}, but byte_fallback alone takes 256 pieces; give 300 or more"
+            )
+
+
+class DataConfig(Section):
+    corpus: str = Field(
+        "pydoc",
+        min_length=1,
+        description="wikitext-2, wikitext-103, enwik8, text8, pydoc, a folder with train.txt, valid.txt and test.txt, or a text file.",
+    )
+    tokenizer: TokenizerConfig = Field(TokenizerConfig(), description="How text becomes tokens.")
+    batch_size: int = Field(32, ge=1, description="Rows read side by side, each going on where it left off.")
+    tgt_len: int = Field(32, ge=1, description="Tokens of a segment in each row.")
+
+
+class ModelConfig(Section):
+    arch: str | None = Field(None, description="Architecture that retrain trains where --arch is not given.")
+    d_model: int = Field(128, ge=1, description="Width of the network.")
+    n_heads: int = Field(4, ge=1, description="Attention heads.")
+    d_head: int | None = Field(None, ge=1, description="Width of a head; null: d_model / n_heads.")
+    d_inner: int = Field(512, ge=1, description="Inner width of a feed-forward layer.")
+    mem_len: int = Field(32, ge=0, description="Positions of memory that attention sees besides the segment.")
+    dropout: float = Field(0.1, ge=0, lt=1, description="Dropout on embeddings and layer outputs, a probability.")
+    attention_dropout: float = Field(0.0, ge=0, lt=1, description="Dropout on attention weights, a probability.")
+    norm: Literal["post", "pre"] = Field(
+        "post", description="LayerNorm after each residual (Transformer-XL) or before each layer."
+    )
+    share_biases: bool = Field(
+        True, description="One pair of relative biases u, v for all layers, or one each (untied)."
+    )
+    cutoffs: tuple[int, ...] | Literal["auto"] = Field(
+        (),
+        description="Where the clusters of the adaptive softmax end, without the vocabulary size; "
+        "empty: full softmax; auto: the optimal ones for three clusters.",
+    )
+    proj_factor: int | None = Field(
+        None, ge=1, description="Each cluster of the adaptive softmax is this many times narrower; null: as div_val."
+    )
+    proj_dims: tuple[int, ...] | None = Field(
+        None, description="Widths of the tail clusters, one for each cutoff, in place of proj_factor."
+    )
+    tie_weights: bool = Field(True, description="Share the weights of embedding and softmax.")
+    div_val: int = Field(1, ge=1, description="Each cluster of the input embedding is this many times narrower.")
+
+    @property
+    def head_width(self) -> int:
+        """Width of one attention head."""
+        return self.d_head or self.d_model // self.n_heads
+
+    def embedding_dims(self) -> list[int]:
+        """Embedding width of each cluster (Baevski & Auli 2019; `div_val` of Transformer-XL)."""
+        return [self.d_model // self.div_val**cluster for cluster in range(len(self.cutoffs) + 1)]
+
+    def softmax_dims(self) -> list[int]:
+        """Width of each cluster of the (adaptive) softmax, the head first."""
+        if self.proj_dims is not None:
+            return [self.d_model, *self.proj_dims]
+        factor = self.proj_factor or self.div_val
+        return [self.d_model // factor**cluster for cluster in range(len(self.cutoffs) + 1)]
+
+    def mistakes(self) -> Iterator[Mistake]:
+        if self.d_head is None and self.d_model % self.n_heads:
+            yield Mistake(
+                "n_heads", f"is {self.n_heads}, which does not divide d_model {self.d_model}; change one or give d_head"
+            )
+        if self.arch is not None:
+            try:
+                Architecture.parse(self.arch).canonical()
+            except ParnasError as error:
+                yield Mistake("arch", f"is {self.arch[:40]!r}: {error}")
+        yield from self._cutoff_mistakes()
+
+    def _cutoff_mistakes(self) -> Iterator[Mistake]:
+        if self.cutoffs == ():
+            for key in ("div_val", "proj_factor"):
+                if (value := getattr(self, key) or 1) > 1:
+                    yield Mistake(
+                        key, f"is {value}, but without cutoffs there is one cluster; give cutoffs or leave it out"
+                    )
+            if self.proj_dims is not None:
+                yield Mistake("proj_dims", "needs cutoffs, one for each width")
+            return
+        if self.cutoffs != "auto" and (self.cutoffs[0] < 1 or sorted(set(self.cutoffs)) != list(self.cutoffs)):
+            yield Mistake(
+                "cutoffs", f"is {list(self.cutoffs)}; give positive numbers that rise, without the vocabulary size"
+            )
+        tails = AUTO_CLUSTERS - 1 if self.cutoffs == "auto" else len(self.cutoffs)
+        if self.proj_dims is not None and (len(self.proj_dims) != tails or min(self.proj_dims) < 1):
+            yield Mistake(
+                "proj_dims", f"is {list(self.proj_dims)}; give {tails} positive width(s), one for each cutoff"
+            )
+            return
+        sized = self if self.cutoffs != "auto" else self.model_construct(**{**dict(self), "cutoffs": (1,) * tails})
+        for key, dims in (("div_val", sized.embedding_dims()), ("proj_factor", sized.softmax_dims())):
+            if min(dims) < 1:
+                yield Mistake(key, f"leaves a cluster without width: {dims}; lower it or use fewer cutoffs")
+        if self.tie_weights and sized.embedding_dims() != sized.softmax_dims():
+            yield Mistake(
+                "tie_weights",
+                f"is true, but the embedding's clusters have widths {sized.embedding_dims()} and the softmax's "
+                f"{sized.softmax_dims()}; make proj_factor equal to div_val, or set tie_weights: false",
+            )
+
+
+class SearchConfig(Section):
+    blocks: int = Field(6, ge=1, le=1000, description="Stochastic blocks of the SuperNet.")
+    space: tuple[str, ...] = Field(
+        ("s", "f", "i"), min_length=1, description="Candidate layers of every block, by letter."
+    )
+    estimator: Literal["soft", "straight_through"] = Field(
+        "soft",
+        description="Gates of the Gumbel-softmax as they are, or one-hot with the soft gradient (Jang et al. 2017).",
+    )
+    steps: int = Field(2000, ge=1, description="Training steps of the SuperNet.")
+    warmup_steps: int = Field(100, ge=0, description="Steps over which the learning rate of the weights rises.")
+    lr: float = Field(2e-3, gt=0, description="Peak learning rate of the weights.")
+    alpha_start_step: int = Field(200, ge=0, description="Step at which alpha begins to be trained (FBNet, section 3).")
+    alpha_lr: float = Field(0.01, gt=0, description="Learning rate of alpha.")
+    alpha_split: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Share of the training text kept from the weights and used for alpha; 0: the same batches.",
+    )
+    tau_start: float = Field(1.0, gt=0, description="Temperature at the first step.")
+    tau_end: float = Field(
+        0.1, gt=0, description="Temperature at the last step; the lower bound where it is learnable."
+    )
+    tau_schedule: Literal["exponential", "linear", "cosine", "learnable"] = Field(
+        "exponential", description="Path from tau_start to tau_end, or a parameter trained with alpha."
+    )
+
+    def mistakes(self) -> Iterator[Mistake]:
+        unknown = [letter for letter in self.space if letter not in LETTERS]
+        if unknown or len(set(self.space)) < len(self.space):
+            yield Mistake("space", f"is {list(self.space)}; give different letters among {', '.join(LETTERS)}")
+        elif set(self.space) == {"i"}:
+            yield Mistake("space", "has identity alone, so there is nothing to train; add s or f")
+        if self.tau_end > self.tau_start:
+            yield Mistake("tau_end", f"is {self.tau_end}, above tau_start {self.tau_start}; the temperature falls")
+        if self.alpha_start_step >= self.steps:
+            yield Mistake(
+                "alpha_start_step",
+                f"is {self.alpha_start_step}, but the search ends after {self.steps} steps; lower it",
+            )
+
+
+class TrainConfig(Section):
+    steps: int = Field(2000, ge=1, description="Training steps of the discrete network.")
+    lr: float = Field(2e-3, gt=0, description="Peak learning rate.")
+    warmup_steps: int = Field(
+        100, ge=0, description="Steps over which the learning rate rises, before the cosine to zero."
+    )
+    weight_decay: float = Field(
+        0.01, ge=0, description="Decoupled weight decay of matrices (Loshchilov & Hutter 2019); both phases."
+    )
+    clip: float = Field(1.0, gt=0, description="Largest norm of the gradient; both phases.")
+    log_every: int = Field(50, ge=1, description="Steps between two lines of metrics; both phases.")
+    eval_every: int = Field(500, ge=1, description="Steps between two validations; both phases.")
+    save_every: int = Field(500, ge=1, description="Steps between two checkpoints; both phases.")
+
+
+class EvaluationConfig(Section):
+    split: Literal["train", "valid", "test"] = Field("valid", description="Split that evaluate reads.")
+    tgt_len: int | None = Field(None, ge=1, description="Tokens of a segment; null: as trained.")
+    mem_len: int | None = Field(None, ge=0, description="Positions of memory; null: as trained.")
+    batch_size: int = Field(32, ge=1, description="Rows read side by side; changes the speed, not the result.")
+
+
+class RuntimeConfig(Section):
+    seed: int = Field(1, ge=0, lt=2**32, description="Fixes initial weights, dropout and Gumbel noise.")
+    device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
+    precision: Literal["auto", "fp32", "bf16"] = Field(
+        "auto", description="Of matrix products; auto: bf16 by autocast where the processor computes in it."
+    )
+    compile: bool = Field(False, description="Compile the network by torch.compile.")
+    threads: int | None = Field(None, ge=1, description="Threads of the CPU; null: all cores.")
+
+
+class Config(Section):
+    """The whole configuration of a run."""
+
+    data: DataConfig = Field(DataConfig(), description="Text, tokens and batches.")
+    model: ModelConfig = Field(ModelConfig(), description="The network, in both phases.")
+    search: SearchConfig = Field(SearchConfig(), description="The SuperNet and its schedule.")
+    train: TrainConfig = Field(TrainConfig(), description="Training of the discrete network.")
+    evaluation: EvaluationConfig = Field(EvaluationConfig(), description="How perplexity is measured.")
+    runtime: RuntimeConfig = Field(RuntimeConfig(), description="Device, precision and seed.")
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with dotted keys changed, the dots written as `__`: `replace(model__d_model=64)`."""
+        tree = self.model_dump()
+        for key, value in changes.items():
+            _put(tree, key.split("__"), value)
+        return type(self).model_validate(tree)
+
+
+AUTO_CLUSTERS = 3
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML as people write it: `1e4` is a number, a key given twice is a mistake, and lists become tuples."""
+
+
+def _mapping(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[Any, Any]:
+    loader.flatten_mapping(node)
+    result: dict[Any, Any] = {}
+    for key_node, value_node in node.value:
+        key = loader.construct_object(key_node, deep=True)
+        if key in result:
+            raise yaml.constructor.ConstructorError(None, None, f"{key!r} is given twice", key_node.start_mark)
+        result[key] = loader.construct_object(value_node, deep=True)
+    return result
+
+
+def _sequence(loader: yaml.SafeLoader, node: yaml.SequenceNode) -> tuple[Any, ...]:
+    return tuple(loader.construct_sequence(node, deep=True))
+
+
+def _exponent(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int | float:
+    value = float(loader.construct_scalar(node))
+    return int(value) if value.is_integer() and value < 2**53 else value
+
+
+_Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
+_Loader.add_constructor("tag:yaml.org,2002:seq", _sequence)
+_Loader.add_implicit_resolver("!exponent", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+"), list("-+0123456789"))
+_Loader.add_constructor("!exponent", _exponent)
+
+
+def read_yaml(text: str, source: str) -> Any:
+    """Parse YAML (safe, no objects); `source` names it in the `ParnasError` for broken text."""
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+        reason = " ".join(str(error).split())
+        raise ParnasError(f"{source} is not valid YAML: {reason}") from error
+
+
+def find_config(name: str | Path) -> Path:
+    """A path as it is, or the file of that name among the configurations inside the package."""
+    path = Path(name)
+    if path.is_file():
+        return path
+    packaged = Path(str(resources.files("parnas"))) / "configs" / path.name
+    for candidate in (packaged, packaged.with_name(f"{path.name}.yaml")):
+        if path == Path(path.name) and candidate.is_file():
+            return candidate
+    raise ParnasError(f"There is no configuration {name}; give the path of a YAML file, such as configs/demo.yaml.")
+
+
+def load_config(name: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """Read a YAML file, apply `section.key=value` overrides, and check everything at once.
+
+    Raises `ParnasError` listing every mistake with its key, what was given, what is allowed and, for an unknown
+    key, the nearest known one.
+    """
+    path = find_config(name)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ParnasError(f"{path} is not UTF-8 text; save it as such.") from error
+    tree = read_yaml(text, str(path))
+    if tree is None:
+        tree = {}
+    if not isinstance(tree, dict):
+        raise ParnasError(f"{path} holds no sections; it should begin like 'model:' with indented keys below.")
+    unread = []
+    for override in overrides:
+        key, equals, value = override.partition("=")
+        if not equals or not key:
+            unread.append(f"{override!r} is not of the form section.key=value")
+            continue
+        problem = _put(tree, key.split("."), read_yaml(value, f"The value of {key}"))
+        unread += [f"{override!r}: {problem}"] if problem else []
+    return check_config(tree, str(path), unread)
+
+
+def check_config(tree: dict[Any, Any], source: str, problems: Sequence[str] = ()) -> Config:
+    """Validate a nested dictionary; raises `ParnasError` naming `source` and every mistake, `problems` included."""
+    found = list(problems)
+    while True:
+        try:
+            config = Config.model_validate(tree)
+            break
+        except ValidationError as error:
+            fresh = [line for detail in error.errors() for line in _describe(detail)]
+            found += fresh
+            # Mistakes across fields show only once each field is right by itself: take the wrong ones out, look again.
+            if not any([_take_out(tree, detail["loc"]) for detail in error.errors()]):
+                break
+    if found:
+        raise ParnasError(f"{source} has {len(found)} mistake(s):\n" + "\n".join(f"  - {line}" for line in found))
+    return config
+
+
+def dump_config(config: Config) -> str:
+    """The whole tree as YAML, as it is kept in a run folder."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def walk_fields(section: type[Section] = Config, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every dotted key with its pydantic `FieldInfo`, sections before their keys."""
+    for name, field in section.model_fields.items():
+        yield prefix + name, field
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            yield from walk_fields(field.annotation, f"{prefix}{name}.")
+
+
+def _put(tree: dict[Any, Any], keys: Sequence[str], value: Any) -> str | None:
+    """Set a nested key; returns what is wrong when a key on the way holds no section."""
+    for key in keys[:-1]:
+        inner = tree.setdefault(key, {})
+        if not isinstance(inner, dict):
+            return f"{key} is no section"
+        tree = inner
+    tree[keys[-1]] = value
+    return None
+
+
+def _take_out(tree: Any, location: Sequence[int | str]) -> bool:
+    """Remove the deepest key of a location that is still there; whether anything was removed."""
+    for key in location[:-1]:
+        if not isinstance(tree, dict) or not isinstance(tree.get(key), dict):
+            break
+        tree = tree[key]
+        location = location[1:]
+    return bool(location) and isinstance(tree, dict) and tree.pop(location[0], None) is not None
+
+
+def _describe(detail: Any) -> list[str]:
+    """One line for each mistake in an entry of pydantic's `ValidationError.errors()`."""
+    known = [key for key, _ in walk_fields()]
+    key = (
+        _known_part(detail["loc"], known) if detail["type"] != "extra_forbidden" else ".".join(map(str, detail["loc"]))
+    )
+    if detail["type"] == "mistakes":
+        return [f"{key}.{inner}".lstrip(".") + f" {problem}" for inner, problem in detail["ctx"]["found"]]
+    if detail["type"] == "extra_forbidden":
+        last = key.rpartition(".")[2]
+        by_name = [other for other in known if other.rpartition(".")[2] == last]
+        near = by_name or difflib.get_close_matches(key, known, 1, 0.6)
+        near = near or [k for k in known if difflib.get_close_matches(last, [k.rpartition(".")[2]], 1, 0.75)]
+        return [f"{key} is no known key" + (f"; did you mean {near[0]}?" if near else "")]
+    given = repr(detail["input"])
+    given = given if len(given) <= 60 else given[:57] + "..."
+    allowed = detail["msg"].replace("Input should", "it should", 1)
+    return [f"{key} is {given}; {allowed[0].lower()}{allowed[1:]}"]
+
+
+def _known_part(location: Sequence[int | str], known: Sequence[str]) -> str:
+    """The dotted key of a location without what pydantic adds for members of unions and tuples."""
+    parts = [str(part) for part in location]
+    while parts and ".".join(parts) not in known:
+        parts.pop()
+    return ".".join(parts)

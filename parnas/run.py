@@ -1,0 +1,174 @@
+"""The run folder: all that a command read, did and made. Commands meet only here."""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+from parnas.config import Config, check_config, dump_config, read_yaml
+from parnas.errors import ParnasError
+from parnas.files import read_json, write_json, write_text
+
+Kind = Literal["search", "retrain"]
+METRICS, PI = "metrics.jsonl", "pi.jsonl"
+
+
+class Run:
+    """A run folder. Opening one costs nothing; what is missing raises a `ParnasError` when it is asked for."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+
+    @classmethod
+    def create(cls, folder: str | Path, kind: Kind, config: Config, environment: Mapping[str, Any]) -> "Run":
+        """Make a new folder with `config.yaml` and `environment.json`; an existing one that is not empty is refused."""
+        run = cls(folder)
+        if run.folder.is_dir() and any(run.folder.iterdir()):
+            raise ParnasError(f"{folder} already holds files; choose another --run, or add --resume to go on with it.")
+        run.folder.mkdir(parents=True, exist_ok=True)
+        write_text(run.folder / "config.yaml", dump_config(config))
+        write_json(run.folder / "environment.json", {"kind": kind, **describe_machine(), **environment})
+        return run
+
+    @property
+    def name(self) -> str:
+        """The folder's own name."""
+        return self.folder.resolve().name
+
+    @property
+    def figures(self) -> Path:
+        """Folder of the pictures."""
+        return self.folder / "figures"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the checkpoints."""
+        return self.folder / "checkpoints"
+
+    @property
+    def tokenizer(self) -> Path:
+        """Folder of the tokenizer, so that the model can be used without the corpus."""
+        return self.folder / "tokenizer"
+
+    def _existing(self, name: str, maker: str) -> Path:
+        path = self.folder / name
+        if not self.folder.is_dir():
+            raise ParnasError(f"There is no run folder {self.folder}.")
+        if not path.is_file():
+            raise ParnasError(f"{self.folder} has no {name}; {maker} writes it.")
+        return path
+
+    def config(self) -> Config:
+        """The resolved configuration of the run."""
+        path = self._existing("config.yaml", "search or retrain")
+        tree = read_yaml(path.read_text(encoding="utf-8"), str(path))
+        if not isinstance(tree, dict):
+            raise ParnasError(f"{path} holds no configuration.")
+        return check_config(tree, str(path))
+
+    def environment(self) -> dict[str, Any]:
+        """Kind of run, versions, device, precision and command line."""
+        return dict(read_json(self._existing("environment.json", "search or retrain")))
+
+    def kind(self) -> str:
+        """Which command made the run: `search` or `retrain`."""
+        return str(self.environment().get("kind"))
+
+    def arch_file(self) -> dict[str, Any]:
+        """The content of `arch.yaml`."""
+        path = self._existing("arch.yaml", f"derive.py {self.folder}")
+        return read_arch_file(path)
+
+    def summary(self) -> dict[str, Any]:
+        """The final figures; only a finished run has them."""
+        return dict(read_json(self._existing("summary.json", "a run that ends")))
+
+    def finished(self) -> bool:
+        """Whether the run came to its end."""
+        return (self.folder / "summary.json").is_file()
+
+    def append(self, name: str, record: Mapping[str, Any]) -> None:
+        """Add one line to a JSONL file, in one write."""
+        with (self.folder / name).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def records(self, name: str) -> list[dict[str, Any]]:
+        """All lines of a JSONL file; a torn last line is left out."""
+        path = self._existing(name, "search" if name == PI else "search or retrain")
+        records = []
+        lines = path.read_text(encoding="utf-8").splitlines()
+        for number, line in enumerate(lines, 1):
+            try:
+                record = json.loads(line)
+            except ValueError as error:
+                if number == len(lines):
+                    break
+                raise ParnasError(f"{path} is broken at line {number}; remove that line.") from error
+            if not isinstance(record, dict):
+                raise ParnasError(f"{path} holds no JSON object at line {number}; remove that line.")
+            records.append(record)
+        return records
+
+    def cut_after(self, step: int) -> None:
+        """Drop what was recorded after `step`, so that a resumed run writes each line once."""
+        for name in (METRICS, PI):
+            path = self.folder / name
+            if path.is_file():
+                kept = [record for record in self.records(name) if record["step"] <= step]
+                write_text(path, "".join(json.dumps(record) + "\n" for record in kept))
+
+
+def read_arch_file(path: Path) -> dict[str, Any]:
+    """Read an `arch.yaml`; it must at least name its `arch`."""
+    try:
+        content = read_yaml(path.read_text(encoding="utf-8"), str(path))
+    except UnicodeDecodeError as error:
+        raise ParnasError(f"{path} is not text; give a file that derive.py wrote.") from error
+    if not isinstance(content, dict) or not isinstance(content.get("arch"), str):
+        raise ParnasError(f"{path} has no line 'arch: STRING'; give a file that derive.py wrote.")
+    return content
+
+
+def fresh_folder(stem: str) -> Path:
+    """`runs/STEM`, or with the first free number behind it."""
+    number = 1
+    while (folder := Path("runs") / (stem if number == 1 else f"{stem}-{number}")).exists():
+        number += 1
+    return folder
+
+
+def describe_machine() -> dict[str, Any]:
+    """What a figure depends on besides the configuration: versions, processor, commit and command line."""
+    names = ("parnas", "torch", "numpy", "sentencepiece")
+    return {
+        "command_line": sys.argv,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cores": os.cpu_count(),
+        "versions": {name: _version(name) for name in names},
+        "git_commit": _git_commit(),
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _git_commit() -> str | None:
+    """The commit of the source that runs; none for an installed package."""
+    source = Path(__file__).resolve().parent
+    try:
+        answer = subprocess.run(
+            ["git", "-C", str(source), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.strip() or None
