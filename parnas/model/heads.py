@@ -1,0 +1,129 @@
+"""Input embeddings and (adaptive) softmax, which may share their weights.
+
+Ids are sorted by frequency. `cutoffs` divide them into clusters: the head of frequent ids, then the tails; each tail
+has one logit in the head, and may be narrower (Grave et al. 2017; adaptive inputs: Baevski & Auli 2019).
+Shapes: N tokens, D model width, V vocabulary, e the width of a cluster, n its ids.
+"""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from parnas.config import ModelConfig
+from parnas.errors import ParnasError
+
+
+def cluster_bounds(config: ModelConfig, vocab_size: int) -> list[int]:
+    """[0, cutoffs…, V]; raises `ParnasError` for cutoffs beyond the vocabulary."""
+    assert config.cutoffs != "auto", "resolve_cutoffs comes before the model"
+    if config.cutoffs and config.cutoffs[-1] >= vocab_size:
+        raise ParnasError(
+            f"model.cutoffs end at {config.cutoffs[-1]}, but the vocabulary has {vocab_size} symbols; "
+            "give cutoffs below that, or cutoffs: auto."
+        )
+    return [0, *config.cutoffs, vocab_size]
+
+
+class Embedding(nn.Module):
+    """Token embeddings scaled by √D: one table, or one narrower table per cluster where `div_val` > 1."""
+
+    def __init__(self, config: ModelConfig, vocab_size: int) -> None:
+        super().__init__()
+        self.d_model = config.d_model
+        self.bounds = cluster_bounds(config, vocab_size) if config.div_val > 1 else [0, vocab_size]
+        widths = config.embedding_dims() if config.div_val > 1 else [config.d_model]
+        sizes = [stop - start for start, stop in pairwise(self.bounds)]
+        self.tables = matrices(list(zip(sizes, widths, strict=True)))
+        self.projections = matrices([(config.d_model, width) for width in widths] if config.div_val > 1 else [])
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Ids [B, T] to vectors [B, T, D]."""
+        if not self.projections:
+            whole: Tensor = F.embedding(tokens, self.tables[0]) * math.sqrt(self.d_model)
+            return whole
+        flat = tokens.reshape(-1)
+        vectors = self.tables[0].new_zeros(len(flat), self.d_model)
+        for (start, stop), table, projection in zip(pairwise(self.bounds), self.tables, self.projections, strict=True):
+            rows = ((flat >= start) & (flat < stop)).nonzero().squeeze(-1)
+            projected = F.linear(F.embedding(flat[rows] - start, table), projection)
+            vectors = vectors.index_copy(0, rows, projected.to(vectors.dtype))
+        return vectors.view(*tokens.shape, -1) * math.sqrt(self.d_model)
+
+
+class SoftmaxHead(nn.Module):
+    """Full or adaptive softmax; a full one is an adaptive one with a single cluster."""
+
+    def __init__(self, config: ModelConfig, vocab_size: int, embedding: Embedding) -> None:
+        super().__init__()
+        self.bounds = cluster_bounds(config, vocab_size)
+        sizes = [stop - start for start, stop in pairwise(self.bounds)]
+        widths = config.softmax_dims()
+        tied = config.tie_weights
+        self.tables = embedding.tables if tied else matrices(list(zip(sizes, widths, strict=True)))
+        self.biases = nn.ParameterList(nn.Parameter(torch.zeros(size)) for size in sizes)
+        self.cluster_weight = nn.Parameter(torch.empty(len(sizes) - 1, widths[0]))
+        self.cluster_bias = nn.Parameter(torch.zeros(len(sizes) - 1))
+        # The original projects the head of narrowing clusters too, and leaves that one projection untied.
+        projected = [cluster for cluster, width in enumerate(widths) if config.div_val > 1 or width != config.d_model]
+        own = [cluster for cluster in projected if cluster == 0 or not tied]
+        made = matrices([(config.d_model, widths[cluster]) for cluster in own])
+        self.projections = nn.ParameterDict(
+            {str(c): made[own.index(c)] if c in own else embedding.projections[c] for c in projected}
+        )
+
+    def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """Negative log-likelihood in nats of each target: [N, D] and [N] to [N], in float32."""
+        first = self.bounds[1]
+        head_targets, members = targets, []
+        for cluster, (start, stop) in enumerate(pairwise(self.bounds[1:]), 1):
+            inside = (targets >= start) & (targets < stop)
+            head_targets = torch.where(inside, first + cluster - 1, head_targets)
+            members.append((cluster, start, inside.nonzero().squeeze(-1)))
+        nll = F.cross_entropy(self._head_logits(hidden), head_targets, reduction="none")
+        for cluster, start, rows in members:
+            logits = self._logits(hidden[rows], cluster)
+            nll = nll.index_add(0, rows, F.cross_entropy(logits, targets[rows] - start, reduction="none"))
+        return nll
+
+    def log_probs(self, hidden: Tensor) -> Tensor:
+        """Log-probabilities of the whole vocabulary: [N, D] to [N, V], in float32."""
+        head = self._head_logits(hidden).log_softmax(dim=-1)
+        first, tails = self.bounds[1], range(1, len(self.bounds) - 1)
+        parts = [head[:, :first]]
+        for cluster in tails:
+            within = self._logits(hidden, cluster).log_softmax(dim=-1)
+            parts.append(within + head[:, first + cluster - 1, None])
+        return torch.cat(parts, dim=-1)
+
+    def _head_logits(self, hidden: Tensor) -> Tensor:
+        """[N, n_0 + tails] float32 logits: the frequent ids, then one logit for each tail."""
+        projected = self._project(hidden, 0)
+        weight = torch.cat([self._table(0), self.cluster_weight])
+        bias = torch.cat([self.biases[0], self.cluster_bias])
+        logits: Tensor = F.linear(projected, weight, bias)
+        return logits.float()
+
+    def _logits(self, hidden: Tensor, cluster: int) -> Tensor:
+        """[N, n] float32 logits of the ids of one tail."""
+        logits: Tensor = F.linear(self._project(hidden, cluster), self._table(cluster), self.biases[cluster])
+        return logits.float()
+
+    def _project(self, hidden: Tensor, cluster: int) -> Tensor:
+        """[N, D] to the cluster's width, [N, e]."""
+        projection = self.projections[str(cluster)] if str(cluster) in self.projections else None
+        return hidden if projection is None else hidden @ projection
+
+    def _table(self, cluster: int) -> Tensor:
+        """[n, e] weights of a cluster: its own table, or its rows of the one that the embedding shares."""
+        if len(self.tables) > 1 or len(self.bounds) == 2:
+            return self.tables[cluster]
+        return self.tables[0][self.bounds[cluster] : self.bounds[cluster + 1]]
+
+
+def matrices(shapes: Sequence[tuple[int, int]]) -> nn.ParameterList:
+    """Uninitialised matrices of these shapes."""
+    return nn.ParameterList(nn.Parameter(torch.empty(shape)) for shape in shapes)

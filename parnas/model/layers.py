@@ -1,0 +1,155 @@
+"""The candidate layers, each with its residual connection and LayerNorm.
+
+Shapes: B batch, T segment, M memory, K = M + T keys, H heads, E width of a head, D model width.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from parnas.architecture import ATTENTION, FEED_FORWARD, IDENTITY
+from parnas.config import ModelConfig
+
+
+class Context(NamedTuple):
+    """What the attention layers of one forward pass have in common."""
+
+    distances: Tensor  # [K, D] sinusoids of the distances K-1 … 0
+    hidden: Tensor  # [T, K] true where a query must not look: at later positions
+    u: Tensor | None  # [H, E] content bias shared by all layers; none where each has its own
+    v: Tensor | None  # [H, E] position bias
+
+
+def encode_distances(count: int, width: int, device: torch.device) -> Tensor:
+    """Sinusoids of the distances `count - 1` … 0, [count, width]: sines first, then cosines (Dai et al. 2019, §3.3)."""
+    frequencies = 10000.0 ** -(torch.arange(0, width, 2, device=device) / width)
+    angles = torch.outer(torch.arange(count - 1, -1, -1, device=device), frequencies)
+    return torch.cat([angles.sin(), angles.cos()], dim=-1)[:, :width]
+
+
+def hide_future(tgt_len: int, key_len: int, device: torch.device) -> Tensor:
+    """[T, K] mask, true where the key stands after the query."""
+    return torch.ones(tgt_len, key_len, dtype=torch.bool, device=device).triu(key_len - tgt_len + 1)
+
+
+def relative_shift(scores: Tensor) -> Tensor:
+    """Turn scores by distance into scores by key: column k of row t moves to distance t + M - k.
+
+    [..., T, K] in, [..., T, K] out; entries of later positions are meaningless and must be masked
+    (Dai et al. 2019, appendix B).
+    """
+    rows, keys = scores.shape[-2:]
+    padded = F.pad(scores, (1, 0)).view(*scores.shape[:-2], keys + 1, rows)
+    return padded[..., 1:, :].view_as(scores)
+
+
+class ResidualLayer(nn.Module):
+    """A transformation with dropout, residual and LayerNorm, after it (post) or before it (pre)."""
+
+    uses_memory = False
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.layer_norm = nn.LayerNorm(config.d_model)
+        self.dropout = nn.Dropout(config.dropout)
+        self.pre_norm = config.norm == "pre"
+
+    def forward(self, x: Tensor, memory: Tensor | None, context: Context) -> Tensor:
+        """[B, T, D] to [B, T, D]; `memory` [B, M, D] is what this block was given before, none at the start."""
+        if self.pre_norm:
+            normed_memory = None if memory is None else self.layer_norm(memory)
+            return x + self.dropout(self.transform(self.layer_norm(x), normed_memory, context))
+        normed: Tensor = self.layer_norm(x + self.dropout(self.transform(x, memory, context)))
+        return normed
+
+    def transform(self, x: Tensor, memory: Tensor | None, context: Context) -> Tensor:
+        """The layer proper, [B, T, D] to [B, T, D]."""
+        raise NotImplementedError
+
+
+class SelfAttention(ResidualLayer):
+    """Relative multi-head attention over memory and segment (Dai et al. 2019, §3.3)."""
+
+    uses_memory = True
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.n_heads, self.head_width = config.n_heads, config.head_width
+        inner = self.n_heads * self.head_width
+        self.qkv = nn.Linear(config.d_model, 3 * inner, bias=False)
+        self.position = nn.Linear(config.d_model, inner, bias=False)
+        self.output = nn.Linear(inner, config.d_model, bias=False)
+        self.attention_dropout = config.attention_dropout
+        self.u, self.v = (None, None) if config.share_biases else relative_biases(config)
+
+    def transform(self, x: Tensor, memory: Tensor | None, context: Context) -> Tensor:
+        """Attend from the segment to memory and segment; [B, T, D] to [B, T, D]."""
+        batch, tgt_len, _ = x.shape
+        keys_from = x if memory is None else torch.cat([memory, x], dim=1)
+        query, key, value = (self._heads(part) for part in self._project(x, keys_from))  # [B, H, T or K, E]
+        position = self.position(context.distances.to(x.dtype)).view(-1, self.n_heads, self.head_width)
+        u, v = (context.u, context.v) if self.u is None else (self.u, self.v)
+        assert u is not None
+        assert v is not None
+        content = (query + u[:, None]) @ key.transpose(-1, -2)  # [B, H, T, K]
+        by_distance = (query + v[:, None]) @ position.permute(1, 2, 0)  # [B, H, T, K]
+        scores = (content + relative_shift(by_distance)) / math.sqrt(self.head_width)
+        weights = scores.masked_fill(context.hidden, -math.inf).softmax(dim=-1)
+        weights = F.dropout(weights, self.attention_dropout, self.training)
+        seen = (weights.to(value.dtype) @ value).transpose(1, 2).reshape(batch, tgt_len, -1)
+        result: Tensor = self.output(seen)
+        return result
+
+    def _project(self, x: Tensor, keys_from: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries of the segment, keys and values of memory and segment, each [B, T or K, H·E]."""
+        inner = self.n_heads * self.head_width
+        if keys_from is x:
+            query, key, value = self.qkv(x).chunk(3, dim=-1)
+            return query, key, value
+        key, value = F.linear(keys_from, self.qkv.weight[inner:]).chunk(2, dim=-1)
+        return F.linear(x, self.qkv.weight[:inner]), key, value
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """[B, L, H·E] to [B, H, L, E]."""
+        return x.view(*x.shape[:2], self.n_heads, self.head_width).transpose(1, 2)
+
+
+class FeedForward(ResidualLayer):
+    """Position-wise feed-forward layer with a ReLU."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.inner = nn.Linear(config.d_model, config.d_inner)
+        self.outer = nn.Linear(config.d_inner, config.d_model)
+
+    def transform(self, x: Tensor, memory: Tensor | None, context: Context) -> Tensor:  # noqa: ARG002
+        """[B, T, D] to [B, T, D], each position by itself."""
+        result: Tensor = self.outer(self.dropout(F.relu(self.inner(x))))
+        return result
+
+
+class Identity(nn.Module):
+    """x itself: no norm, no residual, no parameters."""
+
+    uses_memory = False
+
+    def forward(self, x: Tensor, memory: Tensor | None, context: Context) -> Tensor:  # noqa: ARG002
+        """Return `x`."""
+        return x
+
+
+LAYERS: dict[str, type[SelfAttention] | type[FeedForward]] = {ATTENTION: SelfAttention, FEED_FORWARD: FeedForward}
+
+
+def make_layer(letter: str, config: ModelConfig) -> ResidualLayer | Identity:
+    """The layer that a letter of an architecture stands for."""
+    return Identity() if letter == IDENTITY else LAYERS[letter](config)
+
+
+def relative_biases(config: ModelConfig) -> tuple[nn.Parameter, nn.Parameter]:
+    """The biases u (content) and v (position), each [H, E], in place of the query's own position."""
+    shape = config.n_heads, config.head_width
+    return nn.Parameter(torch.zeros(shape)), nn.Parameter(torch.zeros(shape))

@@ -1,0 +1,90 @@
+"""The SuperNet: a Transformer-XL whose every block is a weighted sum of candidate layers (PAR, §3)."""
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from parnas.architecture import Architecture
+from parnas.config import ModelConfig
+from parnas.errors import ParnasError
+from parnas.model.layers import Context, Identity, make_layer
+from parnas.model.transformer_xl import TransformerXL
+
+
+class StochasticBlock(nn.Module):
+    """One layer per candidate and their logits alpha; the output is the sum of the candidates' outputs by gate."""
+
+    def __init__(self, config: ModelConfig, space: Sequence[str]) -> None:
+        super().__init__()
+        self.candidates = nn.ModuleDict({letter: make_layer(letter, config) for letter in space})
+        self.alpha = nn.Parameter(torch.zeros(len(space)))
+        self.uses_memory = any(bool(layer.uses_memory) for layer in self.candidates.values())
+
+    def pi(self) -> Tensor:
+        """Probabilities of the candidates [candidates]: softmax(alpha), free of noise."""
+        return self.alpha.softmax(dim=-1)
+
+    def forward(self, x: Tensor, memory: Tensor | None, context: Context, gate: Tensor | None = None) -> Tensor:
+        """[B, T, D] to [B, T, D]; `gate` [candidates] defaults to pi."""
+        gate = self.pi() if gate is None else gate
+        outputs: list[Tensor] = [layer(x, memory, context) for layer in self.candidates.values()]
+        mixed = outputs[0] * gate[0]
+        for weight, output in zip(gate[1:], outputs[1:], strict=True):
+            mixed = mixed + output * weight
+        return mixed
+
+
+class SuperNet(TransformerXL):
+    """A TransformerXL of stochastic blocks; without gates its blocks weigh their candidates by pi."""
+
+    def __init__(self, config: ModelConfig, space: Sequence[str], blocks: int, vocab_size: int) -> None:
+        super().__init__(config, [StochasticBlock(config, space) for _ in range(blocks)], vocab_size)
+        self.space = tuple(space)
+
+    def alphas(self) -> list[nn.Parameter]:
+        """The logits of each block, [candidates] each: what the search trains besides weights."""
+        return [block.alpha for block in self._stochastic()]
+
+    def weights(self) -> list[nn.Parameter]:
+        """All parameters but alpha."""
+        alphas = {id(alpha) for alpha in self.alphas()}
+        return [parameter for parameter in self.parameters() if id(parameter) not in alphas]
+
+    def alpha(self) -> Tensor:
+        """All logits, [blocks, candidates], differentiable."""
+        return torch.stack(list(self.alphas()))
+
+    def pi(self) -> Tensor:
+        """All probabilities, [blocks, candidates], without gradient."""
+        return self.alpha().detach().softmax(dim=-1)
+
+    def architecture(self) -> Architecture:
+        """The likeliest candidate of each block; the first in the space where two are equal."""
+        return Architecture("".join(self.space[index] for index in self.pi().argmax(dim=-1).tolist()))
+
+    def extract(self, architecture: Architecture) -> TransformerXL:
+        """The plain network of an architecture, with a copy of the weights that the SuperNet has for it.
+
+        Raises `ParnasError` where the depth or a letter is not the SuperNet's.
+        """
+        if len(architecture) != len(self.blocks) or not set(architecture) <= set(self.space):
+            raise ParnasError(
+                f"{architecture} is not in this SuperNet of {len(self.blocks)} blocks over {', '.join(self.space)}."
+            )
+        network = TransformerXL.build(self.config, architecture, self.vocab_size)
+        chosen = [block.candidates[letter] for block, letter in zip(self._stochastic(), architecture, strict=True)]
+        layers = [layer for layer in chosen if not isinstance(layer, Identity)]
+        for target, source in zip(network.blocks, layers, strict=True):
+            target.load_state_dict(source.state_dict())
+        for name in ("embedding", "head", "final_norm", "u", "v"):
+            source, target = getattr(self, name), getattr(network, name)
+            if isinstance(target, nn.Module):
+                target.load_state_dict(source.state_dict())
+            elif target is not None:
+                target.data.copy_(source)
+        return network.to(self.alpha().device).train(self.training)
+
+    def _stochastic(self) -> list[StochasticBlock]:
+        return cast(list[StochasticBlock], list(self.blocks))

@@ -1,0 +1,151 @@
+"""Transformer-XL: one language model for plain and for stochastic blocks (Dai et al. 2019, arXiv 1901.02860)."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from parnas.architecture import Architecture
+from parnas.config import ModelConfig
+from parnas.model.heads import Embedding, SoftmaxHead
+from parnas.model.layers import Context, encode_distances, hide_future, make_layer, relative_biases
+
+INITIAL_STD = 0.02  # of all matrices, as in the original
+
+Memory = tuple[Tensor | None, ...]
+"""For each block what it was given for the last positions, [B, M, D]; none where the block needs no memory."""
+
+
+class Output(NamedTuple):
+    """Result of a forward pass."""
+
+    hidden: Tensor  # [B, T, D]
+    memory: Memory
+
+
+class TransformerXL(nn.Module):
+    """Embedding, blocks and softmax. Memory goes into `forward` and comes out of it; the module keeps none.
+
+    A block is called as `block(x, memory, context)`, and with its gate behind where `forward` is given gates; it
+    says by `uses_memory` whether it wants memory.
+    """
+
+    def __init__(self, config: ModelConfig, blocks: Sequence[nn.Module], vocab_size: int) -> None:
+        super().__init__()
+        self.config, self.vocab_size = config, vocab_size
+        self.embedding = Embedding(config, vocab_size)
+        self.blocks = nn.ModuleList(blocks)
+        self.head = SoftmaxHead(config, vocab_size, self.embedding)
+        self.dropout = nn.Dropout(config.dropout)
+        self.final_norm = nn.LayerNorm(config.d_model) if config.norm == "pre" else None
+        attends = any(block.uses_memory for block in blocks)
+        self.u: nn.Parameter | None = None
+        self.v: nn.Parameter | None = None
+        if config.share_biases and attends:
+            self.u, self.v = relative_biases(config)
+        self._initialise()
+
+    @classmethod
+    def build(cls, config: ModelConfig, architecture: Architecture, vocab_size: int) -> "TransformerXL":
+        """The discrete network of an architecture; identity blocks leave nothing behind."""
+        blocks = [make_layer(letter, config) for letter in architecture.canonical()]
+        return TransformerXL(config, blocks, vocab_size)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        memory: Memory | None = None,
+        gates: Tensor | None = None,
+        mem_len: int | None = None,
+    ) -> Output:
+        """Hidden states [B, T, D] of ids [B, T], and the memory for the segment after this one.
+
+        `memory` none is an empty one. `gates` [blocks, candidates] weigh the candidates of stochastic blocks.
+        `mem_len` (default: the configured one) is how many positions the returned memory keeps.
+        """
+        mem_len = self.config.mem_len if mem_len is None else mem_len
+        memory = memory or (None,) * len(self.blocks)
+        x = self.dropout(self.embedding(tokens))  # [B, T, D]
+        context = self._context(x, memory)
+        kept: list[Tensor | None] = []
+        for index, block in enumerate(self.blocks):
+            kept.append(remember(memory[index], x, mem_len) if block.uses_memory else None)
+            gate = () if gates is None else (gates[index],)
+            x = block(x, memory[index], context, *gate)
+        if self.final_norm is not None:
+            x = self.final_norm(x)
+        return Output(self.dropout(x), tuple(kept))
+
+    def nll(
+        self,
+        tokens: Tensor,
+        targets: Tensor,
+        memory: Memory | None = None,
+        gates: Tensor | None = None,
+        mem_len: int | None = None,
+    ) -> tuple[Tensor, Memory]:
+        """Negative log-likelihood in nats of each target [B, T], and the next memory; the rest as `forward`."""
+        hidden, kept = self(tokens, memory, gates, mem_len)
+        return self.head.nll(hidden.flatten(0, 1), targets.reshape(-1)).view_as(targets), kept
+
+    @torch.no_grad()
+    def generate(
+        self,
+        prompt: Tensor,
+        length: int,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Continue `prompt` [B, T] by `length` sampled ids: [B, T + length].
+
+        `temperature` 0 takes the likeliest id. `top_k` samples among the k likeliest only. Reads each token once,
+        in segments of one after the prompt, with the memory that training used.
+        """
+        was_training = self.training
+        self.eval()
+        tokens, memory, ids = prompt, None, [prompt]
+        for _ in range(length):
+            hidden, memory = self(tokens, memory)
+            log_probs = self.head.log_probs(hidden[:, -1])
+            if top_k is not None and top_k < self.vocab_size:
+                least = log_probs.topk(top_k).values[:, -1:]
+                log_probs = log_probs.masked_fill(log_probs < least, -torch.inf)
+            if temperature == 0:
+                tokens = log_probs.argmax(-1, keepdim=True)
+            else:
+                tokens = torch.multinomial((log_probs / temperature).softmax(-1), 1, generator=generator)
+            ids.append(tokens)
+        self.train(was_training)
+        return torch.cat(ids, dim=1)
+
+    def attention_blocks(self) -> int:
+        """Number of blocks that use memory: how many times mem_len the context can reach back."""
+        return sum(bool(block.uses_memory) for block in self.blocks)
+
+    def embedding_parameters(self) -> int:
+        """Number of weights in the embedding and the softmax, shared ones counted once."""
+        unique = {id(p): p.numel() for part in (self.embedding, self.head) for p in part.parameters()}
+        return sum(unique.values())
+
+    def _context(self, x: Tensor, memory: Memory) -> Context:
+        tgt_len = x.shape[1]
+        key_len = tgt_len + max((kept.shape[1] for kept in memory if kept is not None), default=0)
+        distances = encode_distances(key_len, self.config.d_model, x.device)
+        return Context(self.dropout(distances), hide_future(tgt_len, key_len, x.device), self.u, self.v)
+
+    def _initialise(self) -> None:
+        for name, parameter in self.named_parameters():
+            if parameter.dim() > 1 and not name.endswith(("u", "v")):
+                nn.init.normal_(parameter, std=INITIAL_STD)
+            elif "layer_norm" not in name and "final_norm" not in name:
+                nn.init.zeros_(parameter)
+
+
+def remember(memory: Tensor | None, x: Tensor, mem_len: int) -> Tensor | None:
+    """The last `mem_len` positions of memory and segment, [B, M, D], without gradient; none for no positions."""
+    if mem_len == 0:
+        return None
+    x = x.detach()
+    return torch.cat([memory, x], dim=1)[:, -mem_len:] if memory is not None else x[:, -mem_len:]
