@@ -77,7 +77,8 @@ class DataConfig(Section):
     corpus: str = Field(
         "pydoc",
         min_length=1,
-        description="wikitext-2, wikitext-103, enwik8, text8, pydoc, a folder with train.txt, valid.txt and test.txt, or a text file.",
+        description="wikitext-2, wikitext-103, enwik8, text8, pydoc, a text file, "
+        "or a folder with train.txt, valid.txt and test.txt.",
     )
     tokenizer: TokenizerConfig = Field(TokenizerConfig(), description="How text becomes tokens.")
     batch_size: int = Field(32, ge=1, description="Rows read side by side, each going on where it left off.")
@@ -358,7 +359,8 @@ def check_config(tree: dict[Any, Any], source: str, problems: Sequence[str] = ()
             fresh = [line for detail in error.errors() for line in _describe(detail)]
             found += fresh
             # Mistakes across fields show only once each field is right by itself: take the wrong ones out, look again.
-            if not any([_take_out(tree, detail["loc"]) for detail in error.errors()]):
+            taken = [_take_out(tree, detail["loc"]) for detail in error.errors()]
+            if not any(taken):
                 break
     if found:
         raise ParnasError(f"{source} has {len(found)} mistake(s):\n" + "\n".join(f"  - {line}" for line in found))

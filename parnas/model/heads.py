@@ -51,7 +51,8 @@ class Embedding(nn.Module):
             rows = ((flat >= start) & (flat < stop)).nonzero().squeeze(-1)
             projected = F.linear(F.embedding(flat[rows] - start, table), projection)
             vectors = vectors.index_copy(0, rows, projected.to(vectors.dtype))
-        return vectors.view(*tokens.shape, -1) * math.sqrt(self.d_model)
+        scaled: Tensor = vectors.view(*tokens.shape, self.d_model) * math.sqrt(self.d_model)
+        return scaled
 
 
 class SoftmaxHead(nn.Module):
@@ -59,7 +60,7 @@ class SoftmaxHead(nn.Module):
 
     def __init__(self, config: ModelConfig, vocab_size: int, embedding: Embedding) -> None:
         super().__init__()
-        self.bounds = cluster_bounds(config, vocab_size)
+        self.d_model, self.bounds = config.d_model, cluster_bounds(config, vocab_size)
         sizes = [stop - start for start, stop in pairwise(self.bounds)]
         widths = config.softmax_dims()
         tied = config.tie_weights
@@ -99,6 +100,21 @@ class SoftmaxHead(nn.Module):
             parts.append(within + head[:, first + cluster - 1, None])
         return torch.cat(parts, dim=-1)
 
+    def multiply_adds(self, shares: Sequence[float]) -> float:
+        """Expected multiply-adds to score a token; `shares` are the tails' shares of the text, as `cluster_shares`."""
+        cost = 0.0
+        for cluster, share in enumerate([1.0, *shares]):
+            logits = self.bounds[cluster + 1] - self.bounds[cluster]
+            d_model, width = (
+                self.projections[str(cluster)].shape if str(cluster) in self.projections else (0, self.d_model)
+            )
+            cost += share * width * (d_model + logits + (len(shares) if cluster == 0 else 0))
+        return cost
+
+    def cluster_shares(self, counts: Sequence[int]) -> list[float]:
+        """Share of each tail cluster in a text, by the frequencies [V] of its ids."""
+        return [sum(counts[start:stop]) / sum(counts) for start, stop in pairwise(self.bounds[1:])]
+
     def _head_logits(self, hidden: Tensor) -> Tensor:
         """[N, n_0 + tails] float32 logits: the frequent ids, then one logit for each tail."""
         projected = self._project(hidden, 0)
@@ -114,14 +130,16 @@ class SoftmaxHead(nn.Module):
 
     def _project(self, hidden: Tensor, cluster: int) -> Tensor:
         """[N, D] to the cluster's width, [N, e]."""
-        projection = self.projections[str(cluster)] if str(cluster) in self.projections else None
-        return hidden if projection is None else hidden @ projection
+        if str(cluster) not in self.projections:
+            return hidden
+        projection: Tensor = self.projections[str(cluster)]
+        return hidden @ projection
 
     def _table(self, cluster: int) -> Tensor:
         """[n, e] weights of a cluster: its own table, or its rows of the one that the embedding shares."""
-        if len(self.tables) > 1 or len(self.bounds) == 2:
-            return self.tables[cluster]
-        return self.tables[0][self.bounds[cluster] : self.bounds[cluster + 1]]
+        shared = len(self.tables) == 1
+        table: Tensor = self.tables[0 if shared else cluster]
+        return table[self.bounds[cluster] : self.bounds[cluster + 1]] if shared else table
 
 
 def matrices(shapes: Sequence[tuple[int, int]]) -> nn.ParameterList:

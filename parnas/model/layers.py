@@ -46,10 +46,18 @@ def relative_shift(scores: Tensor) -> Tensor:
     return padded[..., 1:, :].view_as(scores)
 
 
-class ResidualLayer(nn.Module):
-    """A transformation with dropout, residual and LayerNorm, after it (post) or before it (pre)."""
+class Block(nn.Module):
+    """One position of the stack, called as `block(x, memory, context)`."""
 
     uses_memory = False
+
+    def multiply_adds(self, tgt_len: int, mem_len: int) -> float:
+        """Multiply-adds of the matrix products per token, reading segments of one row with full memory."""
+        raise NotImplementedError
+
+
+class ResidualLayer(Block):
+    """A transformation with dropout, residual and LayerNorm, after it (post) or before it (pre)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -61,9 +69,10 @@ class ResidualLayer(nn.Module):
         """[B, T, D] to [B, T, D]; `memory` [B, M, D] is what this block was given before, none at the start."""
         if self.pre_norm:
             normed_memory = None if memory is None else self.layer_norm(memory)
-            return x + self.dropout(self.transform(self.layer_norm(x), normed_memory, context))
-        normed: Tensor = self.layer_norm(x + self.dropout(self.transform(x, memory, context)))
-        return normed
+            result: Tensor = x + self.dropout(self.transform(self.layer_norm(x), normed_memory, context))
+        else:
+            result = self.layer_norm(x + self.dropout(self.transform(x, memory, context)))
+        return result
 
     def transform(self, x: Tensor, memory: Tensor | None, context: Context) -> Tensor:
         """The layer proper, [B, T, D] to [B, T, D]."""
@@ -79,17 +88,22 @@ class SelfAttention(ResidualLayer):
         super().__init__(config)
         self.n_heads, self.head_width = config.n_heads, config.head_width
         inner = self.n_heads * self.head_width
-        self.qkv = nn.Linear(config.d_model, 3 * inner, bias=False)
+        self.query = nn.Linear(config.d_model, inner, bias=False)
+        self.key_value = nn.Linear(config.d_model, 2 * inner, bias=False)
         self.position = nn.Linear(config.d_model, inner, bias=False)
         self.output = nn.Linear(inner, config.d_model, bias=False)
         self.attention_dropout = config.attention_dropout
-        self.u, self.v = (None, None) if config.share_biases else relative_biases(config)
+        self.u: nn.Parameter | None = None
+        self.v: nn.Parameter | None = None
+        if not config.share_biases:
+            self.u, self.v = relative_biases(config)
 
     def transform(self, x: Tensor, memory: Tensor | None, context: Context) -> Tensor:
         """Attend from the segment to memory and segment; [B, T, D] to [B, T, D]."""
         batch, tgt_len, _ = x.shape
         keys_from = x if memory is None else torch.cat([memory, x], dim=1)
-        query, key, value = (self._heads(part) for part in self._project(x, keys_from))  # [B, H, T or K, E]
+        query = self._heads(self.query(x))  # [B, H, T, E]
+        key, value = (self._heads(part) for part in self.key_value(keys_from).chunk(2, dim=-1))  # [B, H, K, E]
         position = self.position(context.distances.to(x.dtype)).view(-1, self.n_heads, self.head_width)
         u, v = (context.u, context.v) if self.u is None else (self.u, self.v)
         assert u is not None
@@ -103,14 +117,11 @@ class SelfAttention(ResidualLayer):
         result: Tensor = self.output(seen)
         return result
 
-    def _project(self, x: Tensor, keys_from: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries of the segment, keys and values of memory and segment, each [B, T or K, H·E]."""
-        inner = self.n_heads * self.head_width
-        if keys_from is x:
-            query, key, value = self.qkv(x).chunk(3, dim=-1)
-            return query, key, value
-        key, value = F.linear(keys_from, self.qkv.weight[inner:]).chunk(2, dim=-1)
-        return F.linear(x, self.qkv.weight[:inner]), key, value
+    def multiply_adds(self, tgt_len: int, mem_len: int) -> float:
+        """Projections of memory are computed anew for each segment; masked scores are computed too."""
+        d_model, inner, keys = self.query.in_features, self.query.out_features, tgt_len + mem_len
+        of_keys = 3 * d_model * inner * keys / tgt_len  # key, value and position
+        return 2 * d_model * inner + of_keys + 3 * keys * inner
 
     def _heads(self, x: Tensor) -> Tensor:
         """[B, L, H·E] to [B, H, L, E]."""
@@ -130,21 +141,27 @@ class FeedForward(ResidualLayer):
         result: Tensor = self.outer(self.dropout(F.relu(self.inner(x))))
         return result
 
+    def multiply_adds(self, tgt_len: int, mem_len: int) -> float:  # noqa: ARG002
+        """The two matrices."""
+        return 2.0 * self.inner.in_features * self.inner.out_features
 
-class Identity(nn.Module):
+
+class Identity(Block):
     """x itself: no norm, no residual, no parameters."""
-
-    uses_memory = False
 
     def forward(self, x: Tensor, memory: Tensor | None, context: Context) -> Tensor:  # noqa: ARG002
         """Return `x`."""
         return x
 
+    def multiply_adds(self, tgt_len: int, mem_len: int) -> float:  # noqa: ARG002
+        """None."""
+        return 0.0
+
 
 LAYERS: dict[str, type[SelfAttention] | type[FeedForward]] = {ATTENTION: SelfAttention, FEED_FORWARD: FeedForward}
 
 
-def make_layer(letter: str, config: ModelConfig) -> ResidualLayer | Identity:
+def make_layer(letter: str, config: ModelConfig) -> Block:
     """The layer that a letter of an architecture stands for."""
     return Identity() if letter == IDENTITY else LAYERS[letter](config)
 

@@ -9,22 +9,27 @@ from torch import Tensor, nn
 from parnas.architecture import Architecture
 from parnas.config import ModelConfig
 from parnas.errors import ParnasError
-from parnas.model.layers import Context, Identity, make_layer
+from parnas.model.layers import Block, Context, Identity, make_layer
 from parnas.model.transformer_xl import TransformerXL
 
 
-class StochasticBlock(nn.Module):
+class StochasticBlock(Block):
     """One layer per candidate and their logits alpha; the output is the sum of the candidates' outputs by gate."""
 
     def __init__(self, config: ModelConfig, space: Sequence[str]) -> None:
         super().__init__()
-        self.candidates = nn.ModuleDict({letter: make_layer(letter, config) for letter in space})
+        layers = {letter: make_layer(letter, config) for letter in space}
+        self.candidates = nn.ModuleDict(layers)
         self.alpha = nn.Parameter(torch.zeros(len(space)))
-        self.uses_memory = any(bool(layer.uses_memory) for layer in self.candidates.values())
+        self.uses_memory = any(layer.uses_memory for layer in layers.values())
 
     def pi(self) -> Tensor:
         """Probabilities of the candidates [candidates]: softmax(alpha), free of noise."""
         return self.alpha.softmax(dim=-1)
+
+    def multiply_adds(self, tgt_len: int, mem_len: int) -> float:
+        """All candidates together: a mixture runs each of them."""
+        return sum(cast(Block, layer).multiply_adds(tgt_len, mem_len) for layer in self.candidates.values())
 
     def forward(self, x: Tensor, memory: Tensor | None, context: Context, gate: Tensor | None = None) -> Tensor:
         """[B, T, D] to [B, T, D]; `gate` [candidates] defaults to pi."""

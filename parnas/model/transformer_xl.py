@@ -1,7 +1,7 @@
 """Transformer-XL: one language model for plain and for stochastic blocks (Dai et al. 2019, arXiv 1901.02860)."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from parnas.architecture import Architecture
 from parnas.config import ModelConfig
 from parnas.model.heads import Embedding, SoftmaxHead
-from parnas.model.layers import Context, encode_distances, hide_future, make_layer, relative_biases
+from parnas.model.layers import Block, Context, encode_distances, hide_future, make_layer, relative_biases
 
 INITIAL_STD = 0.02  # of all matrices, as in the original
 
@@ -27,11 +27,10 @@ class Output(NamedTuple):
 class TransformerXL(nn.Module):
     """Embedding, blocks and softmax. Memory goes into `forward` and comes out of it; the module keeps none.
 
-    A block is called as `block(x, memory, context)`, and with its gate behind where `forward` is given gates; it
-    says by `uses_memory` whether it wants memory.
+    Where `forward` is given gates, each block is called with its own behind the usual arguments.
     """
 
-    def __init__(self, config: ModelConfig, blocks: Sequence[nn.Module], vocab_size: int) -> None:
+    def __init__(self, config: ModelConfig, blocks: Sequence[Block], vocab_size: int) -> None:
         super().__init__()
         self.config, self.vocab_size = config, vocab_size
         self.embedding = Embedding(config, vocab_size)
@@ -122,7 +121,15 @@ class TransformerXL(nn.Module):
 
     def attention_blocks(self) -> int:
         """Number of blocks that use memory: how many times mem_len the context can reach back."""
-        return sum(bool(block.uses_memory) for block in self.blocks)
+        return sum(cast(Block, block).uses_memory for block in self.blocks)
+
+    def multiply_adds(self, tgt_len: int, mem_len: int, counts: Sequence[int]) -> float:
+        """Multiply-adds of the matrix products to score one token, with full memory and a batch of one row.
+
+        `counts` [V] are the training frequencies, which say how often a tail of the adaptive softmax is needed.
+        """
+        blocks = sum(cast(Block, block).multiply_adds(tgt_len, mem_len) for block in self.blocks)
+        return blocks + self.head.multiply_adds(self.head.cluster_shares(counts))
 
     def embedding_parameters(self) -> int:
         """Number of weights in the embedding and the softmax, shared ones counted once."""

@@ -1,0 +1,259 @@
+"""The command line: arguments in, run folders and tables out. Work is imported only when a command needs it."""
+
+import errno
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from parnas.config import Config, load_config
+from parnas.errors import ParnasError
+from parnas.run import Run, fresh_folder, read_arch_file
+
+if TYPE_CHECKING:
+    from parnas.training.reporter import Reporter
+
+app = typer.Typer(
+    name="parnas",
+    help="Find where a language model needs attention, and where a cheaper layer does as well.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Settings = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[CONFIG] [SECTION.KEY=VALUE ...]", help="A YAML file (default: the demo's) and overrides."),
+]
+RunFolder = Annotated[Path | None, typer.Option("--run", help="Run folder to write; default: runs/COMMAND-CONFIG.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --run from its newest checkpoint.")]
+Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")]
+Out = Annotated[Path | None, typer.Option("--out", help="Folder for what is written.")]
+FrameTime = Annotated[int, typer.Option("--frame-ms", min=20, help="Milliseconds per frame of the animation.")]
+Width = Annotated[int | None, typer.Option("--width", min=200, max=4000, help="Width of the animation in pixels.")]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; mistakes end with one message and exit code 2, an interruption with 130."""
+    try:
+        app(args=list(sys.argv[1:] if arguments is None else arguments))
+    except ParnasError as error:
+        fail(str(error))
+    except OSError as error:
+        if error.errno not in _CURES:
+            raise
+        fail(f"{error.strerror}: {error.filename or 'while writing'}. {_CURES[error.errno]}")
+    except KeyboardInterrupt:
+        typer.echo("\ninterrupted; the last checkpoint is whole, go on with --run FOLDER --resume", err=True)
+        raise SystemExit(130) from None
+
+
+_CURES = {
+    errno.ENOSPC: "Make room, then go on with --resume; what was written before is whole.",
+    errno.EDQUOT: "Your quota is used up: make room, then go on with --resume.",
+    errno.EFBIG: "The file is larger than this place allows; choose another folder.",
+    errno.EROFS: "The file system is read-only; choose another folder with --run or --out.",
+    errno.EACCES: "You may not read or write there; choose another folder with --run or --out.",
+    errno.EPERM: "You may not write there; choose another folder with --run or --out.",
+    errno.ENOTDIR: "A part of the path is a file; choose another folder.",
+    errno.EISDIR: "That is a folder; give a file.",
+    errno.ENAMETOOLONG: "Choose a shorter name.",
+}
+
+
+def fail(message: str) -> None:
+    """Print a mistake to standard error and leave with exit code 2."""
+    typer.echo(f"error: {message}", err=True)
+    raise SystemExit(2)
+
+
+@app.command()
+def search(settings: Settings = None, run: RunFolder = None, resume: Resume = False) -> None:
+    """Train a SuperNet and record pi."""
+    config, folder = settle(settings, run, resume, "search")
+    from parnas.display import make_reporter
+    from parnas.nas.search import search as train
+
+    reporter = make_reporter()
+    finished = train(config, folder, reporter, resume)
+    draw([finished], reporter)
+    typer.echo(f"search finished: {finished.summary()['arch']}\nnext: python derive.py {folder}")
+
+
+@app.command()
+def derive(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a search.")],
+    out: Out = None,
+) -> None:
+    """Take the argmax of pi into arch.yaml."""
+    from parnas.display import show_derivation
+    from parnas.nas.derive import derive as choose
+    from parnas.nas.derive import write_derivation
+
+    of = Run(run)
+    derivation = choose(of)
+    folder = out or run
+    folder.mkdir(parents=True, exist_ok=True)
+    write_derivation(derivation, of, folder / "arch.yaml")
+    show_derivation(derivation)
+    typer.echo(f"written: {folder / 'arch.yaml'}\nnext: python retrain.py CONFIG --arch {folder / 'arch.yaml'}")
+
+
+@app.command()
+def retrain(
+    settings: Settings = None,
+    arch: Annotated[
+        str | None,
+        typer.Option(
+            "--arch",
+            help="A string such as (sf)*8, an arch.yaml, or interleaved-N, sandwich-N-K, all-f-N, random-N-SEED.",
+        ),
+    ] = None,
+    run: RunFolder = None,
+    resume: Resume = False,
+) -> None:
+    """Train a discrete architecture from scratch."""
+    config, folder = settle(settings, run, resume, "retrain", arch)
+    from parnas.display import make_reporter
+    from parnas.training.retrain import retrain as train
+
+    reporter = make_reporter()
+    finished = train(config, folder, reporter, resume)
+    draw([finished], reporter)
+    valid = finished.summary()["valid"]
+    typer.echo(
+        f"retrain finished: {finished.summary()['arch']}, validation perplexity {valid['ppl']:.2f} per token, "
+        f"{valid['bits_per_byte']:.3f} bits per byte\nnext: python evaluate.py {folder} OTHER_RUN"
+    )
+
+
+@app.command()
+def evaluate(
+    runs: Runs,
+    split: Annotated[str, typer.Option("--split", help="train, valid or test.")] = "valid",
+    mem_len: Annotated[
+        int | None, typer.Option("--mem-len", min=0, help="Positions of memory; default: as trained.")
+    ] = None,
+    tgt_len: Annotated[
+        int | None, typer.Option("--tgt-len", min=1, help="Tokens of a segment; default: as trained.")
+    ] = None,
+    out: Out = None,
+) -> None:
+    """Compare perplexities and costs of runs in one table."""
+    if split not in ("train", "valid", "test"):
+        raise ParnasError(f"--split is {split!r}; give train, valid or test.")
+    from parnas.display import make_reporter, show_comparison
+    from parnas.evaluation.comparison import Conditions, compare
+    from parnas.figures.curves import draw_learning_curves
+
+    comparison = compare(runs, Conditions(split, tgt_len, mem_len), make_reporter())
+    folder = out or Path("runs") / "comparison"
+    written = comparison.write(folder)
+    written.append(draw_learning_curves([Run(run) for run in runs], folder / "curves.png"))
+    show_comparison(comparison)
+    typer.echo("\n".join(f"written: {path}" for path in written))
+
+
+@app.command()
+def plot(runs: Runs, frame_ms: FrameTime = 120, width: Width = None) -> None:
+    """Redraw every picture of runs."""
+    from parnas.display import make_reporter
+
+    draw([Run(run) for run in runs], make_reporter(), frame_ms, width)
+
+
+@app.command()
+def cutoffs(
+    source: Annotated[str, typer.Argument(metavar="RUN|COUNTS", help="A run folder, or a file with a count per line.")],
+    clusters: Annotated[int, typer.Option("--clusters", min=2, help="Number of clusters, the head included.")] = 3,
+    d_model: Annotated[int, typer.Option("--d-model", min=1, help="Width of the network, for a file of counts.")] = 512,
+    proj_factor: Annotated[int, typer.Option("--proj-factor", min=1, help="As in the configuration.")] = 4,
+) -> None:
+    """Find the optimal cutoffs of an adaptive softmax."""
+    from parnas.data.counts import read_counts
+    from parnas.data.streams import prepare
+    from parnas.model.cutoffs import optimal_cutoffs
+
+    if Path(source).is_dir():
+        config = Run(source).config()
+        counts, d_model = prepare(config.data).train_counts(), config.model.d_model
+        proj_factor = config.model.proj_factor or config.model.div_val
+    else:
+        counts = read_counts(Path(source))
+    dims = [max(1, d_model // proj_factor**cluster) for cluster in range(clusters)]
+    found = optimal_cutoffs(counts, clusters, d_model, dims)
+    typer.echo(f"model.cutoffs: {list(found.cutoffs)}")
+    typer.echo(f"expected multiply-adds per token: {found.cost:,.0f}, {found.relative:.1%} of the full softmax")
+
+
+@app.command()
+def data(
+    corpus: Annotated[str, typer.Argument(metavar="CORPUS", help="A corpus name, a folder or a text file.")],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[data.KEY=VALUE ...]")] = None,
+) -> None:
+    """Fetch, verify and encode a corpus, and print its counts."""
+    config = load_config("demo", [*(overrides or []), f"data.corpus={corpus}"])
+    from parnas.data.streams import prepare
+    from parnas.display import make_reporter, show_counts
+
+    show_counts(prepare(config.data, make_reporter().note).header)
+
+
+@app.command()
+def demo(
+    run: Annotated[Path | None, typer.Option("--run", help="Folder for the runs; default: runs/demo.")] = None,
+) -> None:
+    """Search, derive, retrain and compare on an embedded corpus, in minutes."""
+    from parnas.demo import run_demo
+    from parnas.display import make_reporter
+
+    run_demo(run or fresh_folder("demo"), make_reporter())
+
+
+def settle(
+    settings: list[str] | None, run: Path | None, resume: bool, command: str, arch: str | None = None
+) -> tuple[Config, Path]:
+    """The configuration and the run folder that a training command means."""
+    overrides = [setting for setting in settings or [] if "=" in setting]
+    files = [setting for setting in settings or [] if "=" not in setting]
+    if len(files) > 1:
+        raise ParnasError(
+            f"One configuration is read, not {len(files)}: {', '.join(files)}. Overrides look like key=value."
+        )
+    if resume and run is None:
+        raise ParnasError("--resume needs --run FOLDER, the run to go on with.")
+    stem = Path(files[0]).stem if files else "demo"
+    folder = run or fresh_folder(f"{command}-{stem}")
+    if resume and not files:
+        files = [str(folder / "config.yaml")]
+        Run(folder).config()
+    if arch is not None:
+        overrides.append(f"model.arch={resolve_arch(arch)}")
+    return load_config(files[0] if files else "demo", overrides), folder
+
+
+def resolve_arch(text: str) -> str:
+    """A string or preset as it is, or what an arch.yaml (or a run folder that has one) says."""
+    path = Path(text)
+    if path.is_dir():
+        return str(Run(path).arch_file()["arch"])
+    if path.is_file() or path.suffix in (".yaml", ".yml"):
+        if not path.is_file():
+            raise ParnasError(f"There is no file {text}; derive.py writes an arch.yaml.")
+        return str(read_arch_file(path)["arch"])
+    return text
+
+
+def draw(runs: Sequence[Run], reporter: "Reporter", frame_ms: int = 120, width: int | None = None) -> list[Path]:
+    """Draw every picture of the runs and name the files."""
+    from parnas.figures.draw import draw_run
+    from parnas.figures.heatmap import AnimationOptions
+
+    options = AnimationOptions(frame_ms=frame_ms, width_px=width) if width else AnimationOptions(frame_ms=frame_ms)
+    paths = [path for run in runs for path in draw_run(run, options)]
+    for path in paths:
+        reporter.note(f"drawn: {path}")
+    return paths

@@ -1,0 +1,237 @@
+"""Token streams: a corpus as memory-mapped token ids, made once and kept in the cache.
+
+The folder of a stream, `<cache>/streams/<key>/`, holds `header.json`, `train.bin`, `valid.bin`, `test.bin` (raw
+little-endian ids) and `tokenizer/`.
+"""
+
+import hashlib
+import json
+import multiprocessing
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, astuple, dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parnas.config import DataConfig
+from parnas.data.cache import Note, cache_dir, locked, silent
+from parnas.data.corpora import SPLITS, Corpus, find_corpus
+from parnas.data.text import TextSlice, count_words
+from parnas.data.tokenizers import Tokenizer, WordTokenizer, load_tokenizer, train_tokenizer
+from parnas.errors import ParnasError
+from parnas.files import folder_in_one_piece, read_json, write_json
+
+Tokens = NDArray[np.uint16] | NDArray[np.uint32]
+
+FORMAT = 1
+"""Raise it whenever the same corpus and settings would give other files."""
+
+HEADER_FILE = "header.json"
+POOL_BYTES = 20_000_000
+"""Text above which starting worker processes pays for the word tokenizer."""
+
+
+@dataclass(frozen=True)
+class SplitCounts:
+    """What a split holds, in tokens and in the terms of its text.
+
+    words: whitespace-separated ones, without line ends. line_ends: those predicted, that is tokens that are
+    `eos_id`. lines: those of the text, a last one without a newline included. bytes: of the text. unknown: tokens
+    that stand for something without an id.
+    """
+
+    tokens: int
+    words: int
+    line_ends: int
+    lines: int
+    bytes: int
+    unknown: int
+
+    def __add__(self, other: "SplitCounts") -> "SplitCounts":
+        return SplitCounts(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
+
+
+@dataclass(frozen=True)
+class StreamHeader:
+    """What a stream was made of and what is in it.
+
+    loses: what the tokenizer does not keep of the text: "case" where it is folded, "unknown" where any split has an
+    unknown token. tokenizer: the settings (`TokenizerConfig`) it was made with.
+    """
+
+    corpus: str
+    fingerprint: str
+    tokenizer: dict[str, Any]
+    vocab_size: int
+    dtype: str
+    loses: tuple[str, ...]
+    splits: dict[str, SplitCounts]
+
+    @classmethod
+    def read(cls, path: Path) -> "StreamHeader":
+        """Raises `ParnasError` for a missing or broken file."""
+        tree = read_json(path)
+        try:
+            splits = {split: SplitCounts(**tree["splits"][split]) for split in SPLITS}
+            return cls(**{**tree, "loses": tuple(tree["loses"]), "splits": splits})
+        except (KeyError, TypeError) as error:
+            raise ParnasError(f"{path} is no header of a token stream ({error!r}).") from error
+
+
+@dataclass(frozen=True)
+class TokenStreams:
+    """The three splits as token ids, on disk."""
+
+    folder: Path
+    header: StreamHeader
+    tokenizer: Tokenizer
+
+    @classmethod
+    def open(cls, folder: Path) -> "TokenStreams":
+        """The streams in a folder; raises `ParnasError` where one is missing, broken or of the wrong length."""
+        header = StreamHeader.read(folder / HEADER_FILE)
+        for split, counts in header.splits.items():
+            path = _tokens_file(folder, split)
+            expected = counts.tokens * np.dtype(header.dtype).itemsize
+            if not path.is_file() or path.stat().st_size != expected:
+                raise ParnasError(f"{path} is not {expected:,} bytes long; delete {folder}, and it is made anew.")
+        return cls(folder, header, load_tokenizer(folder / "tokenizer"))
+
+    def tokens(self, split: str) -> Tokens:
+        """Token ids of a split [N], memory-mapped and read-only."""
+        return np.memmap(_tokens_file(self.folder, split), dtype=self.header.dtype, mode="r")
+
+    def train_counts(self) -> NDArray[np.int64]:
+        """Occurrences of each token in the training split [V]; they never rise."""
+        tokens = self.tokens("train")
+        counts = np.zeros(self.header.vocab_size, np.int64)
+        # In pieces, since bincount makes an int64 copy of what it is given.
+        for start in range(0, len(tokens), 1 << 22):
+            counts += np.bincount(tokens[start : start + (1 << 22)], minlength=len(counts))
+        return counts
+
+
+def prepare(config: DataConfig, note: Note = silent) -> TokenStreams:
+    """The token streams that a configuration asks for: opened from the cache, or made there first.
+
+    They are made under a lock and appear whole, so any number of processes may ask at once; a damaged cache is made
+    anew. `note` hears of each step that takes time.
+
+    Raises `ParnasError` for every fault of corpus, tokenizer settings or disk.
+    """
+    corpus = find_corpus(config.corpus, note)
+    settings = config.tokenizer.model_dump(mode="json")
+    key = hashlib.sha256(json.dumps([FORMAT, corpus.fingerprint, settings], sort_keys=True).encode()).hexdigest()[:32]
+    folder = cache_dir() / "streams" / key
+    with locked(folder, note):
+        try:
+            return TokenStreams.open(folder)
+        except ParnasError:
+            with folder_in_one_piece(folder) as beside:
+                _make(beside, corpus, config, settings, note)
+            return TokenStreams.open(folder)
+
+
+def _make(folder: Path, corpus: Corpus, config: DataConfig, settings: dict[str, Any], note: Note) -> None:
+    note(f"training the {config.tokenizer.kind} tokenizer on {corpus.splits['train'].bytes:,} bytes")
+    tokenizer = train_tokenizer(
+        config.tokenizer, corpus.splits["train"], [corpus.splits[split] for split in ("valid", "test")]
+    )
+    (folder / "tokenizer").mkdir()
+    tokenizer.save(folder / "tokenizer")
+    dtype = "<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4"
+    splits = {}
+    for split in SPLITS:
+        note(f"encoding {split}: {corpus.splits[split].bytes:,} bytes")
+        encoded = _encode(corpus.splits[split], tokenizer, folder / "tokenizer")
+        splits[split] = _write_tokens(_tokens_file(folder, split), encoded, dtype)
+        if splits[split].tokens < 2:
+            raise ParnasError(
+                f"The {split} split of {corpus.name} is too short: it gives {splits[split].tokens} token(s), and 2 is "
+                "the least. Give more text."
+            )
+    unknown = any(counts.unknown for counts in splits.values())
+    loses = ("case",) * tokenizer.folds_case + ("unknown",) * unknown
+    header = StreamHeader(corpus.name, corpus.fingerprint, settings, tokenizer.vocab_size, dtype, loses, splits)
+    write_json(folder / HEADER_FILE, asdict(header))
+
+
+class _EncodedBlock(NamedTuple):
+    ids: NDArray[np.int32]
+    counts: SplitCounts
+    ends_line: bool
+
+
+def _write_tokens(path: Path, blocks: Iterable[_EncodedBlock], dtype: str) -> SplitCounts:
+    """Write the ids of a split, one block after another, and add up what it holds."""
+    total = SplitCounts(0, 0, 0, 0, 0, 0)
+    ends_line = True
+    with path.open("wb") as file:
+        for block in blocks:
+            file.write(block.ids.astype(dtype).data)
+            total += block.counts
+            ends_line = block.ends_line
+    return total if ends_line else replace(total, lines=total.lines + 1)
+
+
+def _encode_block(tokenizer: Tokenizer, block: bytes) -> _EncodedBlock:
+    ids, unknown = tokenizer.encode_block(block)
+    counts = SplitCounts(
+        tokens=len(ids),
+        words=count_words(block),
+        line_ends=int(np.count_nonzero(ids == tokenizer.eos_id)),
+        lines=block.count(b"\n"),
+        bytes=len(block),
+        unknown=unknown,
+    )
+    return _EncodedBlock(ids, counts, block.endswith(b"\n"))
+
+
+def _encode(text: TextSlice, tokenizer: Tokenizer, saved: Path) -> Iterator[_EncodedBlock]:
+    """Encode the blocks of a text in order, on all cores; `saved` is the tokenizer's folder.
+
+    sentencepiece has threads of its own, and bytes take a table look-up; words are Python's, and need processes.
+    """
+    workers = os.cpu_count() or 1
+    if not isinstance(tokenizer, WordTokenizer) or text.bytes < POOL_BYTES or workers == 1:
+        yield from (_encode_block(tokenizer, block) for block in text.blocks())
+        return
+    context = multiprocessing.get_context("spawn")
+    waiting: deque[Future[_EncodedBlock]] = deque()
+    try:
+        with ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(saved,)) as pool:
+            for block in text.blocks():
+                waiting.append(pool.submit(_encode_in_worker, block))
+                # Not pool.map, which would read all of the text ahead.
+                if len(waiting) == 2 * workers:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+    except BrokenProcessPool as error:
+        raise ParnasError(
+            "The worker processes that encode words died. Make room in memory; and if a script of yours calls parnas, "
+            'let it do so below: if __name__ == "__main__":'
+        ) from error
+
+
+_worker_tokenizer: Tokenizer | None = None
+
+
+def _start_worker(folder: Path) -> None:
+    global _worker_tokenizer  # noqa: PLW0603 (the one place where an initializer can leave what its tasks need)
+    _worker_tokenizer = load_tokenizer(folder)
+
+
+def _encode_in_worker(block: bytes) -> _EncodedBlock:
+    assert _worker_tokenizer is not None
+    return _encode_block(_worker_tokenizer, block)
+
+
+def _tokens_file(folder: Path, split: str) -> Path:
+    return folder / f"{split}.bin"

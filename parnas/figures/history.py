@@ -1,0 +1,58 @@
+"""pi over time, as the pictures need it: the lines of `pi.jsonl` in arrays."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parnas.errors import ParnasError
+from parnas.run import PI, Run
+
+
+@dataclass(frozen=True)
+class PiHistory:
+    """Probabilities pi of N logged steps, B blocks and C candidates."""
+
+    space: tuple[str, ...]  # [C] letters
+    steps: NDArray[np.int64]  # [N]
+    taus: NDArray[np.float64]  # [N]
+    pi: NDArray[np.float64]  # [N, B, C]
+
+    @classmethod
+    def from_records(cls, records: Sequence[Mapping[str, Any]], space: Sequence[str], source: str = PI) -> Self:
+        """Gather the lines of a `pi.jsonl`; raises `ParnasError`, naming `source`, if they are none or do not fit."""
+        if not records:
+            raise ParnasError(f"{source} holds no line yet; the search writes one every train.log_every steps.")
+        try:
+            steps = np.array([record["step"] for record in records], dtype=np.int64)
+            taus = np.array([record["tau"] for record in records], dtype=np.float64)
+            pi = np.array([record["pi"] for record in records], dtype=np.float64)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ParnasError(
+                f"{source} has a line without step, tau or a pi of the shape of the others; remove that line."
+            ) from error
+        if pi.ndim != 3 or pi.shape[1] == 0 or pi.shape[2] != len(space):
+            raise ParnasError(
+                f"{source} holds pi of shape {list(pi.shape[1:])}, which does not fit the candidates "
+                f"{', '.join(space)}; mend search.space in config.yaml."
+            )
+        return cls(tuple(space), steps, taus, pi)
+
+    @classmethod
+    def from_run(cls, run: Run) -> Self:
+        """The history of a search; raises `ParnasError` if the run has none."""
+        return cls.from_records(run.records(PI), run.config().search.space, str(run.folder / PI))
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks B."""
+        return int(self.pi.shape[1])
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def string(self, index: int) -> str:
+        """The derived string of a logged step: the likeliest candidate of every block."""
+        return "".join(self.space[candidate] for candidate in self.pi[index].argmax(axis=1))

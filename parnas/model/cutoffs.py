@@ -1,0 +1,130 @@
+"""Optimal cutoffs of the adaptive softmax, exact and from token counts alone.
+
+Grave et al. 2017 (arXiv 1609.04309), section 4: words sorted by frequency are cut into a head, which every token
+pays for, and tail clusters, each paid for only by the tokens that fall into it. A tail cluster shows in the head as
+one logit. Per token and in multiply-adds, with n_k words, probability p_k and width e_k of cluster k,
+
+    cost = d_model (n_0 + clusters - 1)  +  sum over tails k of  p_k (d_model e_k + e_k n_k).
+
+The best cost of the first i words in k + 1 clusters is a minimum over the place j of the last cut,
+
+    best[k][i] = min over j < i of  best[k-1][j] + e_k (P[i] - P[j]) (d_model + i - j),
+
+where P[i] is the probability of the first i words. The last term is mass times size of an interval (plus a part that
+is linear in the mass). Cut an interval into three pieces of masses x, y, z >= 0 and sizes X, Y, Z: the whole and its
+middle cost x Z + z X >= 0 more than the two overlapping parts, which is the Monge property. It makes the best j rise
+with i, so that divide and conquer finds a whole row of `best` in O(V log V).
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from parnas.errors import ParnasError
+
+Floats = NDArray[np.float64]
+Indices = NDArray[np.int64]
+
+
+class Cutoffs(NamedTuple):
+    """Where the clusters end, and what the softmax then costs."""
+
+    cutoffs: tuple[int, ...]
+    """End of every cluster but the last, that is, without the vocabulary size."""
+    cost: float
+    """Expected multiply-adds per token."""
+    relative: float
+    """The cost as a share of the full softmax's, d_model × vocabulary."""
+
+
+def optimal_cutoffs(counts: ArrayLike, clusters: int, d_model: int, dims: Sequence[int]) -> Cutoffs:
+    """The cheapest cutoffs of an adaptive softmax for words that occur `counts` times, shape [V], falling.
+
+    `dims` holds the width of every cluster, the head's (`d_model`) first, as `ModelConfig.softmax_dims()` gives them.
+    No cluster is left empty. Raises `ParnasError` for counts or a number of clusters that allow no such cut.
+    """
+    mass = _cumulative_mass(counts)
+    words = len(mass) - 1
+    _check_clusters(clusters, words, d_model, dims)
+
+    best: Floats = d_model * np.arange(clusters - 1, words + clusters, dtype=np.float64)
+    best[0] = np.inf  # a head without words
+    cuts = []
+    for width in dims[1:-1]:
+        best, cut = _add_cluster(best, mass, d_model, width)
+        cuts.append(cut)
+    end, low, high = np.array([[words], [0], [words - 1]])
+    cost, last = _cheapest_cut(best, mass, d_model, dims[-1], end, low, high)
+
+    cutoffs = [int(last[0])]
+    for cut in reversed(cuts):
+        cutoffs.append(int(cut[cutoffs[-1]]))
+    return Cutoffs(tuple(reversed(cutoffs)), float(cost[0]), float(cost[0]) / (d_model * words))
+
+
+def _add_cluster(best: Floats, mass: Floats, d_model: int, width: int) -> tuple[Floats, Indices]:
+    """One more row of the table: best cost, and place of its last cut, of the first 0..V words; shapes [V + 1].
+
+    Divide and conquer, one level at a time: at each level the ends midway between those already solved are solved
+    together, each between the cuts of its two neighbours, so that a level looks at O(V) cuts.
+    """
+    words = len(best) - 1
+    row = np.full(words + 1, np.inf)
+    cut = np.zeros(words + 2, dtype=np.int64)
+    cut[-1] = words  # stands behind the last end, and bounds nothing
+    stride = 1 << (words.bit_length() - 1)
+    while stride:
+        ends = np.arange(stride, words + 1, 2 * stride)
+        low = cut[ends - stride]
+        high = np.minimum(cut[np.minimum(ends + stride, words + 1)], ends - 1)
+        row[ends], cut[ends] = _cheapest_cut(best, mass, d_model, width, ends, low, high)
+        stride //= 2
+    return row, cut[:-1]
+
+
+def _cheapest_cut(
+    best: Floats, mass: Floats, d_model: int, width: int, ends: Indices, low: Indices, high: Indices
+) -> tuple[Floats, Indices]:
+    """For each of `ends` the least cost, and its first place, over the cuts from `low` to `high`; shapes [ends]."""
+    sizes = high - low + 1
+    starts = np.cumsum(sizes) - sizes
+    cuts = np.arange(sizes.sum()) + np.repeat(low - starts, sizes)  # low..high of every end, one after the other
+    lengths = np.repeat(ends, sizes) - cuts
+    costs = best[cuts] + width * (np.repeat(mass[ends], sizes) - mass[cuts]) * (d_model + lengths)
+    least = np.minimum.reduceat(costs, starts)
+    hits = np.flatnonzero(costs == np.repeat(least, sizes))
+    return least, cuts[hits[np.searchsorted(hits, starts)]]
+
+
+def _cumulative_mass(counts: ArrayLike) -> Floats:
+    """Probability of the first 0..V words, shape [V + 1]."""
+    array: NDArray[Any] = np.asarray(counts)
+    if array.ndim != 1 or array.size == 0:
+        raise ParnasError(f"Cutoffs need one count per word, not an array of shape {list(array.shape)}.")
+    values = array.astype(np.float64)
+    if not np.all(np.isfinite(values)) or values.min() < 0:
+        raise ParnasError("Counts of words are numbers from 0 up; there is a negative one or one that is no number.")
+    if values.sum() == 0:
+        raise ParnasError("All counts are zero, so no cutoff is better than another; count the words of a text.")
+    if np.any(np.diff(values) > 0):
+        word = int(np.argmax(np.diff(values) > 0)) + 1
+        raise ParnasError(
+            f"Word {word} occurs more often than word {word - 1}; sort the counts so that they fall, and give words "
+            "their ids in that order."
+        )
+    mass: Floats = np.concatenate([[0.0], np.cumsum(values)]) / values.sum()
+    return mass
+
+
+def _check_clusters(clusters: int, words: int, d_model: int, dims: Sequence[int]) -> None:
+    if clusters < 2:
+        raise ParnasError(f"{clusters} cluster(s) need no cutoff; give 2 or more, the head included.")
+    if clusters > words:
+        raise ParnasError(f"{words} word(s) cannot fill {clusters} clusters; give at most {words}.")
+    if len(dims) != clusters or dims[0] != d_model or min(dims) < 1:
+        raise ParnasError(
+            f"The widths {list(dims)} do not fit {clusters} clusters of a network {d_model} wide; give one positive "
+            "width for each cluster, the network's own first."
+        )

@@ -1,0 +1,1 @@
+"""Architecture search: training the SuperNet, and deriving an architecture from it."""

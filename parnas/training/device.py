@@ -1,0 +1,70 @@
+"""Which processor computes, in which precision."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from parnas.config import RuntimeConfig
+from parnas.errors import ParnasError
+
+
+@dataclass(frozen=True)
+class Device:
+    """A torch device and the precision of its matrix products."""
+
+    device: torch.device
+    precision: str  # fp32 or bf16
+
+    def autocast(self) -> torch.autocast:
+        """Context in which matrix products run in the precision."""
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16")
+
+    def synchronize(self) -> None:
+        """Wait until all that was started is done, before a clock is read."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def describe(self) -> dict[str, Any]:
+        """Name, precision and threads, for `environment.json`."""
+        name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else _processor()
+        threads = torch.get_num_threads()
+        return {"device": str(self.device), "device_name": name, "precision": self.precision, "threads": threads}
+
+
+def choose_device(runtime: RuntimeConfig) -> Device:
+    """Resolve `auto`, set the number of threads; raises `ParnasError` for a device that is not there."""
+    if runtime.threads:
+        torch.set_num_threads(runtime.threads)
+    cuda = torch.cuda.is_available()
+    try:
+        device = torch.device(("cuda" if cuda else "cpu") if runtime.device == "auto" else runtime.device)
+    except RuntimeError as error:
+        raise ParnasError(f"runtime.device is {runtime.device!r}; give auto, cpu, cuda or cuda:N.") from error
+    if device.type not in ("cpu", "cuda") or (device.type == "cuda" and not _has_cuda(device)):
+        raise ParnasError(f"runtime.device {runtime.device} is not on this machine; give auto or cpu.")
+    precision = runtime.precision
+    if precision == "auto":
+        fast = torch.cuda.is_bf16_supported() if device.type == "cuda" else _processor_has_bf16()
+        precision = "bf16" if fast else "fp32"
+    return Device(device, precision)
+
+
+def _has_cuda(device: torch.device) -> bool:
+    return torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count()
+
+
+def _cpuinfo(key: str) -> str:
+    """Value of the first line of that key in /proc/cpuinfo; empty on systems without one."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(key)), "")
+
+
+def _processor_has_bf16() -> bool:
+    return not {"amx_bf16", "avx512_bf16"}.isdisjoint(_cpuinfo("flags").split())
+
+
+def _processor() -> str:
+    return _cpuinfo("model name") or torch.backends.cpu.get_cpu_capability()

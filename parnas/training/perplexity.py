@@ -1,0 +1,89 @@
+"""The one perplexity: every token scored once, without noise; sums first, one division at the end."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from parnas.data.batching import evaluation_batches
+from parnas.data.streams import SplitCounts
+from parnas.model.transformer_xl import TransformerXL
+from parnas.training.device import Device
+
+
+@dataclass(frozen=True)
+class TotalLoss:
+    """Summed negative log-likelihood of a split."""
+
+    nats: float
+    tokens: int
+
+    @property
+    def per_token(self) -> float:
+        """Nats per token."""
+        return self.nats / self.tokens
+
+    @property
+    def perplexity(self) -> float:
+        """Perplexity per token."""
+        return _exp(self.per_token)
+
+    def word_perplexity(self, counts: SplitCounts) -> float:
+        """Perplexity per whitespace word of the original text, a predicted line end counting as one."""
+        return _exp(self.nats / (counts.words + counts.line_ends))
+
+    def bits_per_byte(self, counts: SplitCounts) -> float:
+        """Bits per byte of the original split."""
+        return float(self.nats / math.log(2) / counts.bytes)
+
+    def describe(self, counts: SplitCounts) -> dict[str, Any]:
+        """All metrics with what they divide by."""
+        return {
+            "loss": self.per_token,
+            "ppl": self.perplexity,
+            "word_ppl": self.word_perplexity(counts),
+            "bits_per_byte": self.bits_per_byte(counts),
+            "nats": self.nats,
+            "tokens": self.tokens,
+            "words": counts.words + counts.line_ends,
+            "bytes": counts.bytes,
+        }
+
+
+@torch.no_grad()
+def measure_loss(
+    model: TransformerXL,
+    tokens: np.ndarray,
+    first: int,
+    device: Device,
+    *,
+    batch_size: int,
+    tgt_len: int,
+    mem_len: int,
+) -> TotalLoss:
+    """Total loss of `model` over all of `tokens`, which token `first` precedes.
+
+    Rows are read side by side for speed; each later row first reads as much as its memory can reach back, unscored,
+    so that the result does not depend on `batch_size` beyond rounding. Stochastic blocks weigh by pi.
+    """
+    was_training = model.training
+    model.eval()
+    burn_in = model.attention_blocks() * math.ceil(mem_len / tgt_len)
+    memory, nats, scored = None, torch.zeros((), dtype=torch.float64, device=device.device), 0
+    for batch in evaluation_batches(tokens, first, batch_size, tgt_len, burn_in):
+        inputs, targets = (torch.from_numpy(part).to(device.device) for part in (batch.inputs, batch.targets))
+        with device.autocast():
+            nll, memory = model.nll(inputs, targets, memory, mem_len=mem_len)
+        counted = torch.from_numpy(batch.scored).to(device.device)
+        nats += nll.double().masked_fill(~counted, 0.0).sum()
+        scored += int(batch.scored.sum())
+    model.train(was_training)
+    assert scored == len(tokens), "every token is scored exactly once"
+    return TotalLoss(float(nats), scored)
+
+
+def _exp(value: float) -> float:
+    """exp that gives infinity where the result is beyond a float."""
+    return math.exp(value) if value < 700 else math.inf

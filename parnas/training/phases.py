@@ -1,0 +1,152 @@
+"""Beginning, resuming and ending a training phase, and loading what it made."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from shutil import copytree
+from typing import Any
+
+import torch
+
+from parnas.architecture import Architecture
+from parnas.config import AUTO_CLUSTERS, Config
+from parnas.data.streams import StreamHeader, TokenStreams, prepare
+from parnas.data.tokenizers import Tokenizer, load_tokenizer
+from parnas.errors import ParnasError
+from parnas.files import write_json
+from parnas.model.cutoffs import optimal_cutoffs
+from parnas.model.supernet import SuperNet
+from parnas.model.transformer_xl import TransformerXL
+from parnas.run import Kind, Run
+from parnas.training.checkpoint import load_weights, newest_checkpoint
+from parnas.training.device import choose_device
+from parnas.training.reporter import Reporter
+from parnas.training.trainer import Session, Trainer
+
+STREAMS = "streams.json"
+
+
+@dataclass(frozen=True)
+class LoadedRun:
+    """A network and its tokenizer, rebuilt from a run folder alone."""
+
+    model: TransformerXL  # in evaluation mode, on the CPU; a SuperNet for a search
+    tokenizer: Tokenizer
+    config: Config
+    architecture: Architecture  # of a search: the argmax of pi
+    header: StreamHeader
+    step: int
+
+    def generate(self, prompt: str, tokens: int = 100, temperature: float = 1.0, top_k: int | None = None) -> str:
+        """Continue a text by so many sampled tokens."""
+        start = torch.tensor([self.tokenizer.encode(prompt) or [self.tokenizer.eos_id]])
+        ids = self.model.generate(start, tokens, temperature, top_k)[0]
+        return str(self.tokenizer.decode(ids.tolist()))
+
+
+def open_session(config: Config, kind: Kind, folder: Path, resume: bool, reporter: Reporter) -> Session:
+    """Prepare text, device and run folder; raises `ParnasError` for a resumed run of another configuration."""
+    device = choose_device(config.runtime)
+    streams = prepare(config.data, reporter.note)
+    config = resolve_cutoffs(config, streams)
+    if resume:
+        run = Run(folder)
+        refuse_changes(run, kind, config)
+        if not same_text(StreamHeader.read(run.folder / STREAMS), streams.header):
+            raise ParnasError(f"The text or the tokenizer is no longer what {folder} began with; restore it.")
+    else:
+        run = Run.create(folder, kind, config, device.describe())
+        write_json(run.folder / STREAMS, asdict(streams.header))
+        copytree(streams.folder / "tokenizer", run.tokenizer)
+    torch.manual_seed(config.runtime.seed)
+    return Session(config, streams, device, run, reporter)
+
+
+def resolve_cutoffs(config: Config, streams: TokenStreams) -> Config:
+    """Replace `model.cutoffs: auto` by the optimal ones for the training text."""
+    model = config.model
+    if model.cutoffs != "auto":
+        return config
+    sized = config.replace(model__cutoffs=tuple(range(1, AUTO_CLUSTERS)))
+    found = optimal_cutoffs(streams.train_counts(), AUTO_CLUSTERS, model.d_model, sized.model.softmax_dims())
+    return config.replace(model__cutoffs=found.cutoffs)
+
+
+def refuse_changes(run: Run, kind: Kind, config: Config) -> None:
+    """Raise where a run to be resumed has ended, is of another kind or has another configuration."""
+    if run.finished():
+        raise ParnasError(f"{run.folder} is finished; choose another --run to train anew.")
+    if run.kind() != kind:
+        raise ParnasError(f"{run.folder} is a {run.kind()}, not a {kind}.")
+    before, now = flatten(run.config().model_dump()), flatten(config.model_dump())
+    if changed := [f"  - {key}: {before[key]} before, {now[key]} now" for key in before if before[key] != now[key]]:
+        raise ParnasError(f"{run.folder} was begun with another configuration:\n" + "\n".join(changed))
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested sections as one dictionary of dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return flat
+
+
+def same_text(one: StreamHeader, other: StreamHeader) -> bool:
+    """Whether two headers agree in all but the name that the text was called by."""
+    return replace(one, corpus=other.corpus) == other
+
+
+def run_training(trainer: Trainer, resume: bool, architecture: Callable[[], Architecture]) -> Run:
+    """Train to the end and write `summary.json`."""
+    session = trainer.session
+    if resume:
+        trainer.resume()
+    trainer.fit()
+    counts = session.streams.header.splits["valid"]
+    losses = trainer.validation or trainer.validate()
+    total = sum(parameter.numel() for parameter in trainer.model.parameters())
+    summary = {
+        "kind": session.run.kind(),
+        "arch": str(architecture()),
+        "steps": trainer.step,
+        "seconds": round(trainer.seconds, 1),
+        "parameters": total,
+        "parameters_without_embeddings": total - trainer.model.embedding_parameters(),
+        **{name: loss.describe(counts) for name, loss in losses.items()},
+    }
+    write_json(session.run.folder / "summary.json", summary)
+    return session.run
+
+
+def load(folder: str | Path) -> LoadedRun:
+    """Rebuild the network of a run from its newest checkpoint, with its tokenizer and configuration.
+
+    Raises `ParnasError` where the folder has no checkpoint or lacks what the network needs.
+    """
+    run = Run(folder)
+    config = run.config()
+    if not (run.folder / STREAMS).is_file() or not run.tokenizer.is_dir():
+        raise ParnasError(f"{folder} has no {STREAMS} or no tokenizer/; it is not whole.")
+    tokenizer = load_tokenizer(run.tokenizer)
+    skipped: list[str] = []
+    checkpoint = newest_checkpoint(run.checkpoints, skipped.append)
+    if checkpoint is None:
+        raise ParnasError(
+            "\n".join([f"{folder} has no whole checkpoint; train first, or go on with --resume.", *skipped])
+        )
+    if run.kind() == "search":
+        model: TransformerXL = SuperNet(config.model, config.search.space, config.search.blocks, tokenizer.vocab_size)
+    else:
+        model = TransformerXL.build(config.model, run_architecture(config), tokenizer.vocab_size)
+    load_weights(checkpoint, model)
+    architecture = model.architecture() if isinstance(model, SuperNet) else run_architecture(config)
+    header = StreamHeader.read(run.folder / STREAMS)
+    step = int(checkpoint.name.removeprefix("step-"))
+    return LoadedRun(model.eval(), tokenizer, config, architecture, header, step)
+
+
+def run_architecture(config: Config) -> Architecture:
+    """The architecture that a retraining was configured with."""
+    if config.model.arch is None:
+        raise ParnasError("No architecture was given; add --arch STRING, an arch.yaml or a preset, or set model.arch.")
+    return Architecture.parse(config.model.arch)

@@ -1,0 +1,42 @@
+"""What the training loop tells whoever watches it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+
+class Reporter(Protocol):
+    """Receives the progress of a command; the silent one below ignores it."""
+
+    def start(self, title: str, first_step: int, steps: int) -> None:
+        """A loop of `steps` begins at `first_step`."""
+
+    def advance(self, step: int) -> None:
+        """So many steps are done."""
+
+    def metrics(self, record: Mapping[str, Any]) -> None:
+        """A line of `metrics.jsonl`."""
+
+    def pi(self, space: Sequence[str], pi: Sequence[Sequence[float]]) -> None:
+        """The probabilities [blocks][candidates] at a logged step."""
+
+    def note(self, text: str) -> None:
+        """Something worth a line."""
+
+    def stop(self) -> None:
+        """The loop has ended, well or not."""
+
+
+class Silent:
+    """A reporter that says nothing."""
+
+    def start(self, title: str, first_step: int, steps: int) -> None: ...
+
+    def advance(self, step: int) -> None: ...
+
+    def metrics(self, record: Mapping[str, Any]) -> None: ...
+
+    def pi(self, space: Sequence[str], pi: Sequence[Sequence[float]]) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+    def stop(self) -> None: ...

@@ -1,0 +1,23 @@
+"""Retraining: the discrete network of an architecture, from scratch."""
+
+from pathlib import Path
+
+from parnas.config import Config
+from parnas.data.batching import TrainingBatches
+from parnas.model.transformer_xl import TransformerXL
+from parnas.run import Run
+from parnas.training.phases import open_session, run_architecture, run_training
+from parnas.training.reporter import Reporter
+from parnas.training.trainer import Plan, Trainer
+
+
+def retrain(config: Config, folder: Path, reporter: Reporter, resume: bool = False) -> Run:
+    """Train the network of `config.model.arch` from scratch into a run folder, or go on with one."""
+    architecture = run_architecture(config)
+    session = open_session(config, "retrain", folder, resume, reporter)
+    config, data = session.config, session.config.data
+    model = TransformerXL.build(config.model, architecture, session.streams.tokenizer.vocab_size)
+    batches = TrainingBatches(session.streams.tokens("train"), data.batch_size, data.tgt_len)
+    plan = Plan(config.train.steps, config.train.lr, config.train.warmup_steps)
+    trainer = Trainer(session, model, batches, plan)
+    return run_training(trainer, resume, lambda: architecture)

@@ -1,0 +1,250 @@
+"""The one training loop. Retraining uses it as it is; the search adds gates, a temperature and alpha's optimizer."""
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from parnas.config import Config
+from parnas.data.batching import TrainingBatches
+from parnas.data.streams import TokenStreams
+from parnas.errors import ParnasError
+from parnas.model.transformer_xl import Memory, TransformerXL
+from parnas.run import METRICS, Run
+from parnas.training.checkpoint import load_state, load_weights, newest_checkpoint, save_checkpoint
+from parnas.training.device import Device
+from parnas.training.perplexity import TotalLoss, measure_loss
+from parnas.training.reporter import Reporter
+from parnas.training.schedules import learning_rate, shorten_warmup
+
+
+class Plan(NamedTuple):
+    """How long a phase trains its weights, and how fast."""
+
+    steps: int
+    lr: float
+    warmup_steps: int
+
+
+@dataclass(frozen=True)
+class Session:
+    """What a training phase works with, whichever phase it is."""
+
+    config: Config
+    streams: TokenStreams
+    device: Device
+    run: Run
+    reporter: Reporter
+
+
+class Trainer:
+    """Trains the weights of a network on one stream: `fit` is the loop, `train_step` one step of it."""
+
+    title = "retrain"
+
+    def __init__(self, session: Session, model: TransformerXL, batches: TrainingBatches, plan: Plan) -> None:
+        self.session, self.batches = session, batches
+        self.model = model.to(session.device.device)
+        if session.config.runtime.compile:
+            self.model.compile()
+        warmup = shorten_warmup(plan.warmup_steps, plan.steps)
+        if warmup != plan.warmup_steps:
+            session.reporter.note(f"the warm-up of {plan.warmup_steps} steps is shortened to {warmup} of {plan.steps}")
+        self.plan = plan._replace(warmup_steps=warmup)
+        self.parameters = self.weights()
+        self.optimizer = make_adamw(self.parameters, plan.lr, session.config.train.weight_decay)
+        self.step = 0
+        self.memory: Memory | None = None
+        self.seconds = 0.0
+        self.recent: list[tuple[Tensor, Tensor]] = []  # loss and gradient norm of the steps since the last line
+        self.logged_at, self.logged_step = time.perf_counter(), 0
+        self.validation: dict[str, TotalLoss] = {}  # of the last validation
+
+    # What a phase may do otherwise.
+
+    def weights(self) -> list[nn.Parameter]:
+        """The parameters that the weights' optimizer trains."""
+        return list(self.model.parameters())
+
+    def gates(self) -> Tensor | None:
+        """Gates of the next forward pass; a discrete network has none."""
+        return None
+
+    def train_step(self) -> None:
+        """One batch forward and backward, one update."""
+        loss, self.memory = self.forward(self.batches, self.memory)
+        loss.backward()
+        self.update_weights(loss)
+
+    def settings(self) -> dict[str, float]:
+        """The scheduled values of the current step, as they go into the metrics."""
+        return {"lr": learning_rate(self.step, *self.plan)}
+
+    def validate(self) -> dict[str, TotalLoss]:
+        """Losses on the validation split: `valid` is the network's own, others say what they are of."""
+        return {"valid": self.validation_loss(self.model)}
+
+    def state(self) -> dict[str, Any]:
+        """What a resumed run needs besides the weights, as tensors and plain values."""
+        cuda = (
+            torch.cuda.get_rng_state(self.session.device.device) if self.session.device.device.type == "cuda" else None
+        )
+        return {
+            "step": self.step,
+            "seconds": self.seconds,
+            "optimizer": self.optimizer.state_dict(),
+            "memory": self.memory,
+            "recent": self.recent,
+            "rng": {"cpu": torch.get_rng_state(), "cuda": cuda},
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take up the state of a checkpoint."""
+        device = self.session.device.device
+        self.step, self.seconds, self.recent = state["step"], state["seconds"], list(state["recent"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.memory = self._to_device(state["memory"])
+        torch.set_rng_state(state["rng"]["cpu"])
+        if state["rng"]["cuda"] is not None:
+            torch.cuda.set_rng_state(state["rng"]["cuda"], device)
+
+    def log(self, record: dict[str, Any]) -> None:
+        """Write and show the metrics of the last steps."""
+        self.session.run.append(METRICS, record)
+        self.session.reporter.metrics(record)
+
+    # The loop.
+
+    def fit(self) -> None:
+        """Train to the last step, logging, validating and saving on the way."""
+        train, reporter = self.session.config.train, self.session.reporter
+        reporter.start(self.title, self.step, self.plan.steps)
+        self.model.train()
+        started, before = time.perf_counter(), self.seconds
+        self.logged_at, self.logged_step = started, self.step
+        try:
+            while self.step < self.plan.steps:
+                last = self.step + 1 == self.plan.steps
+                settings = self._apply_settings()
+                self.train_step()
+                self.step += 1
+                reporter.advance(self.step)
+                if last or self.step % train.log_every == 0:
+                    self._log_training(settings)
+                if last or self.step % train.eval_every == 0:
+                    self._log_validation(settings)
+                self.seconds = before + time.perf_counter() - started
+                if last or self.step % train.save_every == 0:
+                    self.save()
+        finally:
+            reporter.stop()
+
+    def resume(self) -> None:
+        """Go on from the newest checkpoint that verifies; without one, from the start."""
+        run = self.session.run
+        path = newest_checkpoint(run.checkpoints, self.session.reporter.note)
+        if path is not None:
+            load_weights(path, self.model)
+            self.restore(load_state(path))
+            self.session.reporter.note(f"resuming after step {self.step} of {self.plan.steps}")
+        run.cut_after(self.step)
+
+    def save(self) -> None:
+        """Write a checkpoint, unless the steps behind it went wrong."""
+        self._refuse_non_finite()
+        save_checkpoint(self.session.run.checkpoints, self.step, self.model, self.state())
+
+    def forward(self, batches: TrainingBatches, memory: Memory | None) -> tuple[Tensor, Memory]:
+        """Mean loss of the current step's batch in nats per token, and the memory after it."""
+        batch = batches.batch(self.step)
+        device = self.session.device
+        inputs, targets = (torch.from_numpy(part).to(device.device) for part in (batch.inputs, batch.targets))
+        with device.autocast():
+            nll, kept = self.model.nll(inputs, targets, None if batch.starts_epoch else memory, self.gates())
+        return nll.mean(), kept
+
+    def update_weights(self, loss: Tensor) -> None:
+        """Clip the gradients and take a step."""
+        norm = nn.utils.clip_grad_norm_(self.parameters, self.session.config.train.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.recent.append((loss.detach(), norm.detach()))
+
+    def validation_loss(self, model: TransformerXL) -> TotalLoss:
+        """Loss of `model` on the whole validation split, with the lengths of training."""
+        config, streams = self.session.config, self.session.streams
+        return measure_loss(
+            model,
+            streams.tokens("valid"),
+            streams.tokenizer.eos_id,
+            self.session.device,
+            batch_size=config.evaluation.batch_size,
+            tgt_len=config.data.tgt_len,
+            mem_len=config.model.mem_len,
+        )
+
+    def _to_device(self, memory: Memory | None) -> Memory | None:
+        device = self.session.device.device
+        return None if memory is None else tuple(None if kept is None else kept.to(device) for kept in memory)
+
+    def _apply_settings(self) -> dict[str, float]:
+        settings = self.settings()
+        for group in self.optimizer.param_groups:
+            group["lr"] = settings["lr"]
+        return settings
+
+    def _log_training(self, settings: Mapping[str, float]) -> None:
+        self._refuse_non_finite()
+        loss = float(torch.stack([loss for loss, _ in self.recent]).double().mean())
+        norm = float(torch.stack([norm for _, norm in self.recent]).max())
+        now = time.perf_counter()
+        data = self.session.config.data
+        tokens = (self.step - self.logged_step) * data.batch_size * data.tgt_len
+        rate = tokens / (now - self.logged_at)
+        self.recent, self.logged_at, self.logged_step = [], now, self.step
+        record = {"step": self.step, "split": "train", "loss": loss, "ppl": math.exp(min(loss, 700.0))}
+        self.log({**record, **settings, "gradient_norm": norm, "tokens_per_s": round(rate, 1)})
+
+    def _log_validation(self, settings: Mapping[str, float]) -> None:
+        began = time.perf_counter()
+        self._refuse_non_finite()
+        self.validation = self.validate()
+        counts = self.session.streams.header.splits["valid"]
+        loss = self.validation["valid"]
+        record = {"step": self.step, "split": "valid", "loss": loss.per_token, "ppl": loss.perplexity}
+        record |= {"word_ppl": loss.word_perplexity(counts), "bits_per_byte": loss.bits_per_byte(counts)}
+        for name, other in self.validation.items():
+            if name != "valid":
+                record |= {f"{name}_loss": other.per_token, f"{name}_ppl": other.perplexity}
+        self.log({**record, **settings})
+        self.logged_at += time.perf_counter() - began  # tokens per second counts training alone
+
+    def _refuse_non_finite(self) -> None:
+        """Raise where a loss or gradient since the last line was not finite, naming the first such step."""
+        if not self.recent:
+            return
+        values = torch.stack([torch.stack([loss.float(), norm.float()]) for loss, norm in self.recent])  # [steps, 2]
+        wrong = (~values.isfinite().all(dim=1)).nonzero()
+        if len(wrong) == 0:
+            return
+        index = int(wrong[0])
+        name = "loss" if not values[index, 0].isfinite() else "gradient"
+        kept = newest_checkpoint(self.session.run.checkpoints, self.session.reporter.note)
+        raise ParnasError(
+            f"The {name} is not finite at step {self.step - len(self.recent) + index + 1}. "
+            f"The last good checkpoint is {kept or 'none, as none was written yet'}. "
+            "Lower the learning rate or train.clip, lengthen the warm-up, or set runtime.precision: fp32."
+        )
+
+
+def make_adamw(parameters: list[nn.Parameter], lr: float, weight_decay: float) -> torch.optim.AdamW:
+    """AdamW whose weight decay spares biases and norms."""
+    groups = [
+        {"params": [p for p in parameters if p.dim() > 1], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.98), fused=True)

@@ -1,0 +1,8 @@
+"""Train a SuperNet and record pi. The same as `parnas search`."""
+
+import sys
+
+from parnas.cli import main
+
+if __name__ == "__main__":
+    main(["search", *sys.argv[1:]])

@@ -1,0 +1,82 @@
+"""What many tests share: a small corpus, a cache of their own, and small finished runs."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from parnas.config import Config
+from parnas.run import Run
+
+SUBJECTS = ["the old lobster", "a small boat", "Ada", "the engine", "every network", "no reader"]
+VERBS = ["finds", "carries", "forgets", "compares", "mends", "follows"]
+OBJECTS = ["the harbour", "a long memory", "two layers", "the first segment", "its own weights", "nothing at all"]
+
+
+def make_text(sentences: int, seed: int) -> str:
+    """Sentences of a small grammar, which a small network learns within some dozen steps."""
+    draw = random.Random(seed)
+    lines = [f" {draw.choice(SUBJECTS)} {draw.choice(VERBS)} {draw.choice(OBJECTS)} . " for _ in range(sentences)]
+    return "\n".join(lines) + "\n"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    patch = pytest.MonkeyPatch()
+    patch.setenv("PARNAS_CACHE", str(tmp_path_factory.mktemp("cache")))
+    torch.set_num_threads(1)  # the networks are tiny: more threads only wait for each other
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with train.txt, valid.txt and test.txt."""
+    folder = tmp_path_factory.mktemp("corpus")
+    for seed, (split, sentences) in enumerate([("train", 1200), ("valid", 150), ("test", 150)]):
+        (folder / f"{split}.txt").write_text(make_text(sentences, seed), encoding="utf-8")
+    return folder
+
+
+def small_config(corpus: Path, **changes: object) -> Config:
+    """A configuration that trains within seconds, in float32 on the CPU; changes as `section__key=value`."""
+    settings = {
+        "data__corpus": str(corpus),
+        "data__tokenizer__kind": "word",
+        "data__batch_size": 4,
+        "data__tgt_len": 8,
+        "model__d_model": 16,
+        "model__n_heads": 2,
+        "model__d_inner": 32,
+        "model__mem_len": 8,
+        "search__blocks": 3,
+        "search__steps": 24,
+        "search__alpha_start_step": 6,
+        "search__warmup_steps": 4,
+        "train__steps": 24,
+        "train__warmup_steps": 4,
+        "train__log_every": 4,
+        "train__eval_every": 12,
+        "train__save_every": 8,
+        "runtime__device": "cpu",
+        "runtime__threads": 1,
+        "runtime__precision": "fp32",
+    }
+    return Config().replace(**{**settings, **changes})
+
+
+@pytest.fixture(scope="session")
+def search_run(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A finished small search."""
+    from parnas.nas.search import search
+    from parnas.training.reporter import Silent
+
+    return search(small_config(corpus), tmp_path_factory.mktemp("runs") / "search", Silent())
+
+
+@pytest.fixture(scope="session")
+def retrain_run(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A finished small retraining of `sfs`."""
+    from parnas.training.reporter import Silent
+    from parnas.training.retrain import retrain
+
+    return retrain(small_config(corpus, model__arch="sfs"), tmp_path_factory.mktemp("runs") / "retrain", Silent())

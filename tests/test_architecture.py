@@ -1,0 +1,159 @@
+"""The grammar of architectures."""
+
+import contextlib
+import re
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from parnas.architecture import LETTERS, MAX_BLOCKS, MAX_TEXT, Architecture
+from parnas.errors import ParnasError
+
+strings = st.text("sfi", min_size=1, max_size=40)
+
+
+@st.composite
+def expressions(draw, depth=3):
+    """An expression and the string that it stands for."""
+    text, meaning = "", ""
+    for _ in range(draw(st.integers(1, 3))):
+        if depth and draw(st.booleans()):
+            inner, letters = draw(expressions(depth=depth - 1))
+            item = f"({inner})"
+        else:
+            item = letters = draw(st.sampled_from("sfi"))
+        times = draw(st.none() | st.integers(1, 3))
+        space = draw(st.sampled_from(["", " "]))
+        text += space + item + ("" if times is None else f"{space}*{space}{times}")
+        meaning += letters * (times or 1)
+    return text, meaning
+
+
+@given(strings)
+def test_a_string_is_read_as_itself(letters):
+    architecture = Architecture.parse(letters)
+    assert str(architecture) == letters
+    assert Architecture.parse(str(architecture)) == architecture
+    assert len(architecture) == len(letters)
+    assert list(architecture) == list(letters)
+
+
+@given(expressions())
+def test_expressions_expand(pair):
+    text, meaning = pair
+    if len(meaning) <= MAX_BLOCKS:
+        assert str(Architecture.parse(text)) == meaning
+
+
+@given(st.text() | st.text("sfi()*0123456789 -", max_size=30))
+@example("random-3-" + "9" * 12)
+@example("s*" + "9" * 30)
+@example("(" * 500 + ")" * 500)
+@example("s*٣")
+def test_anything_gives_an_architecture_or_a_clear_error(text):
+    with contextlib.suppress(ParnasError):
+        architecture = Architecture.parse(text)
+        assert 1 <= len(architecture) <= MAX_BLOCKS
+        assert set(architecture) <= set(LETTERS)
+
+
+@pytest.mark.parametrize(
+    "text, meaning",
+    [
+        ("(sf)*2", "sfsf"),
+        (" s*1 f (sf) ", "sfsf"),
+        ("((s)*2f)*2i", "ssfssfi"),
+        ("((((s))))*3", "sss"),
+        ("interleaved-5", "sfsfs"),
+        ("all-f-3", "fff"),
+        ("sandwich-8-0", "sfsfsfsf"),
+        ("sandwich-8-2", "sssfsfff"),
+        ("sandwich-8-4", "ssssffff"),
+        ("interleaved-1", "s"),
+    ],
+)
+def test_examples(text, meaning):
+    assert str(Architecture.parse(text)) == meaning
+
+
+def test_sandwich_keeps_the_number_of_each_letter():
+    """Press et al. 2020 reorder an interleaved network."""
+    interleaved = Architecture.parse("interleaved-16").counts()
+    assert all(Architecture.parse(f"sandwich-16-{k}").counts() == interleaved for k in range(9))
+
+
+def test_random_is_fixed_by_its_seed_and_uses_all_letters():
+    found = [str(Architecture.parse(f"random-200-{seed}")) for seed in (1, 1, 2)]
+    assert found[0] == found[1] != found[2]
+    assert all(found[0].count(letter) > 40 for letter in LETTERS)
+
+
+@pytest.mark.parametrize("text", ["s" * MAX_BLOCKS, f"s*{MAX_BLOCKS}", "((s)*100)*10", f"all-f-{MAX_BLOCKS}"])
+def test_the_largest_are_read(text):
+    assert len(Architecture.parse(text)) == MAX_BLOCKS
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("", "1 to 1000 blocks, not 0"),
+        ("   ", "1 to 1000 blocks, not 0"),
+        ("sfx", "Unknown layer letter 'x'"),
+        ("sF", "at character 2: 'F'"),
+        ("sf,s", "at character 3: ',s'"),
+        ("(sf", "leaves 1 bracket(s) open"),
+        ("((sf)", "leaves 1 bracket(s) open"),
+        ("sf)", "closes a bracket it never opened, at character 3"),
+        ("s()f", "empty group, at character 3"),
+        ("*2", "Nothing to repeat before '*' at character 1"),
+        ("(*2)", "Nothing to repeat before '*' at character 2"),
+        ("s*2*3", "Nothing to repeat before '*' at character 4"),
+        ("s*0", "'s' repeated 0 times"),
+        ("(sf)*501", "'sf' repeated 501 times is not 1 to 1000"),
+        ("s*1001", "'s' repeated 1001 times"),
+        ("s*", "at character 2: '*'"),
+        ("s*-1", "at character 2: '*-1'"),
+        ("s" * (MAX_BLOCKS + 1), "more than 1000 blocks"),
+        ("s*600 (s*600)", "more than 1000 blocks"),
+        ("s" * (MAX_TEXT + 1), f"{MAX_TEXT + 1} characters long"),
+        ("interleaved-0", "asks for 0 blocks"),
+        ("interleaved-1001", "asks for 1001 blocks"),
+        ("interleaved-4-2", "interleaved takes 1 number(s), not 2"),
+        ("sandwich-8", "sandwich takes 2 number(s), not 1"),
+        ("sandwich-7-1", "an even N and a K of at most N/2"),
+        ("sandwich-8-5", "an even N and a K of at most N/2"),
+        ("random-8", "random takes 2 number(s), not 1"),
+        ("interleaved-", "at character 12: '-'"),
+    ],
+)
+def test_mistakes_name_the_place_and_the_cure(text, message):
+    with pytest.raises(ParnasError, match=re.escape(message)) as caught:
+        Architecture.parse(text)
+    assert len(str(caught.value)) < 400
+
+
+def test_letters_are_checked_without_parsing_too():
+    for letters in ("", "sx", "(sf)*2", "s" * (MAX_BLOCKS + 1)):
+        with pytest.raises(ParnasError):
+            Architecture(letters)
+
+
+@given(strings)
+def test_canonical_drops_identity_only(letters):
+    kept = "".join(letter for letter in letters if letter != "i")
+    if kept:
+        canonical = Architecture(letters).canonical()
+        assert str(canonical) == kept
+        assert canonical.canonical() == canonical
+    else:
+        with pytest.raises(ParnasError, match="no layer besides identity"):
+            Architecture(letters).canonical()
+
+
+def test_networks_that_differ_by_identity_are_one():
+    assert Architecture("sifi").canonical() == Architecture("iisf").canonical() == Architecture("sf")
+
+
+def test_counts_name_every_letter():
+    assert Architecture("ssf").counts() == {"s": 2, "f": 1, "i": 0}

@@ -1,0 +1,228 @@
+"""The SuperNet: its gates, its probabilities, and the networks taken out of it."""
+
+import itertools
+
+import pytest
+import torch
+from model_helpers import make_network, make_supernet, random_ids, read_in_segments
+from torch.nn import functional as F
+
+from parnas.architecture import Architecture
+from parnas.errors import ParnasError
+from parnas.model.estimators import draw_gates, gumbel_softmax, harden, runs_single_path
+
+SPACE = ("s", "f", "i")
+STRINGS = ["".join(letters) for letters in itertools.product(SPACE, repeat=3)]
+ESTIMATORS = ["soft", "straight_through"]
+VARIANTS = {
+    "shared, tied": {},
+    "pre-norm": {"norm": "pre"},
+    "own biases, untied": {"share_biases": False, "tie_weights": False},
+    "div_val": {"cutoffs": (5, 9), "div_val": 2},
+}
+
+
+def near(found, expected, atol=1e-5):
+    torch.testing.assert_close(found, expected, atol=atol, rtol=1e-5)
+
+
+def one_hot(arch):
+    """Gates [blocks, candidates] that choose the letters of a string."""
+    return F.one_hot(torch.tensor([SPACE.index(letter) for letter in arch]), len(SPACE)).float()
+
+
+def random_alpha(blocks=4, seed=0):
+    return 2 * torch.randn(blocks, 3, generator=torch.Generator().manual_seed(seed))
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+# Gates
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("tau", [0.1, 1.0, 5.0])
+def test_gumbel_softmax_equals_loops_over_its_noise(seed, tau):
+    alpha = random_alpha(seed=seed)
+    uniform = (-torch.empty(4, 3).exponential_(generator=generator(seed))).exp().double()
+    noisy = [
+        [(a - (-u.log()).log()) / tau for a, u in zip(*rows, strict=True)] for rows in zip(alpha, uniform, strict=True)
+    ]
+    expected = [[x.exp() / sum(y.exp() for y in row) for x in row] for row in noisy]
+    near(gumbel_softmax(alpha, tau, generator(seed)), torch.tensor(expected).float())
+
+
+def test_likeliest_gate_is_drawn_with_probability_pi():
+    """The Gumbel-max trick, whatever the temperature."""
+    alpha = random_alpha(1)
+    drawn = gumbel_softmax(alpha.expand(40_000, 3), 0.7, generator()).argmax(-1)
+    near(drawn.bincount(minlength=3) / 40_000, alpha[0].softmax(-1), atol=0.01)
+
+
+def test_straight_through_is_one_hot_with_the_soft_gradient():
+    alpha, weights = random_alpha().requires_grad_(), random_alpha(seed=1)
+    soft, hard = (draw_gates(estimator, alpha, 0.5, generator()) for estimator in ESTIMATORS)
+    assert torch.equal(hard, F.one_hot(soft.argmax(-1), 3).float())
+    slopes = [torch.autograd.grad((gates * weights).sum(), alpha)[0] for gates in (soft, hard)]
+    near(slopes[1], slopes[0])
+    assert slopes[0].abs().min() > 0
+    assert torch.equal(harden(soft), hard)
+
+
+def test_low_temperature_is_nearly_discrete_and_high_nearly_even():
+    alpha = random_alpha(100)
+    assert gumbel_softmax(alpha, 0.01, generator()).max(-1).values.median() > 0.999
+    assert (gumbel_softmax(alpha, 1e4, generator()) - 1 / 3).abs().max() < 0.01
+
+
+def test_temperature_can_be_learnt():
+    tau = torch.tensor(0.7, requires_grad=True)
+    gumbel_softmax(random_alpha(), tau, generator())[0, 0].backward()
+    assert tau.grad.abs() > 0
+
+
+def test_estimators_that_train_single_paths_say_so():
+    assert [runs_single_path(estimator) for estimator in ESTIMATORS] == [False, True]
+
+
+# The mixture
+
+
+def test_output_is_the_sum_of_the_candidates_by_gate():
+    network, ids, gates = make_supernet(1), random_ids(2, 5), torch.tensor([[0.2, 1.7, -0.4]])
+    outputs = [network(ids, gates=one_hot(letter)).hidden for letter in SPACE]
+    expected = sum(gate * output for gate, output in zip(gates[0], outputs, strict=True))
+    near(network(ids, gates=gates).hidden, expected)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_without_gates_the_network_is_free_of_noise_and_uses_pi(training):
+    network, ids = make_supernet().train(training), random_ids(2, 5)
+    hidden = network(ids).hidden
+    assert torch.equal(network(ids).hidden, hidden)
+    assert torch.equal(network(ids, gates=network.pi()).hidden, hidden)
+    assert not torch.allclose(network(ids, gates=draw_gates("soft", network.alpha(), 1.0)).hidden, hidden, atol=1e-3)
+
+
+def test_pi_is_the_softmax_of_alpha():
+    network = make_supernet()
+    near(network.pi(), torch.stack([alpha.exp() / alpha.exp().sum() for alpha in network.alphas()]).detach())
+    for block, row in zip(network.blocks, network.pi(), strict=True):
+        near(block.pi(), row)
+    assert not network.pi().requires_grad
+    assert (network.pi() > 0).all()
+
+
+@pytest.mark.parametrize("gates", ["none", *ESTIMATORS])
+def test_every_alpha_gets_a_gradient(gates):
+    network, ids = make_supernet(), random_ids(2, 6)
+    drawn = None if gates == "none" else draw_gates(gates, network.alpha(), 1.0, generator())
+    network.nll(ids, ids, gates=drawn)[0].mean().backward()
+    assert all((alpha.grad.abs() > 0).all() for alpha in network.alphas())
+    if gates != "straight_through":
+        assert all(weight.grad.abs().sum() > 0 for weight in network.weights() if weight.numel())
+
+
+@pytest.mark.parametrize("gates", ["none", *ESTIMATORS])
+@pytest.mark.parametrize("letter", SPACE)
+def test_a_candidate_near_zero_comes_back(letter, gates):
+    """Probabilities that were clamped at zero would get no gradient and stay there."""
+    network, ids = make_supernet(1).requires_grad_(False), random_ids(1, 4)
+    wanted = network(ids, gates=one_hot(letter)).hidden
+    alpha = network.alphas()[0].requires_grad_()
+    with torch.no_grad():
+        alpha.copy_(torch.tensor([-3.0 if other == letter else 3.0 for other in SPACE]))
+    optimizer, noise = torch.optim.Adam([alpha], 0.5), generator()
+    assert network.pi()[0, SPACE.index(letter)] < 0.002
+    for _ in range(30):
+        drawn = None if gates == "none" else draw_gates(gates, network.alpha(), 1.0, noise)
+        optimizer.zero_grad()
+        (network(ids, gates=drawn).hidden - wanted).square().mean().backward()
+        optimizer.step()
+    assert str(network.architecture()) == letter
+
+
+def test_parameters_are_alphas_and_weights():
+    network = make_supernet()
+    alphas, weights = ({id(p) for p in group} for group in (network.alphas(), network.weights()))
+    assert len(alphas) == 3
+    assert not alphas & weights
+    assert alphas | weights == {id(p) for p in network.parameters()}
+
+
+@pytest.mark.parametrize("space", [("s", "f", "i"), ("i", "s"), ("f",)])
+def test_architecture_is_the_likeliest_candidate_and_the_first_of_equals(space):
+    network = make_supernet(2, space)
+    with torch.no_grad():
+        for number, alpha in enumerate(network.alphas()):
+            alpha.zero_()
+            alpha[-1] = number
+    assert str(network.architecture()) == space[0] + space[-1]
+
+
+def test_blocks_store_memory_whichever_path_ran():
+    network, ids = make_supernet(), random_ids(2, 5)
+    memory = network(ids, gates=one_hot("ffi")).memory
+    assert [tuple(kept.shape) for kept in memory] == [(2, 5, 8)] * 3
+    without = make_supernet(2, ("f", "i"))
+    assert without(ids).memory == (None, None)
+    assert without.u is None
+
+
+def test_multiply_adds_are_those_of_all_candidates():
+    settings, counts = (5, 6), [1] * 20
+    alone = {arch: make_network(arch).multiply_adds(*settings, counts) for arch in ("s", "f", "sf")}
+    head = alone["s"] + alone["f"] - alone["sf"]
+    assert make_supernet(3).multiply_adds(*settings, counts) == pytest.approx(3 * (alone["sf"] - head) + head)
+
+
+# Extraction
+
+
+@pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS.keys())
+@torch.no_grad()
+def test_extracted_network_equals_the_supernet_with_one_hot_gates(variant):
+    network, ids = make_supernet(**variant), random_ids(2, 6)
+    for arch in STRINGS:
+        if arch == "iii":
+            continue
+        extracted = network.extract(Architecture(arch))
+        expected, _ = read_in_segments(network, ids, 3, gates=one_hot(arch))
+        near(read_in_segments(extracted, ids, 3)[0], expected)
+        near(extracted.nll(ids, ids)[0], network.nll(ids, ids, gates=one_hot(arch))[0])
+
+
+@pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS.keys())
+def test_extracted_network_is_independent_and_of_plain_shape(variant):
+    network, ids = make_supernet(**variant), random_ids(2, 6)
+    extracted = network.extract(Architecture("sif"))
+    expected, plain = extracted(ids).hidden, make_network("sf", **variant)
+    of_network, of_extracted = (
+        {p.untyped_storage().data_ptr() for p in owner.parameters() if p.numel()} for owner in (network, extracted)
+    )
+    assert not of_network & of_extracted
+    assert [(n, p.shape) for n, p in extracted.named_parameters()] == [
+        (n, p.shape) for n, p in plain.named_parameters()
+    ]
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(1)
+    assert torch.equal(extracted(ids).hidden, expected)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_extracted_network_keeps_the_mode(training):
+    assert make_supernet().train(training).extract(Architecture("sfs")).training is training
+
+
+@pytest.mark.parametrize("arch, message", [("sf", "3 blocks over s, f"), ("sfi", "sfi is not in this SuperNet")])
+def test_extracting_what_is_not_there_is_refused(arch, message):
+    with pytest.raises(ParnasError, match=message):
+        make_supernet(3, ("s", "f")).extract(Architecture(arch))
+
+
+def test_extracting_identity_alone_is_refused():
+    with pytest.raises(ParnasError, match="no layer besides identity"):
+        make_supernet().extract(Architecture("iii"))

@@ -1,0 +1,251 @@
+"""The loop in both phases: what it writes, how it resumes, what it refuses."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import small_config
+from safetensors.torch import load_file
+
+from parnas.architecture import Architecture
+from parnas.config import Config
+from parnas.errors import ParnasError
+from parnas.model.transformer_xl import TransformerXL
+from parnas.nas.search import search
+from parnas.run import METRICS, PI, Run
+from parnas.training.checkpoint import list_checkpoints
+from parnas.training.phases import load
+from parnas.training.reporter import Silent
+from parnas.training.retrain import retrain
+from parnas.training.trainer import Trainer
+
+Phase = Callable[..., Run]
+
+
+class Stop(Exception):
+    """Stands for a killed process."""
+
+
+class StopAfter(Silent):
+    """A reporter that ends the process, so to speak, after a step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def advance(self, step: int) -> None:
+        if step == self.step:
+            raise Stop
+
+
+def final_weights(run: Run) -> dict[str, torch.Tensor]:
+    return load_file(list_checkpoints(run.checkpoints)[-1] / "model.safetensors")
+
+
+def without_times(records: list[dict[str, object]]) -> list[dict[str, object]]:
+    return [{key: value for key, value in record.items() if key != "tokens_per_s"} for record in records]
+
+
+@pytest.mark.parametrize(
+    ("phase", "changes"),
+    [
+        (search, {}),
+        (search, {"search__alpha_split": 0.3, "search__estimator": "straight_through"}),
+        (search, {"search__tau_schedule": "learnable"}),
+        (retrain, {"model__arch": "sfs"}),
+        (retrain, {"model__arch": "sff", "model__cutoffs": (5, 12), "model__norm": "pre"}),
+    ],
+)
+@pytest.mark.parametrize("killed_after", [9, 23])
+def test_resumed_run_is_bit_identical(
+    phase: Phase, changes: dict[str, object], killed_after: int, corpus: Path, tmp_path: Path
+) -> None:
+    config = small_config(corpus, **changes)
+    whole = phase(config, tmp_path / "whole", Silent())
+    with pytest.raises(Stop):
+        phase(config, tmp_path / "killed", StopAfter(killed_after))
+    resumed = phase(config, tmp_path / "killed", Silent(), resume=True)
+
+    expected, found = final_weights(whole), final_weights(resumed)
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    assert without_times(whole.records(METRICS)) == without_times(resumed.records(METRICS))
+    if phase is search:
+        assert whole.records(PI) == resumed.records(PI)
+
+
+def test_run_killed_before_its_first_checkpoint_starts_again(corpus: Path, tmp_path: Path) -> None:
+    config = small_config(corpus, model__arch="sf")
+    with pytest.raises(Stop):
+        retrain(config, tmp_path / "run", StopAfter(5))
+    run = retrain(config, tmp_path / "run", Silent(), resume=True)
+    assert [line["step"] for line in run.records(METRICS) if line["split"] == "train"] == [4, 8, 12, 16, 20, 24]
+
+
+def test_damaged_checkpoint_gives_way_to_the_one_before(corpus: Path, tmp_path: Path) -> None:
+    config = small_config(corpus, model__arch="sf")
+    whole = retrain(config, tmp_path / "whole", Silent())
+    with pytest.raises(Stop):
+        retrain(config, tmp_path / "run", StopAfter(18))
+    newest = list_checkpoints(tmp_path / "run" / "checkpoints")[-1]
+    assert newest.name == "step-00000016"
+    weights = bytearray((newest / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (newest / "model.safetensors").write_bytes(weights)
+    resumed = retrain(config, tmp_path / "run", Silent(), resume=True)
+    assert all(
+        torch.equal(a, b) for a, b in zip(final_weights(whole).values(), final_weights(resumed).values(), strict=True)
+    )
+
+
+def test_same_seed_same_result_and_another_seed_another(corpus: Path, tmp_path: Path) -> None:
+    runs = [
+        search(small_config(corpus, runtime__seed=seed), tmp_path / name, Silent())
+        for name, seed in [("a", 3), ("b", 3), ("c", 4)]
+    ]
+    a, b, c = (run.records(PI)[-1]["pi"] for run in runs)
+    assert a == b != c
+
+
+def test_search_writes_what_the_run_folder_promises(search_run: Run, corpus: Path) -> None:
+    names = {"config.yaml", "environment.json", "metrics.jsonl", "pi.jsonl", "summary.json", "checkpoints", "tokenizer"}
+    assert names <= {path.name for path in search_run.folder.iterdir()}
+    assert search_run.config() == small_config(corpus)
+    records = search_run.records(PI)
+    assert [record["step"] for record in records] == [4, 8, 12, 16, 20, 24]
+    for record in records:
+        assert len(record["pi"]) == 3
+        assert all(sum(block) == pytest.approx(1, abs=1e-6) for block in record["pi"])
+    metrics = search_run.records(METRICS)
+    assert [line["tau"] for line in metrics if line["split"] == "train"][-1] == 0.1
+    assert [line["step"] for line in metrics if line["split"] == "valid"] == [12, 24]
+    assert {"loss", "ppl", "word_ppl", "bits_per_byte", "argmax_ppl", "mixture_ppl"} <= metrics[-1].keys()
+
+
+def test_alpha_rests_until_its_start_and_moves_after(search_run: Run) -> None:
+    third = 1 / 3
+    pis = {record["step"]: torch.tensor(record["pi"]) for record in search_run.records(PI)}
+    assert torch.allclose(pis[4], torch.full((3, 3), third))
+    assert not torch.allclose(pis[8], torch.full((3, 3), third))
+
+
+def test_weights_never_see_the_share_kept_for_alpha(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each update of the weights reads the first share of the text, each one of alpha the rest."""
+    read: dict[str, set[tuple[int, ...]]] = {"weights": set(), "alpha": set()}
+    original = Trainer.forward
+
+    def spy(self: Trainer, batches: object, memory: object) -> object:
+        who = "weights" if batches is self.batches else "alpha"
+        read[who] |= {tuple(row) for row in batches.batch(self.step).inputs.tolist()}  # type: ignore[attr-defined]
+        return original(self, batches, memory)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Trainer, "forward", spy)
+    config = small_config(corpus, search__alpha_split=0.4, search__steps=60)
+    search(config, tmp_path / "run", Silent())
+    from parnas.data.streams import prepare
+
+    tokens = prepare(config.data).tokens("train")
+    cut = len(tokens) - round(len(tokens) * 0.4)
+    alpha_text = {tuple(tokens[at : at + 8].tolist()) for at in range(cut, len(tokens) - 8)}
+    assert read["alpha"]
+    assert read["alpha"] <= alpha_text
+    weights_text = {tuple(tokens[at : at + 8].tolist()) for at in range(cut - 7)}
+    assert read["weights"] <= weights_text
+
+
+def test_training_learns(corpus: Path, tmp_path: Path) -> None:
+    config = small_config(corpus, model__arch="sf", train__steps=150, train__lr=1e-2, train__eval_every=75)
+    run = retrain(config, tmp_path / "run", Silent())
+    first, last = (line["ppl"] for line in run.records(METRICS) if line["split"] == "valid")
+    assert last < first < 37  # the vocabulary has 37 words and <eos>
+    assert last < 6
+
+
+def test_load_rebuilds_the_network_from_the_run_folder_alone(
+    retrain_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved = tmp_path / "elsewhere"
+    shutil.copytree(retrain_run.folder, moved)
+    monkeypatch.setenv("PARNAS_CACHE", str(tmp_path / "empty"))
+    loaded = load(moved)
+    assert str(loaded.architecture) == "sfs"
+    assert not loaded.model.training
+    expected = final_weights(retrain_run)
+    assert all(torch.equal(loaded.model.state_dict()[name], expected[name]) for name in expected)
+    assert loaded.generate("the old lobster", tokens=5, temperature=0).startswith("the old lobster")
+
+
+def test_search_run_loads_as_supernet(search_run: Run) -> None:
+    loaded = load(search_run.folder)
+    assert str(loaded.architecture) == search_run.summary()["arch"]
+    assert torch.allclose(loaded.model.pi(), torch.tensor(search_run.records(PI)[-1]["pi"]))  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("where", ["loss", "gradient"])
+def test_non_finite_training_stops_with_the_step_and_keeps_the_checkpoint(
+    where: str, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = TransformerXL.nll
+
+    def poisoned(self: TransformerXL, tokens: torch.Tensor, *rest: object, **named: object) -> object:
+        nll, memory = original(self, tokens, *rest, **named)  # type: ignore[arg-type]
+        if self.training:
+            self.calls = getattr(self, "calls", 0) + 1
+            if self.calls == 11:
+                nll = nll * torch.nan if where == "loss" else torch.sqrt(nll * 0)
+        return nll, memory
+
+    monkeypatch.setattr(TransformerXL, "nll", poisoned)
+    with pytest.raises(ParnasError, match=rf"The {where} is not finite at step 11\..*step-00000008"):
+        retrain(small_config(corpus, model__arch="sf"), tmp_path / "run", Silent())
+    weights = final_weights(Run(tmp_path / "run"))
+    assert all(tensor.isfinite().all() for tensor in weights.values())
+
+
+def test_only_the_last_five_checkpoints_are_kept(corpus: Path, tmp_path: Path) -> None:
+    run = retrain(small_config(corpus, model__arch="f", train__save_every=3), tmp_path / "run", Silent())
+    steps = [int(path.name.removeprefix("step-")) for path in list_checkpoints(run.checkpoints)]
+    assert steps == [12, 15, 18, 21, 24]
+
+
+def test_resume_refuses_a_changed_configuration_and_names_the_keys(corpus: Path, tmp_path: Path) -> None:
+    config = small_config(corpus, model__arch="sf")
+    with pytest.raises(Stop):
+        retrain(config, tmp_path / "run", StopAfter(9))
+    with pytest.raises(ParnasError, match=r"train\.lr: 0\.002 before, 0\.5 now"):
+        retrain(config.replace(train__lr=0.5), tmp_path / "run", Silent(), resume=True)
+
+
+def test_finished_or_foreign_runs_are_not_resumed(retrain_run: Run, search_run: Run, corpus: Path) -> None:
+    with pytest.raises(ParnasError, match="is finished"):
+        retrain(retrain_run.config(), retrain_run.folder, Silent(), resume=True)
+    with pytest.raises(ParnasError, match="already holds files"):
+        retrain(small_config(corpus, model__arch="sf"), search_run.folder, Silent())
+
+
+def test_summary_says_what_each_figure_divides_by(retrain_run: Run) -> None:
+    valid = retrain_run.summary()["valid"]
+    text = (Path(retrain_run.config().data.corpus) / "valid.txt").read_text()
+    assert valid["bytes"] == len(text.encode())
+    assert valid["words"] == len(text.split()) + text.count("\n")
+    assert valid["tokens"] == valid["words"]  # a word tokenizer predicts words and line ends
+    assert valid["ppl"] == pytest.approx(valid["word_ppl"])
+    assert valid["nats"] == pytest.approx(valid["loss"] * valid["tokens"])
+
+
+def test_metrics_are_json_without_nan(search_run: Run) -> None:
+    for line in (search_run.folder / METRICS).read_text().splitlines():
+        json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} in metrics"))
+
+
+def test_auto_cutoffs_are_resolved_in_the_run(corpus: Path, tmp_path: Path) -> None:
+    config: Config = small_config(corpus, model__arch="f", model__cutoffs="auto", train__steps=2)
+    run = retrain(config, tmp_path / "run", Silent())
+    cutoffs = run.config().model.cutoffs
+    assert len(cutoffs) == 2
+    assert 0 < cutoffs[0] < cutoffs[1]
+    assert str(load(run.folder).architecture) == str(Architecture("f"))
