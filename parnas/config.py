@@ -6,7 +6,6 @@ Every field carries its default, unit and meaning here and nowhere else; the ref
 import difflib
 import re
 from collections.abc import Iterator, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
@@ -314,7 +313,7 @@ def find_config(name: str | Path) -> Path:
     path = Path(name)
     if path.is_file():
         return path
-    packaged = Path(str(resources.files("parnas"))) / "configs" / path.name
+    packaged = Path(__file__).parent / "configs" / path.name
     for candidate in (packaged, packaged.with_name(f"{path.name}.yaml")):
         if path == Path(path.name) and candidate.is_file():
             return candidate

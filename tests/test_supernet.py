@@ -12,7 +12,7 @@ from parnas.errors import ParnasError
 from parnas.model.estimators import draw_gates, gumbel_softmax, harden, runs_single_path
 
 SPACE = ("s", "f", "i")
-STRINGS = ["".join(letters) for letters in itertools.product(SPACE, repeat=3)]
+STRINGS = ["".join(letters) for letters in itertools.product(SPACE, repeat=2)]
 ESTIMATORS = ["soft", "straight_through"]
 VARIANTS = {
     "shared, tied": {},
@@ -184,10 +184,8 @@ def test_multiply_adds_are_those_of_all_candidates():
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS.keys())
 @torch.no_grad()
 def test_extracted_network_equals_the_supernet_with_one_hot_gates(variant):
-    network, ids = make_supernet(**variant), random_ids(2, 6)
-    for arch in STRINGS:
-        if arch == "iii":
-            continue
+    network, ids = make_supernet(2, **variant), random_ids(2, 6)
+    for arch in STRINGS[:-1]:  # all but identity alone
         extracted = network.extract(Architecture(arch))
         expected, _ = read_in_segments(network, ids, 3, gates=one_hot(arch))
         near(read_in_segments(extracted, ids, 3)[0], expected)

@@ -43,22 +43,24 @@ def find_corpus(name: str, note: Note = silent) -> Corpus:
 
     Raises `ParnasError` for what is missing, empty, too short, binary, wrongly encoded or not as published.
     """
-    if name in KNOWN:
-        splits = find_known(KNOWN[name], note)
-    elif name == "pydoc":
-        splits = _splits_of_folder(gather_pydoc(note))
-    else:
-        splits = _splits_of_path(Path(name).expanduser())
-    return Corpus(name, splits, _fingerprint(splits))
+    try:
+        if name in KNOWN:
+            splits = find_known(KNOWN[name], note)
+        elif name == "pydoc":
+            splits = _splits_of_folder(gather_pydoc(note))
+        else:
+            splits = _splits_of_path(Path(name).expanduser())
+        return Corpus(name, splits, _fingerprint(splits))
+    except OSError as error:
+        raise ParnasError(
+            f"The corpus {name} cannot be read: {error}. See that the file is there and readable."
+        ) from error
 
 
 def _splits_of_path(path: Path) -> dict[str, TextSlice]:
-    try:
-        splits = _splits_of_folder(path) if path.is_dir() else _splits_of_file(path)
-        for text in {text.path: text for text in splits.values()}:
-            _check_text(TextSlice.whole(text))
-    except OSError as error:
-        raise ParnasError(f"{path} cannot be read: {error.strerror}.") from error
+    splits = _splits_of_folder(path) if path.is_dir() else _splits_of_file(path)
+    for whole in {TextSlice.whole(text.path): None for text in splits.values()}:
+        _check_text(whole)
     return splits
 
 

@@ -109,11 +109,11 @@ class TokenStreams:
 
     def train_counts(self) -> NDArray[np.int64]:
         """Occurrences of each token in the training split [V]; they never rise."""
-        tokens = self.tokens("train")
         counts = np.zeros(self.header.vocab_size, np.int64)
-        # In pieces, since bincount makes an int64 copy of what it is given.
-        for start in range(0, len(tokens), 1 << 22):
-            counts += np.bincount(tokens[start : start + (1 << 22)], minlength=len(counts))
+        # Read in pieces, since bincount makes an int64 copy of what it is given.
+        with _tokens_file(self.folder, "train").open("rb") as file:
+            while piece := file.read(1 << 24):
+                counts += np.bincount(np.frombuffer(piece, self.header.dtype), minlength=len(counts))
         return counts
 
 

@@ -1,0 +1,92 @@
+"""One table for any number of runs, and what it refuses."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from conftest import make_text, small_config
+
+from parnas.errors import ParnasError
+from parnas.evaluation.comparison import Conditions, compare
+from parnas.run import Run
+from parnas.training.reporter import Silent
+from parnas.training.retrain import retrain
+
+
+@pytest.fixture(scope="module")
+def byte_run(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    config = small_config(corpus, model__arch="sf", data__tokenizer__kind="byte", train__steps=4)
+    return retrain(config, tmp_path_factory.mktemp("runs") / "bytes", Silent())
+
+
+def test_the_table_agrees_with_the_runs(search_run: Run, retrain_run: Run) -> None:
+    comparison = compare([search_run.folder, retrain_run.folder], Conditions(), Silent())
+    table = comparison.table.set_index("run")
+    for run in (search_run, retrain_run):
+        assert table.loc[run.name, "ppl"] == pytest.approx(run.summary()["valid"]["ppl"], rel=1e-6)
+        assert table.loc[run.name, "parameters"] == run.summary()["parameters"]
+    assert list(table["network"]) == ["SuperNet", "discrete"]
+    assert (table["latency_p95_ms"] >= table["latency_ms"]).all()
+    assert (table["train_tokens_per_s"] > 0).all()
+
+
+def test_multiply_adds_of_a_small_network_counted_by_hand(retrain_run: Run) -> None:
+    """sfs at width 16, inner 32, segment and memory 8, full softmax over 36 words and <eos>."""
+    row = compare([retrain_run.folder], Conditions(), Silent()).table.iloc[0]
+    attention = 2 * 16 * 16 + 3 * 16 * 16 * (16 / 8) + 3 * 16 * 16
+    vocabulary = retrain_run.summary()["parameters"] - retrain_run.summary()["parameters_without_embeddings"]
+    assert vocabulary % (16 + 1) == 0
+    assert row["multiply_adds_per_token"] == 2 * attention + 2 * 16 * 32 + 16 * (vocabulary // 17)
+
+
+def test_lengths_and_split_are_the_callers(retrain_run: Run) -> None:
+    usual = compare([retrain_run.folder], Conditions(), Silent()).table.iloc[0]
+    other = compare([retrain_run.folder], Conditions("test", tgt_len=4, mem_len=0), Silent()).table.iloc[0]
+    assert (usual["tgt_len"], usual["mem_len"], other["tgt_len"], other["mem_len"]) == (8, 8, 4, 0)
+    assert usual["ppl"] != other["ppl"]
+
+
+def test_different_tokenizers_that_lose_nothing_share_words_and_bytes_only(retrain_run: Run, byte_run: Run) -> None:
+    comparison = compare([retrain_run.folder, byte_run.folder], Conditions(), Silent())
+    assert not {"ppl", "tokens"} & set(comparison.table.columns)
+    assert {"word_ppl", "bits_per_byte"} <= set(comparison.table.columns)
+    assert comparison.table["words"].nunique() == comparison.table["bytes"].nunique() == 1
+    assert any("different tokenizers" in note for note in comparison.notes)
+
+
+def test_tokenizers_that_lose_different_information_are_refused(retrain_run: Run, corpus: Path, tmp_path: Path) -> None:
+    config = small_config(corpus, model__arch="f", data__tokenizer__lowercase=True, train__steps=2)
+    folded = retrain(config, tmp_path / "folded", Silent())
+    with pytest.raises(ParnasError, match=r"lose different information(.|\n)*folded: case"):
+        compare([retrain_run.folder, folded.folder], Conditions(), Silent())
+
+
+def test_different_corpora_are_refused(retrain_run: Run, tmp_path: Path) -> None:
+    for seed, split in enumerate(("train", "valid", "test")):
+        (tmp_path / f"{split}.txt").write_text(make_text(200, 50 + seed))
+    other = retrain(small_config(tmp_path, model__arch="f", train__steps=2), tmp_path / "other", Silent())
+    with pytest.raises(ParnasError, match="different texts"):
+        compare([retrain_run.folder, other.folder], Conditions(), Silent())
+
+
+def test_a_text_changed_since_training_is_refused(corpus: Path, tmp_path: Path) -> None:
+    for split in ("train", "valid", "test"):
+        (tmp_path / f"{split}.txt").write_text((corpus / f"{split}.txt").read_text())
+    run = retrain(small_config(tmp_path, model__arch="f", train__steps=2), tmp_path / "run", Silent())
+    (tmp_path / "valid.txt").write_text(make_text(150, 77))
+    with pytest.raises(ParnasError, match="not what .* was trained with"):
+        compare([run.folder], Conditions(), Silent())
+
+
+def test_written_files_agree_with_each_other(retrain_run: Run, tmp_path: Path) -> None:
+    comparison = compare([retrain_run.folder], Conditions(), Silent())
+    csv, markdown, as_json = comparison.write(tmp_path)
+    assert pd.read_csv(csv)["word_ppl"][0] == pytest.approx(json.loads(as_json.read_text())[0]["word_ppl"])
+    assert "| sfs" in markdown.read_text()
+    assert all(f"* {note}" in markdown.read_text() for note in comparison.notes)
+
+
+def test_the_same_run_twice_is_refused(retrain_run: Run) -> None:
+    with pytest.raises(ParnasError, match="given twice"):
+        compare([retrain_run.folder, retrain_run.folder], Conditions(), Silent())
