@@ -27,7 +27,7 @@ class Mistake(NamedTuple):
 class Section(BaseModel):
     """Base of every section: frozen, typed strictly, closed to unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     def mistakes(self) -> Iterator[Mistake]:
         """Mistakes that no single field can show."""
@@ -295,8 +295,15 @@ def _exponent(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int | float:
 
 _Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
 _Loader.add_constructor("tag:yaml.org,2002:seq", _sequence)
-_Loader.add_implicit_resolver("!exponent", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+"), list("-+0123456789"))
 _Loader.add_constructor("!exponent", _exponent)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes the strings that `_Loader` would take for numbers."""
+
+
+for _side in (_Loader, _Dumper):
+    _side.add_implicit_resolver("!exponent", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789"))
 
 
 def read_yaml(text: str, source: str) -> Any:
@@ -368,7 +375,8 @@ def check_config(tree: dict[Any, Any], source: str, problems: Sequence[str] = ()
 
 def dump_config(config: Config) -> str:
     """The whole tree as YAML, as it is kept in a run folder."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    text: str = yaml.dump(config.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    return text
 
 
 def walk_fields(section: type[Section] = Config, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -409,9 +417,10 @@ def _describe(detail: Any) -> list[str]:
     if detail["type"] == "mistakes":
         return [f"{key}.{inner}".lstrip(".") + f" {problem}" for inner, problem in detail["ctx"]["found"]]
     if detail["type"] == "extra_forbidden":
-        last = key.rpartition(".")[2]
+        section, _, last = key.rpartition(".")
         by_name = [other for other in known if other.rpartition(".")[2] == last]
-        near = by_name or difflib.get_close_matches(key, known, 1, 0.6)
+        beside = {other.rpartition(".")[2]: other for other in known if other.rpartition(".")[0] == section}
+        near = by_name or [beside[name] for name in difflib.get_close_matches(last, beside, 1, 0.6)]
         near = near or [k for k in known if difflib.get_close_matches(last, [k.rpartition(".")[2]], 1, 0.75)]
         return [f"{key} is no known key" + (f"; did you mean {near[0]}?" if near else "")]
     given = repr(detail["input"])

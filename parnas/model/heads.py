@@ -16,6 +16,8 @@ from torch.nn import functional as F
 from parnas.config import ModelConfig
 from parnas.errors import ParnasError
 
+ROW_STEP = 64
+
 
 def cluster_bounds(config: ModelConfig, vocab_size: int) -> list[int]:
     """[0, cutoffs…, V]; raises `ParnasError` for cutoffs beyond the vocabulary."""
@@ -54,6 +56,13 @@ class Embedding(nn.Module):
         scaled: Tensor = vectors.view(*tokens.shape, self.d_model) * math.sqrt(self.d_model)
         return scaled
 
+    def multiply_adds(self, shares: Sequence[float]) -> float:
+        """Expected multiply-adds to embed a token: its cluster's projection; `shares` as for the softmax."""
+        if not self.projections:
+            return 0.0
+        of_clusters = zip([1 - sum(shares), *shares], self.projections, strict=True)
+        return math.fsum(share * projection.numel() for share, projection in of_clusters)
+
 
 class SoftmaxHead(nn.Module):
     """Full or adaptive softmax; a full one is an adaptive one with a single cluster."""
@@ -86,7 +95,7 @@ class SoftmaxHead(nn.Module):
             members.append((cluster, start, inside.nonzero().squeeze(-1)))
         nll = F.cross_entropy(self._head_logits(hidden), head_targets, reduction="none")
         for cluster, start, rows in members:
-            logits = self._logits(hidden[rows], cluster)
+            logits = self._logits(round_up_rows(hidden[rows]), cluster)[: len(rows)]
             nll = nll.index_add(0, rows, F.cross_entropy(logits, targets[rows] - start, reduction="none"))
         return nll
 
@@ -140,6 +149,15 @@ class SoftmaxHead(nn.Module):
         shared = len(self.tables) == 1
         table: Tensor = self.tables[0 if shared else cluster]
         return table[self.bounds[cluster] : self.bounds[cluster + 1]] if shared else table
+
+
+def round_up_rows(hidden: Tensor) -> Tensor:
+    """[N, D] with zero rows behind, up to a multiple of ROW_STEP.
+
+    The number of rows in a tail differs from batch to batch, and for each new shape oneDNN compiles a bf16 kernel,
+    which takes longer than the product itself; few shapes keep them in its cache.
+    """
+    return F.pad(hidden, (0, 0, 0, -len(hidden) % ROW_STEP))
 
 
 def matrices(shapes: Sequence[tuple[int, int]]) -> nn.ParameterList:

@@ -129,7 +129,8 @@ class TransformerXL(nn.Module):
         `counts` [V] are the training frequencies, which say how often a tail of the adaptive softmax is needed.
         """
         blocks = sum(cast(Block, block).multiply_adds(tgt_len, mem_len) for block in self.blocks)
-        return blocks + self.head.multiply_adds(self.head.cluster_shares(counts))
+        shares = self.head.cluster_shares(counts)
+        return blocks + self.embedding.multiply_adds(shares) + self.head.multiply_adds(shares)
 
     def embedding_parameters(self) -> int:
         """Number of weights in the embedding and the softmax, shared ones counted once."""
