@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-EXTRAS := dev
+EXTRAS := dev,parity
 INSTALLED := $(VENV)/.installed
 
 .PHONY: demo test lint format bench install clean
@@ -44,10 +44,10 @@ format: $(INSTALLED)
 	$(BIN)/ruff format .
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --cov --cov-report=term:skip-covered
 
 bench: $(INSTALLED)
-	$(BIN)/python -m benchmarks.cutoffs
+	$(BIN)/python benchmarks/cutoffs.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .coverage

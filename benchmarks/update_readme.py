@@ -65,9 +65,14 @@ def render(record: dict) -> str:
             f"| {row['word_ppl']:.1f} | {row['parameters']:,} | {row['multiply_adds_per_token']:,.0f} "
             f"| {row['latency_ms']:.2f} | {row['steps']:,.0f} | {row['train_seconds'] / 60:.1f} |"
         )
-    lines += ["", f"First validation at or below {TARGET} bits per byte: " + "; ".join(
-        f"{name} at step {at['step']:,}" if at else f"{name} never" for name, at in record["reached"].items()
-    ) + "."]
+    lines += [
+        "",
+        f"First validation at or below {TARGET} bits per byte: "
+        + "; ".join(
+            f"{name} at step {at['step']:,}" if at else f"{name} never" for name, at in record["reached"].items()
+        )
+        + ".",
+    ]
     if warnings := record["derivation"]["warnings"]:
         lines += ["", "Derive warned: " + "; ".join(warnings) + "."]
     return "\n".join(lines)

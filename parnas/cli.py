@@ -133,7 +133,7 @@ def retrain(
 @app.command()
 def evaluate(
     runs: Runs,
-    split: Annotated[str, typer.Option("--split", help="train, valid or test.")] = "valid",
+    split: Annotated[str | None, typer.Option("--split", help="train, valid or test; default: as configured.")] = None,
     mem_len: Annotated[
         int | None, typer.Option("--mem-len", min=0, help="Positions of memory; default: as trained.")
     ] = None,
@@ -143,7 +143,7 @@ def evaluate(
     out: Out = None,
 ) -> None:
     """Compare perplexities and costs of runs in one table."""
-    if split not in ("train", "valid", "test"):
+    if split not in (None, "train", "valid", "test"):
         raise ParnasError(f"--split is {split!r}; give train, valid or test.")
     from parnas.display import make_reporter, show_comparison
     from parnas.evaluation.comparison import Conditions, compare

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from parnas.architecture import LETTERS
-from parnas.training.reporter import Reporter
+from parnas.training.reporter import Reporter, describe_metrics
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -109,19 +109,6 @@ class LiveReporter:
         lines = [Text(text, no_wrap=True, overflow="ellipsis") for text in self.latest.values()]
         blocks: list[RenderableType] = [Columns(self.bars, padding=(0, 3))] if self.bars else []
         return Group(self.progress, *lines, *blocks)
-
-
-def describe_metrics(record: Mapping[str, Any]) -> str:
-    """A line of metrics in words."""
-    parts = [f"{record['split']:<5} loss {record['loss']:.3f}  ppl {record['ppl']:.2f}"]
-    known = {
-        "argmax_ppl": "argmax ppl {:.2f}",
-        "bits_per_byte": "bits/byte {:.3f}",
-        "tokens_per_s": "{:,.0f} tokens/s",
-        "lr": "lr {:.1e}",
-        "tau": "tau {:.3f}",
-    }
-    return "  ".join(parts + [form.format(record[key]) for key, form in known.items() if key in record])
 
 
 def pi_bar(number: int, space: Sequence[str], pi: Sequence[float]) -> Text:

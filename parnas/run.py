@@ -6,6 +6,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Mapping
+from datetime import datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
@@ -96,6 +97,11 @@ class Run:
         """Add one line to a JSONL file, in one write."""
         with (self.folder / name).open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
+
+    def write_log(self, text: str) -> None:
+        """Add a line with the time of day to `run.log`, for people."""
+        with (self.folder / "run.log").open("a", encoding="utf-8") as file:
+            file.write(f"{datetime.now():%Y-%m-%d %H:%M:%S} {text}\n")
 
     def records(self, name: str) -> list[dict[str, Any]]:
         """All lines of a JSONL file; a torn last line is left out."""

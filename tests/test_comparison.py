@@ -75,7 +75,7 @@ def test_a_text_changed_since_training_is_refused(corpus: Path, tmp_path: Path) 
         (tmp_path / f"{split}.txt").write_text((corpus / f"{split}.txt").read_text())
     run = retrain(small_config(tmp_path, model__arch="f", train__steps=2), tmp_path / "run", Silent())
     (tmp_path / "valid.txt").write_text(make_text(150, 77))
-    with pytest.raises(ParnasError, match="not what .* was trained with"):
+    with pytest.raises(ParnasError, match=r"not what .* was trained with"):
         compare([run.folder], Conditions(), Silent())
 
 

@@ -37,7 +37,9 @@ def model(streams: TokenStreams) -> TransformerXL:
     return network
 
 
-def loss_of(model: TransformerXL, streams: TokenStreams, batch_size: int, tgt_len: int = 8, mem_len: int = 12) -> TotalLoss:
+def loss_of(
+    model: TransformerXL, streams: TokenStreams, batch_size: int, tgt_len: int = 8, mem_len: int = 12
+) -> TotalLoss:
     tokens, first = streams.tokens("valid"), streams.tokenizer.eos_id
     return measure_loss(model, tokens, first, CPU, batch_size=batch_size, tgt_len=tgt_len, mem_len=mem_len)
 
@@ -103,7 +105,9 @@ def test_forerunners_figure_in_our_units() -> None:
     assert loss.word_perplexity(counts) == pytest.approx(223.5, abs=0.2)
 
 
-def test_networks_take_turns_when_their_latency_is_measured(model: TransformerXL, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_networks_take_turns_when_their_latency_is_measured(
+    model: TransformerXL, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls: list[int] = []
     other = TransformerXL.build(model.config, Architecture.parse("f"), model.vocab_size)
     original = TransformerXL.nll

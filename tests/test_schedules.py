@@ -1,6 +1,7 @@
 """Learning rate and temperature over the steps of a run."""
 
 import math
+from itertools import pairwise
 
 import pytest
 
@@ -12,7 +13,7 @@ def test_learning_rate_rises_to_its_peak_and_falls_to_zero() -> None:
     rates = [learning_rate(step, 100, 0.5, 10) for step in range(100)]
     assert rates[:10] == pytest.approx([0.05 * (step + 1) for step in range(10)])
     assert rates[10] == pytest.approx(0.5)
-    assert all(later < earlier for earlier, later in zip(rates[10:], rates[11:], strict=False))
+    assert all(later < earlier for earlier, later in pairwise(rates[10:]))
     assert 0 < rates[-1] < 0.001
     assert learning_rate(55, 100, 0.5, 10) == pytest.approx(0.25)
 

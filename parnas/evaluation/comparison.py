@@ -1,7 +1,7 @@
 """One table for any number of runs: what they reach, and what they cost."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +26,7 @@ from parnas.training.reporter import Reporter
 class Conditions:
     """How a comparison measures; none means as each run was trained."""
 
-    split: str = "valid"
+    split: str | None = None  # none: evaluation.split of the first run's configuration
     tgt_len: int | None = None
     mem_len: int | None = None
 
@@ -63,7 +63,9 @@ def compare(folders: Sequence[Path], conditions: Conditions, reporter: Reporter)
         raise ParnasError("A run is given twice; name each one once.")
     runs = {str(folder): load(folder) for folder in folders}
     refuse_incomparable(runs)
-    notes = [f"split {conditions.split}; words include a line end for each line, since it is predicted"]
+    if conditions.split is None:
+        conditions = replace(conditions, split=next(iter(runs.values())).config.evaluation.split)
+    notes = [f"split {conditions.split}; words include the line ends, since they are predicted"]
     networks = {name: network_of(run) for name, run in runs.items()}
     devices = {name: choose_device(run.config.runtime) for name, run in runs.items()}
     rows = {}
@@ -111,6 +113,7 @@ def measure_run(
     name: str, run: LoadedRun, network: TransformerXL, device: Device, conditions: Conditions
 ) -> dict[str, str | float]:
     """A row of the table but for the latency."""
+    assert conditions.split is not None
     tgt_len, mem_len = lengths(run.config, conditions)
     streams = prepare(run.config.data)
     if not same_text(streams.header, run.header):

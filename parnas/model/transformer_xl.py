@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from parnas.architecture import Architecture
 from parnas.config import ModelConfig
+from parnas.errors import ParnasError
 from parnas.model.heads import Embedding, SoftmaxHead
 from parnas.model.layers import Block, Context, encode_distances, hide_future, make_layer, relative_biases
 
@@ -100,8 +101,13 @@ class TransformerXL(nn.Module):
         """Continue `prompt` [B, T] by `length` sampled ids: [B, T + length].
 
         `temperature` 0 takes the likeliest id. `top_k` samples among the k likeliest only. Reads each token once,
-        in segments of one after the prompt, with the memory that training used.
+        in segments of one after the prompt, with the memory that training used. Raises `ParnasError` for an empty
+        prompt, a negative temperature or a top_k below 1.
         """
+        if prompt.shape[1] == 0 or temperature < 0 or (top_k is not None and top_k < 1):
+            raise ParnasError(
+                "generate needs a prompt of a token or more, a temperature of 0 or more and a top_k of 1 or more."
+            )
         was_training = self.training
         self.eval()
         tokens, memory, ids = prompt, None, [prompt]

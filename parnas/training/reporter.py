@@ -40,3 +40,16 @@ class Silent:
     def note(self, text: str) -> None: ...
 
     def stop(self) -> None: ...
+
+
+def describe_metrics(record: Mapping[str, Any]) -> str:
+    """A line of metrics in words."""
+    parts = [f"{record['split']:<5} loss {record['loss']:.3f}  ppl {record['ppl']:.2f}"]
+    known = {
+        "argmax_ppl": "argmax ppl {:.2f}",
+        "bits_per_byte": "bits/byte {:.3f}",
+        "tokens_per_s": "{:,.0f} tokens/s",
+        "lr": "lr {:.1e}",
+        "tau": "tau {:.3f}",
+    }
+    return "  ".join(parts + [form.format(record[key]) for key, form in known.items() if key in record])

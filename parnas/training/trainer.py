@@ -4,7 +4,9 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,11 +17,14 @@ from parnas.data.streams import TokenStreams
 from parnas.errors import ParnasError
 from parnas.model.transformer_xl import Memory, TransformerXL
 from parnas.run import METRICS, Run
-from parnas.training.checkpoint import load_state, load_weights, newest_checkpoint, save_checkpoint
+from parnas.training.checkpoint import list_checkpoints, load_state, load_weights, newest_checkpoint, save_checkpoint
 from parnas.training.device import Device
 from parnas.training.perplexity import TotalLoss, measure_loss
-from parnas.training.reporter import Reporter
+from parnas.training.reporter import Reporter, describe_metrics
 from parnas.training.schedules import learning_rate, shorten_warmup
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 
 class Plan(NamedTuple):
@@ -63,6 +68,7 @@ class Trainer:
         self.recent: list[tuple[Tensor, Tensor]] = []  # loss and gradient norm of the steps since the last line
         self.logged_at, self.logged_step = time.perf_counter(), 0
         self.validation: dict[str, TotalLoss] = {}  # of the last validation
+        self.writer: SummaryWriter | None = None
 
     # What a phase may do otherwise.
 
@@ -115,7 +121,12 @@ class Trainer:
     def log(self, record: dict[str, Any]) -> None:
         """Write and show the metrics of the last steps."""
         self.session.run.append(METRICS, record)
+        self.session.run.write_log(describe_metrics(record))
         self.session.reporter.metrics(record)
+        if self.writer is not None:
+            for name, value in record.items():
+                if name not in ("step", "split"):
+                    self.writer.add_scalar(f"{record['split']}/{name}", value, record["step"])
 
     # The loop.
 
@@ -123,6 +134,7 @@ class Trainer:
         """Train to the last step, logging, validating and saving on the way."""
         train, reporter = self.session.config.train, self.session.reporter
         reporter.start(self.title, self.step, self.plan.steps)
+        self.writer = open_tensorboard(self.session.run.folder, self.step)
         self.model.train()
         started, before = time.perf_counter(), self.seconds
         self.logged_at, self.logged_step = started, self.step
@@ -142,11 +154,15 @@ class Trainer:
                     self.save()
         finally:
             reporter.stop()
+            if self.writer is not None:
+                self.writer.close()
 
     def resume(self) -> None:
         """Go on from the newest checkpoint that verifies; without one, from the start."""
         run = self.session.run
         path = newest_checkpoint(run.checkpoints, self.session.reporter.note)
+        if path is None and list_checkpoints(run.checkpoints):
+            raise ParnasError(f"No checkpoint in {run.checkpoints} is whole; remove that folder to begin anew.")
         if path is not None:
             load_weights(path, self.model)
             self.restore(load_state(path))
@@ -239,6 +255,15 @@ class Trainer:
             f"The last good checkpoint is {kept or 'none, as none was written yet'}. "
             "Lower the learning rate or train.clip, lengthen the warm-up, or set runtime.precision: fp32."
         )
+
+
+def open_tensorboard(folder: Path, step: int) -> "SummaryWriter | None":
+    """A writer of TensorBoard scalars into `folder/tensorboard`, from `step` on; none where it is not installed."""
+    if find_spec("tensorboard") is None:
+        return None
+    from torch.utils.tensorboard import SummaryWriter
+
+    return SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1 if step else None)
 
 
 def make_adamw(parameters: list[nn.Parameter], lr: float, weight_decay: float) -> torch.optim.AdamW:

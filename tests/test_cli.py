@@ -1,0 +1,247 @@
+"""The commands as a user runs them: what they print, what they refuse, and how they leave."""
+
+import errno
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import make_text, small_config
+from safetensors.torch import load_file
+
+from parnas.cli import main
+from parnas.config import dump_config
+from parnas.run import METRICS, Run
+from parnas.training.checkpoint import list_checkpoints
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="module")
+def config_file(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("config") / "small.yaml"
+    path.write_text(dump_config(small_config(corpus)))
+    return path
+
+
+def run_command(*arguments: object) -> int:
+    """The exit code of the command line."""
+    try:
+        main([str(argument) for argument in arguments])
+    except SystemExit as leaving:
+        return int(leaving.code or 0)
+    return 0
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """The one message of a command that must fail with exit code 2 and no traceback."""
+    capsys.readouterr()
+    assert run_command(*arguments) == 2
+    error = capsys.readouterr().err
+    assert "Traceback" not in error
+    assert error.count("error: ") == 1
+    return error
+
+
+def test_the_whole_journey(config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found, derived, plain = tmp_path / "search", tmp_path / "derived", tmp_path / "interleaved"
+    assert run_command("search", config_file, "--run", found) == 0
+    assert run_command("derive", found) == 0
+    string = Run(found).arch_file()["arch"]
+    assert f"architecture: {string}" in capsys.readouterr().out
+    arch = string if set(string) != {"i"} else "sf"
+    assert run_command("retrain", config_file, "--arch", found / "arch.yaml", "--run", derived) == 0
+    assert Run(derived).config().model.arch == arch
+    assert run_command("retrain", config_file, "--arch", "interleaved-3", "--run", plain) == 0
+    assert Run(plain).summary()["arch"] == "sfs"
+    out = tmp_path / "comparison"
+    assert run_command("evaluate", found, derived, plain, "--out", out, "--split", "test") == 0
+    rows = json.loads((out / "comparison.json").read_text())
+    assert [row["run"] for row in rows] == ["search", "derived", "interleaved"]
+    assert (out / "curves.png").stat().st_size > 1000
+    for name in ("pi.gif", "pi-first.png", "pi-middle.png", "pi-last.png", "pi-lines.png", "curves.png"):
+        assert (found / "figures" / name).stat().st_size > 1000
+    shutil.rmtree(found / "figures")
+    assert run_command("plot", found) == 0
+    assert (found / "figures" / "pi.gif").is_file()
+
+
+@pytest.mark.parametrize("script", ["search", "derive", "retrain", "evaluate"])
+def test_scripts_are_doors_to_the_same_commands(script: str) -> None:
+    answer = subprocess.run(
+        [sys.executable, ROOT / f"{script}.py", "--help"], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert f"parnas {script}" in answer.stdout
+
+
+def test_help_needs_no_torch() -> None:
+    code = "import sys, parnas.cli; sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+def test_search_killed_and_resumed_by_the_command(config_file: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    arguments = [config_file, "search.steps=2000", "train.save_every=20", "train.eval_every=2000", "--run", folder]
+    process = subprocess.Popen(
+        [sys.executable, ROOT / "search.py", *map(str, arguments)], stderr=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    while not list_checkpoints(folder / "checkpoints") and process.poll() is None:
+        pass
+    process.kill()
+    process.communicate()
+    assert run_command("search", *arguments, "--resume") == 0
+    steps = [line["step"] for line in Run(folder).records(METRICS) if line["split"] == "train"]
+    assert steps == list(range(4, 2001, 4))
+
+
+def test_resume_takes_the_configuration_of_the_run(
+    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command("retrain", config_file, "--arch", "sf", "--run", tmp_path / "run") == 0
+    (tmp_path / "run" / "summary.json").unlink()
+    assert run_command("retrain", "--resume", "--run", tmp_path / "run") == 0
+    assert Run(tmp_path / "run").finished()
+    assert "is finished" in refusal(capsys, "retrain", "--resume", "--run", tmp_path / "run")
+    assert "--resume needs --run" in refusal(capsys, "retrain", config_file, "--resume")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["search", "nowhere.yaml"], "There is no configuration nowhere.yaml"),
+        (["search", "CONFIG", "model.d_modle=3"], "model.d_modle is no known key; did you mean model.d_model?"),
+        (["search", "CONFIG", "model.d_model=many"], "model.d_model is 'many'; it should be a valid integer"),
+        (["search", "CONFIG", "model.n_heads=5"], "model.n_heads is 5, which does not divide d_model 16"),
+        (["search", "CONFIG", "model.cutoffs=[5000]"], "model.cutoffs end at 5000, but the vocabulary has"),
+        (["search", "CONFIG", "data.batch_size=5000"], "Lower one of them"),
+        (["search", "CONFIG", "runtime.device=cuda:99"], "not on this machine"),
+        (["search", "CONFIG", "runtime.device=abacus"], "give auto, cpu, cuda"),
+        (["search", "CONFIG", "OTHER.yaml"], "One configuration is read, not 2"),
+        (["retrain", "CONFIG"], "No architecture was given"),
+        (["retrain", "CONFIG", "--arch", "sxf"], "Cannot read the architecture|Unknown layer letter"),
+        (["retrain", "CONFIG", "--arch", "(sf"], "leaves 1 bracket"),
+        (["retrain", "CONFIG", "--arch", "iii"], "no layer besides identity"),
+        (["retrain", "CONFIG", "--arch", "missing.yaml"], "There is no file missing.yaml"),
+        (["derive", "RETRAIN"], "has no pi.jsonl"),
+        (["derive", "nowhere"], "There is no run folder nowhere"),
+        (["evaluate", "nowhere"], "There is no run folder nowhere"),
+        (["evaluate", "RETRAIN", "--split", "exam"], "give train, valid or test"),
+        (["plot", "nowhere"], "There is no run folder nowhere"),
+        (["cutoffs", "nowhere"], "There is no run folder or file nowhere"),
+        (["data", "nowhere"], "nowhere"),
+    ],
+)
+def test_mistakes_get_one_message_and_exit_code_2(
+    arguments: list[str],
+    message: str,
+    config_file: Path,
+    retrain_run: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    stand_ins = {"CONFIG": str(config_file), "RETRAIN": str(retrain_run.folder)}
+    error = refusal(capsys, *(stand_ins.get(argument, argument) for argument in arguments))
+    assert any(part in error for part in message.split("|")), error
+
+
+def test_a_run_folder_in_use_is_not_overwritten(
+    config_file: Path, search_run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (search_run.folder / "metrics.jsonl").read_text()
+    assert "already holds files" in refusal(capsys, "search", config_file, "--run", search_run.folder)
+    assert (search_run.folder / "metrics.jsonl").read_text() == before
+
+
+def test_resume_with_no_whole_checkpoint_is_refused_not_begun_anew(
+    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    assert run_command("retrain", config_file, "--arch", "sf", "--run", folder) == 0
+    (folder / "summary.json").unlink()
+    for checkpoint in list_checkpoints(folder / "checkpoints"):
+        (checkpoint / "state.pt").write_bytes(b"broken")
+    assert "is whole" in refusal(capsys, "retrain", "--resume", "--run", folder)
+    assert "no whole checkpoint" in refusal(capsys, "evaluate", folder)
+
+
+@pytest.mark.parametrize("missing", ["config.yaml", "streams.json", "tokenizer", "checkpoints", "environment.json"])
+def test_a_run_that_lacks_what_a_command_needs(
+    missing: str, retrain_run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(retrain_run.folder, tmp_path / "run")
+    path = tmp_path / "run" / missing
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert missing.split(".", maxsplit=1)[0].rstrip("s") in refusal(capsys, "evaluate", tmp_path / "run")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES])
+def test_trouble_with_the_disk_is_told_with_its_cure(
+    number: int, config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number), str(tmp_path))
+
+    monkeypatch.setattr("parnas.run.write_text", refuse)
+    error = refusal(capsys, "retrain", config_file, "--arch", "sf", "--run", tmp_path / "run")
+    assert os.strerror(number) in error
+    assert "room" in error or "choose another folder" in error
+
+
+def test_a_full_disk_loses_nothing_that_was_written(config_file: Path, tmp_path: Path) -> None:
+    """Files may grow to 12 kB only: small ones are written, the checkpoint is not; with room, the run goes on."""
+    folder, limit = tmp_path / "run", 12_000
+    command = [sys.executable, str(ROOT / "retrain.py"), str(config_file), "--arch", "sf", "--run", str(folder)]
+    answer = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+    )
+    assert answer.returncode == 2, answer.stderr
+    assert "Traceback" not in answer.stderr
+    assert "checkpoint could not be written" in answer.stderr or "File too large" in answer.stderr
+    assert list((folder / "checkpoints").iterdir()) == []
+    assert run_command("retrain", config_file, "--arch", "sf", "--run", folder, "--resume") == 0
+    whole = tmp_path / "whole"
+    assert run_command("retrain", config_file, "--arch", "sf", "--run", whole) == 0
+    weights = [load_file(list_checkpoints(run / "checkpoints")[-1] / "model.safetensors") for run in (folder, whole)]
+    assert all((weights[0][name] == weights[1][name]).all() for name in weights[0])
+
+
+def test_cutoffs_of_a_run_and_of_a_file(retrain_run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "counts.txt").write_text("".join(f"word{n} {1000 // n}\n" for n in range(1, 200)))
+    assert run_command("cutoffs", tmp_path / "counts.txt", "--clusters", 4) == 0
+    assert capsys.readouterr().out.startswith("model.cutoffs: [")
+    assert run_command("cutoffs", retrain_run.folder) == 0
+    assert "of the full softmax" in capsys.readouterr().out
+    (tmp_path / "counts.txt").write_text("one\ntwo\n")
+    assert "must end in a whole number" in refusal(capsys, "cutoffs", tmp_path / "counts.txt")
+
+
+def test_data_prints_the_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "novel.txt").write_text(make_text(400, 5))
+    assert (
+        run_command("data", tmp_path / "novel.txt", "data.tokenizer.kind=byte", "data.tokenizer.vocab_size=null") == 0
+    )
+    out = capsys.readouterr().out
+    assert "train" in out
+    assert "the tokenizer loses nothing" in out
+
+
+def test_interruption_leaves_by_its_own_code(
+    config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("parnas.training.trainer.Trainer.train_step", interrupt)
+    assert run_command("retrain", config_file, "--arch", "sf", "--run", tmp_path / "run") == 130
+    assert "--resume" in capsys.readouterr().err

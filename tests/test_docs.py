@@ -1,0 +1,40 @@
+"""What the pages say must be what the program does."""
+
+import re
+import runpy
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from parnas.config import load_config
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def test_the_configuration_page_is_made_from_the_models() -> None:
+    page = runpy.run_path(str(ROOT / "docs" / "make_configuration.py"))["render"]()
+    assert (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8") == page, "run docs/make_configuration.py"
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *(ROOT / "docs").glob("*.md")], ids=lambda path: path.name)
+def test_links_to_files_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8")):
+        if "://" not in target:
+            assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.name)
+def test_every_shipped_configuration_loads(path: Path) -> None:
+    load_config(path)
+
+
+@pytest.mark.slow
+def test_the_quickstart_notebook_runs(tmp_path: Path) -> None:
+    notebook = nbformat.read(ROOT / "notebooks" / "quickstart.ipynb", as_version=4)
+    for cell in notebook.cells:
+        for name in ("search.steps", "train.steps"):
+            cell.source = cell.source.replace(f"{name}=400", f"{name}=60")
+        cell.source = cell.source.replace("alpha_start_step=100", "alpha_start_step=10")
+    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
