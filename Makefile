@@ -2,52 +2,55 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-EXTRAS := dev,parity
-INSTALLED := $(VENV)/.installed
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --quiet -c constraints.txt
 
-.PHONY: demo test lint format bench install clean
 .DEFAULT_GOAL := help
+.PHONY: help install demo test lint format bench clean
 
 help:
 	@echo "make demo     install into $(VENV) and run search, derive, retrain, evaluate on an embedded corpus"
-	@echo "make test     ruff, mypy, import-linter and pytest"
-	@echo "make install  only make $(VENV) and install"
+	@echo "make test     install with the tools of development, then ruff, mypy, import-linter and pytest"
+	@echo "make install  install only"
 	@echo "make lint | format | bench | clean"
 	@echo "PYTHON=python3.12 make ... takes another Python"
 
-install: $(INSTALLED)
+install: $(VENV)/installed
 
-$(VENV)/pyvenv.cfg:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
-	  { echo "error: $(PYTHON) is missing or older than 3.11; install Python 3.11 or newer, or run: make PYTHON=/path/to/python3.11 ..." >&2; exit 2; }
-	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
-	  { echo "error: $(PYTHON) has no venv module; on Debian and Ubuntu run: apt-get install python3-venv" >&2; exit 2; }
-	@echo "Making $(VENV). About 350 MB will be downloaded, 200 MB of it torch for the CPU;"
-	@echo "where the index at hand has only torch for CUDA, 3 GB: the README shows how to get the CPU build alone."
-	$(PYTHON) -m venv $(VENV)
-
-$(INSTALLED): $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
-	@touch $(INSTALLED)
-
-demo: $(INSTALLED)
+demo: $(VENV)/installed
 	@$(BIN)/parnas demo
 
-lint: $(INSTALLED)
+test: lint
+	$(BIN)/python -m pytest -n auto --cov --cov-report=term:skip-covered
+
+lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-format: $(INSTALLED)
+format: $(VENV)/installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-test: lint
-	$(BIN)/python -m pytest -n auto --cov --cov-report=term:skip-covered
-
-bench: $(INSTALLED)
+bench: $(VENV)/installed
 	$(BIN)/python benchmarks/cutoffs.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .coverage
+
+$(VENV)/pyvenv.cfg:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { echo "error: $(PYTHON) is missing or \
+	older than Python 3.11; install a newer one, or name it: make PYTHON=/path/to/python3.11" >&2; exit 2; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "error: $(PYTHON) cannot make virtual environments; \
+	on Debian and Ubuntu run: apt-get install python3-venv" >&2; exit 2; }
+	@echo "Making $(VENV). About 300 MB are downloaded now, most of it torch for the CPU (make test: 30 MB more)."
+	@echo "Where the package index has torch for CUDA only, it is 3 GB: the README shows how to get the CPU build alone."
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/installed: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/installed-dev: $(VENV)/installed
+	$(PIP) -e '.[dev,parity]'
+	@touch $@

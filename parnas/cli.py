@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from parnas.config import Config, load_config
+from parnas.config import Config, check_config, load_config
 from parnas.errors import ParnasError
 from parnas.run import Run, fresh_folder, read_arch_file
 
@@ -191,11 +191,14 @@ def cutoffs(
 
 @app.command()
 def data(
-    corpus: Annotated[str, typer.Argument(metavar="CORPUS", help="A corpus name, a folder or a text file.")],
+    corpus: Annotated[str, typer.Argument(metavar="CORPUS", help="A corpus, a folder, a text, or a CONFIG.yaml.")],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[data.KEY=VALUE ...]")] = None,
 ) -> None:
     """Fetch, verify and encode a corpus, and print its counts."""
-    config = load_config("demo", [*(overrides or []), f"data.corpus={corpus}"])
+    if corpus.endswith((".yaml", ".yml")):
+        config = load_config(corpus, overrides or [])
+    else:
+        config = check_config({"data": {"corpus": corpus}}, "the command line", overrides=overrides or [])
     from parnas.data.streams import prepare
     from parnas.display import make_reporter, show_counts
 

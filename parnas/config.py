@@ -343,20 +343,18 @@ def load_config(name: str | Path, overrides: Sequence[str] = ()) -> Config:
         tree = {}
     if not isinstance(tree, dict):
         raise ParnasError(f"{path} holds no sections; it should begin like 'model:' with indented keys below.")
-    unread = []
+    return check_config(tree, str(path), overrides)
+
+
+def check_config(tree: dict[Any, Any], source: str, overrides: Sequence[str] = ()) -> Config:
+    """Apply overrides to a nested dictionary and validate it; raises `ParnasError` naming `source` and all mistakes."""
+    found = []
     for override in overrides:
         key, equals, value = override.partition("=")
         if not equals or not key:
-            unread.append(f"{override!r} is not of the form section.key=value")
-            continue
-        problem = _put(tree, key.split("."), read_yaml(value, f"The value of {key}"))
-        unread += [f"{override!r}: {problem}"] if problem else []
-    return check_config(tree, str(path), unread)
-
-
-def check_config(tree: dict[Any, Any], source: str, problems: Sequence[str] = ()) -> Config:
-    """Validate a nested dictionary; raises `ParnasError` naming `source` and every mistake, `problems` included."""
-    found = list(problems)
+            found.append(f"{override!r} is not of the form section.key=value")
+        elif problem := _put(tree, key.split("."), read_yaml(value, f"The value of {key}")):
+            found.append(f"{override!r}: {problem}")
     while True:
         try:
             config = Config.model_validate(tree)

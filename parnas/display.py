@@ -139,38 +139,46 @@ def show_derivation(derivation: "Derivation") -> None:
     print(f"architecture: {derivation.architecture}\n{counts}; {derivation.parameters:,} parameters")
 
 
-FORMATS = {
+QUALITY = {
+    "network": ("network", "{}"),
+    "arch": ("string", "{}"),
+    "bits_per_byte": ("bits/byte", "{:.4f}"),
     "ppl": ("ppl/token", "{:.2f}"),
     "word_ppl": ("ppl/word", "{:.2f}"),
-    "bits_per_byte": ("bits/byte", "{:.4f}"),
     "parameters": ("parameters", "{:,.0f}"),
-    "without_embeddings": ("w/o emb.", "{:,.0f}"),
+}
+COST = {
+    "without_embeddings": ("w/o embed.", "{:,.0f}"),
     "multiply_adds_per_token": ("MACs/token", "{:,.0f}"),
-    "latency_ms": ("ms/segment", "{:.2f}"),
-    "latency_p95_ms": ("p95 ms", "{:.2f}"),
+    "latency_ms": ("ms/seg.", "{:.2f}"),
+    "latency_p95_ms": ("p95", "{:.2f}"),
     "train_tokens_per_s": ("train tok/s", "{:,.0f}"),
     "train_seconds": ("train s", "{:,.0f}"),
+    "tgt_len": ("tgt", "{:.0f}"),
+    "mem_len": ("mem", "{:.0f}"),
 }
 
 
 def show_comparison(comparison: "Comparison") -> None:
-    """The comparison's main columns as a table, and its notes."""
+    """The comparison as two tables that fit a terminal, what the runs reach and what they cost, and its notes."""
     console = Console()
-    console.print(comparison_table(comparison.table))
+    for columns in (QUALITY, COST):
+        console.print(comparison_table(comparison.table, columns))
     first = comparison.table.iloc[0]
     divisors = ", ".join(f"{first[key]:,.0f} {key}" for key in ("tokens", "words", "bytes") if key in first)
     for note in [f"divided by {divisors}", *comparison.notes]:
         console.print(f"* {note}", highlight=False)
 
 
-def comparison_table(frame: "pd.DataFrame") -> Table:
-    """The frame's run, network, string and measured columns, one row per run."""
-    columns = ["run", "network", "arch", *(key for key in FORMATS if key in frame)]
+def comparison_table(frame: "pd.DataFrame", columns: Mapping[str, tuple[str, str]]) -> Table:
+    """The given columns (title and format by name) of the frame, one row per run."""
+    shown = {key: column for key, column in columns.items() if key in frame}
     table = Table(box=None, header_style="bold")
-    for key in columns:
-        table.add_column(FORMATS[key][0] if key in FORMATS else key, justify="right" if key in FORMATS else "left")
+    table.add_column("run", overflow="fold")
+    for title, form in shown.values():
+        table.add_column(title, justify="left" if form == "{}" else "right", overflow="fold")
     for _, row in frame.iterrows():
-        table.add_row(*(FORMATS[key][1].format(row[key]) if key in FORMATS else str(row[key]) for key in columns))
+        table.add_row(str(row["run"]), *(form.format(row[key]) for key, (_, form) in shown.items()))
     return table
 
 
