@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --quiet -c constraints.txt
 
 .DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
 .PHONY: help install demo test lint format bench clean
 
 help:

@@ -23,6 +23,7 @@ def main(search: Run, comparison: Path, retrained: list[Run]) -> None:
     derivation = search.arch_file()
     environment = search.environment()
     images = ROOT / "docs" / "images"
+    images.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(search.figures / "pi.gif", images / "wikitext2-pi.gif")
     shutil.copyfile(search.figures / "pi-lines.png", images / "wikitext2-pi-lines.png")
     shutil.copyfile(comparison / "curves.png", images / "wikitext2-curves.png")
@@ -40,7 +41,7 @@ def main(search: Run, comparison: Path, retrained: list[Run]) -> None:
 
 
 def reached(run: Run) -> dict[str, float] | None:
-    """Step and seconds of training after which validation first was at the target, none if it never was."""
+    """The first validation at or below the target: its step and bits per byte; none if there was none."""
     for line in run.records(METRICS):
         if line["split"] == "valid" and line["bits_per_byte"] <= TARGET:
             return {"step": line["step"], "bits_per_byte": line["bits_per_byte"]}
@@ -56,7 +57,7 @@ def render(record: dict) -> str:
         f"{record['device']['device_name']}, {record['device']['precision']}:",
         "",
         "| run | network | string | bits per byte | ppl per token | ppl per word | parameters | MACs per token "
-        "| ms per segment | training, steps | training, minutes |",
+        "| ms per segment | steps | minutes, validation included |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in record["comparison"]:

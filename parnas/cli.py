@@ -2,12 +2,14 @@
 
 import errno
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from parnas.architecture import Architecture
 from parnas.config import Config, check_config, load_config
 from parnas.errors import ParnasError
 from parnas.run import Run, fresh_folder, read_arch_file
@@ -32,8 +34,12 @@ RunFolder = Annotated[Path | None, typer.Option("--run", help="Run folder to wri
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --run from its newest checkpoint.")]
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Folder for what is written.")]
-FrameTime = Annotated[int, typer.Option("--frame-ms", min=20, help="Milliseconds per frame of the animation.")]
-Width = Annotated[int | None, typer.Option("--width", min=200, max=4000, help="Width of the animation in pixels.")]
+FrameTime = Annotated[int | None, typer.Option("--frame-ms", help="Milliseconds per frame of the animation.")]
+Width = Annotated[int | None, typer.Option("--width", help="Width of the animation in pixels.")]
+
+
+class Interrupted(Exception):
+    """The user stopped a training; the text says how to go on."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -46,9 +52,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if error.errno not in _CURES:
             raise
         fail(f"{error.strerror}: {error.filename or 'while writing'}. {_CURES[error.errno]}")
-    except KeyboardInterrupt:
-        typer.echo("\ninterrupted; the last checkpoint is whole, go on with --run FOLDER --resume", err=True)
+    except Interrupted as interruption:
+        typer.echo(str(interruption), err=True)
         raise SystemExit(130) from None
+
+
+@contextmanager
+def interruptible(command: str, folder: Path) -> Iterator[None]:
+    """Turn Ctrl-C into a message with the command that goes on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted(f"interrupted; go on with: parnas {command} --run {folder} --resume") from None
 
 
 _CURES = {
@@ -58,6 +73,8 @@ _CURES = {
     errno.EROFS: "The file system is read-only; choose another folder with --run or --out.",
     errno.EACCES: "You may not read or write there; choose another folder with --run or --out.",
     errno.EPERM: "You may not write there; choose another folder with --run or --out.",
+    errno.EEXIST: "That name is taken by a file; choose another.",
+    errno.ENOENT: "A part of the path does not exist; choose another folder.",
     errno.ENOTDIR: "A part of the path is a file; choose another folder.",
     errno.EISDIR: "That is a folder; give a file.",
     errno.ENAMETOOLONG: "Choose a shorter name.",
@@ -78,9 +95,10 @@ def search(settings: Settings = None, run: RunFolder = None, resume: Resume = Fa
     from parnas.nas.search import search as train
 
     reporter = make_reporter()
-    finished = train(config, folder, reporter, resume)
+    with interruptible("search", folder):
+        finished = train(config, folder, reporter, resume)
     draw([finished], reporter)
-    typer.echo(f"search finished: {finished.summary()['arch']}\nnext: python derive.py {folder}")
+    typer.echo(f"search finished: {finished.summary()['arch']}\nnext: parnas derive {folder}")
 
 
 @app.command()
@@ -99,7 +117,7 @@ def derive(
     folder.mkdir(parents=True, exist_ok=True)
     write_derivation(derivation, of, folder / "arch.yaml")
     show_derivation(derivation)
-    typer.echo(f"written: {folder / 'arch.yaml'}\nnext: python retrain.py CONFIG --arch {folder / 'arch.yaml'}")
+    typer.echo(f"written: {folder / 'arch.yaml'}\nnext: parnas retrain CONFIG --arch {folder / 'arch.yaml'}")
 
 
 @app.command()
@@ -121,12 +139,13 @@ def retrain(
     from parnas.training.retrain import retrain as train
 
     reporter = make_reporter()
-    finished = train(config, folder, reporter, resume)
+    with interruptible("retrain", folder):
+        finished = train(config, folder, reporter, resume)
     draw([finished], reporter)
     valid = finished.summary()["valid"]
     typer.echo(
         f"retrain finished: {finished.summary()['arch']}, validation perplexity {valid['ppl']:.2f} per token, "
-        f"{valid['bits_per_byte']:.3f} bits per byte\nnext: python evaluate.py {folder} OTHER_RUN"
+        f"{valid['bits_per_byte']:.3f} bits per byte\nnext: parnas evaluate {folder} OTHER_RUN"
     )
 
 
@@ -158,7 +177,7 @@ def evaluate(
 
 
 @app.command()
-def plot(runs: Runs, frame_ms: FrameTime = 120, width: Width = None) -> None:
+def plot(runs: Runs, frame_ms: FrameTime = None, width: Width = None) -> None:
     """Redraw every picture of runs."""
     from parnas.display import make_reporter
 
@@ -169,8 +188,8 @@ def plot(runs: Runs, frame_ms: FrameTime = 120, width: Width = None) -> None:
 def cutoffs(
     source: Annotated[str, typer.Argument(metavar="RUN|COUNTS", help="A run folder, or a file with a count per line.")],
     clusters: Annotated[int, typer.Option("--clusters", min=2, help="Number of clusters, the head included.")] = 3,
-    d_model: Annotated[int, typer.Option("--d-model", min=1, help="Width of the network, for a file of counts.")] = 512,
-    proj_factor: Annotated[int, typer.Option("--proj-factor", min=1, help="As in the configuration.")] = 4,
+    d_model: Annotated[int, typer.Option("--d-model", min=1, help="Width of the network; of a file of counts.")] = 512,
+    proj_factor: Annotated[int, typer.Option("--proj-factor", min=1, help="As in a configuration; likewise.")] = 4,
 ) -> None:
     """Find the optimal cutoffs of an adaptive softmax."""
     from parnas.data.counts import read_counts
@@ -180,10 +199,10 @@ def cutoffs(
     if Path(source).is_dir():
         config = Run(source).config()
         counts, d_model = prepare(config.data).train_counts(), config.model.d_model
-        proj_factor = config.model.proj_factor or config.model.div_val
+        dims = config.replace(model__cutoffs=tuple(range(1, clusters))).model.softmax_dims()
     else:
         counts = read_counts(Path(source))
-    dims = [max(1, d_model // proj_factor**cluster) for cluster in range(clusters)]
+        dims = [d_model // proj_factor**cluster for cluster in range(clusters)]
     found = optimal_cutoffs(counts, clusters, d_model, dims)
     typer.echo(f"model.cutoffs: {list(found.cutoffs)}")
     typer.echo(f"expected multiply-adds per token: {found.cost:,.0f}, {found.relative:.1%} of the full softmax")
@@ -229,33 +248,38 @@ def settle(
     if resume and run is None:
         raise ParnasError("--resume needs --run FOLDER, the run to go on with.")
     stem = Path(files[0]).stem if files else "demo"
-    folder = run or fresh_folder(f"{command}-{stem}")
-    if resume and not files:
-        files = [str(folder / "config.yaml")]
-        Run(folder).config()
+    if resume and run is not None and not files:
+        Run(run).config()
+        files = [str(run / "config.yaml")]
     if arch is not None:
         overrides.append(f"model.arch={resolve_arch(arch)}")
-    return load_config(files[0] if files else "demo", overrides), folder
+    config = load_config(files[0] if files else "demo", overrides)
+    return config, run or fresh_folder(f"{command}-{stem}")
 
 
 def resolve_arch(text: str) -> str:
-    """A string or preset as it is, or what an arch.yaml (or a run folder that has one) says."""
+    """The letters of a string or preset, or what an arch.yaml (or a run folder that has one) says."""
     path = Path(text)
+    try:
+        return str(Architecture.parse(text))
+    except ParnasError:
+        if not path.exists() and path.suffix not in (".yaml", ".yml"):
+            raise
     if path.is_dir():
         return str(Run(path).arch_file()["arch"])
-    if path.is_file() or path.suffix in (".yaml", ".yml"):
-        if not path.is_file():
-            raise ParnasError(f"There is no file {text}; derive.py writes an arch.yaml.")
-        return str(read_arch_file(path)["arch"])
-    return text
+    if not path.exists():
+        raise ParnasError(f"There is no file {text}; derive.py writes an arch.yaml.")
+    return str(read_arch_file(path)["arch"])
 
 
-def draw(runs: Sequence[Run], reporter: "Reporter", frame_ms: int = 120, width: int | None = None) -> list[Path]:
+def draw(
+    runs: Sequence[Run], reporter: "Reporter", frame_ms: int | None = None, width: int | None = None
+) -> list[Path]:
     """Draw every picture of the runs and name the files."""
     from parnas.figures.draw import draw_run
-    from parnas.figures.heatmap import AnimationOptions
+    from parnas.figures.heatmap import FRAME_MS, AnimationOptions
 
-    options = AnimationOptions(frame_ms=frame_ms, width_px=width) if width else AnimationOptions(frame_ms=frame_ms)
+    options = AnimationOptions(frame_ms or FRAME_MS, width)
     paths = [path for run in runs for path in draw_run(run, options)]
     for path in paths:
         reporter.note(f"drawn: {path}")

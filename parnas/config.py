@@ -258,15 +258,16 @@ class Config(Section):
     evaluation: EvaluationConfig = Field(EvaluationConfig(), description="How perplexity is measured.")
     runtime: RuntimeConfig = Field(RuntimeConfig(), description="Device, precision and seed.")
 
-    def replace(self, **changes: Any) -> Self:
+    def replace(self, **changes: Any) -> "Config":
         """A copy with dotted keys changed, the dots written as `__`: `replace(model__d_model=64)`."""
         tree = self.model_dump()
         for key, value in changes.items():
             _put(tree, key.split("__"), value)
-        return type(self).model_validate(tree)
+        return check_config(tree, "The changed configuration")
 
 
 AUTO_CLUSTERS = 3
+PACKAGED = Path(__file__).parent / "configs"
 
 
 class _Loader(yaml.SafeLoader):
@@ -320,8 +321,7 @@ def find_config(name: str | Path) -> Path:
     path = Path(name)
     if path.is_file():
         return path
-    packaged = Path(__file__).parent / "configs" / path.name
-    for candidate in (packaged, packaged.with_name(f"{path.name}.yaml")):
+    for candidate in (PACKAGED / path.name, PACKAGED / f"{path.name}.yaml"):
         if path == Path(path.name) and candidate.is_file():
             return candidate
     raise ParnasError(f"There is no configuration {name}; give the path of a YAML file, such as configs/demo.yaml.")

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from parnas.config import load_config
+from parnas.config import PACKAGED, load_config
 from parnas.display import show_comparison, show_derivation
 from parnas.evaluation.comparison import Conditions, compare
 from parnas.figures.curves import draw_learning_curves
@@ -17,7 +17,7 @@ from parnas.training.retrain import retrain
 
 def run_demo(folder: Path, reporter: Reporter) -> None:
     """Run every phase of `demo.yaml` into `folder` and print the string, the table and where the pictures are."""
-    config = load_config("demo")
+    config = load_config(PACKAGED / "demo.yaml")
     found = search(config, folder / "search", reporter)
     derivation = derive(found)
     write_derivation(derivation, found, found.folder / "arch.yaml")

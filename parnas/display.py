@@ -91,7 +91,8 @@ class LiveReporter:
         self.progress.update(self.task, completed=step)
 
     def metrics(self, record: Mapping[str, Any]) -> None:
-        self.latest[record["split"]] = describe_metrics(record)
+        # A new dictionary, since the thread that redraws may be reading the old one.
+        self.latest = {**self.latest, record["split"]: describe_metrics(record)}
 
     def pi(self, space: Sequence[str], pi: Sequence[Sequence[float]]) -> None:
         self.bars = [pi_bar(number, space, row) for number, row in enumerate(pi, 1)]

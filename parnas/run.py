@@ -1,11 +1,12 @@
 """The run folder: all that a command read, did and made. Commands meet only here."""
 
+import itertools
 import json
 import os
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any, Literal
 
 from parnas.config import Config, check_config, dump_config, read_yaml
 from parnas.errors import ParnasError
-from parnas.files import read_json, write_json, write_text
+from parnas.files import read_json, read_text, to_json, write_json, write_text
 
 Kind = Literal["search", "retrain"]
 METRICS, PI = "metrics.jsonl", "pi.jsonl"
@@ -29,12 +30,16 @@ class Run:
     def create(cls, folder: str | Path, kind: Kind, config: Config, environment: Mapping[str, Any]) -> "Run":
         """Make a new folder with `config.yaml` and `environment.json`; an existing one that is not empty is refused."""
         run = cls(folder)
-        if run.folder.is_dir() and any(run.folder.iterdir()):
-            raise ParnasError(f"{folder} already holds files; choose another --run, or add --resume to go on with it.")
+        run.refuse_used()
         run.folder.mkdir(parents=True, exist_ok=True)
         write_text(run.folder / "config.yaml", dump_config(config))
         write_json(run.folder / "environment.json", {"kind": kind, **describe_machine(), **environment})
         return run
+
+    def refuse_used(self) -> None:
+        """Raise where a new run would mix with what is in the folder."""
+        if self.folder.is_dir() and any(self.folder.iterdir()):
+            raise ParnasError(f"{self.folder} already holds files; choose another --run, or add --resume to go on.")
 
     @property
     def name(self) -> str:
@@ -67,7 +72,7 @@ class Run:
     def config(self) -> Config:
         """The resolved configuration of the run."""
         path = self._existing("config.yaml", "search or retrain")
-        tree = read_yaml(path.read_text(encoding="utf-8"), str(path))
+        tree = read_yaml(read_text(path), str(path))
         if not isinstance(tree, dict):
             raise ParnasError(f"{path} holds no configuration.")
         return check_config(tree, str(path))
@@ -96,7 +101,7 @@ class Run:
     def append(self, name: str, record: Mapping[str, Any]) -> None:
         """Add one line to a JSONL file, in one write."""
         with (self.folder / name).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+            file.write(to_json(record) + "\n")
 
     def write_log(self, text: str) -> None:
         """Add a line with the time of day to `run.log`, for people."""
@@ -107,7 +112,7 @@ class Run:
         """All lines of a JSONL file; a torn last line is left out."""
         path = self._existing(name, "search" if name == PI else "search or retrain")
         records = []
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_text(path).splitlines()
         for number, line in enumerate(lines, 1):
             try:
                 record = json.loads(line)
@@ -115,8 +120,8 @@ class Run:
                 if number == len(lines):
                     break
                 raise ParnasError(f"{path} is broken at line {number}; remove that line.") from error
-            if not isinstance(record, dict):
-                raise ParnasError(f"{path} holds no JSON object at line {number}; remove that line.")
+            if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+                raise ParnasError(f"{path} holds no JSON object with a step at line {number}; remove that line.")
             records.append(record)
         return records
 
@@ -126,26 +131,33 @@ class Run:
             path = self.folder / name
             if path.is_file():
                 kept = [record for record in self.records(name) if record["step"] <= step]
-                write_text(path, "".join(json.dumps(record) + "\n" for record in kept))
+                write_text(path, "".join(to_json(record) + "\n" for record in kept))
 
 
 def read_arch_file(path: Path) -> dict[str, Any]:
     """Read an `arch.yaml`; it must at least name its `arch`."""
-    try:
-        content = read_yaml(path.read_text(encoding="utf-8"), str(path))
-    except UnicodeDecodeError as error:
-        raise ParnasError(f"{path} is not text; give a file that derive.py wrote.") from error
+    content = read_yaml(read_text(path), str(path))
     if not isinstance(content, dict) or not isinstance(content.get("arch"), str):
         raise ParnasError(f"{path} has no line 'arch: STRING'; give a file that derive.py wrote.")
     return content
 
 
+def name_runs(runs: Sequence[Run]) -> list[str]:
+    """The names of the runs, or their whole paths where two share a name."""
+    names = [run.name for run in runs]
+    return names if len(set(names)) == len(names) else [str(run.folder) for run in runs]
+
+
 def fresh_folder(stem: str) -> Path:
-    """`runs/STEM`, or with the first free number behind it."""
-    number = 1
-    while (folder := Path("runs") / (stem if number == 1 else f"{stem}-{number}")).exists():
-        number += 1
-    return folder
+    """Make `runs/STEM`, or with the first free number behind it, so that two commands never get the same."""
+    for number in itertools.count(1):
+        folder = Path("runs") / (stem if number == 1 else f"{stem}-{number}")
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return folder
+    raise AssertionError("the numbers do not end")
 
 
 def describe_machine() -> dict[str, Any]:

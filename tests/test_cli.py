@@ -53,9 +53,8 @@ def test_the_whole_journey(config_file: Path, tmp_path: Path, capsys: pytest.Cap
     assert run_command("derive", found) == 0
     string = Run(found).arch_file()["arch"]
     assert f"architecture: {string}" in capsys.readouterr().out
-    arch = string if set(string) != {"i"} else "sf"
     assert run_command("retrain", config_file, "--arch", found / "arch.yaml", "--run", derived) == 0
-    assert Run(derived).config().model.arch == arch
+    assert Run(derived).config().model.arch == string
     assert run_command("retrain", config_file, "--arch", "interleaved-3", "--run", plain) == 0
     assert Run(plain).summary()["arch"] == "sfs"
     out = tmp_path / "comparison"
@@ -130,6 +129,8 @@ def test_resume_takes_the_configuration_of_the_run(
         (["derive", "nowhere"], "There is no run folder nowhere"),
         (["evaluate", "nowhere"], "There is no run folder nowhere"),
         (["evaluate", "RETRAIN", "--split", "exam"], "give train, valid or test"),
+        (["search", "CONFIG", "--run", "taken"], "That name is taken by a file"),
+        (["evaluate", "RETRAIN", "--out", "taken"], "That name is taken by a file"),
         (["plot", "nowhere"], "There is no run folder nowhere"),
         (["cutoffs", "nowhere"], "There is no run folder or file nowhere"),
         (["data", "nowhere"], "nowhere"),
@@ -145,6 +146,7 @@ def test_mistakes_get_one_message_and_exit_code_2(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    Path("taken").write_text("a file")
     stand_ins = {"CONFIG": str(config_file), "RETRAIN": str(retrain_run.folder)}
     error = refusal(capsys, *(stand_ins.get(argument, argument) for argument in arguments))
     assert any(part in error for part in message.split("|")), error

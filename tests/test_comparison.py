@@ -62,6 +62,23 @@ def test_tokenizers_that_lose_different_information_are_refused(retrain_run: Run
         compare([retrain_run.folder, folded.folder], Conditions(), Silent())
 
 
+def test_word_vocabularies_of_different_sizes_lose_different_words(
+    retrain_run: Run, corpus: Path, tmp_path: Path
+) -> None:
+    folders = []
+    for size in (12, 20):
+        config = small_config(corpus, model__arch="f", data__tokenizer__vocab_size=size, train__steps=2)
+        folders.append(retrain(config, tmp_path / str(size), Silent()).folder)
+    with pytest.raises(ParnasError, match="lose different information"):
+        compare(folders, Conditions(), Silent())
+
+
+def test_runs_of_one_name_are_told_apart(retrain_run: Run, corpus: Path, tmp_path: Path) -> None:
+    config = small_config(corpus, model__arch="f", train__steps=2)
+    folders = [retrain(config, tmp_path / side / "run", Silent()).folder for side in ("a", "b")]
+    assert list(compare(folders, Conditions(), Silent()).table["run"]) == [str(folder) for folder in folders]
+
+
 def test_different_corpora_are_refused(retrain_run: Run, tmp_path: Path) -> None:
     for seed, split in enumerate(("train", "valid", "test")):
         (tmp_path / f"{split}.txt").write_text(make_text(200, 50 + seed))

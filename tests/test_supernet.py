@@ -221,6 +221,10 @@ def test_extracting_what_is_not_there_is_refused(arch, message):
         make_supernet(3, ("s", "f")).extract(Architecture(arch))
 
 
-def test_extracting_identity_alone_is_refused():
-    with pytest.raises(ParnasError, match="no layer besides identity"):
-        make_supernet().extract(Architecture("iii"))
+def test_identity_alone_gives_a_network_without_blocks():
+    """A search may pass through it, so it must be possible to score it."""
+    network = make_supernet().extract(Architecture("iii"))
+    tokens = torch.randint(network.vocab_size, (2, 5))
+    nll, memory = network.nll(tokens, tokens)
+    assert nll.isfinite().all()
+    assert memory == ()

@@ -1,6 +1,7 @@
 """The loop in both phases: what it writes, how it resumes, what it refuses."""
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,13 +15,13 @@ from parnas.architecture import Architecture
 from parnas.config import Config
 from parnas.errors import ParnasError
 from parnas.model.transformer_xl import TransformerXL
-from parnas.nas.search import search
+from parnas.nas.search import SearchTrainer, search
 from parnas.run import METRICS, PI, Run
 from parnas.training.checkpoint import list_checkpoints
 from parnas.training.phases import load
 from parnas.training.reporter import Silent
 from parnas.training.retrain import retrain
-from parnas.training.trainer import Trainer
+from parnas.training.trainer import Trainer, make_adamw
 
 Phase = Callable[..., Run]
 
@@ -56,6 +57,7 @@ def without_times(records: list[dict[str, object]]) -> list[dict[str, object]]:
         (search, {"search__tau_schedule": "learnable"}),
         (retrain, {"model__arch": "sfs"}),
         (retrain, {"model__arch": "sff", "model__cutoffs": (5, 12), "model__norm": "pre"}),
+        (retrain, {"model__arch": "sf", "runtime__precision": "bf16", "runtime__threads": 2}),
     ],
 )
 @pytest.mark.parametrize("killed_after", [9, 23])
@@ -249,3 +251,121 @@ def test_auto_cutoffs_are_resolved_in_the_run(corpus: Path, tmp_path: Path) -> N
     assert len(cutoffs) == 2
     assert 0 < cutoffs[0] < cutoffs[1]
     assert str(load(run.folder).architecture) == str(Architecture("f"))
+
+
+def test_validating_more_often_does_not_change_the_training(corpus: Path, tmp_path: Path) -> None:
+    runs = [search(small_config(corpus, train__eval_every=every), tmp_path / str(every), Silent()) for every in (3, 24)]
+    often, seldom = map(final_weights, runs)
+    assert all(torch.equal(often[name], seldom[name]) for name in often)
+
+
+def test_a_search_that_collapses_to_identity_goes_on(corpus: Path, tmp_path: Path) -> None:
+    """At the first validation all pi are equal, and identity stands first in the space."""
+    config = small_config(corpus, search__space=("i", "s", "f"), search__alpha_start_step=20)
+    run = search(config, tmp_path / "run", Silent())
+    first = next(line for line in run.records(METRICS) if line["split"] == "valid")
+    assert first["argmax_ppl"] > 1
+
+
+def test_learnable_tau_comes_back_from_its_bound(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tau that has reached its lower bound still gets a gradient."""
+    trainers: list[SearchTrainer] = []
+    original = SearchTrainer.train_step
+
+    def spy(self: SearchTrainer) -> None:
+        trainers.append(self)
+        original(self)
+
+    monkeypatch.setattr(SearchTrainer, "train_step", spy)
+    config = small_config(corpus, search__tau_schedule="learnable", search__tau_start=0.5, search__tau_end=0.5)
+    run = search(config.replace(search__alpha_lr=0.1), tmp_path / "run", Silent())
+    taus = [line["tau"] for line in run.records(METRICS) if line["split"] == "train"]
+    assert min(taus) >= 0.5 - 1e-6
+    trainer = trainers[-1]
+    trainer.log_tau.data.fill_(math.log(0.5))
+    loss, _ = trainer.forward(trainer.batches, None)
+    loss.backward()
+    assert trainer.log_tau.grad is not None
+    assert trainer.log_tau.grad != 0
+
+
+def test_relative_biases_and_norms_are_not_decayed() -> None:
+    network = TransformerXL.build(Config().model, Architecture("sf"), 40)
+    decayed, spared = make_adamw(dict(network.named_parameters()), 0.1, 0.01).param_groups
+    assert {id(network.u), id(network.v)} <= {id(parameter) for parameter in spared["params"]}
+    assert all(
+        parameter.dim() == 1 or parameter is network.u or parameter is network.v for parameter in spared["params"]
+    )
+    assert decayed["weight_decay"] == 0.01
+    assert spared["weight_decay"] == 0
+    assert len(decayed["params"]) + len(spared["params"]) == len(list(network.parameters()))
+
+
+def test_weights_that_are_not_finite_are_not_saved(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Trainer.train_step
+
+    def poison(self: Trainer) -> None:
+        original(self)
+        if self.step == 15:
+            self.parameters[0].data.fill_(torch.inf)
+
+    monkeypatch.setattr(Trainer, "train_step", poison)
+    config = small_config(corpus, model__arch="f", train__log_every=16)
+    with pytest.raises(ParnasError, match=r"not finite at step 16.*step-00000008"):
+        retrain(config, tmp_path / "run", Silent())
+    assert list_checkpoints(tmp_path / "run" / "checkpoints")[-1].name == "step-00000008"
+
+
+def test_a_warmup_longer_than_the_run_is_noted(corpus: Path, tmp_path: Path) -> None:
+    notes: list[str] = []
+    reporter = Silent()
+    reporter.note = notes.append  # type: ignore[method-assign]
+    retrain(small_config(corpus, model__arch="f", train__warmup_steps=4000), tmp_path / "run", reporter)
+    assert "the warm-up of 4000 steps is shortened to 2 of 24" in notes
+
+
+def test_tensorboard_gets_the_scalars_of_the_metrics(search_run: Run) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(search_run.folder / "tensorboard"))
+    events.Reload()
+    expected = [(line["step"], line["loss"]) for line in search_run.records(METRICS) if line["split"] == "train"]
+    found = [(event.step, event.value) for event in events.Scalars("train/loss")]
+    assert found == [(step, pytest.approx(loss, rel=1e-6)) for step, loss in expected]
+    assert {"train/tau", "valid/ppl", "valid/argmax_ppl", "train/lr"} <= set(events.Tags()["scalars"])
+
+
+def test_log_file_is_for_people(search_run: Run) -> None:
+    lines = (search_run.folder / "run.log").read_text().splitlines()
+    assert len(lines) == len(search_run.records(METRICS))
+    assert "train loss" in lines[0]
+
+
+def test_run_computed_otherwise_is_not_resumed(corpus: Path, tmp_path: Path) -> None:
+    config = small_config(corpus, model__arch="sf")
+    with pytest.raises(Stop):
+        retrain(config, tmp_path / "run", StopAfter(9))
+    path = tmp_path / "run" / "environment.json"
+    path.write_text(path.read_text().replace('"precision": "fp32"', '"precision": "bf16"'))
+    with pytest.raises(ParnasError, match="begun with precision bf16, not fp32"):
+        retrain(config, tmp_path / "run", Silent(), resume=True)
+
+
+def test_relative_path_of_the_corpus_is_kept_absolute(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(corpus.parent)
+    config = small_config(Path(corpus.name), model__arch="f", train__steps=2)
+    run = retrain(config, tmp_path / "run", Silent())
+    assert Path(run.config().data.corpus) == corpus
+
+
+@pytest.mark.slow
+def test_compiled_network_trains_as_the_eager_one(corpus: Path, tmp_path: Path) -> None:
+    changes = {"model__arch": "sf", "train__steps": 4, "train__log_every": 2, "model__dropout": 0.0}
+    eager = retrain(small_config(corpus, **changes), tmp_path / "eager", Silent())
+    compiled = retrain(small_config(corpus, **changes, runtime__compile=True), tmp_path / "compiled", Silent())
+    for one, other in zip(eager.records(METRICS), compiled.records(METRICS), strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-4)

@@ -45,7 +45,8 @@ class TrainingBatches:
         self.segments = (len(tokens) - 1) // (batch_size * tgt_len)
         if self.segments < 1:
             raise ParnasError(
-                f"The training text has {len(tokens):,} tokens, too few for data.batch_size {batch_size} rows of "
+                f"The text, or what search.alpha_split leaves of it, has {len(tokens):,} tokens, too few for "
+                f"data.batch_size {batch_size} rows of "
                 f"data.tgt_len {tgt_len}, which need {batch_size * tgt_len + 1:,}. Lower one of them."
             )
         used = batch_size * self.segments * tgt_len

@@ -23,6 +23,10 @@ HELD_OUT_SHARE = 0.05
 """Of the lines of a single text file: this much for valid, and as much for test."""
 
 
+PYDOC = "pydoc"
+NAMES = (*KNOWN, PYDOC)
+
+
 @dataclass(frozen=True)
 class Corpus:
     """A text in three splits.
@@ -46,7 +50,7 @@ def find_corpus(name: str, note: Note = silent) -> Corpus:
     try:
         if name in KNOWN:
             splits = find_known(KNOWN[name], note)
-        elif name == "pydoc":
+        elif name == PYDOC:
             splits = _splits_of_folder(gather_pydoc(note))
         else:
             splits = _splits_of_path(Path(name).expanduser())
@@ -81,10 +85,9 @@ def _splits_of_folder(folder: Path) -> dict[str, TextSlice]:
 def _splits_of_file(path: Path) -> dict[str, TextSlice]:
     """Cut a file at line ends: the last lines are test, those before valid, at least one line each."""
     if not path.exists():
-        known = [*KNOWN, "pydoc"]
-        near = difflib.get_close_matches(str(path), known, 1)
+        near = difflib.get_close_matches(str(path), NAMES, 1)
         raise ParnasError(
-            f"There is no corpus {path}: it is no file or folder here, and the known names are {', '.join(known)}."
+            f"There is no corpus {path}: it is no file or folder here, and the known names are {', '.join(NAMES)}."
             + (f" Did you mean {near[0]}?" if near else "")
         )
     whole = TextSlice.whole(path)

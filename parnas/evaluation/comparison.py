@@ -14,7 +14,7 @@ from parnas.files import write_text
 from parnas.model.estimators import runs_single_path
 from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import TransformerXL
-from parnas.run import METRICS, Run
+from parnas.run import METRICS, Run, name_runs
 from parnas.training.device import Device, choose_device
 from parnas.training.latency import Candidate, measure_latencies
 from parnas.training.perplexity import measure_loss
@@ -44,7 +44,7 @@ class Comparison:
         notes = "".join(f"\n* {note}" for note in self.notes)
         texts = {
             "csv": self.table.to_csv(index=False),
-            "md": f"{self.table.to_markdown(index=False, floatfmt='.5g')}\n{notes}\n",
+            "md": f"{self.table.round(4).to_markdown(index=False, floatfmt=',', intfmt=',')}\n{notes}\n",
             "json": self.table.to_json(orient="records", indent=2) + "\n",
         }
         paths = [folder / f"comparison.{ending}" for ending in texts]
@@ -62,18 +62,22 @@ def compare(folders: Sequence[Path], conditions: Conditions, reporter: Reporter)
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise ParnasError("A run is given twice; name each one once.")
     runs = {str(folder): load(folder) for folder in folders}
+    names = name_runs([Run(folder) for folder in folders])
     refuse_incomparable(runs)
     if conditions.split is None:
         conditions = replace(conditions, split=next(iter(runs.values())).config.evaluation.split)
     notes = [f"split {conditions.split}; words include the line ends, since they are predicted"]
     networks = {name: network_of(run) for name, run in runs.items()}
-    devices = {name: choose_device(run.config.runtime) for name, run in runs.items()}
+    threads = next(iter(runs.values())).config.runtime.threads  # one number for all: it holds for the whole process
+    runtimes = {name: run.config.runtime.model_copy(update={"threads": threads}) for name, run in runs.items()}
+    devices = {name: choose_device(runtime) for name, runtime in runtimes.items()}
+    texts = {name: open_text(name, run) for name, run in runs.items()}
     rows = {}
     for name, run in runs.items():
         reporter.note(f"scoring {name} on {conditions.split}")
-        rows[name] = measure_run(name, run, networks[name], devices[name], conditions)
-    add_latencies(rows, runs, networks, devices, notes)
-    table = pd.DataFrame(rows.values())
+        rows[name] = measure_run(name, run, texts[name], networks[name], devices[name], conditions)
+    add_latencies(rows, texts, networks, devices, notes)
+    table = pd.DataFrame([{**row, "run": shown} for row, shown in zip(rows.values(), names, strict=True)])
     if len({tokenizer_identity(run) for run in runs.values()}) > 1:
         table = table.drop(columns=["ppl", "tokens"])
         notes.append("the runs have different tokenizers, so perplexities per token are left out")
@@ -86,15 +90,18 @@ def refuse_incomparable(runs: dict[str, LoadedRun]) -> None:
     if len(corpora) > 1:
         listed = "".join(f"\n  - {name}: {run.header.corpus}" for name, run in runs.items())
         raise ParnasError(f"The runs were trained on different texts and cannot be compared:{listed}")
-    if (
-        len({tokenizer_identity(run) for run in runs.values()}) > 1
-        and len({run.header.loses for run in runs.values()}) > 1
-    ):
-        listed = "".join(f"\n  - {name}: {', '.join(run.header.loses) or 'nothing'}" for name, run in runs.items())
+    if len({tokenizer_identity(run) for run in runs.values()}) > 1 and len(set(map(lost, runs.values()))) > 1:
+        listed = "".join(f"\n  - {name}: {lost(run) or 'nothing'}" for name, run in runs.items())
         raise ParnasError(
             "The runs' tokenizers lose different information, so neither words nor bytes are comparable; "
             f"compare those that lose the same by themselves:{listed}"
         )
+
+
+def lost(run: LoadedRun) -> str:
+    """What the tokenizer does not keep of the text, with the number of unknown tokens in each split."""
+    unknown = ", ".join(f"{counts.unknown} in {split}" for split, counts in run.header.splits.items())
+    return ", ".join({"unknown": f"unknown words ({unknown})"}.get(kind, kind) for kind in run.header.loses)
 
 
 def tokenizer_identity(run: LoadedRun) -> str:
@@ -110,14 +117,16 @@ def network_of(run: LoadedRun) -> TransformerXL:
 
 
 def measure_run(
-    name: str, run: LoadedRun, network: TransformerXL, device: Device, conditions: Conditions
+    name: str,
+    run: LoadedRun,
+    streams: TokenStreams,
+    network: TransformerXL,
+    device: Device,
+    conditions: Conditions,
 ) -> dict[str, str | float]:
     """A row of the table but for the latency."""
     assert conditions.split is not None
     tgt_len, mem_len = lengths(run.config, conditions)
-    streams = prepare(run.config.data)
-    if not same_text(streams.header, run.header):
-        raise ParnasError(f"The text or tokenizer on this machine is not what {name} was trained with; restore it.")
     loss = measure_loss(
         network.to(device.device),
         streams.tokens(conditions.split),
@@ -130,7 +139,7 @@ def measure_run(
     figures = loss.describe(streams.header.splits[conditions.split])
     total = sum(parameter.numel() for parameter in network.parameters())
     return {
-        "run": Path(name).name,
+        "run": name,
         "network": "SuperNet" if isinstance(network, SuperNet) else "discrete",
         "arch": str(run.architecture),
         **{key: figures[key] for key in ("ppl", "word_ppl", "bits_per_byte", "tokens", "words", "bytes")},
@@ -142,6 +151,14 @@ def measure_run(
         "mem_len": mem_len,
         "precision": device.precision,
     }
+
+
+def open_text(name: str, run: LoadedRun) -> TokenStreams:
+    """The text that a run was trained on; raises `ParnasError` where this machine has another."""
+    streams = prepare(run.config.data)
+    if not same_text(streams.header, run.header):
+        raise ParnasError(f"The text or tokenizer on this machine is not what {name} was trained with; restore it.")
+    return streams
 
 
 def lengths(config: Config, conditions: Conditions) -> tuple[int, int]:
@@ -158,14 +175,16 @@ def training_figures(run: Run, streams: TokenStreams) -> dict[str, float]:
     figures = {"train_tokens_per_s": float(np.median(rates)) if rates else float("nan")}
     if run.finished():
         summary, data = run.summary(), run.config().data
-        epochs = summary["steps"] * data.batch_size * data.tgt_len / streams.header.splits["train"].tokens
+        share = 1 - run.config().search.alpha_split if summary["kind"] == "search" else 1
+        read = summary["steps"] * data.batch_size * data.tgt_len
+        epochs = read / (share * streams.header.splits["train"].tokens)
         figures |= {"steps": summary["steps"], "epochs": round(epochs, 2), "train_seconds": summary["seconds"]}
     return figures
 
 
 def add_latencies(
     rows: dict[str, dict[str, str | float]],
-    runs: dict[str, LoadedRun],
+    texts: dict[str, TokenStreams],
     networks: dict[str, TransformerXL],
     devices: dict[str, Device],
     notes: list[str],
@@ -177,7 +196,7 @@ def add_latencies(
     for names in groups.values():
         first = rows[names[0]]
         measured = measure_latencies(
-            {name: Candidate(networks[name], prepare(runs[name].config.data).tokens("valid")) for name in names},
+            {name: Candidate(networks[name], texts[name].tokens("valid")) for name in names},
             devices[names[0]],
             tgt_len=int(first["tgt_len"]),
             mem_len=int(first["mem_len"]),

@@ -23,7 +23,7 @@ from parnas.figures.style import (
     shorten,
     tidy,
 )
-from parnas.run import METRICS, Run
+from parnas.run import METRICS, Run, name_runs
 
 # Nine markers and seven colours: only the 64th run looks like the first.
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
@@ -74,7 +74,7 @@ def draw_learning_curves(runs: Sequence[Run], path: Path) -> Path:
     """
     if not runs:
         raise ParnasError("There is no run to draw; give at least one run folder.")
-    curves = sorted(map(Curves.from_run, runs, _names(runs)), key=lambda run: run.last)
+    curves = sorted(map(Curves.from_run, runs, name_runs(runs)), key=lambda run: run.last)
     notes = _notes(runs, curves)
     legend_height = ROW_HEIGHT * (len(curves) + len(notes) + 1.2)
     height = TOP + PLOT_HEIGHT + BOTTOM + legend_height
@@ -133,12 +133,6 @@ def _draw_legend(figure: Figure, handles: Sequence[Line2D], curves: Sequence[Cur
     )
     for text in legend.get_texts():
         text.set_parse_math(False)  # a run may be called $x$
-
-
-def _names(runs: Sequence[Run]) -> list[str]:
-    """The names of the runs, or their whole paths where two share a name."""
-    names = [run.name for run in runs]
-    return names if len(set(names)) == len(names) else [str(run.folder) for run in runs]
 
 
 def _notes(runs: Sequence[Run], curves: Sequence[Curves]) -> list[str]:

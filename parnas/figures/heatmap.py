@@ -23,10 +23,10 @@ from parnas.figures.style import (
     MONOSPACE,
     PNG_DPI,
     SMALL_SIZE,
-    in_one_piece,
     new_figure,
     shorten,
 )
+from parnas.files import file_in_one_piece
 
 COLOURS = matplotlib.colormaps["Blues"]
 NORM = Normalize(0, 1)
@@ -44,12 +44,14 @@ MONOSPACE_ADVANCE = 0.603  # width of a character as a share of its size
 UPRIGHT_WIDTH, TURNED_WIDTH = 20.0, 10.0  # least column that holds a value upright, or turned by a quarter
 NUMBER_WIDTH = 16.0  # least distance between two numbers of blocks
 
+FRAME_MS = 80
+
 
 @dataclass(frozen=True)
 class AnimationOptions:
     """Frame time and size of the animation; raises `ParnasError` for what a GIF cannot hold."""
 
-    frame_ms: int = 80
+    frame_ms: int = FRAME_MS
     """Time of a frame in milliseconds; GIF counts in steps of 10. The last frame is held longer."""
     width_px: int | None = None
     """Width of the picture in pixels; everything scales with it. None: by the number of blocks."""
@@ -165,7 +167,7 @@ def draw_pi_animation(history: PiHistory, path: Path, options: AnimationOptions 
     palette = _palette()
     frames = (heatmap.picture(i).quantize(palette=palette, dither=Image.Dither.NONE) for i in indices)
     times = [options.frame_ms] * (len(indices) - 1) + [max(LAST_FRAME_MS, options.frame_ms)]
-    with in_one_piece(path) as beside:
+    with file_in_one_piece(path) as beside:
         next(frames).save(beside, save_all=True, append_images=frames, duration=times, loop=0)
     return path
 
@@ -176,7 +178,7 @@ def draw_pi_frames(history: PiHistory, folder: Path) -> list[Path]:
     last = len(history) - 1
     paths = []
     for name, index in {"first": 0, "middle": last // 2, "last": last}.items():
-        with in_one_piece(folder / f"pi-{name}.png") as beside:
+        with file_in_one_piece(folder / f"pi-{name}.png") as beside:
             heatmap.picture(index).save(beside)
         paths.append(folder / f"pi-{name}.png")
     return paths

@@ -1,8 +1,6 @@
-"""What all pictures share: colours, sizes, bare axes, and files that are whole or absent."""
+"""What all pictures share: colours, sizes and bare axes."""
 
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -11,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from parnas.architecture import ATTENTION, FEED_FORWARD, IDENTITY, LETTERS
+from parnas.files import file_in_one_piece
 
 # Blue and vermilion of Okabe & Ito (2008), which no common colour blindness confuses, and grey for "nothing here".
 LETTER_COLOURS = {ATTENTION: "#0072b2", FEED_FORWARD: "#d55e00", IDENTITY: "#6e6e6e"}
@@ -51,20 +50,8 @@ def shorten(text: str, longest: int) -> str:
     return f"{text[:front]}…{text[len(text) - (longest - front - 1) :]}"
 
 
-@contextmanager
-def in_one_piece(path: Path) -> Iterator[Path]:
-    """Yield a path beside `path` to write to; it is renamed to `path` at the end, or removed if the body raises."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.stem}.{os.getpid()}.tmp{path.suffix}")
-    try:
-        yield beside
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
-
-
 def save_png(figure: Figure, path: Path) -> Path:
     """Write the figure as PNG, whole or not at all."""
-    with in_one_piece(path) as beside:
+    with file_in_one_piece(path) as beside:
         figure.savefig(beside, format="png")
     return path

@@ -52,11 +52,6 @@ class SuperNet(TransformerXL):
         """The logits of each block, [candidates] each: what the search trains besides weights."""
         return [block.alpha for block in self._stochastic()]
 
-    def weights(self) -> list[nn.Parameter]:
-        """All parameters but alpha."""
-        alphas = {id(alpha) for alpha in self.alphas()}
-        return [parameter for parameter in self.parameters() if id(parameter) not in alphas]
-
     def alpha(self) -> Tensor:
         """All logits, [blocks, candidates], differentiable."""
         return torch.stack(list(self.alphas()))
@@ -78,7 +73,8 @@ class SuperNet(TransformerXL):
             raise ParnasError(
                 f"{architecture} is not in this SuperNet of {len(self.blocks)} blocks over {', '.join(self.space)}."
             )
-        network = TransformerXL.build(self.config, architecture, self.vocab_size)
+        with torch.random.fork_rng(devices=[]):  # its initial weights are not used and must cost no random number
+            network = TransformerXL.build(self.config, architecture, self.vocab_size)
         chosen = [block.candidates[letter] for block, letter in zip(self._stochastic(), architecture, strict=True)]
         layers = [layer for layer in chosen if not isinstance(layer, Identity)]
         for target, source in zip(network.blocks, layers, strict=True):

@@ -6,7 +6,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from parnas.architecture import Architecture
+from parnas.architecture import IDENTITY, Architecture
 from parnas.config import ModelConfig
 from parnas.errors import ParnasError
 from parnas.model.heads import Embedding, SoftmaxHead
@@ -49,7 +49,7 @@ class TransformerXL(nn.Module):
     @classmethod
     def build(cls, config: ModelConfig, architecture: Architecture, vocab_size: int) -> "TransformerXL":
         """The discrete network of an architecture; identity blocks leave nothing behind."""
-        blocks = [make_layer(letter, config) for letter in architecture.canonical()]
+        blocks = [make_layer(letter, config) for letter in architecture if letter != IDENTITY]
         return TransformerXL(config, blocks, vocab_size)
 
     def forward(

@@ -9,8 +9,9 @@ import torch
 import yaml
 
 from parnas.architecture import Architecture
+from parnas.data.streams import StreamHeader
 from parnas.errors import ParnasError
-from parnas.files import read_json, write_text
+from parnas.files import write_text
 from parnas.model.transformer_xl import TransformerXL
 from parnas.run import PI, Run
 from parnas.training.phases import STREAMS
@@ -70,6 +71,8 @@ def derive(run: Run) -> Derivation:
     if not records:
         raise ParnasError(f"{run.folder / PI} holds no pi yet; let the search run to its first log line.")
     last, space = records[-1], config.search.space
+    if any(len(probabilities) != len(space) for probabilities in last["pi"]):
+        raise ParnasError(f"{run.folder / PI} does not fit search.space {list(space)}; restore it.")
     blocks = tuple(choose(dict(zip(space, probabilities, strict=True))) for probabilities in last["pi"])
     architecture = Architecture("".join(block.letter for block in blocks))
     warnings = [
@@ -79,7 +82,8 @@ def derive(run: Run) -> Derivation:
     ]
     if not run.finished():
         warnings.append(f"the search has not ended; this is pi after step {last['step']} of {config.search.steps}")
-    vocab_size = read_json(run.folder / STREAMS)["vocab_size"]
+    architecture.canonical()  # refuses identity alone
+    vocab_size = StreamHeader.read(run.folder / STREAMS).vocab_size
     with torch.device("meta"):
         network = TransformerXL.build(config.model, architecture, vocab_size)
     parameters = sum(parameter.numel() for parameter in network.parameters())

@@ -40,9 +40,10 @@ class SearchTrainer(Trainer):
         self.architecture_parameters = [*model.alphas(), *([self.log_tau] if learnable else [])]
         self.alpha_optimizer = torch.optim.Adam(self.architecture_parameters, lr=self.search.alpha_lr)
 
-    def weights(self) -> list[nn.Parameter]:
+    def weights(self) -> dict[str, nn.Parameter]:
         """All but alpha."""
-        return self.supernet.weights()
+        alphas = {id(alpha) for alpha in self.supernet.alphas()}
+        return {name: p for name, p in self.supernet.named_parameters() if id(p) not in alphas}
 
     def gates(self) -> Tensor:
         """Gates drawn at the current temperature, [blocks, candidates]."""
@@ -51,7 +52,7 @@ class SearchTrainer(Trainer):
     def tau(self) -> Tensor | float:
         """The temperature of the current step."""
         if self.log_tau.requires_grad:
-            return self.log_tau.exp().clamp(min=self.search.tau_end)
+            return self.log_tau.exp()
         return temperature(
             self.search.tau_schedule, self.step, self.search.steps, self.search.tau_start, self.search.tau_end
         )
@@ -63,6 +64,8 @@ class SearchTrainer(Trainer):
             if self.alpha_batches is not None:
                 self._alpha_gradients(self.alpha_batches)
             self.alpha_optimizer.step()
+            # Bounded here and not in tau(), where the bound would cut off the gradient that leads back from it.
+            self.log_tau.data.clamp_(min=math.log(self.search.tau_end))
         self.alpha_optimizer.zero_grad(set_to_none=True)
 
     def _alpha_gradients(self, batches: TrainingBatches) -> None:

@@ -46,7 +46,9 @@ def choose_device(runtime: RuntimeConfig) -> Device:
         raise ParnasError(f"runtime.device {runtime.device} is not on this machine; give auto or cpu.")
     precision = runtime.precision
     if precision == "auto":
-        fast = torch.cuda.is_bf16_supported() if device.type == "cuda" else _processor_has_bf16()
+        # Not torch.cuda.is_bf16_supported(), which is content with emulation.
+        on_gpu = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+        fast = on_gpu or (device.type == "cpu" and _processor_has_bf16())
         precision = "bf16" if fast else "fp32"
     return Device(device, precision)
 

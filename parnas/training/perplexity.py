@@ -86,4 +86,4 @@ def measure_loss(
 
 def _exp(value: float) -> float:
     """exp that gives infinity where the result is beyond a float."""
-    return math.exp(value) if value < 700 else math.inf
+    return math.inf if value > 700 else math.exp(value)

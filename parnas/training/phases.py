@@ -3,23 +3,23 @@
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from shutil import copytree
 from typing import Any
 
 import torch
 
 from parnas.architecture import Architecture
 from parnas.config import AUTO_CLUSTERS, Config
+from parnas.data.corpora import NAMES
 from parnas.data.streams import StreamHeader, TokenStreams, prepare
 from parnas.data.tokenizers import Tokenizer, load_tokenizer
 from parnas.errors import ParnasError
-from parnas.files import write_json
+from parnas.files import folder_in_one_piece, write_json
 from parnas.model.cutoffs import optimal_cutoffs
 from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import TransformerXL
 from parnas.run import Kind, Run
 from parnas.training.checkpoint import load_weights, newest_checkpoint
-from parnas.training.device import choose_device
+from parnas.training.device import Device, choose_device
 from parnas.training.reporter import Reporter
 from parnas.training.trainer import Session, Trainer
 
@@ -39,25 +39,32 @@ class LoadedRun:
 
     def generate(self, prompt: str, tokens: int = 100, temperature: float = 1.0, top_k: int | None = None) -> str:
         """Continue a text by so many sampled tokens."""
-        start = torch.tensor([self.tokenizer.encode(prompt) or [self.tokenizer.eos_id]])
+        device = next(self.model.parameters()).device
+        start = torch.tensor([self.tokenizer.encode(prompt) or [self.tokenizer.eos_id]], device=device)
         ids = self.model.generate(start, tokens, temperature, top_k)[0]
         return str(self.tokenizer.decode(ids.tolist()))
 
 
 def open_session(config: Config, kind: Kind, folder: Path, resume: bool, reporter: Reporter) -> Session:
     """Prepare text, device and run folder; raises `ParnasError` for a resumed run of another configuration."""
-    device = choose_device(config.runtime)
+    run, device = Run(folder), choose_device(config.runtime)
+    if resume:
+        refuse_unfit(run, kind, device)
+    else:
+        run.refuse_used()
+    config = resolve_corpus(config)
     streams = prepare(config.data, reporter.note)
     config = resolve_cutoffs(config, streams)
     if resume:
-        run = Run(folder)
-        refuse_changes(run, kind, config)
+        refuse_changes(run, config)
         if not same_text(StreamHeader.read(run.folder / STREAMS), streams.header):
             raise ParnasError(f"The text or the tokenizer is no longer what {folder} began with; restore it.")
     else:
         run = Run.create(folder, kind, config, device.describe())
         write_json(run.folder / STREAMS, asdict(streams.header))
-        copytree(streams.folder / "tokenizer", run.tokenizer)
+    if not run.tokenizer.is_dir():
+        with folder_in_one_piece(run.tokenizer) as beside:
+            streams.tokenizer.save(beside)
     torch.manual_seed(config.runtime.seed)
     return Session(config, streams, device, run, reporter)
 
@@ -72,12 +79,27 @@ def resolve_cutoffs(config: Config, streams: TokenStreams) -> Config:
     return config.replace(model__cutoffs=found.cutoffs)
 
 
-def refuse_changes(run: Run, kind: Kind, config: Config) -> None:
-    """Raise where a run to be resumed has ended, is of another kind or has another configuration."""
+def resolve_corpus(config: Config) -> Config:
+    """Make the path of a corpus absolute, so that the run can be gone on with from any folder."""
+    path = Path(config.data.corpus).expanduser()
+    named = config.data.corpus in NAMES or not path.exists()
+    return config if named else config.replace(data__corpus=str(path.resolve()))
+
+
+def refuse_unfit(run: Run, kind: Kind, device: Device) -> None:
+    """Raise where a run to be resumed has ended, is of another kind or computed elsewhere or otherwise."""
+    before = run.environment()
     if run.finished():
         raise ParnasError(f"{run.folder} is finished; choose another --run to train anew.")
-    if run.kind() != kind:
-        raise ParnasError(f"{run.folder} is a {run.kind()}, not a {kind}.")
+    if before.get("kind") != kind:
+        raise ParnasError(f"{run.folder} is a {before.get('kind')}, not a {kind}.")
+    for key, now in (("device", str(device.device)), ("precision", device.precision)):
+        if before.get(key) != now:
+            raise ParnasError(f"{run.folder} was begun with {key} {before.get(key)}, not {now}; set runtime.{key}.")
+
+
+def refuse_changes(run: Run, config: Config) -> None:
+    """Raise where a run to be resumed was begun with another configuration."""
     before, now = flatten(run.config().model_dump()), flatten(config.model_dump())
     if changed := [f"  - {key}: {before[key]} before, {now[key]} now" for key in before if before[key] != now[key]]:
         raise ParnasError(f"{run.folder} was begun with another configuration:\n" + "\n".join(changed))
@@ -149,4 +171,6 @@ def run_architecture(config: Config) -> Architecture:
     """The architecture that a retraining was configured with."""
     if config.model.arch is None:
         raise ParnasError("No architecture was given; add --arch STRING, an arch.yaml or a preset, or set model.arch.")
-    return Architecture.parse(config.model.arch)
+    architecture = Architecture.parse(config.model.arch)
+    architecture.canonical()  # refuses identity alone
+    return architecture

@@ -60,8 +60,9 @@ class Trainer:
         if warmup != plan.warmup_steps:
             session.reporter.note(f"the warm-up of {plan.warmup_steps} steps is shortened to {warmup} of {plan.steps}")
         self.plan = plan._replace(warmup_steps=warmup)
-        self.parameters = self.weights()
-        self.optimizer = make_adamw(self.parameters, plan.lr, session.config.train.weight_decay)
+        weights = self.weights()
+        self.parameters = list(weights.values())
+        self.optimizer = make_adamw(weights, plan.lr, session.config.train.weight_decay)
         self.step = 0
         self.memory: Memory | None = None
         self.seconds = 0.0
@@ -72,9 +73,9 @@ class Trainer:
 
     # What a phase may do otherwise.
 
-    def weights(self) -> list[nn.Parameter]:
-        """The parameters that the weights' optimizer trains."""
-        return list(self.model.parameters())
+    def weights(self) -> dict[str, nn.Parameter]:
+        """The parameters that the weights' optimizer trains, by name."""
+        return dict(self.model.named_parameters())
 
     def gates(self) -> Tensor | None:
         """Gates of the next forward pass; a discrete network has none."""
@@ -111,7 +112,8 @@ class Trainer:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take up the state of a checkpoint."""
         device = self.session.device.device
-        self.step, self.seconds, self.recent = state["step"], state["seconds"], list(state["recent"])
+        self.step, self.seconds = state["step"], state["seconds"]
+        self.recent = [(loss.to(device), norm.to(device)) for loss, norm in state["recent"]]
         self.optimizer.load_state_dict(state["optimizer"])
         self.memory = self._to_device(state["memory"])
         torch.set_rng_state(state["rng"]["cpu"])
@@ -133,12 +135,12 @@ class Trainer:
     def fit(self) -> None:
         """Train to the last step, logging, validating and saving on the way."""
         train, reporter = self.session.config.train, self.session.reporter
-        reporter.start(self.title, self.step, self.plan.steps)
-        self.writer = open_tensorboard(self.session.run.folder, self.step)
         self.model.train()
         started, before = time.perf_counter(), self.seconds
         self.logged_at, self.logged_step = started, self.step
         try:
+            reporter.start(self.title, self.step, self.plan.steps)
+            self.writer = open_tensorboard(self.session.run.folder, self.step)
             while self.step < self.plan.steps:
                 last = self.step + 1 == self.plan.steps
                 settings = self._apply_settings()
@@ -171,8 +173,12 @@ class Trainer:
 
     def save(self) -> None:
         """Write a checkpoint, unless the steps behind it went wrong."""
+        began = time.perf_counter()
         self._refuse_non_finite()
+        if not all(bool(parameter.isfinite().all()) for parameter in self.model.parameters()):
+            raise self._not_finite("network's weights or alpha", self.step)
         save_checkpoint(self.session.run.checkpoints, self.step, self.model, self.state())
+        self.logged_at += time.perf_counter() - began  # tokens per second counts training alone
 
     def forward(self, batches: TrainingBatches, memory: Memory | None) -> tuple[Tensor, Memory]:
         """Mean loss of the current step's batch in nats per token, and the memory after it."""
@@ -231,6 +237,8 @@ class Trainer:
         self.validation = self.validate()
         counts = self.session.streams.header.splits["valid"]
         loss = self.validation["valid"]
+        if not all(math.isfinite(each.nats) for each in self.validation.values()):
+            raise self._not_finite("validation loss", self.step)
         record = {"step": self.step, "split": "valid", "loss": loss.per_token, "ppl": loss.perplexity}
         record |= {"word_ppl": loss.word_perplexity(counts), "bits_per_byte": loss.bits_per_byte(counts)}
         for name, other in self.validation.items():
@@ -249,9 +257,12 @@ class Trainer:
             return
         index = int(wrong[0])
         name = "loss" if not values[index, 0].isfinite() else "gradient"
+        raise self._not_finite(name, self.step - len(self.recent) + index + 1)
+
+    def _not_finite(self, what: str, step: int) -> ParnasError:
         kept = newest_checkpoint(self.session.run.checkpoints, self.session.reporter.note)
-        raise ParnasError(
-            f"The {name} is not finite at step {self.step - len(self.recent) + index + 1}. "
+        return ParnasError(
+            f"The {what} is not finite at step {step}. "
             f"The last good checkpoint is {kept or 'none, as none was written yet'}. "
             "Lower the learning rate or train.clip, lengthen the warm-up, or set runtime.precision: fp32."
         )
@@ -266,10 +277,11 @@ def open_tensorboard(folder: Path, step: int) -> "SummaryWriter | None":
     return SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1 if step else None)
 
 
-def make_adamw(parameters: list[nn.Parameter], lr: float, weight_decay: float) -> torch.optim.AdamW:
-    """AdamW whose weight decay spares biases and norms."""
+def make_adamw(parameters: Mapping[str, nn.Parameter], lr: float, weight_decay: float) -> torch.optim.AdamW:
+    """AdamW whose weight decay spares biases, the relative ones u and v too, and norms."""
+    decayed = {name for name, p in parameters.items() if p.dim() > 1 and name.rpartition(".")[2] not in ("u", "v")}
     groups = [
-        {"params": [p for p in parameters if p.dim() > 1], "weight_decay": weight_decay},
-        {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
+        {"params": [p for name, p in parameters.items() if name in decayed], "weight_decay": weight_decay},
+        {"params": [p for name, p in parameters.items() if name not in decayed], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.98), fused=True)

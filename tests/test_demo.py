@@ -1,0 +1,37 @@
+"""The demo, with fewer steps, from a folder that is not the project's."""
+
+from pathlib import Path
+
+import pytest
+
+import parnas.demo
+from parnas.config import PACKAGED, load_config
+from parnas.demo import run_demo
+from parnas.run import Run
+from parnas.training.reporter import Silent
+
+
+@pytest.mark.slow
+def test_the_demo_ends_with_string_table_pictures_and_activation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    few = [
+        "search.steps=30",
+        "search.alpha_start_step=5",
+        "train.steps=30",
+        "train.eval_every=30",
+        "train.save_every=30",
+    ]
+    small = load_config(PACKAGED / "demo.yaml", [*few, "runtime.threads=1"])
+    monkeypatch.setattr(parnas.demo, "load_config", lambda _: small)
+    run_demo(Path("runs/demo"), Silent())
+    out = capsys.readouterr().out
+    string = Run("runs/demo/search").arch_file()["arch"]
+    assert f"architecture: {string}" in out
+    for name in ("derived", "interleaved", "all-f", "bits/byte", "ms/seg."):
+        assert name in out
+    pictures = [Path(line.strip()) for line in out.splitlines() if line.endswith((".gif", ".png"))]
+    assert {"pi.gif", "curves.png"} <= {path.name for path in pictures}
+    assert all(path.stat().st_size > 1000 for path in pictures)
+    assert out.strip().splitlines()[-1].startswith(("activate the environment: source ", "next: parnas"))

@@ -1,0 +1,90 @@
+"""What the terminal shows: live bars, plain lines, and tables that fit 80 columns."""
+
+import io
+
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from parnas.display import COST, QUALITY, LiveReporter, PlainReporter, comparison_table, pi_bar
+from parnas.training.reporter import describe_metrics
+
+TRAIN = {"step": 50, "split": "train", "loss": 4.0, "ppl": 54.6, "lr": 1e-3, "tau": 0.5, "tokens_per_s": 14213.0}
+VALID = {"step": 50, "split": "valid", "loss": 3.9, "ppl": 49.4, "argmax_ppl": 50.1, "bits_per_byte": 1.468}
+PI = [[0.7, 0.2, 0.1], [0.05, 0.9, 0.05]]
+
+
+def shown(renderable: object, width: int = 80) -> str:
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    console.print(renderable)
+    text: str = console.file.getvalue()  # type: ignore[attr-defined]
+    assert all(len(line) <= width for line in text.splitlines())
+    return text
+
+
+def test_a_line_of_metrics_says_what_it_knows() -> None:
+    assert describe_metrics(TRAIN) == "train loss 4.000  ppl 54.60  14,213 tokens/s  lr 1.0e-03  tau 0.500"
+    assert "argmax ppl 50.10  bits/byte 1.468" in describe_metrics(VALID)
+
+
+@pytest.mark.parametrize("pi", [[1.0, 0.0, 0.0], [1 / 3] * 3, [0.014, 0.98, 0.006]])
+def test_a_bar_is_divided_as_pi_is(pi: list[float]) -> None:
+    bar = pi_bar(3, "sfi", pi)
+    assert bar.plain.count("█") == 24
+    best = max(range(3), key=pi.__getitem__)
+    assert bar.plain.endswith(f"{'sfi'[best]} {pi[best]:.2f}")
+
+
+def test_live_display_shows_progress_metrics_and_every_block() -> None:
+    reporter = LiveReporter(Console(file=io.StringIO(), force_terminal=True, width=80))
+    reporter.start("search", 0, 200)
+    reporter.advance(50)
+    reporter.metrics(TRAIN)
+    reporter.metrics(VALID)
+    reporter.pi("sfi", PI)
+    text = shown(reporter.render())
+    reporter.stop()
+    for part in ("search", "50/200", "14,213 tokens/s", "argmax ppl 50.10", "1 █", "s 0.70", "f 0.90"):
+        assert part in text
+
+
+def test_plain_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    reporter = PlainReporter()
+    reporter.start("search", 0, 20)
+    for step in range(1, 21):
+        if step % 4 == 0:
+            reporter.metrics({**TRAIN, "step": step})
+            reporter.pi("sfi", PI)
+        reporter.advance(step)
+    reporter.metrics({**VALID, "step": 20})
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "search: steps 0 to 20"
+    assert any(line.startswith("search 20/20: train loss 4.000") and line.endswith("pi argmax sf") for line in lines)
+    assert lines[-1].startswith("search 20/20: valid loss 3.900")
+    assert not any("\x1b" in line for line in lines)
+
+
+def test_tables_of_large_numbers_fit_a_terminal() -> None:
+    row = {
+        "run": "interleaved",
+        "network": "SuperNet",
+        "arch": "sfsfsfsfsfsfsfsfsfsfsfsfsfsfsfsf",
+        "bits_per_byte": 1.4680,
+        "ppl": 66.13,
+        "word_ppl": 206.5,
+        "parameters": 151_107_538,
+        "without_embeddings": 41_000_000,
+        "multiply_adds_per_token": 123_456_789.0,
+        "latency_ms": 123.45,
+        "latency_p95_ms": 234.56,
+        "train_tokens_per_s": 123_456.0,
+        "train_seconds": 12_345.0,
+        "tgt_len": 150,
+        "mem_len": 150,
+    }
+    frame = pd.DataFrame([row, {**row, "run": "derived"}])
+    quality, cost = (shown(comparison_table(frame, columns)) for columns in (QUALITY, COST))
+    for part in ("interleaved", "SuperNet", "1.4680", "66.13", "206.50", "151,107,538"):
+        assert part in quality
+    for part in ("derived", "123,456,789", "123.45", "234.56", "123,456", "12,345", "150"):
+        assert part in cost
