@@ -62,9 +62,7 @@ def test_tokenizers_that_lose_different_information_are_refused(retrain_run: Run
         compare([retrain_run.folder, folded.folder], Conditions(), Silent())
 
 
-def test_word_vocabularies_of_different_sizes_lose_different_words(
-    retrain_run: Run, corpus: Path, tmp_path: Path
-) -> None:
+def test_word_vocabularies_of_different_sizes_lose_different_words(corpus: Path, tmp_path: Path) -> None:
     folders = []
     for size in (12, 20):
         config = small_config(corpus, model__arch="f", data__tokenizer__vocab_size=size, train__steps=2)
@@ -73,7 +71,7 @@ def test_word_vocabularies_of_different_sizes_lose_different_words(
         compare(folders, Conditions(), Silent())
 
 
-def test_runs_of_one_name_are_told_apart(retrain_run: Run, corpus: Path, tmp_path: Path) -> None:
+def test_runs_of_one_name_are_told_apart(corpus: Path, tmp_path: Path) -> None:
     config = small_config(corpus, model__arch="f", train__steps=2)
     folders = [retrain(config, tmp_path / side / "run", Silent()).folder for side in ("a", "b")]
     assert list(compare(folders, Conditions(), Silent()).table["run"]) == [str(folder) for folder in folders]
