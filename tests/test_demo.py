@@ -16,14 +16,9 @@ def test_the_demo_ends_with_string_table_pictures_and_activation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    few = [
-        "search.steps=30",
-        "search.alpha_start_step=5",
-        "train.steps=30",
-        "train.eval_every=30",
-        "train.save_every=30",
-    ]
-    small = load_config(PACKAGED / "demo.yaml", [*few, "runtime.threads=1"])
+    changes = {"search.steps": 30, "search.alpha_start_step": 5, "train.steps": 30, "train.eval_every": 30}
+    changes |= {"train.save_every": 30, "runtime.threads": 1}
+    small = load_config(PACKAGED / "demo.yaml", [f"{key}={value}" for key, value in changes.items()])
     monkeypatch.setattr(parnas.demo, "load_config", lambda _: small)
     run_demo(Path("runs/demo"), Silent())
     out = capsys.readouterr().out
