@@ -12,9 +12,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from parnas.config import Config, check_config, dump_config, read_yaml
+from parnas.config import Config, check_config, dump_config
 from parnas.errors import ParnasError
 from parnas.files import read_json, read_text, to_json, write_json, write_text
+from parnas.yaml_text import read_yaml
 
 Kind = Literal["search", "retrain"]
 METRICS, PI = "metrics.jsonl", "pi.jsonl"

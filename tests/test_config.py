@@ -6,8 +6,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from parnas.config import Config, check_config, dump_config, find_config, load_config, read_yaml, walk_fields
+from parnas.config import Config, check_config, dump_config, find_config, load_config, walk_fields
 from parnas.errors import ParnasError
+from parnas.yaml_text import read_yaml
 
 ROOT = Path(__file__).parent.parent
 SHIPPED = sorted([*ROOT.glob("configs/*.yaml"), *ROOT.glob("parnas/configs/*.yaml")])

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
 from parnas.architecture import Architecture
 from parnas.data.streams import StreamHeader
@@ -15,6 +14,7 @@ from parnas.files import write_text
 from parnas.model.transformer_xl import TransformerXL
 from parnas.run import PI, Run
 from parnas.training.phases import STREAMS
+from parnas.yaml_text import to_yaml
 
 SMALL_MARGIN = 0.1
 
@@ -92,4 +92,4 @@ def derive(run: Run) -> Derivation:
 
 def write_derivation(derivation: Derivation, run: Run, path: Path) -> None:
     """Write `arch.yaml`."""
-    write_text(path, yaml.safe_dump(derivation.to_dict(run), sort_keys=False, allow_unicode=True))
+    write_text(path, to_yaml(derivation.to_dict(run)))

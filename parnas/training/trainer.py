@@ -97,9 +97,8 @@ class Trainer:
 
     def state(self) -> dict[str, Any]:
         """What a resumed run needs besides the weights, as tensors and plain values."""
-        cuda = (
-            torch.cuda.get_rng_state(self.session.device.device) if self.session.device.device.type == "cuda" else None
-        )
+        device = self.session.device.device
+        cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
         return {
             "step": self.step,
             "seconds": self.seconds,
