@@ -150,7 +150,7 @@ QUALITY = {
 }
 COST = {
     "without_embeddings": ("w/o embed.", "{:,.0f}"),
-    "multiply_adds_per_token": ("MACs/token", "{:,.0f}"),
+    "multiply_adds_per_token": ("MACs/tok", "{:,.0f}"),
     "latency_ms": ("ms/seg.", "{:.2f}"),
     "latency_p95_ms": ("p95", "{:.2f}"),
     "train_tokens_per_s": ("train tok/s", "{:,.0f}"),
@@ -174,7 +174,7 @@ def show_comparison(comparison: "Comparison") -> None:
 def comparison_table(frame: "pd.DataFrame", columns: Mapping[str, tuple[str, str]]) -> Table:
     """The given columns (title and format by name) of the frame, one row per run."""
     shown = {key: column for key, column in columns.items() if key in frame}
-    table = Table(box=None, header_style="bold")
+    table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0))
     table.add_column("run", overflow="fold")
     for title, form in shown.values():
         table.add_column(title, justify="left" if form == "{}" else "right", overflow="fold")

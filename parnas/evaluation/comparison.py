@@ -145,7 +145,7 @@ def measure_run(
         **{key: figures[key] for key in ("ppl", "word_ppl", "bits_per_byte", "tokens", "words", "bytes")},
         "parameters": total,
         "without_embeddings": total - network.embedding_parameters(),
-        "multiply_adds_per_token": network.multiply_adds(tgt_len, mem_len, streams.train_counts().tolist()),
+        "multiply_adds_per_token": round(network.multiply_adds(tgt_len, mem_len, streams.train_counts().tolist())),
         **training_figures(Run(name), streams),
         "tgt_len": tgt_len,
         "mem_len": mem_len,
