@@ -45,7 +45,7 @@ class Interrupted(Exception):
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; mistakes end with one message and exit code 2, an interruption with 130."""
     try:
-        app(args=list(sys.argv[1:] if arguments is None else arguments))
+        app(args=list(sys.argv[1:] if arguments is None else arguments), prog_name="parnas")
     except ParnasError as error:
         fail(str(error))
     except OSError as error:

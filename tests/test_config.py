@@ -334,7 +334,7 @@ def test_replace_gives_a_checked_copy():
     config = Config()
     assert config.replace(model__d_model=64).model.d_model == 64
     assert config.model.d_model == 128
-    with pytest.raises(ValueError, match="does not divide"):
+    with pytest.raises(ParnasError, match="does not divide"):
         config.replace(model__d_model=63)
     with pytest.raises(ValueError, match="frozen"):
         config.model.d_model = 64

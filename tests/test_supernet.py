@@ -122,7 +122,7 @@ def test_every_alpha_gets_a_gradient(gates):
     network.nll(ids, ids, gates=drawn)[0].mean().backward()
     assert all((alpha.grad.abs() > 0).all() for alpha in network.alphas())
     if gates != "straight_through":
-        assert all(weight.grad.abs().sum() > 0 for weight in network.weights() if weight.numel())
+        assert all(weight.grad.abs().sum() > 0 for weight in network.weights().values() if weight.numel())
 
 
 @pytest.mark.parametrize("gates", ["none", *ESTIMATORS])
@@ -146,7 +146,7 @@ def test_a_candidate_near_zero_comes_back(letter, gates):
 
 def test_parameters_are_alphas_and_weights():
     network = make_supernet()
-    alphas, weights = ({id(p) for p in group} for group in (network.alphas(), network.weights()))
+    alphas, weights = ({id(p) for p in group} for group in (network.alphas(), network.weights().values()))
     assert len(alphas) == 3
     assert not alphas & weights
     assert alphas | weights == {id(p) for p in network.parameters()}

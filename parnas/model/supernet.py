@@ -52,6 +52,11 @@ class SuperNet(TransformerXL):
         """The logits of each block, [candidates] each: what the search trains besides weights."""
         return [block.alpha for block in self._stochastic()]
 
+    def weights(self) -> dict[str, nn.Parameter]:
+        """All parameters but alpha, by name."""
+        alphas = {id(alpha) for alpha in self.alphas()}
+        return {name: parameter for name, parameter in self.named_parameters() if id(parameter) not in alphas}
+
     def alpha(self) -> Tensor:
         """All logits, [blocks, candidates], differentiable."""
         return torch.stack(list(self.alphas()))

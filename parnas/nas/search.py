@@ -42,8 +42,7 @@ class SearchTrainer(Trainer):
 
     def weights(self) -> dict[str, nn.Parameter]:
         """All but alpha."""
-        alphas = {id(alpha) for alpha in self.supernet.alphas()}
-        return {name: p for name, p in self.supernet.named_parameters() if id(p) not in alphas}
+        return self.supernet.weights()
 
     def gates(self) -> Tensor:
         """Gates drawn at the current temperature, [blocks, candidates]."""
@@ -77,7 +76,8 @@ class SearchTrainer(Trainer):
 
     def settings(self) -> dict[str, float]:
         """Learning rate and temperature."""
-        return {**super().settings(), "tau": float(torch.as_tensor(self.tau()).detach())}
+        tau = self.tau()
+        return {**super().settings(), "tau": float(tau.detach() if isinstance(tau, Tensor) else tau)}
 
     def validate(self) -> dict[str, TotalLoss]:
         """The SuperNet weighing by pi, and the network of the argmax, each with its own memory.
