@@ -369,3 +369,16 @@ def test_compiled_network_trains_as_the_eager_one(corpus: Path, tmp_path: Path) 
     compiled = retrain(small_config(corpus, **changes, runtime__compile=True), tmp_path / "compiled", Silent())
     for one, other in zip(eager.records(METRICS), compiled.records(METRICS), strict=True):
         assert one["loss"] == pytest.approx(other["loss"], rel=1e-4)
+
+
+def test_a_restore_that_fails_is_an_error_not_a_warning(retrain_run: Run, tmp_path: Path) -> None:
+    """The checkpoint is whole, but of a network of another width."""
+    shutil.copytree(retrain_run.folder, tmp_path / "run")
+    run = Run(tmp_path / "run")
+    (run.folder / "summary.json").unlink()
+    path = run.folder / "config.yaml"
+    path.write_text(path.read_text().replace("d_inner: 32", "d_inner: 64"))
+    with pytest.raises(ParnasError, match="not those of this network"):
+        load(run.folder)
+    with pytest.raises(ParnasError, match="not those of this network"):
+        retrain(run.config(), run.folder, Silent(), resume=True)
