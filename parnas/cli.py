@@ -165,7 +165,8 @@ def evaluate(
     if split not in (None, "train", "valid", "test"):
         raise ParnasError(f"--split is {split!r}; give train, valid or test.")
     from parnas.display import make_reporter, show_comparison
-    from parnas.evaluation.comparison import Conditions, compare
+    from parnas.evaluation.comparison import compare
+    from parnas.evaluation.entries import Conditions
     from parnas.figures.curves import draw_learning_curves
 
     comparison = compare(runs, Conditions(split, tgt_len, mem_len), make_reporter())

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from parnas.config import PACKAGED, load_config
 from parnas.display import show_comparison, show_derivation
-from parnas.evaluation.comparison import Conditions, compare
+from parnas.evaluation.comparison import compare
+from parnas.evaluation.entries import Conditions
 from parnas.figures.curves import draw_learning_curves
 from parnas.figures.draw import draw_run
 from parnas.figures.heatmap import AnimationOptions

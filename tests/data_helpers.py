@@ -1,11 +1,13 @@
 """What the tests of parnas/data share."""
 
+import os
 import random
 from pathlib import Path
 
 import pytest
 
-WIKITEXT_2 = Path(__file__).parent.parent.parent / "shared" / "wikitext-2"
+_DATA = os.environ.get("PARNAS_DATA") or Path(__file__).parent.parent.parent / "shared"
+WIKITEXT_2 = Path(_DATA) / "wikitext-2"
 
 needs_wikitext_2 = pytest.mark.skipif(not WIKITEXT_2.is_dir(), reason=f"the real WikiText-2 is not at {WIKITEXT_2}")
 

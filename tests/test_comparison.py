@@ -8,7 +8,8 @@ import pytest
 from conftest import make_text, small_config
 
 from parnas.errors import ParnasError
-from parnas.evaluation.comparison import Conditions, compare
+from parnas.evaluation.comparison import compare
+from parnas.evaluation.entries import Conditions
 from parnas.run import Run
 from parnas.training.reporter import Silent
 from parnas.training.retrain import retrain

@@ -1,0 +1,104 @@
+"""The runs of a comparison: loaded, checked to be comparable, and ready to be measured."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from parnas.config import Config
+from parnas.data.streams import TokenStreams, prepare
+from parnas.errors import ParnasError
+from parnas.model.estimators import runs_single_path
+from parnas.model.supernet import SuperNet
+from parnas.model.transformer_xl import TransformerXL
+from parnas.run import Run, name_runs
+from parnas.training.device import Device, choose_device
+from parnas.training.phases import LoadedRun, load, same_text
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """How a comparison measures; none means as the runs were configured."""
+
+    split: str | None = None  # none: evaluation.split of the first run
+    tgt_len: int | None = None
+    mem_len: int | None = None
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One run: what is scored, on which text, where, and with which lengths."""
+
+    name: str  # as the table shows it
+    run: Run
+    loaded: LoadedRun
+    network: TransformerXL
+    streams: TokenStreams
+    device: Device
+    tgt_len: int
+    mem_len: int
+
+    @property
+    def tokenizer_identity(self) -> str:
+        """Equal for runs whose tokens are the same."""
+        header = self.loaded.header
+        return repr((header.fingerprint, header.tokenizer, header.vocab_size))
+
+    @property
+    def lost(self) -> str:
+        """What the tokenizer does not keep of the text, with the number of unknown tokens in each split."""
+        header = self.loaded.header
+        unknown = ", ".join(f"{counts.unknown} in {split}" for split, counts in header.splits.items())
+        return ", ".join({"unknown": f"unknown words ({unknown})"}.get(kind, kind) for kind in header.loses)
+
+
+def open_entries(folders: Sequence[Path], conditions: Conditions) -> list[Entry]:
+    """Load the runs; raises `ParnasError` for runs that cannot be compared or whose text is not here."""
+    if len({folder.resolve() for folder in folders}) < len(folders):
+        raise ParnasError("A run is given twice; name each one once.")
+    runs = [Run(folder) for folder in folders]
+    loaded = [load(folder) for folder in folders]
+    if len({each.header.fingerprint for each in loaded}) > 1:
+        listed = "".join(f"\n  - {run.folder}: {of.header.corpus}" for run, of in zip(runs, loaded, strict=True))
+        raise ParnasError(f"The runs were trained on different texts and cannot be compared:{listed}")
+    threads = loaded[0].config.runtime.threads  # one number for all runs, since it holds for the whole process
+    entries = [
+        open_entry(name, run, of, threads, conditions)
+        for name, run, of in zip(name_runs(runs), runs, loaded, strict=True)
+    ]
+    if several_tokenizers(entries) and len({entry.lost for entry in entries}) > 1:
+        listed = "".join(f"\n  - {entry.name}: {entry.lost or 'nothing'}" for entry in entries)
+        raise ParnasError(
+            "The runs' tokenizers lose different information, so neither words nor bytes are comparable; "
+            f"compare those that lose the same by themselves:{listed}"
+        )
+    return entries
+
+
+def open_entry(name: str, run: Run, loaded: LoadedRun, threads: int | None, conditions: Conditions) -> Entry:
+    """Prepare text, device and network of one run."""
+    device = choose_device(loaded.config.runtime.model_copy(update={"threads": threads}))
+    streams = prepare(loaded.config.data)
+    if not same_text(streams.header, loaded.header):
+        raise ParnasError(f"The text or tokenizer on this machine is not what {name} was trained with; restore it.")
+    network = network_of(loaded).to(device.device)
+    return Entry(name, run, loaded, network, streams, device, *lengths(loaded.config, conditions))
+
+
+def network_of(loaded: LoadedRun) -> TransformerXL:
+    """What is scored: the network, or of a search the SuperNet by pi (its argmax where steps run a single path)."""
+    if isinstance(loaded.model, SuperNet) and runs_single_path(loaded.config.search.estimator):
+        return loaded.model.extract(loaded.architecture)
+    return loaded.model
+
+
+def lengths(config: Config, conditions: Conditions) -> tuple[int, int]:
+    """Segment and memory length: the command's, else the configuration's for evaluation, else those of training."""
+    tgt_lens = (conditions.tgt_len, config.evaluation.tgt_len, config.data.tgt_len)
+    mem_lens = (conditions.mem_len, config.evaluation.mem_len, config.model.mem_len)
+    tgt_len, mem_len = (next(given for given in each if given is not None) for each in (tgt_lens, mem_lens))
+    return tgt_len, mem_len
+
+
+def several_tokenizers(entries: Sequence[Entry]) -> bool:
+    """Whether the runs' tokens differ, so that figures per token do not compare."""
+    return len({entry.tokenizer_identity for entry in entries}) > 1
