@@ -197,7 +197,7 @@ class SearchConfig(Section):
         0.1, gt=0, description="Temperature at the last step; the lower bound where it is learnable."
     )
     tau_schedule: Literal["exponential", "linear", "cosine", "learnable"] = Field(
-        "exponential", description="Path from tau_start to tau_end, or a parameter trained with alpha."
+        "exponential", description="Path from tau_start to tau_end, or a parameter between the two, trained with alpha."
     )
 
     def mistakes(self) -> Iterator[Mistake]:

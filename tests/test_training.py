@@ -283,6 +283,7 @@ def test_learnable_tau_comes_back_from_its_bound(corpus: Path, tmp_path: Path, m
     run = search(config.replace(search__alpha_lr=0.1), tmp_path / "run", Silent())
     taus = [line["tau"] for line in run.records(METRICS) if line["split"] == "train"]
     assert min(taus) >= 0.5 - 1e-6
+    assert max(taus) <= 0.5 + 1e-6
     trainer = trainers[-1]
     trainer.log_tau.data.fill_(math.log(0.5))
     loss, _ = trainer.forward(trainer.batches, None)

@@ -64,7 +64,7 @@ class SearchTrainer(Trainer):
                 self._alpha_gradients(self.alpha_batches)
             self.alpha_optimizer.step()
             # Bounded here and not in tau(), where the bound would cut off the gradient that leads back from it.
-            self.log_tau.data.clamp_(min=math.log(self.search.tau_end))
+            self.log_tau.data.clamp_(math.log(self.search.tau_end), math.log(self.search.tau_start))
         self.alpha_optimizer.zero_grad(set_to_none=True)
 
     def _alpha_gradients(self, batches: TrainingBatches) -> None:
