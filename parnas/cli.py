@@ -189,8 +189,12 @@ def plot(runs: Runs, frame_ms: FrameTime = None, width: Width = None) -> None:
 def cutoffs(
     source: Annotated[str, typer.Argument(metavar="RUN|COUNTS", help="A run folder, or a file with a count per line.")],
     clusters: Annotated[int, typer.Option("--clusters", min=2, help="Number of clusters, the head included.")] = 3,
-    d_model: Annotated[int, typer.Option("--d-model", min=1, help="Width of the network; of a file of counts.")] = 512,
-    proj_factor: Annotated[int, typer.Option("--proj-factor", min=1, help="As in a configuration; likewise.")] = 4,
+    d_model: Annotated[
+        int | None, typer.Option("--d-model", min=1, help="Width of the network; for COUNTS only, default 512.")
+    ] = None,
+    proj_factor: Annotated[
+        int | None, typer.Option("--proj-factor", min=1, help="As in a configuration; for COUNTS only, default 4.")
+    ] = None,
 ) -> None:
     """Find the optimal cutoffs of an adaptive softmax."""
     from parnas.data.counts import read_counts
@@ -198,11 +202,15 @@ def cutoffs(
     from parnas.model.cutoffs import optimal_cutoffs
 
     if Path(source).is_dir():
+        if d_model or proj_factor:
+            raise ParnasError(
+                f"{source} is a run and has its own --d-model and --proj-factor; leave them out."
+            )
         config = Run(source).config()
         counts, d_model = prepare(config.data).train_counts(), config.model.d_model
         dims = config.replace(model__cutoffs=tuple(range(1, clusters))).model.softmax_dims()
     else:
-        counts = read_counts(Path(source))
+        counts, d_model, proj_factor = read_counts(Path(source)), d_model or 512, proj_factor or 4
         dims = [d_model // proj_factor**cluster for cluster in range(clusters)]
     found = optimal_cutoffs(counts, clusters, d_model, dims)
     typer.echo(f"model.cutoffs: {list(found.cutoffs)}")

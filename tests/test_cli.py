@@ -132,6 +132,7 @@ def test_resume_takes_the_configuration_of_the_run(
         (["search", "CONFIG", "--run", "taken"], "That name is taken by a file"),
         (["evaluate", "RETRAIN", "--out", "taken"], "That name is taken by a file"),
         (["plot", "nowhere"], "There is no run folder nowhere"),
+        (["cutoffs", "RETRAIN", "--d-model", "64"], "leave them out"),
         (["cutoffs", "nowhere"], "There is no run folder or file nowhere"),
         (["data", "nowhere"], "nowhere"),
     ],
