@@ -203,9 +203,7 @@ def cutoffs(
 
     if Path(source).is_dir():
         if d_model or proj_factor:
-            raise ParnasError(
-                f"{source} is a run and has its own --d-model and --proj-factor; leave them out."
-            )
+            raise ParnasError(f"{source} is a run and has its own --d-model and --proj-factor; leave them out.")
         config = Run(source).config()
         counts, d_model = prepare(config.data).train_counts(), config.model.d_model
         dims = config.replace(model__cutoffs=tuple(range(1, clusters))).model.softmax_dims()
