@@ -4,11 +4,13 @@ It comes with `pip install -e '.[parity]'`; in CI (CI=true) its absence is a fai
 """
 
 import os
-import warnings
 
 import pytest
 import torch
 from model_helpers import VOCABULARY, make_network, random_ids, randomise
+from reference import copy_weights, load_transformers, make_transfo_xl
+
+from parnas.errors import ParnasError
 
 LAYERS, SEGMENT, CUTOFFS = 3, 5, (4, 9, 15)
 HEADS = {
@@ -20,98 +22,14 @@ HEADS = {
 }
 
 
-@pytest.fixture(scope="module")
-def transformers():
+@pytest.fixture(scope="module", autouse=True)
+def _installed():
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about what torch has deprecated since
-            import transformers
-            from transformers import TransfoXLLMHeadModel  # noqa: F401
-    except ImportError as error:
-        cure = f"pip install -e '.[parity]' brings transformers 4.35.2 ({error})"
+        load_transformers()
+    except ParnasError as error:
         if os.environ.get("CI"):
-            pytest.fail(f"CI has to run this test: {cure}")
-        pytest.skip(cure)
-    assert transformers.__version__ == "4.35.2"
-    return transformers
-
-
-def make_theirs(transformers, config):
-    """Their model of the same shape with random weights, in evaluation mode."""
-    theirs = transformers.TransfoXLConfig(
-        vocab_size=VOCABULARY,
-        cutoffs=list(config.cutoffs),
-        d_model=config.d_model,
-        d_embed=config.d_model,
-        n_head=config.n_heads,
-        d_head=config.head_width,
-        d_inner=config.d_inner,
-        div_val=config.div_val,
-        n_layer=LAYERS,
-        mem_len=config.mem_len,
-        untie_r=not config.share_biases,
-        same_length=False,
-        tie_word_embeddings=config.tie_weights,
-        # The original leaves the projection of the first cluster untied.
-        tie_projs=[False] + [config.tie_weights] * len(config.cutoffs),
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about its successor
-        model = transformers.TransfoXLLMHeadModel(theirs)
-    return randomise(model, std=0.15).eval()  # wide enough to matter, so narrow that 1e-5 is above rounding
-
-
-def copy_attention(ours, theirs):
-    inner = ours.query.out_features
-    ours.query.weight.copy_(theirs.qkv_net.weight[:inner])
-    ours.key_value.weight.copy_(theirs.qkv_net.weight[inner:])
-    ours.position.weight.copy_(theirs.r_net.weight)
-    ours.output.weight.copy_(theirs.o_net.weight)
-    ours.layer_norm.load_state_dict(theirs.layer_norm.state_dict())
-    if ours.u is not None:
-        ours.u.copy_(theirs.r_w_bias)
-        ours.v.copy_(theirs.r_r_bias)
-
-
-def copy_feed_forward(ours, theirs):
-    ours.inner.load_state_dict(theirs.CoreNet[0].state_dict())
-    ours.outer.load_state_dict(theirs.CoreNet[3].state_dict())
-    ours.layer_norm.load_state_dict(theirs.layer_norm.state_dict())
-
-
-def copy_head(ours, theirs):
-    """With div_val 1 theirs keeps one matrix and one bias for all clusters, ours a bias for each."""
-    for cluster, bias in enumerate(ours.biases):
-        start, stop = ours.bounds[cluster : cluster + 2]
-        whole = len(theirs.out_layers) == 1
-        bias.copy_(theirs.out_layers[0].bias[start:stop] if whole else theirs.out_layers[cluster].bias)
-        if len(ours.tables) > 1:
-            weight = theirs.out_layers[0].weight[start:stop] if whole else theirs.out_layers[cluster].weight
-            ours.tables[cluster].copy_(weight)
-        elif cluster == 0:
-            ours.tables[0].copy_(theirs.out_layers[0].weight)
-    if len(ours.biases) > 1:
-        ours.cluster_weight.copy_(theirs.cluster_weight)
-        ours.cluster_bias.copy_(theirs.cluster_bias)
-    for cluster, projection in ours.projections.items():
-        projection.copy_(theirs.out_projs[int(cluster)])
-
-
-@torch.no_grad()
-def copy_weights(ours, theirs):
-    """Every weight of theirs into ours: their decoder layer is our attention block and our feed-forward block."""
-    body = theirs.transformer
-    for target, source in zip(ours.embedding.tables, body.word_emb.emb_layers, strict=True):
-        target.copy_(source.weight)
-    for target, source in zip(ours.embedding.projections, body.word_emb.emb_projs, strict=True):
-        target.copy_(source)
-    for number, layer in enumerate(body.layers):
-        copy_attention(ours.blocks[2 * number], layer.dec_attn)
-        copy_feed_forward(ours.blocks[2 * number + 1], layer.pos_ff)
-    if ours.u is not None:
-        ours.u.copy_(body.r_w_bias)
-        ours.v.copy_(body.r_r_bias)
-    copy_head(ours.head, theirs.crit)
+            pytest.fail(f"CI has to run this test: {error}")
+        pytest.skip(str(error))
 
 
 @pytest.fixture(params=[True, False], ids=["shared u, v", "own u, v"])
@@ -120,11 +38,13 @@ def shared(request):
 
 
 @pytest.fixture(params=HEADS.values(), ids=HEADS.keys())
-def pair(request, transformers, shared):
+def pair(request, shared):
     """Our network and theirs, with the same weights."""
     settings = {"d_model": 64, "n_heads": 4, "d_head": 10, "d_inner": 48, "mem_len": 8, "share_biases": shared}
     ours = make_network("sf" * LAYERS, seed=1, **settings, **request.param)
-    theirs = make_theirs(transformers, ours.config)
+    theirs = make_transfo_xl(ours.config, LAYERS, VOCABULARY)
+    # Wide enough to matter, so narrow that 1e-5 is above rounding.
+    theirs = randomise(theirs, std=0.15).eval()
     copy_weights(ours, theirs)
     return ours, theirs
 
