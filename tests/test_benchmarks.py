@@ -1,14 +1,38 @@
 """The benchmarks run, in shapes too small to say anything about speed, and their results hold what they must."""
 
+import dataclasses
 import json
+import math
+import os
+from importlib.util import find_spec
 
 import harness
+import networks
 import pytest
 import torch
+import train_step
 
+from parnas.architecture import Architecture
 from parnas.errors import ParnasError
+from parnas.model.transformer_xl import TransformerXL
 
 CPU = harness.choose("cpu", "fp32")
+
+
+@pytest.fixture(scope="module")
+def _libraries():
+    """In CI the absence of what is compared with is a failure, elsewhere a skip."""
+    missing = [name for name in ("transformers", "x_transformers") if find_spec(name) is None]
+    if missing and os.environ.get("CI"):
+        pytest.fail(f"CI has to run this test; {missing} missing: pip install -e '.[bench]'")
+    if missing:
+        pytest.skip(f"pip install -e '.[bench]' brings {missing}")
+
+
+def run_tiny(benchmark, name, folder, *options):
+    """The result that a benchmark writes."""
+    benchmark.main(["--tiny", "--device", "cpu", "--out", str(folder), *options])
+    return json.loads((folder / f"{name}-cpu.json").read_text())
 
 
 def test_candidates_take_turns_and_warm_up_is_not_counted():
@@ -57,3 +81,89 @@ def test_table_has_all_columns_and_readable_numbers(capsys):
     harness.print_table("Speed", [{"name": "a", "tok/s": 12345.6}, {"name": "b", "share": 0.41234}])
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in capsys.readouterr().out.splitlines()[5:]]
     assert lines[:2] == [["a", "12,346", "–"], ["b", "–", "0.412"]]
+
+
+def tiny_size():
+    (size,) = train_step.sizes("tiny", torch.device("cpu"))
+    return size
+
+
+@pytest.mark.usefixtures("_libraries")
+def test_train_step_compares_the_same_work(tmp_path):
+    result = run_tiny(train_step, "train_step", tmp_path)
+    size, records = tiny_size(), result["records"]
+    assert len(records) == 2 * len(networks.NETWORKS) * len(harness.DTYPES)
+    assert {(r["work"], r["network"], r["precision"]) for r in records} == {
+        (work, name, precision)
+        for work in ("step", "blocks")
+        for name in networks.NETWORKS
+        for precision in harness.DTYPES
+    }
+    steps = [r for r in records if r["work"] == "step"]
+    assert {r["targets"] for r in steps} == {size.batch_size * size.tgt_len}
+    for r in records:
+        assert len(r["seconds"]) == train_step.PLANS["tiny"].rounds
+        if r["network"] in train_step.SAME_WEIGHTS:
+            assert r["loss_difference"] <= train_step.TOLERANCE[r["precision"]]
+        rate = r["tokens_per_second"] * r["flops_per_token"]
+        assert math.isclose(r["share_of_peak"], rate / r["peak_flops"])
+        assert math.isclose(r["tokens_per_second"], size.tokens / r["median_seconds"])
+    # The same weights on the same segments: training gives the same losses too.
+    losses = {r["network"]: r["losses"] for r in steps if r["precision"] == "fp32"}
+    assert losses["parnas"] == pytest.approx(losses["transformers"], abs=1e-4)
+    assert losses["parnas"][-1] != losses["parnas"][0]
+
+
+@pytest.mark.usefixtures("_libraries")
+def test_unlike_weights_are_refused():
+    size = tiny_size()
+    compared = networks.make_networks(size)
+    with torch.no_grad():
+        compared["parnas"].network.embedding.tables[0].add_(torch.randn(size.vocab_size, size.model.d_model))
+    segments = train_step.draw_segments(size, 2, torch.device("cpu"))
+    with pytest.raises(ParnasError, match="not the same work"):
+        train_step.loss_difference(compared, segments, CPU)
+
+
+@pytest.mark.usefixtures("_libraries")
+@pytest.mark.parametrize("name", networks.NETWORKS)
+def test_blocks_alone_read_memory_and_reach_hidden_states_and_weights(name):
+    size = tiny_size()
+    network = networks.make_networks(size)[name]
+    segments = train_step.draw_segments(size, 2, torch.device("cpu"))
+    memories = [network.nll(*segment, None)[1] for segment in segments]
+    x = torch.randn(size.batch_size, size.tgt_len, size.model.d_model, requires_grad=True)
+    hidden, other = (network.transform(x, memory) for memory in memories)
+    assert hidden.shape == x.shape
+    assert not torch.equal(hidden, other)
+    (hidden * torch.randn_like(hidden)).sum().backward()
+    assert x.grad.abs().sum() > 0
+    shape = size.vocab_size, size.model.d_model
+    tables = [parameter for parameter in network.parameters() if parameter.shape == shape]
+    assert len(tables) == 1  # the embedding is tied and gets no gradient here
+    assert all(table.grad is None for table in tables)
+    assert sum(parameter.grad is not None for parameter in network.parameters()) >= 8
+
+
+def test_segments_follow_each_other_and_are_the_same_each_time():
+    size = tiny_size()
+    first, second = train_step.draw_segments(size, 2, torch.device("cpu"))
+    assert first.tokens.shape == (size.batch_size, size.tgt_len)
+    assert torch.equal(first.tokens[:, 1:], first.targets[:, :-1])
+    assert torch.equal(first.targets[:, -1], second.tokens[:, 0])
+    again, _ = train_step.draw_segments(size, 2, torch.device("cpu"))
+    assert torch.equal(first.tokens, again.tokens)
+
+
+def test_multiply_adds_are_those_of_the_network_for_a_batch_of_one_row():
+    size = dataclasses.replace(tiny_size(), batch_size=1, layers=2)
+    network = TransformerXL.build(size.model, Architecture.parse("sfsf"), size.vocab_size)
+    counts = list(range(size.vocab_size, 0, -1))
+    shares = network.head.cluster_shares(counts)
+    expected = network.multiply_adds(size.tgt_len, size.model.mem_len, counts)
+    assert size.block_multiply_adds() + size.head_multiply_adds(shares) == pytest.approx(expected)
+
+
+def test_shares_of_clusters_are_counted():
+    targets = torch.tensor([0, 19, 20, 59, 60, 199, 199, 1])  # the clusters of the tiny size begin at 20 and 60
+    assert tiny_size().cluster_shares(targets) == [2 / 8, 3 / 8]
