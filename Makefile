@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+BENCHMARKS := cutoffs inference scaling train_step
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --quiet -c constraints.txt
 
 .DEFAULT_GOAL := help
@@ -12,7 +13,8 @@ help:
 	@echo "make demo     install into $(VENV) and run search, derive, retrain, evaluate on an embedded corpus"
 	@echo "make test     install with the tools of development, then ruff, mypy, import-linter and pytest"
 	@echo "make install  install only"
-	@echo "make lint | format | bench | clean"
+	@echo "make bench    install with what is compared with, then each short benchmark (up to three minutes each)"
+	@echo "make lint | format | clean"
 	@echo "PYTHON=python3.12 make ... takes another Python"
 
 install: $(VENV)/installed
@@ -33,8 +35,9 @@ format: $(VENV)/installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/installed
-	$(BIN)/python benchmarks/cutoffs.py
+# The figures in benchmarks/results are of the full benchmarks: python benchmarks/NAME.py.
+bench: $(VENV)/installed-bench
+	@for name in $(BENCHMARKS); do $(BIN)/python -W ignore benchmarks/$$name.py --short --out runs/benchmarks || exit; done
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .coverage
@@ -53,5 +56,9 @@ $(VENV)/installed: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed
-	$(PIP) -e '.[dev,parity]'
+	$(PIP) -e '.[dev,parity,bench]'
+	@touch $@
+
+$(VENV)/installed-bench: $(VENV)/installed
+	$(PIP) -e '.[bench]'
 	@touch $@

@@ -6,9 +6,12 @@ import math
 import os
 from importlib.util import find_spec
 
+import cutoffs
 import harness
+import inference
 import networks
 import pytest
+import scaling
 import torch
 import train_step
 
@@ -167,3 +170,52 @@ def test_multiply_adds_are_those_of_the_network_for_a_batch_of_one_row():
 def test_shares_of_clusters_are_counted():
     targets = torch.tensor([0, 19, 20, 59, 60, 199, 199, 1])  # the clusters of the tiny size begin at 20 and 60
     assert tiny_size().cluster_shares(targets) == [2 / 8, 3 / 8]
+
+
+def test_scaling_measures_every_point_in_a_process_of_its_own(tmp_path):
+    result = run_tiny(scaling, "scaling", tmp_path)
+    plan = scaling.PLANS["tiny"]
+    assert [(r["blocks"], r["batch"]) for r in result["records"]] == [(2, 2), (4, 2)]
+    for r in result["records"]:
+        assert len(r["seconds"]) == plan.passes * plan.rounds
+        assert r["tokens_per_second"] == pytest.approx(r["batch"] * r["segment"] / r["median_seconds"])
+        assert r["peak_bytes"] >= 0
+    assert [(fit["axis"], fit["from"], fit["to"]) for fit in result["fits"]] == [("blocks", 2, 4)]
+
+
+@pytest.mark.parametrize("exponent", [0.5, 1, 2])
+def test_exponent_of_a_power_law_is_found(exponent):
+    shapes = [4, 8, 16, 32]
+    assert scaling.fit_exponent(shapes, [3 * shape**exponent for shape in shapes]) == pytest.approx(exponent)
+    assert scaling.fit_exponent(shapes, [0, 1, 2, 3]) is None
+
+
+def test_sweep_changes_one_shape_at_a_time():
+    base = scaling.BASES["cpu"]
+    points = scaling.sweep(base, scaling.PLANS["short"])
+    assert [point.blocks for point in points["blocks"]] == [4, 8, 16, 32]
+    for axis, along in points.items():
+        assert all(dataclasses.replace(point, **{axis: getattr(base, axis)}) == base for point in along)
+
+
+def test_inference_compares_the_networks_in_both_batches(tmp_path):
+    result = run_tiny(inference, "inference", tmp_path, "--arch", "ssfsff")
+    assert {(r["arch"], r["precision"], r["batch_size"]) for r in result["records"]} == {
+        (arch, precision, batch) for arch in ("sfsfsf", "ssfsff") for precision in harness.DTYPES for batch in (1, 32)
+    }
+    for r in result["records"]:
+        assert len(r["p50_ms"]) == len(r["p95_ms"]) == inference.PLANS["tiny"].repetitions
+        assert all(0 < middle <= high for middle, high in zip(r["p50_ms"], r["p95_ms"], strict=True))
+
+
+def test_inference_takes_the_derived_architecture_by_default():
+    assert len(Architecture.parse(inference.derived_architecture())) == len(inference.INTERLEAVED)
+
+
+def test_cutoffs_are_those_of_the_search_that_was_timed(tmp_path):
+    result = run_tiny(cutoffs, "cutoffs", tmp_path)
+    assert [r["clusters"] for r in result["records"]] == [3, 4, 5]
+    for r in result["records"]:
+        assert len(r["cutoffs"]) == r["clusters"] - 1
+        assert sorted({0, *r["cutoffs"], result["words"]}) == [0, *r["cutoffs"], result["words"]]
+        assert len(r["seconds"]) == cutoffs.ROUNDS["tiny"]
