@@ -37,7 +37,7 @@ format: $(VENV)/installed-dev
 
 # The figures in benchmarks/results are of the full benchmarks: python benchmarks/NAME.py.
 bench: $(VENV)/installed-bench
-	@for name in $(BENCHMARKS); do $(BIN)/python -W ignore benchmarks/$$name.py --short --out runs/benchmarks || exit; done
+	@for name in $(BENCHMARKS); do $(BIN)/python benchmarks/$$name.py --short --out runs/benchmarks || exit; done
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .coverage
