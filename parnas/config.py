@@ -177,9 +177,11 @@ class SearchConfig(Section):
     space: tuple[str, ...] = Field(
         ("s", "f", "i"), min_length=1, description="Candidate layers of every block, by letter."
     )
-    estimator: Literal["soft", "straight_through"] = Field(
-        "soft",
-        description="Gates of the Gumbel-softmax as they are, or one-hot with the soft gradient (Jang et al. 2017).",
+    estimator: Literal["single_path", "gdas", "straight_through", "soft"] = Field(
+        "single_path",
+        description="soft: gates of the Gumbel-softmax as they are; straight_through: one-hot with the soft gradient "
+        "(Jang et al. 2017); gdas: running the chosen candidate alone (Dong & Yang 2019); single_path: and probing one "
+        "other, for a gradient without gdas's bias.",
     )
     steps: int = Field(2000, ge=1, description="Training steps of the SuperNet.")
     warmup_steps: int = Field(100, ge=0, description="Steps over which the learning rate of the weights rises.")

@@ -1,11 +1,41 @@
-"""How a search step draws its gates: the weights of the candidates of every block.
+"""How a search step weighs the candidates of every block, and what alpha learns from it.
 
-The network itself is never random: it uses the gates that it is given, or pi where it is given none.
+The network itself is never random: it uses the gates that it is given, or pi where it is given none. All estimators
+draw from softmax((alpha + g) / tau) with Gumbel noise g, and all pass gradients on to alpha through it:
+
+soft              the gates are these weights: each candidate runs, the gradient is that of the relaxed objective.
+straight_through  one-hot at the largest weight, with the soft weights' gradient (Jang et al. 2017): each candidate runs.
+gdas              as straight_through, but only the chosen candidate runs (Dong & Yang 2019). A candidate that did not
+                  run counts as one that changes nothing, so that the gradient is biased: alpha learns nothing of what
+                  it did not choose.
+single_path       as gdas, and in one block, drawn anew at each step, one more candidate runs forward to be probed.
+                  What the others would have contributed is estimated from the probes, without bias with regard to
+                  straight_through, and with a running mean as control variate against the variance.
 """
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+
+from parnas.architecture import IDENTITY
+
+MEAN_RATE = 0.1  # of the running means of probes; a candidate is probed about every twelfth step of a search in 6 blocks
+
+
+class PathGate(NamedTuple):
+    """The gates of one block where a single candidate runs."""
+
+    weights: Tensor  # [candidates] one-hot, with a gradient where alpha is trained
+    chosen: int  # index of the candidate that runs
+    probed: int | None = None  # index of one that runs forward too, for alpha alone
+
+
+Gates = Tensor | Sequence[PathGate]
+"""For each block the weights of its candidates, [blocks, candidates], or a single path."""
 
 
 def gumbel_softmax(alpha: Tensor, tau: Tensor | float, generator: torch.Generator | None = None) -> Tensor:
@@ -21,12 +51,106 @@ def harden(gates: Tensor) -> Tensor:
     return one_hot + (gates - gates.detach())
 
 
-def draw_gates(estimator: str, alpha: Tensor, tau: Tensor | float, generator: torch.Generator | None = None) -> Tensor:
-    """Gates [blocks, candidates] of one step by the estimator of that name in `search.estimator`."""
-    soft = gumbel_softmax(alpha, tau, generator)
-    return harden(soft) if runs_single_path(estimator) else soft
+class Estimator:
+    """Draws the gates of each step. `means` [blocks, candidates] is all its state."""
+
+    def __init__(self, name: str, blocks: int, space: Sequence[str]) -> None:
+        self.name, self.space = name, tuple(space)
+        self.means = torch.zeros(blocks, len(space))
+
+    def draw(self, alpha: Tensor, tau: Tensor | float, generator: torch.Generator | None = None) -> Gates:
+        """Gates of one step, given alpha [blocks, candidates]; nothing is probed where alpha needs no gradient."""
+        soft = gumbel_softmax(alpha, tau, generator)
+        if self.name == "soft":
+            return soft
+        hard = harden(soft)
+        if self.name == "straight_through":
+            return hard
+        chosen: list[int] = hard.detach().argmax(dim=-1).tolist()
+        probe = None
+        if hard.requires_grad and self.name == "single_path":
+            probe = self._draw_probe(chosen, generator)
+            hard.register_hook(lambda grad: self._complete(grad, chosen, probe))
+        probed = {} if probe is None else {probe.block: probe.candidate}
+        rows = zip(hard.unbind(), chosen, strict=True)
+        return [PathGate(row, index, probed.get(block)) for block, (row, index) in enumerate(rows)]
+
+    def unknown(self, chosen: int) -> list[int]:
+        """Candidates whose contribution is not known where one was chosen; that of identity always is."""
+        return [index for index, letter in enumerate(self.space) if index != chosen and letter != IDENTITY]
+
+    def _draw_probe(self, chosen: list[int], generator: torch.Generator | None) -> "Probe | None":
+        open_blocks = [(block, unknown) for block, index in enumerate(chosen) if (unknown := self.unknown(index))]
+        if not open_blocks:
+            return None
+        device = None if generator is None else generator.device
+        first, second = torch.rand(2, generator=generator, device=device).tolist()
+        block, unknown = open_blocks[int(first * len(open_blocks))]
+        return Probe(block, unknown[int(second * len(unknown))], 1 / (len(open_blocks) * len(unknown)))
+
+    def _complete(self, observed: Tensor, chosen: list[int], probe: "Probe | None") -> Tensor:
+        """Gradient of all gates from that of the candidates that ran: [blocks, candidates].
+
+        With mean m and probability q of being probed, m + (observed - m) / q where a candidate was probed and m where
+        it was not has the expectation of the observation, whatever m is.
+        """
+        self.means = self.means.to(observed)
+        completed = observed.clone()
+        for block, index in enumerate(chosen):
+            unknown = self.unknown(index)
+            completed[block, unknown] = self.means[block, unknown]
+        if probe is not None:
+            place = probe.block, probe.candidate
+            surprise = observed[place] - self.means[place]
+            completed[place] += surprise / probe.probability
+            self.means[place] += MEAN_RATE * surprise
+        return completed
+
+
+class Probe(NamedTuple):
+    """A candidate that runs forward only, and the probability with which it was drawn."""
+
+    block: int
+    candidate: int
+    probability: float
 
 
 def runs_single_path(estimator: str) -> bool:
     """Whether each step runs one candidate per block, so that the argmax network is what the SuperNet stands for."""
-    return estimator == "straight_through"
+    return estimator != "soft"
+
+
+class SinglePath(torch.autograd.Function):
+    """The output of the chosen candidate, and the gradient of the gates of those that ran.
+
+    The gradient of a gate is <d loss / d output, its candidate's output>. Here all are given relative to the block's
+    input, which is what identity puts out: a constant for all candidates, which the softmax does not see.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        output: Tensor,
+        x: Tensor,
+        probe: Tensor | None,
+        weights: Tensor,
+        indices: tuple[int, int | None],
+    ) -> Tensor:
+        """`output`; all [B, T, D] but `weights` [candidates]; `indices` of the chosen and the probed candidate."""
+        ctx.save_for_backward(output, x, probe)
+        ctx.candidates, ctx.indices = len(weights), indices
+        return output.view_as(output)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Of output and weights."""
+        output, x, probe = ctx.saved_tensors
+        chosen, probed = ctx.indices
+        flat = grad.flatten()
+        of_identity = flat @ x.flatten()
+        weights = grad.new_zeros(ctx.candidates)
+        weights[chosen] = flat @ output.flatten() - of_identity
+        if probed is not None:
+            weights[probed] = flat @ probe.flatten() - of_identity
+        return grad, None, None, weights, None

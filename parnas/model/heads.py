@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from parnas.config import ModelConfig
 from parnas.errors import ParnasError
+from parnas.model import fused
 
 ROW_STEP = 64
 
@@ -93,19 +94,25 @@ class SoftmaxHead(nn.Module):
             inside = (targets >= start) & (targets < stop)
             head_targets = torch.where(inside, first + cluster - 1, head_targets)
             members.append((cluster, start, inside.nonzero().squeeze(-1)))
-        nll = F.cross_entropy(self._head_logits(hidden), head_targets, reduction="none")
+        tables = self._tables()
+        nll: Tensor = fused.LinearCrossEntropy.apply(self._project(hidden, 0), *self._head_matrix(tables[0]), head_targets)
         for cluster, start, rows in members:
-            logits = self._logits(round_up_rows(hidden[rows]), cluster)[: len(rows)]
-            nll = nll.index_add(0, rows, F.cross_entropy(logits, targets[rows] - start, reduction="none"))
+            projected = self._project(hidden[round_up_rows(rows)], cluster)
+            within = fused.LinearCrossEntropy.apply(
+                projected, tables[cluster], self.biases[cluster], round_up_rows(targets[rows] - start)
+            )
+            nll = nll.index_add(0, rows, within[: len(rows)])
         return nll
 
     def log_probs(self, hidden: Tensor) -> Tensor:
         """Log-probabilities of the whole vocabulary: [N, D] to [N, V], in float32."""
-        head = self._head_logits(hidden).log_softmax(dim=-1)
+        tables = self._tables()
+        head = F.linear(self._project(hidden, 0), *self._head_matrix(tables[0])).float().log_softmax(dim=-1)
         first, tails = self.bounds[1], range(1, len(self.bounds) - 1)
         parts = [head[:, :first]]
         for cluster in tails:
-            within = self._logits(hidden, cluster).log_softmax(dim=-1)
+            logits = F.linear(self._project(hidden, cluster), tables[cluster], self.biases[cluster])
+            within = logits.float().log_softmax(dim=-1)
             parts.append(within + head[:, first + cluster - 1, None])
         return torch.cat(parts, dim=-1)
 
@@ -124,18 +131,9 @@ class SoftmaxHead(nn.Module):
         """Share of each tail cluster in a text, by the frequencies [V] of its ids."""
         return [sum(counts[start:stop]) / sum(counts) for start, stop in pairwise(self.bounds[1:])]
 
-    def _head_logits(self, hidden: Tensor) -> Tensor:
-        """[N, n_0 + tails] float32 logits: the frequent ids, then one logit for each tail."""
-        projected = self._project(hidden, 0)
-        weight = torch.cat([self._table(0), self.cluster_weight])
-        bias = torch.cat([self.biases[0], self.cluster_bias])
-        logits: Tensor = F.linear(projected, weight, bias)
-        return logits.float()
-
-    def _logits(self, hidden: Tensor, cluster: int) -> Tensor:
-        """[N, n] float32 logits of the ids of one tail."""
-        logits: Tensor = F.linear(self._project(hidden, cluster), self._table(cluster), self.biases[cluster])
-        return logits.float()
+    def _head_matrix(self, table: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights [n_0 + tails, e] and biases of the head: the frequent ids, then one logit for each tail."""
+        return torch.cat([table, self.cluster_weight]), torch.cat([self.biases[0], self.cluster_bias])
 
     def _project(self, hidden: Tensor, cluster: int) -> Tensor:
         """[N, D] to the cluster's width, [N, e]."""
@@ -144,20 +142,21 @@ class SoftmaxHead(nn.Module):
         projection: Tensor = self.projections[str(cluster)]
         return hidden @ projection
 
-    def _table(self, cluster: int) -> Tensor:
-        """[n, e] weights of a cluster: its own table, or its rows of the one that the embedding shares."""
-        shared = len(self.tables) == 1
-        table: Tensor = self.tables[0 if shared else cluster]
-        return table[self.bounds[cluster] : self.bounds[cluster + 1]] if shared else table
+    def _tables(self) -> Sequence[Tensor]:
+        """Weights [n, e] of each cluster: its own table, or its rows of the one that the embedding shares."""
+        if len(self.tables) > 1:
+            return list(self.tables)
+        # Not a slice for each: the gradient of a split is put together once, those of slices are added up whole.
+        return self.tables[0].split([stop - start for start, stop in pairwise(self.bounds)])
 
 
-def round_up_rows(hidden: Tensor) -> Tensor:
-    """[N, D] with zero rows behind, up to a multiple of ROW_STEP.
+def round_up_rows(rows: Tensor) -> Tensor:
+    """[N] with zeros behind, up to a multiple of ROW_STEP.
 
     The number of rows in a tail differs from batch to batch, and for each new shape oneDNN compiles a bf16 kernel,
     which takes longer than the product itself; few shapes keep them in its cache.
     """
-    return F.pad(hidden, (0, 0, 0, -len(hidden) % ROW_STEP))
+    return F.pad(rows, (0, -len(rows) % ROW_STEP))
 
 
 def matrices(shapes: Sequence[tuple[int, int]]) -> nn.ParameterList:

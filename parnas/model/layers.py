@@ -12,13 +12,14 @@ from torch.nn import functional as F
 
 from parnas.architecture import ATTENTION, FEED_FORWARD, IDENTITY
 from parnas.config import ModelConfig
+from parnas.model import fused
 
 
 class Context(NamedTuple):
     """What the attention layers of one forward pass have in common."""
 
     distances: Tensor  # [K, D] sinusoids of the distances K-1 … 0
-    hidden: Tensor  # [T, K] true where a query must not look: at later positions
+    bias: Tensor  # [T, K] -inf where a query must not look, at later positions, and else 0
     u: Tensor | None  # [H, E] content bias shared by all layers; none where each has its own
     v: Tensor | None  # [H, E] position bias
 
@@ -31,19 +32,23 @@ def encode_distances(count: int, width: int, device: torch.device) -> Tensor:
 
 
 def hide_future(tgt_len: int, key_len: int, device: torch.device) -> Tensor:
-    """[T, K] mask, true where the key stands after the query."""
-    return torch.ones(tgt_len, key_len, dtype=torch.bool, device=device).triu(key_len - tgt_len + 1)
+    """[T, K] bias of the scores, -inf where the key stands after the query."""
+    return torch.full((tgt_len, key_len), -math.inf, device=device).triu(key_len - tgt_len + 1)
 
 
-def relative_shift(scores: Tensor) -> Tensor:
-    """Turn scores by distance into scores by key: column k of row t moves to distance t + M - k.
+class Dropout(nn.Module):
+    """Dropout of probability `p` while training; see `fused.Dropout`."""
 
-    [..., T, K] in, [..., T, K] out; entries of later positions are meaningless and must be masked
-    (Dai et al. 2019, appendix B).
-    """
-    rows, keys = scores.shape[-2:]
-    padded = F.pad(scores, (1, 0)).view(*scores.shape[:-2], keys + 1, rows)
-    return padded[..., 1:, :].view_as(scores)
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Any shape."""
+        if not (self.training and self.p):
+            return x
+        dropped: Tensor = fused.Dropout.apply(x, self.p)
+        return dropped
 
 
 class Block(nn.Module):
@@ -62,7 +67,7 @@ class ResidualLayer(Block):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.layer_norm = nn.LayerNorm(config.d_model)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.pre_norm = config.norm == "pre"
 
     def forward(self, x: Tensor, memory: Tensor | None, context: Context) -> Tensor:
@@ -100,21 +105,18 @@ class SelfAttention(ResidualLayer):
 
     def transform(self, x: Tensor, memory: Tensor | None, context: Context) -> Tensor:
         """Attend from the segment to memory and segment; [B, T, D] to [B, T, D]."""
-        batch, tgt_len, _ = x.shape
         keys_from = x if memory is None else torch.cat([memory, x], dim=1)
-        query = self._heads(self.query(x))  # [B, H, T, E]
-        key, value = (self._heads(part) for part in self.key_value(keys_from).chunk(2, dim=-1))  # [B, H, K, E]
-        position = self.position(context.distances.to(x.dtype)).view(-1, self.n_heads, self.head_width)
         u, v = (context.u, context.v) if self.u is None else (self.u, self.v)
-        assert u is not None
-        assert v is not None
-        content = (query + u[:, None]) @ key.transpose(-1, -2)  # [B, H, T, K]
-        by_distance = (query + v[:, None]) @ position.permute(1, 2, 0)  # [B, H, T, K]
-        scores = (content + relative_shift(by_distance)) / math.sqrt(self.head_width)
-        weights = scores.masked_fill(context.hidden, -math.inf).softmax(dim=-1)
-        weights = F.dropout(weights, self.attention_dropout, self.training)
-        seen = (weights.to(value.dtype) @ value).transpose(1, 2).reshape(batch, tgt_len, -1)
-        result: Tensor = self.output(seen)
+        seen = fused.RelativeAttention.apply(
+            self.query(x).unflatten(-1, (self.n_heads, -1)),  # [B, T, H, E]
+            self.key_value(keys_from).unflatten(-1, (2, self.n_heads, -1)),  # [B, K, 2, H, E]
+            self.position(context.distances.to(x.dtype)).unflatten(-1, (self.n_heads, -1)),  # [K, H, E]
+            u,
+            v,
+            context.bias,
+            self.attention_dropout if self.training else 0.0,
+        )
+        result: Tensor = self.output(seen.flatten(2))
         return result
 
     def multiply_adds(self, tgt_len: int, mem_len: int) -> float:
@@ -122,10 +124,6 @@ class SelfAttention(ResidualLayer):
         d_model, inner, keys = self.query.in_features, self.query.out_features, tgt_len + mem_len
         of_keys = 3 * d_model * inner * keys / tgt_len  # key, value and position
         return 2 * d_model * inner + of_keys + 3 * keys * inner
-
-    def _heads(self, x: Tensor) -> Tensor:
-        """[B, L, H·E] to [B, H, L, E]."""
-        return x.view(*x.shape[:2], self.n_heads, self.head_width).transpose(1, 2)
 
 
 class FeedForward(ResidualLayer):

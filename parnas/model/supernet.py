@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from parnas.architecture import Architecture
 from parnas.config import ModelConfig
 from parnas.errors import ParnasError
+from parnas.model.estimators import PathGate, SinglePath
 from parnas.model.layers import Block, Context, Identity, make_layer
 from parnas.model.transformer_xl import TransformerXL
 
@@ -31,14 +32,30 @@ class StochasticBlock(Block):
         """All candidates together: a mixture runs each of them."""
         return sum(cast(Block, layer).multiply_adds(tgt_len, mem_len) for layer in self.candidates.values())
 
-    def forward(self, x: Tensor, memory: Tensor | None, context: Context, gate: Tensor | None = None) -> Tensor:
-        """[B, T, D] to [B, T, D]; `gate` [candidates] defaults to pi."""
+    def forward(
+        self, x: Tensor, memory: Tensor | None, context: Context, gate: Tensor | PathGate | None = None
+    ) -> Tensor:
+        """[B, T, D] to [B, T, D]; `gate` [candidates] defaults to pi, a `PathGate` runs its candidate alone."""
+        if isinstance(gate, PathGate):
+            return self._run_path(x, memory, context, gate)
         gate = self.pi() if gate is None else gate
         outputs: list[Tensor] = [layer(x, memory, context) for layer in self.candidates.values()]
         mixed = outputs[0] * gate[0]
         for weight, output in zip(gate[1:], outputs[1:], strict=True):
             mixed = mixed + output * weight
         return mixed
+
+    def _run_path(self, x: Tensor, memory: Tensor | None, context: Context, gate: PathGate) -> Tensor:
+        layers = list(self.candidates.values())
+        output: Tensor = layers[gate.chosen](x, memory, context)
+        if not gate.weights.requires_grad:
+            return output
+        probe = None
+        if gate.probed is not None:
+            with torch.no_grad():
+                probe = layers[gate.probed](x, memory, context)
+        path: Tensor = SinglePath.apply(output, x.detach(), probe, gate.weights, (gate.chosen, gate.probed))
+        return path
 
 
 class SuperNet(TransformerXL):

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from parnas.architecture import IDENTITY, Architecture
 from parnas.config import ModelConfig
 from parnas.errors import ParnasError
+from parnas.model.estimators import Gates
 from parnas.model.heads import Embedding, SoftmaxHead
-from parnas.model.layers import Block, Context, encode_distances, hide_future, make_layer, relative_biases
+from parnas.model.layers import Block, Context, Dropout, encode_distances, hide_future, make_layer, relative_biases
 
 INITIAL_STD = 0.02  # of all matrices, as in the original
 
@@ -37,7 +38,7 @@ class TransformerXL(nn.Module):
         self.embedding = Embedding(config, vocab_size)
         self.blocks = nn.ModuleList(blocks)
         self.head = SoftmaxHead(config, vocab_size, self.embedding)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.final_norm = nn.LayerNorm(config.d_model) if config.norm == "pre" else None
         attends = any(block.uses_memory for block in blocks)
         self.u: nn.Parameter | None = None
@@ -56,12 +57,12 @@ class TransformerXL(nn.Module):
         self,
         tokens: Tensor,
         memory: Memory | None = None,
-        gates: Tensor | None = None,
+        gates: Gates | None = None,
         mem_len: int | None = None,
     ) -> Output:
         """Hidden states [B, T, D] of ids [B, T], and the memory for the segment after this one.
 
-        `memory` none is an empty one. `gates` [blocks, candidates] weigh the candidates of stochastic blocks.
+        `memory` none is an empty one. `gates` weigh the candidates of stochastic blocks.
         `mem_len` (default: the configured one) is how many positions the returned memory keeps.
         """
         mem_len = self.config.mem_len if mem_len is None else mem_len
@@ -82,7 +83,7 @@ class TransformerXL(nn.Module):
         tokens: Tensor,
         targets: Tensor,
         memory: Memory | None = None,
-        gates: Tensor | None = None,
+        gates: Gates | None = None,
         mem_len: int | None = None,
     ) -> tuple[Tensor, Memory]:
         """Negative log-likelihood in nats of each target [B, T], and the next memory; the rest as `forward`."""
@@ -162,4 +163,6 @@ def remember(memory: Tensor | None, x: Tensor, mem_len: int) -> Tensor | None:
     if mem_len == 0:
         return None
     x = x.detach()
-    return torch.cat([memory, x], dim=1)[:, -mem_len:] if memory is not None else x[:, -mem_len:]
+    if memory is not None and x.shape[1] < mem_len:
+        x = torch.cat([memory, x], dim=1)
+    return x[:, -mem_len:]

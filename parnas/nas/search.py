@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from parnas.config import Config
 from parnas.data.batching import TrainingBatches, split_share
-from parnas.model.estimators import draw_gates, runs_single_path
+from parnas.model.estimators import Estimator, Gates, runs_single_path
 from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import Memory
 from parnas.nas.temperature import temperature
@@ -33,20 +33,21 @@ class SearchTrainer(Trainer):
         super().__init__(session, model, batches, Plan(self.search.steps, self.search.lr, self.search.warmup_steps))
         self.alpha_batches = alpha_batches
         self.alpha_memory: Memory | None = None
+        self.estimator = Estimator(self.search.estimator, self.search.blocks, self.search.space)
         device = session.device.device
         self.noise = torch.Generator(device).manual_seed(session.config.runtime.seed)
         learnable = self.search.tau_schedule == "learnable"
         self.log_tau = nn.Parameter(torch.tensor(math.log(self.search.tau_start), device=device), learnable)
         self.architecture_parameters = [*model.alphas(), *([self.log_tau] if learnable else [])]
-        self.alpha_optimizer = torch.optim.Adam(self.architecture_parameters, lr=self.search.alpha_lr)
+        self.alpha_optimizer = torch.optim.Adam(self.architecture_parameters, lr=self.search.alpha_lr, fused=True)
 
     def weights(self) -> dict[str, nn.Parameter]:
         """All but alpha."""
         return self.supernet.weights()
 
-    def gates(self) -> Tensor:
-        """Gates drawn at the current temperature, [blocks, candidates]."""
-        return draw_gates(self.search.estimator, self.supernet.alpha(), self.tau(), self.noise)
+    def gates(self) -> Gates:
+        """Gates drawn at the current temperature."""
+        return self._draw(self.alpha_batches is None and self._trains_alpha())
 
     def tau(self) -> Tensor | float:
         """The temperature of the current step."""
@@ -59,7 +60,7 @@ class SearchTrainer(Trainer):
     def train_step(self) -> None:
         """One update of the weights and, once its time has come, one of alpha: by the same batch or its own."""
         super().train_step()
-        if self.step >= self.search.alpha_start_step:
+        if self._trains_alpha():
             if self.alpha_batches is not None:
                 self._alpha_gradients(self.alpha_batches)
             self.alpha_optimizer.step()
@@ -69,10 +70,18 @@ class SearchTrainer(Trainer):
 
     def _alpha_gradients(self, batches: TrainingBatches) -> None:
         """Gradients of alpha alone, on text that the weights never see."""
-        loss, self.alpha_memory = self.forward(batches, self.alpha_memory)
+        loss, self.alpha_memory = self.forward(batches, self.alpha_memory, self._draw(for_alpha=True))
         gradients = torch.autograd.grad(loss, self.architecture_parameters)
         for parameter, gradient in zip(self.architecture_parameters, gradients, strict=True):
             parameter.grad = gradient
+
+    def _trains_alpha(self) -> bool:
+        return self.step >= self.search.alpha_start_step
+
+    def _draw(self, for_alpha: bool) -> Gates:
+        """Gates at the current temperature, with a gradient where alpha is to learn from them."""
+        with torch.set_grad_enabled(for_alpha):
+            return self.estimator.draw(self.supernet.alpha(), self.tau(), self.noise)
 
     def settings(self) -> dict[str, float]:
         """Learning rate and temperature."""
@@ -105,6 +114,7 @@ class SearchTrainer(Trainer):
             "alpha_memory": self.alpha_memory,
             "log_tau": self.log_tau.detach(),
             "noise": self.noise.get_state(),
+            "probe_means": self.estimator.means,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -114,6 +124,7 @@ class SearchTrainer(Trainer):
         self.alpha_memory = self._to_device(state["alpha_memory"])
         self.log_tau.data.copy_(state["log_tau"])
         self.noise.set_state(state["noise"])
+        self.estimator.means = state["probe_means"].to(self.log_tau.device)
 
 
 def search(config: Config, folder: Path, reporter: Reporter, resume: bool = False) -> Run:

@@ -1,5 +1,7 @@
 """Which processor computes, in which precision."""
 
+import ctypes
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,6 +10,9 @@ import torch
 
 from parnas.config import RuntimeConfig
 from parnas.errors import ParnasError
+
+
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # of malloc.h
 
 
 @dataclass(frozen=True)
@@ -34,7 +39,8 @@ class Device:
 
 
 def choose_device(runtime: RuntimeConfig) -> Device:
-    """Resolve `auto`, set the number of threads; raises `ParnasError` for a device that is not there."""
+    """Resolve `auto`, set the number of threads and how memory is kept; raises `ParnasError` for a device that is not there."""
+    keep_freed_memory()
     if runtime.threads:
         torch.set_num_threads(runtime.threads)
     cuda = torch.cuda.is_available()
@@ -51,6 +57,19 @@ def choose_device(runtime: RuntimeConfig) -> Device:
         fast = on_gpu or (device.type == "cpu" and _processor_has_bf16())
         precision = "bf16" if fast else "fp32"
     return Device(device, precision)
+
+
+def keep_freed_memory() -> None:
+    """Have glibc keep freed memory for the next tensor; without effect where there is no glibc.
+
+    By default it returns every tensor above some hundred kilobytes to the system and asks for it anew, and a training
+    step then spends a sixth of its time in page faults (`benchmarks/train_step.py` on CPU).
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, 32 << 20)  # the largest that it takes
+        mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+        mallopt(M_TOP_PAD, 64 << 20)
 
 
 def _has_cuda(device: torch.device) -> bool:

@@ -15,6 +15,7 @@ from parnas.config import Config
 from parnas.data.batching import TrainingBatches
 from parnas.data.streams import TokenStreams
 from parnas.errors import ParnasError
+from parnas.model.estimators import Gates
 from parnas.model.transformer_xl import Memory, TransformerXL
 from parnas.run import METRICS, Run
 from parnas.training.checkpoint import list_checkpoints, load_state, load_weights, newest_checkpoint, save_checkpoint
@@ -77,13 +78,13 @@ class Trainer:
         """The parameters that the weights' optimizer trains, by name."""
         return dict(self.model.named_parameters())
 
-    def gates(self) -> Tensor | None:
+    def gates(self) -> Gates | None:
         """Gates of the next forward pass; a discrete network has none."""
         return None
 
     def train_step(self) -> None:
         """One batch forward and backward, one update."""
-        loss, self.memory = self.forward(self.batches, self.memory)
+        loss, self.memory = self.forward(self.batches, self.memory, self.gates())
         loss.backward()
         self.update_weights(loss)
 
@@ -179,18 +180,23 @@ class Trainer:
         save_checkpoint(self.session.run.checkpoints, self.step, self.model, self.state())
         self.logged_at += time.perf_counter() - began  # tokens per second counts training alone
 
-    def forward(self, batches: TrainingBatches, memory: Memory | None) -> tuple[Tensor, Memory]:
+    def forward(
+        self, batches: TrainingBatches, memory: Memory | None, gates: Gates | None
+    ) -> tuple[Tensor, Memory]:
         """Mean loss of the current step's batch in nats per token, and the memory after it."""
         batch = batches.batch(self.step)
         device = self.session.device
         inputs, targets = (torch.from_numpy(part).to(device.device) for part in (batch.inputs, batch.targets))
         with device.autocast():
-            nll, kept = self.model.nll(inputs, targets, None if batch.starts_epoch else memory, self.gates())
+            nll, kept = self.model.nll(inputs, targets, None if batch.starts_epoch else memory, gates)
         return nll.mean(), kept
 
     def update_weights(self, loss: Tensor) -> None:
         """Clip the gradients and take a step."""
-        norm = nn.utils.clip_grad_norm_(self.parameters, self.session.config.train.clip)
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        norm = nn.utils.get_total_norm(gradients)
+        # The fused optimizer divides by this as it reads the gradients; to scale them before would be one more pass.
+        self.optimizer.grad_scale = (norm / self.session.config.train.clip).clamp(min=1)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.recent.append((loss.detach(), norm.detach()))
