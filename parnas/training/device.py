@@ -12,7 +12,7 @@ from parnas.config import RuntimeConfig
 from parnas.errors import ParnasError
 
 
-M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # of malloc.h
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4  # of malloc.h
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def keep_freed_memory() -> None:
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
-        mallopt(M_MMAP_THRESHOLD, 32 << 20)  # the largest that it takes
+        mallopt(M_MMAP_MAX, 0)
         mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
         mallopt(M_TOP_PAD, 64 << 20)
 
