@@ -169,12 +169,13 @@ def describe_machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cores": os.cpu_count(),
-        "versions": {name: _version(name) for name in names},
+        "versions": {name: package_version(name) for name in names},
         "git_commit": _git_commit(),
     }
 
 
-def _version(name: str) -> str | None:
+def package_version(name: str) -> str | None:
+    """The installed version of a package; none for one that is not there."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

@@ -1,0 +1,141 @@
+"""What the benchmarks share: fair timing, the machine's own speed, arguments, result files and tables.
+
+Every benchmark is a script with `main(arguments)`; it prints a table and writes `benchmarks/results/NAME-DEVICE.json`.
+Ratios count, not seconds: candidates take turns in one process, on the same inputs, and every repetition is kept.
+"""
+
+import argparse
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from tabulate import tabulate
+
+from parnas.config import RuntimeConfig
+from parnas.errors import ParnasError
+from parnas.files import write_json
+from parnas.run import describe_machine, package_version
+from parnas.training.device import Device, choose_device
+
+RESULTS = Path(__file__).resolve().parent / "results"
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+PRODUCT_SIZE = {"cpu": 2048, "cuda": 8192}
+
+
+def take_turns(
+    candidates: Mapping[str, Callable[[], object]],
+    rounds: int,
+    warm_up: int,
+    device: torch.device | None = None,
+) -> dict[str, list[float]]:
+    """Seconds of each of `rounds` calls of every candidate, after `warm_up` calls of each that do not count.
+
+    The candidates are called in turn (A B A B …), so that a change of the machine's speed meets all of them alike. On
+    a CUDA `device` the clock is read when all that was started is done. Raises `ParnasError` for fewer than one round.
+    """
+    if rounds < 1:
+        raise ParnasError(f"{rounds} rounds measure nothing; give 1 or more.")
+    synchronize = torch.cuda.synchronize if device is not None and device.type == "cuda" else lambda _: None
+    seconds: dict[str, list[float]] = {name: [] for name in candidates}
+    for number in range(warm_up + rounds):
+        for name, call in candidates.items():
+            synchronize(device)
+            started = time.perf_counter()
+            call()
+            synchronize(device)
+            if number >= warm_up:
+                seconds[name].append(time.perf_counter() - started)
+    return seconds
+
+
+def matrix_rate(precision: torch.dtype, device: torch.device, size: int | None = None, rounds: int = 5) -> float:
+    """FLOP/s of the product of two square matrices, best of `rounds`: what the machine can reach in that precision.
+
+    A product of n × n matrices counts 2 n³. Float32 is computed without TF32. `size` is 2048 on the CPU and 8192 on
+    CUDA where none is given.
+    """
+    size = size or PRODUCT_SIZE[device.type]
+    left, right = (torch.randn(size, size, device=device, dtype=precision) for _ in range(2))
+    tf32 = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        with torch.no_grad():
+            seconds = take_turns({"product": lambda: left @ right}, rounds, warm_up=2, device=device)["product"]
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = tf32
+    return 2 * size**3 / min(seconds)
+
+
+def choose(device: str, precision: str) -> Device:
+    """The device of that name (auto, cpu, cuda, cuda:N) in a precision, fp32 or bf16."""
+    return choose_device(RuntimeConfig.model_validate({"device": device, "precision": precision}))
+
+
+def machine(device: Device, packages: Sequence[str] = ()) -> dict[str, Any]:
+    """Device, cores, threads, versions and commit; `packages` are named beside those that parnas always names."""
+    described = describe_machine()
+    versions = {**described["versions"], **{name: package_version(name) for name in packages}}
+    told = {key: value for key, value in device.describe().items() if key != "precision"}
+    return {**described, **told, "versions": versions}
+
+
+def device_slug(device: Device) -> str:
+    """Name of the device in file names: `cpu`, or the GPU's, such as `h200`."""
+    if device.device.type == "cpu":
+        return "cpu"
+    name = str(device.describe()["device_name"]).lower().removeprefix("nvidia ")
+    return re.sub(r"[^a-z0-9]+", "-", name).strip("-")
+
+
+def make_parser(description: str | None) -> argparse.ArgumentParser:
+    """The arguments of all benchmarks; `description` is a module's docstring, whose first line is shown."""
+    parser = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
+    size = parser.add_mutually_exclusive_group()
+    for name, text in (
+        ("short", "end within three minutes on two CPU cores"),
+        ("tiny", "seconds, with shapes that say nothing about speed: for tests"),
+    ):
+        size.add_argument(f"--{name}", dest="size", action="store_const", const=name, help=text)
+    parser.set_defaults(size="full")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    parser.add_argument("--out", type=Path, help="folder of the result file (default: benchmarks/results)")
+    return parser
+
+
+def write_result(name: str, device: Device, payload: Mapping[str, Any], arguments: argparse.Namespace) -> Path | None:
+    """Write `NAME-DEVICE.json` with the machine, the size of the benchmark and `payload`; return where.
+
+    `payload` names the precisions and holds every repetition. A tiny one is no measurement: it is written to `--out`
+    only.
+    """
+    if arguments.size == "tiny" and arguments.out is None:
+        return None
+    path = Path(arguments.out or RESULTS) / f"{name}-{device_slug(device)}.json"
+    write_json(path, {"benchmark": name, "size": arguments.size, "machine": machine(device), **payload})
+    print(f"Written to {path}")
+    return path
+
+
+def print_table(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print rows as a Markdown table under a title; columns are the keys of all rows, in their first order."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    cells = [[_cell(row.get(column)) for column in columns] for row in rows]
+    print(f"\n{title}\n\n{tabulate(cells, headers=columns, tablefmt='github', disable_numparse=True)}\n", flush=True)
+
+
+def _cell(value: object) -> str:
+    """A number with three digits that count, or more where it is 1,000 and above."""
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def describe_seconds(seconds: Sequence[float]) -> dict[str, Any]:
+    """Every repetition and their median, for a result."""
+    return {"seconds": list(seconds), "median_seconds": median(seconds)}
