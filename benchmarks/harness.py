@@ -7,10 +7,10 @@ Ratios count, not seconds: candidates take turns in one process, on the same inp
 import argparse
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from tabulate import tabulate
@@ -21,17 +21,20 @@ from parnas.files import write_json
 from parnas.run import describe_machine, package_version
 from parnas.training.device import Device, choose_device
 
-RESULTS = Path(__file__).resolve().parent / "results"
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+PAR_CONFIG = ROOT / "configs" / "wikitext2-par.yaml"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+Name = TypeVar("Name", bound=Hashable)  # of a candidate
 PRODUCT_SIZE = {"cpu": 2048, "cuda": 8192}
 
 
 def take_turns(
-    candidates: Mapping[str, Callable[[], object]],
+    candidates: Mapping[Name, Callable[[], object]],
     rounds: int,
     warm_up: int,
     device: torch.device | None = None,
-) -> dict[str, list[float]]:
+) -> dict[Name, list[float]]:
     """Seconds of each of `rounds` calls of every candidate, after `warm_up` calls of each that do not count.
 
     The candidates are called in turn (A B A B …), so that a change of the machine's speed meets all of them alike. On
@@ -40,7 +43,7 @@ def take_turns(
     if rounds < 1:
         raise ParnasError(f"{rounds} rounds measure nothing; give 1 or more.")
     synchronize = torch.cuda.synchronize if device is not None and device.type == "cuda" else lambda _: None
-    seconds: dict[str, list[float]] = {name: [] for name in candidates}
+    seconds: dict[Name, list[float]] = {name: [] for name in candidates}
     for number in range(warm_up + rounds):
         for name, call in candidates.items():
             synchronize(device)

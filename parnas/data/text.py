@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-BLOCK_BYTES = 4 << 20
+BLOCK_BYTES = 1 << 20
 LONGEST_LINE = 64 << 10
 
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
