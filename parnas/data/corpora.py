@@ -6,14 +6,15 @@ import json
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from parnas.data.cache import Note, silent
-from parnas.data.known import KNOWN, SPLITS, find_known, first_file, split_names
+from parnas.data.known import KNOWN, SPLITS, file_hash, find_known, first_file, split_names
 from parnas.data.pydoc_text import gather_pydoc
+from parnas.data.remembered import remember
 from parnas.data.text import TextSlice
 from parnas.errors import ParnasError
 
@@ -63,8 +64,8 @@ def find_corpus(name: str, note: Note = silent) -> Corpus:
 
 def _splits_of_path(path: Path) -> dict[str, TextSlice]:
     splits = _splits_of_folder(path) if path.is_dir() else _splits_of_file(path)
-    for whole in {TextSlice.whole(text.path): None for text in splits.values()}:
-        _check_text(whole)
+    for file in {text.path: None for text in splits.values()}:
+        remember(file, "is UTF-8", partial(_check_text, TextSlice.whole(file)))
     return splits
 
 
@@ -93,15 +94,20 @@ def _splits_of_file(path: Path) -> dict[str, TextSlice]:
     whole = TextSlice.whole(path)
     if not whole.bytes:
         raise ParnasError(f"{path} is empty; put text into it.")
-    starts = _line_starts(whole)
+    cuts = [0, *remember(path, f"lines held out: {HELD_OUT_SHARE}", partial(_held_out, whole)), whole.bytes]
+    return {split: TextSlice(path, *cuts[i : i + 2]) for i, split in enumerate(SPLITS)}
+
+
+def _held_out(text: TextSlice) -> tuple[int, int]:
+    """Where valid and test begin."""
+    starts = _line_starts(text)
     held_out = max(1, round(len(starts) * HELD_OUT_SHARE))
     if len(starts) <= 2 * held_out:
         raise ParnasError(
-            f"{path} is too short to be split by lines into train, valid and test: it has {len(starts)} line(s), "
+            f"{text.path} is too short to be split by lines into train, valid and test: it has {len(starts)} line(s), "
             "and 3 is the least. Give more text, or a folder with train.txt, valid.txt and test.txt."
         )
-    cuts = [0, starts[-2 * held_out], starts[-held_out], whole.bytes]
-    return {split: TextSlice(path, *cuts[i : i + 2]) for i, split in enumerate(SPLITS)}
+    return starts[-2 * held_out], starts[-held_out]
 
 
 def _line_starts(text: TextSlice) -> "array[int]":
@@ -137,10 +143,5 @@ def _check_text(text: TextSlice) -> None:
 
 
 def _fingerprint(splits: Mapping[str, TextSlice]) -> str:
-    @cache
-    def digest(path: Path) -> str:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-
-    content = {split: [digest(text.path), text.start, text.stop] for split, text in splits.items()}
+    content = {split: [file_hash(text.path, "sha256"), text.start, text.stop] for split, text in splits.items()}
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()

@@ -5,11 +5,13 @@ import os
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from pathlib import Path, PurePosixPath
 from typing import IO
 
 from parnas.data.cache import Note, cache_dir, locked, silent
+from parnas.data.remembered import remember
 from parnas.data.text import TextSlice
 from parnas.errors import ParnasError
 from parnas.files import folder_in_one_piece
@@ -204,7 +206,7 @@ def _checked(corpus: KnownCorpus, paths: list[Path]) -> dict[str, TextSlice]:
         if file.hash is not None:
             _check_hash(path, file.hash)
         elif file.lines is not None:
-            lines = sum(block.count(b"\n") for block in TextSlice.whole(path).blocks())
+            lines = remember(path, "number of line ends", partial(_count_line_ends, path))
             if lines != file.lines:
                 raise ParnasError(
                     f"{path} is not part of {corpus.name} as published: it has {lines:,} lines, not {file.lines:,}. "
@@ -213,10 +215,23 @@ def _checked(corpus: KnownCorpus, paths: list[Path]) -> dict[str, TextSlice]:
     return corpus.slices(paths)
 
 
+def file_hash(path: Path, algorithm: str) -> str:
+    """Hex digest of a file, computed once as long as the file stays the same."""
+
+    def compute() -> str:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, algorithm).hexdigest()
+
+    return str(remember(path, algorithm, compute))
+
+
+def _count_line_ends(path: Path) -> int:
+    return sum(block.count(b"\n") for block in TextSlice.whole(path).blocks())
+
+
 def _check_hash(path: Path, expected: str) -> None:
     algorithm, _, digest = expected.partition(":")
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, algorithm).hexdigest()
+    found = file_hash(path, algorithm)
     if found != digest:
         raise ParnasError(
             f"{path} is not the file that was published: its {algorithm} is {found}, not {digest}. "

