@@ -12,7 +12,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from tabulate import tabulate
 
 from parnas.config import RuntimeConfig
@@ -26,6 +28,10 @@ RESULTS = ROOT / "benchmarks" / "results"
 PAR_CONFIG = ROOT / "configs" / "wikitext2-par.yaml"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 Name = TypeVar("Name", bound=Hashable)  # of a candidate
+SIZES = {
+    "short": "end within three minutes on two CPU cores",
+    "tiny": "seconds, with shapes that say nothing about speed: for tests",
+}
 PRODUCT_SIZE = {"cpu": 2048, "cuda": 8192}
 
 
@@ -73,6 +79,12 @@ def matrix_rate(precision: torch.dtype, device: torch.device, size: int | None =
     return 2 * size**3 / min(seconds)
 
 
+def draw_ids(vocab_size: int, shape: int | tuple[int, ...], seed: int = 1) -> NDArray[np.int64]:
+    """Token ids of that shape whose frequencies fall as 1 / (id + 1) (Zipf's law)."""
+    frequencies = 1 / np.arange(1, vocab_size + 1)
+    return np.random.default_rng(seed).choice(vocab_size, size=shape, p=frequencies / frequencies.sum())
+
+
 def choose(device: str, precision: str) -> Device:
     """The device of that name (auto, cpu, cuda, cuda:N) in a precision, fp32 or bf16."""
     return choose_device(RuntimeConfig.model_validate({"device": device, "precision": precision}))
@@ -94,15 +106,12 @@ def device_slug(device: Device) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name).strip("-")
 
 
-def make_parser(description: str | None) -> argparse.ArgumentParser:
+def make_parser(description: str | None, sizes: Sequence[str] = tuple(SIZES)) -> argparse.ArgumentParser:
     """The arguments of all benchmarks; `description` is a module's docstring, whose first line is shown."""
     parser = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
     size = parser.add_mutually_exclusive_group()
-    for name, text in (
-        ("short", "end within three minutes on two CPU cores"),
-        ("tiny", "seconds, with shapes that say nothing about speed: for tests"),
-    ):
-        size.add_argument(f"--{name}", dest="size", action="store_const", const=name, help=text)
+    for name in sizes:
+        size.add_argument(f"--{name}", dest="size", action="store_const", const=name, help=SIZES[name])
     parser.set_defaults(size="full")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     parser.add_argument("--out", type=Path, help="folder of the result file (default: benchmarks/results)")

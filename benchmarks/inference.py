@@ -9,7 +9,6 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import harness
-import numpy as np
 import torch
 
 from parnas.architecture import Architecture
@@ -42,8 +41,7 @@ def derived_architecture() -> str:
 
 def make_candidates(config: Config, archs: Sequence[str], tokens: int) -> dict[str, Candidate]:
     """Networks of these architectures, and ids drawn by Zipf's law for them to read."""
-    frequencies = 1 / np.arange(1, VOCABULARY + 1)
-    ids = np.random.default_rng(1).choice(VOCABULARY, size=tokens, p=frequencies / frequencies.sum())
+    ids = harness.draw_ids(VOCABULARY, tokens)
     torch.manual_seed(1)
     return {
         arch: Candidate(TransformerXL.build(config.model, Architecture.parse(arch), VOCABULARY), ids)

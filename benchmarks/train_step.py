@@ -21,7 +21,6 @@ from itertools import cycle
 from typing import Any, NamedTuple
 
 import harness
-import numpy as np
 import torch
 from networks import Network, Size, make_networks
 from torch import Tensor, nn
@@ -76,11 +75,8 @@ def sizes(size: str, device: torch.device) -> list[Size]:
 
 
 def draw_segments(size: Size, count: int, device: torch.device, seed: int = 1) -> list[Segment]:
-    """Segments that follow each other, of ids whose frequencies fall as 1 / (id + 1)."""
-    frequencies = 1 / np.arange(1, size.vocab_size + 1)
-    generator = np.random.default_rng(seed)
-    read = (size.batch_size, count * size.tgt_len + 1)
-    drawn = generator.choice(size.vocab_size, size=read, p=frequencies / frequencies.sum())
+    """Segments that follow each other."""
+    drawn = harness.draw_ids(size.vocab_size, (size.batch_size, count * size.tgt_len + 1), seed)
     ids = torch.from_numpy(drawn).to(device)
     pairs = zip(ids[:, :-1].split(size.tgt_len, dim=1), ids[:, 1:].split(size.tgt_len, dim=1), strict=True)
     return [Segment(tokens.contiguous(), targets.contiguous()) for tokens, targets in pairs]
