@@ -7,13 +7,14 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar o
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test lint format bench clean
+.PHONY: help install demo test lint format bench bench-quality clean
 
 help:
 	@echo "make demo     install into $(VENV) and run search, derive, retrain, evaluate on an embedded corpus"
 	@echo "make test     install with the tools of development, then ruff, mypy, import-linter and pytest"
 	@echo "make install  install only"
 	@echo "make bench    install with what is compared with, then each short benchmark (up to three minutes each)"
+	@echo "make bench-quality PARNAS_DATA=DIR  seconds to the forerunner's quality, about ten minutes; DIR holds wikitext-2"
 	@echo "make lint | format | clean"
 	@echo "PYTHON=python3.12 make ... takes another Python"
 
@@ -38,6 +39,9 @@ format: $(VENV)/installed-dev
 # The figures in benchmarks/results are of the full benchmarks: python benchmarks/NAME.py.
 bench: $(VENV)/installed-bench
 	@for name in $(BENCHMARKS); do $(BIN)/python benchmarks/$$name.py --short --out runs/benchmarks || exit; done
+
+bench-quality: $(VENV)/installed-bench
+	PARNAS_DATA=$(PARNAS_DATA) $(BIN)/python benchmarks/time_to_quality.py --out runs/benchmarks
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .coverage

@@ -1,0 +1,237 @@
+"""Seconds until search and retraining reach a quality, as a user starts them: `python benchmarks/time_to_quality.py`.
+
+    python benchmarks/time_to_quality.py [--config configs/wikitext2-par.yaml] [--target 1.488] [--repeat N]
+
+`search.py`, `derive.py` and `retrain.py` (of the string derived) run as processes of their own. Search and retraining
+each begin with an empty cache, so that learning the tokenizer and encoding the text count. A time is the wall clock
+from the start of a process until a validation at or below the target, in bits per byte, stands in its metrics.jsonl.
+
+A search counts where its estimator is the default one, its temperature has reached `search.tau_end` and alpha was
+trained in at least half of its steps: its quality is then that of the network that it ends with, and stands beside.
+"""
+
+import math
+import os
+import sys
+import tempfile
+import time
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import harness
+from data import SMALL, failed, generate, start
+from update_readme import TARGET
+
+from parnas.config import Config, SearchConfig, dump_config, load_config
+from parnas.data.corpora import SPLITS
+from parnas.data.known import KNOWN
+from parnas.errors import ParnasError
+from parnas.files import write_text
+from parnas.run import METRICS, PI, Run
+
+POLL = 0.1  # seconds between two looks at metrics.jsonl
+GOAL = 240.0  # seconds of each phase on two CPU cores
+LEAST_ALPHA_SHARE = 0.5
+TINY_TARGET = 100.0
+TINY = [
+    *SMALL,
+    *("model.cutoffs=[50]", "data.tokenizer.vocab_size=400", "runtime.threads=1"),
+    *("search.blocks=2", "search.steps=8", "search.alpha_start_step=2", "search.warmup_steps=2"),
+    *("train.steps=8", "train.warmup_steps=2", "train.log_every=4", "train.eval_every=4", "train.save_every=8"),
+]
+
+
+class Watch:
+    """What stands in the folder of a run, and since when, in seconds after the start of its process."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.started = run, time.perf_counter()
+        self.data_seconds: float | None = None
+        self.lines: list[dict[str, Any]] = []
+
+    def look(self) -> None:
+        """Note what is new."""
+        now = time.perf_counter() - self.started
+        if self.data_seconds is None and (self.run.folder / "streams.json").is_file():
+            self.data_seconds = now
+        if (self.run.folder / METRICS).is_file():
+            new = self.run.records(METRICS)[len(self.lines) :]
+            self.lines += [{"seconds": now, **line} for line in new]
+
+    def of_split(self, split: str) -> list[dict[str, Any]]:
+        """The lines of that split."""
+        return [line for line in self.lines if line["split"] == split]
+
+
+def time_phase(command: Sequence[str], run: Run, cache: Path, target: float) -> dict[str, Any]:
+    """Run a command that trains into `run` to its end; raises `ParnasError` where it fails.
+
+    `reached` is the first validation at or below the target, none where there is none. `data_seconds` are those until
+    the text was prepared, `first_line_seconds` those until the first line of training, compilation included.
+    """
+    with tempfile.TemporaryFile() as output:
+        watch = Watch(run)
+        process = start([*command, "--run", str(run.folder)], cache, output.fileno())
+        try:
+            while process.poll() is None:
+                time.sleep(POLL)
+                watch.look()
+        finally:
+            process.kill()
+            process.wait()
+        total = time.perf_counter() - watch.started
+        if process.returncode:
+            raise failed(list(command), output.seek(0) or output.read())
+    watch.look()
+    keys = ("step", "seconds", "bits_per_byte")
+    validations = [{key: line[key] for key in keys} for line in watch.of_split("valid")]
+    training = watch.of_split("train")
+    return {
+        "command_seconds": total,
+        "data_seconds": watch.data_seconds,
+        "first_line_seconds": training[0]["seconds"],
+        "training_seconds": run.summary()["seconds"],
+        "tokens_per_second": training[-1]["tokens_per_s"],
+        "reached": next((each for each in validations if each["bits_per_byte"] <= target), None),
+        "end": validations[-1],
+        "validations": validations,
+    }
+
+
+def describe_search(run: Run) -> dict[str, Any]:
+    """What decides whether a search counts."""
+    search, last = run.config().search, run.records(PI)[-1]
+    found = {
+        "estimator": search.estimator,
+        "estimator_is_default": search.estimator == SearchConfig().estimator,
+        "tau_at_end": last["tau"],
+        "tau_reached_end": last["step"] == search.steps and math.isclose(last["tau"], search.tau_end, rel_tol=1e-6),
+        "alpha_share": 1 - search.alpha_start_step / search.steps,
+    }
+    enough = found["alpha_share"] >= LEAST_ALPHA_SHARE
+    return {**found, "counts": found["estimator_is_default"] and found["tau_reached_end"] and enough}
+
+
+def search(config: Path, folder: Path, target: float, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """A search with an empty cache into `folder/search`, and what it derived."""
+    run = Run(folder / "search")
+    command = [str(harness.ROOT / "search.py"), str(config), *overrides]
+    phase = time_phase(command, run, folder / "cache-search", target)
+    derive = [str(harness.ROOT / "derive.py"), str(run.folder)]
+    with tempfile.TemporaryFile() as output:
+        if start(derive, folder / "cache-search", output.fileno()).wait():
+            raise failed(derive, output.seek(0) or output.read())
+    return {**phase, **describe_search(run), "derived": run.arch_file()["arch"]}
+
+
+def retrain(
+    config: Path, folder: Path, arch: str, target: float, overrides: Sequence[str] = (), name: str = "retrain"
+) -> dict[str, Any]:
+    """A retraining of an architecture with an empty cache into `folder/NAME`."""
+    command = [str(harness.ROOT / "retrain.py"), str(config), "--arch", arch, *overrides]
+    return {**time_phase(command, Run(folder / name), folder / f"cache-{name}", target), "arch": arch}
+
+
+def require_corpus(config: Config) -> None:
+    """Raise `ParnasError` where the corpus would have to be downloaded, which is not to be measured."""
+    name = config.data.corpus
+    if name in KNOWN and not (Path(os.environ.get("PARNAS_DATA", "")).expanduser() / name).is_dir():
+        raise ParnasError(
+            f"The corpus {name} has to be there, since its download is not measured: put it into DIR/{name}/ and set "
+            "PARNAS_DATA=DIR."
+        )
+
+
+def make_tiny(folder: Path) -> Path:
+    """A configuration that trains within a second, on a generated text."""
+    corpus = folder / "corpus"
+    corpus.mkdir(parents=True)
+    for seed, split in enumerate(SPLITS):
+        generate(corpus / f"{split}.txt", 20_000 if split == "train" else 2_000, seed)
+    config = load_config(harness.PAR_CONFIG, [*TINY, f"data.corpus={corpus}"])
+    write_text(folder / "tiny.yaml", dump_config(config))
+    return folder / "tiny.yaml"
+
+
+def judge(repetition: Mapping[str, Mapping[str, Any]]) -> dict[str, bool]:
+    """Whether each phase reached the target in time; a search that does not count did not."""
+    in_time = {
+        name: phase["reached"] is not None and phase["reached"]["seconds"] < GOAL for name, phase in repetition.items()
+    }
+    return {**in_time, "search": in_time["search"] and repetition["search"]["counts"]}
+
+
+def print_repetitions(repetitions: Sequence[Mapping[str, Any]], target: float) -> None:
+    """One row for each phase of each repetition."""
+    rows = []
+    for number, repetition in enumerate(repetitions, 1):
+        met = judge(repetition)
+        for name, phase in repetition.items():
+            reached = phase["reached"] or {}
+            rows.append(
+                {
+                    "": f"{name} {number}",
+                    "s to target": reached.get("seconds"),
+                    "step": reached.get("step"),
+                    "bits/byte": _digits(reached.get("bits_per_byte")),
+                    f"within {GOAL:.0f} s": met[name],
+                    "s to last validation": phase["end"]["seconds"],
+                    "bits/byte at end": _digits(phase["end"]["bits_per_byte"]),
+                    "s of command": phase["command_seconds"],
+                    "s until text is ready": phase["data_seconds"],
+                    "network": phase.get("derived") or phase["arch"],
+                }
+            )
+    harness.print_table(f"From an empty cache to {target} bits per byte", rows)
+    for number, repetition in enumerate(repetitions, 1):
+        of = repetition["search"]
+        print(
+            f"search {number} {'counts' if of['counts'] else 'does NOT count'}: estimator {of['estimator']} (default: "
+            f"{of['estimator_is_default']}), tau {of['tau_at_end']:.4g} at the end (tau_end: {of['tau_reached_end']}), "
+            f"alpha trained in {of['alpha_share']:.0%} of the steps"
+        )
+
+
+def _digits(bits: float | None) -> str | None:
+    return None if bits is None else f"{bits:.4f}"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the benchmark."""
+    parser = harness.make_parser(__doc__, ["tiny"])
+    parser.add_argument("--config", type=Path, default=harness.PAR_CONFIG, help="configuration of both phases")
+    parser.add_argument("--target", type=float, default=TARGET, help="bits per byte on the validation split")
+    parser.add_argument("--repeat", type=int, default=1, help="how often all of it is measured")
+    parsed: Namespace = parser.parse_args(arguments)
+    target = TINY_TARGET if parsed.size == "tiny" else parsed.target
+    overrides = [] if parsed.device == "auto" else [f"runtime.device={parsed.device}"]
+    repetitions = []
+    with tempfile.TemporaryDirectory(prefix="parnas-quality-") as name:
+        config = make_tiny(Path(name)) if parsed.size == "tiny" else parsed.config
+        settings = load_config(config, overrides)
+        require_corpus(settings)
+        for number in range(parsed.repeat):
+            folder = Path(name) / str(number)
+            folder.mkdir()
+            found = search(config, folder, target, overrides)
+            retrained = retrain(config, folder, found["derived"], target, overrides)
+            repetitions.append({"search": found, "retrain": retrained})
+    print_repetitions(repetitions, target)
+    device = harness.choose(parsed.device, settings.runtime.precision)
+    payload = {
+        "precisions": [device.precision],
+        "config": settings.model_dump(mode="json"),
+        "target_bits_per_byte": target,
+        "goal_seconds": GOAL,
+        "repetitions": [{**each, "within_goal": judge(each)} for each in repetitions],
+    }
+    harness.write_result("time_to_quality", device, payload, parsed)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except ParnasError as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,73 @@
+"""The benchmark of the time to a quality runs the real commands, and says what it must."""
+
+import json
+from pathlib import Path
+
+import harness
+import pytest
+import time_to_quality as benchmark
+
+from parnas.config import SearchConfig, load_config
+from parnas.errors import ParnasError
+from parnas.run import Run
+
+
+@pytest.mark.slow
+def test_the_tiny_benchmark_runs_all_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    benchmark.main(["--tiny", "--device", "cpu", "--out", str(tmp_path)])
+    result = json.loads((tmp_path / "time_to_quality-cpu.json").read_text())
+    (repetition,) = result["repetitions"]
+    for name in ("search", "retrain"):
+        phase = repetition[name]
+        assert [each["step"] for each in phase["validations"]] == [4, 8]
+        assert phase["reached"] == phase["validations"][0]
+        assert phase["end"] == phase["validations"][-1]
+        assert 0 < phase["data_seconds"] <= phase["first_line_seconds"] <= phase["reached"]["seconds"]
+        assert phase["reached"]["seconds"] <= phase["end"]["seconds"] <= phase["command_seconds"]
+    search = repetition["search"]
+    assert search["derived"] == repetition["retrain"]["arch"]
+    assert search["tau_reached_end"]
+    assert search["alpha_share"] == 0.75
+    assert "bits per byte" in capsys.readouterr().out
+
+
+def test_a_corpus_that_would_be_downloaded_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PARNAS_DATA", str(tmp_path))
+    with pytest.raises(ParnasError, match="PARNAS_DATA=DIR"):
+        benchmark.main(["--device", "cpu"])
+    (tmp_path / "wikitext-2").mkdir()
+    benchmark.require_corpus(load_config(harness.PAR_CONFIG))
+
+
+def test_a_command_that_fails_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ParnasError, match="no such thing"):
+        benchmark.time_phase(["-c", "raise SystemExit('no such thing')"], Run(tmp_path / "run"), tmp_path, 1.0)
+
+
+@pytest.mark.parametrize(
+    "changes, counts",
+    [
+        ({}, True),
+        ({"search__estimator": "gdas"}, False),
+        ({"search__alpha_start_step": 11}, False),
+        ({"search__alpha_start_step": 10}, True),
+        ({"search__tau_end": 0.2}, False),
+        ({"search__steps": 21}, False),
+    ],
+)
+def test_which_searches_count(tmp_path: Path, changes: dict[str, object], counts: bool) -> None:
+    base = {"search__estimator": SearchConfig().estimator, "search__steps": 20, "search__alpha_start_step": 5}
+    config = load_config(harness.PAR_CONFIG).replace(**{**base, "search__warmup_steps": 1, **changes})
+    run = Run.create(tmp_path / "run", "search", config, {})
+    run.append("pi.jsonl", {"step": 20, "tau": 0.1, "pi": []})
+    assert benchmark.describe_search(run)["counts"] is counts
+
+
+@pytest.mark.parametrize(
+    "seconds, counts, met",
+    [(239.0, True, True), (241.0, True, False), (239.0, False, False), (None, True, False)],
+)
+def test_a_search_is_in_time_only_where_it_counts(seconds: float | None, counts: bool, met: bool) -> None:
+    reached = None if seconds is None else {"seconds": seconds}
+    repetition = {"search": {"reached": reached, "counts": counts}, "retrain": {"reached": {"seconds": 1.0}}}
+    assert benchmark.judge(repetition) == {"search": met, "retrain": True}
