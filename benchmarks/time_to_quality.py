@@ -51,9 +51,13 @@ class Watch:
         self.data_seconds: float | None = None
         self.lines: list[dict[str, Any]] = []
 
+    def passed(self) -> float:
+        """Seconds since the start."""
+        return time.perf_counter() - self.started
+
     def look(self) -> None:
         """Note what is new."""
-        now = time.perf_counter() - self.started
+        now = self.passed()
         if self.data_seconds is None and (self.run.folder / "streams.json").is_file():
             self.data_seconds = now
         if (self.run.folder / METRICS).is_file():
@@ -65,8 +69,8 @@ class Watch:
         return [line for line in self.lines if line["split"] == split]
 
 
-def time_phase(command: Sequence[str], run: Run, cache: Path, target: float) -> dict[str, Any]:
-    """Run a command that trains into `run` to its end; raises `ParnasError` where it fails.
+def time_phase(command: Sequence[str], run: Run, cache: Path, target: float, limit: float = math.inf) -> dict[str, Any]:
+    """Run a command that trains into `run` to its end, or for `limit` seconds; raises `ParnasError` where it fails.
 
     `reached` is the first validation at or below the target, none where there is none. `data_seconds` are those until
     the text was prepared, `first_line_seconds` those until the first line of training, compilation included.
@@ -75,27 +79,29 @@ def time_phase(command: Sequence[str], run: Run, cache: Path, target: float) -> 
         watch = Watch(run)
         process = start([*command, "--run", str(run.folder)], cache, output.fileno())
         try:
-            while process.poll() is None:
+            while process.poll() is None and watch.passed() < limit:
                 time.sleep(POLL)
                 watch.look()
+            ended = process.poll() is not None
         finally:
             process.kill()
             process.wait()
-        total = time.perf_counter() - watch.started
-        if process.returncode:
+        seconds = watch.passed()
+        if ended and process.returncode:
             raise failed(list(command), output.seek(0) or output.read())
     watch.look()
     keys = ("step", "seconds", "bits_per_byte")
     validations = [{key: line[key] for key in keys} for line in watch.of_split("valid")]
     training = watch.of_split("train")
     return {
-        "command_seconds": total,
+        "ended": ended,
+        "command_seconds": seconds,
         "data_seconds": watch.data_seconds,
-        "first_line_seconds": training[0]["seconds"],
-        "training_seconds": run.summary()["seconds"],
-        "tokens_per_second": training[-1]["tokens_per_s"],
+        "first_line_seconds": training[0]["seconds"] if training else None,
+        "training_seconds": run.summary()["seconds"] if ended else None,
+        "tokens_per_second": training[-1]["tokens_per_s"] if training else None,
         "reached": next((each for each in validations if each["bits_per_byte"] <= target), None),
-        "end": validations[-1],
+        "end": validations[-1] if validations else None,
         "validations": validations,
     }
 
@@ -114,11 +120,13 @@ def describe_search(run: Run) -> dict[str, Any]:
     return {**found, "counts": found["estimator_is_default"] and found["tau_reached_end"] and enough}
 
 
-def search(config: Path, folder: Path, target: float, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """A search with an empty cache into `folder/search`, and what it derived."""
+def search(
+    config: Path, folder: Path, target: float, overrides: Sequence[str] = (), limit: float = math.inf
+) -> dict[str, Any]:
+    """A search with an empty cache into `folder`/search, of `limit` seconds at most, and what it derived."""
     run = Run(folder / "search")
     command = [str(harness.ROOT / "search.py"), str(config), *overrides]
-    phase = time_phase(command, run, folder / "cache-search", target)
+    phase = time_phase(command, run, folder / "cache-search", target, limit)
     derive = [str(harness.ROOT / "derive.py"), str(run.folder)]
     with tempfile.TemporaryFile() as output:
         if start(derive, folder / "cache-search", output.fileno()).wait():
@@ -127,11 +135,12 @@ def search(config: Path, folder: Path, target: float, overrides: Sequence[str] =
 
 
 def retrain(
-    config: Path, folder: Path, arch: str, target: float, overrides: Sequence[str] = (), name: str = "retrain"
+    config: Path, folder: Path, arch: str, target: float, overrides: Sequence[str] = (), limit: float = math.inf
 ) -> dict[str, Any]:
-    """A retraining of an architecture with an empty cache into `folder/NAME`."""
+    """A retraining of an architecture with an empty cache into `folder`/retrain, of `limit` seconds at most."""
     command = [str(harness.ROOT / "retrain.py"), str(config), "--arch", arch, *overrides]
-    return {**time_phase(command, Run(folder / name), folder / f"cache-{name}", target), "arch": arch}
+    phase = time_phase(command, Run(folder / "retrain"), folder / "cache-retrain", target, limit)
+    return {**phase, "arch": arch}
 
 
 def require_corpus(config: Config) -> None:

@@ -39,6 +39,17 @@ def test_a_corpus_that_would_be_downloaded_is_refused(monkeypatch: pytest.Monkey
     benchmark.require_corpus(load_config(harness.PAR_CONFIG))
 
 
+def test_a_command_is_ended_at_its_limit(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run")
+    line = '{"step": 1, "split": "valid", "bits_per_byte": 1.0}'
+    code = "import sys, time, pathlib; path = pathlib.Path(sys.argv[2]); path.mkdir(); (path / 'metrics.jsonl')"
+    code += f".write_text({line!r}); time.sleep(60)"
+    phase = benchmark.time_phase(["-c", code], run, tmp_path, 1.0, limit=3.0)
+    assert not phase["ended"]
+    assert phase["reached"]["step"] == phase["end"]["step"] == 1
+    assert phase["command_seconds"] < 10
+
+
 def test_a_command_that_fails_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ParnasError, match="no such thing"):
         benchmark.time_phase(["-c", "raise SystemExit('no such thing')"], Run(tmp_path / "run"), tmp_path, 1.0)
