@@ -41,7 +41,7 @@ bench: $(VENV)/installed-bench
 	@for name in $(BENCHMARKS); do $(BIN)/python benchmarks/$$name.py --short --out runs/benchmarks || exit; done
 
 bench-quality: $(VENV)/installed-bench
-	PARNAS_DATA=$(PARNAS_DATA) $(BIN)/python benchmarks/time_to_quality.py --out runs/benchmarks
+	$(BIN)/python benchmarks/time_to_quality.py --out runs/benchmarks
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .coverage

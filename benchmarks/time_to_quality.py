@@ -145,8 +145,8 @@ def retrain(
 
 def require_corpus(config: Config) -> None:
     """Raise `ParnasError` where the corpus would have to be downloaded, which is not to be measured."""
-    name = config.data.corpus
-    if name in KNOWN and not (Path(os.environ.get("PARNAS_DATA", "")).expanduser() / name).is_dir():
+    name, given = config.data.corpus, os.environ.get("PARNAS_DATA")
+    if name in KNOWN and not (given and (Path(given).expanduser() / name).is_dir()):
         raise ParnasError(
             f"The corpus {name} has to be there, since its download is not measured: put it into DIR/{name}/ and set "
             "PARNAS_DATA=DIR."
