@@ -4,45 +4,31 @@ import math
 from contextlib import AbstractContextManager
 from unittest.mock import patch
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from parnas.model import fused
 
 
-class RelativeAttention:
-    """Attention by autograd: content and position terms, relative shift by padding, mask, softmax."""
-
-    @staticmethod
-    def apply(
-        query: Tensor, key_value: Tensor, position: Tensor, u: Tensor, v: Tensor, bias: Tensor, dropout: float
-    ) -> Tensor:
-        """As `fused.RelativeAttention`."""
-        key, value = key_value.permute(2, 0, 3, 1, 4)  # [B, H, K, E] each
-        query = query.transpose(1, 2)
-        content = (query + u[:, None]) @ key.transpose(-1, -2)  # [B, H, T, K]
-        by_distance = (query + v[:, None]) @ position.permute(1, 2, 0)
-        scores = (content + relative_shift(by_distance)) / math.sqrt(query.shape[-1])
-        weights = F.dropout(scores.masked_fill(bias.isinf(), -math.inf).softmax(dim=-1), dropout)
-        return (weights.to(value.dtype) @ value).transpose(1, 2)
+def relative_attention(
+    query: Tensor, key_value: Tensor, position: Tensor, u: Tensor, v: Tensor, dropout: float
+) -> Tensor:
+    """As `fused.relative_attention`: content and position terms, relative shift by padding, mask, softmax."""
+    key, value = key_value.permute(2, 0, 3, 1, 4)  # [B, H, K, E] each
+    query = query.transpose(1, 2)
+    content = (query + u[:, None]) @ key.transpose(-1, -2)  # [B, H, T, K]
+    by_distance = (query + v[:, None]) @ position.permute(1, 2, 0)
+    scores = (content + relative_shift(by_distance)) / math.sqrt(query.shape[-1])
+    tgt_len, keys = scores.shape[-2:]
+    later = torch.ones(tgt_len, keys, dtype=torch.bool, device=scores.device).triu(keys - tgt_len + 1)
+    weights = F.dropout(scores.masked_fill(later, -math.inf).softmax(dim=-1), dropout)
+    return (weights.to(value.dtype) @ value).transpose(1, 2)
 
 
-class LinearCrossEntropy:
-    """Logits, then their cross-entropy."""
-
-    @staticmethod
-    def apply(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
-        """As `fused.LinearCrossEntropy`."""
-        return F.cross_entropy(F.linear(hidden, weight, bias).float(), targets, reduction="none")
-
-
-class Dropout:
-    """torch's."""
-
-    @staticmethod
-    def apply(x: Tensor, p: float) -> Tensor:
-        """As `fused.Dropout`."""
-        return F.dropout(x, p)
+def linear_cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
+    """As `fused.linear_cross_entropy`: logits, then their cross-entropy."""
+    return F.cross_entropy(F.linear(hidden, weight, bias).float(), targets, reduction="none")
 
 
 def relative_shift(scores: Tensor) -> Tensor:
@@ -59,5 +45,5 @@ def relative_shift(scores: Tensor) -> Tensor:
 def plain_operations() -> AbstractContextManager[object]:
     """Within it, networks compute in the textbook forms."""
     return patch.multiple(
-        fused, RelativeAttention=RelativeAttention, LinearCrossEntropy=LinearCrossEntropy, Dropout=Dropout
+        fused, relative_attention=relative_attention, linear_cross_entropy=linear_cross_entropy, dropout=F.dropout
     )

@@ -2,14 +2,14 @@
 
 What is the same for all: shapes, token ids (drawn by Zipf's law, the same segments in the same order), B·T scored
 targets a step, full memory carried from step to step, adaptive softmax tied to the embedding and not narrowed, no
-dropout, AdamW (`make_adamw`, fused) and clipping. That softmax stands in for the untied, narrower one of
+dropout, AdamW and clipping (`update_clipped`). That softmax stands in for the untied, narrower one of
 wikitext2-par.yaml too, which the others cannot do. `networks.py` says what each network is. Before anything is timed,
-parnas and transformers get the same weights and must give the same loss. `blocks` is forward and backward of the
-blocks alone, from given hidden states and full memory: no embedding, softmax, clipping or optimizer.
+parnas and transformers get the same weights and must give the same loss. `blocks` is forward and backward of the blocks
+alone, from given hidden states and full memory: no embedding, softmax, clipping or optimizer.
 
-Share of peak = model FLOP/s over the FLOP/s of one large matrix product in the same precision, measured here before
-and after. Model FLOPs = 6 x the multiply-adds of the forward pass's matrix products, from shapes alone (2 forward,
-4 backward); the adaptive softmax by the shares of its clusters in the very targets that were scored. Look-ups, softmax,
+Share of peak = model FLOP/s over the FLOP/s of one large matrix product in the same precision, measured here before and
+after. Model FLOPs = 6 x the multiply-adds of the forward pass's matrix products, from shapes alone (2 forward, 4
+backward); the adaptive softmax by the shares of its clusters in the very targets that were scored. Look-ups, softmax,
 norms and the optimizer count zero; masked scores count, and so do all 6 for the keys and values of memory, to which no
 gradient goes back.
 """
@@ -23,12 +23,12 @@ from typing import Any, NamedTuple
 import harness
 import torch
 from networks import Network, Size, make_networks
-from torch import Tensor, nn
+from torch import Tensor
 
 from parnas.config import ModelConfig, load_config
 from parnas.errors import ParnasError
 from parnas.training.device import Device
-from parnas.training.trainer import make_adamw
+from parnas.training.trainer import make_adamw, update_clipped
 
 WARM_UP = 2
 SAME_WEIGHTS = ("parnas", "transformers")
@@ -101,9 +101,7 @@ class TrainStep:
             nll, self.memory = self.network.nll(*segment, self.memory)
         loss = nll.mean()
         loss.backward()
-        nn.utils.clip_grad_norm_(self.parameters, CLIP)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        update_clipped(self.optimizer, self.parameters, CLIP)
         self.losses.append(loss.detach())
         self.scored = nll.numel()
 

@@ -27,7 +27,7 @@ def test_the_table_agrees_with_the_runs(search_run: Run, retrain_run: Run) -> No
     for run in (search_run, retrain_run):
         assert table.loc[run.name, "ppl"] == pytest.approx(run.summary()["valid"]["ppl"], rel=1e-6)
         assert table.loc[run.name, "parameters"] == run.summary()["parameters"]
-    assert list(table["network"]) == ["SuperNet", "discrete"]
+    assert list(table["network"]) == ["argmax of SuperNet", "discrete"]
     assert (table["latency_p95_ms"] >= table["latency_ms"]).all()
     assert (table["train_tokens_per_s"] > 0).all()
 

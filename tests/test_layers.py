@@ -6,9 +6,8 @@ import pytest
 import torch
 from model_helpers import model_config, randomise
 
-from parnas.model.layers import Context, encode_distances, hide_future, make_layer, relative_biases
+from parnas.model.layers import Context, encode_distances, make_layer, relative_biases
 
-SHAPES = [(1, 0), (3, 0), (1, 4), (3, 2), (4, 7)]  # T, M
 CPU = torch.device("cpu")
 
 
@@ -18,7 +17,7 @@ def random(*shape, seed=0):
 
 def make_context(tgt_len, mem_len, d_model, u=None, v=None):
     keys = tgt_len + mem_len
-    return Context(encode_distances(keys, d_model, CPU), hide_future(tgt_len, keys, CPU), u, v)
+    return Context(encode_distances(keys, d_model, CPU), u, v)
 
 
 def sinusoids(distance, width):
@@ -50,13 +49,6 @@ def slow_attention(layer, x, memory, u, v):
                 parts.append(sum(w * value for w, value in zip(weights, values, strict=True)))
             result[b, t] = layer.output.weight @ torch.cat(parts)
     return result
-
-
-@pytest.mark.parametrize("tgt_len, mem_len", SHAPES)
-def test_mask_hides_exactly_the_later_positions(tgt_len, mem_len):
-    bias = hide_future(tgt_len, tgt_len + mem_len, CPU)
-    expected = [[-math.inf if k > mem_len + t else 0 for k in range(tgt_len + mem_len)] for t in range(tgt_len)]
-    assert bias.tolist() == expected
 
 
 @pytest.mark.parametrize("width", [1, 2, 5, 8])

@@ -143,10 +143,10 @@ def test_weights_never_see_the_share_kept_for_alpha(
     read: dict[str, set[tuple[int, ...]]] = {"weights": set(), "alpha": set()}
     original = Trainer.forward
 
-    def spy(self: Trainer, batches: object, memory: object) -> object:
+    def spy(self: Trainer, batches: object, *others: object) -> object:
         who = "weights" if batches is self.batches else "alpha"
         read[who] |= {tuple(row) for row in batches.batch(self.step).inputs.tolist()}  # type: ignore[attr-defined]
-        return original(self, batches, memory)  # type: ignore[arg-type]
+        return original(self, batches, *others)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Trainer, "forward", spy)
     config = small_config(corpus, search__alpha_split=0.4, search__steps=60)
@@ -286,7 +286,7 @@ def test_learnable_tau_comes_back_from_its_bound(corpus: Path, tmp_path: Path, m
     assert max(taus) <= 0.5 + 1e-6
     trainer = trainers[-1]
     trainer.log_tau.data.fill_(math.log(0.5))
-    loss, _ = trainer.forward(trainer.batches, None)
+    loss, _ = trainer.forward(trainer.batches, None, trainer.gates())
     loss.backward()
     assert trainer.log_tau.grad is not None
     assert trainer.log_tau.grad != 0

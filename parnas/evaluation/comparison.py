@@ -68,6 +68,13 @@ def compare(folders: Sequence[Path], conditions: Conditions, reporter: Reporter)
     return Comparison(table, tuple(notes))
 
 
+def describe_kind(entry: Entry) -> str:
+    """SuperNet, the discrete network of its argmax with its weights, or a discrete network trained by itself."""
+    if isinstance(entry.network, SuperNet):
+        return "SuperNet"
+    return "argmax of SuperNet" if isinstance(entry.loaded.model, SuperNet) else "discrete"
+
+
 def describe_network(entry: Entry) -> dict[str, Any]:
     """What a run's network is, and what it costs by count."""
     network = entry.network
@@ -75,7 +82,7 @@ def describe_network(entry: Entry) -> dict[str, Any]:
     counts = entry.streams.train_counts().tolist()
     return {
         "run": entry.name,
-        "network": "SuperNet" if isinstance(network, SuperNet) else "discrete",
+        "network": describe_kind(entry),
         "arch": str(entry.loaded.architecture),
         "parameters": total,
         "without_embeddings": total - network.embedding_parameters(),

@@ -4,7 +4,8 @@ The network itself is never random: it uses the gates that it is given, or pi wh
 draw from softmax((alpha + g) / tau) with Gumbel noise g, and all pass gradients on to alpha through it:
 
 soft              the gates are these weights: each candidate runs, the gradient is that of the relaxed objective.
-straight_through  one-hot at the largest weight, with the soft weights' gradient (Jang et al. 2017): each candidate runs.
+straight_through  one-hot at the largest weight, with the soft weights' gradient (Jang et al. 2017): each candidate
+                  runs.
 gdas              as straight_through, but only the chosen candidate runs (Dong & Yang 2019). A candidate that did not
                   run counts as one that changes nothing, so that the gradient is biased: alpha learns nothing of what
                   it did not choose.
@@ -23,7 +24,9 @@ from torch.nn import functional as F
 
 from parnas.architecture import IDENTITY
 
-MEAN_RATE = 0.1  # of the running means of probes; a candidate is probed about every twelfth step of a search in 6 blocks
+MEAN_RATE = (
+    0.1  # of the running means of probes; a candidate is probed about every twelfth step of a search in 6 blocks
+)
 
 
 class PathGate(NamedTuple):

@@ -5,114 +5,131 @@ Shapes: B batch, T segment, K = M + T keys, H heads, E width of a head, N rows, 
 """
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-CACHED_SCORES = 1 << 19  # attention scores that a core's cache holds with what is made of them
 BITS = 16  # random bits for each element of a dropout mask
 
 
-class RelativeAttention(torch.autograd.Function):
-    """softmax(((q + u) kᵀ + shift((q + v) rᵀ)) / √E + bias) values, for all heads (Dai et al. 2019, §3.3).
+def relative_attention(
+    query: Tensor, key_value: Tensor, position: Tensor, u: Tensor, v: Tensor, dropout: float
+) -> Tensor:
+    """Relative multi-head attention over memory and segment, before the output projection: [B, T, H, E].
 
-    The relative shift is a view: in the flat [T·K] scores by distance, column k of row t lies at t (K - 1) + k + T - 1,
-    so that all but the last key of all rows are one contiguous piece, and of the last key only the last row is seen.
-    Heads come before rows, so that (q + v) rᵀ is one product for the whole batch; on CPU a few heads at a time, so
-    that their scores stay in the cache from one operation to the next.
+    query [B, T, H, E], key_value [B, K, 2, H, E], position [K, H, E] of the distances K - 1 … 0, u and v [H, E].
+    `dropout` is the probability of dropping an attention weight. See `RelativeAttention`.
+    """
+    result: Tensor = RelativeAttention.apply(query, key_value, position, u, v, dropout)  # type: ignore[no-untyped-call]
+    return result
+
+
+def linear_cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
+    """-log softmax(hidden weightᵀ + bias)[target] of each row in nats and float32: [N].
+
+    hidden [N, E], weight [V, E], bias [V], targets [N]. See `LinearCrossEntropy`.
+    """
+    nll: Tensor = LinearCrossEntropy.apply(hidden, weight, bias, targets)  # type: ignore[no-untyped-call]
+    return nll
+
+
+def dropout(x: Tensor, p: float) -> Tensor:
+    """`x` with elements zeroed with probability `p` and the others divided by 1 - p; any shape. See `Dropout`."""
+    dropped: Tensor = Dropout.apply(x, p)  # type: ignore[no-untyped-call]
+    return dropped
+
+
+class RelativeAttention(torch.autograd.Function):
+    """softmax(((q + u) kᵀ + shift((q + v) rᵀ)) / √E), masked, times the values, for all heads (Dai et al. 2019, §3.3).
+
+    The relative shift is a view: in the flat [T·K] scores by distance, column k of row t lies at t (K - 1) + k + T - 1.
+    Where the key stands after the query that place belongs to the next row, among columns that no query reads, so that
+    setting these to -inf masks all scores but the last column's. Heads come before rows of the batch, so that
+    (q + v) rᵀ is one product for the whole batch.
     """
 
     @staticmethod
     def forward(
-        ctx: Any,
-        query: Tensor,
-        key_value: Tensor,
-        position: Tensor,
-        u: Tensor,
-        v: Tensor,
-        bias: Tensor,
-        dropout: float,
+        ctx: Any, query: Tensor, key_value: Tensor, position: Tensor, u: Tensor, v: Tensor, dropout: float
     ) -> Tensor:
-        """[B, T, H, E], given query [B, T, H, E], key_value [B, K, 2, H, E], position [K, H, E] and bias [T, K]."""
+        """As `relative_attention`."""
         batch, tgt_len, heads, width = query.shape
-        keys, dtype, scale = key_value.shape[1], query.dtype, 1 / math.sqrt(width)
-        by_head = query.permute(2, 0, 1, 3)
-        qu, qv = ((by_head + b.to(dtype)[:, None, None]).mul_(scale).contiguous() for b in (u, v))  # [H, B, T, E]
-        key, value = key_value.permute(2, 3, 0, 1, 4).contiguous()  # [H, B, K, E] each
+        keys, scale = key_value.shape[1], 1 / math.sqrt(width)
+        by_head = (query * scale).permute(2, 0, 1, 3)  # [H, B, T, E]
+        qu, qv = query.new_empty(2, heads, batch, tgt_len, width)
+        for target, bias in ((qu, u), (qv, v)):
+            torch.add(by_head, (bias * scale).to(query.dtype)[:, None, None], out=target)
+        key, value = key_value.permute(2, 3, 0, 1, 4).reshape(2, -1, keys, width)  # [H B, K, E] each
         position = position.transpose(0, 1).contiguous()  # [H, K, E]
-        bias = bias.to(dtype)
-        weights = query.new_empty(heads, batch, tgt_len, keys)
+        by_distance = torch.bmm(qv.flatten(1, 2), position.mT).view(-1, tgt_len, keys)  # [H B, T, K]
+        unread = unread_distances(tgt_len, query.device)
+        by_distance[:, :, : tgt_len - 1].masked_fill_(unread, -math.inf)
+        scores = torch.baddbmm(shift_view(by_distance), qu.flatten(0, 1), key.mT)
+        scores[:, :-1, -1] = -math.inf
+        weights = torch._softmax(scores, -1, False)
         kept = keep_mask(weights, dropout) if dropout else None
-        seen = torch.empty_like(qu)
-        for part in split_heads(weights):
-            by_distance = torch.bmm(qv[part].flatten(1, 2), position[part].mT).view(-1, tgt_len * keys)  # [h B, T K]
-            scores = torch.baddbmm(bias, qu[part].flatten(0, 1), key[part].flatten(0, 1).mT)  # [h B, T, K]
-            scores[:, :, :-1] += by_distance[:, tgt_len - 1 : -1].view(len(scores), tgt_len, keys - 1)
-            scores[:, -1, -1] += by_distance[:, -1]
-            weights[part] = torch._softmax(scores, -1, False).view_as(weights[part])
-            dropped = drop(weights, kept, dropout, part)
-            seen[part] = torch.bmm(dropped, value[part].flatten(0, 1)).view_as(seen[part])
+        seen = torch.bmm(drop(weights, kept, dropout), value)
         ctx.save_for_backward(qu, qv, key, value, position, weights, kept)
         ctx.dropout, ctx.scale = dropout, scale
-        return seen.permute(1, 2, 0, 3)
+        return seen.view(heads, batch, tgt_len, width).permute(1, 2, 0, 3)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of all but the bias and the dropout."""
+        """Gradients of all but the dropout."""
         qu, qv, key, value, position, weights, kept = ctx.saved_tensors
-        heads, batch, tgt_len, keys = weights.shape
-        width = qu.shape[-1]
-        grad = grad.permute(2, 0, 1, 3).contiguous()  # [H, B, T, E]
+        heads, batch, tgt_len, width = qu.shape
+        keys = key.shape[1]
+        grad = grad.permute(2, 0, 1, 3).reshape(-1, tgt_len, width)  # [H B, T, E]
+        d_weights = drop(torch.bmm(grad, value.mT), kept, ctx.dropout)
+        d_scores = torch._softmax_backward_data(d_weights, weights, -1, grad.dtype)
+        d_distance = torch.empty_like(d_scores)
+        d_distance[:, :, : tgt_len - 1] = 0
+        shift_view(d_distance)[:, :, :-1] = d_scores[:, :, :-1]
+        d_distance[:, -1, -1] = d_scores[:, -1, -1]
+        d_distance = d_distance.view(heads, -1, keys)  # [H, B T, K]
+        d_qu = torch.bmm(d_scores, key).view_as(qu)
+        d_qv = torch.bmm(d_distance, position).view_as(qv)
         d_query = grad.new_empty(batch, tgt_len, heads, width)
+        torch.add(d_qu, d_qv, out=d_query.permute(2, 0, 1, 3))
         d_key_value = grad.new_empty(batch, keys, 2, heads, width)
         d_key, d_value = d_key_value.permute(2, 3, 0, 1, 4)  # [H, B, K, E] each
-        d_position = torch.empty_like(position)
-        d_u, d_v = (torch.empty(heads, width, dtype=exact(grad.dtype), device=grad.device) for _ in range(2))
-        for part in split_heads(weights):
-            d_seen = grad[part].flatten(0, 1)
-            d_weights = torch.bmm(d_seen, value[part].flatten(0, 1).mT)
-            dropped = drop(weights, kept, ctx.dropout, part)
-            d_value[part] = torch.bmm(dropped.mT, d_seen).view_as(d_value[part])
-            if kept is not None:
-                d_weights = d_weights * kept[part].flatten(0, 1) / (1 - ctx.dropout)
-            d_scores = torch._softmax_backward_data(d_weights, weights[part].flatten(0, 1), -1, grad.dtype)
-            d_distance = torch.empty_like(d_scores).view(-1, tgt_len * keys)
-            d_distance[:, : tgt_len - 1] = 0
-            d_distance[:, tgt_len - 1 : -1].view(len(d_scores), tgt_len, keys - 1).copy_(d_scores[:, :, :-1])
-            d_distance[:, -1] = d_scores[:, -1, -1]
-            d_distance = d_distance.view(-1, batch * tgt_len, keys)  # [h, B T, K]
-            d_qu = torch.bmm(d_scores, key[part].flatten(0, 1)).view_as(qu[part]).mul_(ctx.scale)
-            d_qv = torch.bmm(d_distance, position[part]).view_as(d_qu).mul_(ctx.scale)
-            d_query[:, :, part] = (d_qu + d_qv).permute(1, 2, 0, 3)
-            d_key[part] = torch.bmm(d_scores.mT, qu[part].flatten(0, 1)).view_as(d_key[part])
-            d_position[part] = torch.bmm(d_distance.mT, qv[part].flatten(1, 2))
-            d_u[part], d_v[part] = (of.flatten(1, 2).sum(dim=1, dtype=d_u.dtype) for of in (d_qu, d_qv))
-        return d_query, d_key_value, d_position.transpose(0, 1), d_u, d_v, None, None
+        d_key.copy_(torch.bmm(d_scores.mT, qu.flatten(0, 1)).view_as(d_key))
+        d_value.copy_(torch.bmm(drop(weights, kept, ctx.dropout).mT, grad).view_as(d_value))
+        d_position = torch.bmm(d_distance.mT, qv.flatten(1, 2)).transpose(0, 1)
+        d_u, d_v = (of.flatten(1, 2).sum(dim=1, dtype=exact(of.dtype)) * ctx.scale for of in (d_qu, d_qv))
+        return d_query.mul_(ctx.scale), d_key_value, d_position, d_u, d_v, None
 
 
-def split_heads(weights: Tensor) -> Iterator[slice]:
-    """Ranges of heads of `weights` [H, B, T, K] whose scores fit into the cache; on GPU all at once."""
-    heads = len(weights)
-    step = heads if weights.device.type != "cpu" else max(1, CACHED_SCORES * heads // weights.numel())
-    return (slice(start, min(start + step, heads)) for start in range(0, heads, step))
+def shift_view(by_distance: Tensor) -> Tensor:
+    """[N, T, K] view of contiguous scores by distance where column k of row t is that of distance t + M - k.
+
+    True but for keys after the query: see `RelativeAttention`.
+    """
+    _, tgt_len, keys = by_distance.shape
+    return by_distance.as_strided(
+        by_distance.shape, (tgt_len * keys, keys - 1, 1), by_distance.storage_offset() + tgt_len - 1
+    )
 
 
-def drop(weights: Tensor, kept: Tensor | None, p: float, part: slice) -> Tensor:
-    """Attention weights of some heads after dropout, [h B, T, K]."""
-    chosen = weights[part].flatten(0, 1)
-    return chosen if kept is None else chosen * kept[part].flatten(0, 1) / (1 - p)
+def unread_distances(tgt_len: int, device: torch.device) -> Tensor:
+    """[T, T - 1] mask of the first columns of scores by distance, true where no query reads them."""
+    return torch.ones(tgt_len, tgt_len - 1, dtype=torch.bool, device=device).triu().flip(1)
+
+
+def drop(weights: Tensor, kept: Tensor | None, p: float) -> Tensor:
+    """Weights after dropout, if there is any."""
+    return weights if kept is None else weights * kept / (1 - p)
 
 
 class LinearCrossEntropy(torch.autograd.Function):
-    """-log softmax(hidden weightᵀ + bias)[target] of each row, keeping one matrix of [N, V] for the gradient."""
+    """Keeps one matrix of [N, V] for the gradient, and that in the type of matrix products."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
-        """[N] in nats and float32, given hidden [N, E], weight [V, E], bias [V] and targets [N]."""
+        """As `linear_cross_entropy`."""
         dtype = product_dtype(hidden)
         hidden, weight_cast = hidden.to(dtype), weight.to(dtype)
         log_probs = torch.addmm(bias.to(dtype), hidden, weight_cast.t()).log_softmax(dim=-1, dtype=torch.float32)
@@ -143,7 +160,7 @@ class Dropout(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
-        """`x` with elements zeroed with probability `p` and the others divided by 1 - p; any shape."""
+        """As `dropout`."""
         ctx.kept, ctx.scale = keep_mask(x, p), 1 / (1 - p)
         return torch.addcmul(x.new_zeros(()), x, ctx.kept, value=ctx.scale)
 
@@ -160,7 +177,8 @@ def keep_mask(like: Tensor, p: float) -> Tensor:
         return torch.empty_like(like).bernoulli_(1 - p)
     words = torch.empty(-(-like.numel() * BITS // 64), dtype=torch.int64).random_(-(2**63), None)
     draws = words.view(torch.int16)[: like.numel()].view(like.shape)
-    return (draws >= round(p * 2**BITS) - 2 ** (BITS - 1)).to(like.dtype)
+    kept: Tensor = draws >= round(p * 2**BITS) - 2 ** (BITS - 1)
+    return kept.to(like.dtype)
 
 
 def exact(dtype: torch.dtype) -> torch.dtype:

@@ -95,10 +95,10 @@ class SoftmaxHead(nn.Module):
             head_targets = torch.where(inside, first + cluster - 1, head_targets)
             members.append((cluster, start, inside.nonzero().squeeze(-1)))
         tables = self._tables()
-        nll: Tensor = fused.LinearCrossEntropy.apply(self._project(hidden, 0), *self._head_matrix(tables[0]), head_targets)
+        nll: Tensor = fused.linear_cross_entropy(self._project(hidden, 0), *self._head_matrix(tables[0]), head_targets)
         for cluster, start, rows in members:
             projected = self._project(hidden[round_up_rows(rows)], cluster)
-            within = fused.LinearCrossEntropy.apply(
+            within = fused.linear_cross_entropy(
                 projected, tables[cluster], self.biases[cluster], round_up_rows(targets[rows] - start)
             )
             nll = nll.index_add(0, rows, within[: len(rows)])
@@ -146,8 +146,10 @@ class SoftmaxHead(nn.Module):
         """Weights [n, e] of each cluster: its own table, or its rows of the one that the embedding shares."""
         if len(self.tables) > 1:
             return list(self.tables)
+        table: Tensor = self.tables[0]
         # Not a slice for each: the gradient of a split is put together once, those of slices are added up whole.
-        return self.tables[0].split([stop - start for start, stop in pairwise(self.bounds)])
+        pieces: tuple[Tensor, ...] = table.split([stop - start for start, stop in pairwise(self.bounds)])
+        return pieces
 
 
 def round_up_rows(rows: Tensor) -> Tensor:

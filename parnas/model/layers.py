@@ -3,7 +3,6 @@
 Shapes: B batch, T segment, M memory, K = M + T keys, H heads, E width of a head, D model width.
 """
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -19,7 +18,6 @@ class Context(NamedTuple):
     """What the attention layers of one forward pass have in common."""
 
     distances: Tensor  # [K, D] sinusoids of the distances K-1 … 0
-    bias: Tensor  # [T, K] -inf where a query must not look, at later positions, and else 0
     u: Tensor | None  # [H, E] content bias shared by all layers; none where each has its own
     v: Tensor | None  # [H, E] position bias
 
@@ -31,13 +29,8 @@ def encode_distances(count: int, width: int, device: torch.device) -> Tensor:
     return torch.cat([angles.sin(), angles.cos()], dim=-1)[:, :width]
 
 
-def hide_future(tgt_len: int, key_len: int, device: torch.device) -> Tensor:
-    """[T, K] bias of the scores, -inf where the key stands after the query."""
-    return torch.full((tgt_len, key_len), -math.inf, device=device).triu(key_len - tgt_len + 1)
-
-
 class Dropout(nn.Module):
-    """Dropout of probability `p` while training; see `fused.Dropout`."""
+    """Dropout of probability `p` while training; see `fused.dropout`."""
 
     def __init__(self, p: float) -> None:
         super().__init__()
@@ -45,10 +38,7 @@ class Dropout(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Any shape."""
-        if not (self.training and self.p):
-            return x
-        dropped: Tensor = fused.Dropout.apply(x, self.p)
-        return dropped
+        return fused.dropout(x, self.p) if self.training and self.p else x
 
 
 class Block(nn.Module):
@@ -105,15 +95,17 @@ class SelfAttention(ResidualLayer):
 
     def transform(self, x: Tensor, memory: Tensor | None, context: Context) -> Tensor:
         """Attend from the segment to memory and segment; [B, T, D] to [B, T, D]."""
-        keys_from = x if memory is None else torch.cat([memory, x], dim=1)
+        x = x.to(fused.product_dtype(x))
+        keys_from = x if memory is None else torch.cat([memory.to(x.dtype), x], dim=1)
         u, v = (context.u, context.v) if self.u is None else (self.u, self.v)
-        seen = fused.RelativeAttention.apply(
+        assert u is not None
+        assert v is not None
+        seen = fused.relative_attention(
             self.query(x).unflatten(-1, (self.n_heads, -1)),  # [B, T, H, E]
             self.key_value(keys_from).unflatten(-1, (2, self.n_heads, -1)),  # [B, K, 2, H, E]
             self.position(context.distances.to(x.dtype)).unflatten(-1, (self.n_heads, -1)),  # [K, H, E]
             u,
             v,
-            context.bias,
             self.attention_dropout if self.training else 0.0,
         )
         result: Tensor = self.output(seen.flatten(2))

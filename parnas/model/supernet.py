@@ -54,7 +54,8 @@ class StochasticBlock(Block):
         if gate.probed is not None:
             with torch.no_grad():
                 probe = layers[gate.probed](x, memory, context)
-        path: Tensor = SinglePath.apply(output, x.detach(), probe, gate.weights, (gate.chosen, gate.probed))
+        indices = gate.chosen, gate.probed
+        path: Tensor = SinglePath.apply(output, x.detach(), probe, gate.weights, indices)  # type: ignore[no-untyped-call]
         return path
 
 

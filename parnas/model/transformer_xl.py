@@ -11,7 +11,7 @@ from parnas.config import ModelConfig
 from parnas.errors import ParnasError
 from parnas.model.estimators import Gates
 from parnas.model.heads import Embedding, SoftmaxHead
-from parnas.model.layers import Block, Context, Dropout, encode_distances, hide_future, make_layer, relative_biases
+from parnas.model.layers import Block, Context, Dropout, encode_distances, make_layer, relative_biases
 
 INITIAL_STD = 0.02  # of all matrices, as in the original
 
@@ -145,10 +145,9 @@ class TransformerXL(nn.Module):
         return sum(unique.values())
 
     def _context(self, x: Tensor, memory: Memory) -> Context:
-        tgt_len = x.shape[1]
-        key_len = tgt_len + max((kept.shape[1] for kept in memory if kept is not None), default=0)
+        key_len = x.shape[1] + max((kept.shape[1] for kept in memory if kept is not None), default=0)
         distances = encode_distances(key_len, self.config.d_model, x.device)
-        return Context(self.dropout(distances), hide_future(tgt_len, key_len, x.device), self.u, self.v)
+        return Context(self.dropout(distances), self.u, self.v)
 
     def _initialise(self) -> None:
         for name, parameter in self.named_parameters():

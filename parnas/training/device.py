@@ -11,7 +11,6 @@ import torch
 from parnas.config import RuntimeConfig
 from parnas.errors import ParnasError
 
-
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4  # of malloc.h
 
 
@@ -39,7 +38,10 @@ class Device:
 
 
 def choose_device(runtime: RuntimeConfig) -> Device:
-    """Resolve `auto`, set the number of threads and how memory is kept; raises `ParnasError` for a device that is not there."""
+    """Resolve `auto`, set the number of threads and how memory is kept.
+
+    Raises `ParnasError` for a device that is not there.
+    """
     keep_freed_memory()
     if runtime.threads:
         torch.set_num_threads(runtime.threads)

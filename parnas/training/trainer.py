@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -180,9 +180,7 @@ class Trainer:
         save_checkpoint(self.session.run.checkpoints, self.step, self.model, self.state())
         self.logged_at += time.perf_counter() - began  # tokens per second counts training alone
 
-    def forward(
-        self, batches: TrainingBatches, memory: Memory | None, gates: Gates | None
-    ) -> tuple[Tensor, Memory]:
+    def forward(self, batches: TrainingBatches, memory: Memory | None, gates: Gates | None) -> tuple[Tensor, Memory]:
         """Mean loss of the current step's batch in nats per token, and the memory after it."""
         batch = batches.batch(self.step)
         device = self.session.device
@@ -193,13 +191,8 @@ class Trainer:
 
     def update_weights(self, loss: Tensor) -> None:
         """Clip the gradients and take a step."""
-        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        norm = nn.utils.get_total_norm(gradients)
-        # The fused optimizer divides by this as it reads the gradients; to scale them before would be one more pass.
-        self.optimizer.grad_scale = (norm / self.session.config.train.clip).clamp(min=1)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        self.recent.append((loss.detach(), norm.detach()))
+        norm = update_clipped(self.optimizer, self.parameters, self.session.config.train.clip)
+        self.recent.append((loss.detach(), norm))
 
     def validation_loss(self, model: TransformerXL) -> TotalLoss:
         """Loss of `model` on the whole validation split, with the lengths of training."""
@@ -280,6 +273,19 @@ def open_tensorboard(folder: Path, step: int) -> "SummaryWriter | None":
     from torch.utils.tensorboard import SummaryWriter
 
     return SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1 if step else None)
+
+
+def update_clipped(optimizer: torch.optim.AdamW, parameters: Sequence[nn.Parameter], clip: float) -> Tensor:
+    """A step of an optimizer made by `make_adamw`, with gradients whose norm is at most `clip`; the norm before.
+
+    Parameters without gradient stay as they are. All gradients are gone afterwards.
+    """
+    norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+    # The fused optimizer divides by this as it reads the gradients: scaling them before would be one more pass.
+    optimizer.grad_scale = (norm / clip).clamp(min=1)  # type: ignore[attr-defined]
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return norm.detach()
 
 
 def make_adamw(parameters: Mapping[str, nn.Parameter], lr: float, weight_decay: float) -> torch.optim.AdamW:
