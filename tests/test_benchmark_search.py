@@ -13,7 +13,7 @@ from parnas.nas.search import SearchTrainer
 
 CPU = harness.choose("cpu", "fp32")
 PLAN = search_step.PLANS["tiny"]
-attend = plain.RelativeAttention.apply
+relative_shift = plain.relative_shift
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def test_all_candidates_train_the_weights_on_the_same_text(steps):
 
 def test_the_baseline_alone_runs_in_the_textbook_forms(monkeypatch):
     used = []
-    monkeypatch.setattr(plain.RelativeAttention, "apply", lambda *given: used.append(True) or attend(*given))
+    monkeypatch.setattr(plain, "relative_shift", lambda scores: used.append(True) or relative_shift(scores))
     for key, step in search_step.make_steps(0.0, {"fp32": CPU}, PLAN).items():
         used.clear()
         step()
