@@ -177,8 +177,8 @@ def keep_mask(like: Tensor, p: float) -> Tensor:
         return torch.empty_like(like).bernoulli_(1 - p)
     words = torch.empty(-(-like.numel() * BITS // 64), dtype=torch.int64).random_(-(2**63), None)
     draws = words.view(torch.int16)[: like.numel()].view(like.shape)
-    kept: Tensor = draws >= round(p * 2**BITS) - 2 ** (BITS - 1)
-    return kept.to(like.dtype)
+    # In place, since ones and zeros of type bool would take longer to convert than to draw.
+    return draws.ge_(round(p * 2**BITS) - 2 ** (BITS - 1)).to(like.dtype)
 
 
 def exact(dtype: torch.dtype) -> torch.dtype:

@@ -145,7 +145,7 @@ class TransformerXL(nn.Module):
         return sum(unique.values())
 
     def _context(self, x: Tensor, memory: Memory) -> Context:
-        key_len = x.shape[1] + max((kept.shape[1] for kept in memory if kept is not None), default=0)
+        key_len = x.shape[1] + max([0, *(kept.shape[1] for kept in memory if kept is not None)])
         distances = encode_distances(key_len, self.config.d_model, x.device)
         return Context(self.dropout(distances), self.u, self.v)
 
