@@ -33,6 +33,7 @@ SIZES = {
     "tiny": "seconds, with shapes that say nothing about speed: for tests",
 }
 PRODUCT_SIZE = {"cpu": 2048, "cuda": 8192}
+PRINTED: list[str] = []  # tables since the last result
 
 
 def take_turns(
@@ -121,13 +122,17 @@ def make_parser(description: str | None, sizes: Sequence[str] = tuple(SIZES)) ->
 def write_result(name: str, device: Device, payload: Mapping[str, Any], arguments: argparse.Namespace) -> Path | None:
     """Write `NAME-DEVICE.json` with the machine, the size of the benchmark and `payload`; return where.
 
-    `payload` names the precisions and holds every repetition. A tiny one is no measurement: it is written to `--out`
+    `payload` names the precisions and holds every repetition; the tables printed since the last result go with it, for
+    docs/performance.md. A tiny one is no measurement: it is written to `--out`
     only.
     """
     if arguments.size == "tiny" and arguments.out is None:
         return None
     path = Path(arguments.out or RESULTS) / f"{name}-{device_slug(device)}.json"
-    write_json(path, {"benchmark": name, "size": arguments.size, "machine": machine(device), **payload})
+    tables = [*PRINTED]
+    PRINTED.clear()
+    head = {"benchmark": name, "size": arguments.size, "machine": machine(device)}
+    write_json(path, {**head, "tables": tables, **payload})
     print(f"Written to {path}")
     return path
 
@@ -136,7 +141,9 @@ def print_table(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
     """Print rows as a Markdown table under a title; columns are the keys of all rows, in their first order."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
     cells = [[_cell(row.get(column)) for column in columns] for row in rows]
-    print(f"\n{title}\n\n{tabulate(cells, headers=columns, tablefmt='github', disable_numparse=True)}\n", flush=True)
+    text = f"{title}\n\n{tabulate(cells, headers=columns, tablefmt='github', disable_numparse=True)}"
+    print(f"\n{text}\n", flush=True)
+    PRINTED.append(text)
 
 
 def _cell(value: object) -> str:

@@ -212,6 +212,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = harness.make_parser(__doc__, ["tiny"])
     parser.add_argument("--config", type=Path, default=harness.PAR_CONFIG, help="configuration of both phases")
     parser.add_argument("--target", type=float, default=TARGET, help="bits per byte on the validation split")
+    parser.add_argument("--runs", type=Path, help="folder in which the runs stay: N/search and N/retrain")
     parser.add_argument("--repeat", type=int, default=1, help="how often all of it is measured")
     parsed: Namespace = parser.parse_args(arguments)
     target = TINY_TARGET if parsed.size == "tiny" else parsed.target
@@ -222,8 +223,8 @@ def main(arguments: list[str] | None = None) -> None:
         settings = load_config(config, overrides)
         require_corpus(settings)
         for number in range(parsed.repeat):
-            folder = Path(name) / str(number)
-            folder.mkdir()
+            folder = (parsed.runs or Path(name)) / str(number)
+            folder.mkdir(parents=True)
             found = search(config, folder, target, overrides)
             retrained = retrain(config, folder, found["derived"], target, overrides)
             repetitions.append({"search": found, "retrain": retrained})

@@ -35,7 +35,7 @@ def test_the_table_agrees_with_the_runs(search_run: Run, retrain_run: Run) -> No
 def test_multiply_adds_of_a_small_network_counted_by_hand(retrain_run: Run) -> None:
     """sfs at width 16, inner 32, segment and memory 8, full softmax over 36 words and <eos>."""
     row = compare([retrain_run.folder], Conditions(), Silent()).table.iloc[0]
-    attention = 2 * 16 * 16 + 3 * 16 * 16 * (16 / 8) + 3 * 16 * 16
+    attention = 4 * 16 * 16 + 16 * 16 * (16 / 8) + 3 * 16 * 16
     vocabulary = retrain_run.summary()["parameters"] - retrain_run.summary()["parameters_without_embeddings"]
     assert vocabulary % (16 + 1) == 0
     assert row["multiply_adds_per_token"] == 2 * attention + 2 * 16 * 32 + 16 * (vocabulary // 17)

@@ -92,6 +92,31 @@ def test_memory_holds_the_last_inputs_of_each_block(build, mem_len):
             assert torch.equal(kept, torch.cat(seen, 1)[:, -mem_len:])
 
 
+@pytest.mark.parametrize("segments", [[12], [4, 1, 7], [1] * 12])
+@pytest.mark.parametrize("mem_len", [0, 3, 20])
+@torch.no_grad()
+def test_keys_and_values_as_memory_give_the_same_result(network, segments, mem_len):
+    memory, cached = None, None
+    for ids in random_ids(2, 12).split(segments, dim=1):
+        hidden, memory = network(ids, memory, mem_len=mem_len)
+        found, cached = network(ids, cached, mem_len=mem_len, inference=True)
+        near(found, hidden)
+    for kept, plain in zip(cached, memory, strict=True):
+        assert (kept is None) == (plain is None)
+        if plain is not None:
+            assert kept.shape == (*plain.shape[:2], 2 * plain.shape[2])
+
+
+@torch.no_grad()
+def test_inference_projects_nothing_twice():
+    network, projected = make_network("s", mem_len=20), []
+    network.blocks[0].key_value.register_forward_hook(lambda *call: projected.append(call[-1].shape[1]))
+    memory = None
+    for ids in random_ids(2, 12).split([5, 4, 3], dim=1):
+        memory = network(ids, memory, inference=True).memory
+    assert projected == [5, 4, 3]
+
+
 def test_memory_passes_no_gradient():
     network, ids = make_network(), random_ids(2, 8)
     vectors = []
@@ -243,10 +268,10 @@ def test_multiply_adds_are_what_torch_counts(arch, settings):
     from torch.utils.flop_counter import FlopCounterMode
 
     network, tgt_len, mem_len = make_network(arch, **settings), 5, 6
-    ids, memory = random_ids(1, tgt_len), network(random_ids(1, mem_len)).memory
+    ids, memory = random_ids(1, tgt_len), network(random_ids(1, mem_len), inference=True).memory
     frequent = [1] * 5 + [0] * (VOCABULARY - 5)  # so that no tail of the softmax is needed
     with FlopCounterMode(display=False) as counter:
-        network.nll(ids % 5, ids % 5, memory)
+        network.nll(ids % 5, ids % 5, memory, inference=True)
     assert network.multiply_adds(tgt_len, mem_len, frequent) == pytest.approx(counter.get_total_flops() / 2 / tgt_len)
 
 

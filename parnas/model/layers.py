@@ -17,13 +17,18 @@ from parnas.model import fused
 class Context(NamedTuple):
     """What the attention layers of one forward pass have in common."""
 
-    distances: Tensor  # [K, D] sinusoids of the distances K-1 … 0
+    distances: Tensor  # [K, D] sinusoids of the distances K-1 … 0, after dropout
     u: Tensor | None  # [H, E] content bias shared by all layers; none where each has its own
     v: Tensor | None  # [H, E] position bias
+    projected: bool = False  # whether blocks are given keys and values of memory and segment in place of memory
 
 
+@lru_cache(maxsize=32)
 def encode_distances(count: int, width: int, device: torch.device) -> Tensor:
-    """Sinusoids of the distances `count - 1` … 0, [count, width]: sines first, then cosines (Dai et al. 2019, §3.3)."""
+    """Sinusoids of the distances `count - 1` … 0, [count, width]: sines first, then cosines (Dai et al. 2019, §3.3).
+
+    Made once for each shape: not to be changed in place.
+    """
     frequencies = 10000.0 ** -(torch.arange(0, width, 2, device=device) / width)
     angles = torch.outer(torch.arange(count - 1, -1, -1, device=device), frequencies)
     return torch.cat([angles.sin(), angles.cos()], dim=-1)[:, :width]
@@ -46,8 +51,15 @@ class Block(nn.Module):
 
     uses_memory = False
 
+    def project(self, x: Tensor) -> Tensor:
+        """Keys and values [B, T, 2·H·E] of what the block is given, for blocks that use memory."""
+        raise NotImplementedError
+
     def multiply_adds(self, tgt_len: int, mem_len: int) -> float:
-        """Multiply-adds of the matrix products per token, reading segments of one row with full memory."""
+        """Multiply-adds of the matrix products per token, reading segments of one row with full memory.
+
+        Keys and values of memory are not computed anew: it is what inference costs.
+        """
         raise NotImplementedError
 
 
@@ -61,10 +73,14 @@ class ResidualLayer(Block):
         self.pre_norm = config.norm == "pre"
 
     def forward(self, x: Tensor, memory: Tensor | None, context: Context) -> Tensor:
-        """[B, T, D] to [B, T, D]; `memory` [B, M, D] is what this block was given before, none at the start."""
+        """[B, T, D] to [B, T, D]; `memory` [B, M, D] is what this block was given before, none at the start.
+
+        Where the context says `projected`, it is all keys and values [B, K, 2·H·E] instead.
+        """
         if self.pre_norm:
-            normed_memory = None if memory is None else self.layer_norm(memory)
-            result: Tensor = x + self.dropout(self.transform(self.layer_norm(x), normed_memory, context))
+            if memory is not None and not context.projected:
+                memory = self.layer_norm(memory)
+            result: Tensor = x + self.dropout(self.transform(self.layer_norm(x), memory, context))
         else:
             result = self.layer_norm(x + self.dropout(self.transform(x, memory, context)))
         return result
@@ -96,13 +112,17 @@ class SelfAttention(ResidualLayer):
     def transform(self, x: Tensor, memory: Tensor | None, context: Context) -> Tensor:
         """Attend from the segment to memory and segment; [B, T, D] to [B, T, D]."""
         x = x.to(fused.product_dtype(x))
-        keys_from = x if memory is None else torch.cat([memory.to(x.dtype), x], dim=1)
+        if context.projected:
+            assert memory is not None
+            key_value = memory
+        else:
+            key_value = self.key_value(x if memory is None else torch.cat([memory.to(x.dtype), x], dim=1))
         u, v = (context.u, context.v) if self.u is None else (self.u, self.v)
         assert u is not None
         assert v is not None
         seen = fused.relative_attention(
             self.query(x).unflatten(-1, (self.n_heads, -1)),  # [B, T, H, E]
-            self.key_value(keys_from).unflatten(-1, (2, self.n_heads, -1)),  # [B, K, 2, H, E]
+            key_value.unflatten(-1, (2, self.n_heads, -1)),  # [B, K, 2, H, E]
             self.position(context.distances.to(x.dtype)).unflatten(-1, (self.n_heads, -1)),  # [K, H, E]
             u,
             v,
@@ -111,11 +131,15 @@ class SelfAttention(ResidualLayer):
         result: Tensor = self.output(seen.flatten(2))
         return result
 
+    def project(self, x: Tensor) -> Tensor:
+        """Keys and values [B, T, 2·H·E] of the block's input."""
+        projected: Tensor = self.key_value(self.layer_norm(x) if self.pre_norm else x)
+        return projected
+
     def multiply_adds(self, tgt_len: int, mem_len: int) -> float:
-        """Projections of memory are computed anew for each segment; masked scores are computed too."""
+        """Distances are projected anew for each segment; masked scores are computed too."""
         d_model, inner, keys = self.query.in_features, self.query.out_features, tgt_len + mem_len
-        of_keys = 3 * d_model * inner * keys / tgt_len  # key, value and position
-        return 2 * d_model * inner + of_keys + 3 * keys * inner
+        return 4 * d_model * inner + d_model * inner * keys / tgt_len + 3 * keys * inner
 
 
 class FeedForward(ResidualLayer):

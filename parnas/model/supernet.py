@@ -28,6 +28,11 @@ class StochasticBlock(Block):
         """Probabilities of the candidates [candidates]: softmax(alpha), free of noise."""
         return self.alpha.softmax(dim=-1)
 
+    def project(self, x: Tensor) -> Tensor:
+        """Those of the candidate that uses memory."""
+        layers = (cast(Block, layer) for layer in self.candidates.values())
+        return next(layer for layer in layers if layer.uses_memory).project(x)
+
     def multiply_adds(self, tgt_len: int, mem_len: int) -> float:
         """All candidates together: a mixture runs each of them."""
         return sum(cast(Block, layer).multiply_adds(tgt_len, mem_len) for layer in self.candidates.values())

@@ -16,7 +16,8 @@ from parnas.model.layers import Block, Context, Dropout, encode_distances, make_
 INITIAL_STD = 0.02  # of all matrices, as in the original
 
 Memory = tuple[Tensor | None, ...]
-"""For each block what it was given for the last positions, [B, M, D]; none where the block needs no memory."""
+"""For each block what it was given for the last positions, [B, M, D], or in inference its keys and values of them,
+[B, M, 2·H·E]; none where the block needs no memory."""
 
 
 class Output(NamedTuple):
@@ -59,21 +60,28 @@ class TransformerXL(nn.Module):
         memory: Memory | None = None,
         gates: Gates | None = None,
         mem_len: int | None = None,
+        inference: bool = False,
     ) -> Output:
         """Hidden states [B, T, D] of ids [B, T], and the memory for the segment after this one.
 
         `memory` none is an empty one. `gates` weigh the candidates of stochastic blocks.
-        `mem_len` (default: the configured one) is how many positions the returned memory keeps.
+        `mem_len` (default: the configured one) is how many positions the returned memory keeps. With `inference`,
+        memory is taken and given as keys and values: the same result, without computing them anew for each segment,
+        but weights get no gradient by way of memory.
         """
         mem_len = self.config.mem_len if mem_len is None else mem_len
         memory = memory or (None,) * len(self.blocks)
         x = self.dropout(self.embedding(tokens))  # [B, T, D]
-        context = self._context(x, memory)
+        context = self._context(x, memory)._replace(projected=inference)
         kept: list[Tensor | None] = []
         for index, block in enumerate(self.blocks):
-            kept.append(remember(memory[index], x, mem_len) if block.uses_memory else None)
+            given, new = memory[index], x
+            if inference and block.uses_memory:
+                new = cast(Block, block).project(x)
+                given = new if given is None else torch.cat([given, new], dim=1)
+            kept.append(remember(memory[index], new, mem_len) if block.uses_memory else None)
             gate = () if gates is None else (gates[index],)
-            x = block(x, memory[index], context, *gate)
+            x = block(x, given, context, *gate)
         if self.final_norm is not None:
             x = self.final_norm(x)
         return Output(self.dropout(x), tuple(kept))
@@ -85,9 +93,10 @@ class TransformerXL(nn.Module):
         memory: Memory | None = None,
         gates: Gates | None = None,
         mem_len: int | None = None,
+        inference: bool = False,
     ) -> tuple[Tensor, Memory]:
         """Negative log-likelihood in nats of each target [B, T], and the next memory; the rest as `forward`."""
-        hidden, kept = self(tokens, memory, gates, mem_len)
+        hidden, kept = self(tokens, memory, gates, mem_len, inference)
         return self.head.nll(hidden.flatten(0, 1), targets.reshape(-1)).view_as(targets), kept
 
     @torch.no_grad()
@@ -113,7 +122,7 @@ class TransformerXL(nn.Module):
         self.eval()
         tokens, memory, ids = prompt, None, [prompt]
         for _ in range(length):
-            hidden, memory = self(tokens, memory)
+            hidden, memory = self(tokens, memory, inference=True)
             log_probs = self.head.log_probs(hidden[:, -1])
             if top_k is not None and top_k < self.vocab_size:
                 least = log_probs.topk(top_k).values[:, -1:]

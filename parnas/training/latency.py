@@ -49,14 +49,14 @@ def measure_latencies(
         rows = torch.from_numpy(np.resize(tokens[:read], read).astype(np.int64)).view(batch_size, -1).to(device.device)
         before, segment = rows.split([mem_len, tgt_len], dim=1)
         with device.autocast():
-            memory = model(before, mem_len=mem_len).memory if mem_len else None
+            memory = model(before, mem_len=mem_len, inference=True).memory if mem_len else None
         inputs[name] = model, segment, memory
     for number in range(warm_up + rounds):
         for name, (model, segment, memory) in inputs.items():
             device.synchronize()
             started = time.perf_counter()
             with device.autocast():
-                model.nll(segment, segment, memory, mem_len=mem_len)
+                model.nll(segment, segment, memory, mem_len=mem_len, inference=True)
             device.synchronize()
             if number >= warm_up:
                 times[name].append(1000 * (time.perf_counter() - started))

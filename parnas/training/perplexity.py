@@ -75,7 +75,7 @@ def measure_loss(
     for batch in evaluation_batches(tokens, first, batch_size, tgt_len, burn_in):
         inputs, targets = (torch.from_numpy(part).to(device.device) for part in (batch.inputs, batch.targets))
         with device.autocast():
-            nll, memory = model.nll(inputs, targets, memory, mem_len=mem_len)
+            nll, memory = model.nll(inputs, targets, memory, mem_len=mem_len, inference=True)
         counted = torch.from_numpy(batch.scored).to(device.device)
         nats += nll.double().masked_fill(~counted, 0.0).sum()
         scored += int(batch.scored.sum())

@@ -1,0 +1,148 @@
+"""What each choice for speed gains, one taken back at a time: `python benchmarks/choices.py`.
+
+Whole training steps of the interleaved network at the shapes of configs/wikitext2-par.yaml, with dropout 0.1, beside the
+same step with one choice taken back; where a choice concerns memory or the compiler, in a process of its own, since it
+holds for all of a process. A ratio above 1 says that the choice pays. `--one NAME` is such a process.
+"""
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import harness
+import plain
+import torch
+from search_step import TINY, VOCABULARY, Step, make_config, make_training
+from torch import nn
+
+from parnas.data.batching import TrainingBatches
+from parnas.files import read_json, write_json
+from parnas.model import fused, heads
+from parnas.training import device as devices
+from parnas.training import trainer
+
+DROPOUT = 0.1
+AS_BUILT = "as built"
+
+
+class Plan(NamedTuple):
+    """How much is measured."""
+
+    rounds: int
+    warm_up: int
+    processes: int  # of each kind
+    overrides: tuple[str, ...] = ()
+
+
+PLANS = {
+    "tiny": Plan(2, 1, 1, (*TINY, "runtime.threads=1")),
+    "short": Plan(20, 5, 2),
+    "full": Plan(60, 10, 4),
+}
+
+
+def clip_in_a_pass_of_its_own(optimizer: torch.optim.Optimizer, parameters: Any, clip: float) -> torch.Tensor:
+    """As `trainer.update_clipped`, scaling the gradients before the step."""
+    norm = nn.utils.clip_grad_norm_(parameters, clip)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return norm.detach()
+
+
+TAKEN_BACK: Mapping[str, Callable[[], AbstractContextManager[Any]]] = {
+    AS_BUILT: nullcontext,
+    "attention by autograd": partial(patch.object, fused, "relative_attention", plain.relative_attention),
+    "cross-entropy by autograd": partial(patch.object, fused, "linear_cross_entropy", plain.linear_cross_entropy),
+    "torch's dropout": partial(patch.object, fused, "dropout", torch.nn.functional.dropout),
+    "clipping in a pass of its own": partial(patch.object, trainer, "update_clipped", clip_in_a_pass_of_its_own),
+    "rows of the tails as they come": partial(patch.object, heads, "round_up_rows", lambda rows: rows),
+}
+IN_PROCESSES: Mapping[str, Callable[[], AbstractContextManager[Any]]] = {
+    AS_BUILT: nullcontext,
+    "freed memory given back": partial(patch.object, devices, "keep_freed_memory", lambda: None),
+    "blocks compiled": nullcontext,
+}
+
+
+def make_step(name: str, precision: str, device: str, plan: Plan) -> Step:
+    """The training step of a new network; compiled where the name says so."""
+    config = make_config(DROPOUT, "soft", plan.overrides).replace(runtime__compile=name == "blocks compiled")
+    data = config.data
+    tokens = (plan.warm_up + plan.rounds) * data.batch_size * data.tgt_len + 1
+    batches = TrainingBatches(harness.draw_ids(VOCABULARY, tokens), data.batch_size, data.tgt_len)
+    return Step(make_training(config, harness.choose(device, precision), batches))
+
+
+def call_within(context: Callable[[], AbstractContextManager[Any]], step: Step) -> None:
+    """A step with a choice taken back."""
+    with context():
+        step()
+
+
+def take_turns(precision: str, device: str, plan: Plan) -> dict[str, list[float]]:
+    """Seconds of the steps of one process."""
+    steps = {name: make_step(name, precision, device, plan) for name in TAKEN_BACK}
+    calls = {name: partial(call_within, context, steps[name]) for name, context in TAKEN_BACK.items()}
+    return harness.take_turns(calls, plan.rounds, plan.warm_up, harness.choose(device, precision).device)
+
+
+def run_one(name: str, precision: str, device: str, plan: Plan, out: Path) -> None:
+    """The seconds of one candidate, alone, into a file."""
+    with IN_PROCESSES[name]():
+        step = make_step(name, precision, device, plan)
+        write_json(out, harness.take_turns({name: step}, plan.rounds, plan.warm_up)[name])
+
+
+def run_processes(precision: str, device: str, size: str, out: Path) -> dict[str, list[float]]:
+    """Seconds of the steps of processes that take turns."""
+    seconds: dict[str, list[float]] = {name: [] for name in IN_PROCESSES}
+    for _ in range(PLANS[size].processes):
+        for name, found in seconds.items():
+            command = [sys.executable, __file__, "--one", name, "--precision", precision, "--device", device]
+            subprocess.run([*command, "--out", str(out), *([] if size == "full" else [f"--{size}"])], check=True)
+            found += read_json(out / "one.json")
+    return seconds
+
+
+def describe(precision: str, kind: str, seconds: Mapping[str, list[float]]) -> list[dict[str, Any]]:
+    """A record for each candidate."""
+    base = median(seconds[AS_BUILT])
+    return [
+        {"precision": precision, "measured": kind, "choice taken back": name, **harness.describe_seconds(of)}
+        | {"over as built": median(of) / base}
+        for name, of in seconds.items()
+    ]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the benchmark."""
+    parser = harness.make_parser(__doc__)
+    parser.add_argument("--one", choices=list(IN_PROCESSES))
+    parser.add_argument("--precision", choices=list(harness.DTYPES))
+    parsed = parser.parse_args(arguments)
+    plan = PLANS[parsed.size]
+    if parsed.one:
+        run_one(parsed.one, parsed.precision, parsed.device, plan, parsed.out / "one.json")
+        return
+    records = []
+    for precision in harness.DTYPES:
+        records += describe(precision, "in turns", take_turns(precision, parsed.device, plan))
+        with tempfile.TemporaryDirectory() as folder:
+            found = run_processes(precision, parsed.device, parsed.size, Path(folder))
+        records += describe(precision, "in processes", found)
+    rows = [{"ms": 1000 * record["median_seconds"], **record} for record in records]
+    shown = ("precision", "measured", "choice taken back", "ms", "over as built")
+    harness.print_table("Training step of sfsfsf", [{key: row[key] for key in shown} for row in rows])
+    device = harness.choose(parsed.device, "fp32")
+    harness.write_result("choices", device, {"precisions": list(harness.DTYPES), "records": records}, parsed)
+
+
+if __name__ == "__main__":
+    main()
