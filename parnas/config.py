@@ -221,7 +221,7 @@ class TrainConfig(Section):
     steps: int = Field(2000, ge=1, description="Training steps of the discrete network.")
     lr: float = Field(2e-3, gt=0, description="Peak learning rate.")
     warmup_steps: int = Field(
-        100, ge=0, description="Steps over which the learning rate rises, before the cosine to zero."
+        100, ge=0, description="Steps over which the learning rate rises, before it falls to zero in a line."
     )
     weight_decay: float = Field(
         0.01, ge=0, description="Decoupled weight decay of matrices (Loshchilov & Hutter 2019); both phases."

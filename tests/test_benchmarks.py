@@ -6,6 +6,7 @@ import math
 import os
 from importlib.util import find_spec
 
+import choices
 import cutoffs
 import harness
 import inference
@@ -17,6 +18,7 @@ import train_step
 
 from parnas.architecture import Architecture
 from parnas.errors import ParnasError
+from parnas.files import read_json
 from parnas.model.transformer_xl import TransformerXL
 
 CPU = harness.choose("cpu", "fp32")
@@ -221,3 +223,22 @@ def test_cutoffs_are_those_of_the_search_that_was_timed(tmp_path):
         assert len(r["cutoffs"]) == r["clusters"] - 1
         assert sorted({0, *r["cutoffs"], result["words"]}) == [0, *r["cutoffs"], result["words"]]
         assert len(r["seconds"]) == cutoffs.ROUNDS["tiny"]
+
+
+def test_tables_go_with_the_result_and_only_once(tmp_path):
+    device, arguments = harness.choose("cpu", "fp32"), harness.make_parser("").parse_args(["--out", str(tmp_path)])
+    harness.PRINTED.clear()
+    harness.print_table("A title", [{"a": 1}])
+    first, second = (read_json(harness.write_result(name, device, {}, arguments)) for name in ("one", "two"))
+    assert first["tables"][0].startswith("A title\n\n|")
+    assert second["tables"] == []
+
+
+def test_choices_are_taken_back_one_at_a_time(tmp_path):
+    choices.main(["--tiny", "--out", str(tmp_path)])
+    result = read_json(tmp_path / "choices-cpu.json")
+    names = {(record["measured"], record["choice taken back"]) for record in result["records"]}
+    assert names == {("in turns", name) for name in choices.TAKEN_BACK} | {
+        ("in processes", name) for name in choices.IN_PROCESSES
+    }
+    assert all(record["seconds"] for record in result["records"])

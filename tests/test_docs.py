@@ -18,6 +18,11 @@ def test_the_configuration_page_is_made_from_the_models() -> None:
     assert (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8") == page, "run docs/make_configuration.py"
 
 
+def test_the_performance_page_is_made_from_the_results() -> None:
+    page = runpy.run_path(str(ROOT / "docs" / "make_performance.py"))["render"]()
+    assert (ROOT / "docs" / "performance.md").read_text(encoding="utf-8") == page, "run docs/make_performance.py"
+
+
 @pytest.mark.parametrize("page", [ROOT / "README.md", *(ROOT / "docs").glob("*.md")], ids=lambda path: path.name)
 def test_links_to_files_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8")):

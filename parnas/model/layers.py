@@ -3,6 +3,7 @@
 Shapes: B batch, T segment, M memory, K = M + T keys, H heads, E width of a head, D model width.
 """
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch

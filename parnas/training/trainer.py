@@ -295,4 +295,4 @@ def make_adamw(parameters: Mapping[str, nn.Parameter], lr: float, weight_decay: 
         {"params": [p for name, p in parameters.items() if name in decayed], "weight_decay": weight_decay},
         {"params": [p for name, p in parameters.items() if name not in decayed], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.98), fused=True)
+    return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.99), fused=True)

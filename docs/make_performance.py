@@ -1,0 +1,124 @@
+"""Write docs/performance.md from the result files of the benchmarks: `python docs/make_performance.py`."""
+
+from pathlib import Path
+from typing import Any
+
+from parnas.files import read_json, write_text
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "performance.md"
+RESULTS = ROOT / "benchmarks" / "results"
+PARTS = ("time_to_quality", "search_step", "train_step", "choices", "inference", "data", "scaling", "cutoffs")
+
+INTRODUCTION = """# Speed
+
+Made by `python docs/make_performance.py` from `benchmarks/results/`: no figure here was typed. `make bench` measures
+all of it in short form, `python benchmarks/NAME.py` one in full. Candidates take turns in one run, so compare the
+ratios, not the seconds of different tables. All was measured on the processor named below each title; **nothing has
+been measured on a GPU yet** (`benchmarks/gpu_round.py` is ready to).
+
+## What pays, and stayed
+
+* **One candidate per block.** A search step with `search.estimator: single_path` runs the path it drew, and one more
+  candidate of one block forward only. Identity costs nothing, so at uniform pi a step is cheaper than one of training.
+  What alpha learns from it has the same expectation as with `straight_through`, which runs every candidate
+  (`tests/test_supernet.py` adds up all probes); the price is variance, which a running mean lowers. `gdas` leaves the
+  probe out, and its gradient is biased: a candidate that did not run counts as one that changes nothing.
+* **Gradients by hand** where autograd copies and fills with zeros more than it computes: attention with the relative
+  shift as a view, and the cross-entropy of the adaptive softmax, which keeps one matrix instead of three
+  (`parnas/model/fused.py`; `benchmarks/plain.py` has the textbook forms, and the tests compare the two).
+* **Cheap dropout masks.** torch draws a double for each element on a CPU; 16 random bits are enough.
+* **Freed memory is kept.** glibc gives every large tensor back to the system and takes page faults to get it again.
+* **bf16 by autocast** where the processor has it, with the rows of the softmax's tails rounded up: ever new shapes make
+  oneDNN compile ever new kernels.
+* **Clipping inside the optimizer**, which reads the gradients anyway; loss and norm are read only when logged.
+* **In inference, memory holds keys and values**, so no segment projects those of the one before anew. Encodings of
+  distances are made once for each length.
+* **Encoding in blocks** on all cores, with sentencepiece's threads and the counting side by side; what was learnt from
+  reading a corpus is remembered until the file changes.
+
+## What did not pay, and went
+
+* `torch.compile` on CPU: slower than eager at these sizes, after half a minute of compiling (see *choices* below).
+* Attention by parts of heads or of the batch, to stay in the cache: slower, since products get smaller.
+* The cross-entropy by parts of rows, or in float32 for narrow clusters: no difference beyond noise.
+* A hand-written gradient for the feed-forward layer: autograd's is as fast.
+* ReLU in place, and sparse gradients for a tied embedding: slower, and no difference.
+* `scaled_dot_product_attention` is no candidate for training on a CPU: its fast path takes neither a bias that needs
+  a gradient nor dropout, and the position term is such a bias.
+
+## What is short of its goal
+
+{verdicts}
+"""
+
+
+def render() -> str:
+    """The whole page."""
+    results = {name: read_json(path) for name in PARTS if (path := RESULTS / f"{name}-cpu.json").is_file()}
+    parts = [INTRODUCTION.format(verdicts="\n".join(f"* {line}" for line in verdicts(results)))]
+    parts += [render_part(name, result) for name, result in results.items()]
+    return "\n".join(parts)
+
+
+def render_part(name: str, result: dict[str, Any]) -> str:
+    """The tables of a benchmark, under the machine that they were measured on."""
+    machine = result["machine"]
+    told = f"{machine['cores']} cores of {machine['device_name']}, torch {machine['versions']['torch']}"
+    tables = "\n\n".join(
+        f"**{table.partition(chr(10))[0]}**{table.partition(chr(10))[1]}{table.partition(chr(10))[2]}"
+        for table in result["tables"]
+    )
+    return f"## {name}\n\n`benchmarks/{name}.py`, {result['size']} form; {told}.\n\n{tables}\n"
+
+
+def verdicts(results: dict[str, dict[str, Any]]) -> list[str]:
+    """Each goal with what was measured."""
+    lines = []
+    if search := results.get("search_step"):
+        baseline = search["baseline"]
+        for goal in search["goals"]:
+            if goal["precision"] == "bf16":
+                lines.append(
+                    f"Search step, {goal['situation']} pi, dropout {goal['dropout']}, bf16: "
+                    f"{goal['step over training']:.2f} times a training step (goal: at most {goal['at most']})"
+                    + (
+                        f", {goal['tokens/s over baseline']:.1f} times the baseline's tokens/s (goal: {goal['at least']:.0f})."
+                        if goal["situation"] == "uniform"
+                        else "."
+                    )
+                )
+        for dropout, speed in baseline["steps_per_second"].items():
+            lines.append(
+                f"The baseline itself, dropout {dropout}: {speed:.1f} steps/s; its goal, in proportion to the float32 "
+                f"product of this machine, is {baseline['floor']:.1f}."
+            )
+    if training := results.get("train_step"):
+        records = {(r["size"], r["work"], r["network"], r["precision"]): r for r in training["records"]}
+        for precision, goal in (("bf16", 2.0), ("fp32", 1.4)):
+            ours, theirs = (records["12 blocks", "step", name, precision] for name in ("parnas", "transformers"))
+            ratio = ours["tokens_per_second"] / theirs["tokens_per_second"]
+            lines.append(
+                f"12 blocks, {precision}: {ratio:.2f} times the tokens/s of transformers (goal: {goal}), losses "
+                f"{ours['loss_difference']:.1e} apart."
+            )
+        share = records["WT103 base, 2 layers", "blocks", "parnas", "bf16"]["share_of_peak"]
+        lines.append(f"Blocks of WT103 base in bf16: {share:.0%} of the measured peak (goal: 40%).")
+    if quality := results.get("time_to_quality"):
+        for repetition in quality["repetitions"]:
+            for name in ("search", "retrain"):
+                phase = repetition[name]
+                reached = phase["reached"]
+                told = f"{reached['seconds']:.0f} s" if reached else "not reached"
+                lines.append(
+                    f"{name.capitalize()} to {quality['target_bits_per_byte']} bits per byte from a cold start: {told} "
+                    f"(goal: {quality['goal_seconds']:.0f} s), {phase['end']['bits_per_byte']:.4f} at the end."
+                )
+    if data := results.get("data"):
+        shares = [value for key, value in data["encoding"].items() if key.startswith("share_of")]
+        lines.append(f"Encoding at {min(shares):.0%} or more of sentencepiece's own speed (goal: 90%).")
+    return lines
+
+
+if __name__ == "__main__":
+    write_text(PAGE, render())
