@@ -1,8 +1,9 @@
 """What each choice for speed gains, one taken back at a time: `python benchmarks/choices.py`.
 
-Whole training steps of the interleaved network at the shapes of configs/wikitext2-par.yaml, with dropout 0.1, beside the
-same step with one choice taken back; where a choice concerns memory or the compiler, in a process of its own, since it
-holds for all of a process. A ratio above 1 says that the choice pays. `--one NAME` is such a process.
+Whole training steps of the interleaved network at the shapes of configs/wikitext2-par.yaml, with dropout 0.1, beside
+the same step with one choice taken back; where a choice concerns memory or the compiler, in a process of its own, since
+it holds for all of a process. A ratio above 1 says that the choice pays, but for `compiled`, which is no choice of
+parnas on CPU. `--one NAME` is such a process.
 """
 
 import subprocess
@@ -104,10 +105,10 @@ def run_processes(precision: str, device: str, size: str, out: Path) -> dict[str
     """Seconds of the steps of processes that take turns."""
     seconds: dict[str, list[float]] = {name: [] for name in IN_PROCESSES}
     for _ in range(PLANS[size].processes):
-        for name, found in seconds.items():
+        for name in seconds:
             command = [sys.executable, __file__, "--one", name, "--precision", precision, "--device", device]
             subprocess.run([*command, "--out", str(out), *([] if size == "full" else [f"--{size}"])], check=True)
-            found += read_json(out / "one.json")
+            seconds[name] += read_json(out / "one.json")
     return seconds
 
 
