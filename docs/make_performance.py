@@ -41,8 +41,8 @@ been measured on a GPU yet** (`benchmarks/gpu_round.py` is ready to).
 ## What did not pay, and went
 
 * `torch.compile` on CPU: slower than eager at these sizes, after half a minute of compiling (see *choices* below).
-* Attention by parts of heads or of the batch, to stay in the cache: slower, since products get smaller.
-* The cross-entropy by parts of rows, or in float32 for narrow clusters: no difference beyond noise.
+* Attention by parts of heads, to stay in the cache: slower, since the products get smaller.
+* The cross-entropy by parts of rows: slower. In float32 for narrow clusters: hardly a difference.
 * A hand-written gradient for the feed-forward layer: autograd's is as fast.
 * ReLU in place, and sparse gradients for a tied embedding: slower, and no difference.
 * `scaled_dot_product_attention` is no candidate for training on a CPU: its fast path takes neither a bias that needs
