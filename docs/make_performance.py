@@ -9,7 +9,17 @@ from parnas.files import read_json, write_text
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "performance.md"
 RESULTS = ROOT / "benchmarks" / "results"
-PARTS = ("time_to_quality", "search_step", "train_step", "choices", "inference", "data", "scaling", "cutoffs")
+PARTS = (
+    "time_to_quality",
+    "search_step",
+    "estimators",
+    "train_step",
+    "choices",
+    "inference",
+    "data",
+    "scaling",
+    "cutoffs",
+)
 
 INTRODUCTION = """# Speed
 
