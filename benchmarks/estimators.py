@@ -62,7 +62,7 @@ def main(arguments: list[str] | None = None) -> None:
         require_corpus(config)
         records = compare(config, Path(name), 0.0 if tiny else parsed.seconds, 8 if tiny else PROBE_STEPS)
         device = harness.choose(parsed.device, config.runtime.precision)
-    digits = {name: "{:.4f}" for name in ("argmax", "mixture")}
+    digits = dict.fromkeys(("argmax", "mixture"), "{:.4f}")
     shown = [{key: digits.get(key, "{}").format(value) for key, value in record.items()} for record in records]
     harness.print_table("Searches of the same time, bits per byte", shown)
     harness.write_result("estimators", device, {"precisions": [device.precision], "records": records}, parsed)

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import estimators
 import harness
 import pytest
 import time_to_quality as benchmark
@@ -82,3 +83,10 @@ def test_a_search_is_in_time_only_where_it_counts(seconds: float | None, counts:
     reached = None if seconds is None else {"seconds": seconds}
     repetition = {"search": {"reached": reached, "counts": counts}, "retrain": {"reached": {"seconds": 1.0}}}
     assert benchmark.judge(repetition) == {"search": met, "retrain": True}
+
+
+def test_estimators_are_compared_after_the_same_time(tmp_path: Path) -> None:
+    estimators.main(["--tiny", "--device", "cpu", "--out", str(tmp_path)])
+    records = json.loads((tmp_path / "estimators-cpu.json").read_text())["records"]
+    assert [record["estimator"] for record in records] == ["single_path", "gdas", "straight_through", "soft"]
+    assert all(0 < record["argmax"] < 20 and len(record["arch"]) == 2 for record in records)
