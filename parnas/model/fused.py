@@ -5,6 +5,7 @@ Shapes: B batch, T segment, K = M + T keys, H heads, E width of a head, N rows, 
 """
 
 import math
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -114,8 +115,9 @@ def shift_view(by_distance: Tensor) -> Tensor:
     )
 
 
+@lru_cache(maxsize=32)
 def unread_distances(tgt_len: int, device: torch.device) -> Tensor:
-    """[T, T - 1] mask of the first columns of scores by distance, true where no query reads them."""
+    """[T, T - 1] mask of the first columns of scores by distance, true where no query reads them; made once."""
     return torch.ones(tgt_len, tgt_len - 1, dtype=torch.bool, device=device).triu().flip(1)
 
 
