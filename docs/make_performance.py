@@ -25,7 +25,8 @@ INTRODUCTION = """# Speed
 
 Made by `python docs/make_performance.py` from `benchmarks/results/`: no figure here was typed. `make bench` measures
 all of it in short form, `python benchmarks/NAME.py` one in full. Candidates take turns in one run, so compare the
-ratios, not the seconds of different tables. All was measured on the processor named below each title; **nothing has
+ratios, not the seconds of different tables: with many networks taking turns, each finds its data gone from the caches,
+and a step takes longer than in training alone. All was measured on the processor named below each title; **nothing has
 been measured on a GPU yet** (`benchmarks/gpu_round.py` is ready to).
 
 ## What pays, and stayed
@@ -42,7 +43,8 @@ been measured on a GPU yet** (`benchmarks/gpu_round.py` is ready to).
 * **Freed memory is kept.** glibc gives every large tensor back to the system and takes page faults to get it again.
 * **bf16 by autocast** where the processor has it, with the rows of the softmax's tails rounded up: ever new shapes make
   oneDNN compile ever new kernels.
-* **Clipping inside the optimizer**, which reads the gradients anyway; loss and norm are read only when logged.
+* **Clipping inside the optimizer**, which reads the gradients anyway: no difference below, but one pass less over all
+  parameters where these are many for the tokens of a step. Loss and norm are read only when logged.
 * **In inference, memory holds keys and values**, so no segment projects those of the one before anew. Encodings of
   distances are made once for each length.
 * **Encoding in blocks** on all cores, with sentencepiece's threads and the counting side by side; what was learnt from
@@ -57,6 +59,12 @@ been measured on a GPU yet** (`benchmarks/gpu_round.py` is ready to).
 * ReLU in place, and sparse gradients for a tied embedding: slower, and no difference.
 * `scaled_dot_product_attention` is no candidate for training on a CPU: its fast path takes neither a bias that needs
   a gradient nor dropout, and the position term is such a bias.
+
+## Not built, since it could not be measured
+
+No GPU was at hand, so what pays only there is missing: token streams on the device, CUDA graphs for a whole step (only
+`runtime.compile`, torch's default mode), FlexAttention. Two places of a step wait for the GPU: the number of rows in
+each tail of an adaptive softmax, and the path of `single_path` and `gdas`; `soft` with a full softmax has neither.
 
 ## The goals
 

@@ -102,3 +102,9 @@ def test_a_target_without_probability_has_its_loss_all_the_same():
     expected = F.cross_entropy(torch.tensor([[200.0, -200.0]]), torch.tensor([1]))
     assert nll.item() == pytest.approx(expected.item()) == 400
     assert float(hidden.grad) == 2
+
+
+def test_what_is_made_once_is_the_same_tensor_for_the_same_arguments():
+    made = fused.made_once(lambda size, device: torch.zeros(size, device=device))
+    assert made(3, "cpu") is made(3, "cpu")
+    assert made(4, "cpu").shape == (4,)

@@ -5,14 +5,28 @@ Shapes: B batch, T segment, K = M + T keys, H heads, E width of a head, N rows, 
 """
 
 import math
-from functools import lru_cache
-from typing import Any
+from collections.abc import Callable
+from functools import lru_cache, wraps
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 BITS = 16  # random bits for each element of a dropout mask
+
+Make = TypeVar("Make", bound=Callable[..., Tensor])
+
+
+def made_once(make: Make) -> Make:
+    """Keep the tensors that a function makes of its arguments; they must not be changed. A compiler keeps its own."""
+    cached = lru_cache(maxsize=32)(make)
+
+    @wraps(make)
+    def get(*arguments: Any) -> Tensor:
+        return make(*arguments) if torch.compiler.is_compiling() else cached(*arguments)
+
+    return cast(Make, get)
 
 
 def relative_attention(
@@ -115,7 +129,7 @@ def shift_view(by_distance: Tensor) -> Tensor:
     )
 
 
-@lru_cache(maxsize=32)
+@made_once
 def unread_distances(tgt_len: int, device: torch.device) -> Tensor:
     """[T, T - 1] mask of the first columns of scores by distance, true where no query reads them; made once."""
     return torch.ones(tgt_len, tgt_len - 1, dtype=torch.bool, device=device).triu().flip(1)

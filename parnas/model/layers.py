@@ -3,7 +3,6 @@
 Shapes: B batch, T segment, M memory, K = M + T keys, H heads, E width of a head, D model width.
 """
 
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -24,11 +23,11 @@ class Context(NamedTuple):
     projected: bool = False  # whether blocks are given keys and values of memory and segment in place of memory
 
 
-@lru_cache(maxsize=32)
+@fused.made_once
 def encode_distances(count: int, width: int, device: torch.device) -> Tensor:
     """Sinusoids of the distances `count - 1` … 0, [count, width]: sines first, then cosines (Dai et al. 2019, §3.3).
 
-    Made once for each shape: not to be changed in place.
+    Made once for each shape, and so not to be changed in place.
     """
     frequencies = 10000.0 ** -(torch.arange(0, width, 2, device=device) / width)
     angles = torch.outer(torch.arange(count - 1, -1, -1, device=device), frequencies)
