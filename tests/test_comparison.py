@@ -11,6 +11,7 @@ from parnas.errors import ParnasError
 from parnas.evaluation.comparison import compare
 from parnas.evaluation.entries import Conditions
 from parnas.run import Run
+from parnas.training.phases import load
 from parnas.training.reporter import Silent
 from parnas.training.retrain import retrain
 
@@ -26,7 +27,10 @@ def test_the_table_agrees_with_the_runs(search_run: Run, retrain_run: Run) -> No
     table = comparison.table.set_index("run")
     for run in (search_run, retrain_run):
         assert table.loc[run.name, "ppl"] == pytest.approx(run.summary()["valid"]["ppl"], rel=1e-6)
-        assert table.loc[run.name, "parameters"] == run.summary()["parameters"]
+    assert table.loc[retrain_run.name, "parameters"] == retrain_run.summary()["parameters"]
+    loaded = load(search_run.folder)
+    argmax = loaded.model.extract(loaded.architecture)
+    assert table.loc[search_run.name, "parameters"] == sum(parameter.numel() for parameter in argmax.parameters())
     assert list(table["network"]) == ["argmax of SuperNet", "discrete"]
     assert (table["latency_p95_ms"] >= table["latency_ms"]).all()
     assert (table["train_tokens_per_s"] > 0).all()
