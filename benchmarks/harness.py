@@ -93,7 +93,7 @@ def choose(device: str, precision: str) -> Device:
 
 def machine(device: Device, packages: Sequence[str] = ()) -> dict[str, Any]:
     """Device, cores, threads, versions and commit; `packages` are named beside those that parnas always names."""
-    described = describe_machine()
+    described = {key: value for key, value in describe_machine().items() if key != "command_line"}  # it holds paths
     versions = {**described["versions"], **{name: package_version(name) for name in packages}}
     told = {key: value for key, value in device.describe().items() if key != "precision"}
     return {**described, **told, "versions": versions}

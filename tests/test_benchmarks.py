@@ -68,6 +68,7 @@ def test_result_names_machine_and_size(tmp_path):
     assert (result["benchmark"], result["size"], result["precisions"]) == ("speed", "short", ["fp32"])
     assert result["machine"]["versions"]["torch"] == torch.__version__
     assert {"device_name", "cores", "threads", "python", "platform"} <= set(result["machine"])
+    assert str(tmp_path) not in json.dumps(result["machine"])  # no paths of one machine among the measured
 
 
 def test_tiny_result_is_not_kept_among_the_measured(monkeypatch, tmp_path):
