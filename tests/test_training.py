@@ -21,7 +21,7 @@ from parnas.training.checkpoint import list_checkpoints
 from parnas.training.phases import load
 from parnas.training.reporter import Silent
 from parnas.training.retrain import retrain
-from parnas.training.trainer import Trainer, make_adamw
+from parnas.training.trainer import Trainer, make_adamw, update_clipped
 
 Phase = Callable[..., Run]
 
@@ -60,6 +60,7 @@ def without_times(records: list[dict[str, object]]) -> list[dict[str, object]]:
     ("phase", "changes"),
     [
         (search, {}),
+        (search, {"search__estimator": "soft"}),
         (search, {"search__alpha_split": 0.3, "search__estimator": "straight_through"}),
         (search, {"search__tau_schedule": "learnable"}),
         (retrain, {"model__arch": "sfs"}),
@@ -290,6 +291,35 @@ def test_learnable_tau_comes_back_from_its_bound(corpus: Path, tmp_path: Path, m
     loss.backward()
     assert trainer.log_tau.grad is not None
     assert trainer.log_tau.grad != 0
+
+
+@pytest.mark.parametrize("clip", [0.01, 1e6])
+def test_clipping_in_the_optimizer_is_clipping_before_it(clip: float) -> None:
+    """And a parameter without gradient, as of a candidate that did not run, stays as it is."""
+
+    def parameters() -> list[torch.nn.Parameter]:
+        draw = torch.Generator().manual_seed(0)
+        return [torch.nn.Parameter(torch.randn(shape, generator=draw)) for shape in ((3, 4), (5,), (2, 2))]
+
+    def weights(of: list[torch.nn.Parameter]) -> dict[str, torch.nn.Parameter]:
+        return {str(number): parameter for number, parameter in enumerate(of)}
+
+    ours, theirs, untouched = parameters(), parameters(), parameters()[2]
+    one, other = (make_adamw(weights(of), 0.1, 0.01) for of in (ours, theirs))
+    for step in range(3):
+        norms = []
+        for of in (ours, theirs):
+            draw = torch.Generator().manual_seed(step + 1)
+            for parameter in of[:2]:
+                parameter.grad = torch.randn(parameter.shape, generator=draw)
+        norms.append(update_clipped(one, ours, clip))
+        norms.append(torch.nn.utils.clip_grad_norm_(theirs, clip))
+        other.step()
+        torch.testing.assert_close(norms[0], norms[1])
+        assert all(parameter.grad is None for parameter in ours)
+    for mine, expected in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, expected)
+    assert torch.equal(ours[2], untouched)
 
 
 def test_relative_biases_and_norms_are_not_decayed() -> None:
