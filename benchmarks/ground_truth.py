@@ -1,0 +1,129 @@
+"""Every network of a small space, trained from scratch: `python benchmarks/ground_truth.py`.
+
+    python benchmarks/ground_truth.py [--workers N] [--seeds 3] [--rows FILE.csv]
+
+Strings that name the same network count once; the network without any block stands in the table as `i`. Each finished
+network appends a row to the CSV, and a later start, here or on another machine, trains only what is missing: first all
+networks from seed 1, then from seed 2, and so on. `valid_ppl` is per token of the validation split, at the last step.
+"""
+
+import csv
+import itertools
+import os
+import tempfile
+import time
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from pathlib import Path
+from typing import NamedTuple
+
+import harness
+from time_to_quality import require_corpus
+
+from parnas.architecture import IDENTITY, Architecture
+from parnas.config import Config, load_config
+from parnas.data.batching import TrainingBatches
+from parnas.data.streams import prepare
+from parnas.model.transformer_xl import TransformerXL
+from parnas.training.phases import open_session, run_training
+from parnas.training.reporter import Silent
+from parnas.training.trainer import Plan, Trainer
+
+CONFIG = Path(__file__).with_suffix(".yaml")
+ROWS = harness.RESULTS / "ground_truth.csv"
+COLUMNS = ("arch", "seed", "steps", "valid_ppl")
+SEEDS = 3
+
+
+class Row(NamedTuple):
+    """A trained network: its string without identity, or `i` for the one without blocks."""
+
+    arch: str
+    seed: int
+    steps: int
+    valid_ppl: float
+
+
+def networks(blocks: int, space: Sequence[str]) -> list[str]:
+    """The different networks of a space, the smallest first: strings without identity of each possible length."""
+    letters = [letter for letter in space if letter != IDENTITY]
+    lengths = range(0, blocks + 1) if IDENTITY in space else [blocks]
+    return ["".join(string) or IDENTITY for length in lengths for string in itertools.product(letters, repeat=length)]
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows so far; none where there is no file yet."""
+    if not path.is_file():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        return [
+            Row(line["arch"], int(line["seed"]), int(line["steps"]), float(line["valid_ppl"]))
+            for line in csv.DictReader(file)
+        ]
+
+
+def append_row(path: Path, row: Row) -> None:
+    """Add a row, and the head to a new file; on the disk when this returns."""
+    with path.open("a", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        if file.tell() == 0:
+            writer.writerow(COLUMNS)
+        writer.writerow([row.arch, row.seed, row.steps, f"{row.valid_ppl:.4f}"])
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def train(config: Config, arch: str, seed: int) -> Row:
+    """Train one network in a run folder that is thrown away."""
+    with tempfile.TemporaryDirectory(prefix="parnas-ground-truth-") as folder:
+        config = config.replace(model__arch=None, runtime__seed=seed)
+        session = open_session(config, "retrain", Path(folder) / "run", False, Silent())
+        config, data = session.config, session.config.data
+        # Not by `retrain`, which refuses the network without blocks.
+        model = TransformerXL.build(config.model, Architecture(arch), session.streams.tokenizer.vocab_size)
+        batches = TrainingBatches(session.streams.tokens("train"), data.batch_size, data.tgt_len)
+        plan = Plan(config.train.steps, config.train.lr, config.train.warmup_steps)
+        run = run_training(Trainer(session, model, batches, plan), False, lambda: Architecture(arch))
+        return Row(arch, seed, config.train.steps, run.summary()["valid"]["ppl"])
+
+
+def missing(config: Config, rows: Sequence[Row], seeds: int) -> Iterator[tuple[str, int]]:
+    """Strings and seeds without a row of the configured number of steps."""
+    done = {(row.arch, row.seed) for row in rows if row.steps == config.train.steps}
+    for seed in range(1, seeds + 1):
+        for arch in networks(config.search.blocks, config.search.space):
+            if (arch, seed) not in done:
+                yield arch, seed
+
+
+def fill(config: Config, path: Path, seeds: int, workers: int) -> None:
+    """Train what is missing, `workers` networks at a time, each in a process with the configured threads."""
+    left = list(missing(config, read_rows(path), seeds))
+    prepare(config.data)  # once, not in every process
+    started = time.perf_counter()
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        futures = [pool.submit(train, config, arch, seed) for arch, seed in left]
+        for number, future in enumerate(as_completed(futures), 1):
+            row = future.result()
+            append_row(path, row)
+            passed = time.perf_counter() - started
+            print(f"{number}/{len(left)} {row.arch} seed {row.seed}: {row.valid_ppl:.2f} ({passed:.0f} s)", flush=True)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the benchmark."""
+    parser = harness.make_parser(__doc__, [])
+    parser.add_argument("--config", type=Path, default=CONFIG)
+    parser.add_argument("--rows", type=Path, default=ROWS, help="the table")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="networks are trained from seeds 1 to this")
+    parser.add_argument("--workers", type=int, default=2, help="networks that are trained at a time")
+    parsed: Namespace = parser.parse_args(arguments)
+    config = load_config(parsed.config).replace(runtime__device=parsed.device)
+    require_corpus(config)
+    fill(config, parsed.rows, parsed.seeds, parsed.workers)
+
+
+if __name__ == "__main__":
+    main()
