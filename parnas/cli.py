@@ -104,15 +104,26 @@ def search(settings: Settings = None, run: RunFolder = None, resume: Resume = Fa
 @app.command()
 def derive(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a search.")],
+    within: Annotated[
+        float | None,
+        typer.Option("--within", help="Largest cost, as a share of the interleaved network's; default: the search's."),
+    ] = None,
+    metric: Annotated[
+        str | None, typer.Option("--metric", help="latency, macs or parameters; default: the search's.")
+    ] = None,
+    most: Annotated[
+        list[str] | None, typer.Option("--max", metavar="LAYER=COUNT", help="Most blocks with a layer, such as s=4.")
+    ] = None,
+    top_k: Annotated[int, typer.Option("--top-k", min=1, help="How many networks to rank.")] = 1,
     out: Out = None,
 ) -> None:
-    """Take the argmax of pi into arch.yaml."""
-    from parnas.display import show_derivation
+    """Take the most probable architecture within the cost target into arch.yaml."""
+    from parnas.display import make_reporter, show_derivation
     from parnas.nas.derive import derive as choose
-    from parnas.nas.derive import write_derivation
+    from parnas.nas.derive import read_demands, write_derivation
 
     of = Run(run)
-    derivation = choose(of)
+    derivation = choose(of, read_demands(within, metric, most or [], top_k), make_reporter())
     folder = out or run
     folder.mkdir(parents=True, exist_ok=True)
     write_derivation(derivation, of, folder / "arch.yaml")

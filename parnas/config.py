@@ -172,12 +172,36 @@ class ModelConfig(Section):
             )
 
 
+class CostConfig(Section):
+    metric: Literal["latency", "macs", "parameters"] = Field(
+        "latency",
+        description="What a layer costs: its inference latency on this device, its multiply-adds or its parameters.",
+    )
+    target: float | None = Field(
+        0.65,
+        gt=0,
+        description="Largest cost of the blocks, as a share of the interleaved network's of that depth; null: none.",
+    )
+    weight: float = Field(
+        2.0,
+        ge=0,
+        description="Weight of the penalty in nats per token: times the share by which the cost expected under pi "
+        "exceeds the target (PLANER, section 3).",
+    )
+    ramp: float = Field(
+        0.5, ge=0, le=1, description="Share of alpha's training over which the weight rises in a line from 0."
+    )
+    table: str | None = Field(
+        None, description="File of parnas profile with the latencies; null: measured once for each machine and shape."
+    )
+
+
 class SearchConfig(Section):
     blocks: int = Field(6, ge=1, le=1000, description="Stochastic blocks of the SuperNet.")
     space: tuple[str, ...] = Field(
         ("s", "f", "i"), min_length=1, description="Candidate layers of every block, by letter."
     )
-    estimator: Literal["single_path", "gdas", "straight_through", "soft"] = Field(
+    estimator: Literal["single_path", "gdas", "straight_through", "soft", "uniform"] = Field(
         "single_path",
         description="soft: gates of the Gumbel-softmax as they are; straight_through: one-hot with the soft gradient "
         "(Jang et al. 2017); gdas: running the chosen candidate alone (Dong & Yang 2019); single_path: and probing one "
@@ -202,12 +226,23 @@ class SearchConfig(Section):
         "exponential", description="Path from tau_start to tau_end, or a parameter between the two, trained with alpha."
     )
 
+    alpha_every: int = Field(
+        1, ge=1, description="Steps of the weights for each of alpha, where alpha has text of its own."
+    )
+    entropy_start: float = Field(
+        0.0, ge=0, description="Weight of the entropy of pi in the objective, in nats, when alpha begins."
+    )
+    entropy_end: float = Field(0.0, ge=0, description="The same at the last step; a line between the two.")
+    cost: CostConfig = Field(CostConfig(), description="What an architecture may cost.")
+
     def mistakes(self) -> Iterator[Mistake]:
         unknown = [letter for letter in self.space if letter not in LETTERS]
         if unknown or len(set(self.space)) < len(self.space):
             yield Mistake("space", f"is {list(self.space)}; give different letters among {', '.join(LETTERS)}")
         elif set(self.space) == {"i"}:
             yield Mistake("space", "has identity alone, so there is nothing to train; add s or f")
+        if self.estimator == "uniform" and not self.alpha_split:
+            yield Mistake("alpha_split", "is 0, but estimator uniform learns alpha from text of its own; set it to 0.1")
         if self.tau_end > self.tau_start:
             yield Mistake("tau_end", f"is {self.tau_end}, above tau_start {self.tau_start}; the temperature falls")
         if self.alpha_start_step >= self.steps:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from parnas.data.streams import StreamHeader
     from parnas.evaluation.comparison import Comparison
-    from parnas.nas.derive import Derivation
+    from parnas.nas.derive import Derivation, Ranked
 
 COLOURS = {"s": "dodger_blue2", "f": "dark_orange", "i": "grey50"}
 BAR = 24  # characters of a block's bar of pi
@@ -124,7 +124,7 @@ def pi_bar(number: int, space: Sequence[str], pi: Sequence[float]) -> Text:
 
 
 def show_derivation(derivation: "Derivation") -> None:
-    """The string, the counts, and pi, entropy and margin of each block."""
+    """The string, its cost, the counts, pi, entropy and margin of each block, and what came next."""
     console = Console()
     space = list(derivation.blocks[0].pi)
     table = Table(box=None, header_style="bold")
@@ -134,10 +134,27 @@ def show_derivation(derivation: "Derivation") -> None:
         values = [*block.pi.values(), block.entropy, block.margin]
         table.add_row(str(number), LETTERS[block.letter], *(f"{value:.3f}" for value in values))
     console.print(table)
+    if len(derivation.ranking) > 1:
+        console.print(ranking_table(derivation.ranking))
     for warning in derivation.warnings:
         console.print(f"warning: {warning}", style="yellow", highlight=False)
     counts = ", ".join(f"{count} {LETTERS[letter]}" for letter, count in derivation.architecture.counts().items())
-    print(f"architecture: {derivation.architecture}\n{counts}; {derivation.parameters:,} parameters")
+    print(f"architecture: {derivation.architecture} ({derivation.method})")
+    if derivation.costs is not None:
+        share, costs = derivation.costs.share(derivation.architecture), derivation.costs
+        print(f"cost of the blocks: {share:.3f} of the interleaved network's {costs.metric}, as predicted")
+    print(f"{counts}; {derivation.parameters:,} parameters")
+
+
+def ranking_table(ranking: Sequence["Ranked"]) -> Table:
+    """The most probable networks: string, probability, distance to the first, cost."""
+    table = Table(box=None, header_style="bold")
+    for title in ("rank", "string", "probability", "nats behind", "cost"):
+        table.add_column(title, justify="left" if title == "string" else "right")
+    for number, each in enumerate(ranking, 1):
+        cost = "" if each.cost is None else f"{each.cost:.3f}"
+        table.add_row(str(number), str(each.architecture), f"{each.probability:.2e}", f"{each.behind:.3f}", cost)
+    return table
 
 
 QUALITY = {

@@ -1,5 +1,6 @@
 """From pi to an architecture."""
 
+import itertools
 import json
 import math
 import shutil
@@ -7,12 +8,16 @@ from pathlib import Path
 
 import pytest
 import yaml
+from conftest import small_config
 
 from parnas.errors import ParnasError
 from parnas.model.transformer_xl import TransformerXL
-from parnas.nas.derive import choose, derive, write_derivation
+from parnas.nas.cost import Metric, count_costs, read_costs
+from parnas.nas.derive import BlockChoice, Demands, derive, read_demands, write_derivation
+from parnas.nas.search import search
 from parnas.run import PI, Run
 from parnas.training.phases import load
+from parnas.training.reporter import Silent
 
 
 def with_pi(run: Run, folder: Path, pi: list[list[float]]) -> Run:
@@ -24,12 +29,12 @@ def with_pi(run: Run, folder: Path, pi: list[list[float]]) -> Run:
 
 
 def test_argmax_entropy_and_margin_of_a_block() -> None:
-    block = choose({"s": 0.2, "f": 0.5, "i": 0.3})
-    assert block.letter == "f"
+    block = BlockChoice.of("f", {"s": 0.2, "f": 0.5, "i": 0.3})
     assert block.margin == pytest.approx(0.2)
     assert block.entropy == pytest.approx(-(0.2 * math.log(0.2) + 0.5 * math.log(0.5) + 0.3 * math.log(0.3)))
-    assert choose({"s": 0.5, "f": 0.5}).letter == "s"
-    assert choose({"s": 0.0, "f": 1.0}).entropy == 0
+    assert BlockChoice.of("f", {"s": 0.0, "f": 1.0}).entropy == 0
+    assert BlockChoice.of("s", {"s": 0.2, "f": 0.5, "i": 0.3}).margin == pytest.approx(-0.3)
+    assert BlockChoice.of("s", {"s": 1.0}).margin == 1
 
 
 def test_derives_the_last_pi_and_warns_of_small_margins(search_run: Run, tmp_path: Path) -> None:
@@ -66,7 +71,7 @@ def test_an_unfinished_search_is_said_to_be(search_run: Run, tmp_path: Path) -> 
 def test_what_cannot_be_derived_is_refused(search_run: Run, retrain_run: Run, tmp_path: Path) -> None:
     with pytest.raises(ParnasError, match=r"no pi\.jsonl"):
         derive(retrain_run)
-    with pytest.raises(ParnasError, match="no layer besides identity"):
+    with pytest.raises(ParnasError, match="identity"):
         derive(with_pi(search_run, tmp_path / "run", [[0, 0, 1]] * 3))
     shutil.copytree(search_run.folder, tmp_path / "empty")
     (tmp_path / "empty" / PI).write_text("")
@@ -76,3 +81,77 @@ def test_what_cannot_be_derived_is_refused(search_run: Run, retrain_run: Run, tm
     (tmp_path / "empty" / PI).write_text("\n".join(lines))
     with pytest.raises(ParnasError, match="broken at line 2"):
         derive(Run(tmp_path / "empty"))
+
+
+# Demands
+
+PI_OF_THREE = [[0.6, 0.3, 0.1], [0.55, 0.35, 0.1], [0.2, 0.3, 0.5]]
+
+
+def slow_best(pi: list[list[float]], costs: dict[str, float], budget: float, most_s: int = 3) -> list[str]:
+    """All strings within a budget, the most probable first, one for each network."""
+    strings = ["".join(letters) for letters in itertools.product("sfi", repeat=3)]
+    fitting = [
+        string
+        for string in strings
+        if sum(costs[letter] for letter in string) <= budget and string.count("s") <= most_s and set(string) != {"i"}
+    ]
+    ranked = sorted(
+        fitting, key=lambda string: -math.prod(row["sfi".index(letter)] for row, letter in zip(pi, string, strict=True))
+    )
+    return list({string.replace("i", ""): string for string in reversed(ranked)}.values())[::-1]
+
+
+@pytest.mark.parametrize("metric", ["macs", "parameters"])
+@pytest.mark.parametrize("within", [0.3, 0.65, 1.0, math.inf])
+def test_derives_the_most_probable_within_a_budget(
+    search_run: Run, tmp_path: Path, metric: Metric, within: float
+) -> None:
+    run = with_pi(search_run, tmp_path / "run", PI_OF_THREE)
+    derivation = derive(run, Demands(within, metric, top_k=4))
+    costs = count_costs(run.config(), metric)
+    assert derivation.costs == costs
+    expected = slow_best(PI_OF_THREE, dict(costs.of), within * costs.interleaved)
+    assert [str(each.architecture) for each in derivation.ranking] == expected[:4]
+    assert costs.share(derivation.architecture) <= within + 1e-9
+    content = derivation.to_dict(run)
+    assert content["cost"]["share"] == pytest.approx(costs.cost(derivation.architecture) / costs.interleaved)
+    assert content["ranking"][0]["behind"] == 0
+    chances = [
+        math.prod(row["sfi".index(letter)] for row, letter in zip(PI_OF_THREE, str(each.architecture), strict=True))
+        for each in derivation.ranking
+    ]
+    assert [each.probability for each in derivation.ranking] == pytest.approx(chances)
+    assert [each.behind for each in derivation.ranking] == pytest.approx([math.log(chances[0] / p) for p in chances])
+
+
+def test_limits_of_a_layer_hold(search_run: Run, tmp_path: Path) -> None:
+    run = with_pi(search_run, tmp_path / "run", PI_OF_THREE)
+    assert str(derive(run).architecture) == "ssi"
+    derivation = derive(run, read_demands(None, None, ["s=1"], 1))
+    assert str(derivation.architecture) == slow_best(PI_OF_THREE, dict.fromkeys("sfi", 0.0), 1.0, 1)[0] == "sfi"
+    assert "at most 1 of s" in derivation.method
+    assert derivation.blocks[1].margin == pytest.approx(0.35 - 0.55)
+
+
+def test_the_target_of_the_search_is_kept_by_default(corpus: Path, tmp_path: Path) -> None:
+    config = small_config(corpus, search__cost__target=0.65, search__cost__metric="parameters")
+    run = with_pi(search(config, tmp_path / "search", Silent()), tmp_path / "run", [[0.9, 0.09, 0.01]] * 3)
+    derivation = derive(run)
+    assert derivation.costs == read_costs(run.folder) == count_costs(config, "parameters")
+    assert derivation.target == 0.65
+    assert derivation.costs is not None
+    assert derivation.costs.share(derivation.architecture) <= 0.65
+    assert str(derive(run, Demands(within=math.inf)).architecture) == "sss"
+
+
+def test_a_collapsed_search_is_said_to_be(search_run: Run, tmp_path: Path) -> None:
+    run = with_pi(search_run, tmp_path / "run", [[0.3, 0.1, 0.6], [0.1, 0.1, 0.8], [0.2, 0.1, 0.7]])
+    assert any("identity holds 70%" in warning for warning in derive(run).warnings)
+
+
+def test_demands_that_cannot_be_read_are_refused() -> None:
+    assert read_demands(0.5, "macs", ["s=4", "f=0"], 3) == Demands(0.5, "macs", {"s": 4, "f": 0}, 3)
+    for within, metric, most in [(0.0, None, []), (None, "time", []), (None, None, ["s"]), (None, None, ["s=-1"])]:
+        with pytest.raises(ParnasError, match="give"):
+            read_demands(within, metric, most, 1)

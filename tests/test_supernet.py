@@ -9,11 +9,11 @@ from torch.nn import functional as F
 
 from parnas.architecture import Architecture
 from parnas.errors import ParnasError
-from parnas.model.estimators import Estimator, PathGate, Probe, gumbel_softmax, harden, runs_single_path
+from parnas.model.estimators import ESTIMATORS, PathGate, Probe, ProbedPath, gumbel_softmax, harden
 
 SPACE = ("s", "f", "i")
 STRINGS = ["".join(letters) for letters in itertools.product(SPACE, repeat=2)]
-ESTIMATORS = ["soft", "straight_through", "gdas", "single_path"]
+GUMBEL = ["soft", "straight_through", "gdas", "single_path"]
 VARIANTS = {
     "shared, tied": {},
     "pre-norm": {"norm": "pre"},
@@ -36,7 +36,7 @@ def random_alpha(blocks=4, seed=0):
 
 
 def draw_gates(estimator, alpha, tau, noise=None):
-    return Estimator(estimator, len(alpha), SPACE).draw(alpha, tau, noise)
+    return ESTIMATORS[estimator](len(alpha), SPACE).draw(alpha, tau, noise)
 
 
 def generator(seed=0):
@@ -67,7 +67,7 @@ def test_likeliest_gate_is_drawn_with_probability_pi():
 
 def test_straight_through_is_one_hot_with_the_soft_gradient():
     alpha, weights = random_alpha().requires_grad_(), random_alpha(seed=1)
-    soft, hard = (draw_gates(estimator, alpha, 0.5, generator()) for estimator in ESTIMATORS[:2])
+    soft, hard = (draw_gates(estimator, alpha, 0.5, generator()) for estimator in GUMBEL[:2])
     assert torch.equal(hard, F.one_hot(soft.argmax(-1), 3).float())
     slopes = [torch.autograd.grad((gates * weights).sum(), alpha)[0] for gates in (soft, hard)]
     near(slopes[1], slopes[0])
@@ -88,7 +88,8 @@ def test_temperature_can_be_learnt():
 
 
 def test_estimators_that_train_single_paths_say_so():
-    assert [runs_single_path(estimator) for estimator in ESTIMATORS] == [False, True, True, True]
+    single = {name for name, estimator in ESTIMATORS.items() if estimator.single_path}
+    assert single == {"straight_through", "gdas", "single_path", "uniform"}
 
 
 # Single paths
@@ -149,14 +150,14 @@ def test_mean_over_all_probes_is_the_gradient_of_straight_through(seed, means, m
         loss_and_gradients(network, ids, drawn)
         return torch.stack([alpha.grad for alpha in network.alphas()]), drawn
 
-    expected, _ = alpha_gradient(Estimator("straight_through", 3, SPACE))
-    biased, drawn = alpha_gradient(Estimator("gdas", 3, SPACE))
-    unknown = [Estimator("single_path", 3, SPACE).unknown(gate.chosen) for gate in drawn]
+    expected, _ = alpha_gradient(ESTIMATORS["straight_through"](3, SPACE))
+    biased, drawn = alpha_gradient(ESTIMATORS["gdas"](3, SPACE))
+    unknown = [ProbedPath(3, SPACE).unknown(gate.chosen) for gate in drawn]
     places = [(block, candidate) for block, candidates in enumerate(unknown) for candidate in candidates]
     mean, total = torch.zeros(3, 3), 0.0
     for block, candidate in places:
         probe = Probe(block, candidate, 1 / (3 * len(unknown[block])))
-        estimator = Estimator("single_path", 3, SPACE)
+        estimator = ProbedPath(3, SPACE)
         estimator.means.fill_(means)
         monkeypatch.setattr(estimator, "_draw_probe", lambda chosen, generator, probe=probe: probe)
         mean += probe.probability * alpha_gradient(estimator)[0]
@@ -167,18 +168,18 @@ def test_mean_over_all_probes_is_the_gradient_of_straight_through(seed, means, m
 
 
 def test_probes_are_drawn_from_all_that_is_unknown_with_their_probability():
-    estimator, noise = Estimator("single_path", 3, SPACE), generator()
+    estimator, noise = ProbedPath(3, SPACE), generator()
     chosen = [SPACE.index(letter) for letter in "sif"]
     drawn = [estimator._draw_probe(chosen, noise) for _ in range(6000)]
     for place, expected in {(0, 1): 1 / 3, (1, 0): 1 / 6, (1, 1): 1 / 6, (2, 0): 1 / 3}.items():
         probes = [probe for probe in drawn if (probe.block, probe.candidate) == place]
         assert probes[0].probability == pytest.approx(expected)
         assert len(probes) / len(drawn) == pytest.approx(expected, abs=0.02)
-    assert Estimator("single_path", 1, ("s", "i"))._draw_probe([0], noise) is None
+    assert ProbedPath(1, ("s", "i"))._draw_probe([0], noise) is None
 
 
 def test_running_means_follow_what_is_probed():
-    estimator = Estimator("single_path", 1, SPACE)
+    estimator = ProbedPath(1, SPACE)
     for _ in range(200):
         estimator._complete(torch.tensor([[0.0, 2.0, 0.0]]), [2], Probe(0, 1, 0.5))
     near(estimator.means, torch.tensor([[0.0, 2.0, 0.0]]))

@@ -62,6 +62,7 @@ def without_times(records: list[dict[str, object]]) -> list[dict[str, object]]:
         (search, {}),
         (search, {"search__estimator": "soft"}),
         (search, {"search__alpha_split": 0.3, "search__estimator": "straight_through"}),
+        (search, {"search__alpha_split": 0.3, "search__estimator": "uniform", "search__alpha_every": 2}),
         (search, {"search__tau_schedule": "learnable"}),
         (retrain, {"model__arch": "sfs"}),
         (retrain, {"model__arch": "sff", "model__cutoffs": (5, 12), "model__norm": "pre"}),

@@ -7,7 +7,7 @@ from pathlib import Path
 from parnas.config import Config
 from parnas.data.streams import TokenStreams, prepare
 from parnas.errors import ParnasError
-from parnas.model.estimators import runs_single_path
+from parnas.model.estimators import ESTIMATORS
 from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import TransformerXL
 from parnas.run import Run, name_runs
@@ -86,7 +86,7 @@ def open_entry(name: str, run: Run, loaded: LoadedRun, threads: int | None, cond
 
 def network_of(loaded: LoadedRun) -> TransformerXL:
     """What is scored: the network, or of a search the SuperNet by pi (its argmax where steps run a single path)."""
-    if isinstance(loaded.model, SuperNet) and runs_single_path(loaded.config.search.estimator):
+    if isinstance(loaded.model, SuperNet) and ESTIMATORS[loaded.config.search.estimator].single_path:
         return loaded.model.extract(loaded.architecture)
     return loaded.model
 

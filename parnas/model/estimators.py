@@ -12,9 +12,13 @@ gdas              as straight_through, but only the chosen candidate runs (Dong 
 single_path       as gdas, and in one block, drawn anew at each step, one more candidate runs forward to be probed.
                   What the others would have contributed is estimated from the probes, without bias with regard to
                   straight_through, and with a running mean as control variate against the variance.
+uniform           the weights are trained on paths drawn uniformly, so that all candidates get the same share of the
+                  training whatever alpha is (Guo et al. 2020, arXiv 1904.00420). Alpha learns from text of its own:
+                  losses of paths drawn by pi, forward only, are fitted by a sum of one number per block and candidate,
+                  and alpha descends what the fit expects under pi.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +28,8 @@ from torch.nn import functional as F
 
 from parnas.architecture import IDENTITY
 
+FORGETTING = 0.99  # weight of what was observed one lesson ago, since the weights have changed since
+RIDGE = 1.0  # of the fit, in pairs of paths
 MEAN_RATE = (
     0.1  # of the running means of probes; a candidate is probed about every twelfth step of a search in 6 blocks
 )
@@ -48,6 +54,13 @@ def gumbel_softmax(alpha: Tensor, tau: Tensor | float, generator: torch.Generato
     return ((alpha + noise) / tau).softmax(dim=-1)
 
 
+def make_path(weights: Tensor, probe: "Probe | None" = None) -> list[PathGate]:
+    """The gates of a path, given one-hot weights [blocks, candidates]."""
+    probed = {} if probe is None else {probe.block: probe.candidate}
+    rows = zip(weights.unbind(), weights.detach().argmax(dim=-1).tolist(), strict=True)
+    return [PathGate(row, index, probed.get(block)) for block, (row, index) in enumerate(rows)]
+
+
 def harden(gates: Tensor) -> Tensor:
     """One-hot gates at the likeliest candidates, with the gradient of the soft ones (straight-through)."""
     one_hot = F.one_hot(gates.argmax(dim=-1), gates.shape[-1]).to(gates.dtype)
@@ -55,28 +68,87 @@ def harden(gates: Tensor) -> Tensor:
 
 
 class Estimator:
-    """Draws the gates of each step. `means` [blocks, candidates] is all its state."""
+    """How a step weighs the candidates, and what alpha learns; this one is `soft`."""
 
-    def __init__(self, name: str, blocks: int, space: Sequence[str]) -> None:
-        self.name, self.space = name, tuple(space)
+    single_path = False
+    """Whether each step runs one candidate per block, so that the argmax network is what the SuperNet stands for."""
+    own_text = False
+    """Whether alpha can only learn from text that is kept from the weights (`search.alpha_split`)."""
+
+    def __init__(self, blocks: int, space: Sequence[str]) -> None:
+        self.blocks, self.space = blocks, tuple(space)
+
+    def draw(self, alpha: Tensor, tau: Tensor | float, generator: torch.Generator | None = None) -> Gates:
+        """Gates of one step, given alpha [blocks, candidates]; with a gradient to alpha where that has one."""
+        return gumbel_softmax(alpha, tau, generator)
+
+    def lesson(
+        self,
+        alpha: Tensor,
+        tau: Tensor | float,
+        loss_of: Callable[[Gates], Tensor],
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """A scalar whose gradient is what alpha learns from one batch of its own text.
+
+        `loss_of` gives the batch's mean loss under gates, as often as it is asked.
+        """
+        return loss_of(self.draw(alpha, tau, generator))
+
+    def state(self) -> dict[str, Tensor]:
+        """What a resumed search needs."""
+        return {}
+
+    def restore(self, state: Mapping[str, Tensor], device: torch.device) -> None:
+        """Take up the state of a checkpoint."""
+
+
+class StraightThrough(Estimator):
+    """See the top of this file."""
+
+    single_path = True
+
+    def draw(self, alpha: Tensor, tau: Tensor | float, generator: torch.Generator | None = None) -> Gates:
+        """One-hot gates [blocks, candidates]; all candidates run."""
+        return harden(gumbel_softmax(alpha, tau, generator))
+
+
+class Gdas(Estimator):
+    """See the top of this file."""
+
+    single_path = True
+
+    def draw(self, alpha: Tensor, tau: Tensor | float, generator: torch.Generator | None = None) -> Gates:
+        """A path."""
+        return make_path(harden(gumbel_softmax(alpha, tau, generator)))
+
+
+class ProbedPath(Estimator):
+    """`single_path` at the top of this file. `means` [blocks, candidates], of the probes, is all its state."""
+
+    single_path = True
+
+    def __init__(self, blocks: int, space: Sequence[str]) -> None:
+        super().__init__(blocks, space)
         self.means = torch.zeros(blocks, len(space))
 
     def draw(self, alpha: Tensor, tau: Tensor | float, generator: torch.Generator | None = None) -> Gates:
-        """Gates of one step, given alpha [blocks, candidates]; nothing is probed where alpha needs no gradient."""
-        soft = gumbel_softmax(alpha, tau, generator)
-        if self.name == "soft":
-            return soft
-        hard = harden(soft)
-        if self.name == "straight_through":
-            return hard
+        """A path; nothing is probed where alpha needs no gradient."""
+        hard = harden(gumbel_softmax(alpha, tau, generator))
         chosen: list[int] = hard.detach().argmax(dim=-1).tolist()
         probe = None
-        if hard.requires_grad and self.name == "single_path":
+        if hard.requires_grad:
             probe = self._draw_probe(chosen, generator)
             hard.register_hook(lambda grad: self._complete(grad, chosen, probe))
-        probed = {} if probe is None else {probe.block: probe.candidate}
-        rows = zip(hard.unbind(), chosen, strict=True)
-        return [PathGate(row, index, probed.get(block)) for block, (row, index) in enumerate(rows)]
+        return make_path(hard, probe)
+
+    def state(self) -> dict[str, Tensor]:
+        """The running means."""
+        return {"means": self.means}
+
+    def restore(self, state: Mapping[str, Tensor], device: torch.device) -> None:
+        """Take up the running means."""
+        self.means = state["means"].to(device)
 
     def unknown(self, chosen: int) -> list[int]:
         """Candidates whose contribution is not known where one was chosen; that of identity always is."""
@@ -118,11 +190,6 @@ class Probe(NamedTuple):
     probability: float
 
 
-def runs_single_path(estimator: str) -> bool:
-    """Whether each step runs one candidate per block, so that the argmax network is what the SuperNet stands for."""
-    return estimator != "soft"
-
-
 class SinglePath(torch.autograd.Function):
     """The output of the chosen candidate, and the gradient of the gates of those that ran.
 
@@ -157,3 +224,63 @@ class SinglePath(torch.autograd.Function):
         if probed is not None:
             weights[probed] = flat @ probe.flatten() - of_identity
         return grad, None, None, weights, None
+
+
+class UniformPath(Estimator):
+    """`uniform` at the top of this file. Its state is the fit: `gram` and `moment` of the normal equations."""
+
+    single_path = True
+    own_text = True
+
+    def __init__(self, blocks: int, space: Sequence[str]) -> None:
+        super().__init__(blocks, space)
+        size = blocks * len(space)
+        self.gram, self.moment = torch.zeros(size, size), torch.zeros(size)
+
+    def draw(self, alpha: Tensor, tau: Tensor | float, generator: torch.Generator | None = None) -> Gates:  # noqa: ARG002
+        """A path, each candidate of a block as likely as the others, whatever alpha is."""
+        return make_path(harden(gumbel_softmax(torch.zeros_like(alpha), 1.0, generator)))
+
+    def lesson(
+        self,
+        alpha: Tensor,
+        tau: Tensor | float,  # noqa: ARG002
+        loss_of: Callable[[Gates], Tensor],
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """The loss expected under pi by the fit, after two more paths, drawn by pi and read on the same text."""
+        with torch.no_grad():
+            one, other = (make_path(harden(gumbel_softmax(alpha, 1.0, generator))) for _ in range(2))
+            difference = loss_of(one) - loss_of(other)
+            self.observe(torch.stack([a.weights - b.weights for a, b in zip(one, other, strict=True)]), difference)
+        return (alpha.softmax(dim=-1) * self.contributions()).sum()
+
+    def observe(self, paths: Tensor, losses: Tensor) -> None:
+        """Take in that paths which differ by `paths` [blocks, candidates] differ by `losses`."""
+        self.gram, self.moment = self.gram.to(paths), self.moment.to(paths)
+        x = paths.flatten()
+        self.gram.mul_(FORGETTING).addr_(x, x)
+        self.moment.mul_(FORGETTING).add_(x * losses)
+
+    def contributions(self) -> Tensor:
+        """What each candidate adds to the loss by the fit, in nats per token: [blocks, candidates], zero on average."""
+        ridge = RIDGE * torch.eye(len(self.moment), device=self.moment.device)
+        solution: Tensor = torch.linalg.solve(self.gram + ridge, self.moment)
+        return solution.view(self.blocks, -1)
+
+    def state(self) -> dict[str, Tensor]:
+        """The fit."""
+        return {"gram": self.gram, "moment": self.moment}
+
+    def restore(self, state: Mapping[str, Tensor], device: torch.device) -> None:
+        """Take up the fit."""
+        self.gram, self.moment = state["gram"].to(device), state["moment"].to(device)
+
+
+ESTIMATORS: dict[str, type[Estimator]] = {
+    "soft": Estimator,
+    "straight_through": StraightThrough,
+    "gdas": Gdas,
+    "single_path": ProbedPath,
+    "uniform": UniformPath,
+}

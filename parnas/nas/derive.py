@@ -1,93 +1,222 @@
-"""From pi to an architecture."""
+"""From pi to an architecture: the most probable one, within what it may cost."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
 import torch
 
-from parnas.architecture import Architecture
+from parnas.architecture import IDENTITY, Architecture
+from parnas.config import Config
 from parnas.data.streams import StreamHeader
 from parnas.errors import ParnasError
 from parnas.files import write_text
 from parnas.model.transformer_xl import TransformerXL
+from parnas.nas.cost import UNITS, Costs, Metric, find_costs, read_costs
+from parnas.nas.knapsack import most_probable
+from parnas.nas.monitor import describe_collapse
 from parnas.run import PI, Run
 from parnas.training.phases import STREAMS
+from parnas.training.reporter import Reporter, Silent
 from parnas.yaml_text import to_yaml
 
 SMALL_MARGIN = 0.1
 
 
 @dataclass(frozen=True)
+class Demands:
+    """What a derived architecture has to keep to; none: as the search was configured."""
+
+    within: float | None = None  # largest cost as a share of the interleaved network's; inf: any
+    metric: Metric | None = None
+    limits: Mapping[str, int] = field(default_factory=dict)  # most blocks with a layer
+    top_k: int = 1
+
+
+@dataclass(frozen=True)
 class BlockChoice:
-    """What a block's probabilities say."""
+    """What a block's probabilities say of the layer that was chosen for it."""
 
     letter: str
     pi: dict[str, float]
     entropy: float  # nats
-    margin: float  # probability of the likeliest candidate above the next
+    margin: float  # probability above that of the likeliest other candidate; below 0 where a demand ruled that out
+
+    @classmethod
+    def of(cls, letter: str, pi: dict[str, float]) -> "BlockChoice":
+        """The choice of a candidate, given the probabilities of all."""
+        others = [p for name, p in pi.items() if name != letter]
+        entropy = -sum(p * math.log(p) for p in pi.values() if p > 0)
+        return cls(letter, pi, entropy, pi[letter] - max(others, default=0.0))
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """One of the most probable networks."""
+
+    architecture: Architecture
+    probability: float
+    behind: float  # nats of log probability behind the first
+    cost: float | None  # share of the interleaved network's
 
 
 @dataclass(frozen=True)
 class Derivation:
-    """An architecture and the probabilities that it was derived from."""
+    """An architecture, the probabilities that it was derived from, and those that came next."""
 
     architecture: Architecture
     blocks: tuple[BlockChoice, ...]
     step: int
     parameters: int
     warnings: tuple[str, ...]
+    method: str
+    ranking: tuple[Ranked, ...]  # the architecture first
+    costs: Costs | None
+    target: float | None  # share of the interleaved network's cost
 
     def to_dict(self, run: Run) -> dict[str, Any]:
         """The content of `arch.yaml`."""
         return {
             "arch": str(self.architecture),
-            "method": "argmax of pi",
+            "method": self.method,
             "run": run.name,
             "step": self.step,
             "counts": self.architecture.counts(),
             "parameters": self.parameters,
+            "cost": self.describe_cost(),
             "blocks": [
                 {"letter": block.letter, "pi": block.pi, "entropy": block.entropy, "margin": block.margin}
                 for block in self.blocks
             ],
+            "ranking": [
+                {"arch": str(each.architecture), "probability": each.probability, "behind": each.behind}
+                | ({} if each.cost is None else {"cost": each.cost})
+                for each in self.ranking
+            ],
             "warnings": list(self.warnings),
         }
 
+    def describe_cost(self) -> dict[str, Any] | None:
+        """The predicted cost of the blocks; none where nothing was asked of it."""
+        if self.costs is None:
+            return None
+        return {
+            "metric": self.costs.metric,
+            "unit": UNITS[self.costs.metric],
+            "blocks": self.costs.cost(self.architecture),
+            "interleaved": self.costs.interleaved,
+            "share": self.costs.share(self.architecture),
+            "target": self.target,
+        }
 
-def choose(pi: dict[str, float]) -> BlockChoice:
-    """The likeliest candidate of one block; the first in the space where two are equal."""
-    ranked = sorted(pi.values(), reverse=True)
-    entropy = -sum(p * math.log(p) for p in ranked if p > 0)
-    margin = ranked[0] - ranked[1] if len(ranked) > 1 else 1.0
-    return BlockChoice(max(pi, key=lambda letter: pi[letter]), pi, entropy, margin)
+
+def read_demands(within: float | None, metric: str | None, most: Sequence[str], top_k: int) -> Demands:
+    """Demands as the command line gives them, `most` like `s=4`; raises `ParnasError` for what cannot be read."""
+    if within is not None and not within > 0:
+        raise ParnasError(f"--within is {within}; give a share above 0 of the interleaved network's cost, such as 0.65.")
+    known = get_args(Metric)
+    if metric is not None and metric not in known:
+        raise ParnasError(f"--metric is {metric!r}; give {', '.join(known)}.")
+    limits = {}
+    for text in most:
+        name, equals, count = text.rpartition("=")
+        if not equals or not name or not count.isdecimal():
+            raise ParnasError(f"--max is {text!r}; give a layer and a number of blocks, such as s=4.")
+        limits[name] = int(count)
+    return Demands(within, cast(Metric | None, metric), limits, top_k)
 
 
-def derive(run: Run) -> Derivation:
-    """The argmax of the last pi of a search (PAR, §3); raises `ParnasError` where the run is no search."""
-    config = run.config()
+def derive(run: Run, demands: Demands | None = None, reporter: Reporter | None = None) -> Derivation:
+    """The most probable architecture by the last pi of a search (PAR, §3), within its target of cost.
+
+    Without a target and limits this is the argmax of each block. Raises `ParnasError` where the run is no search, or
+    nothing meets the demands.
+    """
+    demands, config = demands or Demands(), run.config()
+    step, pi = read_pi(run, config)
+    target, costs = settle_demands(run, config, demands, reporter or Silent())
+    free = dict.fromkeys(config.search.space, 0.0)
+    budget = math.inf if target is None or costs is None else target * costs.interleaved
+    chosen = most_probable(pi, free if costs is None else costs.of, budget, demands.limits, demands.top_k)
+    first = chosen[0]
+    ranking = tuple(
+        Ranked(
+            Architecture("".join(choice.layers)),
+            math.exp(choice.log_probability),
+            first.log_probability - choice.log_probability,
+            None if costs is None else costs.share(choice.layers),
+        )
+        for choice in chosen
+    )
+    blocks = tuple(BlockChoice.of(letter, block) for letter, block in zip(first.layers, pi, strict=True))
+    architecture = ranking[0].architecture
+    return Derivation(
+        architecture,
+        blocks,
+        step,
+        count_parameters(run, config, architecture),
+        tuple(find_warnings(run, config, blocks, step)),
+        describe_method(costs, target, demands.limits),
+        ranking,
+        costs,
+        target,
+    )
+
+
+def read_pi(run: Run, config: Config) -> tuple[int, list[dict[str, float]]]:
+    """The last step with a pi, and the probabilities of each block's candidates."""
     records = run.records(PI)
     if not records:
         raise ParnasError(f"{run.folder / PI} holds no pi yet; let the search run to its first log line.")
     last, space = records[-1], config.search.space
     if any(len(probabilities) != len(space) for probabilities in last["pi"]):
         raise ParnasError(f"{run.folder / PI} does not fit search.space {list(space)}; restore it.")
-    blocks = tuple(choose(dict(zip(space, probabilities, strict=True))) for probabilities in last["pi"])
-    architecture = Architecture("".join(block.letter for block in blocks))
+    return last["step"], [dict(zip(space, probabilities, strict=True)) for probabilities in last["pi"]]
+
+
+def settle_demands(
+    run: Run, config: Config, demands: Demands, reporter: Reporter
+) -> tuple[float | None, Costs | None]:
+    """The target, and the costs that it is about: those of the search, or new ones for another metric."""
+    target = config.search.cost.target if demands.within is None else demands.within
+    metric = demands.metric or config.search.cost.metric
+    costs = read_costs(run.folder)
+    if costs is not None and costs.metric == metric:
+        return target, costs
+    return target, None if target is None and demands.metric is None else find_costs(config, metric, reporter)
+
+
+def find_warnings(run: Run, config: Config, blocks: Sequence[BlockChoice], step: int) -> list[str]:
+    """What a user should know before trusting the choice."""
     warnings = [
         f"block {number} is undecided: {block.letter} leads by {block.margin:.3f} only"
         for number, block in enumerate(blocks, 1)
-        if block.margin < SMALL_MARGIN
+        if 0 <= block.margin < SMALL_MARGIN
     ]
+    if IDENTITY in config.search.space:
+        warning = describe_collapse(sum(block.pi[IDENTITY] for block in blocks) / len(blocks))
+        warnings += [warning] if warning else []
     if not run.finished():
-        warnings.append(f"the search has not ended; this is pi after step {last['step']} of {config.search.steps}")
-    architecture.canonical()  # refuses identity alone
+        warnings.append(f"the search has not ended; this is pi after step {step} of {config.search.steps}")
+    return warnings
+
+
+def describe_method(costs: Costs | None, target: float | None, limits: Mapping[str, int]) -> str:
+    """How the string was chosen."""
+    demands = [f"at most {count} of {name}" for name, count in limits.items()]
+    if costs is not None and target is not None and target < math.inf:
+        demands.append(f"{target:g} of the interleaved network's {costs.metric}")
+    return "argmax of pi" if not demands else "most probable by pi within " + ", ".join(demands)
+
+
+def count_parameters(run: Run, config: Config, architecture: Architecture) -> int:
+    """Of the network of an architecture."""
     vocab_size = StreamHeader.read(run.folder / STREAMS).vocab_size
     with torch.device("meta"):
         network = TransformerXL.build(config.model, architecture, vocab_size)
-    parameters = sum(parameter.numel() for parameter in network.parameters())
-    return Derivation(architecture, blocks, last["step"], parameters, tuple(warnings))
+    return sum(parameter.numel() for parameter in network.parameters())
 
 
 def write_derivation(derivation: Derivation, run: Run, path: Path) -> None:

@@ -10,9 +10,11 @@ from torch import Tensor, nn
 
 from parnas.config import Config
 from parnas.data.batching import TrainingBatches, split_share
-from parnas.model.estimators import Estimator, Gates, runs_single_path
+from parnas.model.estimators import ESTIMATORS, Gates
 from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import Memory
+from parnas.nas.cost import Costs, find_costs, penalty, read_costs, write_costs
+from parnas.nas.monitor import Monitor, describe_collapse, entropies
 from parnas.nas.temperature import temperature
 from parnas.run import PI, Run
 from parnas.training.perplexity import TotalLoss
@@ -27,14 +29,21 @@ class SearchTrainer(Trainer):
     title = "search"
 
     def __init__(
-        self, session: Session, model: SuperNet, batches: TrainingBatches, alpha_batches: TrainingBatches | None
+        self,
+        session: Session,
+        model: SuperNet,
+        batches: TrainingBatches,
+        alpha_batches: TrainingBatches | None = None,
+        costs: Costs | None = None,
     ) -> None:
         self.supernet, self.search = model, session.config.search
         super().__init__(session, model, batches, Plan(self.search.steps, self.search.lr, self.search.warmup_steps))
         self.alpha_batches = alpha_batches
         self.alpha_memory: Memory | None = None
-        self.estimator = Estimator(self.search.estimator, self.search.blocks, self.search.space)
+        self.estimator = ESTIMATORS[self.search.estimator](self.search.blocks, self.search.space)
         device = session.device.device
+        self.costs = None if costs is None else costs.relative(self.search.space).to(device)
+        self.monitor, self.warned = Monitor(self.search.space), False
         self.noise = torch.Generator(device).manual_seed(session.config.runtime.seed)
         learnable = self.search.tau_schedule == "learnable"
         self.log_tau = nn.Parameter(torch.tensor(math.log(self.search.tau_start), device=device), learnable)
@@ -62,21 +71,57 @@ class SearchTrainer(Trainer):
         super().train_step()
         if self._trains_alpha():
             if self.alpha_batches is not None:
-                self._alpha_gradients(self.alpha_batches)
+                self._learn_from(self.alpha_batches)
+            self._regularise()
             self.alpha_optimizer.step()
             # Bounded here and not in tau(), where the bound would cut off the gradient that leads back from it.
             self.log_tau.data.clamp_(math.log(self.search.tau_end), math.log(self.search.tau_start))
         self.alpha_optimizer.zero_grad(set_to_none=True)
 
-    def _alpha_gradients(self, batches: TrainingBatches) -> None:
+    def _learn_from(self, batches: TrainingBatches) -> None:
         """Gradients of alpha alone, on text that the weights never see."""
-        loss, self.alpha_memory = self.forward(batches, self.alpha_memory, self._draw(for_alpha=True))
-        gradients = torch.autograd.grad(loss, self.architecture_parameters)
+        memory: list[Memory] = []
+
+        def loss_of(gates: Gates) -> Tensor:
+            loss, kept = self.forward(batches, self.alpha_memory, gates)
+            memory.append(kept)
+            return loss
+
+        lesson = self.estimator.lesson(self.supernet.alpha(), self.tau(), loss_of, self.noise)
+        self.alpha_memory = memory[-1]
+        gradients = torch.autograd.grad(lesson, self.architecture_parameters, allow_unused=True)
         for parameter, gradient in zip(self.architecture_parameters, gradients, strict=True):
             parameter.grad = gradient
 
+    def _regularise(self) -> None:
+        """Add the gradients of what the objective has besides the loss: the cost above its target, and entropy."""
+        pi = self.supernet.alpha().softmax(dim=-1)
+        terms = pi.new_zeros(())
+        if self.costs is not None and self.search.cost.target is not None:
+            terms = terms + self.cost_weight() * penalty(pi, self.costs, self.search.cost.target)
+        if self.search.entropy_start or self.search.entropy_end:
+            terms = terms - self.entropy_weight() * entropies(pi).sum()
+        if terms.requires_grad:
+            terms.backward()
+
+    def progress(self) -> float:
+        """Of alpha's training: 0 at its first step, 1 at the last."""
+        first, last = self.search.alpha_start_step, self.search.steps - 1
+        return min(1.0, max(0.0, (self.step - first) / max(1, last - first)))
+
+    def cost_weight(self) -> float:
+        """Weight of the cost at the current step: a line from 0, then constant."""
+        cost = self.search.cost
+        return cost.weight * (min(1.0, self.progress() / cost.ramp) if cost.ramp else 1.0)
+
+    def entropy_weight(self) -> float:
+        """Weight of the entropy of pi at the current step, on a line."""
+        return self.search.entropy_start + (self.search.entropy_end - self.search.entropy_start) * self.progress()
+
     def _trains_alpha(self) -> bool:
-        return self.step >= self.search.alpha_start_step
+        every = 1 if self.alpha_batches is None else self.search.alpha_every
+        since = self.step - self.search.alpha_start_step
+        return since >= 0 and since % every == 0
 
     def _draw(self, for_alpha: bool) -> Gates:
         """Gates at the current temperature, with a gradient where alpha is to learn from them."""
@@ -95,16 +140,25 @@ class SearchTrainer(Trainer):
         """
         by_pi = self.validation_loss(self.supernet)
         argmax = self.validation_loss(self.supernet.extract(self.supernet.architecture()))
-        own = argmax if runs_single_path(self.search.estimator) else by_pi
+        own = argmax if self.estimator.single_path else by_pi
         return {"valid": own, "mixture": by_pi, "argmax": argmax}
 
     def log(self, record: dict[str, Any]) -> None:
-        """Metrics, and with each line of training one of pi."""
-        super().log(record)
-        if record["split"] == "train":
-            pi = self.supernet.pi().tolist()
-            self.session.run.append(PI, {"step": record["step"], "tau": record["tau"], "pi": pi})
-            self.session.reporter.pi(self.supernet.space, pi)
+        """Metrics; with each line of training what the monitor sees, and a line of pi."""
+        if record["split"] != "train":
+            super().log({**record, "gap": record["mixture_loss"] - record["argmax_loss"]})
+            return
+        pi = self.supernet.pi()
+        seen = self.monitor.look(pi, str(self.supernet.architecture()))
+        if self.costs is not None:
+            seen["expected_cost"] = (pi @ self.costs).sum().item()
+        super().log({**record, **seen})
+        self.session.run.append(PI, {"step": record["step"], "tau": record["tau"], "pi": pi.tolist()})
+        self.session.reporter.pi(self.supernet.space, pi.tolist())
+        warning = describe_collapse(seen["identity_share"])
+        if warning and not self.warned:
+            self.session.reporter.note(f"warning: {warning}")
+        self.warned = warning is not None
 
     def state(self) -> dict[str, Any]:
         """Adds alpha's optimizer, the temperature, the noise and the memory of alpha's own text."""
@@ -114,7 +168,8 @@ class SearchTrainer(Trainer):
             "alpha_memory": self.alpha_memory,
             "log_tau": self.log_tau.detach(),
             "noise": self.noise.get_state(),
-            "probe_means": self.estimator.means,
+            "estimator": self.estimator.state(),
+            "monitor": (self.monitor.string, self.monitor.changes),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -124,7 +179,8 @@ class SearchTrainer(Trainer):
         self.alpha_memory = self._to_device(state["alpha_memory"])
         self.log_tau.data.copy_(state["log_tau"])
         self.noise.set_state(state["noise"])
-        self.estimator.means = state["probe_means"].to(self.log_tau.device)
+        self.estimator.restore(state["estimator"], self.log_tau.device)
+        self.monitor.string, self.monitor.changes = state["monitor"]
 
 
 def search(config: Config, folder: Path, reporter: Reporter, resume: bool = False) -> Run:
@@ -135,5 +191,16 @@ def search(config: Config, folder: Path, reporter: Reporter, resume: bool = Fals
     for_weights, for_alpha = split_share(streams.tokens("train"), config.search.alpha_split)
     batches = TrainingBatches(for_weights, data.batch_size, data.tgt_len)
     alpha_batches = TrainingBatches(for_alpha, data.batch_size, data.tgt_len) if config.search.alpha_split else None
-    trainer = SearchTrainer(session, model, batches, alpha_batches)
+    costs = None if config.search.cost.target is None else settle_costs(session)
+    trainer = SearchTrainer(session, model, batches, alpha_batches, costs)
     return run_training(trainer, resume, model.architecture)
+
+
+def settle_costs(session: Session) -> Costs:
+    """The costs that the run folder holds, or new ones, which it then holds."""
+    folder = session.run.folder
+    costs = read_costs(folder)
+    if costs is None:
+        costs = find_costs(session.config, session.config.search.cost.metric, session.reporter)
+        write_costs(costs, folder)
+    return costs

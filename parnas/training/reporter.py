@@ -47,9 +47,13 @@ def describe_metrics(record: Mapping[str, Any]) -> str:
     parts = [f"{record['split']:<5} loss {record['loss']:.3f}  ppl {record['ppl']:.2f}"]
     known = {
         "argmax_ppl": "argmax ppl {:.2f}",
+        "gap": "mixture behind argmax by {:.3f}",
         "bits_per_byte": "bits/byte {:.3f}",
         "tokens_per_s": "{:,.0f} tokens/s",
         "lr": "lr {:.1e}",
         "tau": "tau {:.3f}",
+        "expected_cost": "cost {:.2f}",
+        "entropy": "entropy {:.2f}",
+        "identity_share": "identity {:.0%}",
     }
     return "  ".join(parts + [form.format(record[key]) for key, form in known.items() if key in record])

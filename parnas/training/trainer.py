@@ -127,7 +127,7 @@ class Trainer:
         self.session.reporter.metrics(record)
         if self.writer is not None:
             for name, value in record.items():
-                if name not in ("step", "split"):
+                if isinstance(value, (int, float)) and name != "step":
                     self.writer.add_scalar(f"{record['split']}/{name}", value, record["step"])
 
     # The loop.

@@ -1,0 +1,77 @@
+"""The estimator that trains weights on uniform paths, and alpha by a fit of losses."""
+
+import itertools
+
+import pytest
+import torch
+from model_helpers import make_supernet, random_ids
+
+from parnas.model.estimators import FORGETTING, RIDGE, UniformPath
+
+SPACE = ("s", "f", "i")
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def test_weights_get_every_candidate_alike_whatever_alpha_is() -> None:
+    alpha = torch.tensor([[9.0, 0.0, -9.0], [0.0, 0.0, 30.0]], requires_grad=True)
+    estimator, noise, counts = UniformPath(2, SPACE), generator(), torch.zeros(2, 3)
+    for _ in range(3000):
+        for block, gate in enumerate(estimator.draw(alpha, 0.1, noise)):
+            assert not gate.weights.requires_grad
+            assert gate.probed is None
+            counts[block, gate.chosen] += 1
+    assert float((counts / 3000 - 1 / 3).abs().max()) < 0.03
+
+
+def test_fit_equals_weighted_least_squares_with_a_ridge() -> None:
+    estimator, noise = UniformPath(2, SPACE), generator()
+    paths = torch.randint(-1, 2, (30, 2, 3), generator=noise).float()
+    losses = torch.randn(30, generator=noise)
+    for path, loss in zip(paths, losses, strict=True):
+        estimator.observe(path, loss)
+    weights = torch.tensor([FORGETTING**age for age in range(29, -1, -1)]).sqrt()
+    rows = torch.cat([weights[:, None] * paths.flatten(1), RIDGE**0.5 * torch.eye(6)])
+    expected = torch.linalg.lstsq(rows, torch.cat([weights * losses, torch.zeros(6)])).solution
+    torch.testing.assert_close(estimator.contributions(), expected.view(2, 3), atol=1e-4, rtol=1e-3)
+
+
+def test_alpha_learns_the_best_of_losses_that_add_up() -> None:
+    """Pairs are read on the same text, so that what all paths have in common does not count."""
+    truth = torch.tensor([[0.0, 0.3, 0.1], [0.5, 0.2, 0.6], [0.2, 0.2, 0.0]])
+    alpha, estimator, noise = torch.zeros(3, 3, requires_grad=True), UniformPath(3, SPACE), generator()
+    optimizer, text = torch.optim.Adam([alpha], lr=0.05), 5.0
+    for step in range(300):
+        text = 5.0 + step % 7
+
+        def loss_of(gates: list, text: float = text) -> torch.Tensor:
+            return text + sum(truth[block, gate.chosen] for block, gate in enumerate(gates))
+
+        optimizer.zero_grad()
+        estimator.lesson(alpha, 1.0, loss_of, noise).backward()
+        optimizer.step()
+    assert alpha.argmax(dim=-1).tolist() == [0, 1, 2]
+    assert float(alpha.softmax(dim=-1).max(dim=-1).values.min()) > 0.9
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_gradient_is_that_of_the_loss_expected_under_pi(seed: int) -> None:
+    estimator, alpha = UniformPath(2, SPACE), torch.randn(2, 3, generator=generator(seed), requires_grad=True)
+    estimator.observe(torch.tensor([[1.0, -1.0, 0.0], [0.0, 1.0, -1.0]]), torch.tensor(0.4))
+    found = torch.autograd.grad(estimator.lesson(alpha, 1.0, lambda _: torch.tensor(1.0), generator(seed)), alpha)[0]
+    fit, pi = estimator.contributions(), alpha.softmax(dim=-1)
+    expected = sum(
+        (pi[0, a] * pi[1, b] * (fit[0, a] + fit[1, b])) for a, b in itertools.product(range(3), repeat=2)
+    )
+    torch.testing.assert_close(found, torch.autograd.grad(expected, alpha)[0])
+
+
+def test_lessons_leave_the_weights_alone() -> None:
+    network, ids = make_supernet(), random_ids(2, 6)
+    alpha = network.alpha()
+    lesson = UniformPath(3, SPACE).lesson(alpha, 1.0, lambda gates: network.nll(ids, ids, gates=gates)[0].mean())
+    lesson.backward()
+    assert all(parameter.grad is None for parameter in network.weights().values())
+    assert all(row.grad is not None for row in network.alphas())
