@@ -189,6 +189,36 @@ def evaluate(
 
 
 @app.command()
+def profile(
+    settings: Settings = None,
+    batch_size: Annotated[int | None, typer.Option("--batch-size", help="Rows; default: as configured.")] = None,
+    tgt_len: Annotated[
+        int | None, typer.Option("--tgt-len", help="Tokens of a segment; default: as configured.")
+    ] = None,
+    mem_len: Annotated[
+        int | None, typer.Option("--mem-len", help="Positions of memory; default: as configured.")
+    ] = None,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="How often each network is timed.")] = 50,
+    check: Annotated[
+        int, typer.Option("--check", min=0, help="Random networks to predict and to time; 0 for none.")
+    ] = 20,
+    out: Out = None,
+) -> None:
+    """Measure what each layer costs on this machine, and how well the sum predicts networks."""
+    shape = {"data.batch_size": batch_size, "data.tgt_len": tgt_len, "model.mem_len": mem_len}
+    overrides = [f"{key}={value}" for key, value in shape.items() if value is not None]
+    config, folder = settle([*(settings or []), *overrides], out, False, "profile")
+    from parnas.display import make_reporter, show_profile
+    from parnas.nas.profile import PROFILE
+    from parnas.nas.profile import profile as measure
+
+    found = measure(config, make_reporter(), rounds=rounds, check=check)
+    found.write(folder / PROFILE)
+    show_profile(found)
+    typer.echo(f"written: {folder / PROFILE}")
+
+
+@app.command()
 def plot(runs: Runs, frame_ms: FrameTime = None, width: Width = None) -> None:
     """Redraw every picture of runs."""
     from parnas.display import make_reporter

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from parnas.data.streams import StreamHeader
     from parnas.evaluation.comparison import Comparison
     from parnas.nas.derive import Derivation, Ranked
+    from parnas.nas.profile import Check, Profile
 
 COLOURS = {"s": "dodger_blue2", "f": "dark_orange", "i": "grey50"}
 BAR = 24  # characters of a block's bar of pi
@@ -197,6 +198,56 @@ def comparison_table(frame: "pd.DataFrame", columns: Mapping[str, tuple[str, str
         table.add_column(title, justify="left" if form == "{}" else "right", overflow="fold")
     for _, row in frame.iterrows():
         table.add_row(str(row["run"]), *(form.format(row[key]) for key, (_, form) in shown.items()))
+    return table
+
+
+def show_profile(profile: "Profile") -> None:
+    """What each layer costs, and how well that predicts whole networks."""
+    console = Console()
+    console.print(profile_table(profile))
+    shapes = ", ".join(f"{name} {value}" for name, value in profile.shapes.items())
+    console.print(
+        f"* for a whole batch on {profile.machine['device_name']}, {profile.precision}; {shapes}", highlight=False
+    )
+    console.print(f"* median and 10th to 90th percentile of {profile.rounds} rounds", highlight=False)
+    if check := profile.check:
+        console.print()
+        console.print(check_table(check))
+        errors = f"median {check.median_error:.1%}, largest {check.largest_error:.1%}"
+        console.print(f"* absolute relative error of {len(check.networks)} networks: {errors}", highlight=False)
+
+
+def profile_table(profile: "Profile") -> Table:
+    """Milliseconds of the fixed part and of each layer in both modes, and how many feed-forward layers that is."""
+    table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0))
+    table.add_column("layer", overflow="fold")
+    modes = [mode for mode in (profile.inference, profile.training) if mode is not None]
+    for title in ("inference ms", "p10–p90", "× f", "training ms", "p10–p90", "× f")[: 3 * len(modes)]:
+        table.add_column(title, justify="right")
+    for name in ["fixed", *profile.inference.layers]:
+        cells = []
+        for mode in modes:
+            timing, unit = mode.fixed if name == "fixed" else mode.layers[name], mode.layers["f"].median_ms
+            cells += [short(timing.median_ms), f"{short(timing.p10_ms)}–{short(timing.p90_ms)}"]
+            cells.append(f"{timing.median_ms / unit:.2f}" if unit else "")
+        table.add_row(name, *cells)
+    return table
+
+
+def short(milliseconds: float) -> str:
+    """To the microsecond where it is less than ten milliseconds, else to the tenth."""
+    return f"{milliseconds:.3f}" if abs(milliseconds) < 10 else f"{milliseconds:.1f}"
+
+
+def check_table(check: "Check") -> Table:
+    """Predicted and measured milliseconds of inference of each network."""
+    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column("string", overflow="fold")
+    for title in ("predicted ms", "measured ms", "error"):
+        table.add_column(title, justify="right")
+    for network in check.networks:
+        figures = f"{network.predicted_ms:.2f}", f"{network.measured_ms:.2f}", f"{network.error:+.1%}"
+        table.add_row(network.arch, *figures)
     return table
 
 

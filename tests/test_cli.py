@@ -132,6 +132,8 @@ def test_resume_takes_the_configuration_of_the_run(
         (["search", "CONFIG", "--run", "taken"], "That name is taken by a file"),
         (["evaluate", "RETRAIN", "--out", "taken"], "That name is taken by a file"),
         (["plot", "nowhere"], "There is no run folder nowhere"),
+        (["profile", "CONFIG", "--tgt-len", "0"], "data.tgt_len is 0"),
+        (["profile", "CONFIG", "--rounds", "1", "--out", "taken"], "That name is taken by a file|is a file"),
         (["cutoffs", "RETRAIN", "--d-model", "64"], "leave them out"),
         (["cutoffs", "nowhere"], "There is no run folder or file nowhere"),
         (["data", "nowhere"], "nowhere"),
@@ -237,6 +239,26 @@ def test_data_prints_the_counts(tmp_path: Path, capsys: pytest.CaptureFixture[st
     out = capsys.readouterr().out
     assert "train" in out
     assert "the tokenizer loses nothing" in out
+
+
+def test_profile_writes_its_table_for_the_shapes_of_the_flags(
+    config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from parnas.nas.profile import read_profile
+
+    monkeypatch.chdir(tmp_path)
+    flags = ["--batch-size", 2, "--tgt-len", 5, "--mem-len", 0, "--rounds", 2, "--check", 3]
+    assert run_command("profile", config_file, "data.tgt_len=6", "model.d_inner=24", *flags) == 0
+    out = capsys.readouterr().out
+    assert f"written: {Path('runs/profile-small/profile.json')}" in out
+    found = read_profile(tmp_path / "runs/profile-small/profile.json")
+    assert [found.shapes[key] for key in ("batch_size", "tgt_len", "mem_len", "d_inner")] == [2, 5, 0, 24]
+    assert found.rounds == 2
+    assert found.check is not None
+    assert all(network.arch in out for network in found.check.networks)
+    assert run_command("profile", config_file, "--rounds", 1, "--check", 0, "--out", "there") == 0
+    assert read_profile(Path("there")).check is None
+    assert read_profile(Path("there")).shapes["tgt_len"] == 8
 
 
 def test_interruption_leaves_by_its_own_code(

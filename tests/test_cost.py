@@ -13,6 +13,7 @@ from parnas.config import Config
 from parnas.errors import ParnasError
 from parnas.model.transformer_xl import TransformerXL
 from parnas.nas.cost import Costs, count_costs, find_costs, make_costs, penalty, read_costs, write_costs
+from parnas.nas.profile import ModeTable, Profile, Timing, describe_shapes
 from parnas.nas.search import SearchTrainer, search
 from parnas.run import METRICS, PI
 from parnas.training.reporter import Silent
@@ -108,9 +109,10 @@ def test_costs_are_kept_in_the_run_folder(tmp_path: Path) -> None:
 
 
 def test_latency_comes_from_the_table_that_is_given(tmp_path: Path) -> None:
-    from test_profile import make_profile
-
-    make_profile(CONFIG, {"s": 4.0, "f": 1.0}).write(tmp_path / "profile.json")
+    layers = {name: Timing(ms, ms, ms) for name, ms in {"s": 4.0, "f": 1.0}.items()}
+    inference = ModeTable(Timing(1.0, 1.0, 1.0), layers)
+    profile = Profile({}, "fp32", describe_shapes(CONFIG), 3, 9, inference, None)
+    profile.write(tmp_path / "profile.json")
     config = CONFIG.replace(search__cost__table=str(tmp_path / "profile.json"))
     assert find_costs(config, "latency", Silent()) == Costs("latency", {"s": 4.0, "f": 1.0, "i": 0.0}, 9.0)
     with pytest.raises(ParnasError, match="tgt_len"):

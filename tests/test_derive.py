@@ -99,7 +99,10 @@ def slow_best(pi: list[list[float]], costs: dict[str, float], budget: float, mos
     ranked = sorted(
         fitting, key=lambda string: -math.prod(row["sfi".index(letter)] for row, letter in zip(pi, string, strict=True))
     )
-    return list({string.replace("i", ""): string for string in reversed(ranked)}.values())[::-1]
+    first: dict[str, str] = {}
+    for string in ranked:
+        first.setdefault(string.replace("i", ""), string)
+    return list(first.values())
 
 
 @pytest.mark.parametrize("metric", ["macs", "parameters"])

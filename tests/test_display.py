@@ -6,7 +6,17 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from parnas.display import COST, QUALITY, LiveReporter, PlainReporter, comparison_table, pi_bar
+from parnas.display import (
+    COST,
+    QUALITY,
+    LiveReporter,
+    PlainReporter,
+    check_table,
+    comparison_table,
+    pi_bar,
+    profile_table,
+)
+from parnas.nas.profile import Check, CheckedNetwork, ModeTable, Profile, Timing
 from parnas.training.reporter import describe_metrics
 
 TRAIN = {"step": 50, "split": "train", "loss": 4.0, "ppl": 54.6, "lr": 1e-3, "tau": 0.5, "tokens_per_s": 14213.0}
@@ -88,3 +98,18 @@ def test_tables_of_large_numbers_fit_a_terminal() -> None:
         assert part in quality
     for part in ("derived", "123,456,789", "123.45", "234.56", "123,456", "12,345", "150"):
         assert part in cost
+
+
+def test_a_profile_is_shown_beside_a_feed_forward_layer() -> None:
+    layers = {"s": Timing(123.44, 100.04, 234.56), "f": Timing(2.0, 1.5, 2.5), "s:heads=2": Timing(-0.0012, -9.0, 9.0)}
+    training = ModeTable(Timing(9000.0, 8000.0, 9100.0), {**layers, "f": Timing(4.0, 3.0, 5.0)})
+    profile = Profile({}, "fp32", {}, 3, 9, ModeTable(Timing(7.0, 6.0, 8.0), layers), training)
+    rows = [line.split() for line in shown(profile_table(profile)).splitlines()]
+    assert rows[1] == ["fixed", "7.000", "6.000–8.000", "3.50", "9000.0", "8000.0–9100.0", "2250.00"]
+    assert rows[2] == ["s", "123.4", "100.0–234.6", "61.72", "123.4", "100.0–234.6", "30.86"]
+    assert rows[3] == ["f", "2.000", "1.500–2.500", "1.00", "4.000", "3.000–5.000", "1.00"]
+    assert rows[4][:3] == ["s:heads=2", "-0.001", "-9.000–9.000"]
+    networks = [CheckedNetwork("sf" * 20, 12.345, 10.0, 0.2345), CheckedNetwork("f", 9.0, 10.0, -0.1)]
+    lines = shown(check_table(Check(0.1, 0.2, networks))).splitlines()
+    assert lines[1].split() == ["sf" * 20, "12.35", "10.00", "+23.4%"]
+    assert lines[2].split() == ["f", "9.00", "10.00", "-10.0%"]

@@ -62,7 +62,7 @@ def find_costs(config: Config, metric: Metric, reporter: Reporter) -> Costs:
     table = config.search.cost.table
     profile = keep_profile(config, reporter) if table is None else read_profile(Path(table))
     profile.refuse_other_shapes(config)
-    of = {name: profile.latency(name, "inference") for name in names_to_cost(config)}
+    of = {name: max(0.0, profile.latency(name, "inference")) for name in names_to_cost(config)}  # noise may be below
     return make_costs(metric, of, config.search.blocks)
 
 

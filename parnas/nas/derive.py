@@ -115,7 +115,9 @@ class Derivation:
 def read_demands(within: float | None, metric: str | None, most: Sequence[str], top_k: int) -> Demands:
     """Demands as the command line gives them, `most` like `s=4`; raises `ParnasError` for what cannot be read."""
     if within is not None and not within > 0:
-        raise ParnasError(f"--within is {within}; give a share above 0 of the interleaved network's cost, such as 0.65.")
+        raise ParnasError(
+            f"--within is {within}; give a share above 0 of the interleaved network's cost, such as 0.65."
+        )
     known = get_args(Metric)
     if metric is not None and metric not in known:
         raise ParnasError(f"--metric is {metric!r}; give {', '.join(known)}.")
@@ -176,9 +178,7 @@ def read_pi(run: Run, config: Config) -> tuple[int, list[dict[str, float]]]:
     return last["step"], [dict(zip(space, probabilities, strict=True)) for probabilities in last["pi"]]
 
 
-def settle_demands(
-    run: Run, config: Config, demands: Demands, reporter: Reporter
-) -> tuple[float | None, Costs | None]:
+def settle_demands(run: Run, config: Config, demands: Demands, reporter: Reporter) -> tuple[float | None, Costs | None]:
     """The target, and the costs that it is about: those of the search, or new ones for another metric."""
     target = config.search.cost.target if demands.within is None else demands.within
     metric = demands.metric or config.search.cost.metric
