@@ -64,8 +64,11 @@ def choose(pi: dict[str, float]) -> BlockChoice:
     return BlockChoice(max(pi, key=lambda letter: pi[letter]), pi, entropy, margin)
 
 
-def derive(run: Run) -> Derivation:
-    """The argmax of the last pi of a search (PAR, §3); raises `ParnasError` where the run is no search."""
+def read_blocks(run: Run) -> tuple[int, tuple[BlockChoice, ...]]:
+    """The last logged step of a search, and what pi said of each block then.
+
+    Raises `ParnasError` where the run is no search.
+    """
     config = run.config()
     records = run.records(PI)
     if not records:
@@ -73,7 +76,13 @@ def derive(run: Run) -> Derivation:
     last, space = records[-1], config.search.space
     if any(len(probabilities) != len(space) for probabilities in last["pi"]):
         raise ParnasError(f"{run.folder / PI} does not fit search.space {list(space)}; restore it.")
-    blocks = tuple(choose(dict(zip(space, probabilities, strict=True))) for probabilities in last["pi"])
+    return last["step"], tuple(choose(dict(zip(space, probabilities, strict=True))) for probabilities in last["pi"])
+
+
+def derive(run: Run) -> Derivation:
+    """The argmax of the last pi of a search (PAR, §3); raises `ParnasError` where the run is no search."""
+    config = run.config()
+    step, blocks = read_blocks(run)
     architecture = Architecture("".join(block.letter for block in blocks))
     warnings = [
         f"block {number} is undecided: {block.letter} leads by {block.margin:.3f} only"
@@ -81,13 +90,13 @@ def derive(run: Run) -> Derivation:
         if block.margin < SMALL_MARGIN
     ]
     if not run.finished():
-        warnings.append(f"the search has not ended; this is pi after step {last['step']} of {config.search.steps}")
+        warnings.append(f"the search has not ended; this is pi after step {step} of {config.search.steps}")
     architecture.canonical()  # refuses identity alone
     vocab_size = StreamHeader.read(run.folder / STREAMS).vocab_size
     with torch.device("meta"):
         network = TransformerXL.build(config.model, architecture, vocab_size)
     parameters = sum(parameter.numel() for parameter in network.parameters())
-    return Derivation(architecture, blocks, last["step"], parameters, tuple(warnings))
+    return Derivation(architecture, blocks, step, parameters, tuple(warnings))
 
 
 def write_derivation(derivation: Derivation, run: Run, path: Path) -> None:
