@@ -1,6 +1,7 @@
 """The command line: arguments in, run folders and tables out. Work is imported only when a command needs it."""
 
 import errno
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -58,12 +59,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 @contextmanager
-def interruptible(command: str, folder: Path) -> Iterator[None]:
+def interruptible(command: str) -> Iterator[None]:
     """Turn Ctrl-C into a message with the command that goes on."""
     try:
         yield
     except KeyboardInterrupt:
-        raise Interrupted(f"interrupted; go on with: parnas {command} --run {folder} --resume") from None
+        raise Interrupted(f"interrupted; go on with: {command}") from None
 
 
 _CURES = {
@@ -95,7 +96,7 @@ def search(settings: Settings = None, run: RunFolder = None, resume: Resume = Fa
     from parnas.nas.search import search as train
 
     reporter = make_reporter()
-    with interruptible("search", folder):
+    with interruptible(f"parnas search --run {folder} --resume"):
         finished = train(config, folder, reporter, resume)
     draw([finished], reporter)
     typer.echo(f"search finished: {finished.summary()['arch']}\nnext: parnas derive {folder}")
@@ -150,7 +151,7 @@ def retrain(
     from parnas.training.retrain import retrain as train
 
     reporter = make_reporter()
-    with interruptible("retrain", folder):
+    with interruptible(f"parnas retrain --run {folder} --resume"):
         finished = train(config, folder, reporter, resume)
     draw([finished], reporter)
     valid = finished.summary()["valid"]
@@ -270,6 +271,81 @@ def data(
     from parnas.display import make_reporter, show_counts
 
     show_counts(prepare(config.data, make_reporter().note).header)
+
+
+@app.command()
+def stability(
+    settings: Settings = None,
+    seeds: Annotated[int, typer.Option("--seeds", min=2, help="Searches, from runtime.seed on.")] = 5,
+    run: RunFolder = None,
+) -> None:
+    """Search with several seeds and see whether they find the same; given again with --run, it goes on."""
+    begun = run is not None and (run / "config.yaml").is_file()
+    config, folder = settle(settings, run, begun, "stability")
+    from parnas.display import make_reporter, show_stability
+    from parnas.figures.votes import draw_votes
+    from parnas.nas.stability import stability as repeat
+
+    with interruptible(f"parnas stability --seeds {seeds} --run {folder}"):
+        found = repeat(config, folder, seeds, make_reporter())
+    written = [*found.write(folder), draw_votes(folder)]
+    show_stability(found)
+    typer.echo("\n".join(f"written: {path}" for path in written))
+
+
+@app.command()
+def blackbox(
+    trials: Annotated[int, typer.Option("--trials", min=1, help="Finished trials of all workers together.")],
+    storage: Annotated[
+        str, typer.Option("--storage", metavar="URL", help="sqlite:///FILE, journal:FILE or postgresql://…; shared.")
+    ],
+    study: Annotated[str, typer.Option("--study", metavar="NAME", help="Name of the study in the storage.")],
+    settings: Settings = None,
+    train_steps: Annotated[
+        int | None, typer.Option("--train-steps", min=1, help="Train each network from scratch for so many steps.")
+    ] = None,
+    supernet: Annotated[
+        Path | None, typer.Option("--supernet", metavar="RUN", help="Evaluate with the weights of this search instead.")
+    ] = None,
+    sampler: Annotated[str, typer.Option("--sampler", help="tpe or nsga2.")] = "tpe",
+    within: Annotated[
+        float | None,
+        typer.Option("--within", min=0, help="Most cost of the chosen network, a share of the interleaved network's."),
+    ] = None,
+    run: Annotated[
+        Path | None, typer.Option("--run", help="Folder for what is written; default: runs/blackbox-STUDY.")
+    ] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep each training as trial-NUMBER in that folder.")] = False,
+) -> None:
+    """Search by Optuna, as a baseline; the same command goes on with the study, here or on other machines."""
+    if sampler not in ("tpe", "nsga2"):
+        raise ParnasError(f"--sampler is {sampler!r}; give tpe or nsga2.")
+    if (train_steps is None) == (supernet is None):
+        raise ParnasError("Give one of --train-steps STEPS, to train each network, and --supernet RUN, a search.")
+    if supernet is not None and all("=" in setting for setting in settings or []):
+        Run(supernet).config()
+        settings = [str(supernet / "config.yaml"), *(settings or [])]
+    plain = re.sub(r"[^\w.-]+", "-", study)
+    config, folder = settle(settings, run or Path("runs") / f"blackbox-{plain}", False, "blackbox")
+    from parnas.display import make_reporter, show_front
+    from parnas.nas import trials as results
+    from parnas.nas.blackbox import blackbox as go_on
+    from parnas.nas.blackbox import findings, open_study
+
+    reporter = make_reporter()
+    if supernet is not None:
+        task = results.inheriting_task(config, supernet, reporter)
+    else:
+        task = results.training_task(config, train_steps or 0, folder if keep else None, reporter)
+    with interruptible("the same command again"):
+        shared = open_study(storage, study, "nsga2" if sampler == "nsga2" else "tpe", task)
+        go_on(shared, task, trials, reporter)
+    front, best = results.write_results(findings(shared), task, study, within, folder)
+    show_front(front, task.costs.interleaved)
+    typer.echo(f"written: {folder / 'pareto.csv'}")
+    if best is None:
+        raise ParnasError("No network that was evaluated costs so little; raise --within or --trials.")
+    typer.echo(f"written: {folder / 'arch.yaml'}\nnext: parnas retrain CONFIG --arch {folder / 'arch.yaml'}")
 
 
 @app.command()

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from parnas.evaluation.comparison import Comparison
     from parnas.nas.derive import Derivation, Ranked
     from parnas.nas.profile import Check, Profile
+    from parnas.nas.stability import Stability
+    from parnas.nas.trials import Finding
 
 COLOURS = {"s": "dodger_blue2", "f": "dark_orange", "i": "grey50"}
 BAR = 24  # characters of a block's bar of pi
@@ -156,6 +158,47 @@ def ranking_table(ranking: Sequence["Ranked"]) -> Table:
         cost = "" if each.cost is None else f"{each.cost:.3f}"
         table.add_row(str(number), str(each.architecture), f"{each.probability:.2e}", f"{each.behind:.3f}", cost)
     return table
+
+
+def show_stability(stability: "Stability") -> None:
+    """The votes for each block, the string of each seed, their distances and the consensus."""
+    console = Console()
+    space = list(dict.fromkeys(candidate for block in stability.blocks for candidate in block.votes))
+    table = Table(box=None, header_style="bold")
+    for title in ["block", *(f"votes({c})" for c in space), *(f"pi({c})" for c in space), "consensus", "majority"]:
+        table.add_column(title, justify="left" if title in ("consensus", "majority") else "right")
+    for number, block in enumerate(stability.blocks, 1):
+        votes = [str(block.votes.get(candidate, "")) for candidate in space]
+        means = [f"{block.mean_pi[candidate]:.3f}" if candidate in block.mean_pi else "" for candidate in space]
+        table.add_row(str(number), *votes, *means, block.consensus, block.majority or "tied")
+    console.print(table)
+    figures = stability.to_dict()
+    table = Table(box=None, header_style="bold")
+    for title in ("seed", "string", "network", "hamming", "edit"):
+        table.add_column(title, justify="left" if title in ("string", "network") else "right", overflow="fold")
+    others = max(1, len(stability.seeds) - 1)
+    for row, seed in enumerate(stability.seeds):
+        names = ["".join(figures[key][row]) for key in ("strings", "networks")]
+        table.add_row(str(seed), *names, *(f"{sum(figures[key][row]) / others:.2f}" for key in ("hamming", "edit")))
+    console.print(table)
+    print(
+        f"mean pairwise distance: {figures['mean_hamming']:.2f} of {len(stability.blocks)} blocks differ, "
+        f"{figures['mean_edit']:.2f} edits between the networks"
+    )
+    differing = [str(number) for number, block in enumerate(stability.blocks, 1) if not block.agrees]
+    agreement = f"not the majority's in block {', '.join(differing)}" if differing else "the majority's in every block"
+    print(f"consensus: {''.join(stability.consensus)}; {agreement}")
+
+
+def show_front(front: Sequence["Finding"], interleaved: float) -> None:
+    """The Pareto front, the cheapest first, with costs as shares of the interleaved network's."""
+    table = Table(box=None, header_style="bold")
+    for title in ("network", "ppl/token", "cost", "blocks", "trial", "source"):
+        table.add_column(title, justify="left" if title in ("network", "source") else "right", overflow="fold")
+    for each in front:
+        cost = f"{each.cost / interleaved:.3f}", f"{each.cost:,.4g}"
+        table.add_row(each.network, f"{each.valid_ppl:.2f}", *cost, str(each.trial), each.source)
+    Console().print(table)
 
 
 QUALITY = {

@@ -53,6 +53,7 @@ def small_config(corpus: Path, **changes: object) -> Config:
         "search__alpha_start_step": 6,
         "search__warmup_steps": 4,
         "search__cost__target": None,
+        "search__cost__metric": "macs",
         "train__steps": 24,
         "train__warmup_steps": 4,
         "train__log_every": 4,

@@ -1,5 +1,6 @@
 """The heatmap of pi, block against candidate: an animation, and single frames of it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -81,8 +82,8 @@ class Heatmap:
         figure = new_figure(width / 72, height / 72, dpi if width_px is None else 72 * width_px / width)
         bottom, inner_height = BOTTOM / height, 1 - (TOP + BOTTOM) / height
         self.axes = figure.add_axes((LEFT / width, bottom, area / width, inner_height))
-        self._label_axes(area / history.blocks)
-        _draw_scale(figure.add_axes(((LEFT + area + 16) / width, bottom, 9 / width, inner_height)))
+        label_axes(self.axes, history.space, history.blocks, area / history.blocks)
+        draw_scale(figure.add_axes(((LEFT + area + 16) / width, bottom, 9 / width, inner_height)), "pi")
 
         self.cells = self.axes.pcolormesh(
             history.pi[0].T, cmap=COLOURS, norm=NORM, edgecolors="white", linewidth=0.8, animated=True
@@ -116,22 +117,6 @@ class Heatmap:
             text.set_position((block + 0.5, candidate + 0.5))
             text.set_text(f"{value:.2f}")
             text.set_color("white" if value > WHITE_TEXT_ABOVE else INK)
-
-    def _label_axes(self, column: float) -> None:
-        """Names of the candidates at the left, in their colours; numbers of the blocks, from 1, below."""
-        axes, history = self.axes, self._history
-        axes.set_xlim(0, history.blocks)
-        axes.set_ylim(len(history.space), 0)
-        axes.spines[:].set_visible(False)
-        every = next(n for n in (1, 2, 5, 10, 20, 50, 100) if n * column >= NUMBER_WIDTH)
-        numbers = [n for n in range(1, history.blocks + 1) if n % every == 0 or n == 1]
-        axes.set_xticks([n - 0.5 for n in numbers], [str(n) for n in numbers], fontsize=SMALL_SIZE, color=INK)
-        axes.set_xlabel("block", fontsize=LABEL_SIZE, color=INK, labelpad=2)
-        names = [f"{LETTERS[letter]}  {letter}" for letter in history.space]
-        axes.set_yticks(np.arange(len(names)) + 0.5, names, fontsize=LABEL_SIZE)
-        for label, letter in zip(axes.get_yticklabels(), history.space, strict=True):
-            label.set_color(LETTER_COLOURS[letter])
-        axes.tick_params(length=0)
 
     def _title(self, above: float, size: float, **font: Any) -> Annotation:
         """A line of text `above` points over the heatmap."""
@@ -189,12 +174,28 @@ def thin(count: int, most: int) -> list[int]:
     return [round(i) for i in np.linspace(0, count - 1, min(count, most)).tolist()]
 
 
-def _draw_scale(axes: Axes) -> None:
+def label_axes(axes: Axes, space: Sequence[str], blocks: int, column: float) -> None:
+    """Names of the candidates at the left, in their colours; numbers of the blocks, `column` points wide, below."""
+    axes.set_xlim(0, blocks)
+    axes.set_ylim(len(space), 0)
+    axes.spines[:].set_visible(False)
+    every = next(n for n in (1, 2, 5, 10, 20, 50, 100) if n * column >= NUMBER_WIDTH)
+    numbers = [n for n in range(1, blocks + 1) if n % every == 0 or n == 1]
+    axes.set_xticks([n - 0.5 for n in numbers], [str(n) for n in numbers], fontsize=SMALL_SIZE, color=INK)
+    axes.set_xlabel("block", fontsize=LABEL_SIZE, color=INK, labelpad=2)
+    names = [f"{LETTERS[letter]}  {letter}" for letter in space]
+    axes.set_yticks(np.arange(len(names)) + 0.5, names, fontsize=LABEL_SIZE)
+    for label, letter in zip(axes.get_yticklabels(), space, strict=True):
+        label.set_color(LETTER_COLOURS[letter])
+    axes.tick_params(length=0)
+
+
+def draw_scale(axes: Axes, title: str) -> None:
     """The colour scale from 0 to 1."""
     bar = axes.figure.colorbar(ScalarMappable(NORM, COLOURS), cax=axes, ticks=[0, 0.5, 1])
     bar.outline.set_edgecolor(FRAME)
     axes.tick_params(labelsize=SMALL_SIZE, color=FRAME, labelcolor=INK)
-    axes.set_title("pi", fontsize=LABEL_SIZE, color=INK, pad=6)
+    axes.set_title(title, fontsize=LABEL_SIZE, color=INK, pad=6)
 
 
 def _palette() -> Image.Image:

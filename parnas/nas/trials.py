@@ -1,0 +1,252 @@
+"""What a black-box search asks of a network, and what it makes of the answers; knows nothing of the optimiser."""
+
+import csv
+import io
+import math
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from parnas.architecture import IDENTITY, Architecture
+from parnas.config import Config
+from parnas.data.streams import TokenStreams, prepare
+from parnas.errors import ParnasError
+from parnas.files import read_json, write_text
+from parnas.model.supernet import SuperNet
+from parnas.model.transformer_xl import TransformerXL
+from parnas.nas.cost import Costs, find_costs
+from parnas.run import Run
+from parnas.training.checkpoint import MANIFEST, newest_checkpoint
+from parnas.training.device import choose_device
+from parnas.training.perplexity import measure_loss
+from parnas.training.phases import flatten, load, resolve_corpus, resolve_cutoffs, same_text
+from parnas.training.reporter import Reporter, Silent
+from parnas.training.retrain import retrain
+from parnas.yaml_text import to_yaml
+
+# Settings that may differ between the workers of a study, since no value of a trial depends on them.
+FREE = {"data.corpus", "model.arch", "runtime.device", "runtime.threads", "runtime.compile"}
+FREE |= {"train.log_every", "train.eval_every", "train.save_every"}
+FREE_SECTIONS = ("search.", "evaluation.")
+BOUND = ("search.space", "search.blocks")  # all the same
+
+
+class Finding(NamedTuple):
+    """A network that a study has evaluated."""
+
+    network: str  # its layers without identity
+    valid_ppl: float  # per token of the validation split
+    cost: float  # of the blocks, in the unit of search.cost.metric
+    trial: int
+    source: str  # trained, or inherited from a SuperNet
+
+
+@dataclass(frozen=True)
+class Task:
+    """What every trial of a study has in common: the space, the two objectives and all that their values depend on."""
+
+    candidates: tuple[tuple[str, ...], ...]  # of each block
+    costs: Costs
+    perplexity: Callable[[int, Architecture], float]  # of a trial's number and its string
+    source: str
+    terms: Mapping[str, Any]  # equal for all workers of a study
+    config: Config
+    vocab_size: int
+
+
+def block_candidates(config: Config) -> tuple[tuple[str, ...], ...]:
+    """The candidate layers of each block: the one place that reads the space."""
+    return (config.search.space,) * config.search.blocks
+
+
+def join_layers(layers: Sequence[str]) -> Architecture:
+    """The architecture of one layer per block."""
+    return Architecture("".join(layers))
+
+
+def name_network(layers: Sequence[str]) -> str:
+    """The layers without identity, equal for strings of one network; empty where all are identity."""
+    return "".join(layer for layer in layers if layer != IDENTITY)
+
+
+# The two kinds of trial.
+
+
+def training_task(config: Config, steps: int, keep: Path | None, reporter: Reporter) -> Task:
+    """Trials train from scratch for `steps` steps; run folders are thrown away, or kept as `keep/trial-NUMBER`."""
+    config, streams = resolve(config, reporter)
+    config = config.replace(train__steps=steps)
+    return make_task(config, streams, "trained", {}, partial(train_briefly, config, keep), reporter)
+
+
+def train_briefly(config: Config, keep: Path | None, number: int, architecture: Architecture) -> float:
+    """Validation perplexity of a network after its training."""
+    with trial_folder(keep, number) as folder:
+        run = retrain(config.replace(model__arch=str(architecture.canonical())), folder, Silent())
+        ppl = run.summary()["valid"]["ppl"]
+    return math.inf if ppl is None else float(ppl)  # JSON has no infinity
+
+
+@contextmanager
+def trial_folder(keep: Path | None, number: int) -> Iterator[Path]:
+    """Where a trial trains."""
+    if keep is not None:
+        yield keep / f"trial-{number}"
+        return
+    with tempfile.TemporaryDirectory(prefix="parnas-trial-") as folder:
+        yield Path(folder) / "run"
+
+
+def inheriting_task(config: Config, supernet: Path, reporter: Reporter) -> Task:
+    """Trials take the weights of a search for their layers, untrained.
+
+    Raises `ParnasError` where the run is no search, or another text, network or space than the configuration's.
+    """
+    run, loaded = Run(supernet), load(supernet)
+    if not isinstance(loaded.model, SuperNet):
+        raise ParnasError(f"{supernet} is a {run.kind()} and has no SuperNet; give the folder of a search.")
+    config, streams = resolve(config, reporter)
+    refuse_other_supernet(run, config)
+    if not same_text(streams.header, loaded.header):
+        raise ParnasError(f"The text or tokenizer on this machine is not what {supernet} was trained with; restore it.")
+    device = choose_device(config.runtime)
+    model = loaded.model.to(device.device)
+
+    def perplexity(_: int, architecture: Architecture) -> float:
+        return measure_loss(
+            model.extract(architecture),
+            streams.tokens("valid"),
+            streams.tokenizer.eos_id,
+            device,
+            batch_size=config.evaluation.batch_size,
+            tgt_len=config.data.tgt_len,
+            mem_len=config.model.mem_len,
+        ).perplexity
+
+    checkpoint = newest_checkpoint(run.checkpoints, reporter.note)
+    assert checkpoint is not None, "load() has read one"
+    weights = read_json(checkpoint / MANIFEST)["sha256"]
+    return make_task(config, streams, "inherited", {"supernet's weights": weights}, perplexity, reporter)
+
+
+def refuse_other_supernet(run: Run, config: Config) -> None:
+    """Raise where the SuperNet is not the one that the configuration describes."""
+    theirs, ours = bound_settings(run.config()), bound_settings(config)
+    keys = [key for key in ours if key.startswith(("data.", "model.", "search."))]
+    if changed := [f"  - {key}: {theirs[key]} there, {ours[key]} here" for key in keys if theirs[key] != ours[key]]:
+        raise ParnasError(
+            f"The SuperNet of {run.folder} has another configuration; leave CONFIG out to take its own:\n"
+            + "\n".join(changed)
+        )
+
+
+def resolve(config: Config, reporter: Reporter) -> tuple[Config, TokenStreams]:
+    """The configuration as a training would keep it, and the text."""
+    config = resolve_corpus(config)
+    streams = prepare(config.data, reporter.note)
+    return resolve_cutoffs(config, streams), streams
+
+
+def make_task(
+    config: Config,
+    streams: TokenStreams,
+    source: str,
+    more: Mapping[str, Any],
+    perplexity: Callable[..., float],
+    reporter: Reporter,
+) -> Task:
+    """A task with its terms: the settings that values depend on, the text, the costs, and `more`."""
+    costs = find_costs(config, config.search.cost.metric, reporter)
+    terms = {"trials": source, "text": streams.header.fingerprint, **bound_settings(config), **more}
+    terms |= {"metric": costs.metric, "costs": dict(costs.of)}  # latencies of another machine are other costs
+    terms["runtime.precision"] = choose_device(config.runtime).precision  # `auto` may differ between machines
+    if source == "inherited":
+        terms = {key: value for key, value in terms.items() if not key.startswith("train.")}
+    vocab_size = streams.tokenizer.vocab_size
+    return Task(block_candidates(config), costs, perplexity, source, terms, config, vocab_size)
+
+
+def bound_settings(config: Config) -> dict[str, Any]:
+    """The settings that a trial's values depend on, by dotted key."""
+    flat = flatten(config.model_dump(mode="json"))
+    return {
+        key: value
+        for key, value in flat.items()
+        if key in BOUND or (key not in FREE and not key.startswith(FREE_SECTIONS))
+    }
+
+
+# What came out.
+
+
+def pareto_front(findings: Sequence[Finding]) -> list[Finding]:
+    """The findings that no other beats in one of perplexity and cost without losing in the other, cheapest first."""
+    front: list[Finding] = []
+    for finding in sorted(findings, key=lambda each: (each.cost, each.valid_ppl, each.trial)):
+        last = front[-1] if front else None
+        if last is None or finding.valid_ppl < last.valid_ppl or same_values(finding, last):
+            front.append(finding)
+    return front
+
+
+def same_values(one: Finding, other: Finding) -> bool:
+    """Whether both objectives are equal, so that neither beats the other."""
+    return (one.valid_ppl, one.cost) == (other.valid_ppl, other.cost)
+
+
+def best_within(findings: Sequence[Finding], bound: float | None) -> Finding | None:
+    """The least perplexity among findings that cost at most `bound`, the cheaper of equal ones; none if none does."""
+    affordable = [finding for finding in findings if bound is None or finding.cost <= bound]
+    return min(affordable, key=lambda each: (each.valid_ppl, each.cost, each.trial), default=None)
+
+
+def write_results(
+    findings: Sequence[Finding], task: Task, study: str, within: float | None, folder: Path
+) -> tuple[list[Finding], Finding | None]:
+    """Write `pareto.csv`, and `arch.yaml` of the best that costs at most `within` of the interleaved network.
+
+    Returns the front, and the best; none, and no `arch.yaml`, where all cost more.
+    """
+    front = pareto_front(findings)
+    best = best_within(findings, None if within is None else within * task.costs.interleaved)
+    write_front(front, folder / "pareto.csv")
+    (folder / "arch.yaml").unlink(missing_ok=True)  # of an earlier call, which may have allowed more
+    if best is not None:
+        write_choice(best, task, study, within, folder / "arch.yaml")
+    return front, best
+
+
+def write_front(front: Sequence[Finding], path: Path) -> None:
+    """Write the front as CSV."""
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(Finding._fields)
+    rows.writerows(front)
+    write_text(path, text.getvalue())
+
+
+def write_choice(best: Finding, task: Task, study: str, within: float | None, path: Path) -> None:
+    """Write an `arch.yaml` of the chosen network, which retraining reads."""
+    architecture = Architecture.parse(best.network)
+    with torch.device("meta"):
+        network = TransformerXL.build(task.config.model, architecture, task.vocab_size)
+    bound = "" if within is None else f" within {within:g} of the interleaved network's cost"
+    content = {
+        "arch": best.network,
+        "method": f"least validation perplexity of a black-box search{bound}",
+        "study": study,
+        "trial": best.trial,
+        "source": best.source,
+        "valid_ppl": best.valid_ppl,
+        "cost": best.cost,
+        "cost_share": best.cost / task.costs.interleaved,
+        "counts": architecture.counts(),
+        "parameters": sum(parameter.numel() for parameter in network.parameters()),
+    }
+    write_text(path, to_yaml(content))

@@ -1,0 +1,516 @@
+"""The black-box search: shared studies, equal networks, what counts as a trial, and what comes out."""
+
+import csv
+import os
+import random
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import optuna
+import pytest
+from conftest import small_config
+from optuna.trial import TrialState
+
+import parnas.nas.blackbox as module
+from parnas.architecture import Architecture
+from parnas.cli import main
+from parnas.config import Config, dump_config
+from parnas.data.streams import prepare
+from parnas.errors import ParnasError
+from parnas.nas.blackbox import (
+    Watch,
+    beating,
+    blackbox,
+    find_equal,
+    findings,
+    finished,
+    open_storage,
+    open_study,
+    refuse_other_terms,
+)
+from parnas.nas.cost import count_costs
+from parnas.nas.trials import (
+    Finding,
+    Task,
+    best_within,
+    block_candidates,
+    inheriting_task,
+    pareto_front,
+    training_task,
+)
+from parnas.run import Run, read_arch_file
+from parnas.training.phases import load
+from parnas.training.reporter import Silent
+
+STORAGES = ["sqlite:///{}/study.db", "journal:{}/study.log"]
+
+
+class Counting:
+    """A stand-in for training: a perplexity that follows from the string, every call written down."""
+
+    def __init__(self, log: Path | None = None, seconds: float = 0.0) -> None:
+        self.asked: list[str] = []
+        self.log, self.seconds = log, seconds
+
+    def __call__(self, number: int, architecture: Architecture) -> float:
+        self.asked.append(str(architecture.canonical()))
+        if self.log is not None:
+            with self.log.open("a") as file:
+                file.write(f"{architecture.canonical()} {number} {os.getpid()}\n")
+        time.sleep(self.seconds)
+        return 100.0 - sum((3 if letter == "s" else 2) / n for n, letter in enumerate(architecture.canonical(), 1))
+
+
+def make_task(perplexity: Counting, blocks: int = 3, seed: int = 1, **terms: object) -> Task:
+    config = Config().replace(search__blocks=blocks, runtime__seed=seed)
+    return Task(block_candidates(config), count_costs(config, "macs"), perplexity, "counted", terms, config, 10)
+
+
+def run_study(url: str, trials: int, sampler: str = "tpe", seed: int = 1, blocks: int = 3):
+    asked = Counting()
+    task = make_task(asked, blocks, seed)
+    study = open_study(url, "test", sampler, task)
+    blackbox(study, task, trials, Silent())
+    return study, asked
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "POLL_SECONDS", 0.02)
+
+
+def strings(study: optuna.Study) -> list[str]:
+    return ["".join(trial.params.values()) for trial in study.get_trials()]
+
+
+@pytest.mark.parametrize("url", STORAGES)
+@pytest.mark.parametrize("sampler", ["tpe", "nsga2"])
+def test_each_network_is_evaluated_once(url: str, sampler: str, tmp_path: Path) -> None:
+    """15 different networks in 27 strings of 3 blocks: equal ones must come up, and identity alone may."""
+    study, asked = run_study(url.format(tmp_path), 18, sampler)
+    assert len(finished(study)) == len(study.get_trials()) == 18
+    assert max(Counter(asked.asked).values()) == 1
+    named = [string.replace("i", "") for string in strings(study)]
+    assert len(set(named)) < len(named)
+    assert set(asked.asked) == set(named) - {""}
+    expected = Counting()
+    costs = count_costs(Config().replace(search__blocks=3), "macs")
+    for trial, string in zip(study.get_trials(), strings(study), strict=True):
+        if string == "iii":
+            assert trial.state == TrialState.PRUNED
+        else:
+            assert trial.values == [expected(0, Architecture(string)), costs.cost(string)]
+    assert [finding.network for finding in findings(study)] == asked.asked
+
+
+def test_identity_alone_is_passed_over(tmp_path: Path) -> None:
+    study, asked = run_study(f"journal:{tmp_path}/s.log", 12, blocks=1)
+    states = Counter(trial.state for trial in study.get_trials())
+    assert states[TrialState.PRUNED] >= 1
+    assert states[TrialState.PRUNED] + states[TrialState.COMPLETE] == 12
+    assert sorted(set(asked.asked)) == sorted(asked.asked)
+    assert all(finding.network for finding in findings(study))
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "nsga2"])
+def test_one_worker_is_deterministic_even_where_it_was_interrupted(sampler: str, tmp_path: Path) -> None:
+    whole, _ = run_study(f"journal:{tmp_path}/a.log", 16, sampler)
+    run_study(f"journal:{tmp_path}/b.log", 5, sampler)
+    run_study(f"journal:{tmp_path}/b.log", 12, sampler)
+    parts, _ = run_study(f"journal:{tmp_path}/b.log", 16, sampler)
+    assert strings(parts) == strings(whole)
+    other, _ = run_study(f"journal:{tmp_path}/c.log", 16, sampler, seed=2)
+    assert strings(other) != strings(whole)
+    assert all(len(set(strings(study))) > 5 for study in (whole, other))
+
+
+def test_a_complete_study_is_not_extended(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/s.db"
+    run_study(url, 9)
+    for trials in (9, 4):
+        study, asked = run_study(url, trials)
+        assert len(study.get_trials()) == 9
+        assert asked.asked == []
+
+
+WORKER = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+import parnas.nas.blackbox as module
+from test_blackbox import Counting, make_task
+from parnas.training.reporter import Silent
+module.POLL_SECONDS = 0.02
+url, log = sys.argv[1:]
+task = make_task(Counting(Path(log), 0.03), 3)
+Path(f"{{log}}.{{__import__('os').getpid()}}.ready").touch()
+while len(list(Path(log).parent.glob("*.ready"))) < 2:
+    pass
+module.blackbox(module.open_study(url, "test", "tpe", task), task, 20, Silent())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("url", STORAGES)
+def test_two_workers_make_all_trials_together(url: str, tmp_path: Path) -> None:
+    """Both begin the same new study at once: no trial too many, no network twice, none lost."""
+    url, log = url.format(tmp_path), tmp_path / "log"
+    command = [sys.executable, "-c", WORKER.format(tests=str(Path(__file__).parent)), url, str(log)]
+    workers = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    for worker in workers:
+        _, errors = worker.communicate(timeout=120)
+        assert worker.returncode == 0, errors
+    study = open_study(url, "test", "tpe", make_task(Counting(), 3))
+    assert len(finished(study)) == 20
+    assert not study.get_trials(states=(TrialState.RUNNING,))
+    lines = [line.split() for line in log.read_text().splitlines()]
+    networks = [network for network, _, _ in lines]
+    assert len(set(networks)) == len(networks)
+    assert sorted(networks) == sorted(finding.network for finding in findings(study))
+    assert len({process for _, _, process in lines}) == 2, "one worker did everything"
+    named = {trial.user_attrs["network"] for trial in finished(study)}
+    assert set(networks) == named - {""}
+
+
+def threads_at_once(count: int, body) -> None:
+    threads = [threading.Thread(target=body, args=(index,)) for index in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("url", STORAGES)
+def test_the_last_place_is_taken_once(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four workers see one place left and all ask: three give their trials back."""
+    asked = Counting(seconds=0.05)
+    task = make_task(asked)
+    url = url.format(tmp_path)
+    studies = [open_study(url, "test", "tpe", task) for _ in range(4)]
+    blackbox(studies[0], task, 4, Silent())
+    barrier = threading.Barrier(4)
+
+    def ask_together(index: int) -> None:
+        trial_of = studies[index].ask
+
+        def ask():
+            barrier.wait(30)
+            trial = trial_of()
+            barrier.wait(30)
+            return trial
+
+        monkeypatch.setattr(studies[index], "ask", ask)
+        blackbox(studies[index], task, 5, Silent())
+
+    threads_at_once(4, ask_together)
+    assert len(finished(studies[0])) == 5
+    assert Counter(trial.state for trial in studies[0].get_trials())[TrialState.FAIL] == 3
+
+
+@pytest.mark.parametrize("url", STORAGES)
+def test_equal_networks_at_once_are_evaluated_once(url: str, tmp_path: Path) -> None:
+    """Of four trials that run at once and name one network, the first evaluates, and the others take its values."""
+    task = make_task(Counting())
+    study = open_study(url.format(tmp_path), "test", "tpe", task)
+    trials = [study.ask() for _ in range(4)]
+    found: dict[int, int | None] = {}
+
+    def announce_and_look(index: int) -> None:
+        trial = trials[index]
+        time.sleep(0.05 * (3 - index))  # the earliest announces last
+        trial.set_user_attr("network", "sf")
+        equal = find_equal(study, trial.number, "sf", Watch())
+        found[index] = None if equal is None else equal.number
+        if equal is not None:
+            trial.set_user_attr("reused_from", equal.number)
+        study.tell(trial, [1.0, 2.0])
+
+    threads_at_once(4, announce_and_look)
+    assert found == {0: None, 1: 0, 2: 0, 3: 0}
+
+
+@pytest.mark.parametrize("url", STORAGES)
+def test_the_place_of_a_dead_worker_is_free_again(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STALE_SECONDS", 0.3)
+    monkeypatch.setattr(module, "BEAT_SECONDS", 0.05)
+    task = make_task(Counting())
+    study = open_study(url.format(tmp_path), "test", "tpe", task)
+    dead = study.ask()
+    dead.set_user_attr("network", "sf")
+    unheard = study.ask()
+    blackbox(study, task, 6, Silent())
+    assert len(finished(study)) == 6
+    states = {trial.number: trial.state for trial in study.get_trials()}
+    assert states[dead.number] == states[unheard.number] == TrialState.FAIL
+
+
+def test_a_living_worker_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STALE_SECONDS", 0.3)
+    monkeypatch.setattr(module, "BEAT_SECONDS", 0.05)
+    study = open_study(f"sqlite:///{tmp_path}/s.db", "test", "tpe", make_task(Counting()))
+    trial, watch = study.ask(), Watch()
+    with beating(trial):
+        for _ in range(20):
+            watch.give_up_stale(study)
+            time.sleep(0.05)
+    assert study.get_trials()[0].state == TrialState.RUNNING
+    for _ in range(2):  # the first look may find one more beat
+        watch.give_up_stale(study)
+        time.sleep(0.4)
+    watch.give_up_stale(study)
+    assert study.get_trials()[0].state == TrialState.FAIL
+
+
+def test_a_worker_that_was_given_up_goes_on_with_another_trial(tmp_path: Path) -> None:
+    """Its own trial counts for nothing, so that it is not counted twice."""
+
+    class Suspended(Counting):
+        def __call__(self, number: int, architecture: Architecture) -> float:
+            if number == 1:
+                study.tell(1, state=TrialState.FAIL)
+            return super().__call__(number, architecture)
+
+    task = make_task(Suspended())
+    study = open_study(f"sqlite:///{tmp_path}/s.db", "test", "tpe", task)
+    blackbox(study, task, 4, Silent())
+    assert [trial.state for trial in study.get_trials()].count(TrialState.FAIL) == 1
+    assert len(finished(study)) == 4
+
+
+@pytest.mark.parametrize("trouble", [KeyboardInterrupt, ParnasError, MemoryError])
+def test_a_trial_that_breaks_off_is_not_left_running(trouble: type[BaseException], tmp_path: Path) -> None:
+    class Breaking(Counting):
+        def __call__(self, number: int, architecture: Architecture) -> float:
+            if number == 2:
+                raise trouble
+            return super().__call__(number, architecture)
+
+    url = f"sqlite:///{tmp_path}/s.db"
+    task = make_task(Breaking())
+    study = open_study(url, "test", "tpe", task)
+    with pytest.raises(trouble):
+        blackbox(study, task, 6, Silent())
+    assert study.get_trials()[2].state == TrialState.FAIL
+    study, _ = run_study(url, 6)
+    assert len(finished(study)) == 6
+
+
+# What comes out.
+
+
+def test_the_front_is_that_of_comparing_all_with_all() -> None:
+    draw = random.Random(0)
+    for _ in range(100):
+        found = [
+            Finding(f"n{n}", float(draw.randint(1, 6)), float(draw.randint(1, 6)), n, "trained")
+            for n in range(draw.randint(0, 15))
+        ]
+
+        def beats(one: Finding, other: Finding) -> bool:
+            no_worse = one.valid_ppl <= other.valid_ppl and one.cost <= other.cost
+            return no_worse and (one.valid_ppl < other.valid_ppl or one.cost < other.cost)
+
+        expected = {each for each in found if not any(beats(other, each) for other in found)}
+        front = pareto_front(found)
+        assert set(front) == expected
+        assert len(front) == len(expected)
+        assert [each.cost for each in front] == sorted(each.cost for each in front)
+
+
+def test_the_best_within_a_bound() -> None:
+    found = [Finding("s", 9.0, 5.0, 0, "x"), Finding("f", 7.0, 6.0, 1, "x"), Finding("sf", 5.0, 11.0, 2, "x")]
+    assert [best_within(found, bound) for bound in (None, 11, 10.9, 5, 4)] == [
+        found[2],
+        found[2],
+        found[1],
+        found[0],
+        None,
+    ]
+    assert best_within([Finding("ff", 5.0, 12.0, 3, "x"), found[2]], None) == found[2]
+
+
+# The storage.
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("study.db", "is no storage; give sqlite"),
+        ("sqlite://", "is no storage"),
+        ("sqlite:///", "is no storage"),
+        ("journal:", "is no storage"),
+        ("abacus://host/base", "is no address of a database"),
+        ("postgresql://me:secret@localhost/base", "pip install .?psycopg"),
+    ],
+)
+def test_storages_that_cannot_be_opened(url: str, message: str) -> None:
+    with pytest.raises(ParnasError, match=message) as refusal:
+        open_storage(url)
+    assert "secret" not in str(refusal.value)
+
+
+def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes").write_text("not a database, but some text that is long enough to be looked at" * 20)
+    with pytest.raises(ParnasError, match="cannot be opened"):
+        open_storage(f"sqlite:///{tmp_path}/notes")
+
+
+def test_folders_of_storages_are_made(tmp_path: Path) -> None:
+    for url in STORAGES:
+        open_storage(url.format(tmp_path / url[:3] / "deep"))
+
+
+def test_a_study_keeps_its_terms(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/s.db"
+    task = make_task(Counting(), widths=(1, 2), lr=0.1)
+    open_study(url, "test", "tpe", task)
+    open_study(url, "test", "nsga2", task)
+    with pytest.raises(ParnasError, match=r"lr: 0\.1 before, 0\.2 now"):
+        open_study(url, "test", "tpe", make_task(Counting(), widths=(1, 2), lr=0.2))
+    with pytest.raises(ParnasError, match="steps: None before, 5 now"):
+        refuse_other_terms({}, {"steps": 5}, "test")
+    foreign = optuna.create_study(storage=open_storage(url), study_name="foreign")
+    with pytest.raises(ParnasError, match="not begun by parnas"):
+        open_study(url, "foreign", "tpe", task)
+    assert "terms" not in foreign.user_attrs
+
+
+# The two kinds of trial.
+
+
+def test_inherited_values_are_those_of_extracting_and_scoring(search_run: Run) -> None:
+    """The argmax network's value is what the search itself measured at its last validation."""
+    task = inheriting_task(search_run.config(), search_run.folder, Silent())
+    argmax = load(search_run.folder).architecture
+    assert task.perplexity(0, argmax) == pytest.approx(search_run.summary()["argmax"]["ppl"], rel=1e-6)
+    other = Architecture("fss" if str(argmax) != "fss" else "sfs")
+    assert task.perplexity(0, other) != pytest.approx(search_run.summary()["argmax"]["ppl"], rel=1e-6)
+
+
+def test_trained_values_are_those_of_retraining(corpus: Path, tmp_path: Path) -> None:
+    from parnas.training.retrain import retrain
+
+    config = small_config(corpus)
+    task = training_task(config, 6, tmp_path / "kept", Silent())
+    value = task.perplexity(7, Architecture("sif"))
+    kept = Run(tmp_path / "kept" / "trial-7")
+    assert kept.summary()["steps"] == 6
+    alone = retrain(config.replace(model__arch="sf", train__steps=6), tmp_path / "alone", Silent())
+    assert value == kept.summary()["valid"]["ppl"] == alone.summary()["valid"]["ppl"]
+
+
+def test_trainings_that_are_not_kept_leave_nothing(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    training_task(small_config(corpus), 2, None, Silent()).perplexity(0, Architecture("fff"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_terms_hold_what_values_depend_on_and_no_more(corpus: Path, search_run: Run, tmp_path: Path) -> None:
+    def terms(**changes: object) -> dict:
+        return dict(training_task(small_config(corpus, **changes), 6, None, Silent()).terms)
+
+    shutil.copytree(corpus, tmp_path / "moved")
+    base = terms()
+    assert terms(data__corpus=str(tmp_path / "moved")) == base
+    assert terms(train__log_every=2, search__lr=1.0, train__steps=99) == base
+    for change in ({"train__lr": 1.0}, {"model__d_inner": 8}, {"search__blocks": 4}, {"runtime__seed": 5}):
+        assert terms(**change) != base
+    (tmp_path / "moved" / "train.txt").write_text(" other words entirely . \n" * 400)
+    assert terms(data__corpus=str(tmp_path / "moved")) != base
+    inherited = inheriting_task(search_run.config(), search_run.folder, Silent()).terms
+    assert inherited["supernet's weights"]
+    assert not any(key.startswith("train.") for key in inherited)
+
+
+def test_a_supernet_that_does_not_fit_is_refused(search_run: Run, retrain_run: Run, tmp_path: Path) -> None:
+    config = search_run.config()
+    with pytest.raises(ParnasError, match="has no SuperNet"):
+        inheriting_task(config, retrain_run.folder, Silent())
+    with pytest.raises(ParnasError, match=r"search\.blocks: 3 there, 4 here"):
+        inheriting_task(config.replace(search__blocks=4), search_run.folder, Silent())
+    prepare(config.data)
+    inheriting_task(config.replace(search__lr=0.5, train__lr=0.5), search_run.folder, Silent())
+
+
+# The command.
+
+
+def run_command(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as leaving:
+        main([str(argument) for argument in arguments])
+    return int(leaving.value.code or 0)
+
+
+def read_front(folder: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader((folder / "pareto.csv").open()))
+
+
+def test_the_command_with_a_supernet(
+    search_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = ["blackbox", "--supernet", search_run.folder, "--storage", "sqlite:///s.db", "--study", "my study"]
+    assert run_command(*command, "--trials", 8, "--within", 0.9) == 0
+    out = capsys.readouterr().out
+    folder = tmp_path / "runs" / "blackbox-my-study"
+    front = read_front(folder)
+    assert list(front[0]) == ["network", "valid_ppl", "cost", "trial", "source"]
+    assert all(row["network"] in out and row["source"] == "inherited" for row in front)
+    content = read_arch_file(folder / "arch.yaml")
+    assert content["cost_share"] <= 0.9
+    assert content["cost"] == count_costs(search_run.config(), "macs").cost(content["arch"])
+    affordable = [
+        row for row in front if float(row["cost"]) <= 0.9 * count_costs(search_run.config(), "macs").interleaved
+    ]
+    assert affordable[-1]["network"] == content["arch"]
+    assert run_command(*command, "--trials", 10, "--within", 0.01) == 2
+    assert "raise --within" in capsys.readouterr().err
+    assert not (folder / "arch.yaml").exists()
+    assert run_command(*command, "--trials", 10, "--sampler", "nsga2") == 0
+    assert (folder / "arch.yaml").is_file()
+
+
+def test_the_command_that_trains_and_what_retrain_reads_of_it(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "small.yaml").write_text(dump_config(small_config(corpus)))
+    command = ["blackbox", tmp_path / "small.yaml", "search.blocks=2", "--train-steps", 3, "--trials", 3, "--keep"]
+    command += ["--storage", f"journal:{tmp_path}/s.log", "--study", "a", "--run", tmp_path / "out"]
+    assert run_command(*command) == 0
+    kept = {int(path.name.removeprefix("trial-")) for path in (tmp_path / "out").glob("trial-*")}
+    assert kept
+    for row in read_front(tmp_path / "out"):
+        assert int(row["trial"]) in kept
+        summary = Run(tmp_path / "out" / f"trial-{row['trial']}").summary()
+        assert float(row["valid_ppl"]) == summary["valid"]["ppl"]
+        assert row["network"] == summary["arch"]
+    arch = tmp_path / "out" / "arch.yaml"
+    assert run_command("retrain", tmp_path / "small.yaml", "--arch", arch, "--run", tmp_path / "run") == 0
+    content = read_arch_file(arch)
+    assert Run(tmp_path / "run").summary()["parameters"] == content["parameters"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--sampler", "dice", "--train-steps", "2"], "give tpe or nsga2"),
+        ([], "Give one of --train-steps"),
+        (["--train-steps", "2", "--supernet", "x"], "Give one of --train-steps"),
+        (["--supernet", "nowhere"], "There is no run folder nowhere"),
+        (["--train-steps", "2", "--storage", "s.db"], "is no storage"),
+    ],
+)
+def test_mistakes_of_the_command(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys, corpus: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("c.yaml").write_text(dump_config(small_config(corpus)))
+    given = ["blackbox", *(["c.yaml"] if "nowhere" not in arguments else []), "--trials", "2", "--study", "a"]
+    assert run_command(*given, "--storage", "sqlite:///s.db", *arguments) == 2
+    assert message in capsys.readouterr().err

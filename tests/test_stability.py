@@ -1,0 +1,225 @@
+"""A search with several seeds: votes, distances, the consensus, and going on after an interruption."""
+
+import csv
+import itertools
+import json
+import math
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+from conftest import small_config
+from PIL import Image
+
+from parnas.cli import main
+from parnas.config import dump_config
+from parnas.errors import ParnasError
+from parnas.figures.votes import draw_votes
+from parnas.nas.derive import BlockChoice
+from parnas.nas.stability import compare_seeds, edit_distance, mean_of_pairs, stability
+from parnas.run import METRICS, PI, Run
+from parnas.training.checkpoint import list_checkpoints
+from parnas.training.reporter import Silent
+from parnas.training.trainer import Trainer
+
+
+def choose(pi: dict[str, float]) -> BlockChoice:
+    """The likeliest candidate of a block."""
+    return BlockChoice.of(max(pi, key=lambda name: pi[name]), pi)
+
+
+def random_pi(draw: random.Random, space: str = "sfi") -> dict[str, float]:
+    weights = [draw.expovariate(1) for _ in space]
+    return {letter: weight / sum(weights) for letter, weight in zip(space, weights, strict=True)}
+
+
+def seeds_of(*strings: str, sure: float = 0.8) -> list[list]:
+    """Choices of seeds that each prefer their string by so much."""
+    rest = (1 - sure) / 2
+    return [[choose({letter: sure if letter == own else rest for letter in "sfi"}) for own in s] for s in strings]
+
+
+def slow_edit_distance(one: str, other: str) -> int:
+    if not one or not other:
+        return len(one) + len(other)
+    if one[0] == other[0]:
+        return slow_edit_distance(one[1:], other[1:])
+    return 1 + min(
+        slow_edit_distance(one[1:], other), slow_edit_distance(one, other[1:]), slow_edit_distance(one[1:], other[1:])
+    )
+
+
+def test_edit_distance_is_that_of_the_recursive_definition() -> None:
+    draw = random.Random(0)
+    for _ in range(200):
+        one, other = ("".join(draw.choices("sf", k=draw.randint(0, 5))) for _ in range(2))
+        assert edit_distance(one, other) == slow_edit_distance(one, other) == edit_distance(other, one)
+    assert edit_distance("kitten", "sitting") == 3
+
+
+def test_the_consensus_is_the_string_of_the_greatest_summed_log_probability() -> None:
+    """Against trying every string of the space."""
+    draw = random.Random(1)
+    for _ in range(30):
+        found = [[choose(random_pi(draw)) for _ in range(3)] for _ in range(4)]
+
+        def log_probability(string: tuple[str, ...], seeds: list = found) -> float:
+            return sum(
+                math.log(block.pi[layer]) for blocks in seeds for block, layer in zip(blocks, string, strict=True)
+            )
+
+        best = max(itertools.product("sfi", repeat=3), key=log_probability)
+        assert compare_seeds(range(4), found).consensus == best
+
+
+def test_one_sure_seed_outweighs_a_narrow_majority() -> None:
+    narrow, sure = {"s": 0.52, "f": 0.46, "i": 0.02}, {"s": 0.01, "f": 0.98, "i": 0.01}
+    block = compare_seeds([1, 2, 3], [[choose(narrow)], [choose(narrow)], [choose(sure)]]).blocks[0]
+    assert (block.consensus, block.majority, block.agrees) == ("f", "s", False)
+    assert block.votes == {"s": 2, "f": 1, "i": 0}
+    assert block.mean_pi["s"] == pytest.approx((0.52 + 0.52 + 0.01) / 3)
+
+
+def test_a_tied_vote_has_no_majority_and_zeros_of_pi_are_borne() -> None:
+    pis = [{"s": 1.0, "f": 0.0, "i": 0.0}, {"s": 0.0, "f": 1.0, "i": 0.0}]
+    block = compare_seeds([1, 2], [[choose(pi)] for pi in pis]).blocks[0]
+    assert block.majority is None
+    assert not block.agrees
+    assert block.consensus == "s"  # one zero each, against two for identity: the first in the space
+    assert all(math.isfinite(value) for value in block.mean_log_pi.values())
+
+
+def test_distances_count_blocks_and_edits_of_networks() -> None:
+    found = compare_seeds([1, 2, 3], seeds_of("sifs", "isfs", "fiii"))
+    assert found.hamming() == [[0, 2, 3], [2, 0, 4], [3, 4, 0]]
+    assert found.edits() == [[0, 0, 2], [0, 0, 2], [2, 2, 0]]  # sfs, sfs and f
+    content = found.to_dict()
+    assert content["mean_hamming"] == pytest.approx((2 + 3 + 4) / 3)
+    assert content["mean_edit"] == pytest.approx((0 + 2 + 2) / 3)
+    assert content["networks"] == [list("sfs"), list("sfs"), ["f"]]
+    assert mean_of_pairs([[0]]) == 0
+
+
+def test_a_seed_that_chose_identity_alone_is_a_result_too() -> None:
+    found = compare_seeds([1, 2], seeds_of("ii", "sf"))
+    assert found.edits() == [[0, 2], [2, 0]]
+    assert found.to_dict()["networks"][0] == []
+
+
+def test_searches_of_different_spaces_are_refused() -> None:
+    with pytest.raises(ParnasError, match="one space"):
+        compare_seeds([1, 2], [seeds_of("sf")[0], seeds_of("sfs")[0]])
+    with pytest.raises(ParnasError, match="one space"):
+        compare_seeds([1, 2], [seeds_of("s")[0], [choose({"s": 0.5, "f": 0.5})]])
+
+
+def files_of(folder: Path) -> dict[str, tuple[int, float]]:
+    return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def repeated(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two seeds, from the command line."""
+    folder = tmp_path_factory.mktemp("stability")
+    (folder / "small.yaml").write_text(dump_config(small_config(corpus, runtime__seed=3)))
+    main_ends_well(["stability", str(folder / "small.yaml"), "--seeds", "2", "--run", str(folder / "run")])
+    return folder / "run"
+
+
+def main_ends_well(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as leaving:
+        main(arguments)
+    assert not leaving.value.code
+
+
+def test_each_seed_is_the_search_of_that_seed(repeated: Path, corpus: Path, tmp_path: Path) -> None:
+    from parnas.nas.search import search
+
+    assert sorted(path.name for path in repeated.glob("seed-*")) == ["seed-3", "seed-4"]
+    alone = search(small_config(corpus, runtime__seed=4), tmp_path / "alone", Silent())
+    assert Run(repeated / "seed-4").records(PI) == alone.records(PI)
+    assert Run(repeated / "seed-3").records(PI) != alone.records(PI)
+
+
+def test_files_table_and_picture_agree(repeated: Path) -> None:
+    content = json.loads((repeated / "stability.json").read_text())
+    assert content["seeds"] == [3, 4]
+    for seed, string in zip(content["seeds"], content["strings"], strict=True):
+        assert "".join(string) == Run(repeated / f"seed-{seed}").summary()["arch"]
+    rows = list(csv.DictReader((repeated / "stability.csv").open()))
+    assert len(rows) == 9
+    for row in rows:
+        block = content["blocks"][int(row["block"]) - 1]
+        assert int(row["votes"]) == block["votes"][row["candidate"]]
+        assert int(row["consensus"]) == (block["consensus"] == row["candidate"])
+        assert float(row["mean_pi"]) == pytest.approx(block["mean_pi"][row["candidate"]])
+    assert Image.open(repeated / "figures" / "votes.png").size[0] > 300
+
+
+def test_finished_seeds_are_kept_and_more_are_added(repeated: Path, tmp_path: Path, capsys) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(repeated, folder)
+    before = files_of(folder / "seed-3") | files_of(folder / "seed-4")
+    main_ends_well(["stability", "--seeds", "3", "--run", str(folder)])
+    assert files_of(folder / "seed-3") | files_of(folder / "seed-4") == before
+    assert json.loads((folder / "stability.json").read_text())["seeds"] == [3, 4, 5]
+    out = capsys.readouterr().out
+    assert "mean pairwise distance" in out
+    assert "consensus: " in out
+
+
+def test_an_interrupted_seed_goes_on_from_its_checkpoint(
+    repeated: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second seed stops after a checkpoint, a third before its first files: both end as without interruption."""
+    config, folder, steps = small_config(corpus, runtime__seed=3), tmp_path / "run", []
+    shutil.copytree(repeated, folder)
+    shutil.rmtree(folder / "seed-4")
+    original = Trainer.train_step
+
+    def step_or_stop(self: Trainer) -> None:
+        steps.append(self.step)
+        if len(steps) == 13:
+            raise KeyboardInterrupt
+        original(self)
+
+    monkeypatch.setattr(Trainer, "train_step", step_or_stop)
+    with pytest.raises(KeyboardInterrupt):
+        stability(config, folder, 2, Silent())
+    assert [path.name for path in list_checkpoints(folder / "seed-4" / "checkpoints")] == ["step-00000008"]
+    steps.clear()
+    steps += [0] * 100
+    (folder / "seed-5").mkdir()
+    (folder / "seed-5" / "config.yaml").write_text("torn")
+    found = stability(config, folder, 3, Silent())
+    assert steps[100:] == [*range(8, 24), *range(24)]
+    assert Run(folder / "seed-4").records(PI) == Run(repeated / "seed-4").records(PI)
+    assert len(Run(folder / "seed-4").records(METRICS)) == len(Run(repeated / "seed-4").records(METRICS))
+    assert found.seeds == (3, 4, 5)
+
+
+def test_other_settings_and_other_folders_are_refused(repeated: Path, corpus: Path, tmp_path: Path) -> None:
+    with pytest.raises(ParnasError, match=r"search\.lr"):
+        stability(small_config(corpus, runtime__seed=3, search__lr=1e-4), repeated, 2, Silent())
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ParnasError, match="already holds files"):
+        stability(small_config(corpus), tmp_path, 2, Silent())
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_a_seed_replaced_by_a_search_of_other_settings_is_refused(repeated: Path, corpus: Path, tmp_path: Path) -> None:
+    shutil.copytree(repeated, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "seed-4")
+    shutil.copytree(tmp_path / "run" / "seed-3", tmp_path / "run" / "seed-4")
+    with pytest.raises(ParnasError, match=r"runtime\.seed"):
+        stability(small_config(corpus, runtime__seed=3), tmp_path / "run", 2, Silent())
+
+
+def test_pictures_of_many_blocks_and_of_broken_files(tmp_path: Path) -> None:
+    for blocks in (1, 60, 200):
+        compare_seeds([1, 2], seeds_of("s" * blocks, "f" * blocks)).write(tmp_path)
+        assert draw_votes(tmp_path).is_file()
+    (tmp_path / "stability.json").write_text('{"blocks": 3}')
+    with pytest.raises(ParnasError, match="not what parnas stability wrote"):
+        draw_votes(tmp_path)
