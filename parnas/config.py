@@ -11,8 +11,9 @@ from typing import Any, Literal, NamedTuple, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from parnas.architecture import LETTERS, Architecture
+from parnas.architecture import Architecture
 from parnas.errors import ParnasError
+from parnas.space import space_problem, spread_space, unite
 from parnas.yaml_text import read_yaml, to_yaml
 
 
@@ -174,8 +175,10 @@ class ModelConfig(Section):
 
 class SearchConfig(Section):
     blocks: int = Field(6, ge=1, le=1000, description="Stochastic blocks of the SuperNet.")
-    space: tuple[str, ...] = Field(
-        ("s", "f", "i"), min_length=1, description="Candidate layers of every block, by letter."
+    space: tuple[str, ...] | tuple[tuple[str, ...], ...] = Field(
+        ("s", "f", "i"),
+        description="Candidate layers by name, such as s or 's:heads=2': one list for all blocks, or a list of lists, "
+        "one for each block.",
     )
     estimator: Literal["single_path", "gdas", "straight_through", "soft"] = Field(
         "single_path",
@@ -202,12 +205,19 @@ class SearchConfig(Section):
         "exponential", description="Path from tau_start to tau_end, or a parameter between the two, trained with alpha."
     )
 
+    @property
+    def block_spaces(self) -> tuple[tuple[str, ...], ...]:
+        """The candidates of each block, by name."""
+        return spread_space(self.space, self.blocks)
+
+    @property
+    def candidates(self) -> tuple[str, ...]:
+        """All candidates that blocks have, in the order of their first appearance: the columns of pi."""
+        return unite(self.block_spaces)
+
     def mistakes(self) -> Iterator[Mistake]:
-        unknown = [letter for letter in self.space if letter not in LETTERS]
-        if unknown or len(set(self.space)) < len(self.space):
-            yield Mistake("space", f"is {list(self.space)}; give different letters among {', '.join(LETTERS)}")
-        elif set(self.space) == {"i"}:
-            yield Mistake("space", "has identity alone, so there is nothing to train; add s or f")
+        if problem := space_problem(self.space, self.blocks):
+            yield Mistake("space", problem)
         if self.tau_end > self.tau_start:
             yield Mistake("tau_end", f"is {self.tau_end}, above tau_start {self.tau_start}; the temperature falls")
         if self.alpha_start_step >= self.steps:

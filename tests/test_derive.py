@@ -25,10 +25,10 @@ def with_pi(run: Run, folder: Path, pi: list[list[float]]) -> Run:
 
 def test_argmax_entropy_and_margin_of_a_block() -> None:
     block = choose({"s": 0.2, "f": 0.5, "i": 0.3})
-    assert block.letter == "f"
+    assert block.layer == "f"
     assert block.margin == pytest.approx(0.2)
     assert block.entropy == pytest.approx(-(0.2 * math.log(0.2) + 0.5 * math.log(0.5) + 0.3 * math.log(0.3)))
-    assert choose({"s": 0.5, "f": 0.5}).letter == "s"
+    assert choose({"s": 0.5, "f": 0.5}).layer == "s"
     assert choose({"s": 0.0, "f": 1.0}).entropy == 0
 
 

@@ -12,6 +12,7 @@ from parnas.architecture import LETTERS
 from parnas.config import Config
 from parnas.errors import ParnasError
 from parnas.figures import curves, style
+from parnas.figures.colours import LETTER_COLOURS
 from parnas.figures.curves import Curves, draw_learning_curves
 from parnas.figures.draw import draw_run
 from parnas.figures.heatmap import (
@@ -279,8 +280,8 @@ class TestDrawRun:
 
 
 def test_every_letter_has_a_colour_of_its_own():
-    assert set(style.LETTER_COLOURS) == set(LETTERS)
-    assert len(set(style.LETTER_COLOURS.values())) == len(LETTERS)
+    assert set(LETTER_COLOURS) == set(LETTERS)
+    assert len(set(LETTER_COLOURS.values())) == len(LETTERS)
 
 
 def test_pictures_need_neither_torch_nor_pyplot():

@@ -151,7 +151,7 @@ def test_mean_over_all_probes_is_the_gradient_of_straight_through(seed, means, m
 
     expected, _ = alpha_gradient(Estimator("straight_through", 3, SPACE))
     biased, drawn = alpha_gradient(Estimator("gdas", 3, SPACE))
-    unknown = [Estimator("single_path", 3, SPACE).unknown(gate.chosen) for gate in drawn]
+    unknown = [Estimator("single_path", 3, SPACE).unknown(block, gate.chosen) for block, gate in enumerate(drawn)]
     places = [(block, candidate) for block, candidates in enumerate(unknown) for candidate in candidates]
     mean, total = torch.zeros(3, 3), 0.0
     for block, candidate in places:

@@ -1,5 +1,6 @@
 """The heatmap of pi, block against candidate: an animation, and single frames of it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -12,17 +13,17 @@ from matplotlib.colors import Normalize, to_rgb
 from matplotlib.text import Annotation, Text
 from PIL import Image
 
-from parnas.architecture import LETTERS
 from parnas.errors import ParnasError
+from parnas.figures.colours import candidate_colours
 from parnas.figures.history import PiHistory
 from parnas.figures.style import (
     FRAME,
     INK,
     LABEL_SIZE,
-    LETTER_COLOURS,
     MONOSPACE,
     PNG_DPI,
     SMALL_SIZE,
+    candidate_label,
     new_figure,
     shorten,
 )
@@ -36,6 +37,7 @@ LAST_FRAME_MS = 2500
 
 # Layout in points, so that one picture holds at every resolution.
 LEFT, RIGHT, TOP, BOTTOM = 106.0, 62.0, 52.0, 38.0
+LABEL_ADVANCE, LONGEST_LABEL = 5.5, 48  # width of a character in the names at the left, and most of them
 ROW_HEIGHT = 30.0
 COLUMN_WIDTH = 32.0
 AREA_WIDTHS = (250.0, 700.0)  # least and most of the heatmap itself
@@ -76,13 +78,15 @@ class Heatmap:
     def __init__(self, history: PiHistory, width_px: int | None = None, dpi: float = GIF_DPI) -> None:
         self._history = history
         candidates = len(history.space)
+        self._names = [shorten(candidate_label(name), LONGEST_LABEL) for name in history.space]
+        left = max(LEFT, 12 + LABEL_ADVANCE * max(map(len, self._names)))
         area = float(np.clip(COLUMN_WIDTH * history.blocks, *AREA_WIDTHS))
-        width, height = LEFT + area + RIGHT, TOP + ROW_HEIGHT * candidates + BOTTOM
+        width, height = left + area + RIGHT, TOP + ROW_HEIGHT * candidates + BOTTOM
         figure = new_figure(width / 72, height / 72, dpi if width_px is None else 72 * width_px / width)
         bottom, inner_height = BOTTOM / height, 1 - (TOP + BOTTOM) / height
-        self.axes = figure.add_axes((LEFT / width, bottom, area / width, inner_height))
+        self.axes = figure.add_axes((left / width, bottom, area / width, inner_height))
         self._label_axes(area / history.blocks)
-        _draw_scale(figure.add_axes(((LEFT + area + 16) / width, bottom, 9 / width, inner_height)))
+        _draw_scale(figure.add_axes(((left + area + 16) / width, bottom, 9 / width, inner_height)))
 
         self.cells = self.axes.pcolormesh(
             history.pi[0].T, cmap=COLOURS, norm=NORM, edgecolors="white", linewidth=0.8, animated=True
@@ -127,10 +131,9 @@ class Heatmap:
         numbers = [n for n in range(1, history.blocks + 1) if n % every == 0 or n == 1]
         axes.set_xticks([n - 0.5 for n in numbers], [str(n) for n in numbers], fontsize=SMALL_SIZE, color=INK)
         axes.set_xlabel("block", fontsize=LABEL_SIZE, color=INK, labelpad=2)
-        names = [f"{LETTERS[letter]}  {letter}" for letter in history.space]
-        axes.set_yticks(np.arange(len(names)) + 0.5, names, fontsize=LABEL_SIZE)
-        for label, letter in zip(axes.get_yticklabels(), history.space, strict=True):
-            label.set_color(LETTER_COLOURS[letter])
+        axes.set_yticks(np.arange(len(self._names)) + 0.5, self._names, fontsize=LABEL_SIZE)
+        for label, colour in zip(axes.get_yticklabels(), candidate_colours(history.space).values(), strict=True):
+            label.set_color(colour)
         axes.tick_params(length=0)
 
     def _title(self, above: float, size: float, **font: Any) -> Annotation:
@@ -164,7 +167,7 @@ def draw_pi_animation(history: PiHistory, path: Path, options: AnimationOptions 
     """Write the heatmap of every logged step, thinned to `options.max_frames`, as an endless GIF."""
     heatmap = Heatmap(history, options.width_px)
     indices = thin(len(history), options.max_frames)
-    palette = _palette()
+    palette = _palette(history.space)
     frames = (heatmap.picture(i).quantize(palette=palette, dither=Image.Dither.NONE) for i in indices)
     times = [options.frame_ms] * (len(indices) - 1) + [max(LAST_FRAME_MS, options.frame_ms)]
     with file_in_one_piece(path) as beside:
@@ -197,11 +200,12 @@ def _draw_scale(axes: Axes) -> None:
     axes.set_title("pi", fontsize=LABEL_SIZE, color=INK, pad=6)
 
 
-def _palette() -> Image.Image:
-    """The 256 colours of every frame: the scale, greys, and the letters' colours fading into the white around them."""
+def _palette(space: Sequence[str]) -> Image.Image:
+    """The 256 colours of every frame: the scale, greys, and the candidates' colours fading into the white around."""
     # Pillow looks colours up coarsely: greys closer together than this would turn white into the next grey.
     ramps = [np.linspace(to_rgb(INK), (1, 1, 1), 28)]
-    ramps += [np.linspace(to_rgb(colour), (1, 1, 1), 16) for colour in LETTER_COLOURS.values()]
+    steps = min(16, 96 // len(space))
+    ramps += [np.linspace(to_rgb(colour), (1, 1, 1), steps) for colour in candidate_colours(space).values()]
     ramps.append(COLOURS(np.linspace(0, 1, 256 - sum(map(len, ramps))))[:, :3])
     palette = Image.new("P", (1, 1))
     palette.putpalette((255 * np.concatenate(ramps)).round().astype(np.uint8).tobytes())

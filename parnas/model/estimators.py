@@ -23,6 +23,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from parnas.architecture import IDENTITY
+from parnas.space import Space, spread_space, unite
 
 MEAN_RATE = (
     0.1  # of the running means of probes; a candidate is probed about every twelfth step of a search in 6 blocks
@@ -57,9 +58,10 @@ def harden(gates: Tensor) -> Tensor:
 class Estimator:
     """Draws the gates of each step. `means` [blocks, candidates] is all its state."""
 
-    def __init__(self, name: str, blocks: int, space: Sequence[str]) -> None:
-        self.name, self.space = name, tuple(space)
-        self.means = torch.zeros(blocks, len(space))
+    def __init__(self, name: str, blocks: int, space: Space) -> None:
+        self.name, self.block_spaces = name, spread_space(space, blocks)
+        self.space = unite(self.block_spaces)
+        self.means = torch.zeros(blocks, len(self.space))
 
     def draw(self, alpha: Tensor, tau: Tensor | float, generator: torch.Generator | None = None) -> Gates:
         """Gates of one step, given alpha [blocks, candidates]; nothing is probed where alpha needs no gradient."""
@@ -78,12 +80,15 @@ class Estimator:
         rows = zip(hard.unbind(), chosen, strict=True)
         return [PathGate(row, index, probed.get(block)) for block, (row, index) in enumerate(rows)]
 
-    def unknown(self, chosen: int) -> list[int]:
-        """Candidates whose contribution is not known where one was chosen; that of identity always is."""
-        return [index for index, letter in enumerate(self.space) if index != chosen and letter != IDENTITY]
+    def unknown(self, block: int, chosen: int) -> list[int]:
+        """Candidates of a block whose contribution is not known where one was chosen; that of identity always is."""
+        known = (self.space[chosen], IDENTITY)
+        return [self.space.index(name) for name in self.block_spaces[block] if name not in known]
 
     def _draw_probe(self, chosen: list[int], generator: torch.Generator | None) -> "Probe | None":
-        open_blocks = [(block, unknown) for block, index in enumerate(chosen) if (unknown := self.unknown(index))]
+        open_blocks = [
+            (block, unknown) for block, index in enumerate(chosen) if (unknown := self.unknown(block, index))
+        ]
         if not open_blocks:
             return None
         device = None if generator is None else generator.device
@@ -100,7 +105,7 @@ class Estimator:
         self.means = self.means.to(observed)
         completed = observed.clone()
         for block, index in enumerate(chosen):
-            unknown = self.unknown(index)
+            unknown = self.unknown(block, index)
             completed[block, unknown] = self.means[block, unknown]
         if probe is not None:
             place = probe.block, probe.candidate

@@ -23,7 +23,7 @@ SMALL_MARGIN = 0.1
 class BlockChoice:
     """What a block's probabilities say."""
 
-    letter: str
+    layer: str
     pi: dict[str, float]
     entropy: float  # nats
     margin: float  # probability of the likeliest candidate above the next
@@ -49,7 +49,7 @@ class Derivation:
             "counts": self.architecture.counts(),
             "parameters": self.parameters,
             "blocks": [
-                {"letter": block.letter, "pi": block.pi, "entropy": block.entropy, "margin": block.margin}
+                {"layer": block.layer, "pi": block.pi, "entropy": block.entropy, "margin": block.margin}
                 for block in self.blocks
             ],
             "warnings": list(self.warnings),
@@ -61,7 +61,7 @@ def choose(pi: dict[str, float]) -> BlockChoice:
     ranked = sorted(pi.values(), reverse=True)
     entropy = -sum(p * math.log(p) for p in ranked if p > 0)
     margin = ranked[0] - ranked[1] if len(ranked) > 1 else 1.0
-    return BlockChoice(max(pi, key=lambda letter: pi[letter]), pi, entropy, margin)
+    return BlockChoice(max(pi, key=lambda name: pi[name]), pi, entropy, margin)
 
 
 def derive(run: Run) -> Derivation:
@@ -70,13 +70,13 @@ def derive(run: Run) -> Derivation:
     records = run.records(PI)
     if not records:
         raise ParnasError(f"{run.folder / PI} holds no pi yet; let the search run to its first log line.")
-    last, space = records[-1], config.search.space
+    last, space = records[-1], config.search.candidates
     if any(len(probabilities) != len(space) for probabilities in last["pi"]):
         raise ParnasError(f"{run.folder / PI} does not fit search.space {list(space)}; restore it.")
     blocks = tuple(choose(dict(zip(space, probabilities, strict=True))) for probabilities in last["pi"])
-    architecture = Architecture("".join(block.letter for block in blocks))
+    architecture = Architecture([block.layer for block in blocks])
     warnings = [
-        f"block {number} is undecided: {block.letter} leads by {block.margin:.3f} only"
+        f"block {number} is undecided: {block.layer} leads by {block.margin:.3f} only"
         for number, block in enumerate(blocks, 1)
         if block.margin < SMALL_MARGIN
     ]
