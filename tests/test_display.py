@@ -88,3 +88,13 @@ def test_tables_of_large_numbers_fit_a_terminal() -> None:
         assert part in quality
     for part in ("derived", "123,456,789", "123.45", "234.56", "123,456", "12,345", "150"):
         assert part in cost
+
+
+def test_names_with_options_are_shown() -> None:
+    space = ("s", "s:heads=2", "g")
+    bar = pi_bar(1, space, [0.2, 0.7, 0.1])
+    assert bar.plain.endswith("s:heads=2 0.70")
+    assert len({span.style for span in bar.spans}) == 3
+    reporter = PlainReporter()
+    reporter.pi(space[:2], [[0.2, 0.8], [0.9, 0.1]])
+    assert reporter.latest.endswith("pi argmax s:heads=2 s")

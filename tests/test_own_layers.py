@@ -262,7 +262,9 @@ def test_the_whole_journey_with_letters_of_ones_own(corpus, page_file, tmp_path,
         assert pi.shape == (3, 6)
         assert [candidates[i] for i in pi[0].nonzero()[:, 0]] == ["s", "s:heads=1", "g", "m"]
         assert pi[2].tolist() == [0, 0, 1, 0, 0, 0]
-    Run(found).append(PI, {"step": 25, "tau": 0.1, "pi": [[0, 0.6, 0.4, 0, 0, 0], [0, 0, 0, 1, 0, 0], [0, 0, 1, 0, 0, 0]]})
+    Run(found).append(
+        PI, {"step": 25, "tau": 0.1, "pi": [[0, 0.6, 0.4, 0, 0, 0], [0, 0, 0, 1, 0, 0], [0, 0, 1, 0, 0, 0]]}
+    )
     assert run_command("derive", found) == 0
     assert Run(found).arch_file()["arch"] == "s:heads=1 m g"
     out = capsys.readouterr().out
