@@ -113,7 +113,7 @@ def make_search(config: Config, device: Device, batches: TrainingBatches, situat
     model = SuperNet(config.model, config.search.space, config.search.blocks, VOCABULARY)
     if situation == "interleaved":
         for alpha, letter in zip(model.alphas(), INTERLEAVED, strict=True):
-            alpha.data[config.search.space.index(letter)] = CERTAIN
+            alpha.data[config.search.candidates.index(letter)] = CERTAIN
     trainer = SearchTrainer(session, model, batches, None)
     trainer.alpha_optimizer.param_groups[0]["lr"] = 0.0
     return trainer

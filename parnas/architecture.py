@@ -1,26 +1,43 @@
-"""The architecture: one letter per block, and the grammar it is written in.
+"""The architecture: one layer name per block, and the grammar it is written in.
 
-    expression := item+            item := letter | '(' expression ')' [ '*' count ] | letter '*' count
+    expression := item+            item := name | '(' expression ')' [ '*' count ] | name '*' count
+    name := letter [ ':' option '=' number ( ',' option '=' number )* ]
 
-so that `sfsf`, `(sf)*2` and `s*1 f (sf)` all name networks. Presets stand for whole expressions:
-`interleaved-N`, `sandwich-N-K`, `all-f-N` and `random-N-SEED`, where N is the number of blocks.
+so that `sfsf`, `(sf)*2`, `s*1 f (sf)` and `s:heads=2 f` all name networks; white space ends a name with options.
+Presets stand for whole expressions: `interleaved-N`, `sandwich-N-K`, `all-f-N` and `random-N-SEED`, where N is the
+number of blocks.
 """
 
 import random
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
 from parnas.errors import ParnasError
 
-ATTENTION, FEED_FORWARD, IDENTITY = "s", "f", "i"
-LETTERS = {ATTENTION: "self-attention", FEED_FORWARD: "feed-forward", IDENTITY: "identity"}
-MAX_BLOCKS = 1000
-MAX_TEXT = 10_000
 
-_TOKEN = re.compile(r"\s*(?:([a-z])|([()])|\*\s*(\d{1,6}))")
+class Letter(NamedTuple):
+    """What a letter stands for, and the options that its layers know."""
+
+    description: str
+    options: tuple[str, ...] = ()
+
+
+ATTENTION, FEED_FORWARD, IDENTITY = "s", "f", "i"
+LETTERS = {
+    ATTENTION: Letter("self-attention", ("heads", "d_head")),
+    FEED_FORWARD: Letter("feed-forward", ("d_inner",)),
+    IDENTITY: Letter("identity"),
+}
+"""All letters; `parnas.model.layers.register_layer` adds to them."""
+MAX_BLOCKS = 1000
+MAX_NAME = 99  # characters of a layer's name
+MAX_TEXT = MAX_BLOCKS * (MAX_NAME + 1)  # what `str` makes of the longest architecture can be read
+
+_TOKEN = re.compile(r"\s*(?:([a-z](?::[^\s()*]*)?)|([()])|\*\s*(\d{1,6}))")
+_OPTION = re.compile(r"([a-z][a-z0-9_]*)=0*([1-9][0-9]{0,5})")
 _PRESET = re.compile(r"(interleaved|sandwich|all-f|random)((?:-\d{1,9})+)")
 _HELP = (
     "Write one letter per block (s self-attention, f feed-forward, i identity), such as sfsff or (sf)*8, "
@@ -28,17 +45,59 @@ _HELP = (
 )
 
 
-@dataclass(frozen=True)
+class LayerName(NamedTuple):
+    """A letter and its options, in the order in which the letter lists them: `s:heads=2,d_head=16`."""
+
+    letter: str
+    options: tuple[tuple[str, int], ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read one name; raises `ParnasError` for what is none, with what is allowed."""
+        letter, colon, listed = text.partition(":")
+        if letter not in LETTERS:
+            raise ParnasError(
+                f"Unknown layer letter {_shorten(letter)}; known are {', '.join(LETTERS)}. Your own come from "
+                "PARNAS_LAYERS or register_layer: see docs/layers.md."
+            )
+        known = LETTERS[letter].options
+        allowed = f"{letter} takes {', '.join(known)}" if known else f"{letter} takes no options"
+        given: dict[str, int] = {}
+        for option in listed.split(",") if colon else ():
+            read = _OPTION.fullmatch(option)
+            if not read:
+                raise ParnasError(f"{_shorten(option)} is no option=NUMBER from 1 to 999999; {allowed}.")
+            if read[1] not in known or read[1] in given:
+                problem = "given twice" if read[1] in given else "unknown"
+                raise ParnasError(f"Option {_shorten(read[1])} is {problem}; {allowed}.")
+            given[read[1]] = int(read[2])
+        name = cls(letter, tuple((option, given[option]) for option in known if option in given))
+        if len(str(name)) > MAX_NAME:
+            raise ParnasError(f"The layer name {_shorten(str(name))} has more than {MAX_NAME} characters.")
+        return name
+
+    def __str__(self) -> str:
+        listed = ",".join(f"{option}={value}" for option, value in self.options)
+        return f"{self.letter}:{listed}" if listed else self.letter
+
+
+def describe_layer(name: str) -> str:
+    """`self-attention` for `s`, `self-attention heads=2` for `s:heads=2`."""
+    letter, _, options = name.partition(":")
+    return f"{LETTERS[letter].description} {options}".rstrip()
+
+
+@dataclass(frozen=True, init=False)
 class Architecture:
-    """The layer string of a network, such as `sfsff`; iterating gives one letter per block."""
+    """The layers of a network by name; iterating gives one name per block."""
 
-    letters: str
+    layers: tuple[str, ...]
 
-    def __post_init__(self) -> None:
-        if not self.letters or len(self.letters) > MAX_BLOCKS:
-            raise ParnasError(f"An architecture has 1 to {MAX_BLOCKS} blocks, not {len(self.letters)}. {_HELP}")
-        if unknown := set(self.letters) - set(LETTERS):
-            raise ParnasError(f"Unknown layer letter {sorted(unknown)[0]!r} in an architecture. {_HELP}")
+    def __init__(self, layers: Sequence[str]) -> None:
+        """A sequence of layer names, or a string of letters alone; raises `ParnasError` for unknown ones."""
+        if not 1 <= len(layers) <= MAX_BLOCKS:
+            raise ParnasError(f"An architecture has 1 to {MAX_BLOCKS} blocks, not {len(layers)}. {_HELP}")
+        object.__setattr__(self, "layers", tuple(str(LayerName.parse(name)) for name in layers))
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -52,40 +111,37 @@ class Architecture:
 
     def canonical(self) -> Self:
         """The same network without identity blocks: `sifi` and `iisf` are both `sf`."""
-        letters = self.letters.replace(IDENTITY, "")
-        if not letters:
+        layers = [name for name in self if name != IDENTITY]
+        if not layers:
             raise ParnasError(f"{self} has no layer besides identity, so there is no network to train.")
-        return type(self)(letters)
+        return type(self)(layers)
 
     def counts(self) -> dict[str, int]:
-        """Number of blocks per letter, every known letter included."""
-        found = Counter(self.letters)
-        return {letter: found[letter] for letter in LETTERS}
+        """Number of blocks per layer name, every known letter included."""
+        return {**dict.fromkeys(LETTERS, 0), **Counter(self.layers)}
 
     def __str__(self) -> str:
-        return self.letters
+        """Letters without space between them, or names with options with one, so that `parse` reads them back."""
+        return (" " if any(len(name) > 1 for name in self) else "").join(self.layers)
 
     def __len__(self) -> int:
-        return len(self.letters)
+        return len(self.layers)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.letters)
+        return iter(self.layers)
 
 
-def _expand(text: str) -> str:
+def _expand(text: str) -> list[str]:
     """Expand groups and repeats; open groups are kept on a stack, so depth costs no recursion."""
-    groups: list[list[str]] = [[]]
+    groups: list[list[list[str]]] = [[]]  # of items, which are lists of names
     position = 0
     repeatable = False
+    mistakes: list[str] = []  # of names, told where the expression is right
     while position < len(text):
-        token = _TOKEN.match(text, position)
-        if not token:
-            raise ParnasError(
-                f"Cannot read the architecture at character {position + 1}: {text[position:][:12]!r}. {_HELP}"
-            )
-        letter, bracket, count = token.groups()
-        if letter:
-            groups[-1].append(letter)
+        token = _read_token(text, position)
+        name, bracket, count = token.groups()
+        if name:
+            groups[-1].append([_read_name(name, token.start(1) + 1, mistakes)])
         elif bracket == "(":
             groups.append([])
         elif bracket == ")":
@@ -96,24 +152,45 @@ def _expand(text: str) -> str:
             inner = groups.pop()
             if not inner:
                 raise ParnasError(f"The architecture has an empty group, at character {token.end()}. {_HELP}")
-            groups[-1].append("".join(inner))
+            groups[-1].append([name for item in inner for name in item])
         else:
             if not repeatable:
                 raise ParnasError(f"Nothing to repeat before '*' at character {token.start() + 1}. {_HELP}")
             last = groups[-1].pop()
             if not 1 <= int(count) * len(last) <= MAX_BLOCKS:
-                raise ParnasError(f"{last[:12]!r} repeated {count} times is not 1 to {MAX_BLOCKS} blocks. {_HELP}")
+                shown = "".join(last)[:12]
+                raise ParnasError(f"{shown!r} repeated {count} times is not 1 to {MAX_BLOCKS} blocks. {_HELP}")
             groups[-1].append(last * int(count))
         if sum(map(len, groups[-1])) > MAX_BLOCKS:
             raise ParnasError(f"The architecture has more than {MAX_BLOCKS} blocks. {_HELP}")
-        repeatable = bool(letter) or bracket == ")"
+        repeatable = bool(name) or bracket == ")"
         position = token.end()
     if len(groups) > 1:
         raise ParnasError(f"The architecture leaves {len(groups) - 1} bracket(s) open. {_HELP}")
-    return "".join(groups[0])
+    if mistakes:
+        raise ParnasError(mistakes[0])
+    return [name for item in groups[0] for name in item]
 
 
-def _preset(name: str, numbers: list[int], text: str) -> str:
+def _read_token(text: str, position: int) -> re.Match[str]:
+    if token := _TOKEN.match(text, position):
+        return token
+    raise ParnasError(f"Cannot read the architecture at character {position + 1}: {text[position:][:12]!r}. {_HELP}")
+
+
+def _read_name(text: str, position: int, mistakes: list[str]) -> str:
+    try:
+        return str(LayerName.parse(text))
+    except ParnasError as error:
+        mistakes.append(f"{error} This is at character {position} of the architecture. {_HELP}")
+        return text
+
+
+def _shorten(text: str) -> str:
+    return repr(text if len(text) <= 24 else f"{text[:21]}...")
+
+
+def _preset(name: str, numbers: list[int], text: str) -> Sequence[str]:
     expected = {"interleaved": 1, "all-f": 1, "sandwich": 2, "random": 2}[name]
     if len(numbers) != expected:
         raise ParnasError(f"{name} takes {expected} number(s), not {len(numbers)}, in {text!r}. {_HELP}")
@@ -121,11 +198,12 @@ def _preset(name: str, numbers: list[int], text: str) -> str:
     if not 1 <= blocks <= MAX_BLOCKS:
         raise ParnasError(f"{text!r} asks for {blocks} blocks; 1 to {MAX_BLOCKS} are possible.")
     if name == "interleaved":
-        return "".join((ATTENTION, FEED_FORWARD)[block % 2] for block in range(blocks))
+        return [(ATTENTION, FEED_FORWARD)[block % 2] for block in range(blocks)]
     if name == "all-f":
         return FEED_FORWARD * blocks
     if name == "random":
-        return "".join(random.Random(numbers[1]).choices(list(LETTERS), k=blocks))
+        # The three letters of every installation: registering others must not change what a seed stands for.
+        return random.Random(numbers[1]).choices((ATTENTION, FEED_FORWARD, IDENTITY), k=blocks)
     # Sandwich ordering, Press et al. 2020 (arXiv 1911.03864): s^K (sf)^(N/2-K) f^K.
     ends = numbers[1]
     if blocks % 2 or ends > blocks // 2:

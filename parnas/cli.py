@@ -1,6 +1,7 @@
 """The command line: arguments in, run folders and tables out. Work is imported only when a command needs it."""
 
 import errno
+import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -88,6 +89,15 @@ def fail(message: str) -> None:
     raise SystemExit(2)
 
 
+@app.callback()
+def import_layers() -> None:
+    """Register the user's own layers before any configuration is checked."""
+    if listed := os.environ.get("PARNAS_LAYERS"):
+        from parnas.model.own_layers import import_own_layers
+
+        import_own_layers(listed)
+
+
 @app.command()
 def search(settings: Settings = None, run: RunFolder = None, resume: Resume = False) -> None:
     """Train a SuperNet and record pi."""
@@ -139,7 +149,8 @@ def retrain(
         str | None,
         typer.Option(
             "--arch",
-            help="A string such as (sf)*8, an arch.yaml, or interleaved-N, sandwich-N-K, all-f-N, random-N-SEED.",
+            help="A string such as (sf)*8 or 's:heads=2 f', an arch.yaml, or interleaved-N, sandwich-N-K, all-f-N, "
+            "random-N-SEED.",
         ),
     ] = None,
     run: RunFolder = None,
@@ -376,13 +387,13 @@ def settle(
         Run(run).config()
         files = [str(run / "config.yaml")]
     if arch is not None:
-        overrides.append(f"model.arch={resolve_arch(arch)}")
+        overrides.append(f"model.arch='{resolve_arch(arch)}'")
     config = load_config(files[0] if files else "demo", overrides)
     return config, run or fresh_folder(f"{command}-{stem}")
 
 
 def resolve_arch(text: str) -> str:
-    """The letters of a string or preset, or what an arch.yaml (or a run folder that has one) says."""
+    """The string that a string or preset stands for, or what an arch.yaml (or a run folder that has one) says."""
     path = Path(text)
     try:
         return str(Architecture.parse(text))

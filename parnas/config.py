@@ -11,8 +11,9 @@ from typing import Any, Literal, NamedTuple, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from parnas.architecture import LETTERS, Architecture
+from parnas.architecture import Architecture
 from parnas.errors import ParnasError
+from parnas.space import space_problem, spread_space, unite
 from parnas.yaml_text import read_yaml, to_yaml
 
 
@@ -198,8 +199,10 @@ class CostConfig(Section):
 
 class SearchConfig(Section):
     blocks: int = Field(6, ge=1, le=1000, description="Stochastic blocks of the SuperNet.")
-    space: tuple[str, ...] = Field(
-        ("s", "f", "i"), min_length=1, description="Candidate layers of every block, by letter."
+    space: tuple[str, ...] | tuple[tuple[str, ...], ...] = Field(
+        ("s", "f", "i"),
+        description="Candidate layers by name, such as s or 's:heads=2': one list for all blocks, or a list of lists, "
+        "one for each block.",
     )
     estimator: Literal["single_path", "gdas", "straight_through", "soft", "uniform"] = Field(
         "single_path",
@@ -235,12 +238,19 @@ class SearchConfig(Section):
     entropy_end: float = Field(0.0, ge=0, description="The same at the last step; a line between the two.")
     cost: CostConfig = Field(CostConfig(), description="What an architecture may cost.")
 
+    @property
+    def block_spaces(self) -> tuple[tuple[str, ...], ...]:
+        """The candidates of each block, by name."""
+        return spread_space(self.space, self.blocks)
+
+    @property
+    def candidates(self) -> tuple[str, ...]:
+        """All candidates that blocks have, in the order of their first appearance: the columns of pi."""
+        return unite(self.block_spaces)
+
     def mistakes(self) -> Iterator[Mistake]:
-        unknown = [letter for letter in self.space if letter not in LETTERS]
-        if unknown or len(set(self.space)) < len(self.space):
-            yield Mistake("space", f"is {list(self.space)}; give different letters among {', '.join(LETTERS)}")
-        elif set(self.space) == {"i"}:
-            yield Mistake("space", "has identity alone, so there is nothing to train; add s or f")
+        if problem := space_problem(self.space, self.blocks):
+            yield Mistake("space", problem)
         if self.estimator == "uniform" and not self.alpha_split:
             yield Mistake("alpha_split", "is 0, but estimator uniform learns alpha from text of its own; set it to 0.1")
         if self.tau_end > self.tau_start:

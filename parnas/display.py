@@ -11,7 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from parnas.architecture import LETTERS
+from parnas.architecture import Architecture, describe_layer
+from parnas.figures.colours import candidate_colours
 from parnas.training.reporter import Reporter, describe_metrics
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from parnas.nas.stability import Stability
     from parnas.nas.trials import Finding
 
-COLOURS = {"s": "dodger_blue2", "f": "dark_orange", "i": "grey50"}
 BAR = 24  # characters of a block's bar of pi
 
 
@@ -55,7 +55,8 @@ class PlainReporter:
             self.note(f"{self.title} {record['step']}/{self.steps}: {describe_metrics(record)}")
 
     def pi(self, space: Sequence[str], pi: Sequence[Sequence[float]]) -> None:
-        self.latest += "  pi argmax " + "".join(space[max(range(len(row)), key=row.__getitem__)] for row in pi)
+        likeliest = Architecture([space[max(range(len(row)), key=row.__getitem__)] for row in pi])
+        self.latest += f"  pi argmax {likeliest}"
 
     def note(self, text: str) -> None:
         sys.stderr.write(f"{text}\n")
@@ -119,10 +120,11 @@ def pi_bar(number: int, space: Sequence[str], pi: Sequence[float]) -> Text:
     """Block number, a stacked bar of its probabilities, and the likeliest candidate with its own."""
     text = Text(f"{number:>3} ")
     edges = [round(BAR * sum(pi[: index + 1])) for index in range(len(pi))]
-    for letter, start, stop in zip(space, [0, *edges], edges, strict=False):
-        text.append("█" * (stop - start), style=COLOURS.get(letter, "magenta"))
+    colours = list(candidate_colours(space).values())
+    for colour, start, stop in zip(colours, [0, *edges], edges, strict=False):
+        text.append("█" * (stop - start), style=colour)
     best = max(range(len(pi)), key=pi.__getitem__)
-    text.append(f" {space[best]} {pi[best]:.2f}", style=COLOURS.get(space[best], "magenta"))
+    text.append(f" {space[best]} {pi[best]:.2f}", style=colours[best])
     return text
 
 
@@ -131,17 +133,17 @@ def show_derivation(derivation: "Derivation") -> None:
     console = Console()
     space = list(derivation.blocks[0].pi)
     table = Table(box=None, header_style="bold")
-    for title in ["block", "layer", *(f"pi({letter})" for letter in space), "entropy", "margin"]:
+    for title in ["block", "layer", *(f"pi({name})" for name in space), "entropy", "margin"]:
         table.add_column(title, justify="left" if title == "layer" else "right")
     for number, block in enumerate(derivation.blocks, 1):
         values = [*block.pi.values(), block.entropy, block.margin]
-        table.add_row(str(number), LETTERS[block.letter], *(f"{value:.3f}" for value in values))
+        table.add_row(str(number), describe_layer(block.layer), *(f"{value:.3f}" for value in values))
     console.print(table)
     if len(derivation.ranking) > 1:
         console.print(ranking_table(derivation.ranking))
     for warning in derivation.warnings:
         console.print(f"warning: {warning}", style="yellow", highlight=False)
-    counts = ", ".join(f"{count} {LETTERS[letter]}" for letter, count in derivation.architecture.counts().items())
+    counts = ", ".join(f"{count} {describe_layer(name)}" for name, count in derivation.architecture.counts().items())
     print(f"architecture: {derivation.architecture} ({derivation.method})")
     if derivation.costs is not None:
         share, costs = derivation.costs.share(derivation.architecture), derivation.costs
@@ -178,7 +180,7 @@ def show_stability(stability: "Stability") -> None:
         table.add_column(title, justify="left" if title in ("string", "network") else "right", overflow="fold")
     others = max(1, len(stability.seeds) - 1)
     for row, seed in enumerate(stability.seeds):
-        names = ["".join(figures[key][row]) for key in ("strings", "networks")]
+        names = [write_layers(figures[key][row]) for key in ("strings", "networks")]
         table.add_row(str(seed), *names, *(f"{sum(figures[key][row]) / others:.2f}" for key in ("hamming", "edit")))
     console.print(table)
     print(
@@ -187,7 +189,12 @@ def show_stability(stability: "Stability") -> None:
     )
     differing = [str(number) for number, block in enumerate(stability.blocks, 1) if not block.agrees]
     agreement = f"not the majority's in block {', '.join(differing)}" if differing else "the majority's in every block"
-    print(f"consensus: {''.join(stability.consensus)}; {agreement}")
+    print(f"consensus: {write_layers(stability.consensus)}; {agreement}")
+
+
+def write_layers(layers: Sequence[str]) -> str:
+    """The string of layers; a dash where there is none."""
+    return str(Architecture(layers)) if layers else "–"
 
 
 def show_front(front: Sequence["Finding"], interleaved: float) -> None:

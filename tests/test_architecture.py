@@ -162,3 +162,82 @@ def test_networks_that_differ_by_identity_are_one():
 
 def test_counts_name_every_letter():
     assert Architecture("ssf").counts() == {"s": 2, "f": 1, "i": 0}
+
+
+# Names with options
+
+
+@st.composite
+def names(draw):
+    """A name as people may write it, and as it is kept."""
+    letter = draw(st.sampled_from("sfi"))
+    options = draw(st.lists(st.sampled_from(LETTERS[letter].options), unique=True)) if letter != "i" else []
+    values = {option: draw(st.integers(1, 999_999)) for option in options}
+    zeros = draw(st.sampled_from(["", "0"]))
+    written = ",".join(f"{option}={zeros}{value}" for option, value in values.items())
+    kept = ",".join(f"{option}={values[option]}" for option in LETTERS[letter].options if option in values)
+    return (f"{letter}:{written}", f"{letter}:{kept}") if values else (letter, letter)
+
+
+@patient
+@given(st.lists(names(), min_size=1, max_size=8), st.integers(1, 3))
+def test_names_with_options_are_read_back_as_they_are_written(pairs, times):
+    written, kept = zip(*pairs, strict=True)
+    architecture = Architecture.parse(f"({' '.join(written)})*{times}")
+    assert architecture.layers == kept * times == tuple(architecture)
+    assert architecture == Architecture(list(written) * times)
+    assert Architecture.parse(str(architecture)) == architecture
+    assert (" " in str(architecture)) == (any(len(name) > 1 for name in kept) and len(architecture) > 1)
+
+
+@pytest.mark.parametrize(
+    "text, meaning",
+    [
+        ("s:heads=2 f f:d_inner=512", "s:heads=2 f f:d_inner=512"),
+        ("(s:heads=2)*2f", "s:heads=2 s:heads=2 f"),
+        ("f:d_inner=8*2", "f:d_inner=8 f:d_inner=8"),
+        ("s:d_head=16,heads=2", "s:heads=2,d_head=16"),
+    ],
+)
+def test_examples_with_options(text, meaning):
+    assert str(Architecture.parse(text)) == meaning
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        (
+            "f s:heads=0",
+            "'heads=0' is no option=NUMBER from 1 to 999999; s takes heads, d_head. This is at character 3",
+        ),
+        ("s:heads=-1", "'heads=-1' is no option=NUMBER"),
+        ("s:heads=2f", "'heads=2f' is no option=NUMBER"),
+        ("s:heads=٣", "is no option=NUMBER"),
+        ("s:heads=1000000", "is no option=NUMBER"),
+        ("s:", "'' is no option=NUMBER"),
+        ("s:heads=2,", "'' is no option=NUMBER"),
+        ("s:d_inner=3", "Option 'd_inner' is unknown; s takes heads, d_head"),
+        ("s:heads=2,heads=3", "Option 'heads' is given twice"),
+        ("i:heads=2", "Option 'heads' is unknown; i takes no options"),
+        ("x:heads=2", "Unknown layer letter 'x'"),
+        ("s:heads= 2", "at character 9: ' 2'"),
+        ("s:" + "," * 500, "is no option=NUMBER"),
+        ("s:" + "h" * 5000, "'hhhhhhhhhhhhhhhhhhhhh...' is no option"),
+        ("s" * 1_000_000, "1000000 characters long"),
+    ],
+)
+def test_mistakes_in_options_name_the_place_and_what_is_allowed(text, message):
+    with pytest.raises(ParnasError, match=re.escape(message)) as caught:
+        Architecture.parse(text)
+    assert len(str(caught.value)) < 400
+
+
+def test_the_longest_architecture_is_read_back():
+    longest = Architecture(["s:heads=999999,d_head=999999"] * MAX_BLOCKS)
+    assert Architecture.parse(str(longest)) == longest
+
+
+def test_canonical_and_counts_with_options():
+    architecture = Architecture.parse("i s:heads=2 f i s:heads=2")
+    assert str(architecture.canonical()) == "s:heads=2 f s:heads=2"
+    assert architecture.counts() == {"s": 0, "f": 1, "i": 2, "s:heads=2": 2}

@@ -38,7 +38,6 @@ from parnas.nas.trials import (
     Finding,
     Task,
     best_within,
-    block_candidates,
     inheriting_task,
     pareto_front,
     training_task,
@@ -68,7 +67,7 @@ class Counting:
 
 def make_task(perplexity: Counting, blocks: int = 3, seed: int = 1, **terms: object) -> Task:
     config = Config().replace(search__blocks=blocks, runtime__seed=seed)
-    return Task(block_candidates(config), count_costs(config, "macs"), perplexity, "counted", terms, config, 10)
+    return Task(config.search.block_spaces, count_costs(config, "macs"), perplexity, "counted", terms, config, 10)
 
 
 def run_study(url: str, trials: int, sampler: str = "tpe", seed: int = 1, blocks: int = 3):

@@ -261,6 +261,13 @@ def test_model_settings_that_agree(load, model):
         ("{space: [s, s]}", "search.space is ['s', 's']; give different letters"),
         ("{space: [i]}", "search.space has identity alone"),
         ("{space: []}", "search.space is "),
+        ("{space: ['s:heads=2', 's:heads=02']}", "search.space is ['s:heads=2', 's:heads=2']; give different letters"),
+        ("{space: ['s:width=2']}", "search.space is ['s:width=2']; give different letters"),
+        ("{space: [s:heads=2,d_head=4]}", "search.space is ['s:heads=2', 'd_head=4']; give different letters"),
+        ("{space: [[s, f], [f]]}", "search.space has 2 lists, but search.blocks is 6"),
+        ("{blocks: 2, space: [[s, f], []]}", "search.space is [['s', 'f'], []]; give every block a candidate"),
+        ("{blocks: 2, space: [[s, f], [f, f]]}", "search.space is ['f', 'f']; give different letters"),
+        ("{blocks: 2, space: [[i], [i]]}", "search.space has identity alone"),
         ("{tau_end: 2.0}", "search.tau_end is 2.0, above tau_start 1.0"),
         ("{steps: 200}", "search.alpha_start_step is 200, but the search ends after 200 steps"),
     ],
@@ -366,3 +373,22 @@ def configs(draw):
 @given(configs())
 def test_a_written_configuration_is_read_as_the_same(config):
     assert check_config(read_yaml(dump_config(config), "dump"), "dump") == config
+
+
+def test_candidates_are_those_of_all_blocks_in_order(load):
+    search = load("search: {blocks: 3, space: [[f, s:heads=2], [i], [s, f]]}").search
+    assert search.candidates == ("f", "s:heads=2", "i", "s")
+    assert search.block_spaces == (("f", "s:heads=2"), ("i",), ("s", "f"))
+    shared = load("search: {blocks: 2, space: [s, 's:d_head=16,heads=02']}").search
+    assert shared.block_spaces == (("s", "s:heads=2,d_head=16"),) * 2
+    assert shared.candidates == ("s", "s:heads=2,d_head=16")
+
+
+@pytest.mark.parametrize("space", ["[[s, f], [f]]", "[s, 's:heads=2,d_head=4']"])
+def test_spaces_survive_a_round_trip(load, space):
+    config = load("search: {blocks: 2, space: " + space + "}")
+    assert check_config(read_yaml(dump_config(config), "dump"), "dump") == config
+
+
+def test_a_space_of_names_and_lists_is_refused(complaints):
+    assert all(line.startswith("search.space is ") for line in complaints("search: {blocks: 2, space: [[s, f], s]}"))

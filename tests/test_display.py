@@ -113,3 +113,13 @@ def test_a_profile_is_shown_beside_a_feed_forward_layer() -> None:
     lines = shown(check_table(Check(0.1, 0.2, networks))).splitlines()
     assert lines[1].split() == ["sf" * 20, "12.35", "10.00", "+23.4%"]
     assert lines[2].split() == ["f", "9.00", "10.00", "-10.0%"]
+
+
+def test_names_with_options_are_shown() -> None:
+    space = ("s", "s:heads=2", "g")
+    bar = pi_bar(1, space, [0.2, 0.7, 0.1])
+    assert bar.plain.endswith("s:heads=2 0.70")
+    assert len({span.style for span in bar.spans}) == 3
+    reporter = PlainReporter()
+    reporter.pi(space[:2], [[0.2, 0.8], [0.9, 0.1]])
+    assert reporter.latest.endswith("pi argmax s:heads=2 s")

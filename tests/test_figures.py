@@ -12,6 +12,7 @@ from parnas.architecture import LETTERS
 from parnas.config import Config
 from parnas.errors import ParnasError
 from parnas.figures import curves, style
+from parnas.figures.colours import LETTER_COLOURS, candidate_colours
 from parnas.figures.curves import Curves, draw_learning_curves
 from parnas.figures.draw import draw_run
 from parnas.figures.heatmap import (
@@ -279,10 +280,34 @@ class TestDrawRun:
 
 
 def test_every_letter_has_a_colour_of_its_own():
-    assert set(style.LETTER_COLOURS) == set(LETTERS)
-    assert len(set(style.LETTER_COLOURS.values())) == len(LETTERS)
+    assert set(LETTER_COLOURS) == set(LETTERS)
+    assert len(set(LETTER_COLOURS.values())) == len(LETTERS)
 
 
 def test_pictures_need_neither_torch_nor_pyplot():
     code = "import sys, parnas.figures.draw; sys.exit(bool({'torch', 'matplotlib.pyplot'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_variants_are_shades_of_their_letter_and_all_colours_differ():
+    space = ("s:heads=2", "s", "f", "i", "s:heads=3", "q", "z", "f:d_inner=3")
+    colours = candidate_colours(space)
+    assert tuple(colours) == space
+    assert len(set(colours.values())) == len(space)
+    assert all(colours[letter] == LETTER_COLOURS[letter] for letter in "fi")
+    assert colours["s:heads=2"] == LETTER_COLOURS["s"]
+    assert all(len(colour) == 7 for colour in colours.values())
+
+
+@pytest.mark.parametrize("blocks", [1, 6])
+def test_names_with_options_are_shown_whole(tmp_path, blocks):
+    space = ("s", "s:heads=2,d_head=16", "f", "f:d_inner=512", "i")
+    many = history(3, blocks, space)
+    assert many.string(-1) == (" " if any(len(name) > 1 for name in many.layers(-1)) else "").join(many.layers(-1))
+    heatmap = Heatmap(many)
+    labels = heatmap.axes.get_yticklabels()
+    assert [label.get_text() for label in labels][1] == "self-attention  s:heads=2,d_head=16"
+    assert min(label.get_window_extent().x0 for label in labels) >= 0
+    for path in (draw_pi_animation(many, tmp_path / "pi.gif"), draw_pi_lines(many, tmp_path / "lines.png")):
+        with Image.open(path) as picture:
+            picture.verify()

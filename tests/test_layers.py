@@ -132,3 +132,35 @@ def test_gradients_are_right(letter):
     assert torch.autograd.gradcheck(lambda x, memory: layer(x, memory, context), inputs)
     layer(*inputs, context).square().sum().backward()
     assert all(parameter.grad.abs().sum() > 0 for parameter in layer.parameters())
+
+
+# Options
+
+
+@pytest.mark.parametrize(
+    "name, heads, width", [("s:heads=1", 1, 4), ("s:heads=3,d_head=2", 3, 2), ("s:d_head=5", 2, 5)]
+)
+@pytest.mark.parametrize("mem_len", [0, 3])
+def test_attention_with_options_equals_loops(name, heads, width, mem_len):
+    """It has biases of its own shape, whatever the model shares."""
+    layer = randomise(make_layer(name, model_config()).double())
+    assert (layer.n_heads, layer.head_width, tuple(layer.u.shape)) == (heads, width, (heads, width))
+    assert not layer.shares_biases
+    x = random(2, 3, 8, seed=3)
+    memory = random(2, mem_len, 8, seed=4) if mem_len else None
+    u, v = random(2, 4, seed=1), random(2, 4, seed=2)
+    expected = layer.layer_norm(x + slow_attention(layer, x, memory, layer.u, layer.v))
+    found = layer(x, memory, make_context(3, mem_len, 8, u, v))
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+
+
+def test_options_that_change_no_shape_share_the_biases_of_the_model():
+    for name in ("s", "s:heads=2", "s:heads=2,d_head=4"):
+        assert make_layer(name, model_config()).u is None
+    assert make_layer("s:heads=2", model_config(share_biases=False)).u is not None
+
+
+def test_half_the_heads_cost_half_as_much():
+    whole, half = (make_layer(name, model_config(n_heads=4)) for name in ("s", "s:heads=2"))
+    assert half.multiply_adds(4, 4) * 2 == whole.multiply_adds(4, 4)
+    assert make_layer("f:d_inner=6", model_config()).multiply_adds(4, 4) * 2 == 2 * 8 * 12

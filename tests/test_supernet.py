@@ -152,7 +152,7 @@ def test_mean_over_all_probes_is_the_gradient_of_straight_through(seed, means, m
 
     expected, _ = alpha_gradient(ESTIMATORS["straight_through"](3, SPACE))
     biased, drawn = alpha_gradient(ESTIMATORS["gdas"](3, SPACE))
-    unknown = [ProbedPath(3, SPACE).unknown(gate.chosen) for gate in drawn]
+    unknown = [ProbedPath(3, SPACE).unknown(block, gate.chosen) for block, gate in enumerate(drawn)]
     places = [(block, candidate) for block, candidates in enumerate(unknown) for candidate in candidates]
     mean, total = torch.zeros(3, 3), 0.0
     for block, candidate in places:
@@ -333,3 +333,107 @@ def test_identity_alone_gives_a_network_without_blocks():
     nll, memory = network.nll(tokens, tokens)
     assert nll.isfinite().all()
     assert memory == ()
+
+
+# Names with options, and blocks with candidates of their own
+
+SIZES = ("s", "f:d_inner=5", "s:heads=1", "i", "s:heads=3,d_head=2")
+MIXED = (("s:heads=1", "f", "s"), ("f",), ("i", "s:heads=1", "f:d_inner=5"))
+UNION = ("s:heads=1", "f", "s", "i", "f:d_inner=5")
+
+
+def choose(names, space):
+    return F.one_hot(torch.tensor([space.index(name) for name in names]), len(space)).float()
+
+
+@pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS.keys())
+@pytest.mark.parametrize("space", [SIZES, MIXED], ids=["sizes", "mixed"])
+@torch.no_grad()
+def test_inference_equals_training_with_several_attention_candidates(space, variant):
+    """Their keys and values lie behind each other in one memory; none may read another's."""
+    network, ids = make_supernet(3, space, **variant), random_ids(2, 9)
+    path = ["s", "f", "s:heads=1"] if space is MIXED else ["s:heads=3,d_head=2", "s", "s:heads=1"]
+    hard = choose(path, network.space)
+    single = [PathGate(row, int(row.argmax())) for row in hard]
+    for gates in (None, hard, single):
+        expected, _ = read_in_segments(network, ids, 3, gates=gates)
+        near(read_in_segments(network, ids, 3, gates=gates, inference=True)[0], expected)
+    near(read_in_segments(network.extract(Architecture(path)), ids, 3, inference=True)[0], expected)
+
+
+@torch.no_grad()
+def test_networks_taken_out_of_every_space_equal_it():
+    network, ids = make_supernet(3, MIXED), random_ids(2, 6)
+    for path in itertools.product(*MIXED):
+        extracted = network.extract(Architecture(path))
+        near(extracted(ids).hidden, network(ids, gates=choose(path, UNION)).hidden)
+        plain = make_network(str(Architecture(path)))
+        assert [(n, p.shape) for n, p in extracted.named_parameters()] == [
+            (n, p.shape) for n, p in plain.named_parameters()
+        ]
+
+
+def test_shared_biases_are_there_only_where_a_layer_uses_them():
+    assert make_network("s:heads=1 f").u is None
+    assert make_network("s:heads=1 s").u is not None
+    assert make_supernet(2, ("s:heads=1", "f")).u is None
+
+
+def test_what_a_block_lacks_has_no_probability_and_no_layer():
+    network = make_supernet(3, MIXED)
+    assert network.space == UNION
+    for row, block, names in zip(network.pi(), network.blocks, MIXED, strict=True):
+        assert [name for name, p in zip(UNION, row.tolist(), strict=True) if p > 0] == [n for n in UNION if n in names]
+        assert row.sum() == pytest.approx(1)
+        assert set(block.candidates) == set(names)
+        near(row, block.pi().detach())
+    assert network.pi()[1].tolist() == [0, 1, 0, 0, 0]
+    with torch.no_grad():
+        for alpha in network.alphas():
+            alpha.copy_(torch.tensor([0.0, -50.0, -50.0, 0.1, 50.0]))
+    assert network.architecture().layers == ("s:heads=1", "f", "f:d_inner=5")
+
+
+@pytest.mark.parametrize("path", [("i", "f", "i"), ("s", "s", "i"), ("s", "f", "s")])
+def test_a_layer_that_its_block_lacks_is_not_extracted(path):
+    with pytest.raises(ParnasError, match=r"block \d has .*, not "):
+        make_supernet(3, MIXED).extract(Architecture(path))
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("tau", [1e-3, 0.5, 1e4])
+def test_estimators_respect_what_blocks_lack(estimator, tau):
+    """Nothing absent is drawn or probed, and no gradient is NaN, that of the temperature included."""
+    network, ids, noise = make_supernet(3, MIXED), random_ids(1, 4), generator()
+    drawing, temperature = ESTIMATORS[estimator](3, MIXED), torch.tensor(tau, requires_grad=True)
+    absent = torch.tensor([[name not in names for name in UNION] for names in MIXED])
+    assert drawing.space == UNION
+    seen = set()
+    for _ in range(20):
+        network.zero_grad()
+        gates = drawing.draw(network.alpha(), temperature, noise)
+        if isinstance(gates, torch.Tensor):
+            weights = gates
+        else:
+            weights = torch.stack([gate.weights for gate in gates])
+            for block, gate in enumerate(gates):
+                ran = {gate.chosen, gate.probed} - {None}
+                assert not any(absent[block, index] for index in ran)
+                seen |= {(block, gate.probed)}
+        assert (weights[absent] == 0).all()
+        loss = network.nll(ids, ids, gates=gates)[0].mean()
+        if estimator == "uniform":
+            loss = drawing.lesson(network.alpha(), temperature, lambda _, loss=loss: loss, noise) + 0 * temperature
+        loss.backward()
+        for gradient in [alpha.grad for alpha in network.alphas()] + [temperature.grad]:
+            assert gradient.isfinite().all()
+        assert (torch.stack([alpha.grad for alpha in network.alphas()])[absent] == 0).all()
+        assert (network.alphas()[1].grad == 0).all()
+    if estimator == "single_path" and tau == 0.5:
+        assert {block for block, probed in seen if probed is not None} == {0, 2}
+
+
+def test_one_list_is_that_list_for_each_block():
+    shared, spelt, ids = make_supernet(3), make_supernet(3, [SPACE] * 3), random_ids(2, 5)
+    assert shared.state_dict().keys() == spelt.state_dict().keys()
+    assert torch.equal(shared(ids).hidden, spelt(ids).hidden)

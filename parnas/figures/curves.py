@@ -151,7 +151,7 @@ def _string(run: Run) -> str:
         return str(run.arch_file()["arch"])
     config = run.config()
     if run.kind() == "search":
-        return f"SuperNet, {config.search.blocks} blocks of {', '.join(config.search.space)}"
+        return f"SuperNet, {config.search.blocks} blocks of {', '.join(config.search.candidates)}"
     return str(Architecture.parse(config.model.arch)) if config.model.arch else ""
 
 

@@ -13,17 +13,17 @@ from matplotlib.colors import Normalize, to_rgb
 from matplotlib.text import Annotation, Text
 from PIL import Image
 
-from parnas.architecture import LETTERS
 from parnas.errors import ParnasError
+from parnas.figures.colours import candidate_colours
 from parnas.figures.history import PiHistory
 from parnas.figures.style import (
     FRAME,
     INK,
     LABEL_SIZE,
-    LETTER_COLOURS,
     MONOSPACE,
     PNG_DPI,
     SMALL_SIZE,
+    candidate_label,
     new_figure,
     shorten,
 )
@@ -37,6 +37,7 @@ LAST_FRAME_MS = 2500
 
 # Layout in points, so that one picture holds at every resolution.
 LEFT, RIGHT, TOP, BOTTOM = 106.0, 62.0, 52.0, 38.0
+LABEL_ADVANCE, LONGEST_LABEL = 5.5, 48  # width of a character in the names at the left, and most of them
 ROW_HEIGHT = 30.0
 COLUMN_WIDTH = 32.0
 AREA_WIDTHS = (250.0, 700.0)  # least and most of the heatmap itself
@@ -77,13 +78,14 @@ class Heatmap:
     def __init__(self, history: PiHistory, width_px: int | None = None, dpi: float = GIF_DPI) -> None:
         self._history = history
         candidates = len(history.space)
+        left = max(LEFT, 12 + LABEL_ADVANCE * max(map(len, row_labels(history.space))))
         area = float(np.clip(COLUMN_WIDTH * history.blocks, *AREA_WIDTHS))
-        width, height = LEFT + area + RIGHT, TOP + ROW_HEIGHT * candidates + BOTTOM
+        width, height = left + area + RIGHT, TOP + ROW_HEIGHT * candidates + BOTTOM
         figure = new_figure(width / 72, height / 72, dpi if width_px is None else 72 * width_px / width)
         bottom, inner_height = BOTTOM / height, 1 - (TOP + BOTTOM) / height
-        self.axes = figure.add_axes((LEFT / width, bottom, area / width, inner_height))
+        self.axes = figure.add_axes((left / width, bottom, area / width, inner_height))
         label_axes(self.axes, history.space, history.blocks, area / history.blocks)
-        draw_scale(figure.add_axes(((LEFT + area + 16) / width, bottom, 9 / width, inner_height)), "pi")
+        draw_scale(figure.add_axes(((left + area + 16) / width, bottom, 9 / width, inner_height)), "pi")
 
         self.cells = self.axes.pcolormesh(
             history.pi[0].T, cmap=COLOURS, norm=NORM, edgecolors="white", linewidth=0.8, animated=True
@@ -149,7 +151,7 @@ def draw_pi_animation(history: PiHistory, path: Path, options: AnimationOptions 
     """Write the heatmap of every logged step, thinned to `options.max_frames`, as an endless GIF."""
     heatmap = Heatmap(history, options.width_px)
     indices = thin(len(history), options.max_frames)
-    palette = _palette()
+    palette = _palette(history.space)
     frames = (heatmap.picture(i).quantize(palette=palette, dither=Image.Dither.NONE) for i in indices)
     times = [options.frame_ms] * (len(indices) - 1) + [max(LAST_FRAME_MS, options.frame_ms)]
     with file_in_one_piece(path) as beside:
@@ -174,6 +176,11 @@ def thin(count: int, most: int) -> list[int]:
     return [round(i) for i in np.linspace(0, count - 1, min(count, most)).tolist()]
 
 
+def row_labels(space: Sequence[str]) -> list[str]:
+    """What stands at the left of each candidate's row."""
+    return [shorten(candidate_label(name), LONGEST_LABEL) for name in space]
+
+
 def label_axes(axes: Axes, space: Sequence[str], blocks: int, column: float) -> None:
     """Names of the candidates at the left, in their colours; numbers of the blocks, `column` points wide, below."""
     axes.set_xlim(0, blocks)
@@ -183,10 +190,9 @@ def label_axes(axes: Axes, space: Sequence[str], blocks: int, column: float) -> 
     numbers = [n for n in range(1, blocks + 1) if n % every == 0 or n == 1]
     axes.set_xticks([n - 0.5 for n in numbers], [str(n) for n in numbers], fontsize=SMALL_SIZE, color=INK)
     axes.set_xlabel("block", fontsize=LABEL_SIZE, color=INK, labelpad=2)
-    names = [f"{LETTERS[letter]}  {letter}" for letter in space]
-    axes.set_yticks(np.arange(len(names)) + 0.5, names, fontsize=LABEL_SIZE)
-    for label, letter in zip(axes.get_yticklabels(), space, strict=True):
-        label.set_color(LETTER_COLOURS[letter])
+    axes.set_yticks(np.arange(len(space)) + 0.5, row_labels(space), fontsize=LABEL_SIZE)
+    for label, colour in zip(axes.get_yticklabels(), candidate_colours(space).values(), strict=True):
+        label.set_color(colour)
     axes.tick_params(length=0)
 
 
@@ -198,11 +204,12 @@ def draw_scale(axes: Axes, title: str) -> None:
     axes.set_title(title, fontsize=LABEL_SIZE, color=INK, pad=6)
 
 
-def _palette() -> Image.Image:
-    """The 256 colours of every frame: the scale, greys, and the letters' colours fading into the white around them."""
+def _palette(space: Sequence[str]) -> Image.Image:
+    """The 256 colours of every frame: the scale, greys, and the candidates' colours fading into the white around."""
     # Pillow looks colours up coarsely: greys closer together than this would turn white into the next grey.
     ramps = [np.linspace(to_rgb(INK), (1, 1, 1), 28)]
-    ramps += [np.linspace(to_rgb(colour), (1, 1, 1), 16) for colour in LETTER_COLOURS.values()]
+    steps = min(16, 96 // len(space))
+    ramps += [np.linspace(to_rgb(colour), (1, 1, 1), steps) for colour in candidate_colours(space).values()]
     ramps.append(COLOURS(np.linspace(0, 1, 256 - sum(map(len, ramps))))[:, :3])
     palette = Image.new("P", (1, 1))
     palette.putpalette((255 * np.concatenate(ramps)).round().astype(np.uint8).tobytes())

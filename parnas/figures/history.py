@@ -7,6 +7,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from parnas.architecture import Architecture
 from parnas.errors import ParnasError
 from parnas.run import PI, Run
 
@@ -15,7 +16,7 @@ from parnas.run import PI, Run
 class PiHistory:
     """Probabilities pi of N logged steps, B blocks and C candidates."""
 
-    space: tuple[str, ...]  # [C] letters
+    space: tuple[str, ...]  # [C] layer names
     steps: NDArray[np.int64]  # [N]
     taus: NDArray[np.float64]  # [N]
     pi: NDArray[np.float64]  # [N, B, C]
@@ -43,7 +44,7 @@ class PiHistory:
     @classmethod
     def from_run(cls, run: Run) -> Self:
         """The history of a search; raises `ParnasError` if the run has none."""
-        return cls.from_records(run.records(PI), run.config().search.space, str(run.folder / PI))
+        return cls.from_records(run.records(PI), run.config().search.candidates, str(run.folder / PI))
 
     @property
     def blocks(self) -> int:
@@ -53,6 +54,10 @@ class PiHistory:
     def __len__(self) -> int:
         return len(self.steps)
 
+    def layers(self, index: int) -> list[str]:
+        """The likeliest candidate of every block at a logged step."""
+        return [self.space[candidate] for candidate in self.pi[index].argmax(axis=1)]
+
     def string(self, index: int) -> str:
-        """The derived string of a logged step: the likeliest candidate of every block."""
-        return "".join(self.space[candidate] for candidate in self.pi[index].argmax(axis=1))
+        """The derived string of a logged step."""
+        return str(Architecture(self.layers(index)))

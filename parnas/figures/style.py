@@ -8,12 +8,11 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from parnas.architecture import ATTENTION, FEED_FORWARD, IDENTITY, LETTERS
+from parnas.architecture import LETTERS
+from parnas.figures.colours import candidate_colours
 from parnas.files import file_in_one_piece
 
-# Blue and vermilion of Okabe & Ito (2008), which no common colour blindness confuses, and grey for "nothing here".
-LETTER_COLOURS = {ATTENTION: "#0072b2", FEED_FORWARD: "#d55e00", IDENTITY: "#6e6e6e"}
-# The same authors' palette without its yellow, too pale for lines on white.
+# The palette of Okabe & Ito (2008) without its yellow, too pale for lines on white.
 RUN_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#000000", "#56b4e9", "#e69f00")
 INK, PALE, FRAME = "#222222", "#e6e6e6", "#9a9a9a"
 MONOSPACE = "DejaVu Sans Mono"
@@ -37,9 +36,17 @@ def tidy(axes: Axes) -> None:
     axes.tick_params(which="both", colors=INK, color=FRAME, labelsize=SMALL_SIZE)
 
 
-def letter_handles(space: Sequence[str]) -> list[Line2D]:
-    """Legend entries of the candidates: letter, full name and colour."""
-    return [Line2D([], [], color=LETTER_COLOURS[x], linewidth=2, label=f"{x}  {LETTERS[x]}") for x in space]
+def candidate_label(name: str) -> str:
+    """What the letter stands for, and the layer's name: `self-attention  s:heads=2`."""
+    return f"{LETTERS[name[0]].description}  {name}"
+
+
+def candidate_handles(space: Sequence[str]) -> list[Line2D]:
+    """Legend entries of the candidates: name, what the letter stands for, and colour."""
+    return [
+        Line2D([], [], color=colour, linewidth=2, label=f"{name}  {LETTERS[name[0]].description}")
+        for name, colour in candidate_colours(space).items()
+    ]
 
 
 def shorten(text: str, longest: int) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from matplotlib.patches import Rectangle
 
+from parnas.architecture import Architecture
 from parnas.errors import ParnasError
 from parnas.figures.heatmap import (
     AREA_WIDTHS,
@@ -35,7 +36,7 @@ def draw_votes(folder: Path) -> Path:
     """Draw the `stability.json` of a folder as `votes.png`: shares of the seeds, and frames around the consensus."""
     content = read_json(folder / "stability.json")
     try:
-        blocks, seeds, consensus = content["blocks"], len(content["seeds"]), "".join(content["consensus"])
+        blocks, seeds, consensus = content["blocks"], len(content["seeds"]), str(Architecture(content["consensus"]))
         space = list(dict.fromkeys(candidate for block in blocks for candidate in block["votes"]))
         votes = np.array([[block["votes"].get(candidate, 0) for candidate in space] for block in blocks])  # [B, C]
         chosen = [space.index(block["consensus"]) for block in blocks]

@@ -27,6 +27,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from parnas.architecture import IDENTITY
+from parnas.space import Space, spread_space, unite
 
 FORGETTING = 0.99  # weight of what was observed one lesson ago, since the weights have changed since
 RIDGE = 1.0  # of the fit, in pairs of paths
@@ -75,8 +76,9 @@ class Estimator:
     own_text = False
     """Whether alpha can only learn from text that is kept from the weights (`search.alpha_split`)."""
 
-    def __init__(self, blocks: int, space: Sequence[str]) -> None:
-        self.blocks, self.space = blocks, tuple(space)
+    def __init__(self, blocks: int, space: Space) -> None:
+        self.block_spaces = spread_space(space, blocks)
+        self.space = unite(self.block_spaces)
 
     def draw(self, alpha: Tensor, tau: Tensor | float, generator: torch.Generator | None = None) -> Gates:
         """Gates of one step, given alpha [blocks, candidates]; with a gradient to alpha where that has one."""
@@ -128,9 +130,9 @@ class ProbedPath(Estimator):
 
     single_path = True
 
-    def __init__(self, blocks: int, space: Sequence[str]) -> None:
+    def __init__(self, blocks: int, space: Space) -> None:
         super().__init__(blocks, space)
-        self.means = torch.zeros(blocks, len(space))
+        self.means = torch.zeros(blocks, len(self.space))
 
     def draw(self, alpha: Tensor, tau: Tensor | float, generator: torch.Generator | None = None) -> Gates:
         """A path; nothing is probed where alpha needs no gradient."""
@@ -150,12 +152,15 @@ class ProbedPath(Estimator):
         """Take up the running means."""
         self.means = state["means"].to(device)
 
-    def unknown(self, chosen: int) -> list[int]:
-        """Candidates whose contribution is not known where one was chosen; that of identity always is."""
-        return [index for index, letter in enumerate(self.space) if index != chosen and letter != IDENTITY]
+    def unknown(self, block: int, chosen: int) -> list[int]:
+        """Candidates of a block whose contribution is not known where one was chosen; that of identity always is."""
+        known = (self.space[chosen], IDENTITY)
+        return [self.space.index(name) for name in self.block_spaces[block] if name not in known]
 
     def _draw_probe(self, chosen: list[int], generator: torch.Generator | None) -> "Probe | None":
-        open_blocks = [(block, unknown) for block, index in enumerate(chosen) if (unknown := self.unknown(index))]
+        open_blocks = [
+            (block, unknown) for block, index in enumerate(chosen) if (unknown := self.unknown(block, index))
+        ]
         if not open_blocks:
             return None
         device = None if generator is None else generator.device
@@ -172,7 +177,7 @@ class ProbedPath(Estimator):
         self.means = self.means.to(observed)
         completed = observed.clone()
         for block, index in enumerate(chosen):
-            unknown = self.unknown(index)
+            unknown = self.unknown(block, index)
             completed[block, unknown] = self.means[block, unknown]
         if probe is not None:
             place = probe.block, probe.candidate
@@ -232,14 +237,16 @@ class UniformPath(Estimator):
     single_path = True
     own_text = True
 
-    def __init__(self, blocks: int, space: Sequence[str]) -> None:
+    def __init__(self, blocks: int, space: Space) -> None:
         super().__init__(blocks, space)
-        size = blocks * len(space)
+        size = blocks * len(self.space)
+        absent = [[name not in names for name in self.space] for names in self.block_spaces]
+        self.even = torch.zeros(blocks, len(self.space)).masked_fill(torch.tensor(absent), -torch.inf)
         self.gram, self.moment = torch.zeros(size, size), torch.zeros(size)
 
     def draw(self, alpha: Tensor, tau: Tensor | float, generator: torch.Generator | None = None) -> Gates:  # noqa: ARG002
         """A path, each candidate of a block as likely as the others, whatever alpha is."""
-        return make_path(harden(gumbel_softmax(torch.zeros_like(alpha), 1.0, generator)))
+        return make_path(harden(gumbel_softmax(self.even.to(alpha), 1.0, generator)))
 
     def lesson(
         self,
@@ -266,7 +273,7 @@ class UniformPath(Estimator):
         """What each candidate adds to the loss by the fit, in nats per token: [blocks, candidates], zero on average."""
         ridge = RIDGE * torch.eye(len(self.moment), device=self.moment.device)
         solution: Tensor = torch.linalg.solve(self.gram + ridge, self.moment)
-        return solution.view(self.blocks, -1)
+        return solution.view(len(self.block_spaces), -1)
 
     def state(self) -> dict[str, Tensor]:
         """The fit."""

@@ -3,14 +3,17 @@
 Shapes: B batch, T segment, M memory, K = M + T keys, H heads, E width of a head, D model width.
 """
 
+import re
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from parnas.architecture import ATTENTION, FEED_FORWARD, IDENTITY
+from parnas.architecture import ATTENTION, FEED_FORWARD, IDENTITY, LETTERS, LayerName, Letter
 from parnas.config import ModelConfig
+from parnas.errors import ParnasError
 from parnas.model import fused
 
 
@@ -18,7 +21,7 @@ class Context(NamedTuple):
     """What the attention layers of one forward pass have in common."""
 
     distances: Tensor  # [K, D] sinusoids of the distances K-1 … 0, after dropout
-    u: Tensor | None  # [H, E] content bias shared by all layers; none where each has its own
+    u: Tensor | None  # [H, E] content bias of all layers that share one; none where each has its own
     v: Tensor | None  # [H, E] position bias
     projected: bool = False  # whether blocks are given keys and values of memory and segment in place of memory
 
@@ -50,6 +53,8 @@ class Block(nn.Module):
     """One position of the stack, called as `block(x, memory, context)`."""
 
     uses_memory = False
+    shares_biases = False  # whether it needs the u and v of the context
+    projected_width = 0  # 2·H·E, of what `project` gives
 
     def project(self, x: Tensor) -> Tensor:
         """Keys and values [B, T, 2·H·E] of what the block is given, for blocks that use memory."""
@@ -106,6 +111,7 @@ class SelfAttention(ResidualLayer):
         self.attention_dropout = config.attention_dropout
         self.u: nn.Parameter | None = None
         self.v: nn.Parameter | None = None
+        self.shares_biases, self.projected_width = config.share_biases, 2 * inner
         if not config.share_biases:
             self.u, self.v = relative_biases(config)
 
@@ -172,12 +178,57 @@ class Identity(Block):
         return 0.0
 
 
-LAYERS: dict[str, type[SelfAttention] | type[FeedForward]] = {ATTENTION: SelfAttention, FEED_FORWARD: FeedForward}
+def make_attention(config: ModelConfig, heads: int | None = None, d_head: int | None = None) -> SelfAttention:
+    """Self-attention with so many heads of that width; where that is not the model's shape, with its own u and v.
+
+    Heads of the model's width, but fewer of them, are the attention candidates of PLANER (arXiv 2208.14580).
+    """
+    shape = heads or config.n_heads, d_head or config.head_width
+    shared = config.share_biases and shape == (config.n_heads, config.head_width)
+    return SelfAttention(
+        config.model_copy(update={"n_heads": shape[0], "d_head": shape[1], "share_biases": shared}),
+    )
 
 
-def make_layer(letter: str, config: ModelConfig) -> Block:
-    """The layer that a letter of an architecture stands for."""
-    return Identity() if letter == IDENTITY else LAYERS[letter](config)
+def make_feed_forward(config: ModelConfig, d_inner: int | None = None) -> FeedForward:
+    """A feed-forward layer of that inner width."""
+    return FeedForward(config.model_copy(update={"d_inner": d_inner or config.d_inner}))
+
+
+MAKERS: dict[str, Callable[..., Block]] = {
+    ATTENTION: make_attention,
+    FEED_FORWARD: make_feed_forward,
+    IDENTITY: lambda config: Identity(),  # noqa: ARG005
+}
+
+
+def make_layer(name: str, config: ModelConfig) -> Block:
+    """The layer that a name in an architecture stands for, such as `s` or `s:heads=2`.
+
+    Raises `ParnasError` for an unknown letter or option, and where what a registered letter makes is no `Block`.
+    """
+    letter, options = LayerName.parse(name)
+    block = MAKERS[letter](config, **dict(options))
+    if not isinstance(block, Block):
+        raise ParnasError(f"What is registered for {letter!r} makes a {type(block).__name__}; it must make a Block.")
+    return block
+
+
+def register_layer(letter: str, make: Callable[..., Block], description: str, options: Sequence[str] = ()) -> None:
+    """Add a letter of your own: `make(config, **options)` builds its layer, a `Block`; see docs/layers.md.
+
+    `options` are the names that may follow the letter, as `heads` in `s:heads=2`; `make` is given those that do.
+    Raises `ParnasError` for a letter that is taken or not a lower-case one, and for options that cannot be written.
+    """
+    if not re.fullmatch("[a-z]", letter):
+        raise ParnasError(f"{letter!r} cannot stand for a layer; give one lower-case letter from a to z.")
+    if letter in LETTERS:
+        taken = f"{letter!r} is taken by {LETTERS[letter].description}"
+        raise ParnasError(f"{taken}; give a letter besides {', '.join(LETTERS)}.")
+    if wrong := [option for option in options if not re.fullmatch("[a-z][a-z0-9_]*", option)]:
+        raise ParnasError(f"{wrong[0]!r} cannot name an option; give lower-case letters, digits and underscores.")
+    LETTERS[letter] = Letter(description, tuple(options))
+    MAKERS[letter] = make
 
 
 def relative_biases(config: ModelConfig) -> tuple[nn.Parameter, nn.Parameter]:

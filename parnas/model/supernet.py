@@ -1,6 +1,6 @@
 """The SuperNet: a Transformer-XL whose every block is a weighted sum of candidate layers (PAR, §3)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import torch
@@ -12,64 +12,101 @@ from parnas.errors import ParnasError
 from parnas.model.estimators import PathGate, SinglePath
 from parnas.model.layers import Block, Context, Identity, make_layer
 from parnas.model.transformer_xl import TransformerXL
+from parnas.space import Space, spread_space, unite
+
+ABSENT = -1e20
+"""Logit of a candidate that a block does not have: so low that its probability is exactly zero at every temperature,
+and finite, since an infinite one would turn gradients of the temperature, and 0 · log 0 of an entropy, into NaN."""
 
 
 class StochasticBlock(Block):
-    """One layer per candidate and their logits alpha; the output is the sum of the candidates' outputs by gate."""
+    """One layer per candidate and their logits alpha; the output is the sum of the candidates' outputs by gate.
 
-    def __init__(self, config: ModelConfig, space: Sequence[str]) -> None:
+    alpha and gates are those of all candidates of the SuperNet, `space`; the block's own are `names`.
+    """
+
+    def __init__(self, config: ModelConfig, space: Sequence[str], names: Sequence[str]) -> None:
         super().__init__()
-        layers = {letter: make_layer(letter, config) for letter in space}
+        self.space = tuple(space)
+        layers = {name: make_layer(name, config) for name in names}
         self.candidates = nn.ModuleDict(layers)
         self.alpha = nn.Parameter(torch.zeros(len(space)))
+        self.register_buffer("absent", torch.tensor([name not in layers for name in space]), persistent=False)
         self.uses_memory = any(layer.uses_memory for layer in layers.values())
+        self.shares_biases = any(layer.shares_biases for layer in layers.values())
+        self.projected_width = sum(layer.projected_width for layer in layers.values())
+
+    def logits(self) -> Tensor:
+        """alpha [candidates], and `ABSENT` for what the block does not have."""
+        return self.alpha.masked_fill(cast(Tensor, self.absent), ABSENT)
 
     def pi(self) -> Tensor:
-        """Probabilities of the candidates [candidates]: softmax(alpha), free of noise."""
-        return self.alpha.softmax(dim=-1)
+        """Probabilities of the candidates [candidates]: the softmax of their logits, free of noise."""
+        return self.logits().softmax(dim=-1)
 
     def project(self, x: Tensor) -> Tensor:
-        """Those of the candidate that uses memory."""
-        layers = (cast(Block, layer) for layer in self.candidates.values())
-        return next(layer for layer in layers if layer.uses_memory).project(x)
+        """Those of all candidates that use memory, one behind the other."""
+        parts = [layer.project(x) for _, layer in self._layers() if layer.uses_memory]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
     def multiply_adds(self, tgt_len: int, mem_len: int) -> float:
         """All candidates together: a mixture runs each of them."""
-        return sum(cast(Block, layer).multiply_adds(tgt_len, mem_len) for layer in self.candidates.values())
+        return sum(layer.multiply_adds(tgt_len, mem_len) for _, layer in self._layers())
 
     def forward(
         self, x: Tensor, memory: Tensor | None, context: Context, gate: Tensor | PathGate | None = None
     ) -> Tensor:
         """[B, T, D] to [B, T, D]; `gate` [candidates] defaults to pi, a `PathGate` runs its candidate alone."""
+        memories = self._memories(memory, context)
         if isinstance(gate, PathGate):
-            return self._run_path(x, memory, context, gate)
+            return self._run_path(x, memories, context, gate)
         gate = self.pi() if gate is None else gate
-        outputs: list[Tensor] = [layer(x, memory, context) for layer in self.candidates.values()]
-        mixed = outputs[0] * gate[0]
-        for weight, output in zip(gate[1:], outputs[1:], strict=True):
-            mixed = mixed + output * weight
+        mixed: Tensor | None = None
+        for name, layer in self._layers():
+            weighed = layer(x, memories[name], context) * gate[self.space.index(name)]
+            mixed = weighed if mixed is None else mixed + weighed
+        assert mixed is not None
         return mixed
 
-    def _run_path(self, x: Tensor, memory: Tensor | None, context: Context, gate: PathGate) -> Tensor:
-        layers = list(self.candidates.values())
-        output: Tensor = layers[gate.chosen](x, memory, context)
+    def _memories(self, memory: Tensor | None, context: Context) -> dict[str, Tensor | None]:
+        """For each candidate what it may read of the block's memory: of keys and values only its own."""
+        if memory is None or not context.projected:
+            return dict.fromkeys(self.candidates, memory)
+        parts = memory.split([layer.projected_width for _, layer in self._layers()], dim=-1)
+        return dict(zip(self.candidates, parts, strict=True))
+
+    def _run_path(self, x: Tensor, memories: Mapping[str, Tensor | None], context: Context, gate: PathGate) -> Tensor:
+        def run(index: int) -> Tensor:
+            name = self.space[index]
+            output: Tensor = self.candidates[name](x, memories[name], context)
+            return output
+
+        output = run(gate.chosen)
         if not gate.weights.requires_grad:
             return output
         probe = None
         if gate.probed is not None:
             with torch.no_grad():
-                probe = layers[gate.probed](x, memory, context)
+                probe = run(gate.probed)
         indices = gate.chosen, gate.probed
         path: Tensor = SinglePath.apply(output, x.detach(), probe, gate.weights, indices)  # type: ignore[no-untyped-call]
         return path
 
+    def _layers(self) -> list[tuple[str, Block]]:
+        return cast(list[tuple[str, Block]], list(self.candidates.items()))
+
 
 class SuperNet(TransformerXL):
-    """A TransformerXL of stochastic blocks; without gates its blocks weigh their candidates by pi."""
+    """A TransformerXL of stochastic blocks; without gates its blocks weigh their candidates by pi.
 
-    def __init__(self, config: ModelConfig, space: Sequence[str], blocks: int, vocab_size: int) -> None:
-        super().__init__(config, [StochasticBlock(config, space) for _ in range(blocks)], vocab_size)
-        self.space = tuple(space)
+    `space` is what the configuration gives: one list of layer names for all blocks, or a list for each.
+    """
+
+    def __init__(self, config: ModelConfig, space: Space, blocks: int, vocab_size: int) -> None:
+        spaces = spread_space(space, blocks)
+        union = unite(spaces)
+        super().__init__(config, [StochasticBlock(config, union, names) for names in spaces], vocab_size)
+        self.space = union  # of all blocks: the candidates in alpha, pi and gates
 
     def alphas(self) -> list[nn.Parameter]:
         """The logits of each block, [candidates] each: what the search trains besides weights."""
@@ -81,8 +118,8 @@ class SuperNet(TransformerXL):
         return {name: parameter for name, parameter in self.named_parameters() if id(parameter) not in alphas}
 
     def alpha(self) -> Tensor:
-        """All logits, [blocks, candidates], differentiable."""
-        return torch.stack(list(self.alphas()))
+        """All logits, [blocks, candidates], differentiable; `ABSENT` where a block lacks a candidate."""
+        return torch.stack([block.logits() for block in self._stochastic()])
 
     def pi(self) -> Tensor:
         """All probabilities, [blocks, candidates], without gradient."""
@@ -90,20 +127,26 @@ class SuperNet(TransformerXL):
 
     def architecture(self) -> Architecture:
         """The likeliest candidate of each block; the first in the space where two are equal."""
-        return Architecture("".join(self.space[index] for index in self.pi().argmax(dim=-1).tolist()))
+        return Architecture([self.space[index] for index in self.pi().argmax(dim=-1).tolist()])
 
     def extract(self, architecture: Architecture) -> TransformerXL:
         """The plain network of an architecture, with a copy of the weights that the SuperNet has for it.
 
-        Raises `ParnasError` where the depth or a letter is not the SuperNet's.
+        Raises `ParnasError` where the depth is not the SuperNet's, or a block has no such layer.
         """
         if len(architecture) != len(self.blocks) or not set(architecture) <= set(self.space):
             raise ParnasError(
                 f"{architecture} is not in this SuperNet of {len(self.blocks)} blocks over {', '.join(self.space)}."
             )
+        for number, (block, name) in enumerate(zip(self._stochastic(), architecture, strict=True), 1):
+            if name not in block.candidates:
+                raise ParnasError(
+                    f"{architecture} is not in this SuperNet: block {number} has {', '.join(block.candidates)}, "
+                    f"not {name}."
+                )
         with torch.random.fork_rng(devices=[]):  # its initial weights are not used and must cost no random number
             network = TransformerXL.build(self.config, architecture, self.vocab_size)
-        chosen = [block.candidates[letter] for block, letter in zip(self._stochastic(), architecture, strict=True)]
+        chosen = [block.candidates[name] for block, name in zip(self._stochastic(), architecture, strict=True)]
         layers = [layer for layer in chosen if not isinstance(layer, Identity)]
         for target, source in zip(network.blocks, layers, strict=True):
             target.load_state_dict(source.state_dict())

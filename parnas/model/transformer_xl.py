@@ -41,17 +41,16 @@ class TransformerXL(nn.Module):
         self.head = SoftmaxHead(config, vocab_size, self.embedding)
         self.dropout = Dropout(config.dropout)
         self.final_norm = nn.LayerNorm(config.d_model) if config.norm == "pre" else None
-        attends = any(block.uses_memory for block in blocks)
         self.u: nn.Parameter | None = None
         self.v: nn.Parameter | None = None
-        if config.share_biases and attends:
+        if any(block.shares_biases for block in blocks):
             self.u, self.v = relative_biases(config)
         self._initialise()
 
     @classmethod
     def build(cls, config: ModelConfig, architecture: Architecture, vocab_size: int) -> "TransformerXL":
         """The discrete network of an architecture; identity blocks leave nothing behind."""
-        blocks = [make_layer(letter, config) for letter in architecture if letter != IDENTITY]
+        blocks = [make_layer(name, config) for name in architecture if name != IDENTITY]
         return TransformerXL(config, blocks, vocab_size)
 
     def forward(
@@ -160,9 +159,10 @@ class TransformerXL(nn.Module):
 
     def _initialise(self) -> None:
         for name, parameter in self.named_parameters():
-            if parameter.dim() > 1 and not name.endswith(("u", "v")):
+            own = name.rpartition(".")[2]
+            if parameter.dim() > 1 and own not in ("u", "v"):
                 nn.init.normal_(parameter, std=INITIAL_STD)
-            elif "layer_norm" not in name and "final_norm" not in name:
+            elif own == "bias":  # all else begins at zero already, or at one, as the weights of norms
                 nn.init.zeros_(parameter)
 
 

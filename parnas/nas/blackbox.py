@@ -26,8 +26,9 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
+from parnas.architecture import Architecture
 from parnas.errors import ParnasError
-from parnas.nas.trials import Finding, Task, join_layers, name_network
+from parnas.nas.trials import Finding, Task, name_network
 from parnas.training.reporter import Reporter
 
 Sampler = Literal["tpe", "nsga2"]
@@ -73,7 +74,7 @@ def run_trial(study: optuna.Study, trial: Trial, task: Task, trials: int, watch:
             equal = find_equal(study, trial.number, network, watch)
             if equal is None:
                 trial.set_user_attr(SOURCE, task.source)
-                values = [task.perplexity(trial.number, join_layers(layers)), task.costs.cost(layers)]
+                values = [task.perplexity(trial.number, Architecture(layers)), task.costs.cost(layers)]
             else:
                 trial.set_user_attr(REUSED, equal.number)
                 values = list(equal.values)

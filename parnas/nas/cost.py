@@ -84,7 +84,7 @@ def write_costs(costs: Costs, folder: Path) -> None:
 
 def names_to_cost(config: Config) -> list[str]:
     """The candidates of a search, and what the interleaved network is made of."""
-    return list(dict.fromkeys([*config.search.space, ATTENTION, FEED_FORWARD]))
+    return list(dict.fromkeys([*config.search.candidates, ATTENTION, FEED_FORWARD]))
 
 
 def count_costs(config: Config, metric: Literal["macs", "parameters"]) -> Costs:

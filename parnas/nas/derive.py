@@ -39,17 +39,17 @@ class Demands:
 class BlockChoice:
     """What a block's probabilities say of the layer that was chosen for it."""
 
-    letter: str
+    layer: str
     pi: dict[str, float]
     entropy: float  # nats
     margin: float  # probability above that of the likeliest other candidate; below 0 where a demand ruled that out
 
     @classmethod
-    def of(cls, letter: str, pi: dict[str, float]) -> "BlockChoice":
+    def of(cls, layer: str, pi: dict[str, float]) -> "BlockChoice":
         """The choice of a candidate, given the probabilities of all."""
-        others = [p for name, p in pi.items() if name != letter]
+        others = [p for name, p in pi.items() if name != layer]
         entropy = -sum(p * math.log(p) for p in pi.values() if p > 0)
-        return cls(letter, pi, entropy, pi[letter] - max(others, default=0.0))
+        return cls(layer, pi, entropy, pi[layer] - max(others, default=0.0))
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Derivation:
             "parameters": self.parameters,
             "cost": self.describe_cost(),
             "blocks": [
-                {"letter": block.letter, "pi": block.pi, "entropy": block.entropy, "margin": block.margin}
+                {"layer": block.layer, "pi": block.pi, "entropy": block.entropy, "margin": block.margin}
                 for block in self.blocks
             ],
             "ranking": [
@@ -139,20 +139,20 @@ def derive(run: Run, demands: Demands | None = None, reporter: Reporter | None =
     demands, config = demands or Demands(), run.config()
     step, pi = read_pi(run, config)
     target, costs = settle_demands(run, config, demands, reporter or Silent())
-    free = dict.fromkeys(config.search.space, 0.0)
+    free = dict.fromkeys(config.search.candidates, 0.0)
     budget = math.inf if target is None or costs is None else target * costs.interleaved
     chosen = most_probable(pi, free if costs is None else costs.of, budget, demands.limits, demands.top_k)
     first = chosen[0]
     ranking = tuple(
         Ranked(
-            Architecture("".join(choice.layers)),
+            Architecture(choice.layers),
             math.exp(choice.log_probability),
             first.log_probability - choice.log_probability,
             None if costs is None else costs.share(choice.layers),
         )
         for choice in chosen
     )
-    blocks = tuple(BlockChoice.of(letter, block) for letter, block in zip(first.layers, pi, strict=True))
+    blocks = tuple(BlockChoice.of(layer, block) for layer, block in zip(first.layers, pi, strict=True))
     architecture = ranking[0].architecture
     return Derivation(
         architecture,
@@ -172,7 +172,7 @@ def read_pi(run: Run, config: Config) -> tuple[int, list[dict[str, float]]]:
     records = run.records(PI)
     if not records:
         raise ParnasError(f"{run.folder / PI} holds no pi yet; let the search run to its first log line.")
-    last, space = records[-1], config.search.space
+    last, space = records[-1], config.search.candidates
     if any(len(probabilities) != len(space) for probabilities in last["pi"]):
         raise ParnasError(f"{run.folder / PI} does not fit search.space {list(space)}; restore it.")
     return last["step"], [dict(zip(space, probabilities, strict=True)) for probabilities in last["pi"]]
@@ -191,11 +191,11 @@ def settle_demands(run: Run, config: Config, demands: Demands, reporter: Reporte
 def find_warnings(run: Run, config: Config, blocks: Sequence[BlockChoice], step: int) -> list[str]:
     """What a user should know before trusting the choice."""
     warnings = [
-        f"block {number} is undecided: {block.letter} leads by {block.margin:.3f} only"
+        f"block {number} is undecided: {block.layer} leads by {block.margin:.3f} only"
         for number, block in enumerate(blocks, 1)
         if 0 <= block.margin < SMALL_MARGIN
     ]
-    if IDENTITY in config.search.space:
+    if IDENTITY in config.search.candidates:
         warning = describe_collapse(sum(block.pi[IDENTITY] for block in blocks) / len(blocks))
         warnings += [warning] if warning else []
     if not run.finished():

@@ -236,13 +236,8 @@ def check_sum(found: Profile, measured: Mapping[Architecture, float]) -> Check |
 
 def layer_names(config: Config) -> list[str]:
     """What is measured: the candidates of the search space, and always self-attention and feed-forward."""
-    names = dict.fromkeys([ATTENTION, FEED_FORWARD, *(name for block in block_spaces(config) for name in block)])
+    names = dict.fromkeys([ATTENTION, FEED_FORWARD, *config.search.candidates])
     return [name for name in names if name != IDENTITY]
-
-
-def block_spaces(config: Config) -> list[Sequence[str]]:
-    """The candidates of each block."""
-    return [config.search.space] * config.search.blocks
 
 
 def draw_architectures(config: Config, count: int, known: set[Names]) -> dict[Names, Architecture]:
@@ -254,13 +249,13 @@ def draw_architectures(config: Config, count: int, known: set[Names]) -> dict[Na
     for names in draw_names(config, tries=50 * count):
         layers = tuple(name for name in names if name != IDENTITY)
         if layers and layers not in known and layers not in drawn and len(drawn) < count:
-            drawn[layers] = Architecture("".join(names))
+            drawn[layers] = Architecture(names)
     return drawn
 
 
 def draw_names(config: Config, tries: int) -> Iterator[list[str]]:
     """Random candidates of each block, by the seed."""
-    draw, spaces = random.Random(config.runtime.seed), block_spaces(config)
+    draw, spaces = random.Random(config.runtime.seed), config.search.block_spaces
     for _ in range(tries):
         yield [draw.choice(space) for space in spaces]
 

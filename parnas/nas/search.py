@@ -42,8 +42,8 @@ class SearchTrainer(Trainer):
         self.alpha_memory: Memory | None = None
         self.estimator = ESTIMATORS[self.search.estimator](self.search.blocks, self.search.space)
         device = session.device.device
-        self.costs = None if costs is None else costs.relative(self.search.space).to(device)
-        self.monitor, self.warned = Monitor(self.search.space), False
+        self.costs = None if costs is None else costs.relative(self.search.candidates).to(device)
+        self.monitor, self.warned = Monitor(self.search.candidates), False
         self.noise = torch.Generator(device).manual_seed(session.config.runtime.seed)
         learnable = self.search.tau_schedule == "learnable"
         self.log_tau = nn.Parameter(torch.tensor(math.log(self.search.tau_start), device=device), learnable)

@@ -168,7 +168,7 @@ def compare_seeds(
     """
     if any([list(block.pi) for block in blocks] != [list(block.pi) for block in found[0]] for blocks in found):
         raise ParnasError("The searches had different blocks or candidates; only those of one space can be compared.")
-    strings = tuple(tuple(block.letter for block in blocks) for blocks in found)
+    strings = tuple(tuple(block.layer for block in blocks) for blocks in found)
     choices = list(zip(*found, strict=True))
     experts = [{name: math.exp(mean) for name, mean in mean_log_pi(block).items()} for block in choices]
     of = dict.fromkeys((name for block in experts for name in block), 0.0) if costs is None else costs.of
@@ -188,7 +188,7 @@ def mean_log_pi(choices: Sequence[BlockChoice]) -> dict[str, float]:
 def count_votes(choices: Sequence[BlockChoice], consensus: str) -> BlockVotes:
     """What the seeds' choices for one block come to."""
     candidates, count = list(choices[0].pi), len(choices)
-    chosen = Counter(choice.letter for choice in choices)
+    chosen = Counter(choice.layer for choice in choices)
     most = [candidate for candidate in candidates if chosen[candidate] == max(chosen.values())]
     return BlockVotes(
         votes={candidate: chosen[candidate] for candidate in candidates},

@@ -60,19 +60,10 @@ class Task:
     vocab_size: int
 
 
-def block_candidates(config: Config) -> tuple[tuple[str, ...], ...]:
-    """The candidate layers of each block: the one place that reads the space."""
-    return (config.search.space,) * config.search.blocks
-
-
-def join_layers(layers: Sequence[str]) -> Architecture:
-    """The architecture of one layer per block."""
-    return Architecture("".join(layers))
-
-
 def name_network(layers: Sequence[str]) -> str:
     """The layers without identity, equal for strings of one network; empty where all are identity."""
-    return "".join(layer for layer in layers if layer != IDENTITY)
+    kept = [layer for layer in layers if layer != IDENTITY]
+    return str(Architecture(kept)) if kept else ""
 
 
 # The two kinds of trial.
@@ -169,7 +160,7 @@ def make_task(
     if source == "inherited":
         terms = {key: value for key, value in terms.items() if not key.startswith("train.")}
     vocab_size = streams.tokenizer.vocab_size
-    return Task(block_candidates(config), costs, perplexity, source, terms, config, vocab_size)
+    return Task(config.search.block_spaces, costs, perplexity, source, terms, config, vocab_size)
 
 
 def bound_settings(config: Config) -> dict[str, Any]:
