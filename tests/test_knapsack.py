@@ -132,6 +132,13 @@ def test_identity_alone_is_no_network_and_crowds_none_out():
     assert most_probable([{"s": 0.1, "i": 0.9}, {"i": 1.0}], SFI, k=1)[0].layers == ("s", "i")
 
 
+def test_a_rough_search_that_finds_too_few_networks_bounds_nothing(monkeypatch):
+    """Of two labels it keeps identity's and one network's; the second network is still to be found."""
+    monkeypatch.setattr("parnas.nas.knapsack.ROUGH_WIDTH", 1)
+    choices = most_probable([{"s": 0.1, "f": 0.05, "i": 0.85}], SFI, k=2)
+    assert [choice.layers for choice in choices] == [("s",), ("f",)]
+
+
 def test_ties_go_to_the_lower_cost_then_to_the_order_of_candidates():
     even = [{"f": 0.5, "s": 0.5}] * 2
     assert most_probable(even, SFI)[0].layers == ("f", "f")
@@ -246,11 +253,6 @@ def test_where_nothing_fits_the_cheapest_cost_is_told_and_would_do():
         assert most_probable(pi, costs, budget=told, limits=limits)[0].cost == pytest.approx(told)
 
 
-def test_certain_layers_have_a_price_too():
-    """Probabilities of 1 leave the prices nothing to weigh cost against."""
-    assert most_probable([{"s": 1.0, "f": 1.0}] * 4, SFI, budget=6)[0].layers == ("f",) * 4
-
-
 def strings_in(blocks, costs, low, high):
     """Every string in the band that names a network."""
     inside = [
@@ -353,3 +355,17 @@ def test_mistakes_in_drawing_are_told(change, message):
 
 def test_an_open_band_takes_every_network():
     assert len(random_choices(["sfi"] * 3, SFI, -math.inf, math.inf, 2 + 4 + 8, 0)) == 2 + 4 + 8
+
+
+def test_the_ends_of_a_band_may_be_sums_of_floats():
+    """Ten times 0.3 is less than 3 as floats are, ten times 0.1 more than 1."""
+    assert random_choices(["f"] * 10, {"f": 0.3}, 3.0, 4.0, 1, 0) == [("f",) * 10]
+    assert random_choices(["f"] * 10, {"f": 0.1}, 0.0, 1.0, 1, 0) == [("f",) * 10]
+    for low, high in ((3 * (1 + 1e-8), 4), (2, 3 * (1 - 1e-8))):
+        with pytest.raises(ParnasError, match="Only 0"):
+            random_choices(["f"] * 10, {"f": 0.3}, low, high, 1, 0)
+
+
+def test_a_candidate_named_twice_counts_once():
+    with pytest.raises(ParnasError, match="Only 4 "):
+        random_choices([["s", "s", "f"]] * 2, SFI, 0, 9, 5, 0)
