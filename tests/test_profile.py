@@ -160,6 +160,21 @@ def test_networks_share_the_nth_layer_of_a_name() -> None:
     assert len({id(network.head) for network in networks.values()}) == 1
 
 
+def test_what_is_timed_has_the_configured_shape(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes: list[latency.Shape] = []
+    for name in ("prepare_scoring", "prepare_training"):
+        original = getattr(latency, name)
+
+        def spy(candidate: object, device: object, shape: latency.Shape, original=original) -> object:  # type: ignore[no-untyped-def]
+            shapes.append(shape)
+            return original(candidate, device, shape)
+
+        monkeypatch.setattr(f"parnas.nas.profile.{name}", spy)
+    config = small_config(corpus, data__batch_size=2, data__tgt_len=5, model__mem_len=3)
+    profile(config, Silent(), rounds=1, check=2)
+    assert shapes == [(2, 5, 3)] * (3 + 2 + 3)
+
+
 def test_attention_and_feed_forward_are_always_measured(corpus: Path) -> None:
     assert layer_names(small_config(corpus, search__space=("i", "f"))) == ["s", "f"]
     assert layer_names(small_config(corpus)) == ["s", "f"]

@@ -248,7 +248,7 @@ def draw_architectures(config: Config, count: int, known: set[Names]) -> dict[Na
     drawn: dict[Names, Architecture] = {}
     for names in draw_names(config, tries=50 * count):
         layers = tuple(name for name in names if name != IDENTITY)
-        if layers and layers not in known and layers not in drawn and len(drawn) < count:
+        if layers and layers not in known and len(drawn) < count:
             drawn[layers] = Architecture(names)
     return drawn
 
