@@ -249,6 +249,18 @@ def test_the_place_of_a_dead_worker_is_free_again(url: str, tmp_path: Path, monk
     assert states[dead.number] == states[unheard.number] == TrialState.FAIL
 
 
+def test_the_last_place_of_a_dead_worker_is_waited_for_without_asking(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "STALE_SECONDS", 0.3)
+    url = f"journal:{tmp_path}/s.log"
+    study, _ = run_study(url, 3)
+    dead = study.ask()
+    run_study(url, 4)
+    assert len(finished(study)) == 4
+    assert [trial.number for trial in study.get_trials(states=(TrialState.FAIL,))] == [dead.number]
+
+
 def test_a_living_worker_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "STALE_SECONDS", 0.3)
     monkeypatch.setattr(module, "BEAT_SECONDS", 0.05)
@@ -277,9 +289,15 @@ def test_a_worker_that_was_given_up_goes_on_with_another_trial(tmp_path: Path) -
 
     task = make_task(Suspended())
     study = open_study(f"sqlite:///{tmp_path}/s.db", "test", "tpe", task)
-    blackbox(study, task, 4, Silent())
+    notes: list[str] = []
+    reporter = Silent()
+    reporter.note = notes.append  # type: ignore[method-assign]
+    blackbox(study, task, 4, reporter)
     assert [trial.state for trial in study.get_trials()].count(TrialState.FAIL) == 1
     assert len(finished(study)) == 4
+    assert [note for note in notes if note.startswith("trial 1")] == [
+        "trial 1 had been given up by another worker, which heard no beat of it"
+    ]
 
 
 @pytest.mark.parametrize("trouble", [KeyboardInterrupt, ParnasError, MemoryError])
