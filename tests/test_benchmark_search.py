@@ -72,7 +72,8 @@ def test_alpha_is_trained_and_pi_stays(steps):
             learnt = any(moment.abs().sum() > 0 for moment in moments)
             # Where the path is certain, the softmax has no gradient left.
             assert learnt or key.situation == "interleaved"
-            assert bool(trainer.estimator.means.any()) == (key.name == "single_path")
+            probed = trainer.estimator.state().get("means")
+            assert (probed is not None and bool(probed.any())) == (key.name == "single_path")
 
 
 def test_all_candidates_train_the_weights_on_the_same_text(steps):
