@@ -33,10 +33,11 @@ from plain import plain_operations
 from torch import Tensor
 
 from parnas.architecture import Architecture
-from parnas.config import ModelConfig, load_config
+from parnas.config import load_config
 from parnas.data.batching import TrainingBatches
 from parnas.errors import ParnasError
 from parnas.model.transformer_xl import TransformerXL
+from parnas.sections import ModelConfig
 from parnas.training.device import Device
 
 TOTAL = 500.0  # seconds of all parts

@@ -17,10 +17,10 @@ import torch
 from numpy.typing import NDArray
 from tabulate import tabulate
 
-from parnas.config import RuntimeConfig
 from parnas.errors import ParnasError
 from parnas.files import write_json
 from parnas.run import describe_machine, package_version
+from parnas.sections import RuntimeConfig
 from parnas.training.device import Device, choose_device
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from parnas.architecture import Architecture
-from parnas.config import ModelConfig
 from parnas.errors import ParnasError
 from parnas.model.heads import Embedding, SoftmaxHead
 from parnas.model.transformer_xl import INITIAL_STD, TransformerXL
+from parnas.sections import ModelConfig
 
 
 @dataclass(frozen=True)

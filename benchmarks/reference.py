@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from parnas.config import ModelConfig
 from parnas.errors import ParnasError
 from parnas.model.transformer_xl import TransformerXL
+from parnas.sections import ModelConfig
 
 VERSION = "4.35.2"  # the last that has the model and takes today's Python; later ones dropped it
 

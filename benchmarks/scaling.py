@@ -22,7 +22,7 @@ import torch
 from networks import Parnas, Size
 from train_step import WARM_UP, TrainStep, draw_segments
 
-from parnas.config import ModelConfig
+from parnas.sections import ModelConfig
 from parnas.training.device import Device
 
 VOCABULARY = 1000  # so small that blocks, not the softmax, decide

@@ -23,12 +23,13 @@ import torch
 from plain import plain_operations
 
 from parnas.architecture import Architecture
-from parnas.config import Config, SearchConfig, load_config
+from parnas.config import Config, load_config
 from parnas.data.batching import TrainingBatches
 from parnas.errors import ParnasError
 from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import TransformerXL
 from parnas.nas.search import SearchTrainer
+from parnas.sections import SearchConfig
 from parnas.training import trainer as training
 from parnas.training.device import Device
 from parnas.training.reporter import Silent

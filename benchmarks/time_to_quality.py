@@ -24,12 +24,13 @@ import harness
 from data import SMALL, failed, generate, start
 from update_readme import TARGET
 
-from parnas.config import Config, SearchConfig, dump_config, load_config
+from parnas.config import Config, dump_config, load_config
 from parnas.data.corpora import SPLITS
 from parnas.data.known import KNOWN
 from parnas.errors import ParnasError
 from parnas.files import write_text
 from parnas.run import METRICS, PI, Run
+from parnas.sections import SearchConfig
 
 POLL = 0.1  # seconds between two looks at metrics.jsonl
 GOAL = 240.0  # seconds of each phase on two CPU cores

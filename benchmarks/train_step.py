@@ -25,8 +25,9 @@ import torch
 from networks import Network, Size, make_networks
 from torch import Tensor
 
-from parnas.config import ModelConfig, load_config
+from parnas.config import load_config
 from parnas.errors import ParnasError
+from parnas.sections import ModelConfig
 from parnas.training.device import Device
 from parnas.training.trainer import make_adamw, update_clipped
 

@@ -6,8 +6,9 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import yaml
 
-from parnas.config import Section, walk_fields
+from parnas.config import walk_fields
 from parnas.files import write_text
+from parnas.sections import Section
 
 PAGE = Path(__file__).with_name("configuration.md")
 INTRODUCTION = """# Configuration

@@ -3,9 +3,9 @@
 import torch
 
 from parnas.architecture import Architecture
-from parnas.config import ModelConfig
 from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import TransformerXL
+from parnas.sections import ModelConfig
 
 VOCABULARY = 20
 

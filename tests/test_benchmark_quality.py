@@ -8,9 +8,10 @@ import harness
 import pytest
 import time_to_quality as benchmark
 
-from parnas.config import SearchConfig, load_config
+from parnas.config import load_config
 from parnas.errors import ParnasError
 from parnas.run import Run
+from parnas.sections import SearchConfig
 
 
 @pytest.mark.slow

@@ -9,10 +9,10 @@ import torch
 from conftest import small_config
 
 from parnas.architecture import Architecture
-from parnas.config import ModelConfig
 from parnas.data.streams import SplitCounts, TokenStreams, prepare
 from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import TransformerXL
+from parnas.sections import ModelConfig
 from parnas.training.device import Device
 from parnas.training.latency import Candidate, measure_latencies
 from parnas.training.perplexity import TotalLoss, measure_loss

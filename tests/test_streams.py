@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from data_helpers import ODD_TEXTS, WIKITEXT_2, english, needs_wikitext_2, write_corpus
 
-from parnas.config import DataConfig, TokenizerConfig
 from parnas.data import pieces, streams, text
 from parnas.data.streams import TokenStreams, prepare
 from parnas.errors import ParnasError
+from parnas.sections import DataConfig, TokenizerConfig
 
 KINDS: list[dict[str, object]] = [
     {"kind": "word"},

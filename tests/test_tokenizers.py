@@ -10,10 +10,10 @@ from data_helpers import ODD_TEXTS, WIKITEXT_2, english, needs_wikitext_2
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parnas.config import TokenizerConfig
 from parnas.data.text import TextSlice, split_lines
 from parnas.data.tokenizers import Tokenizer, load_tokenizer, train_tokenizer
 from parnas.errors import ParnasError
+from parnas.sections import TokenizerConfig
 
 TEXT = english(400) + "a <unk> of @-@ text ▁ é 日本 <unk> BA KE\n"
 SETTINGS = {

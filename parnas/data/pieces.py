@@ -10,11 +10,11 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from parnas.config import TokenizerConfig
 from parnas.data.text import LONGEST_LINE, TextSlice
 from parnas.data.tokenizers import SETTINGS_FILE, UNKNOWN, Encoded, Ids, Tokenizer, vocabulary_too_large
 from parnas.errors import ParnasError
 from parnas.files import read_json, write_json
+from parnas.sections import TokenizerConfig
 
 MODEL_FILE = "sentencepiece.model"
 DEFAULT_VOCAB_SIZE = 8000

@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from parnas.config import DataConfig
 from parnas.data.cache import Note, cache_dir, locked, silent
 from parnas.data.corpora import SPLITS, Corpus, find_corpus
 from parnas.data.pieces import PieceTokenizer
@@ -28,6 +27,7 @@ from parnas.data.text import TextSlice, count_words
 from parnas.data.tokenizers import Tokenizer, WordTokenizer, learn_tokenizer, load_tokenizer
 from parnas.errors import ParnasError
 from parnas.files import folder_in_one_piece, read_json, write_json
+from parnas.sections import DataConfig
 
 Tokens = NDArray[np.uint16] | NDArray[np.uint32]
 

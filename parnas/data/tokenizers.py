@@ -13,10 +13,10 @@ from typing import ClassVar, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from parnas.config import TokenizerConfig
 from parnas.data.text import TextSlice, split_lines
 from parnas.errors import ParnasError
 from parnas.files import read_json, write_json
+from parnas.sections import TokenizerConfig
 
 Ids = NDArray[np.int32]
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from parnas.config import ModelConfig
 from parnas.errors import ParnasError
 from parnas.model import fused
+from parnas.sections import ModelConfig
 
 ROW_STEP = 64
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from parnas.architecture import ATTENTION, FEED_FORWARD, IDENTITY, LETTERS, LayerName, Letter
-from parnas.config import ModelConfig
 from parnas.errors import ParnasError
 from parnas.model import fused
+from parnas.sections import ModelConfig
 
 
 class Context(NamedTuple):

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from parnas.architecture import Architecture
-from parnas.config import ModelConfig
 from parnas.errors import ParnasError
 from parnas.model.estimators import PathGate, SinglePath
 from parnas.model.layers import Block, Context, Identity, make_layer
 from parnas.model.transformer_xl import TransformerXL
+from parnas.sections import ModelConfig
 from parnas.space import Space, spread_space, unite
 
 ABSENT = -1e20

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from parnas.architecture import IDENTITY, Architecture
-from parnas.config import ModelConfig
 from parnas.errors import ParnasError
 from parnas.model.estimators import Gates
 from parnas.model.heads import Embedding, SoftmaxHead
 from parnas.model.layers import Block, Context, Dropout, encode_distances, make_layer, relative_biases
+from parnas.sections import ModelConfig
 
 INITIAL_STD = 0.02  # of all matrices, as in the original
 

@@ -20,7 +20,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 
 from parnas.architecture import ATTENTION, FEED_FORWARD, IDENTITY, Architecture
-from parnas.config import Config, ModelConfig
+from parnas.config import Config
 from parnas.data.cache import cache_dir, locked
 from parnas.data.streams import prepare
 from parnas.errors import ParnasError
@@ -28,6 +28,7 @@ from parnas.files import read_json, write_json
 from parnas.model.layers import Block, make_layer
 from parnas.model.transformer_xl import TransformerXL
 from parnas.run import describe_machine
+from parnas.sections import ModelConfig
 from parnas.training.device import Device, choose_device
 from parnas.training.latency import Candidate, Shape, prepare_scoring, prepare_training, time_in_turns
 from parnas.training.phases import resolve_cutoffs

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from parnas.config import RuntimeConfig
 from parnas.errors import ParnasError
+from parnas.sections import RuntimeConfig
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4  # of malloc.h
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from parnas.architecture import Architecture
-from parnas.config import AUTO_CLUSTERS, Config
+from parnas.config import Config
 from parnas.data.corpora import NAMES
 from parnas.data.streams import StreamHeader, TokenStreams, prepare
 from parnas.data.tokenizers import Tokenizer, load_tokenizer
@@ -18,6 +18,7 @@ from parnas.model.cutoffs import optimal_cutoffs
 from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import TransformerXL
 from parnas.run import Kind, Run
+from parnas.sections import AUTO_CLUSTERS
 from parnas.training.checkpoint import load_weights, newest_checkpoint
 from parnas.training.device import Device, choose_device
 from parnas.training.reporter import Reporter
