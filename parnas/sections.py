@@ -235,6 +235,13 @@ class SearchConfig(Section):
         0.0, ge=0, description="Weight of the entropy of pi in the objective, in nats, when alpha begins."
     )
     entropy_end: float = Field(0.0, ge=0, description="The same at the last step; a line between the two.")
+    candidate_dropout: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Probability with which a step leaves a candidate of a block out of what it draws from, so that "
+        "others are trained too (Bender et al. 2018, section 3.2).",
+    )
     cost: CostConfig = Field(CostConfig(), description="What an architecture may cost.")
 
     @property

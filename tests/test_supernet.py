@@ -9,7 +9,16 @@ from torch.nn import functional as F
 
 from parnas.architecture import Architecture
 from parnas.errors import ParnasError
-from parnas.model.estimators import ESTIMATORS, PathGate, Probe, ProbedPath, gumbel_softmax, harden
+from parnas.model.estimators import (
+    ABSENT,
+    ESTIMATORS,
+    PathGate,
+    Probe,
+    ProbedPath,
+    drop_candidates,
+    gumbel_softmax,
+    harden,
+)
 
 SPACE = ("s", "f", "i")
 STRINGS = ["".join(letters) for letters in itertools.product(SPACE, repeat=2)]
@@ -437,3 +446,14 @@ def test_one_list_is_that_list_for_each_block():
     shared, spelt, ids = make_supernet(3), make_supernet(3, [SPACE] * 3), random_ids(2, 5)
     assert shared.state_dict().keys() == spelt.state_dict().keys()
     assert torch.equal(shared(ids).hidden, spelt(ids).hidden)
+
+
+def test_candidates_are_dropped_with_their_probability_but_never_all():
+    alpha, noise = torch.tensor([[1.0, 2.0, 3.0], [0.5, ABSENT, ABSENT]]), generator()
+    drawn = torch.stack([drop_candidates(alpha, 0.4, noise) for _ in range(4000)])
+    dropped = (drawn <= ABSENT).float()
+    assert (dropped.mean(dim=-1) < 1).all()
+    near(dropped.mean(dim=0)[1], torch.tensor([0.0, 1.0, 1.0]))
+    # Where all three would go, none goes: p - p³ for each.
+    near(dropped.mean(dim=0)[0], torch.full((3,), 0.4 - 0.4**3), atol=0.03)
+    assert torch.equal(torch.where(drawn <= ABSENT, alpha, drawn), alpha.expand_as(drawn))

@@ -29,6 +29,9 @@ from torch.nn import functional as F
 from parnas.architecture import IDENTITY
 from parnas.space import Space, spread_space, unite
 
+ABSENT = -1e20
+"""Logit of a candidate that a block does not have: so low that its probability is exactly zero at every temperature,
+and finite, since an infinite one would turn gradients of the temperature, and 0 · log 0 of an entropy, into NaN."""
 FORGETTING = 0.99  # weight of what was observed one lesson ago, since the weights have changed since
 RIDGE = 1.0  # of the fit, in pairs of paths
 MEAN_RATE = (
@@ -66,6 +69,14 @@ def harden(gates: Tensor) -> Tensor:
     """One-hot gates at the likeliest candidates, with the gradient of the soft ones (straight-through)."""
     one_hot = F.one_hot(gates.argmax(dim=-1), gates.shape[-1]).to(gates.dtype)
     return one_hot + (gates - gates.detach())
+
+
+def drop_candidates(alpha: Tensor, p: float, generator: torch.Generator | None = None) -> Tensor:
+    """alpha [blocks, candidates] with each candidate ruled out with probability p; never all that a block has."""
+    kept = torch.rand(alpha.shape, generator=generator, device=alpha.device) >= p
+    absent = alpha <= ABSENT
+    kept |= (~kept | absent).all(dim=-1, keepdim=True)
+    return alpha.masked_fill(~kept, ABSENT)
 
 
 class Estimator:

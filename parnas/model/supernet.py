@@ -8,15 +8,11 @@ from torch import Tensor, nn
 
 from parnas.architecture import Architecture
 from parnas.errors import ParnasError
-from parnas.model.estimators import PathGate, SinglePath
+from parnas.model.estimators import ABSENT, PathGate, SinglePath
 from parnas.model.layers import Block, Context, Identity, make_layer
 from parnas.model.transformer_xl import TransformerXL
 from parnas.sections import ModelConfig
 from parnas.space import Space, spread_space, unite
-
-ABSENT = -1e20
-"""Logit of a candidate that a block does not have: so low that its probability is exactly zero at every temperature,
-and finite, since an infinite one would turn gradients of the temperature, and 0 · log 0 of an entropy, into NaN."""
 
 
 class StochasticBlock(Block):

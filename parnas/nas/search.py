@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from parnas.config import Config
 from parnas.data.batching import TrainingBatches, split_share
-from parnas.model.estimators import ESTIMATORS, Gates
+from parnas.model.estimators import ESTIMATORS, Gates, drop_candidates
 from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import Memory
 from parnas.nas.cost import Costs, find_costs, penalty, read_costs, write_costs
@@ -126,7 +126,10 @@ class SearchTrainer(Trainer):
     def _draw(self, for_alpha: bool) -> Gates:
         """Gates at the current temperature, with a gradient where alpha is to learn from them."""
         with torch.set_grad_enabled(for_alpha):
-            return self.estimator.draw(self.supernet.alpha(), self.tau(), self.noise)
+            alpha = self.supernet.alpha()
+            if self.search.candidate_dropout:
+                alpha = drop_candidates(alpha, self.search.candidate_dropout, self.noise)
+            return self.estimator.draw(alpha, self.tau(), self.noise)
 
     def settings(self) -> dict[str, float]:
         """Learning rate and temperature."""

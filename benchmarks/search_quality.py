@@ -1,0 +1,324 @@
+"""How well searches rank networks, and what they derive: `python benchmarks/search_quality.py`.
+
+    python benchmarks/search_quality.py --search [--estimators …] [--targets none 0.65 0.8] [--seeds 5]
+    python benchmarks/search_quality.py
+
+The truth is benchmarks/results/ground_truth.csv: every network of benchmarks/ground_truth.yaml, trained from scratch.
+`--search` runs the searches of that configuration that have no row yet: each appends its string to
+search_quality.csv, and to search_scores.csv two scores of every network. A later start goes on with what is missing.
+
+pi         log-probability under the last pi, in nats
+inherited  minus the validation loss with the SuperNet's weights, in nats per token
+
+A network has several strings where they may hold identity; its score is that of the best of them. Without `--search`
+the tables are written: Kendall's tau and Spearman's rho between score and perplexity (the mean over the table's
+seeds), medians over the search's seeds, beside those of parameter count and multiply-adds; and what was derived, beside
+the best network of equal or lower cost.
+"""
+
+import csv
+import itertools
+import math
+import tempfile
+from argparse import Namespace
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import mean, median, stdev
+from typing import Any, NamedTuple
+
+import harness
+import torch
+from ground_truth import CONFIG, ROWS, networks, read_rows
+from scipy.stats import kendalltau, spearmanr
+from search_step import ESTIMATORS
+from time_to_quality import require_corpus
+
+from parnas.architecture import ATTENTION, IDENTITY, Architecture
+from parnas.config import Config, load_config
+from parnas.data.streams import prepare
+from parnas.model.supernet import SuperNet
+from parnas.nas.cost import Costs, count_costs, find_costs
+from parnas.nas.derive import derive, read_pi
+from parnas.nas.search import search
+from parnas.training.device import choose_device
+from parnas.training.perplexity import measure_loss
+from parnas.training.phases import load
+from parnas.training.reporter import Silent
+
+SEARCHES, SCORES = harness.RESULTS / "search_quality.csv", harness.RESULTS / "search_scores.csv"
+NO_TARGET = "none"
+TARGETS = (NO_TARGET, "0.65", "0.8")
+SEEDS = 5
+SCORED_TOKENS = 40_000  # of the validation split, for the inherited score
+STRATUM = 0.03  # networks whose predicted latency is within this share of each other cost the same
+SCORE_NAMES = ("pi", "inherited")
+
+
+class Search(NamedTuple):
+    """A finished search and what was derived from it."""
+
+    estimator: str
+    target: str
+    seed: int
+    steps: int
+    arch: str
+    seconds: float
+
+
+class Score(NamedTuple):
+    """What a search thinks of a network."""
+
+    estimator: str
+    target: str
+    seed: int
+    network: str
+    pi: float
+    inherited: float
+
+
+def read_csv(path: Path, kind: Callable[..., Any]) -> list[Any]:
+    """Rows as named tuples of a kind, with its types; none where there is no file."""
+    if not path.is_file():
+        return []
+    types = kind.__annotations__
+    with path.open(newline="", encoding="utf-8") as file:
+        return [kind(**{key: types[key](value) for key, value in line.items()}) for line in csv.DictReader(file)]
+
+
+def append_csv(path: Path, rows: Sequence[Any]) -> None:
+    """Add named tuples, and their head to a new file."""
+    with path.open("a", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        if file.tell() == 0:
+            writer.writerow(rows[0]._fields)
+        writer.writerows([f"{value:.6g}" if isinstance(value, float) else value for value in row] for row in rows)
+
+
+def name_network(layers: Iterable[str]) -> str:
+    """The string without identity, as the table has it."""
+    return "".join(layer for layer in layers if layer != IDENTITY) or IDENTITY
+
+
+def run_search(config: Config, estimator: str, target: str, seed: int) -> tuple[Search, list[Score]]:
+    """Search, derive and score every network of the space."""
+    aim = None if target == NO_TARGET else float(target)
+    config = config.replace(search__estimator=estimator, search__cost__target=aim, runtime__seed=seed)
+    with tempfile.TemporaryDirectory(prefix="parnas-quality-") as folder:
+        run = search(config, Path(folder) / "run", Silent())
+        found = Search(
+            estimator,
+            target,
+            seed,
+            config.search.steps,
+            name_network(derive(run).architecture),
+            float(run.summary()["seconds"]),
+        )
+        _, pi = read_pi(run, config)
+        model = load(run.folder).model
+    assert isinstance(model, SuperNet)
+    best: dict[str, list[float]] = defaultdict(lambda: [-math.inf, -math.inf])
+    loss_of = inherited_loss(config, model)
+    for string in itertools.product(*config.search.block_spaces):
+        chance = sum(math.log(max(row[name], 1e-38)) for row, name in zip(pi, string, strict=True))
+        of = best[name_network(string)]
+        of[:] = max(of[0], chance), max(of[1], -loss_of(Architecture(string)))
+    return found, [Score(estimator, target, seed, network, *of) for network, of in best.items()]
+
+
+def inherited_loss(config: Config, model: SuperNet) -> Callable[[Architecture], float]:
+    """Validation loss of a string with the SuperNet's weights, nats per token."""
+    device, streams = choose_device(config.runtime), prepare(config.data)
+    tokens = streams.tokens("valid")[:SCORED_TOKENS]
+    lengths = {"batch_size": config.evaluation.batch_size, "tgt_len": config.data.tgt_len}
+
+    @torch.no_grad()
+    def loss_of(architecture: Architecture) -> float:
+        network = model.to(device.device).extract(architecture)
+        eos_id = streams.tokenizer.eos_id
+        return measure_loss(network, tokens, eos_id, device, mem_len=config.model.mem_len, **lengths).per_token
+
+    return loss_of
+
+
+def search_missing(config: Config, parsed: Namespace) -> None:
+    """Run what has no row yet, and append its rows."""
+    folder = parsed.out or harness.RESULTS
+    searches, scores = folder / SEARCHES.name, folder / SCORES.name
+    done = {(row.estimator, row.target, row.seed) for row in read_csv(searches, Search)}
+    for seed in range(1, parsed.seeds + 1):
+        for estimator, target in itertools.product(parsed.estimators, parsed.targets):
+            if (estimator, target, seed) not in done:
+                found, of = run_search(config, estimator, target, seed)
+                append_csv(scores, of)
+                append_csv(searches, [found])
+                print(f"{estimator} target {target} seed {seed}: {found.arch} ({found.seconds:.0f} s)", flush=True)
+
+
+# What it comes to.
+
+
+class Truth(NamedTuple):
+    """The table of networks: log perplexity of each seed by network, and the latency of each."""
+
+    losses: Mapping[str, Sequence[float]]
+    costs: Costs
+
+    def mean(self, network: str) -> float:
+        """Mean log perplexity over the seeds."""
+        return mean(self.losses[network])
+
+    def share(self, network: str) -> float:
+        """Predicted latency as a share of the interleaved network's."""
+        return self.costs.share(network)
+
+    def reliability(self, networks: Sequence[str]) -> float:
+        """Mean of Kendall's tau between each two seeds: what one training says of another."""
+        columns = list(zip(*(self.losses[network] for network in networks), strict=True))
+        return mean(kendalltau(*pair).statistic for pair in itertools.combinations(columns, 2))
+
+    def seed_deviation(self, network: str) -> float:
+        """Standard deviation over the seeds, in log perplexity."""
+        return stdev(self.losses[network])
+
+
+def read_truth(path: Path, config: Config, costs: Costs) -> Truth:
+    """The networks that have a row for every seed."""
+    losses: dict[str, dict[int, float]] = defaultdict(dict)
+    for row in read_rows(path):
+        if row.steps == config.train.steps:
+            losses[row.arch][row.seed] = math.log(row.valid_ppl)
+    seeds = {seed for of in losses.values() for seed in of}
+    whole = {arch: [of[seed] for seed in sorted(seeds)] for arch, of in losses.items() if set(of) == seeds}
+    return Truth(
+        {arch: whole[arch] for arch in networks(config.search.blocks, config.search.space) if arch in whole}, costs
+    )
+
+
+def subsets(truth: Truth) -> dict[str, list[str]]:
+    """All networks, those with attention, and those of attention alone."""
+    known = list(truth.losses)
+    return {
+        "all": known,
+        "with attention": [network for network in known if ATTENTION in network],
+        "attention alone": [network for network in known if set(network) == {ATTENTION}],
+    }
+
+
+def agreement(truth: Truth, score: Mapping[str, float], chosen: Sequence[str]) -> tuple[float, float]:
+    """Kendall's tau (b) and Spearman's rho between a score, where more is better, and the table."""
+    known = [-truth.mean(network) for network in chosen]
+    scores = [score[network] for network in chosen]
+    return kendalltau(scores, known).statistic, spearmanr(scores, known).statistic
+
+
+def agreement_in_strata(truth: Truth, score: Mapping[str, float]) -> float:
+    """Share of concordant less discordant pairs among networks that cost the same."""
+    signs = []
+    for one, other in itertools.combinations(truth.losses, 2):
+        costs = sorted((truth.share(one), truth.share(other)))
+        if costs[1] <= costs[0] * (1 + STRATUM):
+            product = (score[one] - score[other]) * (truth.mean(other) - truth.mean(one))
+            signs.append((product > 0) - (product < 0))
+    return mean(signs)
+
+
+def rank_table(truth: Truth, scores: Sequence[Score], config: Config) -> list[dict[str, Any]]:
+    """A row for each estimator and score, and one for each simple count, medians over seeds."""
+    by_search: dict[tuple[str, str, int], dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
+    for row in scores:
+        for name in SCORE_NAMES:
+            by_search[row.estimator, row.target, row.seed][name][row.network] = getattr(row, name)
+    rivals = {
+        "parameters": count_costs(config, "parameters").of,
+        "multiply-adds": count_costs(config, "macs").of,
+        "latency": truth.costs.of,
+    }
+    records = []
+    for title, of in rivals.items():
+        score = {network: sum(of[layer] for layer in network) for network in truth.losses}
+        records.append({"ranked by": title, "target": "", "seeds": "", **describe_score(truth, [score])})
+    for estimator, target in dict.fromkeys((row.estimator, row.target) for row in scores):
+        of_seeds = [found for key, found in by_search.items() if key[:2] == (estimator, target)]
+        for name in SCORE_NAMES:
+            figures = describe_score(truth, [found[name] for found in of_seeds])
+            records.append({"ranked by": f"{estimator}: {name}", "target": target, "seeds": len(of_seeds), **figures})
+    return records
+
+
+def describe_score(truth: Truth, of_seeds: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Agreement with the table in each subset, medians over seeds."""
+    figures: dict[str, float] = {}
+    for title, chosen in subsets(truth).items():
+        pairs = [agreement(truth, score, chosen) for score in of_seeds]
+        figures[f"tau, {title}"] = median(tau for tau, _ in pairs)
+        if title == "all":
+            figures["rho, all"] = median(rho for _, rho in pairs)
+    figures["tau, equal latency"] = median(agreement_in_strata(truth, score) for score in of_seeds)
+    return figures
+
+
+def derived_table(truth: Truth, searches: Sequence[Search]) -> list[dict[str, Any]]:
+    """A row for each estimator and target: what was derived, beside the best network of equal or lower cost."""
+    records = []
+    for estimator, target in dict.fromkeys((row.estimator, row.target) for row in searches):
+        rows = [row for row in searches if (row.estimator, row.target) == (estimator, target)]
+        bound = math.inf if target == NO_TARGET else float(target)
+        allowed = sorted((n for n in truth.losses if truth.share(n) <= bound + 1e-9), key=truth.mean)
+        best = allowed[0]
+        behind = [truth.mean(row.arch) - truth.mean(best) for row in rows]
+        beaten = [mean(truth.mean(row.arch) <= truth.mean(other) for other in allowed) for row in rows]
+        records.append(
+            {
+                "estimator": estimator,
+                "target": target,
+                "derived": " ".join(row.arch for row in rows),
+                "share of latency": median(truth.share(row.arch) for row in rows),
+                "best": best,
+                "behind the best": f"{100 * median(behind):.2f} %",
+                "seed deviation of the best": f"{100 * truth.seed_deviation(best):.2f} %",
+                "at least as good as": f"{100 * median(beaten):.0f} % of {len(allowed)}",
+            }
+        )
+    return records
+
+
+def report(config: Config, parsed: Namespace) -> None:
+    """Print and write the tables."""
+    folder = parsed.out or harness.RESULTS
+    costs = find_costs(config, "latency", Silent())
+    truth = read_truth(parsed.truth, config, costs)
+    scores, searches = read_csv(folder / SCORES.name, Score), read_csv(folder / SEARCHES.name, Search)
+    ceiling = {title: truth.reliability(chosen) for title, chosen in subsets(truth).items()}
+    harness.print_table(
+        f"Reliability of the table: Kendall's tau between seeds, {len(truth.losses)} networks",
+        [{"networks": title, "tau": tau} for title, tau in ceiling.items()],
+    )
+    ranks, derived = rank_table(truth, scores, config), derived_table(truth, searches)
+    harness.print_table("Agreement with the table", ranks)
+    harness.print_table("Derived architectures", derived)
+    payload = {"ceiling": ceiling, "ranks": ranks, "derived": derived, "layer_ms": dict(costs.of)}
+    device = harness.choose(parsed.device, config.runtime.precision)
+    harness.write_result("search_quality", device, {"precisions": [device.precision], **payload}, parsed)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the benchmark."""
+    parser = harness.make_parser(__doc__, [])
+    parser.add_argument("--config", type=Path, default=CONFIG)
+    parser.add_argument("--truth", type=Path, default=ROWS, help="the table of networks")
+    parser.add_argument("--search", action="store_true", help="run the searches that have no row yet")
+    parser.add_argument("--estimators", nargs="+", default=list(ESTIMATORS))
+    parser.add_argument("--targets", nargs="+", default=list(TARGETS), help="shares of the latency, or none")
+    parser.add_argument("--seeds", type=int, default=SEEDS)
+    parsed = parser.parse_args(arguments)
+    config = load_config(parsed.config).replace(runtime__device=parsed.device)
+    require_corpus(config)
+    if parsed.search:
+        search_missing(config, parsed)
+    else:
+        report(config, parsed)
+
+
+if __name__ == "__main__":
+    main()
