@@ -286,7 +286,7 @@ def derived_table(truth: Truth, searches: Sequence[Search]) -> list[dict[str, An
 def report(config: Config, parsed: Namespace) -> None:
     """Print and write the tables."""
     folder = parsed.out or harness.RESULTS
-    costs = find_costs(config, "latency", Silent())
+    costs = find_costs(config, config.search.cost.metric, Silent())
     truth = read_truth(parsed.truth, config, costs)
     scores, searches = read_csv(folder / SCORES.name, Score), read_csv(folder / SEARCHES.name, Search)
     ceiling = {title: truth.reliability(chosen) for title, chosen in subsets(truth).items()}

@@ -1,0 +1,89 @@
+"""The table of all networks of a small space, and how searches are compared with it."""
+
+import itertools
+import json
+import math
+from pathlib import Path
+
+import ground_truth
+import pytest
+import search_quality
+from ground_truth import Row, append_row, missing, networks, read_rows
+from search_quality import Score, Search, Truth, agreement_in_strata, derived_table, subsets
+from time_to_quality import make_tiny
+
+from parnas.config import load_config
+from parnas.nas.cost import make_costs
+
+COSTS = make_costs("macs", {"s": 2.0, "f": 1.0, "i": 0.0}, 2)
+
+
+def test_strings_of_one_network_count_once() -> None:
+    found = networks(5, ("s", "f", "i"))
+    strings = ("".join(letters) for letters in itertools.product("sfi", repeat=5))
+    assert set(found) == {string.replace("i", "") or "i" for string in strings}
+    assert len(found) == len(set(found)) == 63
+    assert networks(2, ("s", "f")) == ["ss", "sf", "fs", "ff"]
+
+
+def test_only_missing_rows_are_trained(tmp_path: Path) -> None:
+    config = load_config(ground_truth.CONFIG, ["search.blocks=2", "train.steps=9"])
+    assert list(missing(config, [], 1))[:3] == [("i", 1), ("s", 1), ("f", 1)]
+    for row in (Row("i", 1, 9, 5.0), Row("sf", 2, 9, 4.25), Row("f", 1, 8, 3.0)):
+        append_row(tmp_path / "rows.csv", row)
+    rows = read_rows(tmp_path / "rows.csv")
+    assert rows[1] == Row("sf", 2, 9, 4.25)
+    left = list(missing(config, rows, 2))
+    assert len(left) == 2 * 7 - 2
+    assert ("f", 1) in left  # its row is of another budget
+    assert ("sf", 2) not in left
+
+
+def test_a_pair_counts_in_strata_only_where_costs_are_equal() -> None:
+    losses = {"sf": [1.0], "fs": [2.0], "ff": [3.0], "s": [4.0]}
+    truth = Truth(losses, COSTS)
+    # sf, fs cost 3 each; ff and s cost 2 each.
+    assert agreement_in_strata(truth, {"sf": 2.0, "fs": 1.0, "ff": 9.0, "s": 10.0}) == 0
+    assert agreement_in_strata(truth, {"sf": 2.0, "fs": 1.0, "ff": 9.0, "s": 8.0}) == 1
+    assert subsets(truth)["with attention"] == ["sf", "fs", "s"]
+
+
+def test_reliability_is_the_mean_agreement_of_seeds() -> None:
+    truth = Truth({"s": [1.0, 1.0, 3.0], "f": [2.0, 2.0, 2.0], "i": [3.0, 3.0, 1.0]}, COSTS)
+    assert truth.reliability(["s", "f", "i"]) == pytest.approx((1 - 1 - 1) / 3)
+    assert truth.seed_deviation("f") == 0
+
+
+def test_derived_networks_stand_beside_the_best_they_could_have_been() -> None:
+    truth = Truth({"ss": [1.0, 1.2], "sf": [2.0, 2.0], "fs": [3.0, 3.0], "s": [4.0, 4.0], "f": [5.0, 5.0]}, COSTS)
+    row = derived_table(truth, [Search("soft", "0.7", 1, 9, "s", 1.0), Search("soft", "0.7", 2, 9, "f", 1.0)])[0]
+    assert row["best"] == "s"  # 2 of 3: within the target, and the best of those
+    assert row["behind the best"] == "50.00 %"
+    free = derived_table(truth, [Search("soft", "none", 1, 9, "sf", 1.0)])[0]
+    assert free["best"] == "ss"
+    assert free["at least as good as"] == "80 % of 5"
+    assert free["behind the best"] == f"{100 * (2.0 - 1.1):.2f} %"
+
+
+def test_table_searches_and_report_on_a_small_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "counted.yaml"
+    text = make_tiny(tmp_path).read_text(encoding="utf-8")
+    config.write_text(text.replace("metric: latency", "metric: macs"), encoding="utf-8")
+    rows = ["--config", str(config), "--device", "cpu"]
+    ground_truth.main([*rows, "--rows", str(tmp_path / "truth.csv"), "--seeds", "2", "--workers", "1"])
+    table = read_rows(tmp_path / "truth.csv")
+    assert len(table) == 14
+    assert {row.arch for row in table} == set(networks(2, "sfi"))
+    search = [*rows, "--search", "--estimators", "single_path", "--targets", "none", "0.65", "--seeds", "1"]
+    for _ in range(2):  # the second time there is nothing left to do
+        search_quality.main([*search, "--out", str(tmp_path)])
+    searches = search_quality.read_csv(tmp_path / "search_quality.csv", Search)
+    scores = search_quality.read_csv(tmp_path / "search_scores.csv", Score)
+    assert [(row.target, row.seed) for row in searches] == [("none", 1), ("0.65", 1)]
+    assert len(scores) == 14
+    assert all(math.isfinite(row.pi) and row.inherited < 0 for row in scores)
+    search_quality.main([*rows, "--out", str(tmp_path), "--truth", str(tmp_path / "truth.csv")])
+    result = json.loads((tmp_path / "search_quality-cpu.json").read_text())
+    assert [record["target"] for record in result["derived"]] == ["none", "0.65"]
+    assert {record["ranked by"] for record in result["ranks"]} >= {"parameters", "single_path: pi"}
+    assert -1 <= result["ceiling"]["all"] <= 1
