@@ -305,6 +305,39 @@ def stability(
 
 
 @app.command()
+def baselines(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished search.")],
+    random: Annotated[int, typer.Option("--random", min=0, help="Random networks of the derived one's cost.")] = 8,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Trainings of each network but the random ones.")] = 3,
+    seed: Annotated[
+        int | None, typer.Option("--seed", min=0, help="The first seed, random strings' too; default: the search's.")
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--run", help="Folder for the trainings; default: RUN/baselines.")
+    ] = None,
+    only_list: Annotated[bool, typer.Option("--list", help="Print strings and costs, train nothing.")] = False,
+) -> None:
+    """Train what one would have guessed, and random networks, beside the derived one; given again, it goes on."""
+    from parnas.display import make_reporter, show_baselines, show_contest
+    from parnas.figures.pareto import Marker, draw_pareto
+    from parnas.nas.baselines import find_baselines
+    from parnas.nas.contest import hold_contest
+
+    config, folder, reporter = Run(run).config(), folder or run / "baselines", make_reporter()
+    first = config.runtime.seed if seed is None else seed
+    found = find_baselines(Run(run), random, first, reporter)
+    if only_list:
+        show_baselines(found)
+        return
+    with interruptible("the same command again"):
+        contest = hold_contest(found, config, folder, range(first, first + seeds), reporter)
+    markers = [Marker(each.name, each.share, each.mean, each.sd, each.random) for each in contest.standings]
+    written = [*contest.write(folder), draw_pareto(markers, folder / "figures" / "pareto.png")]
+    show_contest(contest)
+    typer.echo("\n".join(f"written: {path}" for path in written))
+
+
+@app.command()
 def blackbox(
     trials: Annotated[int, typer.Option("--trials", min=1, help="Finished trials of all workers together.")],
     storage: Annotated[

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from parnas.data.streams import StreamHeader
     from parnas.evaluation.comparison import Comparison
+    from parnas.nas.baselines import Baselines
+    from parnas.nas.contest import Contest
     from parnas.nas.derive import Derivation, Ranked
     from parnas.nas.profile import Check, Profile
     from parnas.nas.stability import Stability
@@ -206,6 +208,36 @@ def show_front(front: Sequence["Finding"], interleaved: float) -> None:
         cost = f"{each.cost / interleaved:.3f}", f"{each.cost:,.4g}"
         table.add_row(each.network, f"{each.valid_ppl:.2f}", *cost, str(each.trial), each.source)
     Console().print(table)
+
+
+def show_baselines(found: "Baselines") -> None:
+    """The strings of the derived network and of those it is compared with, with their predicted costs."""
+    table = Table(box=None, header_style="bold")
+    for title in ("name", "string", "cost share"):
+        table.add_column(title, justify="right" if title == "cost share" else "left", overflow="fold")
+    for each in found.networks:
+        table.add_row(each.name, str(each.architecture), f"{each.share:.3f}")
+    show_with_notes(table, found.metric, found.notes)
+
+
+def show_contest(contest: "Contest") -> None:
+    """What each network reached, and whether the derived one is better."""
+    table = Table(box=None, header_style="bold")
+    for title in ("name", "string", "cost share", "valid ppl/token", "± sd", "n"):
+        table.add_column(title, justify="left" if title in ("name", "string") else "right", overflow="fold")
+    for each in contest.standings:
+        spread = "" if each.sd is None else f"{each.sd:.2f}"
+        table.add_row(each.name, each.arch, f"{each.share:.3f}", f"{each.mean:.2f}", spread, str(len(each.ppl)))
+    show_with_notes(table, contest.metric, contest.notes)
+    print("\n".join(each.text for each in contest.answers()))
+
+
+def show_with_notes(table: Table, metric: str, notes: Sequence[str]) -> None:
+    """A table of networks, what its costs are, and notes."""
+    console = Console()
+    console.print(table)
+    for note in (f"cost share: predicted {metric} of the blocks, of the interleaved network's", *notes):
+        console.print(f"* {note}", highlight=False)
 
 
 QUALITY = {

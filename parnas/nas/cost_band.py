@@ -10,9 +10,9 @@ import math
 import random
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
-from itertools import accumulate
+from itertools import accumulate, islice
 from operator import add
 
 from parnas.architecture import IDENTITY
@@ -40,6 +40,24 @@ def random_choices(
     """
     if count < 0:
         raise ParnasError(f"The number of networks is {count}; give 0 or more.")
+    drawn = list(islice(draw_networks(pi_free, costs, low, high, seed, identity), count))
+    if len(drawn) < count:
+        raise ParnasError(
+            f"Only {len(drawn)} different networks cost {low} to {high}, not {count}: widen the band or ask for fewer."
+        )
+    return drawn
+
+
+def draw_networks(
+    pi_free: Sequence[Sequence[str]],
+    costs: Mapping[str, float],
+    low: float,
+    high: float,
+    seed: int,
+    identity: str = IDENTITY,
+    without: Iterable[Sequence[str]] = (),
+) -> Iterator[tuple[str, ...]]:
+    """What `random_choices` chooses, one after the other until none is left; the networks of `without` are none."""
     if not low <= high or low == math.inf:
         raise ParnasError(f"The band of costs from {low} to {high} is empty; give the lower end first.")
     blocks = [tuple(dict.fromkeys(block)) for block in pi_free]
@@ -47,17 +65,12 @@ def random_choices(
         raise ParnasError("A block has no candidates, or there is no block; give every block at least one candidate.")
     rng = random.Random(seed)
     strings = _Strings(blocks, costs, low, high, identity)
-    strings.remove(())
-    drawn: list[tuple[str, ...]] = []
-    while len(drawn) < count:
-        if not strings.left():
-            raise ParnasError(
-                f"Only {len(drawn)} different networks cost {low} to {high}, not {count}: "
-                "widen the band or ask for fewer."
-            )
-        drawn.append(strings.draw(rng))
-        strings.remove(tuple(name for name in drawn[-1] if name != identity))
-    return drawn
+    for word in {(), *(tuple(name for name in layers if name != identity) for layers in without)}:
+        strings.remove(word)
+    while strings.left():
+        layers = strings.draw(rng)
+        strings.remove(tuple(name for name in layers if name != identity))
+        yield layers
 
 
 class _Strings:
@@ -98,7 +111,9 @@ class _Strings:
         return tuple(string)
 
     def remove(self, word: tuple[str, ...]) -> None:
-        """Take out every string that names the network of these layers."""
+        """Take out every string that names the network of these layers; each is to be taken out once."""
+        if len(word) > len(self.blocks) or any(name not in self.costs for name in word):
+            return
         identities = len(self.blocks) - len(word)
         cost = sum(self.costs[name] for name in word) + identities * self.costs.get(self.identity, 0)
         if not self.low <= cost <= self.high:

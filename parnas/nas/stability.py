@@ -3,7 +3,6 @@
 import csv
 import io
 import math
-import shutil
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from parnas.architecture import IDENTITY
-from parnas.config import Config, dump_config
+from parnas.config import Config
 from parnas.data.streams import prepare
 from parnas.errors import ParnasError
 from parnas.files import write_json, write_text
@@ -20,8 +19,9 @@ from parnas.nas.cost import Costs
 from parnas.nas.derive import BlockChoice, derive
 from parnas.nas.knapsack import most_probable
 from parnas.nas.search import search
-from parnas.run import METRICS, Run
-from parnas.training.phases import STREAMS, refuse_changes, resolve_corpus, resolve_cutoffs
+from parnas.run import Run
+from parnas.training.phases import resolve_corpus, resolve_cutoffs
+from parnas.training.repeated import settle_folder, train_once
 from parnas.training.reporter import Reporter
 
 LEAST_PI = 1e-38  # what float32 cannot tell from zero: a logarithm is taken of no less
@@ -121,34 +121,15 @@ def stability(config: Config, folder: Path, seeds: int, reporter: Reporter) -> S
     """
     config = resolve_corpus(config)
     config = resolve_cutoffs(config, prepare(config.data, reporter.note))
-    base = Run(folder)
-    if (folder / "config.yaml").is_file():
-        refuse_changes(base, config)
-    else:
-        base.refuse_used()
-        folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / "config.yaml", dump_config(config))
+    settle_folder(folder, config)
     numbers = [config.runtime.seed + offset for offset in range(seeds)]
     runs: list[Run] = []
     for seed in numbers:
         reporter.note(f"seed {seed}, {len(runs) + 1} of {seeds}")
-        runs.append(search_once(config.replace(runtime__seed=seed), folder / f"seed-{seed}", reporter))
+        runs.append(train_once(search, config.replace(runtime__seed=seed), folder / f"seed-{seed}", reporter))
     derivations = [derive(run, reporter=reporter) for run in runs]
     first = derivations[0]  # all have the target and the costs of one configuration on one machine
     return compare_seeds(numbers, [each.blocks for each in derivations], first.costs, first.target)
-
-
-def search_once(config: Config, folder: Path, reporter: Reporter) -> Run:
-    """The search of one seed: kept where it is finished, else gone on with or begun."""
-    run = Run(folder)
-    if run.finished():
-        refuse_changes(run, config)
-        reporter.note(f"{folder} is finished and kept")
-        return run
-    begun = (folder / STREAMS).is_file()
-    if not begun and folder.is_dir() and not (folder / METRICS).exists():
-        shutil.rmtree(folder)  # stopped while its first files were written
-    return search(config, folder, reporter, resume=begun)
 
 
 def compare_seeds(

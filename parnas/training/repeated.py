@@ -1,0 +1,38 @@
+"""Several trainings of one configuration in subfolders of one folder: kept where finished, gone on with where begun."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from parnas.config import Config, dump_config
+from parnas.files import write_text
+from parnas.run import METRICS, Run
+from parnas.training.phases import STREAMS, refuse_changes
+from parnas.training.reporter import Reporter
+
+Train = Callable[[Config, Path, Reporter, bool], Run]
+"""`search` or `retrain`: configuration, run folder, reporter, whether to go on with what is there."""
+
+
+def settle_folder(folder: Path, config: Config) -> None:
+    """Keep the configuration that the trainings in `folder` have in common; raises for another, or for other files."""
+    base = Run(folder)
+    if (folder / "config.yaml").is_file():
+        refuse_changes(base, config)
+        return
+    base.refuse_used()
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / "config.yaml", dump_config(config))
+
+
+def train_once(train: Train, config: Config, folder: Path, reporter: Reporter) -> Run:
+    """A training that is kept where it is finished, else gone on with or begun; raises for another configuration."""
+    run = Run(folder)
+    if run.finished():
+        refuse_changes(run, config)
+        reporter.note(f"{folder} is finished and kept")
+        return run
+    begun = (folder / STREAMS).is_file()
+    if not begun and folder.is_dir() and not (folder / METRICS).exists():
+        shutil.rmtree(folder)  # stopped while its first files were written
+    return train(config, folder, reporter, begun)
