@@ -7,9 +7,7 @@ network appends a row to the CSV, and a later start, here or on another machine,
 networks from seed 1, then from seed 2, and so on. `valid_ppl` is per token of the validation split, at the last step.
 """
 
-import csv
 import itertools
-import os
 import tempfile
 import time
 from argparse import Namespace
@@ -20,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import harness
+from rows import append_rows, read_rows
 from time_to_quality import require_corpus
 
 from parnas.architecture import IDENTITY, Architecture
@@ -33,7 +32,6 @@ from parnas.training.trainer import Plan, Trainer
 
 CONFIG = Path(__file__).with_suffix(".yaml")
 ROWS = harness.RESULTS / "ground_truth.csv"
-COLUMNS = ("arch", "seed", "steps", "valid_ppl")
 SEEDS = 3
 
 
@@ -51,28 +49,6 @@ def networks(blocks: int, space: Sequence[str]) -> list[str]:
     letters = [letter for letter in space if letter != IDENTITY]
     lengths = range(0, blocks + 1) if IDENTITY in space else [blocks]
     return ["".join(string) or IDENTITY for length in lengths for string in itertools.product(letters, repeat=length)]
-
-
-def read_rows(path: Path) -> list[Row]:
-    """The rows so far; none where there is no file yet."""
-    if not path.is_file():
-        return []
-    with path.open(newline="", encoding="utf-8") as file:
-        return [
-            Row(line["arch"], int(line["seed"]), int(line["steps"]), float(line["valid_ppl"]))
-            for line in csv.DictReader(file)
-        ]
-
-
-def append_row(path: Path, row: Row) -> None:
-    """Add a row, and the head to a new file; on the disk when this returns."""
-    with path.open("a", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        if file.tell() == 0:
-            writer.writerow(COLUMNS)
-        writer.writerow([row.arch, row.seed, row.steps, f"{row.valid_ppl:.4f}"])
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def train(config: Config, arch: str, seed: int) -> Row:
@@ -100,14 +76,14 @@ def missing(config: Config, rows: Sequence[Row], seeds: int) -> Iterator[tuple[s
 
 def fill(config: Config, path: Path, seeds: int, workers: int) -> None:
     """Train what is missing, `workers` networks at a time, each in a process with the configured threads."""
-    left = list(missing(config, read_rows(path), seeds))
+    left = list(missing(config, read_rows(path, Row), seeds))
     prepare(config.data)  # once, not in every process
     started = time.perf_counter()
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         futures = [pool.submit(train, config, arch, seed) for arch, seed in left]
         for number, future in enumerate(as_completed(futures), 1):
             row = future.result()
-            append_row(path, row)
+            append_rows(path, [row])
             passed = time.perf_counter() - started
             print(f"{number}/{len(left)} {row.arch} seed {row.seed}: {row.valid_ppl:.2f} ({passed:.0f} s)", flush=True)
 

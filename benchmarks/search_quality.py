@@ -16,7 +16,6 @@ seeds), medians over the search's seeds, beside those of parameter count and mul
 the best network of equal or lower cost.
 """
 
-import csv
 import itertools
 import math
 import tempfile
@@ -29,7 +28,8 @@ from typing import Any, NamedTuple
 
 import harness
 import torch
-from ground_truth import CONFIG, ROWS, networks, read_rows
+from ground_truth import CONFIG, ROWS, Row, networks
+from rows import append_rows, read_rows
 from scipy.stats import kendalltau, spearmanr
 from search_step import ESTIMATORS
 from time_to_quality import require_corpus
@@ -75,24 +75,6 @@ class Score(NamedTuple):
     network: str
     pi: float
     inherited: float
-
-
-def read_csv(path: Path, kind: Callable[..., Any]) -> list[Any]:
-    """Rows as named tuples of a kind, with its types; none where there is no file."""
-    if not path.is_file():
-        return []
-    types = kind.__annotations__
-    with path.open(newline="", encoding="utf-8") as file:
-        return [kind(**{key: types[key](value) for key, value in line.items()}) for line in csv.DictReader(file)]
-
-
-def append_csv(path: Path, rows: Sequence[Any]) -> None:
-    """Add named tuples, and their head to a new file."""
-    with path.open("a", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        if file.tell() == 0:
-            writer.writerow(rows[0]._fields)
-        writer.writerows([f"{value:.6g}" if isinstance(value, float) else value for value in row] for row in rows)
 
 
 def name_network(layers: Iterable[str]) -> str:
@@ -145,13 +127,13 @@ def search_missing(config: Config, parsed: Namespace) -> None:
     """Run what has no row yet, and append its rows."""
     folder = parsed.out or harness.RESULTS
     searches, scores = folder / SEARCHES.name, folder / SCORES.name
-    done = {(row.estimator, row.target, row.seed) for row in read_csv(searches, Search)}
+    done = {(row.estimator, row.target, row.seed) for row in read_rows(searches, Search)}
     for seed in range(1, parsed.seeds + 1):
         for estimator, target in itertools.product(parsed.estimators, parsed.targets):
             if (estimator, target, seed) not in done:
                 found, of = run_search(config, estimator, target, seed)
-                append_csv(scores, of)
-                append_csv(searches, [found])
+                append_rows(scores, of)
+                append_rows(searches, [found])
                 print(f"{estimator} target {target} seed {seed}: {found.arch} ({found.seconds:.0f} s)", flush=True)
 
 
@@ -185,7 +167,7 @@ class Truth(NamedTuple):
 def read_truth(path: Path, config: Config, costs: Costs) -> Truth:
     """The networks that have a row for every seed."""
     losses: dict[str, dict[int, float]] = defaultdict(dict)
-    for row in read_rows(path):
+    for row in read_rows(path, Row):
         if row.steps == config.train.steps:
             losses[row.arch][row.seed] = math.log(row.valid_ppl)
     seeds = {seed for of in losses.values() for seed in of}
@@ -288,7 +270,7 @@ def report(config: Config, parsed: Namespace) -> None:
     folder = parsed.out or harness.RESULTS
     costs = find_costs(config, config.search.cost.metric, Silent())
     truth = read_truth(parsed.truth, config, costs)
-    scores, searches = read_csv(folder / SCORES.name, Score), read_csv(folder / SEARCHES.name, Search)
+    scores, searches = read_rows(folder / SCORES.name, Score), read_rows(folder / SEARCHES.name, Search)
     ceiling = {title: truth.reliability(chosen) for title, chosen in subsets(truth).items()}
     harness.print_table(
         f"Reliability of the table: Kendall's tau between seeds, {len(truth.losses)} networks",

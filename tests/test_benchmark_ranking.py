@@ -8,7 +8,8 @@ from pathlib import Path
 import ground_truth
 import pytest
 import search_quality
-from ground_truth import Row, append_row, missing, networks, read_rows
+from ground_truth import Row, missing, networks
+from rows import append_rows, read_rows
 from search_quality import Score, Search, Truth, agreement_in_strata, derived_table, subsets
 from time_to_quality import make_tiny
 
@@ -30,8 +31,8 @@ def test_only_missing_rows_are_trained(tmp_path: Path) -> None:
     config = load_config(ground_truth.CONFIG, ["search.blocks=2", "train.steps=9"])
     assert list(missing(config, [], 1))[:3] == [("i", 1), ("s", 1), ("f", 1)]
     for row in (Row("i", 1, 9, 5.0), Row("sf", 2, 9, 4.25), Row("f", 1, 8, 3.0)):
-        append_row(tmp_path / "rows.csv", row)
-    rows = read_rows(tmp_path / "rows.csv")
+        append_rows(tmp_path / "rows.csv", [row])
+    rows = read_rows(tmp_path / "rows.csv", Row)
     assert rows[1] == Row("sf", 2, 9, 4.25)
     left = list(missing(config, rows, 2))
     assert len(left) == 2 * 7 - 2
@@ -71,14 +72,14 @@ def test_table_searches_and_report_on_a_small_text(tmp_path: Path, capsys: pytes
     config.write_text(text.replace("metric: latency", "metric: macs"), encoding="utf-8")
     rows = ["--config", str(config), "--device", "cpu"]
     ground_truth.main([*rows, "--rows", str(tmp_path / "truth.csv"), "--seeds", "2", "--workers", "1"])
-    table = read_rows(tmp_path / "truth.csv")
+    table = read_rows(tmp_path / "truth.csv", Row)
     assert len(table) == 14
     assert {row.arch for row in table} == set(networks(2, "sfi"))
     search = [*rows, "--search", "--estimators", "single_path", "--targets", "none", "0.65", "--seeds", "1"]
     for _ in range(2):  # the second time there is nothing left to do
         search_quality.main([*search, "--out", str(tmp_path)])
-    searches = search_quality.read_csv(tmp_path / "search_quality.csv", Search)
-    scores = search_quality.read_csv(tmp_path / "search_scores.csv", Score)
+    searches = read_rows(tmp_path / "search_quality.csv", Search)
+    scores = read_rows(tmp_path / "search_scores.csv", Score)
     assert [(row.target, row.seed) for row in searches] == [("none", 1), ("0.65", 1)]
     assert len(scores) == 14
     assert all(math.isfinite(row.pi) and row.inherited < 0 for row in scores)

@@ -1,0 +1,297 @@
+"""A derived network beside guesses and chance, all trained alike: `python benchmarks/comparison.py`.
+
+    python benchmarks/comparison.py --profile     # what each layer takes here, and how well the sum predicts
+    python benchmarks/comparison.py --search      # one search, within the target of benchmarks/comparison.yaml
+    python benchmarks/comparison.py --train       # every network from every seed; a later start trains what is missing
+    python benchmarks/comparison.py --latency     # all networks in turns: the whole, and the stack of blocks
+    python benchmarks/comparison.py               # the tables and the picture
+
+Trained are the derived network, the interleaved one, the sandwich, the interleaved network of as many blocks as cost
+no more than the derived one, random strings of its cost, and, last, the interleaved network for as long as search and
+retraining of the derived one took together. Each finished training appends a row to comparison.csv. `--tiny` does all
+with shapes that say nothing, on the corpus given with `--corpus`.
+"""
+
+import tempfile
+from argparse import ArgumentParser, Namespace
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import mean
+from typing import NamedTuple
+
+import harness
+import numpy as np
+import torch
+from rows import append_rows, read_rows
+from time_to_quality import require_corpus
+
+from parnas.architecture import Architecture
+from parnas.config import Config, check_config
+from parnas.data.streams import prepare
+from parnas.figures.pareto import Marker, draw_pareto
+from parnas.files import read_json, write_json
+from parnas.nas.baselines import DERIVED, INTERLEAVED, Baseline, choose_baselines
+from parnas.nas.contest import Standing, answer, compare_standings
+from parnas.nas.cost import find_costs
+from parnas.nas.derive import derive
+from parnas.nas.profile import profile, share_layers
+from parnas.nas.search import search
+from parnas.run import Run
+from parnas.training.device import choose_device
+from parnas.training.latency import Candidate, Shape, prepare_scoring, time_in_turns
+from parnas.training.perplexity import measure_loss
+from parnas.training.phases import load
+from parnas.training.reporter import Silent
+from parnas.training.retrain import retrain
+from parnas.yaml_text import read_yaml
+
+CONFIG = Path(__file__).with_suffix(".yaml")
+LONGER = "interleaved, longer"
+TINY = {
+    "data": {"tokenizer": {"kind": "word", "user_symbols": ()}, "batch_size": 3, "tgt_len": 6},
+    "model": {"d_model": 16, "n_heads": 2, "d_inner": 32, "mem_len": 6, "cutoffs": (), "proj_factor": None},
+    "search": {"blocks": 4, "steps": 12, "warmup_steps": 2, "alpha_start_step": 4},
+    "train": {"steps": 4, "warmup_steps": 1},
+    "runtime": {"precision": "fp32"},
+}
+
+
+class Row(NamedTuple):
+    """A trained network; perplexities per token at the last step, seconds of training."""
+
+    name: str
+    arch: str
+    seed: int
+    steps: int
+    valid_ppl: float
+    test_ppl: float
+    seconds: float
+
+
+class Job(NamedTuple):
+    """A training to be done."""
+
+    name: str
+    arch: str
+    seed: int
+    steps: int
+
+
+class Study(NamedTuple):
+    """What is compared, and where its results lie."""
+
+    config: Config
+    seeds: tuple[int, ...]
+    random: int
+    folder: Path  # of the results
+
+    @property
+    def profile(self) -> Path:
+        return self.folder / "comparison_profile.json"
+
+    @property
+    def search(self) -> Path:
+        return self.folder / "comparison_search.json"
+
+    @property
+    def rows(self) -> Path:
+        return self.folder / "comparison.csv"
+
+    @property
+    def latency(self) -> Path:
+        return self.folder / "comparison_latency.json"
+
+    def networks(self) -> tuple[Baseline, ...]:
+        """The derived network and those that it is compared with."""
+        costs = find_costs(self.config, self.config.search.cost.metric, Silent())
+        derived = Architecture.parse(read_json(self.search)["derivation"]["arch"])
+        spaces = self.config.search.block_spaces
+        return choose_baselines(derived, costs, spaces, self.random, self.seeds[0]).networks
+
+
+def read_study(parsed: Namespace) -> Study:
+    """The study of the configuration beside this file; its costs are those of the profile, once there is one."""
+    settings = read_yaml(CONFIG.read_text(encoding="utf-8"), CONFIG.name)
+    plan, folder = settings.pop("comparison"), parsed.out or harness.RESULTS
+    if parsed.size == "tiny":
+        for section, changes in TINY.items():
+            settings[section] |= changes
+        plan = {"seeds": [1, 2], "random": 2}
+    if parsed.corpus is not None:
+        settings["data"]["corpus"] = str(parsed.corpus)
+    study = Study(check_config(settings, CONFIG.name), tuple(plan["seeds"]), plan["random"], folder)
+    if not study.profile.is_file():
+        return study
+    return study._replace(config=study.config.replace(search__cost__table=str(study.profile)))
+
+
+def run_profile(study: Study, parsed: Namespace) -> None:
+    """Measure the layers, and how well their sum predicts random networks."""
+    rounds, check = (2, 3) if parsed.size == "tiny" else (50, 20)
+    profile(study.config, Silent(), rounds=rounds, check=check).write(study.profile)
+
+
+def run_search(study: Study) -> None:
+    """Search and derive; the run folder is thrown away, what it came to is kept."""
+    with tempfile.TemporaryDirectory(prefix="parnas-comparison-") as folder:
+        run = search(study.config, Path(folder) / "run", Silent())
+        derivation = derive(run).to_dict(run)
+        found = {"seconds": run.summary()["seconds"], "search": study.config.search.model_dump(mode="json")}
+    found["search"]["cost"].pop("table")
+    write_json(study.search, {**found, "derivation": derivation})
+    print(f"derived: {derivation['arch']}")
+
+
+def wanted(study: Study, rows: Sequence[Row]) -> Iterator[Job]:
+    """All networks from the first seed, then the others from the other seeds; the longer training last."""
+    steps = study.config.train.steps
+    for seed in study.seeds:
+        for each in study.networks():
+            if not each.random or seed == study.seeds[0]:
+                yield Job(each.name, str(each.architecture), seed, steps)
+    interleaved = [row for row in rows if row.name == INTERLEAVED]
+    derived = [row for row in rows if row.name == DERIVED]
+    if len(interleaved) == len(derived) == len(study.seeds):
+        spent = read_json(study.search)["seconds"] + mean(row.seconds for row in derived)
+        longer = round(steps * spent / mean(row.seconds for row in interleaved))
+        yield from (Job(LONGER, interleaved[0].arch, seed, longer) for seed in study.seeds)
+
+
+def train(config: Config, job: Job) -> Row:
+    """Train one network in a run folder that is thrown away, and read the test split once."""
+    with tempfile.TemporaryDirectory(prefix="parnas-comparison-") as folder:
+        config = config.replace(model__arch=job.arch, runtime__seed=job.seed, train__steps=job.steps)
+        run = retrain(config, Path(folder) / "run", Silent())
+        summary, test = run.summary(), measure_test(run)
+        return Row(*job, summary["valid"]["ppl"], test, summary["seconds"])
+
+
+def measure_test(run: Run) -> float:
+    """Perplexity per token of the test split."""
+    config, device = run.config(), choose_device(run.config().runtime)
+    model, streams = load(run.folder).model.to(device.device), prepare(config.data)
+    shape = {"batch_size": config.evaluation.batch_size, "tgt_len": config.data.tgt_len}
+    tokens, eos_id = streams.tokens("test"), streams.tokenizer.eos_id
+    total = measure_loss(model, tokens, eos_id, device, mem_len=config.model.mem_len, **shape)
+    return float(np.exp(total.per_token))
+
+
+def run_trainings(study: Study, workers: int) -> None:
+    """Train what has no row yet, `workers` networks at a time; the longer ones once times are known."""
+    prepare(study.config.data)  # once, not in every process
+    while left := list(missing(study)):
+        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+            for future in as_completed([pool.submit(train, study.config, job) for job in left]):
+                row = future.result()
+                append_rows(study.rows, [row])
+                print(f"{row.name} seed {row.seed}: {row.valid_ppl:.2f}, {row.seconds:.0f} s", flush=True)
+
+
+def missing(study: Study) -> Iterator[Job]:
+    """Trainings without a row. The longer one is known by its name, since its steps follow from times."""
+    rows = read_rows(study.rows, Row)
+    done = {(row.name, row.arch, row.seed) for row in rows}
+    return (job for job in wanted(study, rows) if (job.name, job.arch, job.seed) not in done)
+
+
+def run_latency(study: Study, rounds: int) -> None:
+    """Milliseconds of all networks in turns: whole, and the blocks, as more than the network without any."""
+    config = study.config
+    device, streams = choose_device(config.runtime), prepare(config.data)
+    architectures = {each.architecture.layers for each in study.networks()}
+    torch.manual_seed(config.runtime.seed)
+    networks = share_layers([(), *sorted(architectures)], config.model, streams.header.vocab_size, device)
+    shape = Shape(config.data.batch_size, config.data.tgt_len, config.model.mem_len)
+    tokens = streams.tokens("valid")[: shape.batch_size * (shape.mem_len + shape.tgt_len)]
+    calls = {layers: prepare_scoring(Candidate(model, tokens), device, shape) for layers, model in networks.items()}
+    times = time_in_turns(calls, device, rounds)
+    found = {
+        str(Architecture(layers)): {
+            "whole_ms": float(np.median(of)),
+            "stack_ms": float(np.median(of - times[()])),
+        }
+        for layers, of in times.items()
+        if layers
+    }
+    write_json(study.latency, {"machine": harness.machine(device), "rounds": rounds, "of": found})
+
+
+def standings(study: Study) -> list[Standing]:
+    """What each network reached, its cost the measured latency of its stack over the interleaved network's."""
+    latency = read_json(study.latency)["of"]
+    rows: dict[str, list[Row]] = defaultdict(list)
+    for row in read_rows(study.rows, Row):
+        rows[row.name].append(row)
+    interleaved = latency[rows[INTERLEAVED][0].arch]["stack_ms"]
+    return [
+        Standing(
+            name,
+            of[0].arch,
+            latency[of[0].arch]["stack_ms"] / interleaved,
+            {row.seed: row.valid_ppl for row in of},
+            name.startswith("random"),
+        )
+        for name, of in rows.items()
+    ]
+
+
+def report(study: Study, parsed: Namespace) -> None:
+    """Print and write tables and picture."""
+    found, latency = standings(study), read_json(study.latency)["of"]
+    test = defaultdict(list)
+    for row in read_rows(study.rows, Row):
+        test[row.name].append(row)
+    table = [
+        {
+            "network": each.name,
+            "string": each.arch,
+            "steps": test[each.name][0].steps,
+            "stack, share of interleaved": each.share,
+            "whole network, ms": latency[each.arch]["whole_ms"],
+            "valid ppl": each.mean,
+            "± sd": each.sd,
+            "test ppl": mean(row.test_ppl for row in test[each.name]),
+            "seeds": len(each.ppl),
+        }
+        for each in found
+    ]
+    harness.print_table("Perplexity per token, and measured inference latency", table)
+    answers = compare_standings([each for each in found if each.name != LONGER])
+    answers += [answer(found[0], each) for each in found if each.name == LONGER]
+    for each in answers:
+        print(f"* {each.text}")
+    images = study.folder if parsed.out else harness.ROOT / "docs" / "images"
+    markers = [Marker(each.name, each.share, each.mean, each.sd, each.random) for each in found]
+    draw_pareto(markers, images / "comparison.png", "measured latency of the blocks, interleaved = 1")
+    payload = {"networks": table, "answers": [each.text for each in answers], "search": read_json(study.search)}
+    device = harness.choose(parsed.device, study.config.runtime.precision)
+    harness.write_result("comparison", device, {"precisions": [device.precision], **payload}, parsed)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the benchmark."""
+    parser: ArgumentParser = harness.make_parser(__doc__, ["tiny"])
+    for stage in ("profile", "search", "train", "latency"):
+        parser.add_argument(f"--{stage}", dest="stage", action="store_const", const=stage)
+    parser.add_argument("--corpus", type=Path, help="a folder of text files in place of WikiText-2")
+    parser.add_argument("--workers", type=int, default=2, help="networks that are trained at a time")
+    parsed = parser.parse_args(arguments)
+    study = read_study(parsed)
+    study = study._replace(config=study.config.replace(runtime__device=parsed.device))
+    require_corpus(study.config)
+    stages = {
+        "profile": partial(run_profile, study, parsed),
+        "search": partial(run_search, study),
+        "train": partial(run_trainings, study, parsed.workers),
+        "latency": partial(run_latency, study, 2 if parsed.size == "tiny" else 100),
+        None: partial(report, study, parsed),
+    }
+    stages[parsed.stage]()
+
+
+if __name__ == "__main__":
+    main()
