@@ -16,10 +16,10 @@ from parnas.figures.style import FRAME, INK, LABEL_SIZE, RUN_COLOURS, SMALL_SIZE
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "p")  # with seven colours, the 64th network looks like the first
 GREY = "#a6a6a6"
-WIDTH, HEIGHT = 6.4, 4.4  # inches
-LEFT, RIGHT, TOP, BOTTOM = 0.7, 0.2, 0.2, 0.72  # inches around the plot
+WIDTH, HEIGHT = 6.4, 4.5  # inches
+LEFT, RIGHT, TOP, BOTTOM = 0.7, 0.2, 0.2, 0.82  # inches around the plot
 NOTE_SIZE = 7.5
-LONGEST_NAME = 28
+LONGEST_NAME, LONGEST_NOTE = 28, 75  # characters
 # Where a label may stand: directions in which it leaves its marker, and how far in points.
 DIRECTIONS = [(1, 0.4), (-1, 0.4), (1, -0.6), (-1, -0.6), (0, 1), (0, -1), (1, 1.5), (-1, 1.5), (1, -1.5), (-1, -1.5)]
 DISTANCES = (7.0, 16.0, 28.0, 42.0, 58.0)
@@ -61,7 +61,8 @@ def draw_pareto(rows: Sequence[Marker], path: Path, cost_label: str = "cost of t
     axes.set_xlabel(cost_label, fontsize=LABEL_SIZE, color=INK)
     axes.set_ylabel("validation perplexity per token", fontsize=LABEL_SIZE, color=INK)
     missing = [row.name for row in rows if row not in shown]
-    figure.text(LEFT / WIDTH, 0.08 / HEIGHT, _note(shown, missing), fontsize=NOTE_SIZE, color=INK)
+    note = figure.text(LEFT / WIDTH, 0.08 / HEIGHT, _note(shown, missing), fontsize=NOTE_SIZE, color=INK)
+    note.set_parse_math(False)  # a network may be called $x$
     _label(figure, axes, [(row, colour) for row, colour, _ in named], shown)
     return save_png(figure, path)
 
@@ -108,9 +109,8 @@ def _note(shown: Sequence[Marker], missing: Sequence[str]) -> str:
     if any(row.sd is not None for row in shown):
         notes.append("Bars: ± one standard deviation over seeds.")
     notes.append("Steps: Pareto front.")
-    if missing:
-        notes.append(shorten(f"Not finite: {', '.join(missing)}.", 60))
-    return " ".join(notes)
+    below = [shorten(f"Not finite: {', '.join(missing)}.", LONGEST_NOTE)] if missing else []
+    return "\n".join([" ".join(notes), *below])
 
 
 def _label(figure: Figure, axes: Axes, named: Sequence[tuple[Marker, str]], shown: Sequence[Marker]) -> None:
@@ -153,7 +153,7 @@ def _places(axes: Axes, row: Marker, colour: str) -> Iterator[Annotation]:
             color=colour,
             arrowprops=leader if distance * math.hypot(right, up) > LEADER else None,
         )
-        text.set_parse_math(False)  # a network may be called $x$
+        text.set_parse_math(False)
         yield text
 
 
