@@ -4,20 +4,16 @@ import errno
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from parnas.architecture import Architecture
-from parnas.config import Config, check_config, load_config
+from parnas.commands import Interrupted, draw, interruptible, settle
+from parnas.config import check_config, load_config
 from parnas.errors import ParnasError
-from parnas.run import Run, fresh_folder, read_arch_file
-
-if TYPE_CHECKING:
-    from parnas.training.reporter import Reporter
+from parnas.run import Run, fresh_folder
 
 app = typer.Typer(
     name="parnas",
@@ -40,10 +36,6 @@ FrameTime = Annotated[int | None, typer.Option("--frame-ms", help="Milliseconds 
 Width = Annotated[int | None, typer.Option("--width", help="Width of the animation in pixels.")]
 
 
-class Interrupted(Exception):
-    """The user stopped a training; the text says how to go on."""
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; mistakes end with one message and exit code 2, an interruption with 130."""
     try:
@@ -57,15 +49,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except Interrupted as interruption:
         typer.echo(str(interruption), err=True)
         raise SystemExit(130) from None
-
-
-@contextmanager
-def interruptible(command: str) -> Iterator[None]:
-    """Turn Ctrl-C into a message with the command that goes on."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise Interrupted(f"interrupted; go on with: {command}") from None
 
 
 _CURES = {
@@ -331,9 +314,10 @@ def baselines(
         return
     with interruptible("the same command again"):
         contest = hold_contest(found, config, folder, range(first, first + seeds), reporter)
+    written = contest.write(folder)
+    show_contest(contest)  # before the picture, which there is none of where no perplexity is finite
     markers = [Marker(each.name, each.share, each.mean, each.sd, each.random) for each in contest.standings]
-    written = [*contest.write(folder), draw_pareto(markers, folder / "figures" / "pareto.png")]
-    show_contest(contest)
+    written.append(draw_pareto(markers, folder / "figures" / "pareto.png"))
     typer.echo("\n".join(f"written: {path}" for path in written))
 
 
@@ -401,54 +385,3 @@ def demo(
     from parnas.display import make_reporter
 
     run_demo(run or fresh_folder("demo"), make_reporter())
-
-
-def settle(
-    settings: list[str] | None, run: Path | None, resume: bool, command: str, arch: str | None = None
-) -> tuple[Config, Path]:
-    """The configuration and the run folder that a training command means."""
-    overrides = [setting for setting in settings or [] if "=" in setting]
-    files = [setting for setting in settings or [] if "=" not in setting]
-    if len(files) > 1:
-        raise ParnasError(
-            f"One configuration is read, not {len(files)}: {', '.join(files)}. Overrides look like key=value."
-        )
-    if resume and run is None:
-        raise ParnasError("--resume needs --run FOLDER, the run to go on with.")
-    stem = Path(files[0]).stem if files else "demo"
-    if resume and run is not None and not files:
-        Run(run).config()
-        files = [str(run / "config.yaml")]
-    if arch is not None:
-        overrides.append(f"model.arch='{resolve_arch(arch)}'")
-    config = load_config(files[0] if files else "demo", overrides)
-    return config, run or fresh_folder(f"{command}-{stem}")
-
-
-def resolve_arch(text: str) -> str:
-    """The string that a string or preset stands for, or what an arch.yaml (or a run folder that has one) says."""
-    path = Path(text)
-    try:
-        return str(Architecture.parse(text))
-    except ParnasError:
-        if not path.exists() and path.suffix not in (".yaml", ".yml"):
-            raise
-    if path.is_dir():
-        return str(Run(path).arch_file()["arch"])
-    if not path.exists():
-        raise ParnasError(f"There is no file {text}; derive.py writes an arch.yaml.")
-    return str(read_arch_file(path)["arch"])
-
-
-def draw(
-    runs: Sequence[Run], reporter: "Reporter", frame_ms: int | None = None, width: int | None = None
-) -> list[Path]:
-    """Draw every picture of the runs and name the files."""
-    from parnas.figures.draw import draw_run
-    from parnas.figures.heatmap import FRAME_MS, AnimationOptions
-
-    options = AnimationOptions(frame_ms or FRAME_MS, width)
-    paths = [path for run in runs for path in draw_run(run, options)]
-    for path in paths:
-        reporter.note(f"drawn: {path}")
-    return paths

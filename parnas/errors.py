@@ -1,4 +1,4 @@
-"""The one exception for mistakes that a user can mend."""
+"""Exceptions for mistakes that a user can mend."""
 
 
 class ParnasError(Exception):
@@ -6,3 +6,7 @@ class ParnasError(Exception):
 
     The command line prints the text without a traceback and exits with code 2.
     """
+
+
+class Diverged(ParnasError):
+    """A training whose losses, gradients or weights are no longer finite."""

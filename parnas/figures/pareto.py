@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import pairwise, product
+from itertools import cycle, pairwise, product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,22 +14,12 @@ from matplotlib.transforms import Bbox
 from parnas.errors import ParnasError
 from parnas.figures.style import FRAME, INK, LABEL_SIZE, RUN_COLOURS, SMALL_SIZE, new_figure, save_png, shorten, tidy
 
-MARKERS = (
-    "o",
-    "s",
-    "^",
-    "D",
-    "v",
-    "P",
-    "X",
-    "*",
-    "p",
-)  # with seven colours, only the 64th network looks like the first
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "p")  # with seven colours, the 64th network looks like the first
 GREY = "#a6a6a6"
-WIDTH, HEIGHT = 6.4, 4.4  # inches
-LEFT, RIGHT, TOP, BOTTOM = 0.7, 0.2, 0.2, 0.72  # inches around the plot
+WIDTH, HEIGHT = 6.4, 4.5  # inches
+LEFT, RIGHT, TOP, BOTTOM = 0.7, 0.2, 0.2, 0.82  # inches around the plot
 NOTE_SIZE = 7.5
-LONGEST_NAME = 28
+LONGEST_NAME, LONGEST_NOTE = 28, 75  # characters
 # Where a label may stand: directions in which it leaves its marker, and how far in points.
 DIRECTIONS = [(1, 0.4), (-1, 0.4), (1, -0.6), (-1, -0.6), (0, 1), (0, -1), (1, 1.5), (-1, 1.5), (1, -1.5), (-1, -1.5)]
 DISTANCES = (7.0, 16.0, 28.0, 42.0, 58.0)
@@ -60,19 +50,20 @@ def draw_pareto(rows: Sequence[Marker], path: Path, cost_label: str = "cost of t
     inner = 1 - (LEFT + RIGHT) / WIDTH, 1 - (TOP + BOTTOM) / HEIGHT
     axes = figure.add_axes((LEFT / WIDTH, BOTTOM / HEIGHT, *inner))
     tidy(axes)
-    named = [row for row in shown if not row.random]
     for row in shown:
         if row.random:
             _draw(axes, row, GREY, "o", 3.5)
-    for number, row in enumerate(named):
-        _draw(axes, row, RUN_COLOURS[number % len(RUN_COLOURS)], MARKERS[number % len(MARKERS)], 6.5)
+    named = list(zip((row for row in shown if not row.random), cycle(RUN_COLOURS), cycle(MARKERS), strict=False))
+    for row, colour, marker in named:
+        _draw(axes, row, colour, marker, 6.5)
     axes.margins(0.1, 0.12)
     _draw_front(axes, front(shown))
     axes.set_xlabel(cost_label, fontsize=LABEL_SIZE, color=INK)
     axes.set_ylabel("validation perplexity per token", fontsize=LABEL_SIZE, color=INK)
     missing = [row.name for row in rows if row not in shown]
-    figure.text(LEFT / WIDTH, 0.08 / HEIGHT, _note(shown, missing), fontsize=NOTE_SIZE, color=INK)
-    _label(figure, axes, named, shown)
+    note = figure.text(LEFT / WIDTH, 0.08 / HEIGHT, _note(shown, missing), fontsize=NOTE_SIZE, color=INK)
+    note.set_parse_math(False)  # a network may be called $x$
+    _label(figure, axes, [(row, colour) for row, colour, _ in named], shown)
     return save_png(figure, path)
 
 
@@ -118,19 +109,22 @@ def _note(shown: Sequence[Marker], missing: Sequence[str]) -> str:
     if any(row.sd is not None for row in shown):
         notes.append("Bars: ± one standard deviation over seeds.")
     notes.append("Steps: Pareto front.")
-    if missing:
-        notes.append(shorten(f"Not finite: {', '.join(missing)}.", 60))
-    return " ".join(notes)
+    below = [shorten(f"Not finite: {', '.join(missing)}.", LONGEST_NOTE)] if missing else []
+    return "\n".join([" ".join(notes), *below])
 
 
-def _label(figure: Figure, axes: Axes, named: Sequence[Marker], shown: Sequence[Marker]) -> None:
-    """Write each name where it hides least, nearest first; names further off get a line to their marker."""
-    area = axes.get_window_extent()
+def _label(figure: Figure, axes: Axes, named: Sequence[tuple[Marker, str]], shown: Sequence[Marker]) -> None:
+    """Write each name in its colour where it hides least, nearest first; names further off get a line to their marker.
+
+    Of equal costs the upper one chooses first, since the places above come first.
+    """
+    area, renderer = axes.get_window_extent(), figure.canvas.get_renderer()  # type: ignore[attr-defined]
     taken = [*_marker_boxes(axes, shown), *_front_boxes(axes, front(shown))]
-    for row in sorted(named, key=lambda each: (each.cost, each.ppl)):
+    for row, colour in sorted(named, key=lambda each: (each[0].cost, -each[0].ppl)):
         best: tuple[float, Annotation, Bbox] | None = None
-        for text in _places(axes, row):
-            box = Text.get_window_extent(text, figure.canvas.get_renderer())  # type: ignore[attr-defined]
+        for text in _places(axes, row, colour):
+            text.update_positions(renderer)  # or the box would be that of text without a transform
+            box = Text.get_window_extent(text, renderer)  # Annotation's own would include the line
             hidden = sum(_overlap(box, other) for other in taken) + 10 * (_size(box) - _overlap(box, area))
             if best is not None and hidden >= best[0] - 1e-6:
                 text.remove()
@@ -144,7 +138,7 @@ def _label(figure: Figure, axes: Axes, named: Sequence[Marker], shown: Sequence[
         taken.append(best[2])
 
 
-def _places(axes: Axes, row: Marker) -> Iterator[Annotation]:
+def _places(axes: Axes, row: Marker, colour: str) -> Iterator[Annotation]:
     """The label of a row, at one place after the other."""
     leader = {"arrowstyle": "-", "color": FRAME, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 3}
     for distance, (right, up) in product(DISTANCES, DIRECTIONS):
@@ -156,10 +150,10 @@ def _places(axes: Axes, row: Marker) -> Iterator[Annotation]:
             ha=("right", "center", "left")[right + 1],
             va="center",
             fontsize=SMALL_SIZE,
-            color=INK,
+            color=colour,
             arrowprops=leader if distance * math.hypot(right, up) > LEADER else None,
         )
-        text.set_parse_math(False)  # a network may be called $x$
+        text.set_parse_math(False)
         yield text
 
 

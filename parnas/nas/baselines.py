@@ -15,7 +15,7 @@ from parnas.run import Run
 from parnas.training.reporter import Reporter
 
 DERIVED, INTERLEAVED, SANDWICH, SHALLOWER, RANDOM = "derived", "interleaved", "sandwich", "shallower", "random"
-WIDTHS = (0.03, 0.06, 0.12, 0.24, 0.48, math.inf)  # of the band of costs, each to both sides, relative
+WIDTHS = (0.03, 0.06, 0.12, 0.24, 0.48, math.inf)  # of the bands of costs, to both sides, relative
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def choose_baselines(
     chosen[SHALLOWER] = deepest_interleaved(costs, costs.cost(derived), blocks)
     if costs.cost(chosen[SHALLOWER]) > within(costs.cost(derived)):
         notes.append("even one block of the interleaved network costs more than the derived network")
-    drawn, more = draw_alike(derived, costs, spaces, count, seed, chosen[INTERLEAVED])
+    drawn, more = draw_alike(derived, costs, spaces, count, seed, [derived, chosen[INTERLEAVED]])
     networks = [Baseline(name, architecture, costs.share(architecture)) for name, architecture in chosen.items()]
     networks += [
         Baseline(f"{RANDOM}-{number}", layers, costs.share(layers), random=True)
@@ -104,24 +104,31 @@ def within(cost: float) -> float:
 
 
 def draw_alike(
-    derived: Architecture, costs: Costs, spaces: Sequence[Sequence[str]], count: int, seed: int, other: Architecture
+    derived: Architecture,
+    costs: Costs,
+    spaces: Sequence[Sequence[str]],
+    count: int,
+    seed: int,
+    without: Sequence[Architecture],
 ) -> tuple[list[Architecture], list[str]]:
-    """Up to `count` random networks of the derived one's cost, neither that one nor `other`, and notes on them.
+    """Up to `count` random networks of the derived one's cost, none of `without`, and notes on them.
 
-    The band is ± 3 %, and is doubled until it holds enough.
+    They come from its cost ± 3 % and, when that is exhausted, from bands twice as wide. So those that a smaller `count`
+    gives come first whatever the count.
     """
-    cost, drawn = costs.cost(derived), list[tuple[str, ...]]()
-    of = {**costs.of, IDENTITY: costs.of.get(IDENTITY, 0.0)}
-    width = WIDTHS[0]
+    cost = costs.cost(derived)
+    of = {**costs.of, IDENTITY: 0.0}  # what a network costs, not where identity stands in its string
+    found, width = list[Architecture](), WIDTHS[0]
     for width in WIDTHS:
         low, high = max(0.0, cost * (1 - width)), cost * (1 + width) if width < math.inf else math.inf
-        drawn = list(islice(draw_networks(spaces, of, low, high, seed, without=[derived.layers, other.layers]), count))
-        if len(drawn) == count:
+        drawn = draw_networks(spaces, of, low, high, seed, without=[each.layers for each in (*without, *found)])
+        found += [Architecture(layers).canonical() for layers in islice(drawn, count - len(found))]
+        if len(found) == count:
             break
     notes = []
     if width > WIDTHS[0]:
         reach = f"within ± {width:.0%} of its cost" if width < math.inf else "of any cost"
         notes.append(f"the random networks are {reach}, since fewer than {count} are within ± {WIDTHS[0]:.0%}")
-    if len(drawn) < count:
-        notes.append(f"there are only {len(drawn)} other networks in the whole space, not {count}")
-    return [Architecture(layers).canonical() for layers in drawn], notes
+    if len(found) < count:
+        notes.append(f"there are only {len(found)} other networks in the whole space, not {count}")
+    return found, notes

@@ -11,9 +11,10 @@ from typing import Any
 
 from parnas.architecture import Architecture
 from parnas.config import Config
+from parnas.errors import Diverged
 from parnas.files import write_json, write_text
-from parnas.nas.baselines import DERIVED, INTERLEAVED, SHALLOWER, Baselines
-from parnas.nas.intervals import Difference, paired_difference, spread
+from parnas.nas.baselines import DERIVED, RANDOM, Baselines
+from parnas.nas.intervals import Difference, paired_difference, relative, spread
 from parnas.training.repeated import settle_folder, train_once
 from parnas.training.reporter import Reporter
 from parnas.training.retrain import retrain
@@ -26,7 +27,7 @@ class Standing:
     name: str
     arch: str
     share: float  # predicted cost of the blocks over that of the interleaved network's
-    ppl: Mapping[int, float]  # per token of the validation split, by seed
+    ppl: Mapping[int, float]  # per token of the validation split, by seed; inf where the training diverged
     random: bool = False
 
     @property
@@ -36,7 +37,7 @@ class Standing:
 
     @property
     def sd(self) -> float | None:
-        """Over the seeds; none of a single one."""
+        """Over the seeds; none of a single one, or where one diverged."""
         return spread(list(self.ppl.values()))
 
     def to_dict(self) -> dict[str, Any]:
@@ -104,7 +105,8 @@ def hold_contest(found: Baselines, config: Config, folder: Path, seeds: Sequence
     """Train every network from each seed, random ones from the first alone, each in a subfolder `NAME-seed-SEED`.
 
     config: of a search, so with its text and cutoffs settled. Finished trainings are kept, begun ones gone on with;
-    names that stand for one network share its trainings. All seeds' first trainings come before the second ones.
+    names that stand for one network share its trainings. Every network is trained from the first seed before any is
+    from the second. A training that diverges counts as infinite, with a note; it is tried again in the next call.
     Raises `ParnasError` where the folder holds other things, or trainings of another configuration.
     """
     config = config.replace(model__arch=None)
@@ -117,47 +119,65 @@ def hold_contest(found: Baselines, config: Config, folder: Path, seeds: Sequence
     for number, (each, seed) in enumerate(wanted, 1):
         reporter.note(f"{each.name} from seed {seed}, {number} of {len(wanted)}: {each.architecture}")
         changed = config.replace(model__arch=str(each.architecture), runtime__seed=seed)
-        run = train_once(retrain, changed, folder / f"{first[each.architecture]}-seed-{seed}", reporter)
-        ppl = run.summary()["valid"]["ppl"]
-        reached[each.name][seed] = math.inf if ppl is None else float(ppl)  # JSON has no infinity
-    shared = [
+        ppl = train_to_perplexity(changed, folder / f"{first[each.architecture]}-seed-{seed}", reporter)
+        reached[each.name][seed] = ppl
+    notes = [
         f"{each.name} is the same network as {first[each.architecture]}"
         for each in found.networks
         if first[each.architecture] != each.name
+    ]
+    notes += [
+        f"{name} from seed {seed} diverged, and counts as infinite"
+        for name, ppl in reached.items()
+        for seed in ppl
+        if ppl[seed] == math.inf
     ]
     standings = [
         Standing(each.name, str(each.architecture), each.share, reached[each.name], each.random)
         for each in found.networks
     ]
-    return Contest(tuple(standings), (*found.notes, *shared), found.metric)
+    return Contest(tuple(standings), (*found.notes, *notes), found.metric)
+
+
+def train_to_perplexity(config: Config, folder: Path, reporter: Reporter) -> float:
+    """Validation perplexity of a training that is kept, gone on with or begun; infinite where it diverges."""
+    try:
+        ppl = train_once(retrain, config, folder, reporter).summary()["valid"]["ppl"]
+    except Diverged as error:
+        reporter.note(f"{error} It counts as infinite here.")
+        return math.inf
+    return math.inf if ppl is None else float(ppl)  # JSON has no infinity
 
 
 def compare_standings(standings: Sequence[Standing]) -> list[Answer]:
-    """The derived network against the interleaved one, the median of the random ones, and the shallower one.
-
-    Against single networks by pairs of the same seed; the median's difference is that of the derived network's mean.
-    """
+    """The derived network against each guess, and against the random ones, whose median stands for chance."""
     named = {each.name: each for each in standings}
-    derived = named[DERIVED]
-    answers = [answer(derived, named[INTERLEAVED])]
-    if chance := [each.mean for each in standings if each.random]:
-        middle = median(chance)
-        difference = Difference(100 * (derived.mean / middle - 1), None, None, len(chance))
-        worse = sum(derived.mean < each for each in chance)
-        text = (
-            f"derived against the median of {len(chance)} random networks of its cost: {difference.mean:+.2f} % "
-            f"perplexity; better than {worse} of {len(chance)}"
-        )
-        answers.append(Answer("random", difference, text))
-    return [*answers, answer(derived, named[SHALLOWER])]
+    derived = named.pop(DERIVED)
+    answers = [answer(derived, each) for each in named.values() if not each.random]
+    if chance := [each.mean for each in named.values() if each.random]:
+        answers.append(answer_chance(derived, chance))
+    return answers
 
 
 def answer(derived: Standing, other: Standing) -> Answer:
-    """The derived network against one other."""
+    """The derived network against another by pairs of the same seed."""
     difference = paired_difference(derived.ppl, other.ppl)
     between = "" if difference.low is None else f", 95 % interval {difference.low:+.2f} to {difference.high:+.2f} %"
+    size = "" if math.isnan(difference.mean) else f"{difference.mean:+.2f} % perplexity{between}, "
     text = (
-        f"derived against {other.name} ({other.share:.3f} of the cost): {difference.mean:+.2f} % perplexity{between}, "
-        f"{difference.pairs} pair(s) of seeds: {difference.verdict}"
+        f"derived against {other.name} (cost share {other.share:.3f}): {size}{difference.pairs} pair(s) of seeds: "
+        f"{difference.verdict}"
     )
     return Answer(other.name, difference, text)
+
+
+def answer_chance(derived: Standing, chance: Sequence[float]) -> Answer:
+    """The derived network's mean against the median of random networks' perplexities, which form no pairs."""
+    difference = Difference(relative(derived.mean, median(chance)), None, None, 0)
+    size = "" if math.isnan(difference.mean) else f"{difference.mean:+.2f} % perplexity; "
+    worse = sum(derived.mean < each for each in chance)
+    text = (
+        f"derived against the median of {len(chance)} random networks of its cost: {size}better than {worse} of "
+        f"{len(chance)}"
+    )
+    return Answer(RANDOM, difference, text)

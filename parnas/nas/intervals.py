@@ -13,7 +13,7 @@ LEVEL = 0.95  # of the intervals
 class Difference(NamedTuple):
     """How far perplexities lie from those of another network, in per cent; negative is better."""
 
-    mean: float
+    mean: float  # not a number where a perplexity is not finite
     low: float | None  # ends of the 95 % interval; none where one pair alone gives none
     high: float | None
     pairs: int
@@ -21,6 +21,8 @@ class Difference(NamedTuple):
     @property
     def verdict(self) -> str:
         """What the interval says."""
+        if math.isnan(self.mean):
+            return "not every perplexity is finite, so no difference can be told"
         if self.low is None or self.high is None:
             return "one seed, so no interval"
         return "better" if self.high < 0 else "worse" if self.low > 0 else "no difference that the seeds can tell"
@@ -31,15 +33,20 @@ def paired_difference(ours: Mapping[int, float], theirs: Mapping[int, float]) ->
 
     mean ± t(0.975, n − 1) · sd / √n. Perplexities by seed.
     """
-    each = [100 * (ours[seed] / theirs[seed] - 1) for seed in ours if seed in theirs]
+    each = [relative(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
     assert each, "the networks have a seed in common"
-    mean = fmean(each)
-    if len(each) == 1:
-        return Difference(mean, None, None, 1)
-    half = float(student.ppf((1 + LEVEL) / 2, len(each) - 1)) * stdev(each) / math.sqrt(len(each))
+    mean, deviation = fmean(each), spread(each)
+    if deviation is None:
+        return Difference(mean, None, None, len(each))
+    half = float(student.ppf((1 + LEVEL) / 2, len(each) - 1)) * deviation / math.sqrt(len(each))
     return Difference(mean, mean - half, mean + half, len(each))
 
 
+def relative(ours: float, theirs: float) -> float:
+    """By how many per cent our perplexity differs from theirs; not a number where one is not finite."""
+    return 100 * (ours / theirs - 1) if math.isfinite(ours) and math.isfinite(theirs) else math.nan
+
+
 def spread(values: Sequence[float]) -> float | None:
-    """Standard deviation of the values as a sample; none of a single one."""
-    return stdev(values) if len(values) > 1 else None
+    """Standard deviation of the values as a sample; none of a single one, or where one is not finite."""
+    return stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else None

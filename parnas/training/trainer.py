@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from parnas.config import Config
 from parnas.data.batching import TrainingBatches
 from parnas.data.streams import TokenStreams
-from parnas.errors import ParnasError
+from parnas.errors import Diverged, ParnasError
 from parnas.model.estimators import Gates
 from parnas.model.transformer_xl import Memory, TransformerXL
 from parnas.run import METRICS, Run
@@ -257,9 +257,9 @@ class Trainer:
         name = "loss" if not values[index, 0].isfinite() else "gradient"
         raise self._not_finite(name, self.step - len(self.recent) + index + 1)
 
-    def _not_finite(self, what: str, step: int) -> ParnasError:
+    def _not_finite(self, what: str, step: int) -> Diverged:
         kept = newest_checkpoint(self.session.run.checkpoints, self.session.reporter.note)
-        return ParnasError(
+        return Diverged(
             f"The {what} is not finite at step {step}. "
             f"The last good checkpoint is {kept or 'none, as none was written yet'}. "
             "Lower the learning rate or train.clip, lengthen the warm-up, or set runtime.precision: fp32."

@@ -1,0 +1,78 @@
+"""What the commands have in common: reading their settings, being interrupted, drawing runs."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from parnas.architecture import Architecture
+from parnas.config import Config, load_config
+from parnas.errors import ParnasError
+from parnas.run import Run, fresh_folder, read_arch_file
+
+if TYPE_CHECKING:
+    from parnas.training.reporter import Reporter
+
+
+class Interrupted(Exception):
+    """The user stopped a training; the text says how to go on."""
+
+
+@contextmanager
+def interruptible(command: str) -> Iterator[None]:
+    """Turn Ctrl-C into a message with the command that goes on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted(f"interrupted; go on with: {command}") from None
+
+
+def settle(
+    settings: list[str] | None, run: Path | None, resume: bool, command: str, arch: str | None = None
+) -> tuple[Config, Path]:
+    """The configuration and the run folder that a training command means."""
+    overrides = [setting for setting in settings or [] if "=" in setting]
+    files = [setting for setting in settings or [] if "=" not in setting]
+    if len(files) > 1:
+        raise ParnasError(
+            f"One configuration is read, not {len(files)}: {', '.join(files)}. Overrides look like key=value."
+        )
+    if resume and run is None:
+        raise ParnasError("--resume needs --run FOLDER, the run to go on with.")
+    stem = Path(files[0]).stem if files else "demo"
+    if resume and run is not None and not files:
+        Run(run).config()
+        files = [str(run / "config.yaml")]
+    if arch is not None:
+        overrides.append(f"model.arch='{resolve_arch(arch)}'")
+    config = load_config(files[0] if files else "demo", overrides)
+    return config, run or fresh_folder(f"{command}-{stem}")
+
+
+def resolve_arch(text: str) -> str:
+    """The string that a string or preset stands for, or what an arch.yaml (or a run folder that has one) says."""
+    path = Path(text)
+    try:
+        return str(Architecture.parse(text))
+    except ParnasError:
+        if not path.exists() and path.suffix not in (".yaml", ".yml"):
+            raise
+    if path.is_dir():
+        return str(Run(path).arch_file()["arch"])
+    if not path.exists():
+        raise ParnasError(f"There is no file {text}; derive.py writes an arch.yaml.")
+    return str(read_arch_file(path)["arch"])
+
+
+def draw(
+    runs: Sequence[Run], reporter: "Reporter", frame_ms: int | None = None, width: int | None = None
+) -> list[Path]:
+    """Draw every picture of the runs and name the files."""
+    from parnas.figures.draw import draw_run
+    from parnas.figures.heatmap import FRAME_MS, AnimationOptions
+
+    options = AnimationOptions(frame_ms or FRAME_MS, width)
+    paths = [path for run in runs for path in draw_run(run, options)]
+    for path in paths:
+        reporter.note(f"drawn: {path}")
+    return paths
