@@ -115,7 +115,7 @@ def describe_search(run: Run) -> dict[str, Any]:
         "estimator_is_default": search.estimator == SearchConfig().estimator,
         "tau_at_end": last["tau"],
         "tau_reached_end": last["step"] == search.steps and math.isclose(last["tau"], search.tau_end, rel_tol=1e-6),
-        "alpha_share": 1 - search.alpha_start_step / search.steps,
+        "alpha_share": (search.alpha_end_step - search.alpha_start_step) / search.steps,
     }
     enough = found["alpha_share"] >= LEAST_ALPHA_SHARE
     return {**found, "counts": found["estimator_is_default"] and found["tau_reached_end"] and enough}

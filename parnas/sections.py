@@ -204,21 +204,32 @@ class SearchConfig(Section):
         "one for each block.",
     )
     estimator: Literal["single_path", "gdas", "straight_through", "soft", "uniform"] = Field(
-        "single_path",
-        description="soft: gates of the Gumbel-softmax as they are; straight_through: one-hot with the soft gradient "
-        "(Jang et al. 2017); gdas: running the chosen candidate alone (Dong & Yang 2019); single_path: and probing one "
-        "other, for a gradient without gdas's bias.",
+        "uniform",
+        description="uniform: weights trained on even paths, alpha by text of its own (Guo et al. 2020); soft: gates "
+        "of the Gumbel-softmax as they are; straight_through: one-hot with the soft gradient (Jang et al. 2017); gdas: "
+        "running the chosen candidate alone (Dong & Yang 2019); single_path: and probing one other, for a gradient "
+        "without gdas's bias.",
     )
     steps: int = Field(2000, ge=1, description="Training steps of the SuperNet.")
     warmup_steps: int = Field(100, ge=0, description="Steps over which the learning rate of the weights rises.")
     lr: float = Field(2e-3, gt=0, description="Peak learning rate of the weights.")
     alpha_start_step: int = Field(200, ge=0, description="Step at which alpha begins to be trained (FBNet, section 3).")
-    alpha_lr: float = Field(0.01, gt=0, description="Learning rate of alpha.")
-    alpha_split: float = Field(
-        0.0,
+    alpha_lr: float = Field(
+        0.02, gt=0, description="Learning rate of alpha at first; it falls to zero in a line while alpha is trained."
+    )
+    alpha_split: float | None = Field(
+        None,
         ge=0,
         lt=1,
-        description="Share of the training text kept from the weights and used for alpha; 0: the same batches.",
+        description="Share of the training text kept from the weights and used for alpha; 0: the same batches; "
+        "null: 0.1 for uniform, else 0.",
+    )
+    fair_share: float = Field(
+        0.6,
+        gt=0,
+        le=1,
+        description="uniform: share of the steps in which paths are even and alpha learns; then alpha rests, and the "
+        "weights settle on paths drawn from softmax(alpha / tau).",
     )
     tau_start: float = Field(1.0, gt=0, description="Temperature at the first step.")
     tau_end: float = Field(
@@ -227,14 +238,13 @@ class SearchConfig(Section):
     tau_schedule: Literal["exponential", "linear", "cosine", "learnable"] = Field(
         "exponential", description="Path from tau_start to tau_end, or a parameter between the two, trained with alpha."
     )
-
     alpha_every: int = Field(
-        1, ge=1, description="Steps of the weights for each of alpha, where alpha has text of its own."
+        2, ge=1, description="Steps of the weights for each of alpha, where alpha has text of its own."
     )
     entropy_start: float = Field(
-        0.0, ge=0, description="Weight of the entropy of pi in the objective, in nats, when alpha begins."
+        0.02, ge=0, description="Weight of the entropy of pi in the objective, in nats, when alpha begins."
     )
-    entropy_end: float = Field(0.0, ge=0, description="The same at the last step; a line between the two.")
+    entropy_end: float = Field(0.02, ge=0, description="The same when alpha ends; a line between the two.")
     candidate_dropout: float = Field(
         0.0,
         ge=0,
@@ -254,18 +264,30 @@ class SearchConfig(Section):
         """All candidates that blocks have, in the order of their first appearance: the columns of pi."""
         return unite(self.block_spaces)
 
+    @property
+    def alpha_share(self) -> float:
+        """Share of the training text that alpha has for itself."""
+        return (0.1 if self.estimator == "uniform" else 0.0) if self.alpha_split is None else self.alpha_split
+
+    @property
+    def alpha_end_step(self) -> int:
+        """First step at which alpha is no longer trained."""
+        return round(self.fair_share * self.steps) if self.estimator == "uniform" else self.steps
+
     def mistakes(self) -> Iterator[Mistake]:
         if problem := space_problem(self.space, self.blocks):
             yield Mistake("space", problem)
-        if self.estimator == "uniform" and not self.alpha_split:
+        if self.estimator == "uniform" and not self.alpha_share:
             yield Mistake("alpha_split", "is 0, but estimator uniform learns alpha from text of its own; set it to 0.1")
+        if self.estimator == "uniform" and self.tau_schedule == "learnable":
+            yield Mistake(
+                "tau_schedule", "is learnable, but estimator uniform learns nothing of tau; choose another of the two"
+            )
         if self.tau_end > self.tau_start:
             yield Mistake("tau_end", f"is {self.tau_end}, above tau_start {self.tau_start}; the temperature falls")
-        if self.alpha_start_step >= self.steps:
-            yield Mistake(
-                "alpha_start_step",
-                f"is {self.alpha_start_step}, but the search ends after {self.steps} steps; lower it",
-            )
+        if self.alpha_start_step >= self.alpha_end_step:
+            end = f"alpha's training ends after {self.alpha_end_step} of {self.steps} steps"
+            yield Mistake("alpha_start_step", f"is {self.alpha_start_step}, but {end}; lower it")
 
 
 class TrainConfig(Section):

@@ -269,7 +269,9 @@ def test_model_settings_that_agree(load, model):
         ("{blocks: 2, space: [[s, f], [f, f]]}", "search.space is ['f', 'f']; give different letters"),
         ("{blocks: 2, space: [[i], [i]]}", "search.space has identity alone"),
         ("{tau_end: 2.0}", "search.tau_end is 2.0, above tau_start 1.0"),
-        ("{steps: 200}", "search.alpha_start_step is 200, but the search ends after 200 steps"),
+        ("{steps: 200}", "search.alpha_start_step is 200, but alpha's training ends after 120 of 200 steps"),
+        ("{estimator: gdas, steps: 200}", "search.alpha_start_step is 200, but alpha's training ends after 200 of 200"),
+        ("{tau_schedule: learnable}", "search.tau_schedule is learnable, but estimator uniform"),
     ],
 )
 def test_search_settings_that_contradict_each_other(complaints, search, complaint):

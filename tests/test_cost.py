@@ -91,9 +91,11 @@ def test_search_brings_the_expected_cost_to_its_target(corpus: Path, tmp_path: P
 def test_weight_of_the_cost_rises_over_its_share_of_alphas_training(corpus: Path) -> None:
     cost = {"search__cost__target": 0.5, "search__cost__weight": 4.0, "search__cost__ramp": 0.5}
     trainer = SearchTrainer.__new__(SearchTrainer)  # the schedule needs nothing but settings and step
-    trainer.search = small_config(corpus, search__steps=107, search__alpha_start_step=6, **cost).search
+    trainer.search = small_config(
+        corpus, search__steps=106, search__alpha_start_step=6, search__fair_share=1.0, **cost
+    ).search
     weights = []
-    for trainer.step in (0, 6, 31, 56, 106):
+    for trainer.step in (0, 6, 31, 56, 105):
         weights.append(trainer.cost_weight())
     assert weights == pytest.approx([0, 0, 2, 4, 4])
 

@@ -63,7 +63,7 @@ def without_times(records: list[dict[str, object]]) -> list[dict[str, object]]:
         (search, {"search__estimator": "soft"}),
         (search, {"search__alpha_split": 0.3, "search__estimator": "straight_through"}),
         (search, {"search__alpha_split": 0.3, "search__estimator": "uniform", "search__alpha_every": 2}),
-        (search, {"search__tau_schedule": "learnable"}),
+        (search, {"search__tau_schedule": "learnable", "search__estimator": "single_path"}),
         (retrain, {"model__arch": "sfs"}),
         (retrain, {"model__arch": "sff", "model__cutoffs": (5, 12), "model__norm": "pre"}),
         (retrain, {"model__arch": "sf", "runtime__precision": "bf16", "runtime__threads": 2}),
@@ -265,7 +265,7 @@ def test_validating_more_often_does_not_change_the_training(corpus: Path, tmp_pa
 
 def test_a_search_that_collapses_to_identity_goes_on(corpus: Path, tmp_path: Path) -> None:
     """At the first validation all pi are equal, and identity stands first in the space."""
-    config = small_config(corpus, search__space=("i", "s", "f"), search__alpha_start_step=20)
+    config = small_config(corpus, search__space=("i", "s", "f"), search__alpha_start_step=13)
     run = search(config, tmp_path / "run", Silent())
     first = next(line for line in run.records(METRICS) if line["split"] == "valid")
     assert first["argmax_ppl"] > 1
@@ -281,13 +281,15 @@ def test_learnable_tau_comes_back_from_its_bound(corpus: Path, tmp_path: Path, m
         original(self)
 
     monkeypatch.setattr(SearchTrainer, "train_step", spy)
-    config = small_config(corpus, search__tau_schedule="learnable", search__tau_start=0.5, search__tau_end=0.5)
-    run = search(config.replace(search__alpha_lr=0.1), tmp_path / "run", Silent())
+    tau = {"search__tau_schedule": "learnable", "search__tau_start": 0.5, "search__tau_end": 0.5}
+    config = small_config(corpus, search__estimator="single_path", search__alpha_lr=0.1, **tau)
+    run = search(config, tmp_path / "run", Silent())
     taus = [line["tau"] for line in run.records(METRICS) if line["split"] == "train"]
     assert min(taus) >= 0.5 - 1e-6
     assert max(taus) <= 0.5 + 1e-6
     trainer = trainers[-1]
     trainer.log_tau.data.fill_(math.log(0.5))
+    trainer.step = 10  # alpha no longer learns after the last
     loss, _ = trainer.forward(trainer.batches, None, trainer.gates())
     loss.backward()
     assert trainer.log_tau.grad is not None

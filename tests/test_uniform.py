@@ -1,12 +1,17 @@
 """The estimator that trains weights on uniform paths, and alpha by a fit of losses."""
 
 import itertools
+from pathlib import Path
 
 import pytest
 import torch
+from conftest import small_config
 from model_helpers import make_supernet, random_ids
 
 from parnas.model.estimators import FORGETTING, RIDGE, UniformPath
+from parnas.nas.search import search
+from parnas.run import PI
+from parnas.training.reporter import Silent
 
 SPACE = ("s", "f", "i")
 
@@ -24,6 +29,29 @@ def test_weights_get_every_candidate_alike_whatever_alpha_is() -> None:
             assert gate.probed is None
             counts[block, gate.chosen] += 1
     assert float((counts / 3000 - 1 / 3).abs().max()) < 0.03
+
+
+def test_settling_paths_follow_alpha_over_tau() -> None:
+    alpha = torch.tensor([[0.4, 0.1, 0.0], [0.0, -0.2, 0.3]], requires_grad=True)
+    estimator, noise, counts = UniformPath(2, SPACE), generator(), torch.zeros(2, 3)
+    estimator.settling = True
+    for _ in range(4000):
+        for block, gate in enumerate(estimator.draw(alpha, 0.25, noise)):
+            assert not gate.weights.requires_grad
+            counts[block, gate.chosen] += 1
+    torch.testing.assert_close(counts / 4000, (alpha.detach() / 0.25).softmax(dim=-1), atol=0.03, rtol=0)
+
+
+def test_alpha_rests_after_the_fair_share(corpus: Path, tmp_path: Path) -> None:
+    changes = {"search__steps": 40, "search__fair_share": 0.5, "search__alpha_start_step": 10, "train__log_every": 1}
+    run = search(small_config(corpus, search__estimator="uniform", **changes), tmp_path / "run", Silent())
+    pi = {record["step"]: torch.tensor(record["pi"]) for record in run.records(PI)}
+    even = torch.full((3, 3), 1 / 3)
+    torch.testing.assert_close(pi[10], even)
+    moved = [float((pi[step + 1] - pi[step]).abs().max()) for step in range(10, 40)]
+    assert all(moved[step - 10] > 0 for step in range(10, 20, 2)), "alpha learns in every second step"
+    assert not any(moved[10:])
+    assert moved[8] < 0.5 * moved[0], "ever more slowly"
 
 
 def test_fit_equals_weighted_least_squares_with_a_ridge() -> None:

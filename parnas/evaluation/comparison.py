@@ -114,7 +114,7 @@ def training_figures(entry: Entry) -> dict[str, Any]:
     figures = {"train_tokens_per_s": float(np.median(rates)) if rates else float("nan")}
     if entry.run.finished():
         summary, config = entry.run.summary(), entry.loaded.config
-        share = 1 - config.search.alpha_split if summary["kind"] == "search" else 1
+        share = 1 - config.search.alpha_share if summary["kind"] == "search" else 1
         read = summary["steps"] * config.data.batch_size * config.data.tgt_len
         epochs = read / (share * entry.streams.header.splits["train"].tokens)
         figures |= {"steps": summary["steps"], "epochs": round(epochs, 2), "train_seconds": summary["seconds"]}

@@ -12,10 +12,11 @@ gdas              as straight_through, but only the chosen candidate runs (Dong 
 single_path       as gdas, and in one block, drawn anew at each step, one more candidate runs forward to be probed.
                   What the others would have contributed is estimated from the probes, without bias with regard to
                   straight_through, and with a running mean as control variate against the variance.
-uniform           the weights are trained on paths drawn uniformly, so that all candidates get the same share of the
+uniform           the weights are trained on paths drawn evenly, so that all candidates get the same share of the
                   training whatever alpha is (Guo et al. 2020, arXiv 1904.00420). Alpha learns from text of its own:
                   losses of paths drawn by pi, forward only, are fitted by a sum of one number per block and candidate,
-                  and alpha descends what the fit expects under pi.
+                  and alpha descends what the fit expects under pi. In the end alpha rests, and the weights settle on
+                  paths drawn from softmax(alpha / tau).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -86,6 +87,9 @@ class Estimator:
     """Whether each step runs one candidate per block, so that the argmax network is what the SuperNet stands for."""
     own_text = False
     """Whether alpha can only learn from text that is kept from the weights (`search.alpha_split`)."""
+
+    settling = False
+    """Whether alpha rests: what it has learnt decides what the weights are trained on."""
 
     def __init__(self, blocks: int, space: Space) -> None:
         self.block_spaces = spread_space(space, blocks)
@@ -255,9 +259,13 @@ class UniformPath(Estimator):
         self.even = torch.zeros(blocks, len(self.space)).masked_fill(torch.tensor(absent), -torch.inf)
         self.gram, self.moment = torch.zeros(size, size), torch.zeros(size)
 
-    def draw(self, alpha: Tensor, tau: Tensor | float, generator: torch.Generator | None = None) -> Gates:  # noqa: ARG002
-        """A path, each candidate of a block as likely as the others, whatever alpha is."""
-        return make_path(harden(gumbel_softmax(self.even.to(alpha), 1.0, generator)))
+    def draw(self, alpha: Tensor, tau: Tensor | float, generator: torch.Generator | None = None) -> Gates:
+        """A path without a gradient: each candidate of a block as likely as the others, or by alpha / tau if settling.
+
+        By a sharper distribution, that is, not by a softer relaxation: the largest of alpha / tau + g.
+        """
+        logits = alpha.detach() / tau if self.settling else self.even.to(alpha)
+        return make_path(harden(gumbel_softmax(logits, 1.0, generator)))
 
     def lesson(
         self,

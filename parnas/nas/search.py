@@ -22,6 +22,8 @@ from parnas.training.phases import open_session, run_training
 from parnas.training.reporter import Reporter
 from parnas.training.trainer import Plan, Session, Trainer
 
+LESSON_PART = 4  # uniform reads this part of a batch's rows for alpha: pairs of paths teach more than longer texts
+
 
 class SearchTrainer(Trainer):
     """Adds gates, a temperature and a second optimizer for alpha to the training of the weights."""
@@ -68,11 +70,14 @@ class SearchTrainer(Trainer):
 
     def train_step(self) -> None:
         """One update of the weights and, once its time has come, one of alpha: by the same batch or its own."""
+        self.estimator.settling = self.step >= self.search.alpha_end_step
         super().train_step()
         if self._trains_alpha():
             if self.alpha_batches is not None:
                 self._learn_from(self.alpha_batches)
             self._regularise()
+            for group in self.alpha_optimizer.param_groups:
+                group["lr"] = self.search.alpha_lr * (1 - self.progress())
             self.alpha_optimizer.step()
             # Bounded here and not in tau(), where the bound would cut off the gradient that leads back from it.
             self.log_tau.data.clamp_(math.log(self.search.tau_end), math.log(self.search.tau_start))
@@ -105,9 +110,9 @@ class SearchTrainer(Trainer):
             terms.backward()
 
     def progress(self) -> float:
-        """Of alpha's training: 0 at its first step, 1 at the last."""
-        first, last = self.search.alpha_start_step, self.search.steps - 1
-        return min(1.0, max(0.0, (self.step - first) / max(1, last - first)))
+        """Of alpha's training: 0 at its first step, 1 once it has ended."""
+        first, end = self.search.alpha_start_step, self.search.alpha_end_step
+        return min(1.0, max(0.0, (self.step - first) / (end - first)))
 
     def cost_weight(self) -> float:
         """Weight of the cost at the current step: a line from 0, then constant."""
@@ -121,7 +126,7 @@ class SearchTrainer(Trainer):
     def _trains_alpha(self) -> bool:
         every = 1 if self.alpha_batches is None else self.search.alpha_every
         since = self.step - self.search.alpha_start_step
-        return since >= 0 and since % every == 0
+        return since >= 0 and since % every == 0 and self.step < self.search.alpha_end_step
 
     def _draw(self, for_alpha: bool) -> Gates:
         """Gates at the current temperature, with a gradient where alpha is to learn from them."""
@@ -191,9 +196,10 @@ def search(config: Config, folder: Path, reporter: Reporter, resume: bool = Fals
     session = open_session(config, "search", folder, resume, reporter)
     config, data, streams = session.config, session.config.data, session.streams
     model = SuperNet(config.model, config.search.space, config.search.blocks, streams.tokenizer.vocab_size)
-    for_weights, for_alpha = split_share(streams.tokens("train"), config.search.alpha_split)
+    for_weights, for_alpha = split_share(streams.tokens("train"), config.search.alpha_share)
     batches = TrainingBatches(for_weights, data.batch_size, data.tgt_len)
-    alpha_batches = TrainingBatches(for_alpha, data.batch_size, data.tgt_len) if config.search.alpha_split else None
+    rows = max(1, data.batch_size // LESSON_PART) if config.search.estimator == "uniform" else data.batch_size
+    alpha_batches = TrainingBatches(for_alpha, rows, data.tgt_len) if len(for_alpha) else None
     costs = None if config.search.cost.target is None else settle_costs(session)
     trainer = SearchTrainer(session, model, batches, alpha_batches, costs)
     return run_training(trainer, resume, model.architecture)
