@@ -10,10 +10,10 @@ search_quality.csv, and to search_scores.csv two scores of every network. A late
 pi         log-probability under the last pi, in nats
 inherited  minus the validation loss with the SuperNet's weights, in nats per token
 
-A network has several strings where they may hold identity; its score is that of the best of them. Without `--search`
-the tables are written: Kendall's tau and Spearman's rho between score and perplexity (the mean over the table's
-seeds), medians over the search's seeds, beside those of parameter count and multiply-adds; and what was derived, beside
-the best network of equal or lower cost.
+A network has several strings where they may hold identity; its scores are those of the likeliest of them. Without
+`--search` the tables are written: Kendall's tau and Spearman's rho between score and perplexity (the mean over the
+table's seeds), medians over the search's seeds, beside those of parameter count and multiply-adds; and what was
+derived, by pi alone and with a second look at the most probable networks, beside the best of equal or lower cost.
 """
 
 import itertools
@@ -21,28 +21,26 @@ import math
 import tempfile
 from argparse import Namespace
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any, NamedTuple
 
 import harness
-import torch
 from ground_truth import CONFIG, ROWS, Row, networks
 from rows import append_rows, read_rows
 from scipy.stats import kendalltau, spearmanr
-from search_step import ESTIMATORS
 from time_to_quality import require_corpus
 
 from parnas.architecture import ATTENTION, IDENTITY, Architecture
 from parnas.config import Config, load_config
 from parnas.data.streams import prepare
+from parnas.model.estimators import ESTIMATORS
 from parnas.model.supernet import SuperNet
 from parnas.nas.cost import Costs, count_costs, find_costs
-from parnas.nas.derive import derive, read_pi
+from parnas.nas.derive import Demands, derive, read_pi
+from parnas.nas.inherited import RESCORED_TOKENS, measure_inherited
 from parnas.nas.search import search
-from parnas.training.device import choose_device
-from parnas.training.perplexity import measure_loss
 from parnas.training.phases import load
 from parnas.training.reporter import Silent
 
@@ -50,7 +48,7 @@ SEARCHES, SCORES = harness.RESULTS / "search_quality.csv", harness.RESULTS / "se
 NO_TARGET = "none"
 TARGETS = (NO_TARGET, "0.65", "0.8")
 SEEDS = 5
-SCORED_TOKENS = 40_000  # of the validation split, for the inherited score
+RESCORED = 16  # networks that are given a second look
 STRATUM = 0.03  # networks whose predicted latency is within this share of each other cost the same
 SCORE_NAMES = ("pi", "inherited")
 
@@ -62,7 +60,8 @@ class Search(NamedTuple):
     target: str
     seed: int
     steps: int
-    arch: str
+    arch: str  # the most probable network within the target
+    rescored: str  # of the most probable ones, that of least inherited loss
     seconds: float
 
 
@@ -88,39 +87,23 @@ def run_search(config: Config, estimator: str, target: str, seed: int) -> tuple[
     config = config.replace(search__estimator=estimator, search__cost__target=aim, runtime__seed=seed)
     with tempfile.TemporaryDirectory(prefix="parnas-quality-") as folder:
         run = search(config, Path(folder) / "run", Silent())
-        found = Search(
-            estimator,
-            target,
-            seed,
-            config.search.steps,
-            name_network(derive(run).architecture),
-            float(run.summary()["seconds"]),
-        )
+        arch, rescored = (derive(run, Demands(rescore=count)).architecture for count in (0, RESCORED))
+        names = name_network(arch), name_network(rescored)
+        found = Search(estimator, target, seed, config.search.steps, *names, float(run.summary()["seconds"]))
         _, pi = read_pi(run, config)
         model = load(run.folder).model
     assert isinstance(model, SuperNet)
-    best: dict[str, list[float]] = defaultdict(lambda: [-math.inf, -math.inf])
-    loss_of = inherited_loss(config, model)
+    likeliest: dict[str, tuple[float, Architecture]] = {}
     for string in itertools.product(*config.search.block_spaces):
         chance = sum(math.log(max(row[name], 1e-38)) for row, name in zip(pi, string, strict=True))
-        of = best[name_network(string)]
-        of[:] = max(of[0], chance), max(of[1], -loss_of(Architecture(string)))
-    return found, [Score(estimator, target, seed, network, *of) for network, of in best.items()]
-
-
-def inherited_loss(config: Config, model: SuperNet) -> Callable[[Architecture], float]:
-    """Validation loss of a string with the SuperNet's weights, nats per token."""
-    device, streams = choose_device(config.runtime), prepare(config.data)
-    tokens = streams.tokens("valid")[:SCORED_TOKENS]
-    lengths = {"batch_size": config.evaluation.batch_size, "tgt_len": config.data.tgt_len}
-
-    @torch.no_grad()
-    def loss_of(architecture: Architecture) -> float:
-        network = model.to(device.device).extract(architecture)
-        eos_id = streams.tokenizer.eos_id
-        return measure_loss(network, tokens, eos_id, device, mem_len=config.model.mem_len, **lengths).per_token
-
-    return loss_of
+        name = name_network(string)
+        if name not in likeliest or chance > likeliest[name][0]:
+            likeliest[name] = chance, Architecture(string)
+    loss_of = measure_inherited(model, config, prepare(config.data), RESCORED_TOKENS)
+    return found, [
+        Score(estimator, target, seed, network, chance, -loss_of(architecture).per_token)
+        for network, (chance, architecture) in likeliest.items()
+    ]
 
 
 def search_missing(config: Config, parsed: Namespace) -> None:
@@ -243,19 +226,21 @@ def describe_score(truth: Truth, of_seeds: Sequence[Mapping[str, float]]) -> dic
 def derived_table(truth: Truth, searches: Sequence[Search]) -> list[dict[str, Any]]:
     """A row for each estimator and target: what was derived, beside the best network of equal or lower cost."""
     records = []
-    for estimator, target in dict.fromkeys((row.estimator, row.target) for row in searches):
-        rows = [row for row in searches if (row.estimator, row.target) == (estimator, target)]
+    cases = dict.fromkeys((row.estimator, row.target) for row in searches)
+    for (estimator, target), way in itertools.product(cases, ("arch", "rescored")):
+        found = [getattr(row, way) for row in searches if (row.estimator, row.target) == (estimator, target)]
         bound = math.inf if target == NO_TARGET else float(target)
         allowed = sorted((n for n in truth.losses if truth.share(n) <= bound + 1e-9), key=truth.mean)
         best = allowed[0]
-        behind = [truth.mean(row.arch) - truth.mean(best) for row in rows]
-        beaten = [mean(truth.mean(row.arch) <= truth.mean(other) for other in allowed) for row in rows]
+        behind = [truth.mean(arch) - truth.mean(best) for arch in found]
+        beaten = [mean(truth.mean(arch) <= truth.mean(other) for other in allowed) for arch in found]
         records.append(
             {
                 "estimator": estimator,
                 "target": target,
-                "derived": " ".join(row.arch for row in rows),
-                "share of latency": median(truth.share(row.arch) for row in rows),
+                "by": "pi" if way == "arch" else f"inherited loss of {RESCORED}",
+                "derived": " ".join(found),
+                "share of latency": median(truth.share(arch) for arch in found),
                 "best": best,
                 "behind the best": f"{100 * median(behind):.2f} %",
                 "seed deviation of the best": f"{100 * truth.seed_deviation(best):.2f} %",

@@ -109,6 +109,9 @@ def derive(
         list[str] | None, typer.Option("--max", metavar="LAYER=COUNT", help="Most blocks with a layer, such as s=4.")
     ] = None,
     top_k: Annotated[int, typer.Option("--top-k", min=1, help="How many networks to rank.")] = 1,
+    rescore: Annotated[
+        int, typer.Option("--rescore", min=0, help="Take the best of so many by loss with the SuperNet's weights.")
+    ] = 0,
     out: Out = None,
 ) -> None:
     """Take the most probable architecture within the cost target into arch.yaml."""
@@ -117,7 +120,7 @@ def derive(
     from parnas.nas.derive import read_demands, write_derivation
 
     of = Run(run)
-    derivation = choose(of, read_demands(within, metric, most or [], top_k), make_reporter())
+    derivation = choose(of, read_demands(within, metric, most or [], top_k, rescore), make_reporter())
     folder = out or run
     folder.mkdir(parents=True, exist_ok=True)
     write_derivation(derivation, of, folder / "arch.yaml")

@@ -156,11 +156,12 @@ def show_derivation(derivation: "Derivation") -> None:
 def ranking_table(ranking: Sequence["Ranked"]) -> Table:
     """The most probable networks: string, probability, distance to the first, cost."""
     table = Table(box=None, header_style="bold")
-    for title in ("rank", "string", "probability", "nats behind", "cost"):
+    for title in ("rank", "string", "probability", "nats behind", "cost", "inherited loss"):
         table.add_column(title, justify="left" if title == "string" else "right")
     for number, each in enumerate(ranking, 1):
         cost = "" if each.cost is None else f"{each.cost:.3f}"
-        table.add_row(str(number), str(each.architecture), f"{each.probability:.2e}", f"{each.behind:.3f}", cost)
+        loss = "" if each.loss is None else f"{each.loss:.4f}"
+        table.add_row(str(number), str(each.architecture), f"{each.probability:.2e}", f"{each.behind:.3f}", cost, loss)
     return table
 
 

@@ -10,12 +10,16 @@ import pytest
 import yaml
 from conftest import small_config
 
+from parnas.data.streams import prepare
 from parnas.errors import ParnasError
 from parnas.model.transformer_xl import TransformerXL
 from parnas.nas.cost import Metric, count_costs, read_costs
 from parnas.nas.derive import BlockChoice, Demands, derive, read_demands, write_derivation
+from parnas.nas.inherited import RESCORED_TOKENS
 from parnas.nas.search import search
 from parnas.run import PI, Run
+from parnas.training.device import choose_device
+from parnas.training.perplexity import measure_loss
 from parnas.training.phases import load
 from parnas.training.reporter import Silent
 
@@ -135,6 +139,24 @@ def test_limits_of_a_layer_hold(search_run: Run, tmp_path: Path) -> None:
     assert str(derivation.architecture) == slow_best(PI_OF_THREE, dict.fromkeys("sfi", 0.0), 1.0, 1)[0] == "sfi"
     assert "at most 1 of s" in derivation.method
     assert derivation.blocks[1].margin == pytest.approx(0.35 - 0.55)
+
+
+def test_a_second_look_takes_the_least_inherited_loss(search_run: Run) -> None:
+    """Against the loss of each network read by itself, on the same beginning of the validation split."""
+    asked = derive(search_run, Demands(rescore=5, top_k=7, limits={"s": 2}))
+    by_pi = [each.architecture for each in derive(search_run, Demands(top_k=7, limits={"s": 2})).ranking]
+    found = load(search_run.folder)
+    streams = prepare(found.config.data)
+    eos_id, tokens = streams.tokenizer.eos_id, streams.tokens("valid")[:RESCORED_TOKENS]
+    device, shape = choose_device(found.config.runtime), {"batch_size": 1, "tgt_len": 8, "mem_len": 8}
+    losses = [measure_loss(found.model.extract(each), tokens, eos_id, device, **shape).per_token for each in by_pi[:5]]
+    order = sorted(range(5), key=lambda index: losses[index])
+    assert [each.architecture for each in asked.ranking] == [*(by_pi[index] for index in order), *by_pi[5:]]
+    assert [each.loss for each in asked.ranking[:5]] == pytest.approx(sorted(losses), rel=1e-4)
+    assert all(each.loss is None for each in asked.ranking[5:])
+    assert asked.architecture == asked.ranking[0].architecture
+    assert [block.layer for block in asked.blocks] == list(asked.architecture)
+    assert "least loss by the SuperNet's weights among the 5 most probable" in asked.method
 
 
 def test_the_target_of_the_search_is_kept_by_default(corpus: Path, tmp_path: Path) -> None:

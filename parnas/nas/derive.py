@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -15,6 +15,7 @@ from parnas.errors import ParnasError
 from parnas.files import write_text
 from parnas.model.transformer_xl import TransformerXL
 from parnas.nas.cost import UNITS, Costs, Metric, find_costs, read_costs
+from parnas.nas.inherited import rescorer
 from parnas.nas.knapsack import most_probable
 from parnas.nas.monitor import describe_collapse
 from parnas.run import PI, Run
@@ -33,6 +34,7 @@ class Demands:
     metric: Metric | None = None
     limits: Mapping[str, int] = field(default_factory=dict)  # most blocks with a layer
     top_k: int = 1
+    rescore: int = 0  # of so many of the most probable networks, that of least inherited loss
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ class Ranked:
     probability: float
     behind: float  # nats of log probability behind the first
     cost: float | None  # share of the interleaved network's
+    loss: float | None = None  # with the SuperNet's weights, nats per token of validation text; none where not read
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,7 @@ class Derivation:
             ],
             "ranking": [
                 {"arch": str(each.architecture), "probability": each.probability, "behind": each.behind}
-                | ({} if each.cost is None else {"cost": each.cost})
+                | {key: value for key, value in (("cost", each.cost), ("loss", each.loss)) if value is not None}
                 for each in self.ranking
             ],
             "warnings": list(self.warnings),
@@ -112,7 +115,9 @@ class Derivation:
         }
 
 
-def read_demands(within: float | None, metric: str | None, most: Sequence[str], top_k: int) -> Demands:
+def read_demands(
+    within: float | None, metric: str | None, most: Sequence[str], top_k: int, rescore: int = 0
+) -> Demands:
     """Demands as the command line gives them, `most` like `s=4`; raises `ParnasError` for what cannot be read."""
     if within is not None and not within > 0:
         raise ParnasError(
@@ -127,7 +132,7 @@ def read_demands(within: float | None, metric: str | None, most: Sequence[str], 
         if not equals or not name or not count.isdecimal():
             raise ParnasError(f"--max is {text!r}; give a layer and a number of blocks, such as s=4.")
         limits[name] = int(count)
-    return Demands(within, cast(Metric | None, metric), limits, top_k)
+    return Demands(within, cast(Metric | None, metric), limits, top_k, rescore)
 
 
 def derive(run: Run, demands: Demands | None = None, reporter: Reporter | None = None) -> Derivation:
@@ -141,27 +146,32 @@ def derive(run: Run, demands: Demands | None = None, reporter: Reporter | None =
     target, costs = settle_demands(run, config, demands, reporter or Silent())
     free = dict.fromkeys(config.search.candidates, 0.0)
     budget = math.inf if target is None or costs is None else target * costs.interleaved
-    chosen = most_probable(pi, free if costs is None else costs.of, budget, demands.limits, demands.top_k)
-    first = chosen[0]
-    ranking = tuple(
+    wanted = max(demands.top_k, demands.rescore)
+    chosen = most_probable(pi, free if costs is None else costs.of, budget, demands.limits, wanted)
+    ranking = [
         Ranked(
             Architecture(choice.layers),
             math.exp(choice.log_probability),
-            first.log_probability - choice.log_probability,
+            chosen[0].log_probability - choice.log_probability,
             None if costs is None else costs.share(choice.layers),
         )
         for choice in chosen
-    )
-    blocks = tuple(BlockChoice.of(layer, block) for layer, block in zip(first.layers, pi, strict=True))
+    ]
+    if demands.rescore:
+        loss_of = rescorer(run, reporter or Silent())
+        losses = [loss_of(each.architecture) for each in ranking[: demands.rescore]]
+        order = sorted(range(len(losses)), key=losses.__getitem__)
+        ranking = [replace(ranking[index], loss=losses[index]) for index in order] + ranking[demands.rescore :]
     architecture = ranking[0].architecture
+    blocks = tuple(BlockChoice.of(layer, block) for layer, block in zip(architecture, pi, strict=True))
     return Derivation(
         architecture,
         blocks,
         step,
         count_parameters(run, config, architecture),
         tuple(find_warnings(run, config, blocks, step)),
-        describe_method(costs, target, demands.limits),
-        ranking,
+        describe_method(costs, target, demands),
+        tuple(ranking[: max(demands.top_k, 1)]),
         costs,
         target,
     )
@@ -203,12 +213,15 @@ def find_warnings(run: Run, config: Config, blocks: Sequence[BlockChoice], step:
     return warnings
 
 
-def describe_method(costs: Costs | None, target: float | None, limits: Mapping[str, int]) -> str:
+def describe_method(costs: Costs | None, target: float | None, demands: Demands) -> str:
     """How the string was chosen."""
-    demands = [f"at most {count} of {name}" for name, count in limits.items()]
+    bounds = [f"at most {count} of {name}" for name, count in demands.limits.items()]
     if costs is not None and target is not None and target < math.inf:
-        demands.append(f"{target:g} of the interleaved network's {costs.metric}")
-    return "argmax of pi" if not demands else "most probable by pi within " + ", ".join(demands)
+        bounds.append(f"{target:g} of the interleaved network's {costs.metric}")
+    within = " within " + ", ".join(bounds) if bounds else ""
+    if demands.rescore:
+        return f"least loss by the SuperNet's weights among the {demands.rescore} most probable by pi{within}"
+    return "argmax of pi" if not bounds else "most probable by pi" + within
 
 
 def count_parameters(run: Run, config: Config, architecture: Architecture) -> int:

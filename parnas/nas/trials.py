@@ -21,10 +21,10 @@ from parnas.files import read_json, write_text
 from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import TransformerXL
 from parnas.nas.cost import Costs, find_costs
+from parnas.nas.inherited import measure_inherited
 from parnas.run import Run
 from parnas.training.checkpoint import MANIFEST, newest_checkpoint
 from parnas.training.device import choose_device
-from parnas.training.perplexity import measure_loss
 from parnas.training.phases import flatten, load, resolve_corpus, resolve_cutoffs, same_text
 from parnas.training.reporter import Reporter, Silent
 from parnas.training.retrain import retrain
@@ -106,19 +106,10 @@ def inheriting_task(config: Config, supernet: Path, reporter: Reporter) -> Task:
     refuse_other_supernet(run, config)
     if not same_text(streams.header, loaded.header):
         raise ParnasError(f"The text or tokenizer on this machine is not what {supernet} was trained with; restore it.")
-    device = choose_device(config.runtime)
-    model = loaded.model.to(device.device)
+    loss_of = measure_inherited(loaded.model, config, streams)
 
     def perplexity(_: int, architecture: Architecture) -> float:
-        return measure_loss(
-            model.extract(architecture),
-            streams.tokens("valid"),
-            streams.tokenizer.eos_id,
-            device,
-            batch_size=config.evaluation.batch_size,
-            tgt_len=config.data.tgt_len,
-            mem_len=config.model.mem_len,
-        ).perplexity
+        return loss_of(architecture).perplexity
 
     checkpoint = newest_checkpoint(run.checkpoints, reporter.note)
     assert checkpoint is not None, "load() has read one"
