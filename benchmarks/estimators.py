@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import harness
-from search_step import ESTIMATORS
 from time_to_quality import make_tiny, require_corpus
 
 from parnas.config import Config, load_config
+from parnas.model.estimators import ESTIMATORS
 from parnas.nas.search import search
 from parnas.run import METRICS, Run
 from parnas.training.reporter import Silent

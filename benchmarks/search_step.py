@@ -2,8 +2,8 @@
 
 The shapes are those of configs/wikitext2-par.yaml, with the dropout of the TensorFlow forerunner (0.1) and without;
 token ids are drawn by Zipf's law. A step is the trainer's own: forward, backward, clipping, AdamW for the weights and
-Adam for alpha, which every estimator trains here. Its learning rate is zero, so that gradients and probes are computed
-and pi stays what it is: `uniform`, or `interleaved`, where the path is always that of sfsfsf. tau is 1.
+Adam for alpha, which every estimator trains here. Its learning rate is so small that pi stays what it is: `uniform`, or
+`interleaved`, where the path is always that of sfsfsf. tau is 1. The estimator `uniform` is timed with its lessons.
 
 training    a step of the discrete network sfsfsf
 baseline    a step of the full mixture (`soft`) at uniform pi, in float32 and the textbook forms of plain.py
@@ -24,11 +24,12 @@ from plain import plain_operations
 
 from parnas.architecture import Architecture
 from parnas.config import Config, load_config
-from parnas.data.batching import TrainingBatches
+from parnas.data.batching import Tokens, TrainingBatches
 from parnas.errors import ParnasError
+from parnas.model.estimators import ESTIMATORS, UniformPath
 from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import TransformerXL
-from parnas.nas.search import SearchTrainer
+from parnas.nas.search import SearchTrainer, make_alpha_batches
 from parnas.sections import SearchConfig
 from parnas.training import trainer as training
 from parnas.training.device import Device
@@ -37,7 +38,6 @@ from parnas.training.reporter import Silent
 VOCABULARY = 12_000
 INTERLEAVED = "sfsfsf"
 DROPOUTS = (0.1, 0.0)
-ESTIMATORS = ("single_path", "gdas", "straight_through", "soft")
 DEFAULT = SearchConfig().estimator
 SITUATIONS = ("uniform", "interleaved")
 TRAINING, BASELINE = "training", "baseline"
@@ -99,6 +99,8 @@ def make_config(dropout: float, estimator: str, overrides: Sequence[str] = ()) -
     """The configuration of the forerunner's shapes; alpha is trained from the first step on, tau stays 1."""
     config = load_config(harness.PAR_CONFIG, overrides)
     schedule = {"search__alpha_start_step": 0, "search__tau_start": 1.0, "search__tau_end": 1.0}
+    schedule["search__fair_share"] = 1.0
+    schedule["search__alpha_lr"] = 1e-12
     return config.replace(model__dropout=dropout, search__estimator=estimator, **schedule)
 
 
@@ -108,23 +110,31 @@ def make_session(config: Config, device: Device) -> training.Session:
     return training.Session(config, None, device, None, Silent())
 
 
-def make_search(config: Config, device: Device, batches: TrainingBatches, situation: str) -> SearchTrainer:
+def make_search(config: Config, device: Device, ids: Tokens, situation: str) -> SearchTrainer:
     """The search of a new SuperNet whose pi stays as the situation says."""
     session = make_session(config, device)
     model = SuperNet(config.model, config.search.space, config.search.blocks, VOCABULARY)
     if situation == "interleaved":
         for alpha, letter in zip(model.alphas(), INTERLEAVED, strict=True):
             alpha.data[config.search.candidates.index(letter)] = CERTAIN
-    trainer = SearchTrainer(session, model, batches, None)
-    trainer.alpha_optimizer.param_groups[0]["lr"] = 0.0
+    of_alpha = make_alpha_batches(config, ids) if config.search.alpha_share else None
+    trainer = SearchTrainer(session, model, make_batches(config, ids), of_alpha)
+    if isinstance(trainer.estimator, UniformPath):  # whose weights take even paths, whatever alpha is
+        trainer.estimator.even = model.alpha().detach()
     return trainer
 
 
-def make_training(config: Config, device: Device, batches: TrainingBatches) -> training.Trainer:
+def make_batches(config: Config, ids: Tokens) -> TrainingBatches:
+    """The text of the weights."""
+    return TrainingBatches(ids, config.data.batch_size, config.data.tgt_len)
+
+
+def make_training(config: Config, device: Device, ids: Tokens) -> training.Trainer:
     """The training of a new interleaved network."""
     session = make_session(config, device)
     model = TransformerXL.build(config.model, Architecture.parse(INTERLEAVED), VOCABULARY)
-    return training.Trainer(session, model, batches, training.Plan(config.train.steps, config.train.lr, 0))
+    plan = training.Plan(config.train.steps, config.train.lr, 0)
+    return training.Trainer(session, model, make_batches(config, ids), plan)
 
 
 def make_steps(
@@ -133,16 +143,16 @@ def make_steps(
     """All candidates with that dropout, on the same text; `devices` by precision."""
     data = make_config(dropout, "soft", plan.overrides).data
     tokens = (plan.warm_up + plan.rounds) * data.batch_size * data.tgt_len + 1  # one epoch: memory stays full
-    batches = TrainingBatches(harness.draw_ids(VOCABULARY, tokens), data.batch_size, data.tgt_len)
+    ids = harness.draw_ids(VOCABULARY, tokens)
     config = {name: make_config(dropout, name, plan.overrides) for name in ESTIMATORS}
     exact = harness.choose(str(next(iter(devices.values())).device), "fp32")
-    baseline = make_search(config["soft"], exact, batches, "uniform")
+    baseline = make_search(config["soft"], exact, ids, "uniform")
     steps: dict[Key, Step] = {Key(BASELINE, "uniform", "fp32"): BaselineStep(baseline)}
     for precision, device in {} if baseline_alone else devices.items():
-        steps[Key(TRAINING, None, precision)] = Step(make_training(config["soft"], device, batches))
+        steps[Key(TRAINING, None, precision)] = Step(make_training(config["soft"], device, ids))
         for name in ESTIMATORS:
             for situation in SITUATIONS:
-                search = make_search(config[name], device, batches, situation)
+                search = make_search(config[name], device, ids, situation)
                 steps[Key(name, situation, precision)] = Step(search)
     return steps
 

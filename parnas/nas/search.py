@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from parnas.config import Config
-from parnas.data.batching import TrainingBatches, split_share
+from parnas.data.batching import Tokens, TrainingBatches, split_share
 from parnas.model.estimators import ESTIMATORS, Gates, drop_candidates
 from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import Memory
@@ -198,11 +198,18 @@ def search(config: Config, folder: Path, reporter: Reporter, resume: bool = Fals
     model = SuperNet(config.model, config.search.space, config.search.blocks, streams.tokenizer.vocab_size)
     for_weights, for_alpha = split_share(streams.tokens("train"), config.search.alpha_share)
     batches = TrainingBatches(for_weights, data.batch_size, data.tgt_len)
-    rows = max(1, data.batch_size // LESSON_PART) if config.search.estimator == "uniform" else data.batch_size
-    alpha_batches = TrainingBatches(for_alpha, rows, data.tgt_len) if len(for_alpha) else None
+    alpha_batches = make_alpha_batches(config, for_alpha) if len(for_alpha) else None
     costs = None if config.search.cost.target is None else settle_costs(session)
     trainer = SearchTrainer(session, model, batches, alpha_batches, costs)
     return run_training(trainer, resume, model.architecture)
+
+
+def make_alpha_batches(config: Config, tokens: Tokens) -> TrainingBatches:
+    """Batches of the text that alpha has for itself."""
+    rows = config.data.batch_size
+    if config.search.estimator == "uniform":
+        rows = max(1, rows // LESSON_PART)
+    return TrainingBatches(tokens, rows, config.data.tgt_len)
 
 
 def settle_costs(session: Session) -> Costs:
