@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import collapse
 import estimators
 import harness
 import pytest
@@ -89,5 +90,16 @@ def test_a_search_is_in_time_only_where_it_counts(seconds: float | None, counts:
 def test_estimators_are_compared_after_the_same_time(tmp_path: Path) -> None:
     estimators.main(["--tiny", "--device", "cpu", "--out", str(tmp_path)])
     records = json.loads((tmp_path / "estimators-cpu.json").read_text())["records"]
-    assert [record["estimator"] for record in records] == ["single_path", "gdas", "straight_through", "soft"]
+    assert [record["estimator"] for record in records] == list(estimators.ESTIMATORS)
     assert all(0 < record["argmax"] < 20 and len(record["arch"]) == 2 for record in records)
+
+
+def test_countermeasures_are_compared_one_by_one(tmp_path: Path) -> None:
+    collapse.main(["--tiny", "--seeds", "1", "--device", "cpu", "--out", str(tmp_path)])
+    records = json.loads((tmp_path / "collapse-cpu.json").read_text())["records"]
+    cases = collapse.countermeasures(8)
+    assert [record["against"] for record in records] == [*cases, *cases]
+    share = {(r["estimator"], r["against"]): r["ends"][0]["identity_share"] for r in records}
+    assert share["gdas", "space: [s, f]"] == 0
+    assert 0 < share["gdas", "nothing"] < 1
+    assert all(len(changes) <= 2 for changes in cases.values()), "one countermeasure at a time"
