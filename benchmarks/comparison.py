@@ -16,9 +16,7 @@ import tempfile
 from argparse import ArgumentParser, Namespace
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
@@ -26,7 +24,7 @@ from typing import NamedTuple
 import harness
 import numpy as np
 import torch
-from rows import append_rows, read_rows
+from rows import append_rows, read_rows, work_off
 from time_to_quality import require_corpus
 
 from parnas.architecture import Architecture
@@ -184,11 +182,9 @@ def run_trainings(study: Study, workers: int) -> None:
     """Train what has no row yet, `workers` networks at a time; the longer ones once times are known."""
     prepare(study.config.data)  # once, not in every process
     while left := list(missing(study)):
-        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-            for future in as_completed([pool.submit(train, study.config, job) for job in left]):
-                row = future.result()
-                append_rows(study.rows, [row])
-                print(f"{row.name} seed {row.seed}: {row.valid_ppl:.2f}, {row.seconds:.0f} s", flush=True)
+        for row in work_off(partial(train, study.config), left, workers):
+            append_rows(study.rows, [row])
+            print(f"{row.name} seed {row.seed}: {row.valid_ppl:.2f}, {row.seconds:.0f} s", flush=True)
 
 
 def missing(study: Study) -> Iterator[Job]:

@@ -12,13 +12,12 @@ import tempfile
 import time
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing import get_context
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import harness
-from rows import append_rows, read_rows
+from rows import append_rows, read_rows, work_off
 from time_to_quality import require_corpus
 
 from parnas.architecture import IDENTITY, Architecture
@@ -51,8 +50,9 @@ def networks(blocks: int, space: Sequence[str]) -> list[str]:
     return ["".join(string) or IDENTITY for length in lengths for string in itertools.product(letters, repeat=length)]
 
 
-def train(config: Config, arch: str, seed: int) -> Row:
+def train(config: Config, job: tuple[str, int]) -> Row:
     """Train one network in a run folder that is thrown away."""
+    arch, seed = job
     with tempfile.TemporaryDirectory(prefix="parnas-ground-truth-") as folder:
         config = config.replace(model__arch=None, runtime__seed=seed)
         session = open_session(config, "retrain", Path(folder) / "run", False, Silent())
@@ -79,13 +79,10 @@ def fill(config: Config, path: Path, seeds: int, workers: int) -> None:
     left = list(missing(config, read_rows(path, Row), seeds))
     prepare(config.data)  # once, not in every process
     started = time.perf_counter()
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        futures = [pool.submit(train, config, arch, seed) for arch, seed in left]
-        for number, future in enumerate(as_completed(futures), 1):
-            row = future.result()
-            append_rows(path, [row])
-            passed = time.perf_counter() - started
-            print(f"{number}/{len(left)} {row.arch} seed {row.seed}: {row.valid_ppl:.2f} ({passed:.0f} s)", flush=True)
+    for number, row in enumerate(work_off(partial(train, config), left, workers), 1):
+        append_rows(path, [row])
+        passed = time.perf_counter() - started
+        print(f"{number}/{len(left)} {row.arch} seed {row.seed}: {row.valid_ppl:.2f} ({passed:.0f} s)", flush=True)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -1,10 +1,15 @@
-"""Tables that grow by rows: CSV files of named tuples."""
+"""Tables that grow by rows: CSV files of named tuples, filled by several processes."""
 
 import csv
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+Job = TypeVar("Job")
+Result = TypeVar("Result")
 
 
 def read_rows(path: Path, kind: Callable[..., Any]) -> list[Any]:
@@ -25,3 +30,10 @@ def append_rows(path: Path, rows: Sequence[Any]) -> None:
         writer.writerows([f"{value:.6g}" if isinstance(value, float) else value for value in row] for row in rows)
         file.flush()
         os.fsync(file.fileno())
+
+
+def work_off(work: Callable[[Job], Result], jobs: Iterable[Job], workers: int) -> Iterator[Result]:
+    """Results as they come, of `workers` processes at a time; `work` and jobs have to be picklable."""
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        for future in as_completed([pool.submit(work, job) for job in jobs]):
+            yield future.result()

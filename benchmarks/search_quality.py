@@ -1,5 +1,6 @@
 """How well searches rank networks, and what they derive: `python benchmarks/search_quality.py`.
 
+    python benchmarks/search_quality.py --profile
     python benchmarks/search_quality.py --search [--estimators …] [--targets none 0.65 0.8] [--seeds 5]
     python benchmarks/search_quality.py
 
@@ -22,13 +23,14 @@ import tempfile
 from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any, NamedTuple
 
 import harness
 from ground_truth import CONFIG, ROWS, Row, networks
-from rows import append_rows, read_rows
+from rows import append_rows, read_rows, work_off
 from scipy.stats import kendalltau, spearmanr
 from time_to_quality import require_corpus
 
@@ -39,16 +41,19 @@ from parnas.model.estimators import ESTIMATORS
 from parnas.model.supernet import SuperNet
 from parnas.nas.cost import Costs, count_costs, find_costs
 from parnas.nas.derive import Demands, derive, read_pi
-from parnas.nas.inherited import RESCORED_TOKENS, measure_inherited
+from parnas.nas.inherited import measure_inherited
+from parnas.nas.profile import profile
 from parnas.nas.search import search
 from parnas.training.phases import load
 from parnas.training.reporter import Silent
 
 SEARCHES, SCORES = harness.RESULTS / "search_quality.csv", harness.RESULTS / "search_scores.csv"
+PROFILE = "ground_truth_profile.json"
 NO_TARGET = "none"
 TARGETS = (NO_TARGET, "0.65", "0.8")
 SEEDS = 5
 RESCORED = 16  # networks that are given a second look
+SCORED_TOKENS = 32_768  # of the validation split, for the inherited score of every network
 STRATUM = 0.03  # networks whose predicted latency is within this share of each other cost the same
 SCORE_NAMES = ("pi", "inherited")
 
@@ -81,8 +86,9 @@ def name_network(layers: Iterable[str]) -> str:
     return "".join(layer for layer in layers if layer != IDENTITY) or IDENTITY
 
 
-def run_search(config: Config, estimator: str, target: str, seed: int) -> tuple[Search, list[Score]]:
+def run_search(config: Config, job: tuple[str, str, int]) -> tuple[Search, list[Score]]:
     """Search, derive and score every network of the space."""
+    estimator, target, seed = job
     aim = None if target == NO_TARGET else float(target)
     config = config.replace(search__estimator=estimator, search__cost__target=aim, runtime__seed=seed)
     with tempfile.TemporaryDirectory(prefix="parnas-quality-") as folder:
@@ -99,7 +105,7 @@ def run_search(config: Config, estimator: str, target: str, seed: int) -> tuple[
         name = name_network(string)
         if name not in likeliest or chance > likeliest[name][0]:
             likeliest[name] = chance, Architecture(string)
-    loss_of = measure_inherited(model, config, prepare(config.data), RESCORED_TOKENS)
+    loss_of = measure_inherited(model, config, prepare(config.data), SCORED_TOKENS)
     return found, [
         Score(estimator, target, seed, network, chance, -loss_of(architecture).per_token)
         for network, (chance, architecture) in likeliest.items()
@@ -111,13 +117,18 @@ def search_missing(config: Config, parsed: Namespace) -> None:
     folder = parsed.out or harness.RESULTS
     searches, scores = folder / SEARCHES.name, folder / SCORES.name
     done = {(row.estimator, row.target, row.seed) for row in read_rows(searches, Search)}
-    for seed in range(1, parsed.seeds + 1):
-        for estimator, target in itertools.product(parsed.estimators, parsed.targets):
-            if (estimator, target, seed) not in done:
-                found, of = run_search(config, estimator, target, seed)
-                append_rows(scores, of)
-                append_rows(searches, [found])
-                print(f"{estimator} target {target} seed {seed}: {found.arch} ({found.seconds:.0f} s)", flush=True)
+    seeds = range(1, parsed.seeds + 1)
+    jobs = [
+        (estimator, target, seed)
+        for seed, estimator, target in itertools.product(seeds, parsed.estimators, parsed.targets)
+        if (estimator, target, seed) not in done
+    ]
+    prepare(config.data)  # once, not in every process
+    for found, of in work_off(partial(run_search, config), jobs, parsed.workers):
+        append_rows(scores, of)
+        append_rows(searches, [found])
+        told = f"{found.arch}, rescored {found.rescored} ({found.seconds:.0f} s)"
+        print(f"{found.estimator} target {found.target} seed {found.seed}: {told}", flush=True)
 
 
 # What it comes to.
@@ -274,13 +285,21 @@ def main(arguments: list[str] | None = None) -> None:
     parser = harness.make_parser(__doc__, [])
     parser.add_argument("--config", type=Path, default=CONFIG)
     parser.add_argument("--truth", type=Path, default=ROWS, help="the table of networks")
+    parser.add_argument("--profile", action="store_true", help="measure what the layers cost")
     parser.add_argument("--search", action="store_true", help="run the searches that have no row yet")
+    parser.add_argument("--workers", type=int, default=2, help="searches at a time")
     parser.add_argument("--estimators", nargs="+", default=list(ESTIMATORS))
     parser.add_argument("--targets", nargs="+", default=list(TARGETS), help="shares of the latency, or none")
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parsed = parser.parse_args(arguments)
     config = load_config(parsed.config).replace(runtime__device=parsed.device)
     require_corpus(config)
+    costs = (parsed.out or harness.RESULTS) / PROFILE  # so that searches anywhere work with the same
+    if parsed.profile:
+        profile(config, Silent(), rounds=100).write(costs)
+        return
+    if costs.is_file():
+        config = config.replace(search__cost__table=str(costs))
     if parsed.search:
         search_missing(config, parsed)
     else:

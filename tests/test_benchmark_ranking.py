@@ -15,6 +15,7 @@ from time_to_quality import make_tiny
 
 from parnas.config import load_config
 from parnas.nas.cost import make_costs
+from parnas.nas.profile import read_profile
 
 COSTS = make_costs("macs", {"s": 2.0, "f": 1.0, "i": 0.0}, 2)
 
@@ -77,9 +78,23 @@ def test_table_searches_and_report_on_a_small_text(tmp_path: Path, capsys: pytes
     table = read_rows(tmp_path / "truth.csv", Row)
     assert len(table) == 14
     assert {row.arch for row in table} == set(networks(2, "sfi"))
-    search = [*rows, "--search", "--estimators", "single_path", "--targets", "none", "0.65", "--seeds", "1"]
+    search = [
+        *rows,
+        "--search",
+        "--estimators",
+        "single_path",
+        "--targets",
+        "none",
+        "0.65",
+        "--seeds",
+        "1",
+        "--workers",
+        "1",
+    ]
     for _ in range(2):  # the second time there is nothing left to do
         search_quality.main([*search, "--out", str(tmp_path)])
+    search_quality.main([*rows, "--profile", "--out", str(tmp_path)])
+    assert read_profile(tmp_path / search_quality.PROFILE).check is not None
     searches = read_rows(tmp_path / "search_quality.csv", Search)
     scores = read_rows(tmp_path / "search_scores.csv", Score)
     assert [(row.target, row.seed) for row in searches] == [("none", 1), ("0.65", 1)]
