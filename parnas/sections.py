@@ -242,7 +242,9 @@ class SearchConfig(Section):
         2, ge=1, description="Steps of the weights for each of alpha, where alpha has text of its own."
     )
     entropy_start: float = Field(
-        0.02, ge=0, description="Weight of the entropy of pi in the objective, in nats, when alpha begins."
+        0.02,
+        ge=0,
+        description="Weight of the entropy of pi in the objective (Williams & Peng 1991), in nats, when alpha begins.",
     )
     entropy_end: float = Field(0.02, ge=0, description="The same when alpha ends; a line between the two.")
     candidate_dropout: float = Field(

@@ -13,14 +13,11 @@ from parnas.config import load_config
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def test_the_configuration_page_is_made_from_the_models() -> None:
-    page = runpy.run_path(str(ROOT / "docs" / "make_configuration.py"))["render"]()
-    assert (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8") == page, "run docs/make_configuration.py"
-
-
-def test_the_performance_page_is_made_from_the_results() -> None:
-    page = runpy.run_path(str(ROOT / "docs" / "make_performance.py"))["render"]()
-    assert (ROOT / "docs" / "performance.md").read_text(encoding="utf-8") == page, "run docs/make_performance.py"
+@pytest.mark.parametrize("name", ["configuration", "performance", "evidence"])
+def test_pages_are_made_from_the_models_and_the_results(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    page = runpy.run_path(str(ROOT / "docs" / f"make_{name}.py"))["render"]()
+    assert (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") == page, f"run docs/make_{name}.py"
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *(ROOT / "docs").glob("*.md")], ids=lambda path: path.name)
