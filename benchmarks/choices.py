@@ -23,7 +23,6 @@ import torch
 from search_step import TINY, VOCABULARY, Step, make_config, make_training
 from torch import nn
 
-from parnas.data.batching import TrainingBatches
 from parnas.files import read_json, write_json
 from parnas.model import fused, heads
 from parnas.training import device as devices
@@ -77,8 +76,8 @@ def make_step(name: str, precision: str, device: str, plan: Plan) -> Step:
     config = make_config(DROPOUT, "soft", plan.overrides).replace(runtime__compile=name == "blocks compiled")
     data = config.data
     tokens = (plan.warm_up + plan.rounds) * data.batch_size * data.tgt_len + 1
-    batches = TrainingBatches(harness.draw_ids(VOCABULARY, tokens), data.batch_size, data.tgt_len)
-    return Step(make_training(config, harness.choose(device, precision), batches))
+    ids = harness.draw_ids(VOCABULARY, tokens)
+    return Step(make_training(config, harness.choose(device, precision), ids))
 
 
 def call_within(context: Callable[[], AbstractContextManager[Any]], step: Step) -> None:

@@ -35,7 +35,9 @@ def render() -> str:
     results = {name: read_json(path) for name in NOTES if (path := RESULTS / f"{name}-cpu.json").is_file()}
     profile = RESULTS / "comparison_profile.json"
     told = [*(judge_profile(read_json(profile)) if profile.is_file() else []), *verdicts(results)]
-    parts = [INTRODUCTION.format(verdicts="\n".join(f"* {line}" for line in told))]
+    parts = [
+        INTRODUCTION.format(verdicts="\n".join(f"* {line}" for line in told or ["Nothing has been measured yet."]))
+    ]
     for name, result in results.items():
         answers = "".join(f"* {text}\n" for text in result.get("answers", []))
         parts.append(

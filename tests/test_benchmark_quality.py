@@ -30,7 +30,7 @@ def test_the_tiny_benchmark_runs_all_commands(tmp_path: Path, capsys: pytest.Cap
     search = repetition["search"]
     assert search["derived"] == repetition["retrain"]["arch"]
     assert search["tau_reached_end"]
-    assert search["alpha_share"] == (5 - 2) / 8
+    assert search["alpha_share"] == (4 - 2) / 8
     assert "bits per byte" in capsys.readouterr().out
 
 
@@ -63,17 +63,17 @@ def test_a_command_that_fails_is_an_error(tmp_path: Path) -> None:
     [
         ({}, True),
         ({"search__estimator": "gdas"}, False),
-        ({"search__alpha_start_step": 3}, False),
-        ({"search__alpha_start_step": 2}, True),
+        ({"search__alpha_start_step": 2}, False),
+        ({"search__alpha_start_step": 1}, True),
         ({"search__tau_end": 0.2}, False),
         ({"search__steps": 21}, False),
     ],
 )
 def test_which_searches_count(tmp_path: Path, changes: dict[str, object], counts: bool) -> None:
-    base = {"search__estimator": SearchConfig().estimator, "search__steps": 20, "search__alpha_start_step": 2}
+    base = {"search__estimator": SearchConfig().estimator, "search__steps": 20, "search__alpha_start_step": 1}
     config = load_config(harness.PAR_CONFIG).replace(**{**base, "search__warmup_steps": 1, **changes})
     run = Run.create(tmp_path / "run", "search", config, {})
-    run.append("pi.jsonl", {"step": 20, "tau": 0.1, "pi": []})
+    run.append("pi.jsonl", {"step": 20, "tau": 0.02, "pi": []})
     assert benchmark.describe_search(run)["counts"] is counts
 
 
