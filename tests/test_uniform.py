@@ -8,7 +8,7 @@ import torch
 from conftest import small_config
 from model_helpers import make_supernet, random_ids
 
-from parnas.model.estimators import FORGETTING, RIDGE, UniformPath
+from parnas.model.estimators import RIDGE, UniformPath
 from parnas.nas.search import search
 from parnas.run import PI
 from parnas.training.reporter import Silent
@@ -60,7 +60,8 @@ def test_fit_equals_weighted_least_squares_with_a_ridge() -> None:
     losses = torch.randn(30, generator=noise)
     for path, loss in zip(paths, losses, strict=True):
         estimator.observe(path, loss)
-    weights = torch.tensor([FORGETTING**age for age in range(29, -1, -1)]).sqrt()
+    assert estimator.forgetting == 1 - 1 / 40  # two blocks of two free numbers, ten pairs for each
+    weights = torch.tensor([estimator.forgetting**age for age in range(29, -1, -1)]).sqrt()
     rows = torch.cat([weights[:, None] * paths.flatten(1), RIDGE**0.5 * torch.eye(6)])
     expected = torch.linalg.lstsq(rows, torch.cat([weights * losses, torch.zeros(6)])).solution
     torch.testing.assert_close(estimator.contributions(), expected.view(2, 3), atol=1e-4, rtol=1e-3)

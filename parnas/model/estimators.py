@@ -33,7 +33,7 @@ from parnas.space import Space, spread_space, unite
 ABSENT = -1e20
 """Logit of a candidate that a block does not have: so low that its probability is exactly zero at every temperature,
 and finite, since an infinite one would turn gradients of the temperature, and 0 · log 0 of an entropy, into NaN."""
-FORGETTING = 0.99  # weight of what was observed one lesson ago, since the weights have changed since
+PAIRS = 10  # that the fit remembers for each number it finds: fewer are noise, and of more the weights have changed
 RIDGE = 1.0  # of the fit, in pairs of paths
 MEAN_RATE = (
     0.1  # of the running means of probes; a candidate is probed about every twelfth step of a search in 6 blocks
@@ -258,6 +258,7 @@ class UniformPath(Estimator):
         absent = [[name not in names for name in self.space] for names in self.block_spaces]
         self.even = torch.zeros(blocks, len(self.space)).masked_fill(torch.tensor(absent), -torch.inf)
         self.gram, self.moment = torch.zeros(size, size), torch.zeros(size)
+        self.forgetting = 1 - 1 / (PAIRS * max(1, sum(len(names) - 1 for names in self.block_spaces)))
 
     def draw(self, alpha: Tensor, tau: Tensor | float, generator: torch.Generator | None = None) -> Gates:
         """A path without a gradient: each candidate of a block as likely as the others, or by alpha / tau if settling.
@@ -285,8 +286,8 @@ class UniformPath(Estimator):
         """Take in that paths which differ by `paths` [blocks, candidates] differ by `losses`."""
         self.gram, self.moment = self.gram.to(paths), self.moment.to(paths)
         x = paths.flatten()
-        self.gram.mul_(FORGETTING).addr_(x, x)
-        self.moment.mul_(FORGETTING).add_(x * losses)
+        self.gram.mul_(self.forgetting).addr_(x, x)
+        self.moment.mul_(self.forgetting).add_(x * losses)
 
     def contributions(self) -> Tensor:
         """What each candidate adds to the loss by the fit, in nats per token: [blocks, candidates], zero on average."""
