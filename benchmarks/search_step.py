@@ -24,7 +24,8 @@ from plain import plain_operations
 
 from parnas.architecture import Architecture
 from parnas.config import Config, load_config
-from parnas.data.batching import Tokens, TrainingBatches
+from parnas.data.batching import TrainingBatches
+from parnas.data.streams import Tokens
 from parnas.errors import ParnasError
 from parnas.model.estimators import ESTIMATORS, UniformPath
 from parnas.model.supernet import SuperNet

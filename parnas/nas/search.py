@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from parnas.config import Config
-from parnas.data.batching import Tokens, TrainingBatches, split_share
+from parnas.data.batching import TrainingBatches, split_share
+from parnas.data.streams import Tokens
 from parnas.model.estimators import ESTIMATORS, Gates, drop_candidates
 from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import Memory
