@@ -12,8 +12,9 @@ gdas              as straight_through, but only the chosen candidate runs (Dong 
 single_path       as gdas, and in one block, drawn anew at each step, one more candidate runs forward to be probed.
                   What the others would have contributed is estimated from the probes, without bias with regard to
                   straight_through, and with a running mean as control variate against the variance.
-uniform           the weights are trained on paths drawn evenly, so that all candidates get the same share of the
-                  training whatever alpha is (Guo et al. 2020, arXiv 1904.00420). Alpha learns from text of its own:
+uniform           the weights are trained on paths drawn evenly, so that all layers get the same share of the training
+                  whatever alpha is (Guo et al. 2020, arXiv 1904.00420); identity, which has nothing to train and of
+                  which many strings of one network are made, comes half as often. Alpha learns from text of its own:
                   losses of paths drawn by pi, forward only, are fitted by a sum of one number per block and candidate,
                   and alpha descends what the fit expects under pi. In the end alpha rests, and the weights settle on
                   paths drawn from softmax(alpha / tau).
@@ -34,6 +35,7 @@ ABSENT = -1e20
 """Logit of a candidate that a block does not have: so low that its probability is exactly zero at every temperature,
 and finite, since an infinite one would turn gradients of the temperature, and 0 · log 0 of an entropy, into NaN."""
 PAIRS = 10  # that the fit remembers for each number it finds: fewer are noise, and of more the weights have changed
+IDENTITY_WEIGHT = 0.5  # in the even draw: short networks then come about as often as there are of them
 RIDGE = 1.0  # of the fit, in pairs of paths
 MEAN_RATE = (
     0.1  # of the running means of probes; a candidate is probed about every twelfth step of a search in 6 blocks
@@ -255,13 +257,16 @@ class UniformPath(Estimator):
     def __init__(self, blocks: int, space: Space) -> None:
         super().__init__(blocks, space)
         size = blocks * len(self.space)
-        absent = [[name not in names for name in self.space] for names in self.block_spaces]
-        self.even = torch.zeros(blocks, len(self.space)).masked_fill(torch.tensor(absent), -torch.inf)
+        weights = [
+            [(IDENTITY_WEIGHT if name == IDENTITY else 1.0) if name in names else 0.0 for name in self.space]
+            for names in self.block_spaces
+        ]
+        self.even = torch.tensor(weights).log()
         self.gram, self.moment = torch.zeros(size, size), torch.zeros(size)
         self.forgetting = 1 - 1 / (PAIRS * max(1, sum(len(names) - 1 for names in self.block_spaces)))
 
     def draw(self, alpha: Tensor, tau: Tensor | float, generator: torch.Generator | None = None) -> Gates:
-        """A path without a gradient: each candidate of a block as likely as the others, or by alpha / tau if settling.
+        """A path without a gradient: each layer of a block as likely as the others, or by alpha / tau if settling.
 
         By a sharper distribution, that is, not by a softer relaxation: the largest of alpha / tau + g.
         """
