@@ -182,11 +182,11 @@ class CostConfig(Section):
         gt=0,
         description="Largest cost of the blocks, as a share of the interleaved network's of that depth; null: none.",
     )
-    weight: float = Field(
-        2.0,
+    weight: float | None = Field(
+        None,
         ge=0,
-        description="Weight of the penalty in nats per token: times the share by which the cost expected under pi "
-        "exceeds the target (PLANER, section 3).",
+        description="Weight of the penalty in nats per token: times the square of the share by which the cost expected "
+        "under pi exceeds the target (PLANER, section 3); null: 2, but 0 for the estimator uniform.",
     )
     ramp: float = Field(
         0.5, ge=0, le=1, description="Share of alpha's training over which the weight rises in a line from 0."
@@ -229,7 +229,7 @@ class SearchConfig(Section):
         gt=0,
         le=1,
         description="uniform: share of the steps in which paths are even and alpha learns; then alpha rests, and the "
-        "weights settle on paths drawn from softmax(alpha / tau).",
+        "weights settle on the network to be derived, of whose blocks a share of tau still draws by pi.",
     )
     tau_start: float = Field(1.0, gt=0, description="Temperature at the first step.")
     tau_end: float = Field(
@@ -270,6 +270,15 @@ class SearchConfig(Section):
     def alpha_share(self) -> float:
         """Share of the training text that alpha has for itself."""
         return (0.1 if self.estimator == "uniform" else 0.0) if self.alpha_split is None else self.alpha_split
+
+    @property
+    def cost_weight(self) -> float:
+        """Weight of the penalty: none by default where the weights do not follow alpha, since derive then does better.
+
+        A penalty moves all candidates towards the same sum of loss and cost, so that pi no longer tells what they are
+        worth; without one, derive finds the best network within the target exactly.
+        """
+        return (0.0 if self.estimator == "uniform" else 2.0) if self.cost.weight is None else self.cost.weight
 
     @property
     def alpha_end_step(self) -> int:

@@ -13,9 +13,11 @@ from parnas.config import Config
 from parnas.errors import ParnasError
 from parnas.model.transformer_xl import TransformerXL
 from parnas.nas.cost import Costs, count_costs, find_costs, make_costs, penalty, read_costs, write_costs
+from parnas.nas.monitor import entropies
 from parnas.nas.profile import ModeTable, Profile, Timing, describe_shapes
 from parnas.nas.search import SearchTrainer, search
 from parnas.run import METRICS, PI
+from parnas.sections import SearchConfig
 from parnas.training.reporter import Silent
 
 CONFIG = Config().replace(model__d_model=16, model__n_heads=2, model__d_inner=40, search__blocks=3)
@@ -57,7 +59,7 @@ def test_penalty_equals_the_mean_over_all_strings(target: float, seed: int) -> N
         chance = math.prod(float(pi[block, candidate]) for block, candidate in enumerate(string))
         expected += chance * costs.share("sfi"[candidate] for candidate in string)
     found = penalty(pi, costs.relative("sfi").double(), target)
-    assert float(found) == pytest.approx(max(0.0, expected / target - 1), abs=1e-6)
+    assert float(found) == pytest.approx(max(0.0, expected / target - 1) ** 2, abs=1e-6)
 
 
 def test_penalty_has_a_gradient_in_alpha_above_the_target_alone() -> None:
@@ -86,6 +88,26 @@ def test_search_brings_the_expected_cost_to_its_target(corpus: Path, tmp_path: P
     assert shares[-1] == pytest.approx(float(last.sum()), rel=1e-5)
     assert shares[0] > 0.55
     assert shares[-1] < 0.45
+
+
+def test_penalty_ends_near_its_target_and_not_below() -> None:
+    """With Adam's steps, and a gain that every layer brings."""
+    relative = make_costs("macs", {"s": 2.0, "f": 1.0, "i": 0.0}, 4).relative("sfi")
+    alpha = torch.zeros(4, 3, requires_grad=True)
+    optimizer = torch.optim.Adam([alpha], lr=0.02)
+    for _ in range(800):
+        pi = alpha.softmax(dim=-1)
+        loss = (pi @ torch.tensor([-0.05, -0.02, 0.0])).sum() - 0.02 * entropies(pi).sum()
+        optimizer.zero_grad()
+        (loss + 2 * penalty(pi, relative, 0.6)).backward()
+        optimizer.step()
+    assert 0.6 < float((alpha.detach().softmax(dim=-1) @ relative).sum()) < 0.68
+
+
+def test_uniform_searches_without_a_penalty_unless_one_is_given() -> None:
+    weights = {name: SearchConfig.model_validate({"estimator": name}).cost_weight for name in ("uniform", "soft")}
+    assert weights == {"uniform": 0.0, "soft": 2.0}
+    assert SearchConfig.model_validate({"cost": {"weight": 0.5}}).cost_weight == 0.5
 
 
 def test_weight_of_the_cost_rises_over_its_share_of_alphas_training(corpus: Path) -> None:

@@ -9,8 +9,10 @@ from conftest import small_config
 from model_helpers import make_supernet, random_ids
 
 from parnas.model.estimators import RIDGE, UniformPath
+from parnas.nas.derive import derive
 from parnas.nas.search import search
 from parnas.run import PI
+from parnas.training.phases import load
 from parnas.training.reporter import Silent
 
 SPACE = ("s", "f", "i")
@@ -31,15 +33,37 @@ def test_weights_get_every_layer_alike_and_identity_half_as_often() -> None:
     torch.testing.assert_close(counts / 3000, torch.tensor([[0.4, 0.4, 0.2]] * 2), atol=0.03, rtol=0)
 
 
-def test_settling_paths_follow_alpha_over_tau() -> None:
+def test_settling_blocks_take_what_is_derived_or_with_probability_tau_draw_by_pi() -> None:
     alpha = torch.tensor([[0.4, 0.1, 0.0], [0.0, -0.2, 0.3]], requires_grad=True)
     estimator, noise, counts = UniformPath(2, SPACE), generator(), torch.zeros(2, 3)
-    estimator.settling = True
+    estimator.settled = torch.tensor([[0, 1, 0], [1, 0, 0]])
     for _ in range(4000):
         for block, gate in enumerate(estimator.draw(alpha, 0.25, noise)):
             assert not gate.weights.requires_grad
             counts[block, gate.chosen] += 1
-    torch.testing.assert_close(counts / 4000, (alpha.detach() / 0.25).softmax(dim=-1), atol=0.03, rtol=0)
+    expected = 0.75 * estimator.settled + 0.25 * alpha.detach().softmax(dim=-1)
+    torch.testing.assert_close(counts / 4000, expected, atol=0.03, rtol=0)
+
+
+def test_weights_settle_on_what_derive_takes(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settled: list[torch.Tensor | None] = []
+    original = UniformPath.draw
+
+    def spy(self: UniformPath, *arguments: object) -> object:
+        settled.append(self.settled)
+        return original(self, *arguments)
+
+    monkeypatch.setattr(UniformPath, "draw", spy)
+    changes = {"search__steps": 20, "search__fair_share": 0.5, "search__alpha_start_step": 2, "search__alpha_lr": 0.3}
+    config = small_config(corpus, search__cost__target=0.65, search__estimator="uniform", **changes)
+    run = search(config, tmp_path / "run", Silent())
+    found = derive(run)
+    assert found.costs is not None
+    assert found.costs.share(found.architecture) <= 0.65
+    chosen = ["sfi".index(name) for name in found.architecture]
+    assert all(each is None for each in settled[:10])
+    assert all(each.argmax(dim=-1).tolist() == chosen for each in settled[10:])
+    assert run.summary()["arch"] == str(found.architecture) == str(load(run.folder).architecture)
 
 
 def test_alpha_rests_after_the_fair_share(corpus: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ uniform           the weights are trained on paths drawn evenly, so that all lay
                   which many strings of one network are made, comes half as often. Alpha learns from text of its own:
                   losses of paths drawn by pi, forward only, are fitted by a sum of one number per block and candidate,
                   and alpha descends what the fit expects under pi. In the end alpha rests, and the weights settle on
-                  paths drawn from softmax(alpha / tau).
+                  the network that is to be derived: tau is the share of blocks that still draw by pi.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -90,8 +90,8 @@ class Estimator:
     own_text = False
     """Whether alpha can only learn from text that is kept from the weights (`search.alpha_split`)."""
 
-    settling = False
-    """Whether alpha rests: what it has learnt decides what the weights are trained on."""
+    settled: Tensor | None = None
+    """One-hot [blocks, candidates] of the network that the weights are to settle on, once alpha rests."""
 
     def __init__(self, blocks: int, space: Space) -> None:
         self.block_spaces = spread_space(space, blocks)
@@ -266,12 +266,15 @@ class UniformPath(Estimator):
         self.forgetting = 1 - 1 / (PAIRS * max(1, sum(len(names) - 1 for names in self.block_spaces)))
 
     def draw(self, alpha: Tensor, tau: Tensor | float, generator: torch.Generator | None = None) -> Gates:
-        """A path without a gradient: each layer of a block as likely as the others, or by alpha / tau if settling.
+        """A path without a gradient: each layer of a block as likely as the others.
 
-        By a sharper distribution, that is, not by a softer relaxation: the largest of alpha / tau + g.
+        Once there is a network to settle on, each block takes its layer, or with probability tau draws by pi.
         """
-        logits = alpha.detach() / tau if self.settling else self.even.to(alpha)
-        return make_path(harden(gumbel_softmax(logits, 1.0, generator)))
+        if self.settled is None:
+            return make_path(harden(gumbel_softmax(self.even.to(alpha), 1.0, generator)))
+        drawn = harden(gumbel_softmax(alpha.detach(), 1.0, generator))
+        by_pi = torch.rand(len(alpha), 1, generator=generator, device=alpha.device) < tau
+        return make_path(torch.where(by_pi, drawn, self.settled.to(drawn)))
 
     def lesson(
         self,

@@ -101,10 +101,11 @@ def count_costs(config: Config, metric: Literal["macs", "parameters"]) -> Costs:
 
 
 def penalty(pi: Tensor, costs: Tensor, target: float) -> Tensor:
-    """Share by which the cost expected under pi exceeds the target, zero below it: a scalar, differentiable in pi.
+    """Square of the share by which the expected cost exceeds the target, zero below it: a scalar, differentiable in pi.
 
-    max(0, sum of pi · costs / target − 1), with pi [blocks, candidates] and costs [candidates] as shares of the
+    max(0, sum of pi · costs / target − 1)², with pi [blocks, candidates] and costs [candidates] as shares of the
     interleaved network's (FBNet, Wu et al. 2019, equation 5, for the expectation; PLANER, arXiv 2208.14580, section 3,
-    for its end at the target).
+    for its end at the target). Squared, so that it fades out there: by Adam's steps the hinge itself, which pushes with
+    full force at every crossing, ends far below.
     """
-    return (pi @ costs).sum().div(target).sub(1).clamp(min=0)
+    return (pi @ costs).sum().div(target).sub(1).clamp(min=0).square()

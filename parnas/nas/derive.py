@@ -16,7 +16,7 @@ from parnas.files import write_text
 from parnas.model.transformer_xl import TransformerXL
 from parnas.nas.cost import UNITS, Costs, Metric, find_costs, read_costs
 from parnas.nas.inherited import rescorer
-from parnas.nas.knapsack import most_probable
+from parnas.nas.knapsack import Choice, most_probable
 from parnas.nas.monitor import describe_collapse
 from parnas.run import PI, Run
 from parnas.training.phases import STREAMS
@@ -144,10 +144,7 @@ def derive(run: Run, demands: Demands | None = None, reporter: Reporter | None =
     demands, config = demands or Demands(), run.config()
     step, pi = read_pi(run, config)
     target, costs = settle_demands(run, config, demands, reporter or Silent())
-    free = dict.fromkeys(config.search.candidates, 0.0)
-    budget = math.inf if target is None or costs is None else target * costs.interleaved
-    wanted = max(demands.top_k, demands.rescore)
-    chosen = most_probable(pi, free if costs is None else costs.of, budget, demands.limits, wanted)
+    chosen = choose(pi, costs, target, demands.limits, max(demands.top_k, demands.rescore))
     ranking = [
         Ranked(
             Architecture(choice.layers),
@@ -175,6 +172,22 @@ def derive(run: Run, demands: Demands | None = None, reporter: Reporter | None =
         costs,
         target,
     )
+
+
+def choose(
+    pi: Sequence[Mapping[str, float]],
+    costs: Costs | None,
+    target: float | None,
+    limits: Mapping[str, int] | None = None,
+    count: int = 1,
+) -> list[Choice]:
+    """The most probable networks, given the probabilities of each block's candidates, whose cost is within the target.
+
+    target: share of the interleaved network's cost; none, like no costs, for any.
+    """
+    free = dict.fromkeys((name for block in pi for name in block), 0.0)
+    budget = math.inf if target is None or costs is None else target * costs.interleaved
+    return most_probable(pi, free if costs is None else costs.of, budget, limits, count)
 
 
 def read_pi(run: Run, config: Config) -> tuple[int, list[dict[str, float]]]:

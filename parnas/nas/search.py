@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
+from parnas.architecture import Architecture
 from parnas.config import Config
 from parnas.data.batching import TrainingBatches, split_share
 from parnas.data.streams import Tokens
@@ -15,6 +17,7 @@ from parnas.model.estimators import ESTIMATORS, Gates, drop_candidates
 from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import Memory
 from parnas.nas.cost import Costs, find_costs, penalty, read_costs, write_costs
+from parnas.nas.derive import choose
 from parnas.nas.monitor import Monitor, describe_collapse, entropies
 from parnas.nas.temperature import temperature
 from parnas.run import PI, Run
@@ -45,7 +48,8 @@ class SearchTrainer(Trainer):
         self.alpha_memory: Memory | None = None
         self.estimator = ESTIMATORS[self.search.estimator](self.search.blocks, self.search.space)
         device = session.device.device
-        self.costs = None if costs is None else costs.relative(self.search.candidates).to(device)
+        self.costs = costs
+        self.relative_costs = None if costs is None else costs.relative(self.search.candidates).to(device)
         self.monitor, self.warned = Monitor(self.search.candidates), False
         self.noise = torch.Generator(device).manual_seed(session.config.runtime.seed)
         learnable = self.search.tau_schedule == "learnable"
@@ -71,7 +75,8 @@ class SearchTrainer(Trainer):
 
     def train_step(self) -> None:
         """One update of the weights and, once its time has come, one of alpha: by the same batch or its own."""
-        self.estimator.settling = self.step >= self.search.alpha_end_step
+        if self.search.estimator == "uniform" and self.step >= self.search.alpha_end_step:
+            self._settle()
         super().train_step()
         if self._trains_alpha():
             if self.alpha_batches is not None:
@@ -83,6 +88,17 @@ class SearchTrainer(Trainer):
             # Bounded here and not in tau(), where the bound would cut off the gradient that leads back from it.
             self.log_tau.data.clamp_(math.log(self.search.tau_end), math.log(self.search.tau_start))
         self.alpha_optimizer.zero_grad(set_to_none=True)
+
+    def architecture(self) -> Architecture:
+        """What derive would take now: the most probable network within the target."""
+        pi = [dict(zip(self.search.candidates, row, strict=True)) for row in self.supernet.pi().tolist()]
+        return Architecture(choose(pi, self.costs, self.search.cost.target)[0].layers)
+
+    def _settle(self) -> None:
+        """Once alpha rests, which is when the answer no longer changes."""
+        if self.estimator.settled is None:
+            chosen = [self.search.candidates.index(name) for name in self.architecture()]
+            self.estimator.settled = functional.one_hot(torch.tensor(chosen), len(self.search.candidates))
 
     def _learn_from(self, batches: TrainingBatches) -> None:
         """Gradients of alpha alone, on text that the weights never see."""
@@ -103,8 +119,8 @@ class SearchTrainer(Trainer):
         """Add the gradients of what the objective has besides the loss: the cost above its target, and entropy."""
         pi = self.supernet.alpha().softmax(dim=-1)
         terms = pi.new_zeros(())
-        if self.costs is not None and self.search.cost.target is not None:
-            terms = terms + self.cost_weight() * penalty(pi, self.costs, self.search.cost.target)
+        if self.relative_costs is not None and self.search.cost.target is not None and self.search.cost_weight:
+            terms = terms + self.cost_weight() * penalty(pi, self.relative_costs, self.search.cost.target)
         if self.search.entropy_start or self.search.entropy_end:
             terms = terms - self.entropy_weight() * entropies(pi).sum()
         if terms.requires_grad:
@@ -118,7 +134,7 @@ class SearchTrainer(Trainer):
     def cost_weight(self) -> float:
         """Weight of the cost at the current step: a line from 0, then constant."""
         cost = self.search.cost
-        return cost.weight * (min(1.0, self.progress() / cost.ramp) if cost.ramp else 1.0)
+        return self.search.cost_weight * (min(1.0, self.progress() / cost.ramp) if cost.ramp else 1.0)
 
     def entropy_weight(self) -> float:
         """Weight of the entropy of pi at the current step, on a line."""
@@ -143,12 +159,12 @@ class SearchTrainer(Trainer):
         return {**super().settings(), "tau": float(tau.detach() if isinstance(tau, Tensor) else tau)}
 
     def validate(self) -> dict[str, TotalLoss]:
-        """The SuperNet weighing by pi, and the network of the argmax, each with its own memory.
+        """The SuperNet weighing by pi, and the network that derive would take, each with its own memory.
 
         `valid`, the SuperNet's own figure, is the former, or the latter where each step trains a single path.
         """
         by_pi = self.validation_loss(self.supernet)
-        argmax = self.validation_loss(self.supernet.extract(self.supernet.architecture()))
+        argmax = self.validation_loss(self.supernet.extract(self.architecture()))
         own = argmax if self.estimator.single_path else by_pi
         return {"valid": own, "mixture": by_pi, "argmax": argmax}
 
@@ -158,11 +174,12 @@ class SearchTrainer(Trainer):
             super().log({**record, "gap": record["mixture_loss"] - record["argmax_loss"]})
             return
         pi = self.supernet.pi()
-        seen = self.monitor.look(pi, str(self.supernet.architecture()))
-        if self.costs is not None:
-            seen["expected_cost"] = (pi @ self.costs).sum().item()
+        arch = str(self.architecture())
+        seen = self.monitor.look(pi, arch)
+        if self.relative_costs is not None:
+            seen["expected_cost"] = (pi @ self.relative_costs).sum().item()
         super().log({**record, **seen})
-        self.session.run.append(PI, {"step": record["step"], "tau": record["tau"], "pi": pi.tolist()})
+        self.session.run.append(PI, {"step": record["step"], "tau": record["tau"], "pi": pi.tolist(), "arch": arch})
         self.session.reporter.pi(self.supernet.space, pi.tolist())
         warning = describe_collapse(seen["identity_share"])
         if warning and not self.warned:
@@ -202,7 +219,7 @@ def search(config: Config, folder: Path, reporter: Reporter, resume: bool = Fals
     alpha_batches = make_alpha_batches(config, for_alpha) if len(for_alpha) else None
     costs = None if config.search.cost.target is None else settle_costs(session)
     trainer = SearchTrainer(session, model, batches, alpha_batches, costs)
-    return run_training(trainer, resume, model.architecture)
+    return run_training(trainer, resume, trainer.architecture)
 
 
 def make_alpha_batches(config: Config, tokens: Tokens) -> TrainingBatches:

@@ -17,7 +17,7 @@ from parnas.files import folder_in_one_piece, write_json
 from parnas.model.cutoffs import optimal_cutoffs
 from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import TransformerXL
-from parnas.run import Kind, Run
+from parnas.run import PI, Kind, Run
 from parnas.sections import AUTO_CLUSTERS
 from parnas.training.checkpoint import load_weights, newest_checkpoint
 from parnas.training.device import Device, choose_device
@@ -34,7 +34,7 @@ class LoadedRun:
     model: TransformerXL  # in evaluation mode, on the CPU; a SuperNet for a search
     tokenizer: Tokenizer
     config: Config
-    architecture: Architecture  # of a search: the argmax of pi
+    architecture: Architecture  # of a search: the most probable one within its target
     header: StreamHeader
     step: int
 
@@ -162,7 +162,11 @@ def load(folder: str | Path) -> LoadedRun:
     else:
         model = TransformerXL.build(config.model, run_architecture(config), tokenizer.vocab_size)
     load_weights(checkpoint, model)
-    architecture = model.architecture() if isinstance(model, SuperNet) else run_architecture(config)
+    if isinstance(model, SuperNet):
+        told = [record["arch"] for record in run.records(PI) if "arch" in record]
+        architecture = Architecture.parse(told[-1]) if told else model.architecture()
+    else:
+        architecture = run_architecture(config)
     header = StreamHeader.read(run.folder / STREAMS)
     step = int(checkpoint.name.removeprefix("step-"))
     return LoadedRun(model.eval(), tokenizer, config, architecture, header, step)
