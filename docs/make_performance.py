@@ -31,9 +31,10 @@ been measured on a GPU yet** (`benchmarks/gpu_round.py` is ready to).
 
 ## What pays, and stayed
 
-* **One candidate per block.** A search step with `search.estimator: single_path` runs the path it drew, and one more
-  candidate of one block forward only. Identity costs nothing, so at uniform pi a step is cheaper than one of training.
-  What alpha learns from it has the same expectation as with `straight_through`, which runs every candidate
+* **One candidate per block.** A search step runs one path. With the default, `search.estimator: uniform`, alpha learns from
+  pairs of paths that are read forward only, on few rows, in every fourth step. With `single_path` one more candidate of one
+  block runs forward in each step. Identity costs nothing, so at uniform pi a step is cheaper than one of training. What
+  alpha learns by `single_path` from it has the same expectation as with `straight_through`, which runs every candidate
   (`tests/test_supernet.py` adds up all probes); the price is variance, which a running mean lowers. `gdas` leaves the
   probe out, and its gradient is biased: a candidate that did not run counts as one that changes nothing.
 * **Gradients by hand** where autograd copies and fills with zeros more than it computes: attention with the relative
@@ -103,12 +104,13 @@ def verdicts(results: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def judge_search_step(result: dict[str, Any]) -> Iterator[str]:
-    """Of the default estimator and of the baseline."""
+    """Of the estimator that was the default, and of the baseline."""
+    name = result["default_estimator"]
     for goal in result["goals"]:
         if goal["precision"] == "bf16":
             step, limit = goal["step over training"], goal["at most"]
             yield (
-                f"Search step, {goal['situation']} pi, dropout {goal['dropout']}, bf16: {step:.2f} times a training "
+                f"Search step of {name}, {goal['situation']} pi, dropout {goal['dropout']}, bf16: {step:.2f} times a training "
                 f"step (goal: at most {limit})."
             )
         if goal["precision"] == "bf16" and goal["situation"] == "uniform":

@@ -239,7 +239,7 @@ class SearchConfig(Section):
         "exponential", description="Path from tau_start to tau_end, or a parameter between the two, trained with alpha."
     )
     alpha_every: int = Field(
-        2, ge=1, description="Steps of the weights for each of alpha, where alpha has text of its own."
+        4, ge=1, description="Steps of the weights for each of alpha, where alpha has text of its own."
     )
     entropy_start: float = Field(
         0.02,
