@@ -31,12 +31,12 @@ been measured on a GPU yet** (`benchmarks/gpu_round.py` is ready to).
 
 ## What pays, and stayed
 
-* **One candidate per block.** A search step runs one path. With the default, `search.estimator: uniform`, alpha learns from
-  pairs of paths that are read forward only, on few rows, in every fourth step. With `single_path` one more candidate of one
-  block runs forward in each step. Identity costs nothing, so at uniform pi a step is cheaper than one of training. What
-  alpha learns by `single_path` from it has the same expectation as with `straight_through`, which runs every candidate
-  (`tests/test_supernet.py` adds up all probes); the price is variance, which a running mean lowers. `gdas` leaves the
-  probe out, and its gradient is biased: a candidate that did not run counts as one that changes nothing.
+* **One candidate per block.** A search step runs one path. With the default, `search.estimator: uniform`, alpha learns
+  from pairs of paths that are read forward only, on few rows, in every fourth step. With `single_path` one more
+  candidate of one block runs forward in each step: what alpha learns from it has the same expectation as with
+  `straight_through`, which runs every candidate (`tests/test_supernet.py` adds up all probes); the price is variance,
+  which a running mean lowers. `gdas` leaves the probe out, and its gradient is biased: a candidate that did not run
+  counts as one that changes nothing. Identity costs nothing, so at uniform pi a step is cheaper than one of training.
 * **Gradients by hand** where autograd copies and fills with zeros more than it computes: attention with the relative
   shift as a view, and the cross-entropy of the adaptive softmax, which keeps one matrix instead of three
   (`parnas/model/fused.py`; `benchmarks/plain.py` has the textbook forms, and the tests compare the two).
@@ -110,8 +110,8 @@ def judge_search_step(result: dict[str, Any]) -> Iterator[str]:
         if goal["precision"] == "bf16":
             step, limit = goal["step over training"], goal["at most"]
             yield (
-                f"Search step of {name}, {goal['situation']} pi, dropout {goal['dropout']}, bf16: {step:.2f} times a training "
-                f"step (goal: at most {limit})."
+                f"Search step of {name}, {goal['situation']} pi, dropout {goal['dropout']}, bf16: {step:.2f} times a "
+                f"training step (goal: at most {limit})."
             )
         if goal["precision"] == "bf16" and goal["situation"] == "uniform":
             speed, least = goal["tokens/s over baseline"], goal["at least"]
