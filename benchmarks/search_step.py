@@ -120,8 +120,8 @@ def make_search(config: Config, device: Device, ids: Tokens, situation: str) -> 
             alpha.data[config.search.candidates.index(letter)] = CERTAIN
     of_alpha = make_alpha_batches(config, ids) if config.search.alpha_share else None
     trainer = SearchTrainer(session, model, make_batches(config, ids), of_alpha)
-    if isinstance(trainer.estimator, UniformPath):  # whose weights take even paths, whatever alpha is
-        trainer.estimator.even = model.alpha().detach()
+    if isinstance(trainer.estimator, UniformPath) and situation == "interleaved":
+        trainer.estimator.even = model.alpha().detach()  # since its paths are even whatever alpha is
     return trainer
 
 
