@@ -155,7 +155,7 @@ def wanted(study: Study, rows: Sequence[Row]) -> Iterator[Job]:
     derived = [row for row in rows if row.name == DERIVED]
     if len(interleaved) == len(derived) == len(study.seeds):
         spent = read_json(study.search)["seconds"] + mean(row.seconds for row in derived)
-        longer = round(steps * spent / mean(row.seconds for row in interleaved))
+        longer = round(steps * spent / max(0.1, mean(row.seconds for row in interleaved)))  # of a tiny one 0
         yield from (Job(LONGER, interleaved[0].arch, seed, longer) for seed in study.seeds)
 
 

@@ -65,7 +65,7 @@ def test_alpha_is_trained_and_pi_stays(steps):
     for key, step in steps.items():
         trainer = step.trainer
         if isinstance(trainer, SearchTrainer):
-            assert trainer._trains_alpha()
+            assert trainer._trains_alpha() or key.name == "uniform", "which takes lessons in some steps only"
             if key.situation == "interleaved":
                 assert str(trainer.supernet.architecture()) == search_step.INTERLEAVED
                 drawn = trainer.gates()
