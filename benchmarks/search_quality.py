@@ -6,15 +6,16 @@
 
 The truth is benchmarks/results/ground_truth.csv: every network of benchmarks/ground_truth.yaml, trained from scratch.
 `--search` runs the searches of that configuration that have no row yet: each appends its string to
-search_quality.csv, and to search_scores.csv two scores of every network. A later start goes on with what is missing.
+search_quality.csv, and to search_scores.csv scores of every network. A later start goes on with what is missing.
 
 pi         log-probability under the last pi, in nats
-inherited  minus the validation loss with the SuperNet's weights, in nats per token
+inherited  minus the loss with the SuperNet's weights on text that they have not seen, in nats per token
+estimate   the sum of both, log pi times search.entropy_end: what `uniform` chooses by among the most probable networks
 
 A network has several strings where they may hold identity; its scores are those of the likeliest of them. Without
 `--search` the tables are written: Kendall's tau and Spearman's rho between score and perplexity (the mean over the
 table's seeds), medians over the search's seeds, beside those of parameter count and multiply-adds; and what was
-derived, by pi alone and with a second look at the most probable networks, beside the best of equal or lower cost.
+derived, and what is the most probable by pi alone, beside the best of equal or lower cost.
 """
 
 import itertools
@@ -34,14 +35,14 @@ from rows import append_rows, read_rows, work_off
 from scipy.stats import kendalltau, spearmanr
 from time_to_quality import require_corpus
 
-from parnas.architecture import ATTENTION, IDENTITY, Architecture
+from parnas.architecture import ATTENTION, IDENTITY, Architecture, drop_identity
 from parnas.config import Config, load_config
 from parnas.data.streams import prepare
 from parnas.model.estimators import ESTIMATORS
 from parnas.model.supernet import SuperNet
 from parnas.nas.cost import Costs, count_costs, find_costs
 from parnas.nas.derive import Demands, derive, read_pi
-from parnas.nas.inherited import measure_inherited
+from parnas.nas.inherited import held_out, measure_inherited
 from parnas.nas.profile import profile
 from parnas.nas.search import search
 from parnas.training.phases import load
@@ -52,10 +53,8 @@ PROFILE = "ground_truth_profile.json"
 NO_TARGET = "none"
 TARGETS = (NO_TARGET, "0.65", "0.8")
 SEEDS = 5
-RESCORED = 16  # networks that are given a second look
-SCORED_TOKENS = 32_768  # of the validation split, for the inherited score of every network
 STRATUM = 0.03  # networks whose predicted latency is within this share of each other cost the same
-SCORE_NAMES = ("pi", "inherited")
+SCORE_NAMES = ("pi", "inherited", "estimate")
 
 
 class Search(NamedTuple):
@@ -65,8 +64,8 @@ class Search(NamedTuple):
     target: str
     seed: int
     steps: int
-    arch: str  # the most probable network within the target
-    rescored: str  # of the most probable ones, that of least inherited loss
+    arch: str  # derived, within the target
+    by_pi: str  # the most probable network within the target
     seconds: float
 
 
@@ -79,11 +78,12 @@ class Score(NamedTuple):
     network: str
     pi: float
     inherited: float
+    estimate: float
 
 
 def name_network(layers: Iterable[str]) -> str:
     """The string without identity, as the table has it."""
-    return "".join(layer for layer in layers if layer != IDENTITY) or IDENTITY
+    return "".join(drop_identity(layers)) or IDENTITY
 
 
 def run_search(config: Config, job: tuple[str, str, int]) -> tuple[Search, list[Score]]:
@@ -93,9 +93,8 @@ def run_search(config: Config, job: tuple[str, str, int]) -> tuple[Search, list[
     config = config.replace(search__estimator=estimator, search__cost__target=aim, runtime__seed=seed)
     with tempfile.TemporaryDirectory(prefix="parnas-quality-") as folder:
         run = search(config, Path(folder) / "run", Silent())
-        arch, rescored = (derive(run, Demands(rescore=count)).architecture for count in (0, RESCORED))
-        names = name_network(arch), name_network(rescored)
-        found = Search(estimator, target, seed, config.search.steps, *names, float(run.summary()["seconds"]))
+        arch, by_pi = (name_network(derive(run, Demands(rescore=count)).architecture) for count in (None, 0))
+        found = Search(estimator, target, seed, config.search.steps, arch, by_pi, float(run.summary()["seconds"]))
         _, pi = read_pi(run, config)
         model = load(run.folder).model
     assert isinstance(model, SuperNet)
@@ -105,11 +104,13 @@ def run_search(config: Config, job: tuple[str, str, int]) -> tuple[Search, list[
         name = name_network(string)
         if name not in likeliest or chance > likeliest[name][0]:
             likeliest[name] = chance, Architecture(string)
-    loss_of = measure_inherited(model, config, prepare(config.data), SCORED_TOKENS)
-    return found, [
-        Score(estimator, target, seed, network, chance, -loss_of(architecture).per_token)
-        for network, (chance, architecture) in likeliest.items()
-    ]
+    streams, scores = prepare(config.data), []
+    loss_of = measure_inherited(model, config, streams, held_out(config, streams))
+    for network, (chance, architecture) in likeliest.items():
+        inherited = -loss_of(architecture).per_token
+        estimate = inherited + config.search.entropy_end * chance
+        scores.append(Score(estimator, target, seed, network, chance, inherited, estimate))
+    return found, scores
 
 
 def search_missing(config: Config, parsed: Namespace) -> None:
@@ -127,7 +128,7 @@ def search_missing(config: Config, parsed: Namespace) -> None:
     for found, of in work_off(partial(run_search, config), jobs, parsed.workers):
         append_rows(scores, of)
         append_rows(searches, [found])
-        told = f"{found.arch}, rescored {found.rescored} ({found.seconds:.0f} s)"
+        told = f"{found.arch}, by pi alone {found.by_pi} ({found.seconds:.0f} s)"
         print(f"{found.estimator} target {found.target} seed {found.seed}: {told}", flush=True)
 
 
@@ -238,7 +239,7 @@ def derived_table(truth: Truth, searches: Sequence[Search]) -> list[dict[str, An
     """A row for each estimator and target: what was derived, beside the best network of equal or lower cost."""
     records = []
     cases = dict.fromkeys((row.estimator, row.target) for row in searches)
-    for (estimator, target), way in itertools.product(cases, ("arch", "rescored")):
+    for (estimator, target), way in itertools.product(cases, ("arch", "by_pi")):
         found = [getattr(row, way) for row in searches if (row.estimator, row.target) == (estimator, target)]
         bound = math.inf if target == NO_TARGET else float(target)
         allowed = sorted((n for n in truth.losses if truth.share(n) <= bound + 1e-9), key=truth.mean)
@@ -249,8 +250,8 @@ def derived_table(truth: Truth, searches: Sequence[Search]) -> list[dict[str, An
             {
                 "estimator": estimator,
                 "target": target,
-                "by": "pi" if way == "arch" else f"inherited loss of {RESCORED}",
-                "derived": " ".join(found),
+                "by": "search and derive" if way == "arch" else "pi alone",
+                "networks": " ".join(found),
                 "share of latency": median(truth.share(arch) for arch in found),
                 "best": best,
                 "behind the best": f"{100 * median(behind):.2f} %",

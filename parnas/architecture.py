@@ -11,7 +11,7 @@ number of blocks.
 import random
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
@@ -81,6 +81,11 @@ class LayerName(NamedTuple):
         return f"{self.letter}:{listed}" if listed else self.letter
 
 
+def drop_identity(layers: Iterable[str]) -> tuple[str, ...]:
+    """The layers that a network has, equal for all strings of one network; none where all are identity."""
+    return tuple(layer for layer in layers if layer != IDENTITY)
+
+
 def describe_layer(name: str) -> str:
     """`self-attention` for `s`, `self-attention heads=2` for `s:heads=2`."""
     letter, _, options = name.partition(":")
@@ -111,7 +116,7 @@ class Architecture:
 
     def canonical(self) -> Self:
         """The same network without identity blocks: `sifi` and `iisf` are both `sf`."""
-        layers = [name for name in self if name != IDENTITY]
+        layers = drop_identity(self)
         if not layers:
             raise ParnasError(f"{self} has no layer besides identity, so there is no network to train.")
         return type(self)(layers)

@@ -110,11 +110,17 @@ def derive(
     ] = None,
     top_k: Annotated[int, typer.Option("--top-k", min=1, help="How many networks to rank.")] = 1,
     rescore: Annotated[
-        int, typer.Option("--rescore", min=0, help="Take the best of so many by loss with the SuperNet's weights.")
-    ] = 0,
+        int | None,
+        typer.Option(
+            "--rescore",
+            min=0,
+            help="So many of the most probable get a second look, by loss with the SuperNet's weights; 0: none; "
+            "default: as many as in the search.",
+        ),
+    ] = None,
     out: Out = None,
 ) -> None:
-    """Take the most probable architecture within the cost target into arch.yaml."""
+    """Take the architecture that pi speaks for within the cost target into arch.yaml."""
     from parnas.display import make_reporter, show_derivation
     from parnas.nas.derive import derive as choose
     from parnas.nas.derive import read_demands, write_derivation

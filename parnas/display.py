@@ -154,14 +154,15 @@ def show_derivation(derivation: "Derivation") -> None:
 
 
 def ranking_table(ranking: Sequence["Ranked"]) -> Table:
-    """The most probable networks: string, probability, distance to the first, cost."""
+    """The networks that came next: string, probability, distance to the most probable, cost, and the second look."""
     table = Table(box=None, header_style="bold")
-    for title in ("rank", "string", "probability", "nats behind", "cost", "inherited loss"):
+    for title in ("rank", "string", "probability", "nats behind", "cost", "inherited loss", "estimate"):
         table.add_column(title, justify="left" if title == "string" else "right")
     for number, each in enumerate(ranking, 1):
         cost = "" if each.cost is None else f"{each.cost:.3f}"
-        loss = "" if each.loss is None else f"{each.loss:.4f}"
-        table.add_row(str(number), str(each.architecture), f"{each.probability:.2e}", f"{each.behind:.3f}", cost, loss)
+        losses = ("" if value is None else f"{value:.4f}" for value in (each.loss, each.estimate))
+        odds = f"{each.probability:.2e}", f"{each.behind:.3f}"
+        table.add_row(str(number), str(each.architecture), *odds, cost, *losses)
     return table
 
 

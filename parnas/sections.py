@@ -247,6 +247,13 @@ class SearchConfig(Section):
         description="Weight of the entropy of pi in the objective (Williams & Peng 1991), in nats, when alpha begins.",
     )
     entropy_end: float = Field(0.02, ge=0, description="The same when alpha ends; a line between the two.")
+    second_look: int | None = Field(
+        None,
+        ge=0,
+        description="So many of the most probable networks within the target are read with the SuperNet's weights once "
+        "alpha rests, and the best by this and by pi together is what derive takes (Guo et al. 2020, section 3.3); 0: "
+        "the most probable one as it is; null: 16 for uniform, else 0.",
+    )
     candidate_dropout: float = Field(
         0.0,
         ge=0,
@@ -281,6 +288,11 @@ class SearchConfig(Section):
         return (0.0 if self.estimator == "uniform" else 2.0) if self.cost.weight is None else self.cost.weight
 
     @property
+    def looked_at(self) -> int:
+        """How many networks are given a second look."""
+        return (16 if self.estimator == "uniform" else 0) if self.second_look is None else self.second_look
+
+    @property
     def alpha_end_step(self) -> int:
         """First step at which alpha is no longer trained."""
         return round(self.fair_share * self.steps) if self.estimator == "uniform" else self.steps
@@ -290,6 +302,9 @@ class SearchConfig(Section):
             yield Mistake("space", problem)
         if self.estimator == "uniform" and not self.alpha_share:
             yield Mistake("alpha_split", "is 0, but estimator uniform learns alpha from text of its own; set it to 0.1")
+        if self.estimator == "uniform" and self.candidate_dropout:
+            problem = f"is {self.candidate_dropout}, but the paths of estimator uniform are even; leave it at 0"
+            yield Mistake("candidate_dropout", problem)
         if self.estimator == "uniform" and self.tau_schedule == "learnable":
             yield Mistake(
                 "tau_schedule", "is learnable, but estimator uniform learns nothing of tau; choose another of the two"

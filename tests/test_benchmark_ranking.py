@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import math
 from pathlib import Path
 
 import ground_truth
@@ -59,8 +58,8 @@ def test_reliability_is_the_mean_agreement_of_seeds() -> None:
 def test_derived_networks_stand_beside_the_best_they_could_have_been() -> None:
     truth = Truth({"ss": [1.0, 1.2], "sf": [2.0, 2.0], "fs": [3.0, 3.0], "s": [4.0, 4.0], "f": [5.0, 5.0]}, COSTS)
     searches = [Search("soft", "0.7", 1, 9, "s", "s", 1.0), Search("soft", "0.7", 2, 9, "f", "s", 1.0)]
-    row, rescored = derived_table(truth, searches)
-    assert rescored["behind the best"] == "0.00 %"
+    row, by_pi = derived_table(truth, searches)
+    assert by_pi["behind the best"] == "0.00 %"
     assert row["best"] == "s"  # 2 of 3: within the target, and the best of those
     assert row["behind the best"] == "50.00 %"
     free = derived_table(truth, [Search("soft", "none", 1, 9, "sf", "ss", 1.0)])[0]
@@ -99,7 +98,8 @@ def test_table_searches_and_report_on_a_small_text(tmp_path: Path, capsys: pytes
     scores = read_rows(tmp_path / "search_scores.csv", Score)
     assert [(row.target, row.seed) for row in searches] == [("none", 1), ("0.65", 1)]
     assert len(scores) == 14
-    assert all(math.isfinite(row.pi) and row.inherited < 0 for row in scores)
+    assert all(row.pi < 0 and row.inherited < 0 for row in scores)
+    assert all(row.estimate == pytest.approx(row.inherited + 0.02 * row.pi, abs=2e-5) for row in scores)
     search_quality.main([*rows, "--out", str(tmp_path), "--truth", str(tmp_path / "truth.csv")])
     result = json.loads((tmp_path / "search_quality-cpu.json").read_text())
     assert [record["target"] for record in result["derived"]] == ["none", "none", "0.65", "0.65"]

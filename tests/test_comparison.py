@@ -31,7 +31,7 @@ def test_the_table_agrees_with_the_runs(search_run: Run, retrain_run: Run) -> No
     loaded = load(search_run.folder)
     argmax = loaded.model.extract(loaded.architecture)
     assert table.loc[search_run.name, "parameters"] == sum(parameter.numel() for parameter in argmax.parameters())
-    assert list(table["network"]) == ["argmax of SuperNet", "discrete"]
+    assert list(table["network"]) == ["derived, in SuperNet", "discrete"]
     assert (table["latency_p95_ms"] >= table["latency_ms"]).all()
     assert (table["train_tokens_per_s"] > 0).all()
 

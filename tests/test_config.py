@@ -271,6 +271,7 @@ def test_model_settings_that_agree(load, model):
         ("{tau_end: 2.0}", "search.tau_end is 2.0, above tau_start 1.0"),
         ("{steps: 200}", "search.alpha_start_step is 200, but alpha's training ends after 120 of 200 steps"),
         ("{estimator: gdas, steps: 200}", "search.alpha_start_step is 200, but alpha's training ends after 200 of 200"),
+        ("{candidate_dropout: 0.2}", "search.candidate_dropout is 0.2, but the paths of estimator uniform are even"),
         ("{tau_schedule: learnable}", "search.tau_schedule is learnable, but estimator uniform"),
     ],
 )

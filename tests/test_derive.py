@@ -12,10 +12,11 @@ from conftest import small_config
 
 from parnas.data.streams import prepare
 from parnas.errors import ParnasError
+from parnas.files import read_json
 from parnas.model.transformer_xl import TransformerXL
 from parnas.nas.cost import Metric, count_costs, read_costs
 from parnas.nas.derive import BlockChoice, Demands, derive, read_demands, write_derivation
-from parnas.nas.inherited import RESCORED_TOKENS
+from parnas.nas.inherited import SECOND_LOOK, held_out
 from parnas.nas.search import search
 from parnas.run import PI, Run
 from parnas.training.device import choose_device
@@ -25,8 +26,8 @@ from parnas.training.reporter import Silent
 
 
 def with_pi(run: Run, folder: Path, pi: list[list[float]]) -> Run:
-    """A copy of a search whose last line of pi is given."""
-    shutil.copytree(run.folder, folder)
+    """A copy of a search without a second look, whose last line of pi is given."""
+    shutil.copytree(run.folder, folder, ignore=shutil.ignore_patterns(SECOND_LOOK))
     copy = Run(folder)
     copy.append(PI, {"step": 99, "tau": 0.1, "pi": pi})
     return copy
@@ -141,22 +142,48 @@ def test_limits_of_a_layer_hold(search_run: Run, tmp_path: Path) -> None:
     assert derivation.blocks[1].margin == pytest.approx(0.35 - 0.55)
 
 
-def test_a_second_look_takes_the_least_inherited_loss(search_run: Run) -> None:
-    """Against the loss of each network read by itself, on the same beginning of the validation split."""
-    asked = derive(search_run, Demands(rescore=5, top_k=7, limits={"s": 2}))
-    by_pi = [each.architecture for each in derive(search_run, Demands(top_k=7, limits={"s": 2})).ranking]
-    found = load(search_run.folder)
+def test_a_second_look_adds_inherited_loss_and_pi(search_run: Run, tmp_path: Path) -> None:
+    """Against the loss of each network read by itself, on the same text, and the product of its probabilities."""
+    run = with_pi(search_run, tmp_path / "run", PI_OF_THREE)
+    asked = derive(run, Demands(rescore=5, top_k=7, limits={"s": 2}))
+    by_pi = derive(run, Demands(top_k=7, limits={"s": 2})).ranking
+    found = load(run.folder)
     streams = prepare(found.config.data)
-    eos_id, tokens = streams.tokenizer.eos_id, streams.tokens("valid")[:RESCORED_TOKENS]
+    eos_id, text = streams.tokenizer.eos_id, held_out(found.config, streams)
     device, shape = choose_device(found.config.runtime), {"batch_size": 1, "tgt_len": 8, "mem_len": 8}
-    losses = [measure_loss(found.model.extract(each), tokens, eos_id, device, **shape).per_token for each in by_pi[:5]]
-    order = sorted(range(5), key=lambda index: losses[index])
-    assert [each.architecture for each in asked.ranking] == [*(by_pi[index] for index in order), *by_pi[5:]]
-    assert [each.loss for each in asked.ranking[:5]] == pytest.approx(sorted(losses), rel=1e-4)
-    assert all(each.loss is None for each in asked.ranking[5:])
+    estimates = {}
+    for each in by_pi[:5]:
+        loss = measure_loss(found.model.extract(each.architecture), text, eos_id, device, **shape).per_token
+        estimates[each.architecture] = loss - found.config.search.entropy_end * math.log(each.probability)
+    first = sorted(estimates, key=estimates.__getitem__)
+    assert [each.architecture for each in asked.ranking] == [*first, *(each.architecture for each in by_pi[5:])]
+    assert [each.estimate for each in asked.ranking[:5]] == pytest.approx(sorted(estimates.values()), rel=1e-4)
+    assert all(each.loss is each.estimate is None for each in asked.ranking[5:])
     assert asked.architecture == asked.ranking[0].architecture
     assert [block.layer for block in asked.blocks] == list(asked.architecture)
-    assert "least loss by the SuperNet's weights among the 5 most probable" in asked.method
+    assert "best by pi and by the SuperNet's weights of the 5 most probable within at most 2 of s" in asked.method
+
+
+def test_what_the_search_has_looked_at_is_not_read_again(search_run: Run, tmp_path: Path) -> None:
+    shutil.copytree(search_run.folder, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints"))
+    run = Run(tmp_path / "run")
+    kept = {each["arch"]: each["loss"] for each in read_json(run.folder / SECOND_LOOK)}
+    for demands in (Demands(), Demands(limits={"s": 1}), Demands(rescore=2)):
+        ranking = derive(run, demands).ranking
+        assert {str(each.architecture): each.loss for each in ranking}.items() <= kept.items()
+        estimates = [each.estimate for each in ranking]
+        assert estimates == sorted(estimates)
+    assert derive(run, Demands(rescore=0)).method == "argmax of pi"
+
+
+def test_text_for_a_second_look_is_none_that_weights_have_seen(corpus: Path) -> None:
+    config = small_config(corpus)
+    streams = prepare(config.data)
+    assert len(held_out(config.replace(search__estimator="soft"), streams)) == len(streams.tokens("valid"))
+    own = held_out(config.replace(search__alpha_split=0.25), streams)
+    train = streams.tokens("train")
+    assert own.tolist() == train[-len(own) :].tolist()
+    assert len(own) == pytest.approx(len(train) / 4, abs=1)
 
 
 def test_the_target_of_the_search_is_kept_by_default(corpus: Path, tmp_path: Path) -> None:

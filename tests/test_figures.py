@@ -217,7 +217,7 @@ class TestCurves:
         draw_learning_curves([worse, search_run], tmp_path / "curves.png")
         assert legend[0].split()[:3] == ["50.00", "search", "SuperNet,"]
         assert legend[1].split() == ["70.00", "$worse_", "sfsfsf"]
-        assert "argmax" in legend[2]
+        assert "derived network" in legend[2]
         assert "do not compare" not in legend[2]
 
     def test_derived_string_stands_for_a_search(self, search_run, tmp_path, legend):
@@ -303,7 +303,7 @@ def test_variants_are_shades_of_their_letter_and_all_colours_differ():
 def test_names_with_options_are_shown_whole(tmp_path, blocks):
     space = ("s", "s:heads=2,d_head=16", "f", "f:d_inner=512", "i")
     many = history(3, blocks, space)
-    assert many.string(-1) == (" " if any(len(name) > 1 for name in many.layers(-1)) else "").join(many.layers(-1))
+    assert many.string(-1) == (" " if any(len(name) > 1 for name in many.derived[-1]) else "").join(many.derived[-1])
     heatmap = Heatmap(many)
     labels = heatmap.axes.get_yticklabels()
     assert [label.get_text() for label in labels][1] == "self-attention  s:heads=2,d_head=16"

@@ -12,11 +12,13 @@ import pytest
 from conftest import small_config
 from PIL import Image
 
+from parnas.architecture import Architecture
 from parnas.cli import main
 from parnas.config import dump_config
 from parnas.errors import ParnasError
 from parnas.figures.votes import draw_votes
-from parnas.nas.derive import BlockChoice
+from parnas.nas.derive import BlockChoice, read_pi
+from parnas.nas.inherited import rescorer
 from parnas.nas.stability import compare_seeds, edit_distance, mean_of_pairs, stability
 from parnas.run import METRICS, PI, Run
 from parnas.training.checkpoint import list_checkpoints
@@ -71,6 +73,22 @@ def test_the_consensus_is_the_string_of_the_greatest_summed_log_probability() ->
 
         best = max(itertools.product("sfi", repeat=3), key=log_probability)
         assert compare_seeds(range(4), found).consensus == best
+
+
+def test_the_consensus_of_a_second_look_has_the_least_mean_estimate(repeated: Path) -> None:
+    """Against the estimate of every network by each seed, read by itself."""
+    runs = [Run(repeated / f"seed-{seed}") for seed in (3, 4)]
+    pis = [read_pi(run, run.config())[1] for run in runs]
+    loss_of = [rescorer(run, Silent()) for run in runs]
+
+    def mean_estimate(string: tuple[str, ...]) -> float:
+        chances = [math.prod(row[name] for row, name in zip(pi, string, strict=True)) for pi in pis]
+        losses = [of(Architecture(string)) - 0.02 * math.log(p) for of, p in zip(loss_of, chances, strict=True)]
+        return sum(losses) / 2
+
+    strings = [string for string in itertools.product("sfi", repeat=3) if set(string) != {"i"}]
+    consensus = json.loads((repeated / "stability.json").read_text())["consensus"]
+    assert mean_estimate(tuple(consensus)) == pytest.approx(min(map(mean_estimate, strings)), abs=1e-5)
 
 
 def test_one_sure_seed_outweighs_a_narrow_majority() -> None:

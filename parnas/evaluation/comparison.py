@@ -72,7 +72,7 @@ def describe_kind(entry: Entry) -> str:
     """SuperNet, the discrete network of its argmax with its weights, or a discrete network trained by itself."""
     if isinstance(entry.network, SuperNet):
         return "SuperNet"
-    return "argmax of SuperNet" if isinstance(entry.loaded.model, SuperNet) else "discrete"
+    return "derived, in SuperNet" if isinstance(entry.loaded.model, SuperNet) else "discrete"
 
 
 def describe_network(entry: Entry) -> dict[str, Any]:

@@ -45,7 +45,7 @@ class Curves:
     string: str
     train: Points
     valid: Points
-    argmax: Points  # of a search: the argmax network inside the SuperNet
+    argmax: Points  # of a search: the network that derive would take, inside the SuperNet
 
     @classmethod
     def from_run(cls, run: Run, name: str) -> Self:
@@ -139,7 +139,7 @@ def _notes(runs: Sequence[Run], curves: Sequence[Curves]) -> list[str]:
     """What the lines mean, and a warning where their perplexities do not compare."""
     notes = ["Thick lines: validation, its last value in front of the name. Thin: training."]
     if any(run.argmax for run in curves):
-        notes[0] += " Dotted: validation of the argmax network of a search."
+        notes[0] += " Dotted: validation of a search's derived network."
     if len({(data.corpus, data.tokenizer) for data in (run.config().data for run in runs)}) > 1:
         notes.append("Corpora or tokenizers differ: perplexities per token do not compare between these runs.")
     return notes

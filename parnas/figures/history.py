@@ -20,6 +20,7 @@ class PiHistory:
     steps: NDArray[np.int64]  # [N]
     taus: NDArray[np.float64]  # [N]
     pi: NDArray[np.float64]  # [N, B, C]
+    derived: tuple[tuple[str, ...], ...]  # [N][B] what derive would take within the target, or the likeliest layers
 
     @classmethod
     def from_records(cls, records: Sequence[Mapping[str, Any]], space: Sequence[str], source: str = PI) -> Self:
@@ -39,7 +40,11 @@ class PiHistory:
                 f"{source} holds pi of shape {list(pi.shape[1:])}, which does not fit the candidates "
                 f"{', '.join(space)}; mend search.space in config.yaml."
             )
-        return cls(tuple(space), steps, taus, pi)
+        derived = tuple(
+            Architecture.parse(record["arch"]).layers if "arch" in record else tuple(space[of] for of in likeliest)
+            for record, likeliest in zip(records, pi.argmax(axis=2), strict=True)
+        )
+        return cls(tuple(space), steps, taus, pi, derived)
 
     @classmethod
     def from_run(cls, run: Run) -> Self:
@@ -54,10 +59,6 @@ class PiHistory:
     def __len__(self) -> int:
         return len(self.steps)
 
-    def layers(self, index: int) -> list[str]:
-        """The likeliest candidate of every block at a logged step."""
-        return [self.space[candidate] for candidate in self.pi[index].argmax(axis=1)]
-
     def string(self, index: int) -> str:
         """The derived string of a logged step."""
-        return str(Architecture(self.layers(index)))
+        return str(Architecture(self.derived[index]))

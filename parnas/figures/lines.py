@@ -41,13 +41,13 @@ def draw_pi_lines(history: PiHistory, path: Path) -> Path:
 
     single = len(history) == 1
     marker = "o" if single else ""  # a line would not show a single step
-    for block, (axes, likeliest) in enumerate(zip(grid, history.layers(-1), strict=False)):
+    for block, (axes, derived) in enumerate(zip(grid, history.derived[-1], strict=False)):
         tidy(axes)
         for candidate, name in enumerate(history.space):
             values = history.pi[:, block, candidate]
             axes.plot(history.steps, values, color=colours[name], linewidth=1.3, marker=marker, markersize=4)
-        title = shorten(f"block {block + 1}: {likeliest}", LONGEST_TITLE)
-        axes.set_title(title, fontsize=SMALL_SIZE, color=colours[likeliest], pad=3)
+        title = shorten(f"block {block + 1}: {derived}", LONGEST_TITLE)
+        axes.set_title(title, fontsize=SMALL_SIZE, color=colours[derived], pad=3)
     grid[0].set_ylim(-0.03, 1.03)
     grid[0].set_yticks([0, 0.5, 1], ["0", "0.5", "1"])
     grid[0].xaxis.set_major_locator(FixedLocator(history.steps.tolist()) if single else MaxNLocator(2, integer=True))

@@ -87,8 +87,8 @@ class Estimator:
 
     single_path = False
     """Whether each step runs one candidate per block, so that the argmax network is what the SuperNet stands for."""
-    own_text = False
-    """Whether alpha can only learn from text that is kept from the weights (`search.alpha_split`)."""
+    lesson_part = 1
+    """A lesson on text of alpha's own reads one in so many rows of a batch."""
 
     settled: Tensor | None = None
     """One-hot [blocks, candidates] of the network that the weights are to settle on, once alpha rests."""
@@ -252,7 +252,7 @@ class UniformPath(Estimator):
     """`uniform` at the top of this file. Its state is the fit: `gram` and `moment` of the normal equations."""
 
     single_path = True
-    own_text = True
+    lesson_part = 4  # pairs of paths teach more than longer texts
 
     def __init__(self, blocks: int, space: Space) -> None:
         super().__init__(blocks, space)

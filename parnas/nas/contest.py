@@ -5,17 +5,17 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
 from parnas.architecture import Architecture
 from parnas.config import Config
-from parnas.errors import Diverged
 from parnas.files import write_json, write_text
 from parnas.nas.baselines import DERIVED, RANDOM, Baselines
 from parnas.nas.intervals import Difference, paired_difference, relative, spread
-from parnas.training.repeated import settle_folder, train_once
+from parnas.training.repeated import reached_perplexity, settle_folder, train_once
 from parnas.training.reporter import Reporter
 from parnas.training.retrain import retrain
 
@@ -119,8 +119,8 @@ def hold_contest(found: Baselines, config: Config, folder: Path, seeds: Sequence
     for number, (each, seed) in enumerate(wanted, 1):
         reporter.note(f"{each.name} from seed {seed}, {number} of {len(wanted)}: {each.architecture}")
         changed = config.replace(model__arch=str(each.architecture), runtime__seed=seed)
-        ppl = train_to_perplexity(changed, folder / f"{first[each.architecture]}-seed-{seed}", reporter)
-        reached[each.name][seed] = ppl
+        place = folder / f"{first[each.architecture]}-seed-{seed}"
+        reached[each.name][seed] = reached_perplexity(partial(train_once, retrain, changed, place, reporter), reporter)
     notes = [
         f"{each.name} is the same network as {first[each.architecture]}"
         for each in found.networks
@@ -137,16 +137,6 @@ def hold_contest(found: Baselines, config: Config, folder: Path, seeds: Sequence
         for each in found.networks
     ]
     return Contest(tuple(standings), (*found.notes, *notes), found.metric)
-
-
-def train_to_perplexity(config: Config, folder: Path, reporter: Reporter) -> float:
-    """Validation perplexity of a training that is kept, gone on with or begun; infinite where it diverges."""
-    try:
-        ppl = train_once(retrain, config, folder, reporter).summary()["valid"]["ppl"]
-    except Diverged as error:
-        reporter.note(f"{error} It counts as infinite here.")
-        return math.inf
-    return math.inf if ppl is None else float(ppl)  # JSON has no infinity
 
 
 def compare_standings(standings: Sequence[Standing]) -> list[Answer]:

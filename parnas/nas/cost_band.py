@@ -12,7 +12,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
-from itertools import accumulate, islice
+from itertools import accumulate
 from operator import add
 
 from parnas.architecture import IDENTITY
@@ -20,36 +20,8 @@ from parnas.errors import ParnasError
 from parnas.nas.knapsack import TOLERANCE, exact_costs
 
 
-def random_choices(
-    pi_free: Sequence[Sequence[str]],
-    costs: Mapping[str, float],
-    low: float,
-    high: float,
-    count: int,
-    seed: int,
-    identity: str = IDENTITY,
-) -> list[tuple[str, ...]]:
-    """`count` strings of different networks with a cost in [low, high], the same ones for the same seed.
-
-    pi_free: the candidates of each block. costs: of each layer name, 0 or more; `low` and `high` in the same unit,
-    with a relative tolerance of 1e-9.
-
-    Every string in the band that names a network not yet drawn is equally likely to be the next, as if strings were
-    drawn uniformly and those of known networks thrown away. Strings that differ only in where `identity` stands are
-    one network; identity alone is none. Raises `ParnasError` where fewer than `count` networks exist.
-    """
-    if count < 0:
-        raise ParnasError(f"The number of networks is {count}; give 0 or more.")
-    drawn = list(islice(draw_networks(pi_free, costs, low, high, seed, identity), count))
-    if len(drawn) < count:
-        raise ParnasError(
-            f"Only {len(drawn)} different networks cost {low} to {high}, not {count}: widen the band or ask for fewer."
-        )
-    return drawn
-
-
 def draw_networks(
-    pi_free: Sequence[Sequence[str]],
+    spaces: Sequence[Sequence[str]],
     costs: Mapping[str, float],
     low: float,
     high: float,
@@ -57,10 +29,19 @@ def draw_networks(
     identity: str = IDENTITY,
     without: Iterable[Sequence[str]] = (),
 ) -> Iterator[tuple[str, ...]]:
-    """What `random_choices` chooses, one after the other until none is left; the networks of `without` are none."""
+    """Strings of different networks with a cost in [low, high], one after the other until none is left.
+
+    spaces: the candidates of each block. costs: of each layer name, 0 or more; `low` and `high` in the same unit,
+    with a relative tolerance of 1e-9. `without`: networks that are not to be drawn. The same seed gives the same ones.
+
+    Every string in the band that names a network not yet drawn is equally likely to be the next, as if strings were
+    drawn uniformly and those of known networks thrown away. Strings that differ only in where `identity` stands are
+    one network; identity alone is none. Raises `ParnasError` for an empty band, blocks without candidates, and layers
+    without a cost.
+    """
     if not low <= high or low == math.inf:
         raise ParnasError(f"The band of costs from {low} to {high} is empty; give the lower end first.")
-    blocks = [tuple(dict.fromkeys(block)) for block in pi_free]
+    blocks = [tuple(dict.fromkeys(block)) for block in spaces]
     if not blocks or not all(blocks):
         raise ParnasError("A block has no candidates, or there is no block; give every block at least one candidate.")
     rng = random.Random(seed)

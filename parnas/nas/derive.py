@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -15,7 +15,7 @@ from parnas.errors import ParnasError
 from parnas.files import write_text
 from parnas.model.transformer_xl import TransformerXL
 from parnas.nas.cost import UNITS, Costs, Metric, find_costs, read_costs
-from parnas.nas.inherited import rescorer
+from parnas.nas.inherited import rank_again, read_second_look, rescorer
 from parnas.nas.knapsack import Choice, most_probable
 from parnas.nas.monitor import describe_collapse
 from parnas.run import PI, Run
@@ -34,7 +34,7 @@ class Demands:
     metric: Metric | None = None
     limits: Mapping[str, int] = field(default_factory=dict)  # most blocks with a layer
     top_k: int = 1
-    rescore: int = 0  # of so many of the most probable networks, that of least inherited loss
+    rescore: int | None = None  # so many of the most probable get a second look; none: as many as in the search
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class BlockChoice:
     layer: str
     pi: dict[str, float]
     entropy: float  # nats
-    margin: float  # probability above that of the likeliest other candidate; below 0 where a demand ruled that out
+    margin: float  # probability above that of the likeliest other candidate; below 0 where that was not taken
 
     @classmethod
     def of(cls, layer: str, pi: dict[str, float]) -> "BlockChoice":
@@ -56,13 +56,14 @@ class BlockChoice:
 
 @dataclass(frozen=True)
 class Ranked:
-    """One of the most probable networks."""
+    """One of the most probable networks; without `loss` and `estimate` where it was not given a second look."""
 
     architecture: Architecture
     probability: float
-    behind: float  # nats of log probability behind the first
+    behind: float  # nats of log probability behind the most probable
     cost: float | None  # share of the interleaved network's
-    loss: float | None = None  # with the SuperNet's weights, nats per token of validation text; none where not read
+    loss: float | None = None  # with the SuperNet's weights, nats per token of held-out text
+    estimate: float | None = None  # the same with what pi says of it (parnas/nas/inherited.py)
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class Derivation:
             ],
             "ranking": [
                 {"arch": str(each.architecture), "probability": each.probability, "behind": each.behind}
-                | {key: value for key, value in (("cost", each.cost), ("loss", each.loss)) if value is not None}
+                | {key: value for key in ("cost", "loss", "estimate") if (value := getattr(each, key)) is not None}
                 for each in self.ranking
             ],
             "warnings": list(self.warnings),
@@ -116,7 +117,7 @@ class Derivation:
 
 
 def read_demands(
-    within: float | None, metric: str | None, most: Sequence[str], top_k: int, rescore: int = 0
+    within: float | None, metric: str | None, most: Sequence[str], top_k: int, rescore: int | None = None
 ) -> Demands:
     """Demands as the command line gives them, `most` like `s=4`; raises `ParnasError` for what cannot be read."""
     if within is not None and not within > 0:
@@ -136,29 +137,22 @@ def read_demands(
 
 
 def derive(run: Run, demands: Demands | None = None, reporter: Reporter | None = None) -> Derivation:
-    """The most probable architecture by the last pi of a search (PAR, §3), within its target of cost.
+    """The architecture by the last pi of a search (PAR, §3), within its target of cost.
 
-    Without a target and limits this is the argmax of each block. Raises `ParnasError` where the run is no search, or
-    nothing meets the demands.
+    That is the best of the most probable ones by a second look where the search has taken one, or the demands ask for
+    one, and the most probable one where not: without a target and limits, the argmax of each block. Raises
+    `ParnasError` where the run is no search, or nothing meets the demands.
     """
     demands, config = demands or Demands(), run.config()
     step, pi = read_pi(run, config)
     target, costs = settle_demands(run, config, demands, reporter or Silent())
-    chosen = choose(pi, costs, target, demands.limits, max(demands.top_k, demands.rescore))
-    ranking = [
-        Ranked(
-            Architecture(choice.layers),
-            math.exp(choice.log_probability),
-            chosen[0].log_probability - choice.log_probability,
-            None if costs is None else costs.share(choice.layers),
-        )
-        for choice in chosen
-    ]
-    if demands.rescore:
+    losses = read_second_look(run)
+    looked_at = (config.search.looked_at if losses else 0) if demands.rescore is None else demands.rescore
+    chosen = choose(pi, costs, target, demands.limits, max(demands.top_k, looked_at))
+    if any(choice.layers not in losses for choice in chosen[:looked_at]):  # of another target, or asked for by hand
         loss_of = rescorer(run, reporter or Silent())
-        losses = [loss_of(each.architecture) for each in ranking[: demands.rescore]]
-        order = sorted(range(len(losses)), key=losses.__getitem__)
-        ranking = [replace(ranking[index], loss=losses[index]) for index in order] + ranking[demands.rescore :]
+        losses = {choice.layers: loss_of(Architecture(choice.layers)) for choice in chosen[:looked_at]}
+    ranking = rank(chosen, looked_at, losses, config.search.entropy_end, costs)
     architecture = ranking[0].architecture
     blocks = tuple(BlockChoice.of(layer, block) for layer, block in zip(architecture, pi, strict=True))
     return Derivation(
@@ -167,8 +161,8 @@ def derive(run: Run, demands: Demands | None = None, reporter: Reporter | None =
         step,
         count_parameters(run, config, architecture),
         tuple(find_warnings(run, config, blocks, step)),
-        describe_method(costs, target, demands),
-        tuple(ranking[: max(demands.top_k, 1)]),
+        describe_method(costs, target, demands, looked_at),
+        tuple(ranking),
         costs,
         target,
     )
@@ -188,6 +182,29 @@ def choose(
     free = dict.fromkeys((name for block in pi for name in block), 0.0)
     budget = math.inf if target is None or costs is None else target * costs.interleaved
     return most_probable(pi, free if costs is None else costs.of, budget, limits, count)
+
+
+def rank(
+    chosen: Sequence[Choice],
+    looked_at: int,
+    losses: Mapping[tuple[str, ...], float],
+    entropy_weight: float,
+    costs: Costs | None,
+) -> list[Ranked]:
+    """The most probable networks: the first `looked_at` by their estimate, then the others by their probability."""
+    looked = rank_again(chosen[:looked_at], [losses[choice.layers] for choice in chosen[:looked_at]], entropy_weight)
+    others = [(choice, None, None) for choice in chosen[looked_at:]]
+    return [
+        Ranked(
+            Architecture(choice.layers),
+            math.exp(choice.log_probability),
+            chosen[0].log_probability - choice.log_probability,
+            None if costs is None else costs.share(choice.layers),
+            loss,
+            estimate,
+        )
+        for choice, loss, estimate in [*looked, *others]
+    ]
 
 
 def read_pi(run: Run, config: Config) -> tuple[int, list[dict[str, float]]]:
@@ -226,14 +243,14 @@ def find_warnings(run: Run, config: Config, blocks: Sequence[BlockChoice], step:
     return warnings
 
 
-def describe_method(costs: Costs | None, target: float | None, demands: Demands) -> str:
+def describe_method(costs: Costs | None, target: float | None, demands: Demands, looked_at: int) -> str:
     """How the string was chosen."""
     bounds = [f"at most {count} of {name}" for name, count in demands.limits.items()]
     if costs is not None and target is not None and target < math.inf:
         bounds.append(f"{target:g} of the interleaved network's {costs.metric}")
     within = " within " + ", ".join(bounds) if bounds else ""
-    if demands.rescore:
-        return f"least loss by the SuperNet's weights among the {demands.rescore} most probable by pi{within}"
+    if looked_at:
+        return f"best by pi and by the SuperNet's weights of the {looked_at} most probable{within}"
     return "argmax of pi" if not bounds else "most probable by pi" + within
 
 

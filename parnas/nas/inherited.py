@@ -1,28 +1,50 @@
-"""What networks reach with the weights that they inherit from a SuperNet."""
+"""What networks reach with the weights that they inherit from a SuperNet, and the second look that this allows.
 
-from collections.abc import Callable
+pi takes blocks for independent of each other, which they are not: where most networks have attention, one more does
+little for each, and none at all may look probable. So of the most probable networks several are read by the weights
+that they inherit (Guo et al. 2020, arXiv 1904.00420, section 3.3), and two estimates of a network's loss are added:
+
+    estimate = inherited loss - e log p,    p the product of its pi, e = search.entropy_end
+
+Where alpha has come to rest in an objective with entropy, pi is exp(-loss / e) up to a factor, so that -e log p is what
+the search learned of the loss, block by block, in nats per token and up to a constant.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from parnas.architecture import Architecture
 from parnas.config import Config
-from parnas.data.streams import TokenStreams, prepare
+from parnas.data.batching import split_share
+from parnas.data.streams import Tokens, TokenStreams, prepare
 from parnas.errors import ParnasError
+from parnas.files import read_json, write_json
 from parnas.model.supernet import SuperNet
+from parnas.nas.knapsack import Choice
 from parnas.run import Run
 from parnas.training.device import choose_device
 from parnas.training.perplexity import TotalLoss, measure_loss
 from parnas.training.phases import load
 from parnas.training.reporter import Reporter
 
-RESCORED_TOKENS = 65_536  # of the validation split: seconds for a dozen networks
+SECOND_LOOK = "second_look.json"
+READ_TOKENS = 32_768  # differences of 0.005 nats per token are then three times their error
+
+
+class Estimate(NamedTuple):
+    """What is known of a network after the second look."""
+
+    choice: Choice
+    inherited: float  # loss by inherited weights, nats per token
+    estimate: float  # see the top of this file
 
 
 def measure_inherited(
-    supernet: SuperNet, config: Config, streams: TokenStreams, tokens: int | None = None
+    supernet: SuperNet, config: Config, streams: TokenStreams, text: Tokens
 ) -> Callable[[Architecture], TotalLoss]:
-    """A function that gives the loss of a network with the SuperNet's weights, as they are, on the validation split.
+    """A function that gives the loss of a network with the SuperNet's weights, as they are, on a text.
 
-    As Guo et al. 2020 (arXiv 1904.00420, section 3.3) rank paths. `tokens`: read the split's beginning alone. Moves the
-    SuperNet to the configured device.
+    Moves the SuperNet to the configured device.
     """
     device = choose_device(config.runtime)
     supernet.to(device.device)
@@ -31,15 +53,46 @@ def measure_inherited(
         "tgt_len": config.data.tgt_len,
         "mem_len": config.model.mem_len,
     }
-    read, eos_id = streams.tokens("valid")[:tokens], streams.tokenizer.eos_id
-    return lambda architecture: measure_loss(supernet.extract(architecture), read, eos_id, device, **shape)
+    eos_id = streams.tokenizer.eos_id
+    return lambda architecture: measure_loss(supernet.extract(architecture), text, eos_id, device, **shape)
+
+
+def held_out(config: Config, streams: TokenStreams) -> Tokens:
+    """The beginning of a text that the SuperNet's weights never saw: of alpha's own, or else the validation split."""
+    _, own = split_share(streams.tokens("train"), config.search.alpha_share)
+    return (own if len(own) else streams.tokens("valid"))[:READ_TOKENS]
 
 
 def rescorer(run: Run, reporter: Reporter) -> Callable[[Architecture], float]:
-    """The loss of a network of a search by its weights, nats per token of the validation split's beginning."""
+    """The loss of a network by the weights of a finished or interrupted search, in nats per token of held-out text."""
     found = load(run.folder)
     if not isinstance(found.model, SuperNet):
         raise ParnasError(f"{run.folder} is no search; only a SuperNet's weights are those of many networks.")
     streams = prepare(found.config.data, reporter.note)
-    loss_of = measure_inherited(found.model, found.config, streams, RESCORED_TOKENS)
+    loss_of = measure_inherited(found.model, found.config, streams, held_out(found.config, streams))
     return lambda architecture: loss_of(architecture).per_token
+
+
+def rank_again(chosen: Sequence[Choice], losses: Sequence[float], entropy_weight: float) -> list[Estimate]:
+    """Networks by their estimate, the best first, given their inherited losses."""
+    found = [
+        Estimate(choice, loss, loss - entropy_weight * choice.log_probability)
+        for choice, loss in zip(chosen, losses, strict=True)
+    ]
+    return sorted(found, key=lambda each: each.estimate)
+
+
+def write_second_look(run: Run, chosen: Sequence[Choice], losses: Sequence[float]) -> None:
+    """Keep the inherited losses of a search's most probable networks."""
+    found = [
+        {"arch": str(Architecture(choice.layers)), "loss": loss} for choice, loss in zip(chosen, losses, strict=True)
+    ]
+    write_json(run.folder / SECOND_LOOK, found)
+
+
+def read_second_look(run: Run) -> dict[tuple[str, ...], float]:
+    """What `write_second_look` has kept; empty where the search has not come to it, or takes none."""
+    path = run.folder / SECOND_LOOK
+    if not path.is_file():
+        return {}
+    return {Architecture.parse(each["arch"]).layers: each["loss"] for each in read_json(path)}

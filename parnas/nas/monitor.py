@@ -20,18 +20,18 @@ def entropies(pi: Tensor) -> Tensor:
 
 
 class Monitor:
-    """Follows pi over a search; `changes`, of the argmax string, and that string are all its state."""
+    """Follows pi over a search; `changes`, of the string that derive would take, and that string are all its state."""
 
     def __init__(self, space: Sequence[str]) -> None:
         self.space = tuple(space)
         self.string, self.changes = "", 0
 
     def look(self, pi: Tensor, string: str) -> dict[str, Any]:
-        """The figures of one line of metrics, given pi [blocks, candidates] and its argmax string.
+        """The figures of one line of metrics, given pi [blocks, candidates] and the string that derive would take.
 
         entropy          of pi in nats, mean over the blocks
         identity_share   probability of identity, mean over the blocks
-        argmax_changes   how many lines so far had another argmax string than the line before
+        argmax_changes   how many lines so far had another such string than the line before
         """
         self.changes += bool(self.string) and string != self.string
         self.string = string

@@ -8,9 +8,9 @@ adds up latencies of layers in the same way).
 
 import hashlib
 import json
-import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from math import fsum
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from pydantic import TypeAdapter, ValidationError
 
-from parnas.architecture import ATTENTION, FEED_FORWARD, IDENTITY, Architecture
+from parnas.architecture import ATTENTION, FEED_FORWARD, IDENTITY, Architecture, drop_identity
 from parnas.config import Config
 from parnas.data.cache import cache_dir, locked
 from parnas.data.streams import prepare
@@ -27,6 +27,7 @@ from parnas.errors import ParnasError
 from parnas.files import read_json, write_json
 from parnas.model.layers import Block, make_layer
 from parnas.model.transformer_xl import TransformerXL
+from parnas.nas.cost_band import draw_networks
 from parnas.run import describe_machine
 from parnas.sections import ModelConfig
 from parnas.training.device import Device, choose_device
@@ -174,7 +175,7 @@ def profile(config: Config, reporter: Reporter, *, rounds: int = 50, check: int 
     config = resolve_cutoffs(config, streams)
     names, depth = layer_names(config), config.search.blocks
     equal = [(name,) * depth for name in names]
-    drawn = draw_architectures(config, check, set(equal))
+    drawn = draw_architectures(config, check, equal)
     torch.manual_seed(config.runtime.seed)
     networks = share_layers([(), *equal, *drawn], config.model, streams.header.vocab_size, device)
     shape = Shape(config.data.batch_size, config.data.tgt_len, config.model.mem_len)
@@ -241,24 +242,12 @@ def layer_names(config: Config) -> list[str]:
     return [name for name in names if name != IDENTITY]
 
 
-def draw_architectures(config: Config, count: int, known: set[Names]) -> dict[Names, Architecture]:
-    """Up to `count` random strings of the space by their layers: different networks, none of them `known` or empty.
-
-    Fewer where the space has not as many, or where chance does not find them.
-    """
-    drawn: dict[Names, Architecture] = {}
-    for names in draw_names(config, tries=50 * count):
-        layers = tuple(name for name in names if name != IDENTITY)
-        if layers and layers not in known and len(drawn) < count:
-            drawn[layers] = Architecture(names)
-    return drawn
-
-
-def draw_names(config: Config, tries: int) -> Iterator[list[str]]:
-    """Random candidates of each block, by the seed."""
-    draw, spaces = random.Random(config.runtime.seed), config.search.block_spaces
-    for _ in range(tries):
-        yield [draw.choice(space) for space in spaces]
+def draw_architectures(config: Config, count: int, known: Iterable[Names]) -> dict[Names, Architecture]:
+    """Up to `count` random strings of the space by their layers: different networks, none of them `known` or empty."""
+    spaces = config.search.block_spaces
+    costless = dict.fromkeys((name for space in spaces for name in space), 0.0)
+    drawn = draw_networks(spaces, costless, 0.0, 0.0, config.runtime.seed, without=known)
+    return {drop_identity(names): Architecture(names) for names in islice(drawn, count)}
 
 
 def share_layers(

@@ -1,6 +1,7 @@
 """The search: weights and alpha of a SuperNet, trained by the one loop."""
 
 import math
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import Memory
 from parnas.nas.cost import Costs, find_costs, penalty, read_costs, write_costs
 from parnas.nas.derive import choose
+from parnas.nas.inherited import held_out, measure_inherited, rank_again, write_second_look
+from parnas.nas.knapsack import Choice
 from parnas.nas.monitor import Monitor, describe_collapse, entropies
 from parnas.nas.temperature import temperature
 from parnas.run import PI, Run
@@ -25,8 +28,6 @@ from parnas.training.perplexity import TotalLoss
 from parnas.training.phases import open_session, run_training
 from parnas.training.reporter import Reporter
 from parnas.training.trainer import Plan, Session, Trainer
-
-LESSON_PART = 4  # uniform reads this part of a batch's rows for alpha: pairs of paths teach more than longer texts
 
 
 class SearchTrainer(Trainer):
@@ -51,6 +52,7 @@ class SearchTrainer(Trainer):
         self.costs = costs
         self.relative_costs = None if costs is None else costs.relative(self.search.candidates).to(device)
         self.monitor, self.warned = Monitor(self.search.candidates), False
+        self.found: Architecture | None = None  # by the second look
         self.noise = torch.Generator(device).manual_seed(session.config.runtime.seed)
         learnable = self.search.tau_schedule == "learnable"
         self.log_tau = nn.Parameter(torch.tensor(math.log(self.search.tau_start), device=device), learnable)
@@ -75,8 +77,9 @@ class SearchTrainer(Trainer):
 
     def train_step(self) -> None:
         """One update of the weights and, once its time has come, one of alpha: by the same batch or its own."""
-        if self.search.estimator == "uniform" and self.step >= self.search.alpha_end_step:
-            self._settle()
+        if self.step >= self.search.alpha_end_step and self.estimator.settled is None:
+            chosen = torch.tensor([self.search.candidates.index(name) for name in self.architecture()])
+            self.estimator.settled = functional.one_hot(chosen, len(self.search.candidates))
         super().train_step()
         if self._trains_alpha():
             if self.alpha_batches is not None:
@@ -90,15 +93,27 @@ class SearchTrainer(Trainer):
         self.alpha_optimizer.zero_grad(set_to_none=True)
 
     def architecture(self) -> Architecture:
-        """What derive would take now: the most probable network within the target."""
-        pi = [dict(zip(self.search.candidates, row, strict=True)) for row in self.supernet.pi().tolist()]
-        return Architecture(choose(pi, self.costs, self.search.cost.target)[0].layers)
+        """What derive would take now: the most probable network within the target, or what a second look found."""
+        if self.step < self.search.alpha_end_step or not self.search.looked_at:
+            return Architecture(self._most_probable(1)[0].layers)
+        if self.found is None:
+            self.found = self._look_again()
+        return self.found
 
-    def _settle(self) -> None:
-        """Once alpha rests, which is when the answer no longer changes."""
-        if self.estimator.settled is None:
-            chosen = [self.search.candidates.index(name) for name in self.architecture()]
-            self.estimator.settled = functional.one_hot(torch.tensor(chosen), len(self.search.candidates))
+    def _most_probable(self, count: int) -> list[Choice]:
+        pi = [dict(zip(self.search.candidates, row, strict=True)) for row in self.supernet.pi().tolist()]
+        return choose(pi, self.costs, self.search.cost.target, count=count)
+
+    def _look_again(self) -> Architecture:
+        """Read held-out text with the most probable networks, now that alpha rests; the run folder keeps the losses."""
+        began = time.perf_counter()
+        config, streams, run = self.session.config, self.session.streams, self.session.run
+        loss_of = measure_inherited(self.supernet, config, streams, held_out(config, streams))
+        chosen = self._most_probable(self.search.looked_at)
+        losses = [loss_of(Architecture(choice.layers)).per_token for choice in chosen]
+        write_second_look(run, chosen, losses)
+        self.logged_at += time.perf_counter() - began  # tokens per second counts training alone
+        return Architecture(rank_again(chosen, losses, self.search.entropy_end)[0].choice.layers)
 
     def _learn_from(self, batches: TrainingBatches) -> None:
         """Gradients of alpha alone, on text that the weights never see."""
@@ -196,6 +211,7 @@ class SearchTrainer(Trainer):
             "noise": self.noise.get_state(),
             "estimator": self.estimator.state(),
             "monitor": (self.monitor.string, self.monitor.changes),
+            "found": None if self.found is None else str(self.found),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -207,6 +223,7 @@ class SearchTrainer(Trainer):
         self.noise.set_state(state["noise"])
         self.estimator.restore(state["estimator"], self.log_tau.device)
         self.monitor.string, self.monitor.changes = state["monitor"]
+        self.found = None if state["found"] is None else Architecture.parse(state["found"])
 
 
 def search(config: Config, folder: Path, reporter: Reporter, resume: bool = False) -> Run:
@@ -224,10 +241,8 @@ def search(config: Config, folder: Path, reporter: Reporter, resume: bool = Fals
 
 def make_alpha_batches(config: Config, tokens: Tokens) -> TrainingBatches:
     """Batches of the text that alpha has for itself."""
-    rows = config.data.batch_size
-    if config.search.estimator == "uniform":
-        rows = max(1, rows // LESSON_PART)
-    return TrainingBatches(tokens, rows, config.data.tgt_len)
+    rows = config.data.batch_size // ESTIMATORS[config.search.estimator].lesson_part
+    return TrainingBatches(tokens, max(1, rows), config.data.tgt_len)
 
 
 def settle_costs(session: Session) -> Costs:

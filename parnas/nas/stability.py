@@ -4,20 +4,22 @@ import csv
 import io
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from parnas.architecture import IDENTITY
+from parnas.architecture import Architecture, drop_identity
 from parnas.config import Config
 from parnas.data.streams import prepare
 from parnas.errors import ParnasError
 from parnas.files import write_json, write_text
 from parnas.nas.cost import Costs
-from parnas.nas.derive import BlockChoice, derive
-from parnas.nas.knapsack import most_probable
+from parnas.nas.derive import BlockChoice, choose, derive
+from parnas.nas.inherited import rank_again, rescorer
+from parnas.nas.knapsack import Choice
 from parnas.nas.search import search
 from parnas.run import Run
 from parnas.training.phases import resolve_corpus, resolve_cutoffs
@@ -31,7 +33,7 @@ LEAST_PI = 1e-38  # what float32 cannot tell from zero: a logarithm is taken of 
 class BlockVotes:
     """What the seeds say of one block."""
 
-    votes: dict[str, int]  # seeds whose likeliest candidate it is
+    votes: dict[str, int]  # seeds that derived it
     mean_pi: dict[str, float]
     mean_log_pi: dict[str, float]  # nats
     consensus: str
@@ -129,7 +131,14 @@ def stability(config: Config, folder: Path, seeds: int, reporter: Reporter) -> S
         runs.append(train_once(search, config.replace(runtime__seed=seed), folder / f"seed-{seed}", reporter))
     derivations = [derive(run, reporter=reporter) for run in runs]
     first = derivations[0]  # all have the target and the costs of one configuration on one machine
-    return compare_seeds(numbers, [each.blocks for each in derivations], first.costs, first.target)
+    found, count = [each.blocks for each in derivations], config.search.looked_at
+
+    def look_again(chosen: Sequence[Choice]) -> Choice:
+        losses = [list(map(rescorer(run, reporter), (Architecture(each.layers) for each in chosen))) for run in runs]
+        means = [fmean(of_network) for of_network in zip(*losses, strict=True)]
+        return rank_again(chosen, means, config.search.entropy_end)[0].choice
+
+    return compare_seeds(numbers, found, first.costs, first.target, count, look_again if count else None)
 
 
 def compare_seeds(
@@ -137,13 +146,15 @@ def compare_seeds(
     found: Sequence[Sequence[BlockChoice]],
     costs: Costs | None = None,
     target: float | None = None,
+    count: int = 1,
+    look_again: Callable[[Sequence[Choice]], Choice] | None = None,
 ) -> Stability:
     """Votes, strings and consensus of searches over the same space, [seeds][blocks].
 
     The consensus takes the mean over seeds of log pi, a product of experts. If every seed draws its layers from its own
     pi, independently in each block, this is the string within the target of cost that all of them draw with the
     greatest probability together. Unlike a vote, it counts how sure a seed is, and one seed that all but excludes a
-    candidate weighs heavily against it.
+    candidate weighs heavily against it. With `look_again`, it is what that takes of the `count` first of such strings.
 
     Raises `ParnasError` where the candidates of a block are not the same in all.
     """
@@ -152,9 +163,8 @@ def compare_seeds(
     strings = tuple(tuple(block.layer for block in blocks) for blocks in found)
     choices = list(zip(*found, strict=True))
     experts = [{name: math.exp(mean) for name, mean in mean_log_pi(block).items()} for block in choices]
-    of = dict.fromkeys((name for block in experts for name in block), 0.0) if costs is None else costs.of
-    budget = math.inf if costs is None or target is None else target * costs.interleaved
-    consensus = most_probable(experts, of, budget)[0].layers
+    chosen = choose(experts, costs, target, count=max(1, count))
+    consensus = (chosen[0] if look_again is None else look_again(chosen)).layers
     votes = tuple(count_votes(block, layer) for block, layer in zip(choices, consensus, strict=True))
     return Stability(tuple(seeds), strings, votes)
 
@@ -178,11 +188,6 @@ def count_votes(choices: Sequence[BlockChoice], consensus: str) -> BlockVotes:
         consensus=consensus,
         majority=most[0] if len(most) == 1 else None,
     )
-
-
-def drop_identity(layers: Sequence[str]) -> tuple[str, ...]:
-    """The layers that a network has; none where all are identity."""
-    return tuple(layer for layer in layers if layer != IDENTITY)
 
 
 def edit_distance(one: Sequence[str], other: Sequence[str]) -> int:

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from parnas.architecture import IDENTITY, Architecture
+from parnas.architecture import Architecture, drop_identity
 from parnas.config import Config
 from parnas.data.streams import TokenStreams, prepare
 from parnas.errors import ParnasError
@@ -26,6 +25,7 @@ from parnas.run import Run
 from parnas.training.checkpoint import MANIFEST, newest_checkpoint
 from parnas.training.device import choose_device
 from parnas.training.phases import flatten, load, resolve_corpus, resolve_cutoffs, same_text
+from parnas.training.repeated import reached_perplexity
 from parnas.training.reporter import Reporter, Silent
 from parnas.training.retrain import retrain
 from parnas.yaml_text import to_yaml
@@ -62,7 +62,7 @@ class Task:
 
 def name_network(layers: Sequence[str]) -> str:
     """The layers without identity, equal for strings of one network; empty where all are identity."""
-    kept = [layer for layer in layers if layer != IDENTITY]
+    kept = drop_identity(layers)
     return str(Architecture(kept)) if kept else ""
 
 
@@ -79,9 +79,8 @@ def training_task(config: Config, steps: int, keep: Path | None, reporter: Repor
 def train_briefly(config: Config, keep: Path | None, number: int, architecture: Architecture) -> float:
     """Validation perplexity of a network after its training."""
     with trial_folder(keep, number) as folder:
-        run = retrain(config.replace(model__arch=str(architecture.canonical())), folder, Silent())
-        ppl = run.summary()["valid"]["ppl"]
-    return math.inf if ppl is None else float(ppl)  # JSON has no infinity
+        changed = config.replace(model__arch=str(architecture.canonical()))
+        return reached_perplexity(partial(retrain, changed, folder, Silent()), Silent())
 
 
 @contextmanager
@@ -106,7 +105,7 @@ def inheriting_task(config: Config, supernet: Path, reporter: Reporter) -> Task:
     refuse_other_supernet(run, config)
     if not same_text(streams.header, loaded.header):
         raise ParnasError(f"The text or tokenizer on this machine is not what {supernet} was trained with; restore it.")
-    loss_of = measure_inherited(loaded.model, config, streams)
+    loss_of = measure_inherited(loaded.model, config, streams, streams.tokens("valid"))
 
     def perplexity(_: int, architecture: Architecture) -> float:
         return loss_of(architecture).perplexity

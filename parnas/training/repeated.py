@@ -1,10 +1,12 @@
 """Several trainings of one configuration in subfolders of one folder: kept where finished, gone on with where begun."""
 
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 from parnas.config import Config, dump_config
+from parnas.errors import Diverged
 from parnas.files import write_text
 from parnas.run import METRICS, Run
 from parnas.training.phases import STREAMS, refuse_changes
@@ -36,3 +38,13 @@ def train_once(train: Train, config: Config, folder: Path, reporter: Reporter) -
     if not begun and folder.is_dir() and not (folder / METRICS).exists():
         shutil.rmtree(folder)  # stopped while its first files were written
     return train(config, folder, reporter, begun)
+
+
+def reached_perplexity(train: Callable[[], Run], reporter: Reporter) -> float:
+    """Validation perplexity per token at the end of a training; infinite where it diverges, with a note."""
+    try:
+        ppl = train().summary()["valid"]["ppl"]
+    except Diverged as error:
+        reporter.note(f"{error} It counts as infinite here.")
+        return math.inf
+    return math.inf if ppl is None else float(ppl)  # JSON has no infinity
