@@ -23,7 +23,7 @@ import math
 import tempfile
 from argparse import Namespace
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import mean, median, stdev
@@ -86,15 +86,37 @@ def name_network(layers: Iterable[str]) -> str:
     return "".join(drop_identity(layers)) or IDENTITY
 
 
-def run_search(config: Config, job: tuple[str, str, int]) -> tuple[Search, list[Score]]:
+class Job(NamedTuple):
+    """A search, and the targets to derive for; one search serves several where none of them changes it."""
+
+    estimator: str
+    target: str  # of the search
+    seed: int
+    derive: tuple[str, ...]
+
+
+def find_jobs(config: Config, done: Sequence[Search], parsed: Namespace) -> Iterator[Job]:
+    """What has no row yet; one search for all targets where it has no penalty, since a target does not change it."""
+    known = {(row.estimator, row.target, row.seed) for row in done}
+    for seed, estimator in itertools.product(range(1, parsed.seeds + 1), parsed.estimators):
+        missing = tuple(target for target in parsed.targets if (estimator, target, seed) not in known)
+        if config.replace(search__estimator=estimator).search.cost_weight:
+            yield from (Job(estimator, target, seed, (target,)) for target in missing)
+        elif missing:
+            yield Job(estimator, NO_TARGET, seed, missing)
+
+
+def run_search(config: Config, job: Job) -> tuple[list[Search], list[Score]]:
     """Search, derive and score every network of the space."""
-    estimator, target, seed = job
-    aim = None if target == NO_TARGET else float(target)
-    config = config.replace(search__estimator=estimator, search__cost__target=aim, runtime__seed=seed)
+    aim = None if job.target == NO_TARGET else float(job.target)
+    config = config.replace(search__estimator=job.estimator, search__cost__target=aim, runtime__seed=job.seed)
     with tempfile.TemporaryDirectory(prefix="parnas-quality-") as folder:
         run = search(config, Path(folder) / "run", Silent())
-        arch, by_pi = (name_network(derive(run, Demands(rescore=count)).architecture) for count in (None, 0))
-        found = Search(estimator, target, seed, config.search.steps, arch, by_pi, float(run.summary()["seconds"]))
+        found, seconds = [], float(run.summary()["seconds"])
+        for target in job.derive:
+            within = math.inf if target == NO_TARGET else float(target)
+            arch, by_pi = (name_network(derive(run, Demands(within, rescore=n)).architecture) for n in (None, 0))
+            found.append(Search(job.estimator, target, job.seed, config.search.steps, arch, by_pi, seconds))
         _, pi = read_pi(run, config)
         model = load(run.folder).model
     assert isinstance(model, SuperNet)
@@ -109,7 +131,7 @@ def run_search(config: Config, job: tuple[str, str, int]) -> tuple[Search, list[
     for network, (chance, architecture) in likeliest.items():
         inherited = -loss_of(architecture).per_token
         estimate = inherited + config.search.entropy_end * chance
-        scores.append(Score(estimator, target, seed, network, chance, inherited, estimate))
+        scores.append(Score(job.estimator, job.target, job.seed, network, chance, inherited, estimate))
     return found, scores
 
 
@@ -117,19 +139,16 @@ def search_missing(config: Config, parsed: Namespace) -> None:
     """Run what has no row yet, and append its rows."""
     folder = parsed.out or harness.RESULTS
     searches, scores = folder / SEARCHES.name, folder / SCORES.name
-    done = {(row.estimator, row.target, row.seed) for row in read_rows(searches, Search)}
-    seeds = range(1, parsed.seeds + 1)
-    jobs = [
-        (estimator, target, seed)
-        for seed, estimator, target in itertools.product(seeds, parsed.estimators, parsed.targets)
-        if (estimator, target, seed) not in done
-    ]
     prepare(config.data)  # once, not in every process
+    jobs = list(find_jobs(config, read_rows(searches, Search), parsed))
+    scored = {row[:3] for row in read_rows(scores, Score)}
     for found, of in work_off(partial(run_search, config), jobs, parsed.workers):
-        append_rows(scores, of)
-        append_rows(searches, [found])
-        told = f"{found.arch}, by pi alone {found.by_pi} ({found.seconds:.0f} s)"
-        print(f"{found.estimator} target {found.target} seed {found.seed}: {told}", flush=True)
+        if of[0][:3] not in scored:
+            append_rows(scores, of)
+        append_rows(searches, found)
+        for row in found:
+            told = f"{row.arch}, by pi alone {row.by_pi} ({row.seconds:.0f} s)"
+            print(f"{row.estimator} target {row.target} seed {row.seed}: {told}", flush=True)
 
 
 # What it comes to.

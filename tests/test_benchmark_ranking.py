@@ -9,7 +9,7 @@ import pytest
 import search_quality
 from ground_truth import Row, missing, networks
 from rows import append_rows, read_rows
-from search_quality import Score, Search, Truth, agreement_in_strata, derived_table, subsets
+from search_quality import Job, Score, Search, Truth, agreement_in_strata, derived_table, subsets
 from time_to_quality import make_tiny
 
 from parnas.config import load_config
@@ -77,31 +77,22 @@ def test_table_searches_and_report_on_a_small_text(tmp_path: Path, capsys: pytes
     table = read_rows(tmp_path / "truth.csv", Row)
     assert len(table) == 14
     assert {row.arch for row in table} == set(networks(2, "sfi"))
-    search = [
-        *rows,
-        "--search",
-        "--estimators",
-        "single_path",
-        "--targets",
-        "none",
-        "0.65",
-        "--seeds",
-        "1",
-        "--workers",
-        "1",
-    ]
+    which = ["--estimators", "single_path", "uniform", "--targets", "none", "0.65", "--seeds", "1", "--workers", "1"]
     for _ in range(2):  # the second time there is nothing left to do
-        search_quality.main([*search, "--out", str(tmp_path)])
+        search_quality.main([*rows, "--search", *which, "--out", str(tmp_path)])
     search_quality.main([*rows, "--profile", "--out", str(tmp_path)])
     assert read_profile(tmp_path / search_quality.PROFILE).check is not None
     searches = read_rows(tmp_path / "search_quality.csv", Search)
     scores = read_rows(tmp_path / "search_scores.csv", Score)
-    assert [(row.target, row.seed) for row in searches] == [("none", 1), ("0.65", 1)]
-    assert len(scores) == 14
+    by_case = {(row.estimator, row.target): row for row in searches}
+    assert set(by_case) == set(itertools.product(("single_path", "uniform"), ("none", "0.65")))
+    assert len(scores) == 3 * 7, "uniform searches once for both targets"
+    within, _ = search_quality.run_search(load_config(config), Job("uniform", "0.65", 1, ("0.65",)))
+    assert within[0][:-1] == by_case["uniform", "0.65"][:-1], "as a search with that target would have derived"
     assert all(row.pi < 0 and row.inherited < 0 for row in scores)
     assert all(row.estimate == pytest.approx(row.inherited + 0.02 * row.pi, abs=2e-5) for row in scores)
     search_quality.main([*rows, "--out", str(tmp_path), "--truth", str(tmp_path / "truth.csv")])
     result = json.loads((tmp_path / "search_quality-cpu.json").read_text())
-    assert [record["target"] for record in result["derived"]] == ["none", "none", "0.65", "0.65"]
+    assert len(result["derived"]) == 2 * len(searches)
     assert {record["ranked by"] for record in result["ranks"]} >= {"parameters", "single_path: pi"}
     assert -1 <= result["ceiling"]["all"] <= 1
