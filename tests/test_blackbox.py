@@ -1,9 +1,7 @@
 """The black-box search: shared studies, equal networks, what counts as a trial, and what comes out."""
 
-import csv
 import os
 import random
-import shutil
 import subprocess
 import sys
 import threading
@@ -13,14 +11,11 @@ from pathlib import Path
 
 import optuna
 import pytest
-from conftest import small_config
 from optuna.trial import TrialState
 
 import parnas.nas.blackbox as module
 from parnas.architecture import Architecture
-from parnas.cli import main
-from parnas.config import Config, dump_config
-from parnas.data.streams import prepare
+from parnas.config import Config
 from parnas.errors import ParnasError
 from parnas.nas.blackbox import (
     Watch,
@@ -38,12 +33,8 @@ from parnas.nas.trials import (
     Finding,
     Task,
     best_within,
-    inheriting_task,
     pareto_front,
-    training_task,
 )
-from parnas.run import Run, read_arch_file
-from parnas.training.phases import load
 from parnas.training.reporter import Silent
 
 STORAGES = ["sqlite:///{}/study.db", "journal:{}/study.log"]
@@ -396,138 +387,3 @@ def test_a_study_keeps_its_terms(tmp_path: Path) -> None:
     with pytest.raises(ParnasError, match="not begun by parnas"):
         open_study(url, "foreign", "tpe", task)
     assert "terms" not in foreign.user_attrs
-
-
-# The two kinds of trial.
-
-
-def test_inherited_values_are_those_of_extracting_and_scoring(search_run: Run) -> None:
-    """The argmax network's value is what the search itself measured at its last validation."""
-    task = inheriting_task(search_run.config(), search_run.folder, Silent())
-    argmax = load(search_run.folder).architecture
-    assert task.perplexity(0, argmax) == pytest.approx(search_run.summary()["argmax"]["ppl"], rel=1e-6)
-    other = Architecture("fss" if str(argmax) != "fss" else "sfs")
-    assert task.perplexity(0, other) != pytest.approx(search_run.summary()["argmax"]["ppl"], rel=1e-6)
-
-
-def test_trained_values_are_those_of_retraining(corpus: Path, tmp_path: Path) -> None:
-    from parnas.training.retrain import retrain
-
-    config = small_config(corpus)
-    task = training_task(config, 6, tmp_path / "kept", Silent())
-    value = task.perplexity(7, Architecture("sif"))
-    kept = Run(tmp_path / "kept" / "trial-7")
-    assert kept.summary()["steps"] == 6
-    alone = retrain(config.replace(model__arch="sf", train__steps=6), tmp_path / "alone", Silent())
-    assert value == kept.summary()["valid"]["ppl"] == alone.summary()["valid"]["ppl"]
-
-
-def test_trainings_that_are_not_kept_leave_nothing(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    training_task(small_config(corpus), 2, None, Silent()).perplexity(0, Architecture("fff"))
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_terms_hold_what_values_depend_on_and_no_more(corpus: Path, search_run: Run, tmp_path: Path) -> None:
-    def terms(**changes: object) -> dict:
-        return dict(training_task(small_config(corpus, **changes), 6, None, Silent()).terms)
-
-    shutil.copytree(corpus, tmp_path / "moved")
-    base = terms()
-    assert terms(data__corpus=str(tmp_path / "moved")) == base
-    assert terms(train__log_every=2, search__lr=1.0, train__steps=99) == base
-    for change in ({"train__lr": 1.0}, {"model__d_inner": 8}, {"search__blocks": 4}, {"runtime__seed": 5}):
-        assert terms(**change) != base
-    (tmp_path / "moved" / "train.txt").write_text(" other words entirely . \n" * 400)
-    assert terms(data__corpus=str(tmp_path / "moved")) != base
-    inherited = inheriting_task(search_run.config(), search_run.folder, Silent()).terms
-    assert inherited["supernet's weights"]
-    assert not any(key.startswith("train.") for key in inherited)
-
-
-def test_a_supernet_that_does_not_fit_is_refused(search_run: Run, retrain_run: Run, tmp_path: Path) -> None:
-    config = search_run.config()
-    with pytest.raises(ParnasError, match="has no SuperNet"):
-        inheriting_task(config, retrain_run.folder, Silent())
-    with pytest.raises(ParnasError, match=r"search\.blocks: 3 there, 4 here"):
-        inheriting_task(config.replace(search__blocks=4), search_run.folder, Silent())
-    prepare(config.data)
-    inheriting_task(config.replace(search__lr=0.5, train__lr=0.5), search_run.folder, Silent())
-
-
-# The command.
-
-
-def run_command(*arguments: object) -> int:
-    with pytest.raises(SystemExit) as leaving:
-        main([str(argument) for argument in arguments])
-    return int(leaving.value.code or 0)
-
-
-def read_front(folder: Path) -> list[dict[str, str]]:
-    return list(csv.DictReader((folder / "pareto.csv").open()))
-
-
-def test_the_command_with_a_supernet(
-    search_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    command = ["blackbox", "--supernet", search_run.folder, "--storage", "sqlite:///s.db", "--study", "my study"]
-    assert run_command(*command, "--trials", 8, "--within", 0.9) == 0
-    out = capsys.readouterr().out
-    folder = tmp_path / "runs" / "blackbox-my-study"
-    front = read_front(folder)
-    assert list(front[0]) == ["network", "valid_ppl", "cost", "trial", "source"]
-    assert all(row["network"] in out and row["source"] == "inherited" for row in front)
-    content = read_arch_file(folder / "arch.yaml")
-    assert content["cost_share"] <= 0.9
-    assert content["cost"] == count_costs(search_run.config(), "macs").cost(content["arch"])
-    affordable = [
-        row for row in front if float(row["cost"]) <= 0.9 * count_costs(search_run.config(), "macs").interleaved
-    ]
-    assert affordable[-1]["network"] == content["arch"]
-    assert run_command(*command, "--trials", 10, "--within", 0.01) == 2
-    assert "raise --within" in capsys.readouterr().err
-    assert not (folder / "arch.yaml").exists()
-    assert run_command(*command, "--trials", 10, "--sampler", "nsga2") == 0
-    assert (folder / "arch.yaml").is_file()
-
-
-def test_the_command_that_trains_and_what_retrain_reads_of_it(corpus: Path, tmp_path: Path) -> None:
-    (tmp_path / "small.yaml").write_text(dump_config(small_config(corpus)))
-    command = ["blackbox", tmp_path / "small.yaml", "search.blocks=2", "--train-steps", 3, "--trials", 3, "--keep"]
-    command += ["--storage", f"journal:{tmp_path}/s.log", "--study", "a", "--run", tmp_path / "out"]
-    assert run_command(*command) == 0
-    kept = {int(path.name.removeprefix("trial-")) for path in (tmp_path / "out").glob("trial-*")}
-    assert kept
-    for row in read_front(tmp_path / "out"):
-        assert int(row["trial"]) in kept
-        summary = Run(tmp_path / "out" / f"trial-{row['trial']}").summary()
-        assert float(row["valid_ppl"]) == summary["valid"]["ppl"]
-        assert row["network"] == summary["arch"]
-    arch = tmp_path / "out" / "arch.yaml"
-    assert run_command("retrain", tmp_path / "small.yaml", "--arch", arch, "--run", tmp_path / "run") == 0
-    content = read_arch_file(arch)
-    assert Run(tmp_path / "run").summary()["parameters"] == content["parameters"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--sampler", "dice", "--train-steps", "2"], "give tpe or nsga2"),
-        ([], "Give one of --train-steps"),
-        (["--train-steps", "2", "--supernet", "x"], "Give one of --train-steps"),
-        (["--supernet", "nowhere"], "There is no run folder nowhere"),
-        (["--train-steps", "2", "--storage", "s.db"], "is no storage"),
-    ],
-)
-def test_mistakes_of_the_command(
-    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys, corpus: Path
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("c.yaml").write_text(dump_config(small_config(corpus)))
-    given = ["blackbox", *(["c.yaml"] if "nowhere" not in arguments else []), "--trials", "2", "--study", "a"]
-    assert run_command(*given, "--storage", "sqlite:///s.db", *arguments) == 2
-    assert message in capsys.readouterr().err

@@ -1,15 +1,14 @@
-"""The loop in both phases: what it writes, how it resumes, what it refuses."""
+"""The loop in both phases: what it writes, and what it computes."""
 
 import json
 import math
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import small_config
-from safetensors.torch import load_file
+from training_helpers import assert_same_weights, final_weights
 
 from parnas.architecture import Architecture
 from parnas.config import Config
@@ -22,89 +21,6 @@ from parnas.training.phases import load
 from parnas.training.reporter import Silent
 from parnas.training.retrain import retrain
 from parnas.training.trainer import Trainer, make_adamw, update_clipped
-
-Phase = Callable[..., Run]
-
-
-class Stop(Exception):
-    """Stands for a killed process."""
-
-
-class StopAfter(Silent):
-    """A reporter that ends the process, so to speak, after a step."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def advance(self, step: int) -> None:
-        if step == self.step:
-            raise Stop
-
-
-def final_weights(run: Run) -> dict[str, torch.Tensor]:
-    return load_file(list_checkpoints(run.checkpoints)[-1] / "model.safetensors")
-
-
-def assert_same_weights(one: Run, other: Run) -> None:
-    """Bit for bit, name by name: the order of names in a safetensors file is arbitrary."""
-    expected, found = final_weights(one), final_weights(other)
-    assert expected.keys() == found.keys()
-    assert all(torch.equal(expected[name], found[name]) for name in expected)
-
-
-def without_times(records: list[dict[str, object]]) -> list[dict[str, object]]:
-    return [{key: value for key, value in record.items() if key != "tokens_per_s"} for record in records]
-
-
-@pytest.mark.parametrize(
-    ("phase", "changes"),
-    [
-        (search, {}),
-        (search, {"search__estimator": "soft"}),
-        (search, {"search__alpha_split": 0.3, "search__estimator": "straight_through"}),
-        (search, {"search__alpha_split": 0.3, "search__estimator": "uniform", "search__alpha_every": 2}),
-        (search, {"search__tau_schedule": "learnable", "search__estimator": "single_path"}),
-        (retrain, {"model__arch": "sfs"}),
-        (retrain, {"model__arch": "sff", "model__cutoffs": (5, 12), "model__norm": "pre"}),
-        (retrain, {"model__arch": "sf", "runtime__precision": "bf16", "runtime__threads": 2}),
-    ],
-)
-@pytest.mark.parametrize("killed_after", [9, 23])
-def test_resumed_run_is_bit_identical(
-    phase: Phase, changes: dict[str, object], killed_after: int, corpus: Path, tmp_path: Path
-) -> None:
-    config = small_config(corpus, **changes)
-    whole = phase(config, tmp_path / "whole", Silent())
-    with pytest.raises(Stop):
-        phase(config, tmp_path / "killed", StopAfter(killed_after))
-    resumed = phase(config, tmp_path / "killed", Silent(), resume=True)
-
-    assert_same_weights(whole, resumed)
-    assert without_times(whole.records(METRICS)) == without_times(resumed.records(METRICS))
-    if phase is search:
-        assert whole.records(PI) == resumed.records(PI)
-
-
-def test_run_killed_before_its_first_checkpoint_starts_again(corpus: Path, tmp_path: Path) -> None:
-    config = small_config(corpus, model__arch="sf")
-    with pytest.raises(Stop):
-        retrain(config, tmp_path / "run", StopAfter(5))
-    run = retrain(config, tmp_path / "run", Silent(), resume=True)
-    assert [line["step"] for line in run.records(METRICS) if line["split"] == "train"] == [4, 8, 12, 16, 20, 24]
-
-
-def test_damaged_checkpoint_gives_way_to_the_one_before(corpus: Path, tmp_path: Path) -> None:
-    config = small_config(corpus, model__arch="sf")
-    whole = retrain(config, tmp_path / "whole", Silent())
-    with pytest.raises(Stop):
-        retrain(config, tmp_path / "run", StopAfter(18))
-    newest = list_checkpoints(tmp_path / "run" / "checkpoints")[-1]
-    assert newest.name == "step-00000016"
-    weights = bytearray((newest / "model.safetensors").read_bytes())
-    weights[-1] ^= 1
-    (newest / "model.safetensors").write_bytes(weights)
-    resumed = retrain(config, tmp_path / "run", Silent(), resume=True)
-    assert_same_weights(whole, resumed)
 
 
 def test_same_seed_same_result_and_another_seed_another(corpus: Path, tmp_path: Path) -> None:
@@ -217,21 +133,6 @@ def test_only_the_last_five_checkpoints_are_kept(corpus: Path, tmp_path: Path) -
     run = retrain(small_config(corpus, model__arch="f", train__save_every=3), tmp_path / "run", Silent())
     steps = [int(path.name.removeprefix("step-")) for path in list_checkpoints(run.checkpoints)]
     assert steps == [12, 15, 18, 21, 24]
-
-
-def test_resume_refuses_a_changed_configuration_and_names_the_keys(corpus: Path, tmp_path: Path) -> None:
-    config = small_config(corpus, model__arch="sf")
-    with pytest.raises(Stop):
-        retrain(config, tmp_path / "run", StopAfter(9))
-    with pytest.raises(ParnasError, match=r"train\.lr: 0\.002 before, 0\.5 now"):
-        retrain(config.replace(train__lr=0.5), tmp_path / "run", Silent(), resume=True)
-
-
-def test_finished_or_foreign_runs_are_not_resumed(retrain_run: Run, search_run: Run, corpus: Path) -> None:
-    with pytest.raises(ParnasError, match="is finished"):
-        retrain(retrain_run.config(), retrain_run.folder, Silent(), resume=True)
-    with pytest.raises(ParnasError, match="already holds files"):
-        retrain(small_config(corpus, model__arch="sf"), search_run.folder, Silent())
 
 
 def test_summary_says_what_each_figure_divides_by(retrain_run: Run) -> None:
@@ -375,16 +276,6 @@ def test_log_file_is_for_people(search_run: Run) -> None:
     lines = (search_run.folder / "run.log").read_text().splitlines()
     assert len(lines) == len(search_run.records(METRICS))
     assert "train loss" in lines[0]
-
-
-def test_run_computed_otherwise_is_not_resumed(corpus: Path, tmp_path: Path) -> None:
-    config = small_config(corpus, model__arch="sf")
-    with pytest.raises(Stop):
-        retrain(config, tmp_path / "run", StopAfter(9))
-    path = tmp_path / "run" / "environment.json"
-    path.write_text(path.read_text().replace('"precision": "fp32"', '"precision": "bf16"'))
-    with pytest.raises(ParnasError, match="begun with precision bf16, not fp32"):
-        retrain(config, tmp_path / "run", Silent(), resume=True)
 
 
 def test_relative_path_of_the_corpus_is_kept_absolute(

@@ -7,6 +7,7 @@ import pytest
 import torch
 from conftest import small_config
 from model_helpers import make_supernet, random_ids
+from supernet_helpers import SPACE, generator
 
 from parnas.model.estimators import RIDGE, UniformPath
 from parnas.nas.derive import derive
@@ -14,12 +15,6 @@ from parnas.nas.search import search
 from parnas.run import PI
 from parnas.training.phases import load
 from parnas.training.reporter import Silent
-
-SPACE = ("s", "f", "i")
-
-
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def test_weights_get_every_layer_alike_and_identity_half_as_often() -> None:

@@ -1,0 +1,42 @@
+"""Trainings that are cut off, and comparisons of what they leave."""
+
+from collections.abc import Callable
+
+import torch
+from safetensors.torch import load_file
+
+from parnas.run import Run
+from parnas.training.checkpoint import list_checkpoints
+from parnas.training.reporter import Silent
+
+Phase = Callable[..., Run]
+
+
+class Stop(Exception):
+    """Stands for a killed process."""
+
+
+class StopAfter(Silent):
+    """A reporter that ends the process, so to speak, after a step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def advance(self, step: int) -> None:
+        if step == self.step:
+            raise Stop
+
+
+def final_weights(run: Run) -> dict[str, torch.Tensor]:
+    return load_file(list_checkpoints(run.checkpoints)[-1] / "model.safetensors")
+
+
+def assert_same_weights(one: Run, other: Run) -> None:
+    """Bit for bit, name by name: the order of names in a safetensors file is arbitrary."""
+    expected, found = final_weights(one), final_weights(other)
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+def without_times(records: list[dict[str, object]]) -> list[dict[str, object]]:
+    return [{key: value for key, value in record.items() if key != "tokens_per_s"} for record in records]
