@@ -143,14 +143,15 @@ def derive(run: Run, demands: Demands | None = None, reporter: Reporter | None =
     one, and the most probable one where not: without a target and limits, the argmax of each block. Raises
     `ParnasError` where the run is no search, or nothing meets the demands.
     """
-    demands, config = demands or Demands(), run.config()
+    demands, config, reporter = demands or Demands(), run.config(), reporter or Silent()
     step, pi = read_pi(run, config)
-    target, costs = settle_demands(run, config, demands, reporter or Silent())
+    target, costs = settle_demands(run, config, demands, reporter)
     losses = read_second_look(run)
     looked_at = (config.search.looked_at if losses else 0) if demands.rescore is None else demands.rescore
     chosen = choose(pi, costs, target, demands.limits, max(demands.top_k, looked_at))
     if any(choice.layers not in losses for choice in chosen[:looked_at]):  # of another target, or asked for by hand
-        loss_of = rescorer(run, reporter or Silent())
+        reporter.note(f"reading held-out text with the {looked_at} most probable networks; --rescore 0 leaves that out")
+        loss_of = rescorer(run, reporter)
         losses = {choice.layers: loss_of(Architecture(choice.layers)) for choice in chosen[:looked_at]}
     ranking = rank(chosen, looked_at, losses, config.search.entropy_end, costs)
     architecture = ranking[0].architecture
