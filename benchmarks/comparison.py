@@ -12,10 +12,11 @@ retraining of the derived one took together. Each finished training appends a ro
 with shapes that say nothing, on the corpus given with `--corpus`.
 """
 
+import math
 import tempfile
 from argparse import ArgumentParser, Namespace
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from statistics import mean
@@ -30,6 +31,7 @@ from time_to_quality import require_corpus
 from parnas.architecture import Architecture
 from parnas.config import Config, check_config
 from parnas.data.streams import prepare
+from parnas.errors import Diverged
 from parnas.figures.pareto import Marker, draw_pareto
 from parnas.files import read_json, write_json
 from parnas.nas.baselines import DERIVED, INTERLEAVED, Baseline, choose_baselines
@@ -38,7 +40,7 @@ from parnas.nas.cost import find_costs
 from parnas.nas.derive import derive
 from parnas.nas.profile import profile, share_layers
 from parnas.nas.search import search
-from parnas.run import Run
+from parnas.run import METRICS, Run
 from parnas.training.device import choose_device
 from parnas.training.latency import Candidate, Shape, prepare_scoring, time_in_turns
 from parnas.training.perplexity import measure_loss
@@ -49,6 +51,7 @@ from parnas.yaml_text import read_yaml
 
 CONFIG = Path(__file__).with_suffix(".yaml")
 LONGER = "interleaved, longer"
+PACE_STEPS = 60  # of the short trainings that tell how long a step takes
 TINY = {
     "data": {"tokenizer": {"kind": "word", "user_symbols": ()}, "batch_size": 3, "tgt_len": 6},
     "model": {"d_model": 16, "n_heads": 2, "d_inner": 32, "mem_len": 6, "cutoffs": (), "proj_factor": None},
@@ -134,36 +137,53 @@ def run_profile(study: Study, parsed: Namespace) -> None:
 
 
 def run_search(study: Study) -> None:
-    """Search and derive; the run folder is thrown away, what it came to is kept."""
+    """Search and derive; the run folder is thrown away, what it came to is kept.
+
+    So is for how many steps the interleaved network trains in the time of this search and of the derived network's
+    training, by the speed of both right after the search: the machine should have nothing else to do.
+    """
+    blocks = study.config.search.blocks
     with tempfile.TemporaryDirectory(prefix="parnas-comparison-") as folder:
         run = search(study.config, Path(folder) / "run", Silent())
         derivation = derive(run).to_dict(run)
         found = {"seconds": run.summary()["seconds"], "search": study.config.search.model_dump(mode="json")}
     found["search"]["cost"].pop("table")
+    derived, interleaved = (time_step(study.config, arch) for arch in (derivation["arch"], f"interleaved-{blocks}"))
+    found["longer_steps"] = round((found["seconds"] + study.config.train.steps * derived) / interleaved)
     write_json(study.search, {**found, "derivation": derivation})
     print(f"derived: {derivation['arch']}")
 
 
-def wanted(study: Study, rows: Sequence[Row]) -> Iterator[Job]:
+def time_step(config: Config, arch: str) -> float:
+    """Seconds of a training step, in the second half of a short training."""
+    steps = min(PACE_STEPS, config.train.steps)
+    changed = config.replace(model__arch=arch, train__steps=steps, train__warmup_steps=0, train__log_every=steps // 2)
+    with tempfile.TemporaryDirectory(prefix="parnas-comparison-") as folder:
+        run = retrain(changed, Path(folder) / "run", Silent())
+        last = [line for line in run.records(METRICS) if line["split"] == "train"][-1]
+    return config.data.batch_size * config.data.tgt_len / float(last["tokens_per_s"])
+
+
+def wanted(study: Study) -> Iterator[Job]:
     """All networks from the first seed, then the others from the other seeds; the longer training last."""
     steps = study.config.train.steps
     for seed in study.seeds:
         for each in study.networks():
             if not each.random or seed == study.seeds[0]:
                 yield Job(each.name, str(each.architecture), seed, steps)
-    interleaved = [row for row in rows if row.name == INTERLEAVED]
-    derived = [row for row in rows if row.name == DERIVED]
-    if len(interleaved) == len(derived) == len(study.seeds):
-        spent = read_json(study.search)["seconds"] + mean(row.seconds for row in derived)
-        longer = round(steps * spent / max(0.1, mean(row.seconds for row in interleaved)))  # of a tiny one 0
-        yield from (Job(LONGER, interleaved[0].arch, seed, longer) for seed in study.seeds)
+    interleaved = next(str(each.architecture) for each in study.networks() if each.name == INTERLEAVED)
+    for seed in study.seeds:
+        yield Job(LONGER, interleaved, seed, read_json(study.search)["longer_steps"])
 
 
 def train(config: Config, job: Job) -> Row:
     """Train one network in a run folder that is thrown away, and read the test split once."""
     with tempfile.TemporaryDirectory(prefix="parnas-comparison-") as folder:
         config = config.replace(model__arch=job.arch, runtime__seed=job.seed, train__steps=job.steps)
-        run = retrain(config, Path(folder) / "run", Silent())
+        try:
+            run = retrain(config, Path(folder) / "run", Silent())
+        except Diverged:
+            return Row(*job, math.inf, math.inf, math.nan)
         summary, test = run.summary(), measure_test(run)
         return Row(*job, summary["valid"]["ppl"], test, summary["seconds"])
 
@@ -179,19 +199,23 @@ def measure_test(run: Run) -> float:
 
 
 def run_trainings(study: Study, workers: int) -> None:
-    """Train what has no row yet, `workers` networks at a time; the longer ones once times are known."""
+    """Train what has no row yet, `workers` networks at a time."""
     prepare(study.config.data)  # once, not in every process
-    while left := list(missing(study)):
-        for row in work_off(partial(train, study.config), left, workers):
-            append_rows(study.rows, [row])
-            print(f"{row.name} seed {row.seed}: {row.valid_ppl:.2f}, {row.seconds:.0f} s", flush=True)
+    done = {Job(*row[:4]) for row in read_rows(study.rows, Row)}
+    left = [job for job in wanted(study) if job not in done]
+    for row in work_off(partial(train, study.config), left, workers):
+        append_rows(study.rows, [row])
+        print(f"{row.name} seed {row.seed}: {row.valid_ppl:.2f}, {row.seconds:.0f} s", flush=True)
 
 
-def missing(study: Study) -> Iterator[Job]:
-    """Trainings without a row. The longer one is known by its name, since its steps follow from times."""
-    rows = read_rows(study.rows, Row)
-    done = {(row.name, row.arch, row.seed) for row in rows}
-    return (job for job in wanted(study, rows) if (job.name, job.arch, job.seed) not in done)
+def finished(study: Study) -> dict[str, list[Row]]:
+    """The rows of this study's trainings by network, in the order in which networks and seeds are wanted."""
+    rows = {Job(*row[:4]): row for row in read_rows(study.rows, Row)}
+    found: dict[str, list[Row]] = defaultdict(list)
+    for job in wanted(study):
+        if job in rows:
+            found[job.name].append(rows[job])
+    return found
 
 
 def run_latency(study: Study, rounds: int) -> None:
@@ -218,10 +242,7 @@ def run_latency(study: Study, rounds: int) -> None:
 
 def standings(study: Study) -> list[Standing]:
     """What each network reached, its cost the measured latency of its stack over the interleaved network's."""
-    latency = read_json(study.latency)["of"]
-    rows: dict[str, list[Row]] = defaultdict(list)
-    for row in read_rows(study.rows, Row):
-        rows[row.name].append(row)
+    latency, rows = read_json(study.latency)["of"], finished(study)
     interleaved = latency[rows[INTERLEAVED][0].arch]["stack_ms"]
     return [
         Standing(
@@ -237,27 +258,25 @@ def standings(study: Study) -> list[Standing]:
 
 def report(study: Study, parsed: Namespace) -> None:
     """Print and write tables and picture."""
-    found, latency = standings(study), read_json(study.latency)["of"]
-    test = defaultdict(list)
-    for row in read_rows(study.rows, Row):
-        test[row.name].append(row)
+    found, latency, rows = standings(study), read_json(study.latency)["of"], finished(study)
     table = [
         {
             "network": each.name,
             "string": each.arch,
-            "steps": test[each.name][0].steps,
+            "steps": rows[each.name][0].steps,
             "stack, share of interleaved": each.share,
             "whole network, ms": latency[each.arch]["whole_ms"],
             "valid ppl": each.mean,
             "± sd": each.sd,
-            "test ppl": mean(row.test_ppl for row in test[each.name]),
+            "test ppl": mean(row.test_ppl for row in rows[each.name]),
             "seeds": len(each.ppl),
         }
         for each in found
     ]
     harness.print_table("Perplexity per token, and measured inference latency", table)
     answers = compare_standings([each for each in found if each.name != LONGER])
-    answers += [answer(found[0], each) for each in found if each.name == LONGER]
+    derived = next(each for each in found if each.name == DERIVED)
+    answers += [answer(derived, each) for each in found if each.name == LONGER]
     for each in answers:
         print(f"* {each.text}")
     images = study.folder if parsed.out else harness.ROOT / "docs" / "images"

@@ -33,7 +33,16 @@ def append_rows(path: Path, rows: Sequence[Any]) -> None:
 
 
 def work_off(work: Callable[[Job], Result], jobs: Iterable[Job], workers: int) -> Iterator[Result]:
-    """Results as they come, of `workers` processes at a time; `work` and jobs have to be picklable."""
+    """Results as they come, of `workers` processes at a time; `work` and jobs have to be picklable.
+
+    A job that fails does not keep the others from being done: the first error is raised at the end.
+    """
+    failed: list[BaseException] = []
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         for future in as_completed([pool.submit(work, job) for job in jobs]):
-            yield future.result()
+            if error := future.exception():
+                failed.append(error)
+            else:
+                yield future.result()
+    if failed:
+        raise failed[0]

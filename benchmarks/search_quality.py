@@ -14,7 +14,8 @@ estimate   the sum of both, log pi times search.entropy_end: what `uniform` choo
 
 A network has several strings where they may hold identity; its scores are those of the likeliest of them. Without
 `--search` the tables are written: Kendall's tau and Spearman's rho between score and perplexity (the mean over the
-table's seeds), medians over the search's seeds, beside those of parameter count and multiply-adds; and what was
+table's seeds; for tau also each of them by itself, which is what the table's reliability compares with), medians over
+the search's seeds, beside those of parameter count and multiply-adds; and what was
 derived, and what is the most probable by pi alone, beside the best of equal or lower cost.
 """
 
@@ -38,6 +39,7 @@ from time_to_quality import require_corpus
 from parnas.architecture import ATTENTION, IDENTITY, Architecture, drop_identity
 from parnas.config import Config, load_config
 from parnas.data.streams import prepare
+from parnas.errors import ParnasError
 from parnas.model.estimators import ESTIMATORS
 from parnas.model.supernet import SuperNet
 from parnas.nas.cost import Costs, count_costs, find_costs
@@ -96,11 +98,13 @@ class Job(NamedTuple):
 
 
 def find_jobs(config: Config, done: Sequence[Search], parsed: Namespace) -> Iterator[Job]:
-    """What has no row yet; one search for all targets where it has no penalty, since a target does not change it."""
-    known = {(row.estimator, row.target, row.seed) for row in done}
+    """What has no row yet; one search for all targets where these change neither alpha, by a penalty, nor weights."""
+    steps = config.search.steps
+    known = {(row.estimator, row.target, row.seed) for row in done if row.steps == steps}
     for seed, estimator in itertools.product(range(1, parsed.seeds + 1), parsed.estimators):
         missing = tuple(target for target in parsed.targets if (estimator, target, seed) not in known)
-        if config.replace(search__estimator=estimator).search.cost_weight:
+        settings = config.replace(search__estimator=estimator).search
+        if settings.cost_weight or settings.alpha_end_step < steps:
             yield from (Job(estimator, target, seed, (target,)) for target in missing)
         elif missing:
             yield Job(estimator, NO_TARGET, seed, missing)
@@ -168,6 +172,15 @@ class Truth(NamedTuple):
         """Predicted latency as a share of the interleaved network's."""
         return self.costs.share(network)
 
+    def single(self, seed: int) -> "Truth":
+        """The table of one seed, by its place."""
+        return Truth({network: [of[seed]] for network, of in self.losses.items()}, self.costs)
+
+    @property
+    def seeds(self) -> int:
+        """How many there are."""
+        return len(next(iter(self.losses.values())))
+
     def reliability(self, networks: Sequence[str]) -> float:
         """Mean of Kendall's tau between each two seeds: what one training says of another."""
         columns = list(zip(*(self.losses[network] for network in networks), strict=True))
@@ -179,16 +192,16 @@ class Truth(NamedTuple):
 
 
 def read_truth(path: Path, config: Config, costs: Costs) -> Truth:
-    """The networks that have a row for every seed."""
-    losses: dict[str, dict[int, float]] = defaultdict(dict)
+    """All networks, from the seeds that every one of them was trained from."""
+    losses: dict[int, dict[str, float]] = defaultdict(dict)
     for row in read_rows(path, Row):
         if row.steps == config.train.steps:
-            losses[row.arch][row.seed] = math.log(row.valid_ppl)
-    seeds = {seed for of in losses.values() for seed in of}
-    whole = {arch: [of[seed] for seed in sorted(seeds)] for arch, of in losses.items() if set(of) == seeds}
-    return Truth(
-        {arch: whole[arch] for arch in networks(config.search.blocks, config.search.space) if arch in whole}, costs
-    )
+            losses[row.seed][row.arch] = math.log(row.valid_ppl)
+    known = networks(config.search.blocks, config.search.space)
+    whole = [of for _, of in sorted(losses.items()) if set(of) == set(known)]
+    if len(whole) < 2:
+        raise ParnasError(f"{path} has all networks from {len(whole)} seeds, of 2 at least; run ground_truth.py.")
+    return Truth({arch: [of[arch] for of in whole] for arch in known}, costs)
 
 
 def subsets(truth: Truth) -> dict[str, list[str]]:
@@ -250,6 +263,10 @@ def describe_score(truth: Truth, of_seeds: Sequence[Mapping[str, float]]) -> dic
         figures[f"tau, {title}"] = median(tau for tau, _ in pairs)
         if title == "all":
             figures["rho, all"] = median(rho for _, rho in pairs)
+            singles = [truth.single(seed) for seed in range(truth.seeds)]
+            figures["tau, one training"] = median(
+                mean(agreement(single, score, chosen)[0] for single in singles) for score in of_seeds
+            )
     figures["tau, equal latency"] = median(agreement_in_strata(truth, score) for score in of_seeds)
     return figures
 

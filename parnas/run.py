@@ -58,6 +58,11 @@ class Run:
         return self.folder / "checkpoints"
 
     @property
+    def even(self) -> Path:
+        """Folder of the one checkpoint from when alpha came to rest, before the weights settled on one network."""
+        return self.folder / "even"
+
+    @property
     def tokenizer(self) -> Path:
         """Folder of the tokenizer, so that the model can be used without the corpus."""
         return self.folder / "tokenizer"

@@ -305,6 +305,8 @@ class SearchConfig(Section):
         if self.estimator == "uniform" and self.candidate_dropout:
             problem = f"is {self.candidate_dropout}, but the paths of estimator uniform are even; leave it at 0"
             yield Mistake("candidate_dropout", problem)
+        if self.estimator == "uniform" and self.tau_start > 1:
+            yield Mistake("tau_start", f"is {self.tau_start}, but for estimator uniform tau is a share; give 1 at most")
         if self.estimator == "uniform" and self.tau_schedule == "learnable":
             yield Mistake(
                 "tau_schedule", "is learnable, but estimator uniform learns nothing of tau; choose another of the two"

@@ -36,7 +36,9 @@ def test_all_stages_and_only_missing_trainings(corpus: Path, tmp_path: Path) -> 
     result = read_json(tmp_path / "comparison-cpu.json")
     share = {row["network"]: row["stack, share of interleaved"] for row in result["networks"]}
     assert share["interleaved"] == 1
+    assert list(share)[:2] == ["derived", "interleaved"], "whatever was finished first"
     assert result["answers"][0].startswith("derived against interleaved")
+    assert result["answers"][-1].startswith(f"derived against {comparison.LONGER}")
     assert (tmp_path / "comparison.png").read_bytes().startswith(b"\x89PNG")
 
 

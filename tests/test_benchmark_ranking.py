@@ -8,11 +8,12 @@ import ground_truth
 import pytest
 import search_quality
 from ground_truth import Row, missing, networks
-from rows import append_rows, read_rows
-from search_quality import Job, Score, Search, Truth, agreement_in_strata, derived_table, subsets
+from rows import append_rows, read_rows, work_off
+from search_quality import Job, Score, Search, Truth, agreement_in_strata, derived_table, read_truth, subsets
 from time_to_quality import make_tiny
 
 from parnas.config import load_config
+from parnas.errors import ParnasError
 from parnas.nas.cost import make_costs
 from parnas.nas.profile import read_profile
 
@@ -38,6 +39,32 @@ def test_only_missing_rows_are_trained(tmp_path: Path) -> None:
     assert len(left) == 2 * 7 - 2
     assert ("f", 1) in left  # its row is of another budget
     assert ("sf", 2) not in left
+
+
+def fail_on_two(job: int) -> int:
+    if job == 2:
+        raise ValueError("two")
+    return 10 * job
+
+
+def test_a_job_that_fails_does_not_cost_the_others() -> None:
+    found = []
+
+    def collect() -> None:
+        for result in work_off(fail_on_two, [1, 2, 3, 4], 1):
+            found.append(result)
+
+    with pytest.raises(ValueError, match="two"):
+        collect()
+    assert sorted(found) == [10, 30, 40]
+
+
+def test_only_seeds_of_all_networks_are_the_truth(tmp_path: Path) -> None:
+    config, path = load_config(ground_truth.CONFIG, ["search.blocks=1", "train.steps=9"]), tmp_path / "rows.csv"
+    append_rows(path, [Row(arch, seed, 9, 5.0) for seed in (1, 2) for arch in "isf"] + [Row("i", 3, 9, 5.0)])
+    assert read_truth(path, config, COSTS).seeds == 2
+    with pytest.raises(ParnasError, match="0 seeds, of 2"):
+        read_truth(path, config.replace(train__steps=8), COSTS)
 
 
 def test_a_pair_counts_in_strata_only_where_costs_are_equal() -> None:
@@ -71,7 +98,8 @@ def test_derived_networks_stand_beside_the_best_they_could_have_been() -> None:
 def test_table_searches_and_report_on_a_small_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = tmp_path / "counted.yaml"
     text = make_tiny(tmp_path).read_text(encoding="utf-8")
-    config.write_text(text.replace("metric: latency", "metric: macs"), encoding="utf-8")
+    text = text.replace("metric: latency", "metric: macs").replace("fair_share: 0.55", "fair_share: 1.0")
+    config.write_text(text, encoding="utf-8")
     rows = ["--config", str(config), "--device", "cpu"]
     ground_truth.main([*rows, "--rows", str(tmp_path / "truth.csv"), "--seeds", "2", "--workers", "1"])
     table = read_rows(tmp_path / "truth.csv", Row)

@@ -272,6 +272,7 @@ def test_model_settings_that_agree(load, model):
         ("{steps: 200}", "search.alpha_start_step is 200, but alpha's training ends after 120 of 200 steps"),
         ("{estimator: gdas, steps: 200}", "search.alpha_start_step is 200, but alpha's training ends after 200 of 200"),
         ("{candidate_dropout: 0.2}", "search.candidate_dropout is 0.2, but the paths of estimator uniform are even"),
+        ("{tau_start: 2.0}", "search.tau_start is 2.0, but for estimator uniform tau is a share"),
         ("{tau_schedule: learnable}", "search.tau_schedule is learnable, but estimator uniform"),
     ],
 )

@@ -147,7 +147,7 @@ def test_a_second_look_adds_inherited_loss_and_pi(search_run: Run, tmp_path: Pat
     run = with_pi(search_run, tmp_path / "run", PI_OF_THREE)
     asked = derive(run, Demands(rescore=5, top_k=7, limits={"s": 2}))
     by_pi = derive(run, Demands(top_k=7, limits={"s": 2})).ranking
-    found = load(run.folder)
+    found = load(run.folder, even=True)
     streams = prepare(found.config.data)
     eos_id, text = streams.tokenizer.eos_id, held_out(found.config, streams)
     device, shape = choose_device(found.config.runtime), {"batch_size": 1, "tgt_len": 8, "mem_len": 8}
@@ -167,13 +167,35 @@ def test_a_second_look_adds_inherited_loss_and_pi(search_run: Run, tmp_path: Pat
 def test_what_the_search_has_looked_at_is_not_read_again(search_run: Run, tmp_path: Path) -> None:
     shutil.copytree(search_run.folder, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints"))
     run = Run(tmp_path / "run")
-    kept = {each["arch"]: each["loss"] for each in read_json(run.folder / SECOND_LOOK)}
+    kept = {each["arch"]: each["loss"] for each in read_json(run.folder / SECOND_LOOK)["networks"]}
     for demands in (Demands(), Demands(limits={"s": 1}), Demands(rescore=2)):
         ranking = derive(run, demands).ranking
         assert {str(each.architecture): each.loss for each in ranking}.items() <= kept.items()
         estimates = [each.estimate for each in ranking]
         assert estimates == sorted(estimates)
     assert derive(run, Demands(rescore=0)).method == "argmax of pi"
+
+
+def test_a_second_look_of_later_steps_or_a_damaged_one_does_not_count(search_run: Run, tmp_path: Path) -> None:
+    shutil.copytree(search_run.folder, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints"))
+    run = Run(tmp_path / "run")
+    path = run.folder / SECOND_LOOK
+    path.write_text(json.dumps({**read_json(path), "step": 10**6}))
+    assert derive(run).ranking[0].loss is None, "a killed search that began again has not come to it"
+    lost = {**read_json(search_run.folder / SECOND_LOOK)}
+    lost["networks"][0]["loss"] = None
+    path.write_text(json.dumps(lost))
+    assert math.isinf(derive(run).ranking[-1].loss or 0)
+    path.write_text("[1, 2]")
+    with pytest.raises(ParnasError, match="not what a search wrote"):
+        derive(run)
+
+
+def test_a_target_that_no_network_meets_is_refused_before_training(corpus: Path, tmp_path: Path) -> None:
+    config = small_config(corpus, search__space=("s", "f"), search__cost__target=0.1)
+    with pytest.raises(ParnasError, match=r"search\.cost\.target or --within, is 0\.1"):
+        search(config, tmp_path / "run", Silent())
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
 def test_text_for_a_second_look_is_none_that_weights_have_seen(corpus: Path) -> None:

@@ -67,7 +67,7 @@ def test_temperature_can_be_learnt():
 
 
 def test_estimators_that_train_single_paths_say_so():
-    single = {name for name, estimator in ESTIMATORS.items() if estimator.single_path}
+    single = {name for name, estimator in ESTIMATORS.items() if estimator.one_hot}
     assert single == {"straight_through", "gdas", "single_path", "uniform"}
 
 

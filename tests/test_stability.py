@@ -91,6 +91,12 @@ def test_the_consensus_of_a_second_look_has_the_least_mean_estimate(repeated: Pa
     assert mean_estimate(tuple(consensus)) == pytest.approx(min(map(mean_estimate, strings)), abs=1e-5)
 
 
+def test_candidates_that_a_block_lacks_are_no_choice(corpus: Path, tmp_path: Path) -> None:
+    config = small_config(corpus, search__space=(("s",), ("s", "f"), ("f",)))
+    found = stability(config, tmp_path / "run", 2, Silent())
+    assert found.consensus in [("s", "s", "f"), ("s", "f", "f")]
+
+
 def test_one_sure_seed_outweighs_a_narrow_majority() -> None:
     narrow, sure = {"s": 0.52, "f": 0.46, "i": 0.02}, {"s": 0.01, "f": 0.98, "i": 0.01}
     block = compare_seeds([1, 2, 3], [[choose(narrow)], [choose(narrow)], [choose(sure)]]).blocks[0]

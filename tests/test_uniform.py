@@ -7,12 +7,19 @@ import pytest
 import torch
 from conftest import small_config
 from model_helpers import make_supernet, random_ids
+from safetensors.torch import load_file
 from supernet_helpers import SPACE, generator
 
+from parnas.architecture import Architecture
+from parnas.data.batching import Batch
+from parnas.data.streams import prepare
+from parnas.files import read_json
 from parnas.model.estimators import RIDGE, UniformPath
 from parnas.nas.derive import derive
-from parnas.nas.search import search
+from parnas.nas.inherited import SECOND_LOOK, held_out, rescorer
+from parnas.nas.search import SearchTrainer, make_alpha_batches, search
 from parnas.run import PI
+from parnas.training.checkpoint import WEIGHTS
 from parnas.training.phases import load
 from parnas.training.reporter import Silent
 
@@ -71,6 +78,39 @@ def test_alpha_rests_after_the_fair_share(corpus: Path, tmp_path: Path) -> None:
     assert all(moved[step - 10] > 0 for step in range(10, 20, 4)), "alpha learns in every fourth step"
     assert not any(moved[10:])
     assert moved[8] < 0.5 * moved[0], "ever more slowly"
+
+
+def test_lessons_read_alphas_text_without_gaps(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a row's memory would not be what stands before its segment."""
+    read: list[torch.Tensor] = []
+    original = SearchTrainer._learn_from
+
+    def spy(self: SearchTrainer, batch: Batch) -> None:
+        read.append(torch.from_numpy(batch.inputs))
+        original(self, batch)
+
+    monkeypatch.setattr(SearchTrainer, "_learn_from", spy)
+    config = small_config(corpus, search__alpha_start_step=3, search__alpha_split=0.3, search__fair_share=0.9)
+    search(config, tmp_path / "run", Silent())
+    tokens = held_out(config, prepare(config.data))
+    rows = make_alpha_batches(config, tokens)
+    assert len(read) == 5
+    for number, inputs in enumerate(read):
+        assert inputs.tolist() == rows.batch(number).inputs.tolist()
+
+
+def test_weights_from_before_settling_are_kept(corpus: Path, tmp_path: Path) -> None:
+    changes = {"search__fair_share": 0.5, "search__alpha_start_step": 2, "search__steps": 20, "train__save_every": 10}
+    run = search(small_config(corpus, **changes), tmp_path / "run", Silent())
+    even, settled = load(run.folder, even=True), load(run.folder)
+    assert (even.step, settled.step) == (10, 20)
+    at_rest = load_file(run.checkpoints / "step-00000010" / "model.safetensors")
+    assert all(torch.equal(value, at_rest[name]) for name, value in load_file(even.checkpoint / WEIGHTS).items())
+    looked = read_json(run.folder / SECOND_LOOK)["networks"]
+    loss_of = rescorer(run, Silent())
+    assert [loss_of(Architecture(each["arch"])) for each in looked] == pytest.approx([each["loss"] for each in looked])
+    fair = search(small_config(corpus, search__fair_share=1.0), tmp_path / "fair", Silent())
+    assert not fair.even.exists(), "the last checkpoint is the same"
 
 
 def test_fit_equals_weighted_least_squares_with_a_ridge() -> None:

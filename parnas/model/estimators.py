@@ -1,7 +1,7 @@
 """How a search step weighs the candidates of every block, and what alpha learns from it.
 
 The network itself is never random: it uses the gates that it is given, or pi where it is given none. All estimators
-draw from softmax((alpha + g) / tau) with Gumbel noise g, and all pass gradients on to alpha through it:
+but the last draw from softmax((alpha + g) / tau) with Gumbel noise g, and pass gradients on to alpha through it:
 
 soft              the gates are these weights: each candidate runs, the gradient is that of the relaxed objective.
 straight_through  one-hot at the largest weight, with the soft weights' gradient (Jang et al. 2017): each candidate
@@ -35,7 +35,7 @@ ABSENT = -1e20
 """Logit of a candidate that a block does not have: so low that its probability is exactly zero at every temperature,
 and finite, since an infinite one would turn gradients of the temperature, and 0 · log 0 of an entropy, into NaN."""
 PAIRS = 10  # that the fit remembers for each number it finds: fewer are noise, and of more the weights have changed
-IDENTITY_WEIGHT = 0.5  # in the even draw: short networks then come about as often as there are of them
+IDENTITY_WEIGHT = 0.5  # in the even draw: with 1, deep networks come so seldom that they rank too low
 RIDGE = 1.0  # of the fit, in pairs of paths
 MEAN_RATE = (
     0.1  # of the running means of probes; a candidate is probed about every twelfth step of a search in 6 blocks
@@ -85,8 +85,8 @@ def drop_candidates(alpha: Tensor, p: float, generator: torch.Generator | None =
 class Estimator:
     """How a step weighs the candidates, and what alpha learns; this one is `soft`."""
 
-    single_path = False
-    """Whether each step runs one candidate per block, so that the argmax network is what the SuperNet stands for."""
+    one_hot = False
+    """Whether the gates of each step choose one candidate per block, so that the SuperNet stands for one network."""
     lesson_part = 1
     """A lesson on text of alpha's own reads one in so many rows of a batch."""
 
@@ -125,7 +125,7 @@ class Estimator:
 class StraightThrough(Estimator):
     """See the top of this file."""
 
-    single_path = True
+    one_hot = True
 
     def draw(self, alpha: Tensor, tau: Tensor | float, generator: torch.Generator | None = None) -> Gates:
         """One-hot gates [blocks, candidates]; all candidates run."""
@@ -135,7 +135,7 @@ class StraightThrough(Estimator):
 class Gdas(Estimator):
     """See the top of this file."""
 
-    single_path = True
+    one_hot = True
 
     def draw(self, alpha: Tensor, tau: Tensor | float, generator: torch.Generator | None = None) -> Gates:
         """A path."""
@@ -145,7 +145,7 @@ class Gdas(Estimator):
 class ProbedPath(Estimator):
     """`single_path` at the top of this file. `means` [blocks, candidates], of the probes, is all its state."""
 
-    single_path = True
+    one_hot = True
 
     def __init__(self, blocks: int, space: Space) -> None:
         super().__init__(blocks, space)
@@ -251,7 +251,7 @@ class SinglePath(torch.autograd.Function):
 class UniformPath(Estimator):
     """`uniform` at the top of this file. Its state is the fit: `gram` and `moment` of the normal equations."""
 
-    single_path = True
+    one_hot = True
     lesson_part = 4  # pairs of paths teach more than longer texts
 
     def __init__(self, blocks: int, space: Space) -> None:

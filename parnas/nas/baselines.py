@@ -7,7 +7,7 @@ from itertools import islice
 
 from parnas.architecture import IDENTITY, Architecture
 from parnas.errors import ParnasError
-from parnas.nas.cost import Costs, find_costs, read_costs
+from parnas.nas.cost import Costs, costs_of_run
 from parnas.nas.cost_band import draw_networks
 from parnas.nas.derive import derive
 from parnas.nas.knapsack import TOLERANCE
@@ -49,7 +49,7 @@ def find_baselines(run: Run, count: int, seed: int, reporter: Reporter) -> Basel
             f"{run.folder} is not finished; go on with it by 'parnas search --run {run.folder} --resume'."
         )
     config = run.config()
-    costs = read_costs(run.folder) or find_costs(config, config.search.cost.metric, reporter)
+    costs = costs_of_run(run.folder, config, config.search.cost.metric, reporter)
     if (run.folder / "arch.yaml").is_file():
         derived = Architecture.parse(run.arch_file()["arch"])
     else:

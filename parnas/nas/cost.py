@@ -77,8 +77,14 @@ def read_costs(folder: Path) -> Costs | None:
         raise ParnasError(f"{path} holds no costs of layers ({error.errors()[0]['msg']}); restore it.") from error
 
 
+def costs_of_run(folder: Path, config: Config, metric: Metric, reporter: Reporter) -> Costs:
+    """The costs that a run folder holds, or new ones where it holds none of that metric."""
+    costs = read_costs(folder)
+    return costs if costs is not None and costs.metric == metric else find_costs(config, metric, reporter)
+
+
 def write_costs(costs: Costs, folder: Path) -> None:
-    """Keep the costs of a search in its run folder, so that it can be resumed and derived with the same."""
+    """Keep the costs of a search in its run folder."""
     write_json(folder / COSTS, asdict(costs))
 
 

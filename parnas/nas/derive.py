@@ -14,7 +14,7 @@ from parnas.data.streams import StreamHeader
 from parnas.errors import ParnasError
 from parnas.files import write_text
 from parnas.model.transformer_xl import TransformerXL
-from parnas.nas.cost import UNITS, Costs, Metric, find_costs, read_costs
+from parnas.nas.cost import UNITS, Costs, Metric, costs_of_run
 from parnas.nas.inherited import rank_again, read_second_look, rescorer
 from parnas.nas.knapsack import Choice, most_probable
 from parnas.nas.monitor import describe_collapse
@@ -146,11 +146,11 @@ def derive(run: Run, demands: Demands | None = None, reporter: Reporter | None =
     demands, config, reporter = demands or Demands(), run.config(), reporter or Silent()
     step, pi = read_pi(run, config)
     target, costs = settle_demands(run, config, demands, reporter)
-    losses = read_second_look(run)
+    losses = read_second_look(run, step)
     looked_at = (config.search.looked_at if losses else 0) if demands.rescore is None else demands.rescore
     chosen = choose(pi, costs, target, demands.limits, max(demands.top_k, looked_at))
     if any(choice.layers not in losses for choice in chosen[:looked_at]):  # of another target, or asked for by hand
-        reporter.note(f"reading held-out text with the {looked_at} most probable networks; --rescore 0 leaves that out")
+        reporter.note(f"reading text with the {len(chosen[:looked_at])} most probable networks; --rescore 0 does not")
         loss_of = rescorer(run, reporter)
         losses = {choice.layers: loss_of(Architecture(choice.layers)) for choice in chosen[:looked_at]}
     ranking = rank(chosen, looked_at, losses, config.search.entropy_end, costs)
@@ -162,7 +162,7 @@ def derive(run: Run, demands: Demands | None = None, reporter: Reporter | None =
         step,
         count_parameters(run, config, architecture),
         tuple(find_warnings(run, config, blocks, step)),
-        describe_method(costs, target, demands, looked_at),
+        describe_method(costs, target, demands, len(chosen[:looked_at])),
         tuple(ranking),
         costs,
         target,
@@ -181,8 +181,15 @@ def choose(
     target: share of the interleaved network's cost; none, like no costs, for any.
     """
     free = dict.fromkeys((name for block in pi for name in block), 0.0)
-    budget = math.inf if target is None or costs is None else target * costs.interleaved
-    return most_probable(pi, free if costs is None else costs.of, budget, limits, count)
+    if target is None or costs is None:
+        return most_probable(pi, free if costs is None else costs.of, math.inf, limits, count)
+    try:
+        return most_probable(pi, costs.of, target * costs.interleaved, limits, count)
+    except ParnasError as error:
+        raise ParnasError(
+            f"{error} The target, search.cost.target or --within, is {target:g} of the {costs.interleaved:.4g} "
+            f"{UNITS[costs.metric]} of {costs.metric} that the interleaved network takes."
+        ) from error
 
 
 def rank(
@@ -223,10 +230,9 @@ def settle_demands(run: Run, config: Config, demands: Demands, reporter: Reporte
     """The target, and the costs that it is about: those of the search, or new ones for another metric."""
     target = config.search.cost.target if demands.within is None else demands.within
     metric = demands.metric or config.search.cost.metric
-    costs = read_costs(run.folder)
-    if costs is not None and costs.metric == metric:
-        return target, costs
-    return target, None if target is None and demands.metric is None else find_costs(config, metric, reporter)
+    if target is None and demands.metric is None:
+        return None, None
+    return target, costs_of_run(run.folder, config, metric, reporter)
 
 
 def find_warnings(run: Run, config: Config, blocks: Sequence[BlockChoice], step: int) -> list[str]:

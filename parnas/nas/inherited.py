@@ -6,10 +6,12 @@ that they inherit (Guo et al. 2020, arXiv 1904.00420, section 3.3), and two esti
 
     estimate = inherited loss - e log p,    p the product of its pi, e = search.entropy_end
 
-Where alpha has come to rest in an objective with entropy, pi is exp(-loss / e) up to a factor, so that -e log p is what
-the search learned of the loss, block by block, in nats per token and up to a constant.
+Alpha comes to rest in an objective with entropy where pi is exp(-loss / e) up to a factor, so that -e log p is what the
+search learned of the loss, block by block, in nats per token and up to a constant. Before that, in short searches, pi
+is nearer to even, and the inherited loss counts for more.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -64,8 +66,8 @@ def held_out(config: Config, streams: TokenStreams) -> Tokens:
 
 
 def rescorer(run: Run, reporter: Reporter) -> Callable[[Architecture], float]:
-    """The loss of a network by the weights of a finished or interrupted search, in nats per token of held-out text."""
-    found = load(run.folder)
+    """The loss of a network by a search's evenly trained weights, in nats per token of held-out text."""
+    found = load(run.folder, even=True)
     if not isinstance(found.model, SuperNet):
         raise ParnasError(f"{run.folder} is no search; only a SuperNet's weights are those of many networks.")
     streams = prepare(found.config.data, reporter.note)
@@ -74,25 +76,38 @@ def rescorer(run: Run, reporter: Reporter) -> Callable[[Architecture], float]:
 
 
 def rank_again(chosen: Sequence[Choice], losses: Sequence[float], entropy_weight: float) -> list[Estimate]:
-    """Networks by their estimate, the best first, given their inherited losses."""
+    """Networks by their estimate, the best first, given their inherited losses; one that is no number comes last."""
     found = [
         Estimate(choice, loss, loss - entropy_weight * choice.log_probability)
         for choice, loss in zip(chosen, losses, strict=True)
     ]
-    return sorted(found, key=lambda each: each.estimate)
+    return sorted(found, key=lambda each: math.inf if math.isnan(each.estimate) else each.estimate)
 
 
-def write_second_look(run: Run, chosen: Sequence[Choice], losses: Sequence[float]) -> None:
-    """Keep the inherited losses of a search's most probable networks."""
-    found = [
+def write_second_look(run: Run, step: int, chosen: Sequence[Choice], losses: Sequence[float]) -> None:
+    """Keep the inherited losses of the networks that were most probable at a step."""
+    networks = [
         {"arch": str(Architecture(choice.layers)), "loss": loss} for choice, loss in zip(chosen, losses, strict=True)
     ]
-    write_json(run.folder / SECOND_LOOK, found)
+    write_json(run.folder / SECOND_LOOK, {"step": step, "networks": networks})
 
 
-def read_second_look(run: Run) -> dict[tuple[str, ...], float]:
-    """What `write_second_look` has kept; empty where the search has not come to it, or takes none."""
+def read_second_look(run: Run, step: int) -> dict[tuple[str, ...], float]:
+    """What was kept up to a step; empty where the search had not come to it, or takes none.
+
+    Raises `ParnasError` where the file is damaged.
+    """
     path = run.folder / SECOND_LOOK
     if not path.is_file():
         return {}
-    return {Architecture.parse(each["arch"]).layers: each["loss"] for each in read_json(path)}
+    found = read_json(path)
+    try:
+        losses = {Architecture.parse(each["arch"]).layers: as_loss(each["loss"]) for each in found["networks"]}
+        return losses if found["step"] <= step else {}
+    except (KeyError, TypeError, ValueError) as error:
+        raise ParnasError(f"{path} is not what a search wrote; restore it, or delete it to look again.") from error
+
+
+def as_loss(value: float | None) -> float:
+    """A loss as JSON has it, where what is not finite is null."""
+    return math.inf if value is None else float(value)

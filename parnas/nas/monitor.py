@@ -50,5 +50,5 @@ def describe_collapse(identity_share: float) -> str | None:
         return None
     return (
         f"the search is collapsing: identity holds {identity_share:.0%} of pi. Train weights longer before alpha "
-        "(search.alpha_start_step), use search.estimator uniform or single_path, or leave i out of search.space"
+        "(search.alpha_start_step), use search.estimator uniform, or leave i out of search.space"
     )

@@ -12,18 +12,19 @@ from torch.nn import functional
 
 from parnas.architecture import Architecture
 from parnas.config import Config
-from parnas.data.batching import TrainingBatches, split_share
+from parnas.data.batching import Batch, TrainingBatches, split_share
 from parnas.data.streams import Tokens
 from parnas.model.estimators import ESTIMATORS, Gates, drop_candidates
 from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import Memory
-from parnas.nas.cost import Costs, find_costs, penalty, read_costs, write_costs
+from parnas.nas.cost import Costs, costs_of_run, penalty, write_costs
 from parnas.nas.derive import choose
 from parnas.nas.inherited import held_out, measure_inherited, rank_again, write_second_look
 from parnas.nas.knapsack import Choice
 from parnas.nas.monitor import Monitor, describe_collapse, entropies
 from parnas.nas.temperature import temperature
 from parnas.run import PI, Run
+from parnas.training.checkpoint import save_checkpoint
 from parnas.training.perplexity import TotalLoss
 from parnas.training.phases import open_session, run_training
 from parnas.training.reporter import Reporter
@@ -83,7 +84,7 @@ class SearchTrainer(Trainer):
         super().train_step()
         if self._trains_alpha():
             if self.alpha_batches is not None:
-                self._learn_from(self.alpha_batches)
+                self._learn_from(self.alpha_batches.batch(self._since_start() // self.search.alpha_every))
             self._regularise()
             for group in self.alpha_optimizer.param_groups:
                 group["lr"] = self.search.alpha_lr * (1 - self.progress())
@@ -111,16 +112,18 @@ class SearchTrainer(Trainer):
         loss_of = measure_inherited(self.supernet, config, streams, held_out(config, streams))
         chosen = self._most_probable(self.search.looked_at)
         losses = [loss_of(Architecture(choice.layers)).per_token for choice in chosen]
-        write_second_look(run, chosen, losses)
+        write_second_look(run, self.step, chosen, losses)
+        if self.step < self.search.steps:
+            save_checkpoint(run.even, self.step, self.supernet, {})
         self.logged_at += time.perf_counter() - began  # tokens per second counts training alone
         return Architecture(rank_again(chosen, losses, self.search.entropy_end)[0].choice.layers)
 
-    def _learn_from(self, batches: TrainingBatches) -> None:
+    def _learn_from(self, batch: Batch) -> None:
         """Gradients of alpha alone, on text that the weights never see."""
         memory: list[Memory] = []
 
         def loss_of(gates: Gates) -> Tensor:
-            loss, kept = self.forward(batches, self.alpha_memory, gates)
+            loss, kept = self.forward(batch, self.alpha_memory, gates)
             memory.append(kept)
             return loss
 
@@ -157,8 +160,11 @@ class SearchTrainer(Trainer):
 
     def _trains_alpha(self) -> bool:
         every = 1 if self.alpha_batches is None else self.search.alpha_every
-        since = self.step - self.search.alpha_start_step
+        since = self._since_start()
         return since >= 0 and since % every == 0 and self.step < self.search.alpha_end_step
+
+    def _since_start(self) -> int:
+        return self.step - self.search.alpha_start_step
 
     def _draw(self, for_alpha: bool) -> Gates:
         """Gates at the current temperature, with a gradient where alpha is to learn from them."""
@@ -180,7 +186,7 @@ class SearchTrainer(Trainer):
         """
         by_pi = self.validation_loss(self.supernet)
         argmax = self.validation_loss(self.supernet.extract(self.architecture()))
-        own = argmax if self.estimator.single_path else by_pi
+        own = argmax if self.estimator.one_hot else by_pi
         return {"valid": own, "mixture": by_pi, "argmax": argmax}
 
     def log(self, record: dict[str, Any]) -> None:
@@ -234,8 +240,12 @@ def search(config: Config, folder: Path, reporter: Reporter, resume: bool = Fals
     for_weights, for_alpha = split_share(streams.tokens("train"), config.search.alpha_share)
     batches = TrainingBatches(for_weights, data.batch_size, data.tgt_len)
     alpha_batches = make_alpha_batches(config, for_alpha) if len(for_alpha) else None
-    costs = None if config.search.cost.target is None else settle_costs(session)
+    costs = None
+    if config.search.cost.target is not None:
+        costs = costs_of_run(session.run.folder, config, config.search.cost.metric, reporter)
+        write_costs(costs, session.run.folder)  # so that it is resumed and derived from with the same
     trainer = SearchTrainer(session, model, batches, alpha_batches, costs)
+    trainer.architecture()  # refuses a target that no network meets
     return run_training(trainer, resume, trainer.architecture)
 
 
@@ -243,13 +253,3 @@ def make_alpha_batches(config: Config, tokens: Tokens) -> TrainingBatches:
     """Batches of the text that alpha has for itself."""
     rows = config.data.batch_size // ESTIMATORS[config.search.estimator].lesson_part
     return TrainingBatches(tokens, max(1, rows), config.data.tgt_len)
-
-
-def settle_costs(session: Session) -> Costs:
-    """The costs that the run folder holds, or new ones, which it then holds."""
-    folder = session.run.folder
-    costs = read_costs(folder)
-    if costs is None:
-        costs = find_costs(session.config, session.config.search.cost.metric, session.reporter)
-        write_costs(costs, folder)
-    return costs

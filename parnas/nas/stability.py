@@ -162,7 +162,11 @@ def compare_seeds(
         raise ParnasError("The searches had different blocks or candidates; only those of one space can be compared.")
     strings = tuple(tuple(block.layer for block in blocks) for blocks in found)
     choices = list(zip(*found, strict=True))
-    experts = [{name: math.exp(mean) for name, mean in mean_log_pi(block).items()} for block in choices]
+    experts = [
+        {name: math.exp(mean) if any(each.pi[name] for each in block) else 0.0 for name, mean in means.items()}
+        for block in choices
+        for means in (mean_log_pi(block),)
+    ]
     chosen = choose(experts, costs, target, count=max(1, count))
     consensus = (chosen[0] if look_again is None else look_again(chosen)).layers
     votes = tuple(count_votes(block, layer) for block, layer in zip(choices, consensus, strict=True))

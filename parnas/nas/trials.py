@@ -19,10 +19,10 @@ from parnas.errors import ParnasError
 from parnas.files import read_json, write_text
 from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import TransformerXL
-from parnas.nas.cost import Costs, find_costs
+from parnas.nas.cost import Costs, costs_of_run, find_costs
 from parnas.nas.inherited import measure_inherited
 from parnas.run import Run
-from parnas.training.checkpoint import MANIFEST, newest_checkpoint
+from parnas.training.checkpoint import MANIFEST
 from parnas.training.device import choose_device
 from parnas.training.phases import flatten, load, resolve_corpus, resolve_cutoffs, same_text
 from parnas.training.repeated import reached_perplexity
@@ -73,7 +73,8 @@ def training_task(config: Config, steps: int, keep: Path | None, reporter: Repor
     """Trials train from scratch for `steps` steps; run folders are thrown away, or kept as `keep/trial-NUMBER`."""
     config, streams = resolve(config, reporter)
     config = config.replace(train__steps=steps)
-    return make_task(config, streams, "trained", {}, partial(train_briefly, config, keep), reporter)
+    costs = find_costs(config, config.search.cost.metric, reporter)
+    return make_task(config, streams, "trained", {}, partial(train_briefly, config, keep), costs)
 
 
 def train_briefly(config: Config, keep: Path | None, number: int, architecture: Architecture) -> float:
@@ -98,7 +99,7 @@ def inheriting_task(config: Config, supernet: Path, reporter: Reporter) -> Task:
 
     Raises `ParnasError` where the run is no search, or another text, network or space than the configuration's.
     """
-    run, loaded = Run(supernet), load(supernet)
+    run, loaded = Run(supernet), load(supernet, even=True)
     if not isinstance(loaded.model, SuperNet):
         raise ParnasError(f"{supernet} is a {run.kind()} and has no SuperNet; give the folder of a search.")
     config, streams = resolve(config, reporter)
@@ -110,10 +111,9 @@ def inheriting_task(config: Config, supernet: Path, reporter: Reporter) -> Task:
     def perplexity(_: int, architecture: Architecture) -> float:
         return loss_of(architecture).perplexity
 
-    checkpoint = newest_checkpoint(run.checkpoints, reporter.note)
-    assert checkpoint is not None, "load() has read one"
-    weights = read_json(checkpoint / MANIFEST)["sha256"]
-    return make_task(config, streams, "inherited", {"supernet's weights": weights}, perplexity, reporter)
+    weights = read_json(loaded.checkpoint / MANIFEST)["sha256"]
+    costs = costs_of_run(run.folder, config, config.search.cost.metric, reporter)
+    return make_task(config, streams, "inherited", {"supernet's weights": weights}, perplexity, costs)
 
 
 def refuse_other_supernet(run: Run, config: Config) -> None:
@@ -140,10 +140,9 @@ def make_task(
     source: str,
     more: Mapping[str, Any],
     perplexity: Callable[..., float],
-    reporter: Reporter,
+    costs: Costs,
 ) -> Task:
     """A task with its terms: the settings that values depend on, the text, the costs, and `more`."""
-    costs = find_costs(config, config.search.cost.metric, reporter)
     terms = {"trials": source, "text": streams.header.fingerprint, **bound_settings(config), **more}
     terms |= {"metric": costs.metric, "costs": dict(costs.of)}  # latencies of another machine are other costs
     terms["runtime.precision"] = choose_device(config.runtime).precision  # `auto` may differ between machines

@@ -34,9 +34,14 @@ class LoadedRun:
     model: TransformerXL  # in evaluation mode, on the CPU; a SuperNet for a search
     tokenizer: Tokenizer
     config: Config
-    architecture: Architecture  # of a search: the most probable one within its target
+    architecture: Architecture  # of a search: what derive would take
     header: StreamHeader
-    step: int
+    checkpoint: Path
+
+    @property
+    def step(self) -> int:
+        """Steps that the weights were trained for."""
+        return int(self.checkpoint.name.removeprefix("step-"))
 
     def generate(self, prompt: str, tokens: int = 100, temperature: float = 1.0, top_k: int | None = None) -> str:
         """Continue a text by so many sampled tokens."""
@@ -141,10 +146,11 @@ def run_training(trainer: Trainer, resume: bool, architecture: Callable[[], Arch
     return session.run
 
 
-def load(folder: str | Path) -> LoadedRun:
+def load(folder: str | Path, even: bool = False) -> LoadedRun:
     """Rebuild the network of a run from its newest checkpoint, with its tokenizer and configuration.
 
-    Raises `ParnasError` where the folder has no checkpoint or lacks what the network needs.
+    `even`: with a search's weights from before they settled on one network, where there are such. Raises `ParnasError`
+    where the folder has no checkpoint or lacks what the network needs.
     """
     run = Run(folder)
     config = run.config()
@@ -152,7 +158,8 @@ def load(folder: str | Path) -> LoadedRun:
         raise ParnasError(f"{folder} has no {STREAMS} or no tokenizer/; it is not whole.")
     tokenizer = load_tokenizer(run.tokenizer)
     skipped: list[str] = []
-    checkpoint = newest_checkpoint(run.checkpoints, skipped.append)
+    before = newest_checkpoint(run.even, skipped.append) if even else None
+    checkpoint = before or newest_checkpoint(run.checkpoints, skipped.append)
     if checkpoint is None:
         raise ParnasError(
             "\n".join([f"{folder} has no whole checkpoint; train first, or go on with --resume.", *skipped])
@@ -168,8 +175,7 @@ def load(folder: str | Path) -> LoadedRun:
     else:
         architecture = run_architecture(config)
     header = StreamHeader.read(run.folder / STREAMS)
-    step = int(checkpoint.name.removeprefix("step-"))
-    return LoadedRun(model.eval(), tokenizer, config, architecture, header, step)
+    return LoadedRun(model.eval(), tokenizer, config, architecture, header, checkpoint)
 
 
 def run_architecture(config: Config) -> Architecture:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from parnas.config import Config
-from parnas.data.batching import TrainingBatches
+from parnas.data.batching import Batch, TrainingBatches
 from parnas.data.streams import TokenStreams
 from parnas.errors import Diverged, ParnasError
 from parnas.model.estimators import Gates
@@ -84,7 +84,7 @@ class Trainer:
 
     def train_step(self) -> None:
         """One batch forward and backward, one update."""
-        loss, self.memory = self.forward(self.batches, self.memory, self.gates())
+        loss, self.memory = self.forward(self.batches.batch(self.step), self.memory, self.gates())
         loss.backward()
         self.update_weights(loss)
 
@@ -180,9 +180,8 @@ class Trainer:
         save_checkpoint(self.session.run.checkpoints, self.step, self.model, self.state())
         self.logged_at += time.perf_counter() - began  # tokens per second counts training alone
 
-    def forward(self, batches: TrainingBatches, memory: Memory | None, gates: Gates | None) -> tuple[Tensor, Memory]:
-        """Mean loss of the current step's batch in nats per token, and the memory after it."""
-        batch = batches.batch(self.step)
+    def forward(self, batch: Batch, memory: Memory | None, gates: Gates | None) -> tuple[Tensor, Memory]:
+        """Mean loss of a batch in nats per token, and the memory after it."""
         device = self.session.device
         inputs, targets = (torch.from_numpy(part).to(device.device) for part in (batch.inputs, batch.targets))
         with device.autocast():
