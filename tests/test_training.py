@@ -192,7 +192,7 @@ def test_learnable_tau_comes_back_from_its_bound(corpus: Path, tmp_path: Path, m
     trainer = trainers[-1]
     trainer.log_tau.data.fill_(math.log(0.5))
     trainer.step = 10  # alpha no longer learns after the last
-    loss, _ = trainer.forward(trainer.batches, None, trainer.gates())
+    loss, _ = trainer.forward(trainer.batches.batch(trainer.step), None, trainer.gates())
     loss.backward()
     assert trainer.log_tau.grad is not None
     assert trainer.log_tau.grad != 0
