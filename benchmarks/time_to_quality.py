@@ -6,8 +6,9 @@
 each begin with an empty cache, so that learning the tokenizer and encoding the text count. A time is the wall clock
 from the start of a process until a validation at or below the target, in bits per byte, stands in its metrics.jsonl.
 
-A search counts where its estimator is the default one, its temperature has reached `search.tau_end` and alpha was
-trained in at least half of its steps: its quality is then that of the network that it ends with, and stands beside.
+A search counts where its estimator is the default one, its temperature has reached `search.tau_end` and the training
+of alpha spans at least half of its steps (of which every `alpha_every`-th has a lesson, where alpha has text of its own):
+its quality is then that of the network that it ends with, and stands beside.
 """
 
 import math
@@ -34,7 +35,7 @@ from parnas.sections import SearchConfig
 
 POLL = 0.1  # seconds between two looks at metrics.jsonl
 GOAL = 240.0  # seconds of each phase on two CPU cores
-LEAST_ALPHA_SHARE = 0.5
+LEAST_ALPHA_SPAN = 0.5
 TINY_TARGET = 100.0
 TINY = [
     *SMALL,
@@ -115,9 +116,9 @@ def describe_search(run: Run) -> dict[str, Any]:
         "estimator_is_default": search.estimator == SearchConfig().estimator,
         "tau_at_end": last["tau"],
         "tau_reached_end": last["step"] == search.steps and math.isclose(last["tau"], search.tau_end, rel_tol=1e-6),
-        "alpha_share": (search.alpha_end_step - search.alpha_start_step) / search.steps,
+        "alpha_span": (search.alpha_end_step - search.alpha_start_step) / search.steps,
     }
-    enough = found["alpha_share"] >= LEAST_ALPHA_SHARE
+    enough = found["alpha_span"] >= LEAST_ALPHA_SPAN
     return {**found, "counts": found["estimator_is_default"] and found["tau_reached_end"] and enough}
 
 
@@ -200,7 +201,7 @@ def print_repetitions(repetitions: Sequence[Mapping[str, Any]], target: float) -
         print(
             f"search {number} {'counts' if of['counts'] else 'does NOT count'}: estimator {of['estimator']} (default: "
             f"{of['estimator_is_default']}), tau {of['tau_at_end']:.4g} at the end (tau_end: {of['tau_reached_end']}), "
-            f"alpha trained in {of['alpha_share']:.0%} of the steps"
+            f"alpha's training spans {of['alpha_span']:.0%} of the steps"
         )
 
 

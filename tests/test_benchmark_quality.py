@@ -30,7 +30,7 @@ def test_the_tiny_benchmark_runs_all_commands(tmp_path: Path, capsys: pytest.Cap
     search = repetition["search"]
     assert search["derived"] == repetition["retrain"]["arch"]
     assert search["tau_reached_end"]
-    assert search["alpha_share"] == (4 - 2) / 8
+    assert search["alpha_span"] == (4 - 2) / 8
     assert "bits per byte" in capsys.readouterr().out
 
 
