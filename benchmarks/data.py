@@ -263,4 +263,4 @@ def print_tables(payload: Mapping[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    harness.run(main)

@@ -11,7 +11,6 @@ import faulthandler
 import multiprocessing
 import os
 import signal
-import sys
 import tempfile
 import time
 import traceback
@@ -313,7 +312,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except ParnasError as error:
-        sys.exit(f"error: {error}")
+    harness.run(main)

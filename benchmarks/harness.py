@@ -6,6 +6,7 @@ Ratios count, not seconds: candidates take turns in one process, on the same inp
 
 import argparse
 import re
+import sys
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
@@ -117,6 +118,14 @@ def make_parser(description: str | None, sizes: Sequence[str] = tuple(SIZES)) ->
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     parser.add_argument("--out", type=Path, help="folder of the result file (default: benchmarks/results)")
     return parser
+
+
+def run(main: Callable[[], object]) -> None:
+    """Call a benchmark's `main`; what a user can mend ends with its message, not with a traceback."""
+    try:
+        main()
+    except ParnasError as error:
+        sys.exit(f"error: {error}")
 
 
 def write_result(name: str, device: Device, payload: Mapping[str, Any], arguments: argparse.Namespace) -> Path | None:

@@ -169,4 +169,4 @@ def describe(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main()
+    harness.run(main)

@@ -13,7 +13,6 @@ quality is then that of the network that it ends with, and stands beside.
 
 import math
 import os
-import sys
 import tempfile
 import time
 from argparse import Namespace
@@ -243,7 +242,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except ParnasError as error:
-        sys.exit(f"error: {error}")
+    harness.run(main)
