@@ -34,7 +34,7 @@ been measured on a GPU yet** (`benchmarks/gpu_round.py` is ready to).
 * **One candidate per block.** A search step runs one path. With the default, `search.estimator: uniform`, alpha learns
   from pairs of paths that are read forward only, on few rows, in every fourth step. With `single_path` one more
   candidate of one block runs forward in each step: what alpha learns from it has the same expectation as with
-  `straight_through`, which runs every candidate (`tests/test_supernet.py` adds up all probes); the price is variance,
+  `straight_through`, which runs every candidate (`tests/test_estimators.py` adds up all probes); the price is variance,
   which a running mean lowers. `gdas` leaves the probe out, and its gradient is biased: a candidate that did not run
   counts as one that changes nothing. Identity costs nothing, so at uniform pi a step is cheaper than one of training.
 * **Gradients by hand** where autograd copies and fills with zeros more than it computes: attention with the relative
