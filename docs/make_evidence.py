@@ -104,8 +104,8 @@ def judge_derived(result: dict[str, Any]) -> Iterator[str]:
         if row["estimator"] == DEFAULT and row["target"] != "none":
             yield (
                 f"Derived within {row['target']} by {row['by']}: {row['behind the best']} behind the best network of "
-                f"equal or lower cost, whose seeds deviate by {row['seed deviation of the best']}; at least as good as "
-                f"{row['at least as good as']} (medians)."
+                f"equal or lower cost, at least as good as {row['at least as good as']} (medians). Seeds of a network "
+                f"deviate by {row['seed deviation']}, those of the best by {row['of the best']}."
             )
 
 

@@ -80,6 +80,7 @@ def test_reliability_is_the_mean_agreement_of_seeds() -> None:
     truth = Truth({"s": [1.0, 1.0, 3.0], "f": [2.0, 2.0, 2.0], "i": [3.0, 3.0, 1.0]}, COSTS)
     assert truth.reliability(["s", "f", "i"]) == pytest.approx((1 - 1 - 1) / 3)
     assert truth.seed_deviation("f") == 0
+    assert truth.pooled_deviation() == pytest.approx(((2 * 4 / 3) / 3) ** 0.5)
 
 
 def test_derived_networks_stand_beside_the_best_they_could_have_been() -> None:
