@@ -1,6 +1,7 @@
-"""Write docs/evidence.md from the result files of the benchmarks: `python docs/make_evidence.py`."""
+"""Write docs/evidence.md, and its part of the README, from the results of the benchmarks: `docs/make_evidence.py`."""
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,10 @@ from parnas.files import read_json, write_text
 from parnas.sections import SearchConfig
 
 PAGE = Path(__file__).with_name("evidence.md")
+README = PAGE.parent.parent / "README.md"
+BEGIN, END = "<!-- evidence: begin -->", "<!-- evidence: end -->"
 DEFAULT = SearchConfig().estimator
+SCORES = ("estimate", "pi", "inherited")
 CEILING_SHARE = 0.9  # of the table's own reliability, that a search's ranking is to reach
 INTRODUCTION = """# Is the search worth it?
 
@@ -30,9 +34,24 @@ NOTES = {
 }
 
 
+def read_results() -> dict[str, dict[str, Any]]:
+    """The results that there are."""
+    return {name: read_json(path) for name in NOTES if (path := RESULTS / f"{name}-cpu.json").is_file()}
+
+
+def render_readme() -> str:
+    """The README with its block between the markers made anew."""
+    results = read_results()
+    told = list(judge_comparison(results["comparison"])) if "comparison" in results else []
+    if "search_quality" in results:
+        told += judge_ranking(results["search_quality"], {f"{DEFAULT}: estimate"})
+    block = "\n".join([BEGIN, *(f"* {line}" for line in told or ["Nothing has been measured yet."]), END])
+    return re.sub(f"{BEGIN}.*{END}", lambda _: block, README.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
 def render() -> str:
     """The whole page."""
-    results = {name: read_json(path) for name in NOTES if (path := RESULTS / f"{name}-cpu.json").is_file()}
+    results = read_results()
     profile = RESULTS / "comparison_profile.json"
     told = [*(judge_profile(read_json(profile)) if profile.is_file() else []), *verdicts(results)]
     parts = [
@@ -51,7 +70,7 @@ def verdicts(results: Mapping[str, dict[str, Any]]) -> Iterator[str]:
     if "comparison" in results:
         yield from judge_comparison(results["comparison"])
     if "search_quality" in results:
-        yield from judge_ranking(results["search_quality"])
+        yield from judge_ranking(results["search_quality"], {f"{DEFAULT}: {score}" for score in SCORES})
         yield from judge_derived(results["search_quality"])
 
 
@@ -78,12 +97,12 @@ def judge_comparison(result: dict[str, Any]) -> Iterator[str]:
     yield from result["answers"]
 
 
-def judge_ranking(result: dict[str, Any]) -> Iterator[str]:
+def judge_ranking(result: dict[str, Any], scores: Collection[str]) -> Iterator[str]:
     """Kendall's tau of the default estimator beside the ceiling and beside counts."""
     ranks = {(row["ranked by"], row["target"]): row for row in result["ranks"]}
     yield f"Reliability of the table, Kendall's tau between seeds: {result['ceiling']['all']:.2f} (0.8 at least)."
     for (by, target), row in ranks.items():
-        if by.startswith(f"{DEFAULT}:"):
+        if by in scores:
             aim = CEILING_SHARE * result["ceiling"]["all"]
             yield (
                 f"Ranking of all networks by {by}, target {target}: tau {row['tau, all']:.2f}, and "
@@ -111,3 +130,4 @@ def judge_derived(result: dict[str, Any]) -> Iterator[str]:
 
 if __name__ == "__main__":
     write_text(PAGE, render())
+    write_text(README, render_readme())

@@ -20,6 +20,12 @@ def test_pages_are_made_from_the_models_and_the_results(name: str, monkeypatch: 
     assert (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") == page, f"run docs/make_{name}.py"
 
 
+def test_the_readme_says_what_the_evidence_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    readme = runpy.run_path(str(ROOT / "docs" / "make_evidence.py"))["render_readme"]()
+    assert (ROOT / "README.md").read_text(encoding="utf-8") == readme, "run docs/make_evidence.py"
+
+
 @pytest.mark.parametrize("page", [ROOT / "README.md", *(ROOT / "docs").glob("*.md")], ids=lambda path: path.name)
 def test_links_to_files_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8")):
