@@ -324,7 +324,9 @@ def test_pydoc_is_english_prose_shared_out_without_repetition() -> None:
 
 
 def test_pydoc_is_gathered_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pydoc_text, "_documents", lambda: iter([(str(n), f"this is the page {n}") for n in "abcde"]))
+    monkeypatch.setattr(
+        pydoc_text, "_documents", lambda: iter([(str(n), f"this is the page {'x' * n}") for n in range(40)])
+    )
     first = find_corpus("pydoc")
     monkeypatch.setattr(pydoc_text, "_documents", lambda: pytest.fail("gathered again"))
     assert find_corpus("pydoc") == first

@@ -16,7 +16,7 @@ from parnas.errors import ParnasError
 from parnas.files import folder_in_one_piece, write_text
 
 SHARES = {"train": 0.9, "valid": 0.05, "test": 0.05}
-FORMAT = 1
+FORMAT = 2
 
 _SKIPPED = {
     "test",
@@ -89,9 +89,10 @@ def split_documents(documents: dict[str, list[str]]) -> dict[str, list[str]]:
     splits: dict[str, list[str]] = {split: [] for split in SHARES}
     sizes = dict.fromkeys(SHARES, 0)
     for name in sorted(documents, key=lambda name: hashlib.sha256(name.encode()).digest()):
-        split = min(SHARES, key=lambda split: sizes[split] / SHARES[split])
+        size = sum(map(len, documents[name]))
+        split = min(SHARES, key=lambda split: (sizes[split] + size) / SHARES[split])
         splits[split] += documents[name]
-        sizes[split] += sum(map(len, documents[name]))
+        sizes[split] += size
     return splits
 
 
