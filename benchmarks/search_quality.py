@@ -10,7 +10,8 @@ search_quality.csv, and to search_scores.csv scores of every network. A later st
 
 pi         log-probability under the last pi, in nats
 inherited  minus the loss with the SuperNet's weights on text that they have not seen, in nats per token
-estimate   the sum of both, log pi times search.entropy_end: what `uniform` chooses by among the most probable networks
+estimate   the sum of both, log pi times search.entropy_end: what `uniform` chooses by among the most probable networks;
+           the inherited score alone where pi says nothing of losses (parnas/nas/inherited.py)
 
 A network has several strings where they may hold identity; its scores are those of the likeliest of them. Without
 `--search` the tables are written: Kendall's tau and Spearman's rho between score and perplexity (the mean over the
@@ -134,7 +135,7 @@ def run_search(config: Config, job: Job) -> tuple[list[Search], list[Score]]:
     loss_of = measure_inherited(model, config, streams, held_out(config, streams))
     for network, (chance, architecture) in likeliest.items():
         inherited = -loss_of(architecture).per_token
-        estimate = inherited + config.search.entropy_end * chance
+        estimate = inherited + config.search.weight_of_pi * chance
         scores.append(Score(job.estimator, job.target, job.seed, network, chance, inherited, estimate))
     return found, scores
 

@@ -108,7 +108,12 @@ def derive(
     most: Annotated[
         list[str] | None, typer.Option("--max", metavar="LAYER=COUNT", help="Most blocks with a layer, such as s=4.")
     ] = None,
-    top_k: Annotated[int, typer.Option("--top-k", min=1, help="How many networks to rank.")] = 1,
+    top_k: Annotated[
+        int,
+        typer.Option(
+            "--top-k", min=1, help="How many networks to rank at least; those of a second look are all listed."
+        ),
+    ] = 1,
     rescore: Annotated[
         int | None,
         typer.Option(

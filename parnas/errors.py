@@ -8,5 +8,13 @@ class ParnasError(Exception):
     """
 
 
+class OverBudget(ParnasError):
+    """No network costs as little as was asked for; `cheapest` is the cost of the cheapest, in the budget's unit."""
+
+    def __init__(self, message: str, cheapest: float) -> None:
+        super().__init__(message)
+        self.cheapest = cheapest
+
+
 class Diverged(ParnasError):
     """A training whose losses, gradients or weights are no longer finite."""

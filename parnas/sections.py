@@ -293,6 +293,14 @@ class SearchConfig(Section):
         return (16 if self.estimator == "uniform" else 0) if self.second_look is None else self.second_look
 
     @property
+    def weight_of_pi(self) -> float:
+        """What a nat of log pi says of a network's loss in a second look, in nats per token (parnas/nas/inherited.py).
+
+        None where more than loss and entropy shaped alpha, or weights that followed it.
+        """
+        return self.entropy_end if self.estimator == "uniform" and not self.cost_weight else 0.0
+
+    @property
     def alpha_end_step(self) -> int:
         """First step at which alpha is no longer trained."""
         return round(self.fair_share * self.steps) if self.estimator == "uniform" else self.steps
@@ -309,7 +317,8 @@ class SearchConfig(Section):
             yield Mistake("tau_start", f"is {self.tau_start}, but for estimator uniform tau is a share; give 1 at most")
         if self.estimator == "uniform" and self.tau_schedule == "learnable":
             yield Mistake(
-                "tau_schedule", "is learnable, but estimator uniform learns nothing of tau; choose another of the two"
+                "tau_schedule",
+                "is learnable, but estimator uniform learns nothing of tau; give exponential, linear or cosine",
             )
         if self.tau_end > self.tau_start:
             yield Mistake("tau_end", f"is {self.tau_end}, above tau_start {self.tau_start}; the temperature falls")

@@ -26,10 +26,10 @@ from parnas.training.reporter import Silent
 
 
 def with_pi(run: Run, folder: Path, pi: list[list[float]]) -> Run:
-    """A copy of a search without a second look, whose last line of pi is given."""
+    """A copy of a search whose alpha still learns, the last line of pi given."""
     shutil.copytree(run.folder, folder, ignore=shutil.ignore_patterns(SECOND_LOOK))
     copy = Run(folder)
-    copy.append(PI, {"step": 99, "tau": 0.1, "pi": pi})
+    copy.append(PI, {"step": run.config().search.alpha_end_step - 1, "tau": 0.1, "pi": pi})
     return copy
 
 
@@ -176,12 +176,49 @@ def test_what_the_search_has_looked_at_is_not_read_again(search_run: Run, tmp_pa
     assert derive(run, Demands(rescore=0)).method == "argmax of pi"
 
 
-def test_a_second_look_of_later_steps_or_a_damaged_one_does_not_count(search_run: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("lost", ["file", "of later steps"])
+def test_a_second_look_that_is_lost_is_taken_again(search_run: Run, tmp_path: Path, lost: str) -> None:
+    """As of a run folder that was copied in part, or a killed search that began again."""
+    run = Run(Path(shutil.copytree(search_run.folder, tmp_path / "run")))
+    path = run.folder / SECOND_LOOK
+    if lost == "file":
+        path.unlink()
+    else:
+        path.write_text(json.dumps({**read_json(path), "step": 10**6}))
+    again, first = derive(run), derive(search_run)
+    assert [each.architecture for each in again.ranking] == [each.architecture for each in first.ranking]
+    assert [each.loss for each in again.ranking] == pytest.approx([each.loss for each in first.ranking], rel=1e-5)
+
+
+def test_no_second_look_before_alpha_rests(search_run: Run, tmp_path: Path) -> None:
+    run = with_pi(search_run, tmp_path / "run", PI_OF_THREE)
+    assert derive(run).ranking[0].loss is None
+
+
+def test_a_second_look_at_another_text_is_refused(corpus: Path, tmp_path: Path) -> None:
+    shutil.copytree(corpus, tmp_path / "text")
+    run = search(small_config(tmp_path / "text"), tmp_path / "run", Silent())
+    text = (tmp_path / "text" / "train.txt").read_text()
+    (tmp_path / "text" / "train.txt").write_text(text[len(text) // 2 :])
+    assert derive(run).ranking[0].loss, "what was kept needs no text"
+    (run.folder / SECOND_LOOK).unlink()
+    with pytest.raises(ParnasError, match=r"not what .* was trained with; restore it, or give --rescore 0"):
+        derive(run)
+
+
+def test_a_second_look_needs_the_weights_from_before_settling(search_run: Run, tmp_path: Path) -> None:
+    run = Run(Path(shutil.copytree(search_run.folder, tmp_path / "run")))
+    for path in run.even.rglob("*.safetensors"):
+        path.write_bytes(path.read_bytes()[:-1])
+    (run.folder / SECOND_LOOK).unlink()
+    with pytest.raises(ParnasError, match="even has no whole checkpoint"):
+        derive(run)
+
+
+def test_a_damaged_second_look_is_refused(search_run: Run, tmp_path: Path) -> None:
     shutil.copytree(search_run.folder, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints"))
     run = Run(tmp_path / "run")
     path = run.folder / SECOND_LOOK
-    path.write_text(json.dumps({**read_json(path), "step": 10**6}))
-    assert derive(run).ranking[0].loss is None, "a killed search that began again has not come to it"
     lost = {**read_json(search_run.folder / SECOND_LOOK)}
     lost["networks"][0]["loss"] = None
     path.write_text(json.dumps(lost))
@@ -189,11 +226,12 @@ def test_a_second_look_of_later_steps_or_a_damaged_one_does_not_count(search_run
     path.write_text("[1, 2]")
     with pytest.raises(ParnasError, match="not what a search wrote"):
         derive(run)
+    assert derive(run, Demands(rescore=0)).ranking[0].loss is None, "which does not need it"
 
 
 def test_a_target_that_no_network_meets_is_refused_before_training(corpus: Path, tmp_path: Path) -> None:
     config = small_config(corpus, search__space=("s", "f"), search__cost__target=0.1)
-    with pytest.raises(ParnasError, match=r"search\.cost\.target or --within, is 0\.1"):
+    with pytest.raises(ParnasError, match=r"costs 0\.1 .* set the target, .* to 0\.\d+ at least.*remove .*run to use"):
         search(config, tmp_path / "run", Silent())
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 

@@ -30,5 +30,7 @@ def test_monitor_counts_changes_of_the_argmax_string() -> None:
 
 
 def test_collapse_is_said_from_its_bound_on() -> None:
-    assert describe_collapse(COLLAPSED - 0.01) is None
-    assert "identity holds 75%" in str(describe_collapse(0.75))
+    assert describe_collapse(COLLAPSED - 0.01, "gdas") is None
+    assert "identity holds 75%" in str(describe_collapse(0.75, "gdas"))
+    assert "estimator uniform" in str(describe_collapse(0.75, "gdas"))
+    assert "estimator uniform" not in str(describe_collapse(0.75, "uniform")), "which is in use already"

@@ -1,7 +1,9 @@
 """What the trials of a black-box search measure, and the command."""
 
 import csv
+import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,12 +13,9 @@ from parnas.architecture import Architecture
 from parnas.cli import main
 from parnas.config import dump_config
 from parnas.data.streams import prepare
-from parnas.errors import ParnasError
-from parnas.nas.cost import count_costs
-from parnas.nas.trials import (
-    inheriting_task,
-    training_task,
-)
+from parnas.errors import Diverged, ParnasError
+from parnas.nas.cost import Costs, count_costs, write_costs
+from parnas.nas.trials import Finding, inheriting_task, training_task, write_results
 from parnas.run import Run, read_arch_file
 from parnas.training.device import choose_device
 from parnas.training.perplexity import measure_loss
@@ -56,6 +55,39 @@ def test_trainings_that_are_not_kept_leave_nothing(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     training_task(small_config(corpus), 2, None, Silent()).perplexity(0, Architecture("fff"))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_trial_that_diverges_is_never_the_answer(corpus: Path, tmp_path: Path) -> None:
+    task = training_task(small_config(corpus), 2, None, Silent())
+    found = [Finding("f", math.inf, 1.0, 0, "trained"), Finding("sf", 50.0, 3.0, 1, "trained")]
+    front, best = write_results(found, task, "a", None, tmp_path)
+    assert front == [best] == found[1:]
+    assert write_results(found[:1], task, "a", None, tmp_path) == ([], None)
+
+
+def test_a_trial_that_diverges_is_told_of(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def diverge(*_: object) -> None:
+        raise Diverged("The loss is not finite at step 3.")
+
+    told: list[str] = []
+    reporter = Silent()
+    monkeypatch.setattr("parnas.nas.trials.retrain", diverge)
+    monkeypatch.setattr(reporter, "note", told.append)
+    task = training_task(small_config(corpus), 2, None, reporter)
+    assert math.isinf(task.perplexity(0, Architecture("sf")))
+    assert any("not finite at step 3" in note for note in told)
+
+
+def test_costs_of_trials_are_the_searchs_own_or_those_of_a_table(
+    search_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Costs("macs", {"s": 3.0, "f": 2.0, "i": 0.0}, 8.0)
+    run = Run(Path(shutil.copytree(search_run.folder, tmp_path / "run")))
+    write_costs(found, run.folder)
+    assert inheriting_task(run.config(), run.folder, Silent()).costs == found
+    monkeypatch.setattr("parnas.nas.trials.find_costs", lambda *_: replace(found, interleaved=9.0))
+    asked = run.config().replace(search__cost__table="elsewhere.json")
+    assert inheriting_task(asked, run.folder, Silent()).costs.interleaved == 9.0
 
 
 def test_terms_hold_what_values_depend_on_and_no_more(corpus: Path, search_run: Run, tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """The estimator that trains weights on uniform paths, and alpha by a fit of losses."""
 
 import itertools
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +20,7 @@ from parnas.model.estimators import RIDGE, UniformPath
 from parnas.nas.derive import derive
 from parnas.nas.inherited import SECOND_LOOK, held_out, rescorer
 from parnas.nas.search import SearchTrainer, make_alpha_batches, search
-from parnas.run import PI
+from parnas.run import METRICS, PI
 from parnas.training.checkpoint import WEIGHTS
 from parnas.training.phases import load
 from parnas.training.reporter import Silent
@@ -109,8 +111,25 @@ def test_weights_from_before_settling_are_kept(corpus: Path, tmp_path: Path) -> 
     looked = read_json(run.folder / SECOND_LOOK)["networks"]
     loss_of = rescorer(run, Silent())
     assert [loss_of(Architecture(each["arch"])) for each in looked] == pytest.approx([each["loss"] for each in looked])
+    without = search(small_config(corpus, search__second_look=0, **changes), tmp_path / "without", Silent())
+    assert load(without.folder, even=True).step == 10, "for those who ask for a second look later"
     fair = search(small_config(corpus, search__fair_share=1.0), tmp_path / "fair", Silent())
     assert not fair.even.exists(), "the last checkpoint is the same"
+
+
+def test_the_time_of_a_second_look_counts_once(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else tokens per second would be those of a training that took less time than it did, or less than none."""
+
+    def slowly(*arguments: Any) -> Any:
+        time.sleep(1.0)
+        return held_out(*arguments)
+
+    monkeypatch.setattr("parnas.nas.search.held_out", slowly)
+    changes = {"search__steps": 20, "search__fair_share": 0.5, "train__log_every": 12, "train__eval_every": 10}
+    run = search(small_config(corpus, **changes), tmp_path / "run", Silent())
+    speeds = [line["tokens_per_s"] for line in run.records(METRICS) if line["split"] == "train"]
+    assert len(speeds) == 2
+    assert min(speeds) > 12 * 4 * 8, "in less than the second that the look takes"
 
 
 def test_fit_equals_weighted_least_squares_with_a_ridge() -> None:

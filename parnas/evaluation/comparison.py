@@ -69,7 +69,7 @@ def compare(folders: Sequence[Path], conditions: Conditions, reporter: Reporter)
 
 
 def describe_kind(entry: Entry) -> str:
-    """SuperNet, the discrete network of its argmax with its weights, or a discrete network trained by itself."""
+    """SuperNet, the network that a search derived with the SuperNet's weights, or one trained by itself."""
     if isinstance(entry.network, SuperNet):
         return "SuperNet"
     return "derived, in SuperNet" if isinstance(entry.loaded.model, SuperNet) else "discrete"

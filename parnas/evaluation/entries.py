@@ -85,7 +85,7 @@ def open_entry(name: str, run: Run, loaded: LoadedRun, threads: int | None, cond
 
 
 def network_of(loaded: LoadedRun) -> TransformerXL:
-    """What is scored: the network, or of a search the SuperNet by pi (its argmax where steps run a single path)."""
+    """What is scored: the network, or of a search the SuperNet by pi (the derived one where gates are one-hot)."""
     if isinstance(loaded.model, SuperNet) and ESTIMATORS[loaded.config.search.estimator].one_hot:
         return loaded.model.extract(loaded.architecture)
     return loaded.model

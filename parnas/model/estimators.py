@@ -37,9 +37,8 @@ and finite, since an infinite one would turn gradients of the temperature, and 0
 PAIRS = 10  # that the fit remembers for each number it finds: fewer are noise, and of more the weights have changed
 IDENTITY_WEIGHT = 0.5  # in the even draw: with 1, deep networks come so seldom that they rank too low
 RIDGE = 1.0  # of the fit, in pairs of paths
-MEAN_RATE = (
-    0.1  # of the running means of probes; a candidate is probed about every twelfth step of a search in 6 blocks
-)
+# Of the running means of probes; a candidate is probed about every twelfth step of a search in 6 blocks.
+MEAN_RATE = 0.1
 
 
 class PathGate(NamedTuple):

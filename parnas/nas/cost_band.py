@@ -15,7 +15,7 @@ from fractions import Fraction
 from itertools import accumulate
 from operator import add
 
-from parnas.architecture import IDENTITY
+from parnas.architecture import IDENTITY, drop_identity
 from parnas.errors import ParnasError
 from parnas.nas.knapsack import TOLERANCE, exact_costs
 
@@ -26,7 +26,6 @@ def draw_networks(
     low: float,
     high: float,
     seed: int,
-    identity: str = IDENTITY,
     without: Iterable[Sequence[str]] = (),
 ) -> Iterator[tuple[str, ...]]:
     """Strings of different networks with a cost in [low, high], one after the other until none is left.
@@ -35,7 +34,7 @@ def draw_networks(
     with a relative tolerance of 1e-9. `without`: networks that are not to be drawn. The same seed gives the same ones.
 
     Every string in the band that names a network not yet drawn is equally likely to be the next, as if strings were
-    drawn uniformly and those of known networks thrown away. Strings that differ only in where `identity` stands are
+    drawn uniformly and those of known networks thrown away. Strings that differ only in where identity stands are
     one network; identity alone is none. Raises `ParnasError` for an empty band, blocks without candidates, and layers
     without a cost.
     """
@@ -45,22 +44,20 @@ def draw_networks(
     if not blocks or not all(blocks):
         raise ParnasError("A block has no candidates, or there is no block; give every block at least one candidate.")
     rng = random.Random(seed)
-    strings = _Strings(blocks, costs, low, high, identity)
-    for word in {(), *(tuple(name for name in layers if name != identity) for layers in without)}:
+    strings = _Strings(blocks, costs, low, high)
+    for word in {(), *map(drop_identity, without)}:
         strings.remove(word)
     while strings.left():
         layers = strings.draw(rng)
-        strings.remove(tuple(name for name in layers if name != identity))
+        strings.remove(drop_identity(layers))
         yield layers
 
 
 class _Strings:
     """The strings of a band, less those of the networks removed."""
 
-    def __init__(
-        self, blocks: Sequence[Sequence[str]], costs: Mapping[str, float], low: float, high: float, identity: str
-    ) -> None:
-        self.blocks, self.identity = blocks, identity
+    def __init__(self, blocks: Sequence[Sequence[str]], costs: Mapping[str, float], low: float, high: float) -> None:
+        self.blocks = blocks
         self.costs, unit = exact_costs(dict.fromkeys(name for block in blocks for name in block), costs)
         dearest = sum(max(self.costs[name] for name in block) for block in blocks)
         self.low = math.ceil(Fraction(low) * (1 - TOLERANCE) * unit) if low > 0 else 0
@@ -82,7 +79,7 @@ class _Strings:
         spent, word = 0, tuple[str, ...]()
         for number, block in enumerate(self.blocks, 1):
             for name in block:
-                follow = word if name == self.identity else (*word, name)
+                follow = word if name == IDENTITY else (*word, name)
                 strings = self.left(number, spent + self.costs[name], follow)
                 if place < strings:
                     break
@@ -96,14 +93,14 @@ class _Strings:
         if len(word) > len(self.blocks) or any(name not in self.costs for name in word):
             return
         identities = len(self.blocks) - len(word)
-        cost = sum(self.costs[name] for name in word) + identities * self.costs.get(self.identity, 0)
+        cost = sum(self.costs[name] for name in word) + identities * self.costs.get(IDENTITY, 0)
         if not self.low <= cost <= self.high:
             return
         ways: list[int] = []  # for each t in how many ways the blocks from the t-th on spell the rest
         for length in range(len(word), -1, -1):
             longer, ways = ways, [0] * len(self.blocks) + [int(length == len(word))]
             for t, block in reversed(list(enumerate(self.blocks))):
-                ways[t] = ways[t + 1] if self.identity in block else 0
+                ways[t] = ways[t + 1] if IDENTITY in block else 0
                 if length < len(word) and word[length] in block:
                     ways[t] += longer[t + 1]
             known = self.removed.setdefault(word[:length], [0] * len(ways))

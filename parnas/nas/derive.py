@@ -11,7 +11,7 @@ import torch
 from parnas.architecture import IDENTITY, Architecture
 from parnas.config import Config
 from parnas.data.streams import StreamHeader
-from parnas.errors import ParnasError
+from parnas.errors import OverBudget, ParnasError
 from parnas.files import write_text
 from parnas.model.transformer_xl import TransformerXL
 from parnas.nas.cost import UNITS, Costs, Metric, costs_of_run
@@ -146,14 +146,15 @@ def derive(run: Run, demands: Demands | None = None, reporter: Reporter | None =
     demands, config, reporter = demands or Demands(), run.config(), reporter or Silent()
     step, pi = read_pi(run, config)
     target, costs = settle_demands(run, config, demands, reporter)
-    losses = read_second_look(run, step)
-    looked_at = (config.search.looked_at if losses else 0) if demands.rescore is None else demands.rescore
+    looked_at = config.search.looked_at if step >= config.search.alpha_end_step else 0  # as in the search
+    looked_at = looked_at if demands.rescore is None else demands.rescore
     chosen = choose(pi, costs, target, demands.limits, max(demands.top_k, looked_at))
+    losses = read_second_look(run, step) if looked_at else {}
     if any(choice.layers not in losses for choice in chosen[:looked_at]):  # of another target, or asked for by hand
         reporter.note(f"reading text with the {len(chosen[:looked_at])} most probable networks; --rescore 0 does not")
         loss_of = rescorer(run, reporter)
         losses = {choice.layers: loss_of(Architecture(choice.layers)) for choice in chosen[:looked_at]}
-    ranking = rank(chosen, looked_at, losses, config.search.entropy_end, costs)
+    ranking = rank(chosen, looked_at, losses, config.search.weight_of_pi, costs)
     architecture = ranking[0].architecture
     blocks = tuple(BlockChoice.of(layer, block) for layer, block in zip(architecture, pi, strict=True))
     return Derivation(
@@ -185,10 +186,12 @@ def choose(
         return most_probable(pi, free if costs is None else costs.of, math.inf, limits, count)
     try:
         return most_probable(pi, costs.of, target * costs.interleaved, limits, count)
-    except ParnasError as error:
+    except OverBudget as error:
+        within = " within the limits" if limits else ""
+        least = math.ceil(1000 * error.cheapest / costs.interleaved) / 1000
         raise ParnasError(
-            f"{error} The target, search.cost.target or --within, is {target:g} of the {costs.interleaved:.4g} "
-            f"{UNITS[costs.metric]} of {costs.metric} that the interleaved network takes."
+            f"No network{within} costs {target:g} of the interleaved network's {costs.metric} or less; set the target, "
+            f"search.cost.target or --within, to {least:g} at least."
         ) from error
 
 
@@ -196,11 +199,11 @@ def rank(
     chosen: Sequence[Choice],
     looked_at: int,
     losses: Mapping[tuple[str, ...], float],
-    entropy_weight: float,
+    weight_of_pi: float,
     costs: Costs | None,
 ) -> list[Ranked]:
     """The most probable networks: the first `looked_at` by their estimate, then the others by their probability."""
-    looked = rank_again(chosen[:looked_at], [losses[choice.layers] for choice in chosen[:looked_at]], entropy_weight)
+    looked = rank_again(chosen[:looked_at], [losses[choice.layers] for choice in chosen[:looked_at]], weight_of_pi)
     others = [(choice, None, None) for choice in chosen[looked_at:]]
     return [
         Ranked(
@@ -243,7 +246,7 @@ def find_warnings(run: Run, config: Config, blocks: Sequence[BlockChoice], step:
         if 0 <= block.margin < SMALL_MARGIN
     ]
     if IDENTITY in config.search.candidates:
-        warning = describe_collapse(sum(block.pi[IDENTITY] for block in blocks) / len(blocks))
+        warning = describe_collapse(sum(block.pi[IDENTITY] for block in blocks) / len(blocks), config.search.estimator)
         warnings += [warning] if warning else []
     if not run.finished():
         warnings.append(f"the search has not ended; this is pi after step {step} of {config.search.steps}")

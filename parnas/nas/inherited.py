@@ -6,9 +6,10 @@ that they inherit (Guo et al. 2020, arXiv 1904.00420, section 3.3), and two esti
 
     estimate = inherited loss - e log p,    p the product of its pi, e = search.entropy_end
 
-Alpha comes to rest in an objective with entropy where pi is exp(-loss / e) up to a factor, so that -e log p is what the
-search learned of the loss, block by block, in nats per token and up to a constant. Before that, in short searches, pi
-is nearer to even, and the inherited loss counts for more.
+With the estimator `uniform`, alpha comes to rest in an objective of loss and entropy, where pi is exp(-loss / e) up
+to a factor, so that -e log p is what the search learned of the loss, block by block, in nats per token and up to a
+constant. Before that, in short searches, pi is nearer to even, and the inherited loss counts for more. Where a penalty
+on the cost shapes pi as well, or weights followed alpha, pi says no such thing: e is 0 there.
 """
 
 import math
@@ -26,7 +27,7 @@ from parnas.nas.knapsack import Choice
 from parnas.run import Run
 from parnas.training.device import choose_device
 from parnas.training.perplexity import TotalLoss, measure_loss
-from parnas.training.phases import load
+from parnas.training.phases import load, same_text
 from parnas.training.reporter import Reporter
 
 SECOND_LOOK = "second_look.json"
@@ -66,19 +67,27 @@ def held_out(config: Config, streams: TokenStreams) -> Tokens:
 
 
 def rescorer(run: Run, reporter: Reporter) -> Callable[[Architecture], float]:
-    """The loss of a network by a search's evenly trained weights, in nats per token of held-out text."""
+    """The loss of a network by a search's evenly trained weights, in nats per token of held-out text.
+
+    Raises `ParnasError` where the run is no search, or its text is no longer what it was.
+    """
     found = load(run.folder, even=True)
     if not isinstance(found.model, SuperNet):
         raise ParnasError(f"{run.folder} is no search; only a SuperNet's weights are those of many networks.")
     streams = prepare(found.config.data, reporter.note)
+    if not same_text(streams.header, found.header):
+        raise ParnasError(
+            f"The text or tokenizer on this machine is not what {run.folder} was trained with; restore it, or give "
+            "--rescore 0."
+        )
     loss_of = measure_inherited(found.model, found.config, streams, held_out(found.config, streams))
     return lambda architecture: loss_of(architecture).per_token
 
 
-def rank_again(chosen: Sequence[Choice], losses: Sequence[float], entropy_weight: float) -> list[Estimate]:
+def rank_again(chosen: Sequence[Choice], losses: Sequence[float], weight_of_pi: float) -> list[Estimate]:
     """Networks by their estimate, the best first, given their inherited losses; one that is no number comes last."""
     found = [
-        Estimate(choice, loss, loss - entropy_weight * choice.log_probability)
+        Estimate(choice, loss, loss - weight_of_pi * choice.log_probability)
         for choice, loss in zip(chosen, losses, strict=True)
     ]
     return sorted(found, key=lambda each: math.inf if math.isnan(each.estimate) else each.estimate)

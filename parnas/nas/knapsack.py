@@ -26,7 +26,7 @@ from operator import add, getitem, le, mul
 from typing import NamedTuple
 
 from parnas.architecture import IDENTITY
-from parnas.errors import ParnasError
+from parnas.errors import OverBudget, ParnasError
 
 TOLERANCE = Fraction(1, 10**9)  # relative: a budget written as a sum of floats may lie beside that sum
 ROUGH_WIDTH = 20  # labels kept per block, for each network asked for, by the search that only bounds the exact one
@@ -57,8 +57,9 @@ def most_probable(
     (`s` for `s` and `s:heads=2`).
 
     Strings that differ only in where `identity` stands are one network, which its most probable string represents;
-    identity alone is none. Ties are broken as the module says. Raises `ParnasError` where nothing fits, and for
-    k < 1, a block without candidates, missing or negative costs, and limits that limit nothing.
+    identity alone is none. Ties are broken as the module says. Raises `OverBudget` where nothing fits the budget, and
+    `ParnasError` where nothing keeps to the limits, for k < 1, a block without candidates, missing or negative costs,
+    and limits that limit nothing.
     """
     if k < 1:
         raise ParnasError(f"k is {k}; ask for at least 1 network.")
@@ -90,8 +91,8 @@ def most_probable(
         )
     within = f" within the limits {limits}" if limits else ""
     cost = cheapest[0].cost / unit
-    raise ParnasError(
-        f"No network fits the budget of {budget}: the cheapest{within} costs {cost}. Raise the budget to that at least."
+    raise OverBudget(
+        f"No network fits the budget of {budget}: the cheapest{within} costs {cost}. Raise it to that at least.", cost
     )
 
 

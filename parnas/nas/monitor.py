@@ -44,11 +44,12 @@ class Monitor:
         }
 
 
-def describe_collapse(identity_share: float) -> str | None:
-    """What to say where a search collapses."""
+def describe_collapse(identity_share: float, estimator: str) -> str | None:
+    """What to say where a search by that estimator collapses."""
     if identity_share < COLLAPSED:
         return None
+    other = "" if estimator == "uniform" else "use search.estimator uniform, "
     return (
         f"the search is collapsing: identity holds {identity_share:.0%} of pi. Train weights longer before alpha "
-        "(search.alpha_start_step), use search.estimator uniform, or leave i out of search.space"
+        f"(search.alpha_start_step), raise search.entropy_start, {other}or leave i out of search.space"
     )

@@ -14,6 +14,7 @@ from parnas.architecture import Architecture
 from parnas.config import Config
 from parnas.data.batching import Batch, TrainingBatches, split_share
 from parnas.data.streams import Tokens
+from parnas.errors import ParnasError
 from parnas.model.estimators import ESTIMATORS, Gates, drop_candidates
 from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import Memory
@@ -53,7 +54,7 @@ class SearchTrainer(Trainer):
         self.costs = costs
         self.relative_costs = None if costs is None else costs.relative(self.search.candidates).to(device)
         self.monitor, self.warned = Monitor(self.search.candidates), False
-        self.found: Architecture | None = None  # by the second look
+        self.found: Architecture | None = None  # what the weights settle on, once alpha rests
         self.noise = torch.Generator(device).manual_seed(session.config.runtime.seed)
         learnable = self.search.tau_schedule == "learnable"
         self.log_tau = nn.Parameter(torch.tensor(math.log(self.search.tau_start), device=device), learnable)
@@ -78,9 +79,6 @@ class SearchTrainer(Trainer):
 
     def train_step(self) -> None:
         """One update of the weights and, once its time has come, one of alpha: by the same batch or its own."""
-        if self.step >= self.search.alpha_end_step and self.estimator.settled is None:
-            chosen = torch.tensor([self.search.candidates.index(name) for name in self.architecture()])
-            self.estimator.settled = functional.one_hot(chosen, len(self.search.candidates))
         super().train_step()
         if self._trains_alpha():
             if self.alpha_batches is not None:
@@ -92,31 +90,38 @@ class SearchTrainer(Trainer):
             # Bounded here and not in tau(), where the bound would cut off the gradient that leads back from it.
             self.log_tau.data.clamp_(math.log(self.search.tau_end), math.log(self.search.tau_start))
         self.alpha_optimizer.zero_grad(set_to_none=True)
+        if self.step + 1 == self.search.alpha_end_step:
+            self._end_alpha(self.step + 1)
 
     def architecture(self) -> Architecture:
         """What derive would take now: the most probable network within the target, or what a second look found."""
-        if self.step < self.search.alpha_end_step or not self.search.looked_at:
-            return Architecture(self._most_probable(1)[0].layers)
-        if self.found is None:
-            self.found = self._look_again()
-        return self.found
+        return self.found or Architecture(self._most_probable(1)[0].layers)
+
+    def _end_alpha(self, step: int) -> None:
+        """Find the answer, now that pi stays what it is after that step; the weights settle on it from here on."""
+        began = time.perf_counter()
+        if step < self.search.steps:
+            save_checkpoint(self.session.run.even, step, self.supernet, {})
+        self._settle(self._look_again(step) if self.search.looked_at else self.architecture())
+        self.logged_at += time.perf_counter() - began  # tokens per second counts training alone
+
+    def _settle(self, architecture: Architecture) -> None:
+        self.found = architecture
+        chosen = torch.tensor([self.search.candidates.index(name) for name in architecture])
+        self.estimator.settled = functional.one_hot(chosen, len(self.search.candidates))
 
     def _most_probable(self, count: int) -> list[Choice]:
         pi = [dict(zip(self.search.candidates, row, strict=True)) for row in self.supernet.pi().tolist()]
         return choose(pi, self.costs, self.search.cost.target, count=count)
 
-    def _look_again(self) -> Architecture:
-        """Read held-out text with the most probable networks, now that alpha rests; the run folder keeps the losses."""
-        began = time.perf_counter()
+    def _look_again(self, step: int) -> Architecture:
+        """The best of the most probable networks by reading held-out text; the run folder keeps the losses."""
         config, streams, run = self.session.config, self.session.streams, self.session.run
         loss_of = measure_inherited(self.supernet, config, streams, held_out(config, streams))
         chosen = self._most_probable(self.search.looked_at)
         losses = [loss_of(Architecture(choice.layers)).per_token for choice in chosen]
-        write_second_look(run, self.step, chosen, losses)
-        if self.step < self.search.steps:
-            save_checkpoint(run.even, self.step, self.supernet, {})
-        self.logged_at += time.perf_counter() - began  # tokens per second counts training alone
-        return Architecture(rank_again(chosen, losses, self.search.entropy_end)[0].choice.layers)
+        write_second_look(run, step, chosen, losses)
+        return Architecture(rank_again(chosen, losses, self.search.weight_of_pi)[0].choice.layers)
 
     def _learn_from(self, batch: Batch) -> None:
         """Gradients of alpha alone, on text that the weights never see."""
@@ -182,7 +187,7 @@ class SearchTrainer(Trainer):
     def validate(self) -> dict[str, TotalLoss]:
         """The SuperNet weighing by pi, and the network that derive would take, each with its own memory.
 
-        `valid`, the SuperNet's own figure, is the former, or the latter where each step trains a single path.
+        `valid`, the SuperNet's own figure, is the former, or the latter where gates choose one candidate per block.
         """
         by_pi = self.validation_loss(self.supernet)
         argmax = self.validation_loss(self.supernet.extract(self.architecture()))
@@ -202,7 +207,7 @@ class SearchTrainer(Trainer):
         super().log({**record, **seen})
         self.session.run.append(PI, {"step": record["step"], "tau": record["tau"], "pi": pi.tolist(), "arch": arch})
         self.session.reporter.pi(self.supernet.space, pi.tolist())
-        warning = describe_collapse(seen["identity_share"])
+        warning = describe_collapse(seen["identity_share"], self.search.estimator)
         if warning and not self.warned:
             self.session.reporter.note(f"warning: {warning}")
         self.warned = warning is not None
@@ -229,7 +234,8 @@ class SearchTrainer(Trainer):
         self.noise.set_state(state["noise"])
         self.estimator.restore(state["estimator"], self.log_tau.device)
         self.monitor.string, self.monitor.changes = state["monitor"]
-        self.found = None if state["found"] is None else Architecture.parse(state["found"])
+        if state["found"] is not None:
+            self._settle(Architecture.parse(state["found"]))
 
 
 def search(config: Config, folder: Path, reporter: Reporter, resume: bool = False) -> Run:
@@ -245,7 +251,12 @@ def search(config: Config, folder: Path, reporter: Reporter, resume: bool = Fals
         costs = costs_of_run(session.run.folder, config, config.search.cost.metric, reporter)
         write_costs(costs, session.run.folder)  # so that it is resumed and derived from with the same
     trainer = SearchTrainer(session, model, batches, alpha_batches, costs)
-    trainer.architecture()  # refuses a target that no network meets
+    try:
+        trainer.architecture()
+    except ParnasError as error:  # no network meets the target
+        raise ParnasError(
+            f"{error} Nothing was trained: remove {session.run.folder} to use that name again."
+        ) from error
     return run_training(trainer, resume, trainer.architecture)
 
 

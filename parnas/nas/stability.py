@@ -136,7 +136,7 @@ def stability(config: Config, folder: Path, seeds: int, reporter: Reporter) -> S
     def look_again(chosen: Sequence[Choice]) -> Choice:
         losses = [list(map(rescorer(run, reporter), (Architecture(each.layers) for each in chosen))) for run in runs]
         means = [fmean(of_network) for of_network in zip(*losses, strict=True)]
-        return rank_again(chosen, means, config.search.entropy_end)[0].choice
+        return rank_again(chosen, means, config.search.weight_of_pi)[0].choice
 
     return compare_seeds(numbers, found, first.costs, first.target, count, look_again if count else None)
 
@@ -162,15 +162,18 @@ def compare_seeds(
         raise ParnasError("The searches had different blocks or candidates; only those of one space can be compared.")
     strings = tuple(tuple(block.layer for block in blocks) for blocks in found)
     choices = list(zip(*found, strict=True))
-    experts = [
-        {name: math.exp(mean) if any(each.pi[name] for each in block) else 0.0 for name, mean in means.items()}
-        for block in choices
-        for means in (mean_log_pi(block),)
-    ]
-    chosen = choose(experts, costs, target, count=max(1, count))
+    chosen = choose([product_of_experts(block) for block in choices], costs, target, count=max(1, count))
     consensus = (chosen[0] if look_again is None else look_again(chosen)).layers
     votes = tuple(count_votes(block, layer) for block, layer in zip(choices, consensus, strict=True))
     return Stability(tuple(seeds), strings, votes)
+
+
+def product_of_experts(choices: Sequence[BlockChoice]) -> dict[str, float]:
+    """exp of the mean over the seeds of one block's log pi, by candidate; 0 for what no seed has there."""
+    return {
+        name: math.exp(mean) if any(each.pi[name] for each in choices) else 0.0
+        for name, mean in mean_log_pi(choices).items()
+    }
 
 
 def mean_log_pi(choices: Sequence[BlockChoice]) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -74,14 +75,16 @@ def training_task(config: Config, steps: int, keep: Path | None, reporter: Repor
     config, streams = resolve(config, reporter)
     config = config.replace(train__steps=steps)
     costs = find_costs(config, config.search.cost.metric, reporter)
-    return make_task(config, streams, "trained", {}, partial(train_briefly, config, keep), costs)
+    return make_task(config, streams, "trained", {}, partial(train_briefly, config, keep, reporter), costs)
 
 
-def train_briefly(config: Config, keep: Path | None, number: int, architecture: Architecture) -> float:
-    """Validation perplexity of a network after its training."""
+def train_briefly(
+    config: Config, keep: Path | None, reporter: Reporter, number: int, architecture: Architecture
+) -> float:
+    """Validation perplexity of a network after its training; infinite, with a note, where that diverges."""
     with trial_folder(keep, number) as folder:
         changed = config.replace(model__arch=str(architecture.canonical()))
-        return reached_perplexity(partial(retrain, changed, folder, Silent()), Silent())
+        return reached_perplexity(partial(retrain, changed, folder, Silent()), reporter)
 
 
 @contextmanager
@@ -95,7 +98,7 @@ def trial_folder(keep: Path | None, number: int) -> Iterator[Path]:
 
 
 def inheriting_task(config: Config, supernet: Path, reporter: Reporter) -> Task:
-    """Trials take the weights of a search for their layers, untrained.
+    """Trials take the weights of a search for their layers, evenly trained where it kept such.
 
     Raises `ParnasError` where the run is no search, or another text, network or space than the configuration's.
     """
@@ -112,7 +115,9 @@ def inheriting_task(config: Config, supernet: Path, reporter: Reporter) -> Task:
         return loss_of(architecture).perplexity
 
     weights = read_json(loaded.checkpoint / MANIFEST)["sha256"]
-    costs = costs_of_run(run.folder, config, config.search.cost.metric, reporter)
+    metric, table = config.search.cost.metric, config.search.cost.table
+    own = table == run.config().search.cost.table
+    costs = costs_of_run(run.folder, config, metric, reporter) if own else find_costs(config, metric, reporter)
     return make_task(config, streams, "inherited", {"supernet's weights": weights}, perplexity, costs)
 
 
@@ -191,8 +196,9 @@ def write_results(
 ) -> tuple[list[Finding], Finding | None]:
     """Write `pareto.csv`, and `arch.yaml` of the best that costs at most `within` of the interleaved network.
 
-    Returns the front, and the best; none, and no `arch.yaml`, where all cost more.
+    Returns the front, and the best; none, and no `arch.yaml`, where all cost more. What diverged is neither.
     """
+    findings = [finding for finding in findings if math.isfinite(finding.valid_ppl)]
     front = pareto_front(findings)
     best = best_within(findings, None if within is None else within * task.costs.interleaved)
     write_front(front, folder / "pareto.csv")

@@ -150,7 +150,7 @@ def load(folder: str | Path, even: bool = False) -> LoadedRun:
     """Rebuild the network of a run from its newest checkpoint, with its tokenizer and configuration.
 
     `even`: with a search's weights from before they settled on one network, where there are such. Raises `ParnasError`
-    where the folder has no checkpoint or lacks what the network needs.
+    where the folder has no whole checkpoint or lacks what the network needs.
     """
     run = Run(folder)
     config = run.config()
@@ -159,6 +159,10 @@ def load(folder: str | Path, even: bool = False) -> LoadedRun:
     tokenizer = load_tokenizer(run.tokenizer)
     skipped: list[str] = []
     before = newest_checkpoint(run.even, skipped.append) if even else None
+    if even and before is None and skipped:
+        raise ParnasError(
+            "\n".join([f"{run.even} has no whole checkpoint; restore it, or give --rescore 0.", *skipped])
+        )
     checkpoint = before or newest_checkpoint(run.checkpoints, skipped.append)
     if checkpoint is None:
         raise ParnasError(
