@@ -56,6 +56,9 @@ PROFILE = "ground_truth_profile.json"
 NO_TARGET = "none"
 TARGETS = (NO_TARGET, "0.65", "0.8")
 SEEDS = 5
+SEARCHES_BY = {name: {"search__estimator": name} for name in ESTIMATORS}
+"""What is compared: settings of searches by name. A penalty on the cost is no part of `uniform` by default."""
+SEARCHES_BY["uniform, penalised"] = {"search__estimator": "uniform", "search__cost__weight": 2.0}
 STRATUM = 0.03  # networks whose predicted latency is within this share of each other cost the same
 SCORE_NAMES = ("pi", "inherited", "estimate")
 
@@ -104,7 +107,7 @@ def find_jobs(config: Config, done: Sequence[Search], parsed: Namespace) -> Iter
     known = {(row.estimator, row.target, row.seed) for row in done if row.steps == steps}
     for seed, estimator in itertools.product(range(1, parsed.seeds + 1), parsed.estimators):
         missing = tuple(target for target in parsed.targets if (estimator, target, seed) not in known)
-        settings = config.replace(search__estimator=estimator).search
+        settings = config.replace(**SEARCHES_BY[estimator]).search
         if settings.cost_weight or settings.alpha_end_step < steps:
             yield from (Job(estimator, target, seed, (target,)) for target in missing)
         elif missing:
@@ -114,7 +117,7 @@ def find_jobs(config: Config, done: Sequence[Search], parsed: Namespace) -> Iter
 def run_search(config: Config, job: Job) -> tuple[list[Search], list[Score]]:
     """Search, derive and score every network of the space."""
     aim = None if job.target == NO_TARGET else float(job.target)
-    config = config.replace(search__estimator=job.estimator, search__cost__target=aim, runtime__seed=job.seed)
+    config = config.replace(search__cost__target=aim, runtime__seed=job.seed, **SEARCHES_BY[job.estimator])
     with tempfile.TemporaryDirectory(prefix="parnas-quality-") as folder:
         run = search(config, Path(folder) / "run", Silent())
         found, seconds = [], float(run.summary()["seconds"])
@@ -331,7 +334,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--profile", action="store_true", help="measure what the layers cost")
     parser.add_argument("--search", action="store_true", help="run the searches that have no row yet")
     parser.add_argument("--workers", type=int, default=2, help="searches at a time")
-    parser.add_argument("--estimators", nargs="+", default=list(ESTIMATORS))
+    parser.add_argument("--estimators", nargs="+", default=list(SEARCHES_BY), choices=SEARCHES_BY)
     parser.add_argument("--targets", nargs="+", default=list(TARGETS), help="shares of the latency, or none")
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parsed = parser.parse_args(arguments)

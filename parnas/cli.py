@@ -109,11 +109,9 @@ def derive(
         list[str] | None, typer.Option("--max", metavar="LAYER=COUNT", help="Most blocks with a layer, such as s=4.")
     ] = None,
     top_k: Annotated[
-        int,
-        typer.Option(
-            "--top-k", min=1, help="How many networks to rank at least; those of a second look are all listed."
-        ),
-    ] = 1,
+        int | None,
+        typer.Option("--top-k", min=1, help="How many networks to rank; default: those of a second look, or one."),
+    ] = None,
     rescore: Annotated[
         int | None,
         typer.Option(

@@ -16,7 +16,7 @@ from parnas.files import read_json
 from parnas.model.transformer_xl import TransformerXL
 from parnas.nas.cost import Metric, count_costs, read_costs
 from parnas.nas.derive import BlockChoice, Demands, derive, read_demands, write_derivation
-from parnas.nas.inherited import SECOND_LOOK, held_out
+from parnas.nas.inherited import SECOND_LOOK, held_out, read_second_look
 from parnas.nas.search import search
 from parnas.run import PI, Run
 from parnas.training.device import choose_device
@@ -188,6 +188,13 @@ def test_a_second_look_that_is_lost_is_taken_again(search_run: Run, tmp_path: Pa
     again, first = derive(run), derive(search_run)
     assert [each.architecture for each in again.ranking] == [each.architecture for each in first.ranking]
     assert [each.loss for each in again.ranking] == pytest.approx([each.loss for each in first.ranking], rel=1e-5)
+
+
+def test_top_k_gives_so_many_of_the_best(search_run: Run) -> None:
+    every = derive(search_run).ranking
+    assert len(every) == len(read_second_look(search_run, 24)) > 3
+    assert derive(search_run, Demands(top_k=3)).ranking == every[:3]
+    assert len(derive(search_run, Demands(top_k=3, rescore=0)).ranking) == 3
 
 
 def test_no_second_look_before_alpha_rests(search_run: Run, tmp_path: Path) -> None:

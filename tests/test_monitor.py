@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from parnas.architecture import Architecture
 from parnas.nas.monitor import COLLAPSED, Monitor, describe_collapse, entropies
 
 
@@ -18,15 +19,15 @@ def test_entropy_equals_its_definition_and_has_a_finite_gradient_at_zero() -> No
     assert bool(alpha.grad.isfinite().all())
 
 
-def test_monitor_counts_changes_of_the_argmax_string() -> None:
+def test_monitor_counts_changes_of_the_network() -> None:
     monitor = Monitor(["s", "f", "i"])
     pi = torch.tensor([[0.2, 0.3, 0.5], [0.1, 0.8, 0.1]])
-    seen = [monitor.look(pi, string) for string in ("if", "if", "ff", "if")]
-    assert [each["argmax_changes"] for each in seen] == [0, 0, 1, 2]
+    seen = [monitor.look(pi, Architecture.parse(string)) for string in ("if", "fi", "ff", "if")]
+    assert [each["argmax_changes"] for each in seen] == [0, 0, 1, 2], "if and fi are one network"
     assert seen[-1]["argmax"] == "if"
     assert seen[-1]["identity_share"] == pytest.approx(0.3)
     assert seen[-1]["entropy"] == pytest.approx(float(entropies(pi).mean()))
-    assert Monitor(["s", "f"]).look(pi[:, :2], "ff")["identity_share"] == 0
+    assert Monitor(["s", "f"]).look(pi[:, :2], Architecture("ff"))["identity_share"] == 0
 
 
 def test_collapse_is_said_from_its_bound_on() -> None:

@@ -3,9 +3,11 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from model_helpers import model_config
 from parnas.architecture import Architecture
 from parnas.errors import ParnasError
 from parnas.model.heads import SoftmaxHead
-from parnas.model.layers import FeedForward, SelfAttention
+from parnas.model.layers import MAKERS, FeedForward, SelfAttention
 from parnas.model.transformer_xl import TransformerXL
 from parnas.nas.profile import (
     ModeTable,
@@ -24,6 +26,7 @@ from parnas.nas.profile import (
     Timing,
     check_sum,
     draw_architectures,
+    layer_code,
     layer_names,
     profile,
     read_profile,
@@ -231,6 +234,30 @@ def test_a_profile_says_what_it_holds_for(measured: Profile) -> None:
     assert measured.machine["threads"] == 1
     assert measured.machine["versions"]["torch"] == torch.__version__
     assert "command_line" not in measured.machine
+
+
+def test_a_profile_of_another_precision_or_shape_is_refused(measured: Profile, corpus: Path) -> None:
+    measured.refuse_other_shapes(small_config(corpus))
+    measured.refuse_other_shapes(small_config(corpus, runtime__precision="auto"))
+    with pytest.raises(ParnasError, match="precision fp32, not bf16"):
+        measured.refuse_other_shapes(small_config(corpus, runtime__precision="bf16"))
+    with pytest.raises(ParnasError, match="d_inner 32, not 48"):
+        measured.refuse_other_shapes(small_config(corpus, model__d_inner=48))
+
+
+def test_code_of_layers_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the latency of a layer would be kept when it was written anew."""
+    found = []
+    for text in ("def make(config): return 1", "def make(config): return 2"):
+        path = tmp_path / f"own_{len(found)}.py"
+        path.write_text(text)
+        names: dict[str, Any] = {}
+        exec(compile(text, str(path), "exec"), names)
+        monkeypatch.setitem(MAKERS, "g", names["make"])
+        found.append(layer_code(["s", "g"]))
+    assert found[0] != found[1]
+    monkeypatch.setitem(MAKERS, "g", partial(names["make"]))
+    assert layer_code(["g"]) == [], "no file is known"
 
 
 def test_the_file_round_trips(measured: Profile, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ class Demands:
     within: float | None = None  # largest cost as a share of the interleaved network's; inf: any
     metric: Metric | None = None
     limits: Mapping[str, int] = field(default_factory=dict)  # most blocks with a layer
-    top_k: int = 1
+    top_k: int | None = None  # how many to rank; none: those of the second look, or one
     rescore: int | None = None  # so many of the most probable get a second look; none: as many as in the search
 
 
@@ -117,7 +117,7 @@ class Derivation:
 
 
 def read_demands(
-    within: float | None, metric: str | None, most: Sequence[str], top_k: int, rescore: int | None = None
+    within: float | None, metric: str | None, most: Sequence[str], top_k: int | None = None, rescore: int | None = None
 ) -> Demands:
     """Demands as the command line gives them, `most` like `s=4`; raises `ParnasError` for what cannot be read."""
     if within is not None and not within > 0:
@@ -148,13 +148,13 @@ def derive(run: Run, demands: Demands | None = None, reporter: Reporter | None =
     target, costs = settle_demands(run, config, demands, reporter)
     looked_at = config.search.looked_at if step >= config.search.alpha_end_step else 0  # as in the search
     looked_at = looked_at if demands.rescore is None else demands.rescore
-    chosen = choose(pi, costs, target, demands.limits, max(demands.top_k, looked_at))
+    chosen = choose(pi, costs, target, demands.limits, max(demands.top_k or 1, looked_at))
     losses = read_second_look(run, step) if looked_at else {}
     if any(choice.layers not in losses for choice in chosen[:looked_at]):  # of another target, or asked for by hand
         reporter.note(f"reading text with the {len(chosen[:looked_at])} most probable networks; --rescore 0 does not")
         loss_of = rescorer(run, reporter)
         losses = {choice.layers: loss_of(Architecture(choice.layers)) for choice in chosen[:looked_at]}
-    ranking = rank(chosen, looked_at, losses, config.search.weight_of_pi, costs)
+    ranking = rank(chosen, looked_at, losses, config.search.weight_of_pi, costs)[: demands.top_k]
     architecture = ranking[0].architecture
     blocks = tuple(BlockChoice.of(layer, block) for layer, block in zip(architecture, pi, strict=True))
     return Derivation(

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from parnas.architecture import IDENTITY
+from parnas.architecture import IDENTITY, Architecture, drop_identity
 
 COLLAPSED = 0.6
 """Mean probability of identity from which on a search is said to collapse: most blocks do nothing, while no target
@@ -20,26 +20,28 @@ def entropies(pi: Tensor) -> Tensor:
 
 
 class Monitor:
-    """Follows pi over a search; `changes`, of the string that derive would take, and that string are all its state."""
+    """Follows pi over a search; `changes`, of the network that derive would take, and its layers are all its state."""
 
     def __init__(self, space: Sequence[str]) -> None:
         self.space = tuple(space)
-        self.string, self.changes = "", 0
+        self.network: str | None = None  # without identity
+        self.changes = 0
 
-    def look(self, pi: Tensor, string: str) -> dict[str, Any]:
-        """The figures of one line of metrics, given pi [blocks, candidates] and the string that derive would take.
+    def look(self, pi: Tensor, architecture: Architecture) -> dict[str, Any]:
+        """The figures of one line of metrics, given pi [blocks, candidates] and what derive would take.
 
         entropy          of pi in nats, mean over the blocks
         identity_share   probability of identity, mean over the blocks
-        argmax_changes   how many lines so far had another such string than the line before
+        argmax_changes   how many lines so far named another network than the line before
         """
-        self.changes += bool(self.string) and string != self.string
-        self.string = string
+        network = " ".join(drop_identity(architecture))
+        self.changes += self.network not in (None, network)
+        self.network = network
         identity = pi[:, self.space.index(IDENTITY)].mean().item() if IDENTITY in self.space else 0.0
         return {
             "entropy": entropies(pi).mean().item(),
             "identity_share": identity,
-            "argmax": string,
+            "argmax": str(architecture),
             "argmax_changes": self.changes,
         }
 

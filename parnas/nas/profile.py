@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from inspect import getsourcefile, isclass, isfunction
 from itertools import islice
 from math import fsum
 from pathlib import Path
@@ -25,7 +26,7 @@ from parnas.data.cache import cache_dir, locked
 from parnas.data.streams import prepare
 from parnas.errors import ParnasError
 from parnas.files import read_json, write_json
-from parnas.model.layers import Block, make_layer
+from parnas.model.layers import MAKERS, Block, make_layer
 from parnas.model.transformer_xl import TransformerXL
 from parnas.nas.cost_band import draw_networks
 from parnas.run import describe_machine
@@ -119,11 +120,12 @@ class Profile:
         write_json(path, asdict(self))
 
     def refuse_other_shapes(self, config: Config) -> None:
-        """Raise where the profile was measured for other shapes than those of a configuration."""
-        wanted = describe_shapes(config)
-        if wrong := [
-            f"{key} {self.shapes.get(key)}, not {of}" for key, of in wanted.items() if self.shapes.get(key) != of
-        ]:
+        """Raise where the profile was measured for other shapes, or another precision, than a configuration's."""
+        wanted: dict[str, object] = {**describe_shapes(config)}
+        found: dict[str, object] = {**self.shapes}
+        if config.runtime.precision != "auto":  # which may be another one here than on the machine of the profile
+            wanted["precision"], found["precision"] = config.runtime.precision, self.precision
+        if wrong := [f"{key} {found.get(key)}, not {of}" for key, of in wanted.items() if found.get(key) != of]:
             raise ParnasError(
                 f"The profile was measured with {', '.join(wrong)}; make one by 'parnas profile' for this one."
             )
@@ -149,14 +151,15 @@ def read_profile(path: Path) -> Profile:
 
 
 def keep_profile(config: Config, reporter: Reporter) -> Profile:
-    """The profile that the cache has for this machine, precision, shapes and text; measured where it has none.
+    """The profile that the cache has for this machine, precision, shapes, text and layers; measured where it has none.
 
     So searches of one configuration on one machine work with the same figures.
     """
     device = choose_device(config.runtime)
     machine, precision, shapes = describe_conditions(config, device)
     same = [machine["device_name"], machine["threads"], machine["versions"]["torch"], precision, shapes]
-    told = json.dumps([*same, layer_names(config), config.data.model_dump(mode="json"), config.search.blocks])
+    names = layer_names(config)
+    told = json.dumps([*same, names, layer_code(names), config.data.model_dump(mode="json"), config.search.blocks])
     path = cache_dir() / "profiles" / f"{hashlib.sha256(told.encode()).hexdigest()[:32]}.json"
     with locked(path, reporter.note):
         if not path.is_file():
@@ -240,6 +243,14 @@ def layer_names(config: Config) -> list[str]:
     """What is measured: the candidates of the search space, and always self-attention and feed-forward."""
     names = dict.fromkeys([ATTENTION, FEED_FORWARD, *config.search.candidates])
     return [name for name in names if name != IDENTITY]
+
+
+def layer_code(names: Iterable[str]) -> list[str]:
+    """SHA-256 of the files that layers are written in; without those of which there is none, as in a notebook."""
+    makers = [MAKERS[name[0]] for name in names]
+    files = {getsourcefile(make) for make in makers if isfunction(make) or isclass(make)}
+    paths = [Path(file) for file in files if file is not None]
+    return sorted(hashlib.sha256(path.read_bytes()).hexdigest() for path in paths if path.is_file())
 
 
 def draw_architectures(config: Config, count: int, known: Iterable[Names]) -> dict[Names, Architecture]:

@@ -200,12 +200,12 @@ class SearchTrainer(Trainer):
             super().log({**record, "gap": record["mixture_loss"] - record["argmax_loss"]})
             return
         pi = self.supernet.pi()
-        arch = str(self.architecture())
-        seen = self.monitor.look(pi, arch)
+        seen = self.monitor.look(pi, self.architecture())
         if self.relative_costs is not None:
             seen["expected_cost"] = (pi @ self.relative_costs).sum().item()
         super().log({**record, **seen})
-        self.session.run.append(PI, {"step": record["step"], "tau": record["tau"], "pi": pi.tolist(), "arch": arch})
+        line = {"step": record["step"], "tau": record["tau"], "pi": pi.tolist(), "arch": seen["argmax"]}
+        self.session.run.append(PI, line)
         self.session.reporter.pi(self.supernet.space, pi.tolist())
         warning = describe_collapse(seen["identity_share"], self.search.estimator)
         if warning and not self.warned:
@@ -221,7 +221,7 @@ class SearchTrainer(Trainer):
             "log_tau": self.log_tau.detach(),
             "noise": self.noise.get_state(),
             "estimator": self.estimator.state(),
-            "monitor": (self.monitor.string, self.monitor.changes),
+            "monitor": (self.monitor.network, self.monitor.changes),
             "found": None if self.found is None else str(self.found),
         }
 
@@ -233,7 +233,7 @@ class SearchTrainer(Trainer):
         self.log_tau.data.copy_(state["log_tau"])
         self.noise.set_state(state["noise"])
         self.estimator.restore(state["estimator"], self.log_tau.device)
-        self.monitor.string, self.monitor.changes = state["monitor"]
+        self.monitor.network, self.monitor.changes = state["monitor"]
         if state["found"] is not None:
             self._settle(Architecture.parse(state["found"]))
 

@@ -55,5 +55,6 @@ def describe_metrics(record: Mapping[str, Any]) -> str:
         "expected_cost": "cost {:.2f}",
         "entropy": "entropy {:.2f}",
         "identity_share": "identity {:.0%}",
+        "argmax_changes": "argmax changed {} times",
     }
     return "  ".join(parts + [form.format(record[key]) for key, form in known.items() if key in record])
