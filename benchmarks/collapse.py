@@ -2,8 +2,9 @@
 
 Searches of configs/wikitext2-par.yaml in `--steps` steps (1,200), by the estimators that train a candidate the more
 often the more probable it is: first with nothing against the drift, alpha learning from the first step on, then with
-each countermeasure by itself. Identity share is the mean of pi(i) at the end; bits per byte on the validation split are
-those of the argmax network with the SuperNet's weights. Medians over `--seeds` seeds.
+each countermeasure by itself, and last by `uniform`, whose weights do not follow alpha. Identity share is the mean of
+pi(i) at the end; bits per byte on the validation split are those of the network that derive would take, with the
+SuperNet's weights. Medians over `--seeds` seeds.
 """
 
 import tempfile
@@ -83,6 +84,7 @@ def main(arguments: list[str] | None = None) -> None:
             for estimator in ESTIMATORS
             for name, changes in countermeasures(steps).items()
         }
+        records["uniform", "nothing"] = measure(config, "uniform", {}, range(1, 1 + parsed.seeds))
     harness.print_table(
         f"Searches of {steps:,} steps", [describe(name, record) for (_, name), record in records.items()]
     )

@@ -23,11 +23,11 @@ PARTS = (
 
 INTRODUCTION = """# Speed
 
-Made by `python docs/make_performance.py` from `benchmarks/results/`: no figure here was typed. `make bench` measures
-all of it in short form, `python benchmarks/NAME.py` one in full. Candidates take turns in one run, so compare the
-ratios, not the seconds of different tables: with many networks taking turns, each finds its data gone from the caches,
-and a step takes longer than in training alone. All was measured on the processor named below each title; **nothing has
-been measured on a GPU yet** (`benchmarks/gpu_round.py` is ready to).
+Made by `python docs/make_performance.py` from `benchmarks/results/`: no figure here was typed. `make bench` and
+`make bench-quality` measure most of it in short form, `python benchmarks/NAME.py` one in full. Candidates take turns in
+one run, so compare the ratios, not the seconds of different tables: with many networks taking turns, each finds its
+data gone from the caches, and a step takes longer than in training alone. All was measured on the processor named below
+each title; **nothing has been measured on a GPU yet** (`benchmarks/gpu_round.py` is ready to).
 
 ## What pays, and stayed
 

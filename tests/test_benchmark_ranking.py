@@ -2,8 +2,10 @@
 
 import itertools
 import json
+import math
 from pathlib import Path
 
+import blackbox_quality
 import ground_truth
 import pytest
 import search_quality
@@ -12,10 +14,11 @@ from rows import append_rows, read_rows, work_off
 from search_quality import Job, Score, Search, Truth, agreement_in_strata, derived_table, read_truth, subsets
 from time_to_quality import make_tiny
 
-from parnas.config import load_config
+from parnas.config import Config, load_config
 from parnas.errors import ParnasError
 from parnas.nas.cost import make_costs
 from parnas.nas.profile import read_profile
+from parnas.nas.trials import Finding
 
 COSTS = make_costs("macs", {"s": 2.0, "f": 1.0, "i": 0.0}, 2)
 
@@ -96,6 +99,23 @@ def test_derived_networks_stand_beside_the_best_they_could_have_been() -> None:
     assert free["behind the best"] == f"{100 * (2.0 - 1.1):.2f} %"
 
 
+def test_a_black_box_search_reads_one_training_of_each_network_and_is_judged_by_all() -> None:
+    losses = {"s": [1.0, 4.0], "f": [2.0, 2.0], "ss": [3.0, 1.0], "sf": [4.0, 4.0], "fs": [5.0, 5.0], "ff": [6.0, 6.0]}
+    truth = Truth(losses, COSTS)
+    config = Config().replace(search__blocks=2, search__space=("s", "f", "i"))
+    studies = [blackbox_quality.run_study(truth, config, seed, 30) for seed in (1, 2)]
+    for of, found in enumerate(studies):
+        assert {each.network: each.valid_ppl for each in found}.items() <= {
+            network: pytest.approx(math.exp(each[of])) for network, each in losses.items()
+        }.items()
+    first = [Finding("f", 7.0, 1.0, 0, "looked up"), Finding("ss", 1.0, 4.0, 1, "looked up")]
+    late = [Finding("sf", 9.0, 3.0, 1, "looked up"), Finding("f", 2.0, 1.0, 2, "looked up")]
+    row = blackbox_quality.judge(truth, [first, late], 0.7, 2)  # at most 2.1 of 3: s, f and ff
+    assert row["networks"] == "f –"
+    assert row["behind the best"] == f"{100 * (0.0 + 4.0) / 2:.2f} %"
+    assert blackbox_quality.judge(truth, [first, late], 2.0, 3)["networks"] == "ss f"
+
+
 def test_table_searches_and_report_on_a_small_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = tmp_path / "counted.yaml"
     text = make_tiny(tmp_path).read_text(encoding="utf-8")
@@ -127,3 +147,9 @@ def test_table_searches_and_report_on_a_small_text(tmp_path: Path, capsys: pytes
     assert len(result["derived"]) == 2 * len(searches)
     assert {record["ranked by"] for record in result["ranks"]} >= {"parameters", "single_path: pi"}
     assert -1 <= result["ceiling"]["all"] <= 1
+    blackbox_quality.main([*rows, "--out", str(tmp_path), "--truth", str(tmp_path / "truth.csv"), "--trials", "2", "4"])
+    result = json.loads((tmp_path / "blackbox_quality-cpu.json").read_text())
+    assert [(record["target"], record["trainings"]) for record in result["records"]] == [
+        *((0.65, 2), (0.65, 4)),
+        *((0.8, 2), (0.8, 4)),
+    ]

@@ -1,0 +1,86 @@
+"""How many trainings a black-box search needs for what a search finds: `python benchmarks/blackbox_quality.py`.
+
+`parnas blackbox`'s own search (Optuna's TPE) runs over the space of benchmarks/ground_truth.yaml. A trial's training is
+looked up in benchmarks/results/ground_truth.csv instead of done again: the perplexity of that network from one seed of
+the table, the next seed of the table for the next study. After so many trials the best network within the target is
+taken, and is judged, as those of searches are, by its mean over all seeds.
+"""
+
+import math
+import tempfile
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import harness
+from ground_truth import CONFIG, ROWS
+from search_quality import PROFILE, Truth, name_network, read_truth
+
+from parnas.architecture import Architecture
+from parnas.config import Config, load_config
+from parnas.nas.blackbox import blackbox, findings, open_study
+from parnas.nas.cost import find_costs
+from parnas.nas.trials import Finding, Task, best_within
+from parnas.training.reporter import Silent
+
+TRIALS = (2, 4, 8, 16, 32)
+TARGETS = (0.65, 0.8)
+SEEDS = 5
+
+
+def run_study(truth: Truth, config: Config, seed: int, trials: int) -> list[Finding]:
+    """What a study of so many trials finds, in the order of the trials."""
+    single = truth.single((seed - 1) % truth.seeds)
+
+    def look_up(_: int, architecture: Architecture) -> float:
+        return math.exp(single.mean(name_network(architecture)))
+
+    config = config.replace(runtime__seed=seed)
+    task = Task(config.search.block_spaces, truth.costs, look_up, "looked up", {}, config, vocab_size=0)
+    with tempfile.TemporaryDirectory(prefix="parnas-blackbox-") as folder:
+        study = open_study(f"sqlite:///{folder}/study.db", "looked up", "tpe", task)
+        blackbox(study, task, trials, Silent())
+        return findings(study)
+
+
+def judge(truth: Truth, studies: Sequence[Sequence[Finding]], target: float, trials: int) -> dict[str, Any]:
+    """A row: what studies had found after so many trials; one that had found nothing within the target counts last."""
+    allowed = [network for network in truth.losses if truth.share(network) <= target + 1e-9]
+    best, worst = min(map(truth.mean, allowed)), max(map(truth.mean, allowed))
+    bound = target * truth.costs.interleaved
+    chosen = [best_within([each for each in found if each.trial < trials], bound) for found in studies]
+    behind = [(worst if each is None else truth.mean(each.network)) - best for each in chosen]
+    return {
+        "target": target,
+        "trainings": trials,
+        "networks": " ".join("–" if each is None else each.network for each in chosen),
+        "behind the best": f"{100 * median(behind):.2f} %",
+    }
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the benchmark."""
+    parser = harness.make_parser(__doc__, [])
+    parser.add_argument("--config", type=Path, default=CONFIG)
+    parser.add_argument("--truth", type=Path, default=ROWS, help="the table of networks")
+    parser.add_argument("--trials", type=int, nargs="+", default=TRIALS)
+    parser.add_argument("--seeds", type=int, default=SEEDS)
+    parsed: Namespace = parser.parse_args(arguments)
+    config = load_config(parsed.config).replace(runtime__device=parsed.device)
+    costs = (parsed.out or harness.RESULTS) / PROFILE
+    if costs.is_file():
+        config = config.replace(search__cost__table=str(costs))
+    truth = read_truth(parsed.truth, config, find_costs(config, config.search.cost.metric, Silent()))
+    studies = [run_study(truth, config, seed, max(parsed.trials)) for seed in range(1, 1 + parsed.seeds)]
+    table = [judge(truth, studies, target, trials) for target in TARGETS for trials in parsed.trials]
+    equal = config.search.steps / config.train.steps
+    harness.print_table(f"Black-box search; a search takes the steps of {equal:g} trainings", table)
+    device = harness.choose(parsed.device, config.runtime.precision)
+    payload = {"precisions": [device.precision], "records": table, "trainings_of_a_search": equal}
+    harness.write_result("blackbox_quality", device, payload, parsed)
+
+
+if __name__ == "__main__":
+    harness.run(main)
