@@ -257,7 +257,8 @@ def rank_table(truth: Truth, scores: Sequence[Score], config: Config) -> list[di
         records.append({"ranked by": title, "target": "", "seeds": "", **describe_score(truth, [score])})
     for estimator, target in dict.fromkeys((row.estimator, row.target) for row in scores):
         of_seeds = [found for key, found in by_search.items() if key[:2] == (estimator, target)]
-        for name in SCORE_NAMES:
+        names = SCORE_NAMES if config.replace(**SEARCHES_BY[estimator]).search.weight_of_pi else SCORE_NAMES[:-1]
+        for name in names:
             figures = describe_score(truth, [found[name] for found in of_seeds])
             records.append({"ranked by": f"{estimator}: {name}", "target": target, "seeds": len(of_seeds), **figures})
     return records

@@ -53,7 +53,7 @@ what choices were made on, and the test split was read once by each network at i
 * Even paths with identity as likely as other layers: deep networks came too seldom, and were ranked too low.
 * pi alone: it ranks strings block by block, and prefers attention everywhere, or nowhere, since it does not see that
   the second layer of a kind is worth less. The inherited loss alone: it sees that, but each network was trained too
-  briefly to be told from its like. The sum of both is better than either.
+  briefly to be told from its like. The sum of both, the estimate, is better than either.
 """
 NOTES = {
     "comparison": "![perplexity against latency, with the Pareto front](images/comparison.png)\n\n"
