@@ -94,18 +94,18 @@ def test_agrees_with_looking_at_every_string(problem):
             most_probable(**problem)
 
 
-def tight(seed):
-    """Seven blocks with random real costs and pi, the dear layers likely, so that the budget hurts."""
+def tight(seed, blocks=7):
+    """Blocks with random real costs and pi, the dear layers likely, so that the budget hurts."""
     rng = random.Random(seed)
     costs = {"s": rng.uniform(2, 5), "f": rng.uniform(1, 3), "i": rng.choice([0, rng.uniform(0, 1)])}
     pi = []
-    for _ in range(7):
+    for _ in range(blocks):
         weights = {name: math.exp(costs[name] / 2 + rng.gauss(0, 0.5)) for name in costs}
         pi.append({name: weight / sum(weights.values()) for name, weight in weights.items()})
     return {
         "pi": pi,
         "costs": costs,
-        "budget": 7 * rng.uniform(sum(costs.values()) / 4, sum(costs.values()) / 2),
+        "budget": blocks * rng.uniform(sum(costs.values()) / 4, sum(costs.values()) / 2),
         "limits": rng.choice([None, {"s": 2}, {"s": 3, "f": 2}]),
     }
 
@@ -118,6 +118,16 @@ def test_agrees_under_tight_budgets_however_rough_the_search_for_the_bound(seed,
     expected = by_brute_force(**problem, k=20)
     for k in (1, 2, 5, 20):
         assert most_probable(**problem, k=k) == expected[:k]
+
+
+def test_agrees_with_all_6561_strings_of_eight_blocks():
+    """Where a limit binds besides the budget."""
+    problem = {**tight(0, blocks=8), "limits": {"s": 3}}
+    expected = by_brute_force(**problem, k=20)
+    for k in (1, 20):
+        assert most_probable(**problem, k=k) == expected[:k]
+    free = [by_brute_force(**{**problem, change: value})[0] for change, value in (("budget", math.inf), ("limits", {}))]
+    assert expected[0] not in free
 
 
 def test_strings_of_one_network_count_once_and_the_likeliest_speaks_for_it():

@@ -17,6 +17,7 @@ from parnas.cli import main
 from parnas.config import dump_config
 from parnas.errors import ParnasError
 from parnas.figures.votes import draw_votes
+from parnas.nas.cost import count_costs
 from parnas.nas.derive import BlockChoice, read_pi
 from parnas.nas.inherited import rescorer
 from parnas.nas.stability import compare_seeds, edit_distance, mean_of_pairs, stability
@@ -136,6 +137,18 @@ def test_searches_of_different_spaces_are_refused() -> None:
         compare_seeds([1, 2], [seeds_of("sf")[0], seeds_of("sfs")[0]])
     with pytest.raises(ParnasError, match="one space"):
         compare_seeds([1, 2], [seeds_of("s")[0], [choose({"s": 0.5, "f": 0.5})]])
+
+
+def test_the_consensus_keeps_to_the_target_of_cost(corpus: Path, tmp_path: Path) -> None:
+    """Against all strings within it; without a target both seeds would take attention everywhere."""
+    config = small_config(corpus, search__cost__target=0.65, search__second_look=0)
+    stability(config, tmp_path / "run", 2, Silent())
+    costs, pi = count_costs(config, "macs"), [[0.7, 0.2, 0.1], [0.6, 0.3, 0.1], [0.5, 0.3, 0.2]]
+    for seed in (1, 2):
+        Run(tmp_path / "run" / f"seed-{seed}").append(PI, {"step": 24, "tau": 0.1, "pi": pi})
+    affordable = [string for string in itertools.product("sfi", repeat=3) if costs.share(string) <= 0.65]
+    best = max(affordable, key=lambda string: math.prod(pi[block]["sfi".index(of)] for block, of in enumerate(string)))
+    assert stability(config, tmp_path / "run", 2, Silent()).consensus == best != ("s", "s", "s")
 
 
 def files_of(folder: Path) -> dict[str, tuple[int, float]]:
