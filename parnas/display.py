@@ -113,7 +113,7 @@ class LiveReporter:
 
     def render(self) -> RenderableType:
         """The whole display."""
-        lines = [Text(text, no_wrap=True, overflow="ellipsis") for text in self.latest.values()]
+        lines = [Text(text) for text in self.latest.values()]
         blocks: list[RenderableType] = [Columns(self.bars, padding=(0, 3))] if self.bars else []
         return Group(self.progress, *lines, *blocks)
 

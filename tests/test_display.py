@@ -21,6 +21,7 @@ from parnas.training.reporter import describe_metrics
 
 TRAIN = {"step": 50, "split": "train", "loss": 4.0, "ppl": 54.6, "lr": 1e-3, "tau": 0.5, "tokens_per_s": 14213.0}
 VALID = {"step": 50, "split": "valid", "loss": 3.9, "ppl": 49.4, "argmax_ppl": 50.1, "bits_per_byte": 1.468}
+SEEN = {"expected_cost": 0.71, "entropy": 0.93, "identity_share": 0.22, "argmax_changes": 3}
 PI = [[0.7, 0.2, 0.1], [0.05, 0.9, 0.05]]
 
 
@@ -49,13 +50,15 @@ def test_live_display_shows_progress_metrics_and_every_block() -> None:
     reporter = LiveReporter(Console(file=io.StringIO(), force_terminal=True, width=80))
     reporter.start("search", 0, 200)
     reporter.advance(50)
-    reporter.metrics(TRAIN)
+    reporter.metrics({**TRAIN, **SEEN})
     reporter.metrics(VALID)
     reporter.pi("sfi", PI)
     text = shown(reporter.render())
     reporter.stop()
     for part in ("search", "50/200", "14,213 tokens/s", "argmax ppl 50.10", "1 █", "s 0.70", "f 0.90"):
         assert part in text
+    for part in ("cost 0.71", "entropy 0.93", "identity 22%", "argmax changed 3 times"):
+        assert part in " ".join(text.split()), "whole, on a terminal of 80 columns"
 
 
 def test_plain_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
