@@ -98,7 +98,8 @@ def test_countermeasures_are_compared_one_by_one(tmp_path: Path) -> None:
     collapse.main(["--tiny", "--seeds", "1", "--device", "cpu", "--out", str(tmp_path)])
     records = json.loads((tmp_path / "collapse-cpu.json").read_text())["records"]
     cases = collapse.countermeasures(8)
-    assert [record["against"] for record in records] == [*cases, *cases]
+    assert [record["against"] for record in records] == [*cases, *cases, "nothing"]
+    assert records[-1]["estimator"] == "uniform"
     share = {(r["estimator"], r["against"]): r["ends"][0]["identity_share"] for r in records}
     assert share["gdas", "space: [s, f]"] == 0
     assert 0 < share["gdas", "nothing"] < 1
