@@ -58,8 +58,8 @@ what choices were made on, and the test split was read once by each network at i
 NOTES = {
     "comparison": "![perplexity against latency, with the Pareto front](images/comparison.png)\n\n"
     "`benchmarks/comparison.yaml` was settled before its first search. Every network has the same steps and recipe, "
-    "but the longer one. Made by `python benchmarks/comparison.py` with `--profile`, `--search`, `--train`, `--latency` "
-    "and with nothing, in that order.",
+    "but the longer one. Made by `python benchmarks/comparison.py` with `--profile`, `--search`, `--train`, "
+    "`--latency` and with nothing, in that order.",
     "search_quality": "The truth is `benchmarks/results/ground_truth.csv`: every network of a small space, trained "
     "from scratch from several seeds by `python benchmarks/ground_truth.py`. Made by `python "
     "benchmarks/search_quality.py` with `--profile`, `--search` and with nothing, in that order.",
