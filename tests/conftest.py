@@ -5,9 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from parnas.config import Config
 from parnas.run import Run
+
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")  # examples take longer on a busy machine
 
 SUBJECTS = ["the old lobster", "a small boat", "Ada", "the engine", "every network", "no reader"]
 VERBS = ["finds", "carries", "forgets", "compares", "mends", "follows"]

@@ -4,13 +4,12 @@ import contextlib
 import re
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from parnas.architecture import LETTERS, MAX_BLOCKS, MAX_TEXT, Architecture
 from parnas.errors import ParnasError
 
-patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # on a busy machine
 strings = st.text("sfi", min_size=1, max_size=40)
 
 
@@ -31,7 +30,6 @@ def expressions(draw, depth=3):
     return text, meaning
 
 
-@patient
 @given(strings)
 def test_a_string_is_read_as_itself(letters):
     architecture = Architecture.parse(letters)
@@ -41,7 +39,6 @@ def test_a_string_is_read_as_itself(letters):
     assert list(architecture) == list(letters)
 
 
-@patient
 @given(expressions())
 def test_expressions_expand(pair):
     text, meaning = pair
@@ -49,7 +46,6 @@ def test_expressions_expand(pair):
         assert str(Architecture.parse(text)) == meaning
 
 
-@patient
 @given(st.text() | st.text("sfi()*0123456789 -", max_size=30))
 @example("random-3-" + "9" * 12)
 @example("s*" + "9" * 30)
@@ -143,7 +139,6 @@ def test_letters_are_checked_without_parsing_too():
             Architecture(letters)
 
 
-@patient
 @given(strings)
 def test_canonical_drops_identity_only(letters):
     kept = "".join(letter for letter in letters if letter != "i")
@@ -179,7 +174,6 @@ def names(draw):
     return (f"{letter}:{written}", f"{letter}:{kept}") if values else (letter, letter)
 
 
-@patient
 @given(st.lists(names(), min_size=1, max_size=8), st.integers(1, 3))
 def test_names_with_options_are_read_back_as_they_are_written(pairs, times):
     written, kept = zip(*pairs, strict=True)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from parnas.config import Config, check_config, dump_config, find_config, load_config, walk_fields
@@ -12,7 +12,6 @@ from parnas.yaml_text import read_yaml
 
 ROOT = Path(__file__).parent.parent
 SHIPPED = sorted([*ROOT.glob("configs/*.yaml"), *ROOT.glob("parnas/configs/*.yaml")])
-patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # on a busy machine
 NETWORKS = ["wikitext103-base", "wikitext103-large", "wikitext103-base-nvidia", "enwik8", "enwik8-large", "text8-large"]
 
 
@@ -373,7 +372,6 @@ def configs(draw):
     )
 
 
-@patient
 @given(configs())
 def test_a_written_configuration_is_read_as_the_same(config):
     assert check_config(read_yaml(dump_config(config), "dump"), "dump") == config

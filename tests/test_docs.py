@@ -39,7 +39,8 @@ def test_every_shipped_configuration_loads(path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_quickstart_notebook_runs(tmp_path: Path) -> None:
+def test_the_quickstart_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # beside other tests, two threads would wait for each other
     notebook = nbformat.read(ROOT / "notebooks" / "quickstart.ipynb", as_version=4)
     for cell in notebook.cells:
         for name in ("search.steps", "train.steps"):

@@ -9,14 +9,13 @@ from fractions import Fraction
 from itertools import islice
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from parnas.errors import ParnasError
 from parnas.nas.cost_band import draw_networks
 from parnas.nas.knapsack import Choice, most_probable
 
-patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # on a busy machine
 SFI = {"s": 3.0, "f": 1.0, "i": 0.0}
 
 
@@ -83,7 +82,7 @@ def problems(draw):
     }
 
 
-@settings(patient, max_examples=250)
+@settings(max_examples=250)
 @given(problems())
 def test_agrees_with_looking_at_every_string(problem):
     expected = by_brute_force(**problem)
@@ -274,7 +273,7 @@ def strings_in(blocks, costs, low, high):
     return inside, {network(layers) for layers in inside}
 
 
-@settings(patient, max_examples=150)
+@settings(max_examples=150)
 @given(
     st.lists(st.lists(st.sampled_from(NAMES), min_size=1, max_size=4, unique=True), min_size=1, max_size=5),
     st.lists(COSTS, min_size=4, max_size=4),
