@@ -273,14 +273,17 @@ def report(study: Study, parsed: Namespace) -> None:
         }
         for each in found
     ]
-    harness.print_table("Perplexity per token, and measured inference latency", table)
-    answers = compare_standings([each for each in found if each.name != LONGER])
+    figures = ("valid ppl", "± sd", "test ppl")
+    shown = [row | {key: "–" if row[key] is None else f"{row[key]:.2f}" for key in figures} for row in table]
+    harness.print_table("Perplexity per token, and measured inference latency", shown)
+    alike = [each for each in found if each.name != LONGER]
+    answers = compare_standings(alike)
     derived = next(each for each in found if each.name == DERIVED)
     answers += [answer(derived, each) for each in found if each.name == LONGER]
     for each in answers:
         print(f"* {each.text}")
     images = study.folder if parsed.out else harness.ROOT / "docs" / "images"
-    markers = [Marker(each.name, each.share, each.mean, each.sd, each.random) for each in found]
+    markers = [Marker(each.name, each.share, each.mean, each.sd, each.random) for each in alike]
     draw_pareto(markers, images / "comparison.png", "measured latency of the blocks, interleaved = 1")
     payload = {"networks": table, "answers": [each.text for each in answers], "search": read_json(study.search)}
     device = harness.choose(parsed.device, study.config.runtime.precision)

@@ -58,8 +58,8 @@ what choices were made on, and the test split was read once by each network at i
 NOTES = {
     "comparison": "![perplexity against latency, with the Pareto front](images/comparison.png)\n\n"
     "`benchmarks/comparison.yaml` was settled before its first search. Every network has the same steps and recipe, "
-    "but the longer one. Made by `python benchmarks/comparison.py` with `--profile`, `--search`, `--train`, "
-    "`--latency` and with nothing, in that order.",
+    "but the longer one, which the picture leaves out. Made by `python benchmarks/comparison.py` with `--profile`, "
+    "`--search`, `--train`, `--latency` and with nothing, in that order.",
     "search_quality": "The truth is `benchmarks/results/ground_truth.csv`: every network of a small space, trained "
     "from scratch from several seeds by `python benchmarks/ground_truth.py`. Made by `python "
     "benchmarks/search_quality.py` with `--profile`, `--search` and with nothing, in that order.",
@@ -138,6 +138,15 @@ def judge_comparison(result: dict[str, Any]) -> Iterator[str]:
     yield (
         f"The blocks of the derived `{derived['string']}` take {share:.3f} of the interleaved network's latency "
         f"(aim: 0.65 at most, {mark(share <= MOST_LATENCY)}), the whole network {whole:.3f}."
+    )
+    random = median(of["valid ppl"] for name, of in row.items() if name.startswith("random"))
+    rivals = [interleaved["valid ppl"], row["shallower"]["valid ppl"], random]
+    ours = derived["valid ppl"]
+    yield (
+        f"Its mean perplexity is {ours:.2f}: the interleaved network's {rivals[0]:.2f} (aim: at or below it, "
+        f"{mark(ours <= rivals[0])}), the shallower one's of its latency {rivals[1]:.2f} (aim: below it, "
+        f"{mark(ours < rivals[1])}), the median of random ones of its cost {random:.2f} (aim: below it, "
+        f"{mark(ours < random)})."
     )
     yield from result["answers"]
 

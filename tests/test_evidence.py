@@ -17,8 +17,9 @@ def page(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return runpy.run_path(str(DOCS / "make_evidence.py"))
 
 
-def timed(network: str, string: str, share: float, whole: float) -> dict[str, Any]:
-    return {"network": network, "string": string, "stack, share of interleaved": share, "whole network, ms": whole}
+def timed(network: str, string: str, share: float, whole: float, ppl: float = 50.0) -> dict[str, Any]:
+    times = {"stack, share of interleaved": share, "whole network, ms": whole}
+    return {"network": network, "string": string, "valid ppl": ppl, **times}
 
 
 @pytest.mark.parametrize(("share", "told", "mark"), [(0.6254, "0.625", REACHED), (0.661, "0.661", MISSED)])
@@ -26,11 +27,22 @@ def test_latency_is_told_as_a_share_of_the_interleaved_networks(
     page: dict[str, Any], share: float, told: str, mark: str
 ) -> None:
     rows = [timed("shallower", "sf", 0.4, 20), timed("interleaved", "sfsf", 1, 80), timed("derived", "sff", share, 56)]
-    first, *answers = page["judge_comparison"]({"networks": rows, "answers": ["better", "worse"]})
+    rows.append(timed("random-1", "ff", 0.6, 50))
+    first, _, *answers = page["judge_comparison"]({"networks": rows, "answers": ["better", "worse"]})
     assert f"the derived `sff` take {told} of the interleaved" in first
     assert f", {mark})" in first
     assert first.endswith("the whole network 0.700.")
     assert answers == ["better", "worse"]
+
+
+def test_perplexities_are_told_beside_those_of_guesses_and_of_chance(page: dict[str, Any]) -> None:
+    rows = [timed("derived", "sff", 0.6, 56, 50.0), timed("interleaved", "sfsf", 1, 80, 50.0)]
+    rows += [timed("shallower", "sf", 0.6, 55, 50.0), timed("interleaved, longer", "sfsf", 1, 80, 9.0)]
+    rows += [timed(f"random-{number}", "ff", 0.6, 50, ppl) for number, ppl in enumerate((90.0, 40.0, 60.0), 1)]
+    _, told = page["judge_comparison"]({"networks": rows, "answers": []})
+    assert "perplexity is 50.00: the interleaved network's 50.00 (aim: at or below it, reached)" in told
+    assert "latency 50.00 (aim: below it, **missed**), the median of random ones of its cost 60.00" in told
+    assert told.endswith("(aim: below it, reached).")
 
 
 def test_errors_of_the_sum_of_layers_are_told(page: dict[str, Any]) -> None:
