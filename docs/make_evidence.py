@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -15,6 +16,7 @@ PAGE = Path(__file__).with_name("evidence.md")
 README = PAGE.parent.parent / "README.md"
 BEGIN, END = "<!-- evidence: begin -->", "<!-- evidence: end -->"
 DEFAULT = SearchConfig().estimator
+IN_README = 2  # lines of each judge
 CEILING_SHARE = 0.9  # of the table's own reliability, that a search's ranking is to reach
 MOST_LATENCY = 0.65  # of the interleaved network's blocks
 LEAST_CHANGE = 0.05  # of the share of identity, that counts
@@ -76,9 +78,12 @@ def read_results() -> dict[str, dict[str, Any]]:
 def render_readme() -> str:
     """The README with its block between the markers made anew."""
     results = read_results()
-    told = list(judge_comparison(results["comparison"])) if "comparison" in results else []
+    told: list[str] = []
+    if "comparison" in results:
+        told += islice(judge_comparison(results["comparison"]), IN_README)
     if "search_quality" in results:
-        told += judge_ranking(results["search_quality"])
+        told += islice(judge_ranking(results["search_quality"]), IN_README)
+        told += judge_derived(results["search_quality"])
     block = "\n".join([BEGIN, *(f"* {line}" for line in told or ["Nothing has been measured yet."]), END])
     return re.sub(f"{BEGIN}.*{END}", lambda _: block, README.read_text(encoding="utf-8"), flags=re.DOTALL)
 
