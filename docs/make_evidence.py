@@ -16,7 +16,6 @@ PAGE = Path(__file__).with_name("evidence.md")
 README = PAGE.parent.parent / "README.md"
 BEGIN, END = "<!-- evidence: begin -->", "<!-- evidence: end -->"
 DEFAULT = SearchConfig().estimator
-IN_README = 2  # lines of each judge
 CEILING_SHARE = 0.9  # of the table's own reliability, that a search's ranking is to reach
 MOST_LATENCY = 0.65  # of the interleaved network's blocks
 LEAST_CHANGE = 0.05  # of the share of identity, that counts
@@ -76,13 +75,13 @@ def read_results() -> dict[str, dict[str, Any]]:
 
 
 def render_readme() -> str:
-    """The README with its block between the markers made anew."""
+    """The README with its block between the markers, the first lines of each judge, made anew."""
     results = read_results()
     told: list[str] = []
     if "comparison" in results:
-        told += islice(judge_comparison(results["comparison"]), IN_README)
+        told += islice(judge_comparison(results["comparison"]), 3)
     if "search_quality" in results:
-        told += islice(judge_ranking(results["search_quality"]), IN_README)
+        told += islice(judge_ranking(results["search_quality"]), 2)
         told += judge_derived(results["search_quality"])
     block = "\n".join([BEGIN, *(f"* {line}" for line in told or ["Nothing has been measured yet."]), END])
     return re.sub(f"{BEGIN}.*{END}", lambda _: block, README.read_text(encoding="utf-8"), flags=re.DOTALL)
