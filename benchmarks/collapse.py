@@ -4,17 +4,19 @@ Searches of configs/wikitext2-par.yaml in `--steps` steps (1,200), by the estima
 often the more probable it is: first with nothing against the drift, alpha learning from the first step on, then with
 each countermeasure by itself, and last by `uniform`, whose weights do not follow alpha. Identity share is the mean of
 pi(i) at the end; bits per byte on the validation split are those of the network that derive would take, with the
-SuperNet's weights. Medians over `--seeds` seeds.
+SuperNet's weights. Medians over `--seeds` seeds. Each search appends a row to collapse.csv; a later start goes on with
+what is missing.
 """
 
 import tempfile
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import harness
+from rows import append_rows, read_rows
 from time_to_quality import make_tiny, require_corpus
 
 from parnas.config import Config, load_config
@@ -24,15 +26,29 @@ from parnas.training.reporter import Silent
 
 ESTIMATORS = ("gdas", "soft")
 BARE = {"search__entropy_start": 0.0, "search__entropy_end": 0.0, "search__alpha_start_step": 0}
+NOTHING = "nothing"
 STEPS = 1200
-START_SHARE = 0.1  # of the steps, for weights alone
+START_SHARES = (0.1, 0.5)  # of the steps, for weights alone
+
+
+class Row(NamedTuple):
+    """A finished search."""
+
+    estimator: str
+    against: str
+    seed: int
+    steps: int
+    arch: str
+    identity_share: float
+    bits_per_byte: float
 
 
 def countermeasures(steps: int) -> dict[str, dict[str, Any]]:
     """Settings by name, each against a search that has nothing."""
+    starts = [round(share * steps) for share in START_SHARES]
     return {
-        "nothing": {},
-        f"alpha_start_step: {round(START_SHARE * steps)}": {"search__alpha_start_step": round(START_SHARE * steps)},
+        NOTHING: {},
+        **{f"alpha_start_step: {start}": {"search__alpha_start_step": start} for start in starts},
         "entropy: 0.02": {"search__entropy_start": 0.02, "search__entropy_end": 0.02},
         "entropy: 0.1 to 0": {"search__entropy_start": 0.1},
         "candidate_dropout: 0.2": {"search__candidate_dropout": 0.2},
@@ -40,29 +56,33 @@ def countermeasures(steps: int) -> dict[str, dict[str, Any]]:
     }
 
 
-def measure(config: Config, estimator: str, changes: dict[str, Any], seeds: Sequence[int]) -> dict[str, Any]:
-    """A record: what the searches ended with, by seed."""
-    ends = []
-    for seed in seeds:
-        changed = config.replace(search__estimator=estimator, runtime__seed=seed, **{**BARE, **changes})
-        with tempfile.TemporaryDirectory(prefix="parnas-collapse-") as folder:
-            run = search(changed, Path(folder) / "run", Silent())
-            last = [line for line in run.records(METRICS) if line["split"] == "train"][-1]
-            summary = run.summary()
-        bits = summary["argmax"]["bits_per_byte"]
-        ends.append({"arch": summary["arch"], "identity_share": last["identity_share"], "bits_per_byte": bits})
-    return {"estimator": estimator, "ends": ends}
+def cases(steps: int) -> Iterator[tuple[str, str]]:
+    """Estimators and what they have against the drift."""
+    yield from ((estimator, against) for estimator in ESTIMATORS for against in countermeasures(steps))
+    yield "uniform", NOTHING
 
 
-def describe(name: str, record: dict[str, Any]) -> dict[str, Any]:
-    """A row of the table."""
-    ends = record["ends"]
+def measure(config: Config, estimator: str, against: str, seed: int) -> Row:
+    """What a search ends with."""
+    steps = config.search.steps
+    changes = {**BARE, **countermeasures(steps)[against]}
+    config = config.replace(search__estimator=estimator, runtime__seed=seed, **changes)
+    with tempfile.TemporaryDirectory(prefix="parnas-collapse-") as folder:
+        run = search(config, Path(folder) / "run", Silent())
+        last = [line for line in run.records(METRICS) if line["split"] == "train"][-1]
+        summary = run.summary()
+    bits = summary["argmax"]["bits_per_byte"]
+    return Row(estimator, against, seed, steps, summary["arch"], last["identity_share"], bits)
+
+
+def describe(rows: Sequence[Row]) -> dict[str, Any]:
+    """A record of the searches of one case."""
     return {
-        "estimator": record["estimator"],
-        "against the drift": name,
-        "identity share": median(end["identity_share"] for end in ends),
-        "argmax": " ".join(end["arch"] for end in ends),
-        "bits per byte": f"{median(end['bits_per_byte'] for end in ends):.4f}",
+        "estimator": rows[0].estimator,
+        "against": rows[0].against,
+        "identity share": median(row.identity_share for row in rows),
+        "derived": " ".join(row.arch for row in rows),
+        "bits per byte": f"{median(row.bits_per_byte for row in rows):.4f}",
     }
 
 
@@ -70,27 +90,26 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the benchmark."""
     parser = harness.make_parser(__doc__, ["tiny"])
     parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--seeds", type=int, default=1)
     parsed: Namespace = parser.parse_args(arguments)
-    tiny = parsed.size == "tiny"
+    tiny, seeds = parsed.size == "tiny", range(1, 1 + parsed.seeds)
+    path = (parsed.out or harness.RESULTS) / "collapse.csv"
     with tempfile.TemporaryDirectory(prefix="parnas-collapse-") as name:
         config = load_config(make_tiny(Path(name)) if tiny else harness.PAR_CONFIG)
         steps = config.search.steps if tiny else parsed.steps
         ends = {"train__eval_every": steps, "train__save_every": steps, "train__log_every": max(1, steps // 10)}
         config = config.replace(runtime__device=parsed.device, search__steps=steps, **ends)
         require_corpus(config)
-        records = {
-            (estimator, name): measure(config, estimator, changes, range(1, 1 + parsed.seeds))
-            for estimator in ESTIMATORS
-            for name, changes in countermeasures(steps).items()
-        }
-        records["uniform", "nothing"] = measure(config, "uniform", {}, range(1, 1 + parsed.seeds))
-    harness.print_table(
-        f"Searches of {steps:,} steps", [describe(name, record) for (_, name), record in records.items()]
-    )
+        rows = {row[:4]: row for row in read_rows(path, Row)}
+        for estimator, against in cases(steps):
+            for seed in seeds:
+                if (estimator, against, seed, steps) not in rows:
+                    row = rows[estimator, against, seed, steps] = measure(config, estimator, against, seed)
+                    append_rows(path, [row])
+    records = [describe([rows[*case, seed, steps] for seed in seeds]) for case in cases(steps)]
+    harness.print_table(f"Searches of {steps:,} steps", records)
     device = harness.choose(parsed.device, config.runtime.precision)
-    result = [{"against": name, **record} for (_, name), record in records.items()]
-    harness.write_result("collapse", device, {"precisions": [device.precision], "records": result}, parsed)
+    harness.write_result("collapse", device, {"precisions": [device.precision], "records": records}, parsed)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ BEGIN, END = "<!-- evidence: begin -->", "<!-- evidence: end -->"
 DEFAULT = SearchConfig().estimator
 CEILING_SHARE = 0.9  # of the table's own reliability, that a search's ranking is to reach
 MOST_LATENCY = 0.65  # of the interleaved network's blocks
+EVEN_SHARE = 1 / 3  # of identity among three candidates
 LEAST_CHANGE = 0.05  # of the share of identity, that counts
 SUBSETS = {
     "tau, all": "all networks",
@@ -203,14 +204,11 @@ def judge_blackbox(result: dict[str, Any]) -> Iterator[str]:
 
 
 def judge_collapse(result: dict[str, Any]) -> Iterator[str]:
-    """By how much each countermeasure lowers the share of identity."""
-    shares = {
-        (record["estimator"], record["against"]): median(end["identity_share"] for end in record["ends"])
-        for record in result["records"]
-    }
+    """By how much each countermeasure lowers the share of identity, where it has grown without any."""
+    shares = {(record["estimator"], record["against"]): record["identity share"] for record in result["records"]}
     for (estimator, against), share in shares.items():
-        if against != "nothing":
-            before = shares[estimator, "nothing"]
+        before = shares[estimator, "nothing"]
+        if against != "nothing" and before > EVEN_SHARE:
             yield (
                 f"Share of identity in pi by {estimator}, with {against}: {share:.2f}, {before:.2f} with nothing "
                 f"against the drift ({'it matters' if share < before - LEAST_CHANGE else 'no difference'} here)."

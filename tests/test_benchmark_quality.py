@@ -97,10 +97,13 @@ def test_estimators_are_compared_after_the_same_time(tmp_path: Path) -> None:
 def test_countermeasures_are_compared_one_by_one(tmp_path: Path) -> None:
     collapse.main(["--tiny", "--seeds", "1", "--device", "cpu", "--out", str(tmp_path)])
     records = json.loads((tmp_path / "collapse-cpu.json").read_text())["records"]
+    written = (tmp_path / "collapse.csv").read_text()
+    collapse.main(["--tiny", "--seeds", "1", "--device", "cpu", "--out", str(tmp_path)])
+    assert (tmp_path / "collapse.csv").read_text() == written, "nothing was missing"
     cases = collapse.countermeasures(8)
     assert [record["against"] for record in records] == [*cases, *cases, "nothing"]
     assert records[-1]["estimator"] == "uniform"
-    share = {(r["estimator"], r["against"]): r["ends"][0]["identity_share"] for r in records}
+    share = {(r["estimator"], r["against"]): r["identity share"] for r in records}
     assert share["gdas", "space: [s, f]"] == 0
     assert 0 < share["gdas", "nothing"] < 1
     assert all(len(changes) <= 2 for changes in cases.values()), "one countermeasure at a time"

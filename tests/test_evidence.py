@@ -116,10 +116,10 @@ def test_a_black_box_search_is_told_at_as_many_steps(page: dict[str, Any]) -> No
 
 
 def test_countermeasures_are_told_beside_the_search_without_any(page: dict[str, Any]) -> None:
-    def record(estimator: str, against: str, *shares: float) -> dict[str, Any]:
-        return {"estimator": estimator, "against": against, "ends": [{"identity_share": share} for share in shares]}
+    def record(estimator: str, against: str, share: float) -> dict[str, Any]:
+        return {"estimator": estimator, "against": against, "identity share": share}
 
-    records = [record("gdas", "late alpha", 0.1, 0.2, 0.9), record("soft", "late alpha", 0.37)]
+    records = [record("gdas", "late alpha", 0.2), record("soft", "late alpha", 0.37)]
     records += [record("gdas", "nothing", 0.7), record("soft", "nothing", 0.4), record("uniform", "nothing", 0.3)]
     gdas, soft = page["judge_collapse"]({"records": records})
     assert "by gdas, with late alpha: 0.20, 0.70 with nothing" in gdas
