@@ -42,10 +42,10 @@ what choices were made on, and the test split was read once by each network at i
   comparison of 12 blocks played no part: nothing that its search finds was changed once its trainings had begun.
 * The searches of the table and of the comparison have `fair_share: 1`: what matters there is the string, and no steps
   are spent on settling weights.
-* Three seeds tell differences of half a per cent; intervals are wide, and each stands for itself.
+* Three seeds are few: the intervals are wide, most of them contain 0, and each stands for itself.
 * Heads and widths of the comparison were chosen so that attention costs as much as was asked for, with heads that are
-  together wider than the model; at small shapes without that, a feed-forward layer costs about what attention does, and
-  there is less to save.
+  together wider than the model; at other shapes attention costs less beside a feed-forward layer, and there is less to
+  save.
 
 ## What was tried on the way
 
@@ -96,11 +96,7 @@ def render() -> str:
     parts = [
         INTRODUCTION.format(verdicts="\n".join(f"* {line}" for line in told or ["Nothing has been measured yet."]))
     ]
-    for name, result in results.items():
-        answers = "".join(f"* {text}\n" for text in result.get("answers", []))
-        parts.append(
-            "\n\n".join(filter(None, [render_part(name, result).rstrip(), NOTES[name], answers.rstrip()])) + "\n"
-        )
+    parts += [f"{render_part(name, result).rstrip()}\n\n{NOTES[name]}\n" for name, result in results.items()]
     return "\n".join(parts)
 
 

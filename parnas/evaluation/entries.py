@@ -12,7 +12,7 @@ from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import TransformerXL
 from parnas.run import Run, name_runs
 from parnas.training.device import Device, choose_device
-from parnas.training.phases import LoadedRun, load, same_text
+from parnas.training.phases import LoadedRun, load, refuse_other_text
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,7 @@ def open_entry(name: str, run: Run, loaded: LoadedRun, threads: int | None, cond
     """Prepare text, device and network of one run."""
     device = choose_device(loaded.config.runtime.model_copy(update={"threads": threads}))
     streams = prepare(loaded.config.data)
-    if not same_text(streams.header, loaded.header):
-        raise ParnasError(f"The text or tokenizer on this machine is not what {name} was trained with; restore it.")
+    refuse_other_text(streams.header, loaded.header, name)
     network = network_of(loaded).to(device.device)
     return Entry(name, run, loaded, network, streams, device, *lengths(loaded.config, conditions))
 

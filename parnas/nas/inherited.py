@@ -27,7 +27,7 @@ from parnas.nas.knapsack import Choice
 from parnas.run import Run
 from parnas.training.device import choose_device
 from parnas.training.perplexity import TotalLoss, measure_loss
-from parnas.training.phases import load, same_text
+from parnas.training.phases import load, refuse_other_text
 from parnas.training.reporter import Reporter
 
 SECOND_LOOK = "second_look.json"
@@ -75,11 +75,7 @@ def rescorer(run: Run, reporter: Reporter) -> Callable[[Architecture], float]:
     if not isinstance(found.model, SuperNet):
         raise ParnasError(f"{run.folder} is no search; only a SuperNet's weights are those of many networks.")
     streams = prepare(found.config.data, reporter.note)
-    if not same_text(streams.header, found.header):
-        raise ParnasError(
-            f"The text or tokenizer on this machine is not what {run.folder} was trained with; restore it, or give "
-            "--rescore 0."
-        )
+    refuse_other_text(streams.header, found.header, str(run.folder))
     loss_of = measure_inherited(found.model, found.config, streams, held_out(found.config, streams))
     return lambda architecture: loss_of(architecture).per_token
 

@@ -25,7 +25,7 @@ from parnas.nas.inherited import measure_inherited
 from parnas.run import Run
 from parnas.training.checkpoint import MANIFEST
 from parnas.training.device import choose_device
-from parnas.training.phases import flatten, load, resolve_corpus, resolve_cutoffs, same_text
+from parnas.training.phases import flatten, load, refuse_other_text, resolve_corpus, resolve_cutoffs
 from parnas.training.repeated import reached_perplexity
 from parnas.training.reporter import Reporter, Silent
 from parnas.training.retrain import retrain
@@ -107,8 +107,7 @@ def inheriting_task(config: Config, supernet: Path, reporter: Reporter) -> Task:
         raise ParnasError(f"{supernet} is a {run.kind()} and has no SuperNet; give the folder of a search.")
     config, streams = resolve(config, reporter)
     refuse_other_supernet(run, config)
-    if not same_text(streams.header, loaded.header):
-        raise ParnasError(f"The text or tokenizer on this machine is not what {supernet} was trained with; restore it.")
+    refuse_other_text(streams.header, loaded.header, str(supernet))
     loss_of = measure_inherited(loaded.model, config, streams, streams.tokens("valid"))
 
     def perplexity(_: int, architecture: Architecture) -> float:

@@ -63,8 +63,7 @@ def open_session(config: Config, kind: Kind, folder: Path, resume: bool, reporte
     config = resolve_cutoffs(config, streams)
     if resume:
         refuse_changes(run, config)
-        if not same_text(StreamHeader.read(run.folder / STREAMS), streams.header):
-            raise ParnasError(f"The text or the tokenizer is no longer what {folder} began with; restore it.")
+        refuse_other_text(streams.header, StreamHeader.read(run.folder / STREAMS), str(folder))
     else:
         run = Run.create(folder, kind, config, device.describe())
         write_json(run.folder / STREAMS, asdict(streams.header))
@@ -119,9 +118,10 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def same_text(one: StreamHeader, other: StreamHeader) -> bool:
-    """Whether two headers agree in all but the name that the text was called by."""
-    return replace(one, corpus=other.corpus) == other
+def refuse_other_text(now: StreamHeader, then: StreamHeader, run: str) -> None:
+    """Raise where two headers differ in more than the name that the text was called by."""
+    if replace(now, corpus=then.corpus) != then:
+        raise ParnasError(f"The text or tokenizer on this machine is not what {run} was trained with; restore it.")
 
 
 def run_training(trainer: Trainer, resume: bool, architecture: Callable[[], Architecture]) -> Run:
@@ -160,9 +160,7 @@ def load(folder: str | Path, even: bool = False) -> LoadedRun:
     skipped: list[str] = []
     before = newest_checkpoint(run.even, skipped.append) if even else None
     if even and before is None and skipped:
-        raise ParnasError(
-            "\n".join([f"{run.even} has no whole checkpoint; restore it, or give --rescore 0.", *skipped])
-        )
+        raise ParnasError("\n".join([f"{run.even} has no whole checkpoint; restore it.", *skipped]))
     checkpoint = before or newest_checkpoint(run.checkpoints, skipped.append)
     if checkpoint is None:
         raise ParnasError(
