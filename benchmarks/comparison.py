@@ -194,7 +194,7 @@ def measure_test(run: Run) -> float:
     model, streams = load(run.folder).model.to(device.device), prepare(config.data)
     shape = {"batch_size": config.evaluation.batch_size, "tgt_len": config.data.tgt_len}
     tokens, eos_id = streams.tokens("test"), streams.tokenizer.eos_id
-    total = measure_loss(model, tokens, eos_id, device, mem_len=config.model.mem_len, **shape)
+    total = measure_loss(model, tokens, eos_id, device, reach=config.model.reach, **shape)
     return float(np.exp(total.per_token))
 
 
@@ -225,8 +225,8 @@ def run_latency(study: Study, rounds: int) -> None:
     architectures = {each.architecture.layers for each in study.networks()}
     torch.manual_seed(config.runtime.seed)
     networks = share_layers([(), *sorted(architectures)], config.model, streams.header.vocab_size, device)
-    shape = Shape(config.data.batch_size, config.data.tgt_len, config.model.mem_len)
-    tokens = streams.tokens("valid")[: shape.batch_size * (shape.mem_len + shape.tgt_len)]
+    shape = Shape(config.data.batch_size, config.data.tgt_len, config.model.reach)
+    tokens = streams.tokens("valid")
     calls = {layers: prepare_scoring(Candidate(model, tokens), device, shape) for layers, model in networks.items()}
     times = time_in_turns(calls, device, rounds)
     found = {

@@ -16,7 +16,7 @@ from parnas.config import Config, load_config
 from parnas.files import read_json
 from parnas.model.transformer_xl import TransformerXL
 from parnas.training.device import Device
-from parnas.training.latency import Candidate, measure_latencies
+from parnas.training.latency import Candidate, Shape, measure_latencies
 
 INTERLEAVED = "sfsfsf"
 VOCABULARY = 12_000
@@ -56,8 +56,11 @@ def measure(config: Config, archs: Sequence[str], devices: Mapping[str, Device],
     records = []
     for precision, device in devices.items():
         for batch_size in BATCHES:
+            shape = Shape(batch_size, config.data.tgt_len, config.model.reach)
             repetitions = [
-                measure_latencies(candidates, device, **lengths, batch_size=batch_size, rounds=plan.rounds)
+                measure_latencies(
+                    {arch: (candidate, shape, device) for arch, candidate in candidates.items()}, plan.rounds
+                )
                 for _ in range(plan.repetitions)
             ]
             for arch in candidates:

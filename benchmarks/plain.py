@@ -12,18 +12,33 @@ from parnas.model import fused
 
 
 def relative_attention(
-    query: Tensor, key_value: Tensor, position: Tensor, u: Tensor, v: Tensor, dropout: float
-) -> Tensor:
+    query: Tensor,
+    key_value: Tensor,
+    position: Tensor,
+    u: Tensor,
+    v: Tensor,
+    dropout: float,
+    far: fused.Far | None = None,
+    hidden: Tensor | None = None,
+) -> fused.Attended:
     """As `fused.relative_attention`: content and position terms, relative shift by padding, mask, softmax."""
     key, value = key_value.permute(2, 0, 3, 1, 4)  # [B, H, K, E] each
     query = query.transpose(1, 2)
     content = (query + u[:, None]) @ key.transpose(-1, -2)  # [B, H, T, K]
-    by_distance = (query + v[:, None]) @ position.permute(1, 2, 0)
-    scores = (content + relative_shift(by_distance)) / math.sqrt(query.shape[-1])
-    tgt_len, keys = scores.shape[-2:]
+    shifted = relative_shift((query + v[:, None]) @ position.permute(1, 2, 0))
+    tgt_len = query.shape[2]
+    if far is not None:
+        by_far = (query + v[:, None]) @ far.position.permute(1, 2, 0)  # [B, H, T, L]
+        # The query at t reads a distance higher by t, which is t columns to the left.
+        columns = far.step * torch.arange(far.keys) + tgt_len - 1 - torch.arange(tgt_len)[:, None]  # [T, C]
+        shifted = torch.cat([by_far.gather(3, columns.to(by_far.device).expand(*by_far.shape[:2], -1, -1)), shifted], 3)
+    scores = (content + shifted) / math.sqrt(query.shape[-1])
+    keys = scores.shape[-1]
     later = torch.ones(tgt_len, keys, dtype=torch.bool, device=scores.device).triu(keys - tgt_len + 1)
-    weights = F.dropout(scores.masked_fill(later, -math.inf).softmax(dim=-1), dropout)
-    return (weights.to(value.dtype) @ value).transpose(1, 2)
+    unseen = later if hidden is None else later | hidden
+    weights = scores.masked_fill(unseen, -math.inf).softmax(dim=-1)
+    seen = F.dropout(weights, dropout).to(value.dtype) @ value
+    return fused.Attended(seen.transpose(1, 2), weights.detach().transpose(0, 1))
 
 
 def linear_cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:

@@ -48,7 +48,8 @@ def make_transfo_xl(config: ModelConfig, layers: int, vocab_size: int) -> nn.Mod
         dropout=0.0,
         dropatt=0.0,
         untie_r=not config.share_biases,
-        same_length=False,
+        same_length=config.same_length,
+        clamp_len=config.clamp_len or -1,
         tie_word_embeddings=config.tie_weights,
         # The original leaves the projection of the first cluster untied.
         tie_projs=[False] + [config.tie_weights] * len(config.cutoffs),

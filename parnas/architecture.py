@@ -4,8 +4,8 @@
     name := letter [ ':' option '=' number ( ',' option '=' number )* ]
 
 so that `sfsf`, `(sf)*2`, `s*1 f (sf)` and `s:heads=2 f` all name networks; white space ends a name with options.
-Presets stand for whole expressions: `interleaved-N`, `sandwich-N-K`, `all-f-N` and `random-N-SEED`, where N is the
-number of blocks.
+Presets stand for whole expressions: `interleaved-N`, `compressive-N`, `sandwich-N-K`, `all-f-N` and `random-N-SEED`,
+where N is the number of blocks.
 """
 
 import random
@@ -25,9 +25,10 @@ class Letter(NamedTuple):
     options: tuple[str, ...] = ()
 
 
-ATTENTION, FEED_FORWARD, IDENTITY = "s", "f", "i"
+ATTENTION, COMPRESSIVE, FEED_FORWARD, IDENTITY = "s", "c", "f", "i"
 LETTERS = {
     ATTENTION: Letter("self-attention", ("heads", "d_head")),
+    COMPRESSIVE: Letter("compressive attention", ("heads", "d_head")),
     FEED_FORWARD: Letter("feed-forward", ("d_inner",)),
     IDENTITY: Letter("identity"),
 }
@@ -38,10 +39,10 @@ MAX_TEXT = MAX_BLOCKS * (MAX_NAME + 1)  # what `str` makes of the longest archit
 
 _TOKEN = re.compile(r"\s*(?:([a-z](?::[^\s()*]*)?)|([()])|\*\s*(\d{1,6}))")
 _OPTION = re.compile(r"([a-z][a-z0-9_]*)=0*([1-9][0-9]{0,5})")
-_PRESET = re.compile(r"(interleaved|sandwich|all-f|random)((?:-\d{1,9})+)")
+_PRESET = re.compile(r"(interleaved|compressive|sandwich|all-f|random)((?:-\d{1,9})+)")
 _HELP = (
-    "Write one letter per block (s self-attention, f feed-forward, i identity), such as sfsff or (sf)*8, "
-    "or a preset: interleaved-N, sandwich-N-K, all-f-N, random-N-SEED."
+    "Write one letter per block (s self-attention, c compressive attention, f feed-forward, i identity), such as sfsff "
+    "or (sf)*8, or a preset: interleaved-N, compressive-N, sandwich-N-K, all-f-N, random-N-SEED."
 )
 
 
@@ -196,18 +197,19 @@ def _shorten(text: str) -> str:
 
 
 def _preset(name: str, numbers: list[int], text: str) -> Sequence[str]:
-    expected = {"interleaved": 1, "all-f": 1, "sandwich": 2, "random": 2}[name]
+    expected = {"interleaved": 1, "compressive": 1, "all-f": 1, "sandwich": 2, "random": 2}[name]
     if len(numbers) != expected:
         raise ParnasError(f"{name} takes {expected} number(s), not {len(numbers)}, in {text!r}. {_HELP}")
     blocks = numbers[0]
     if not 1 <= blocks <= MAX_BLOCKS:
         raise ParnasError(f"{text!r} asks for {blocks} blocks; 1 to {MAX_BLOCKS} are possible.")
-    if name == "interleaved":
-        return [(ATTENTION, FEED_FORWARD)[block % 2] for block in range(blocks)]
+    if name in ("interleaved", "compressive"):
+        first = ATTENTION if name == "interleaved" else COMPRESSIVE
+        return [(first, FEED_FORWARD)[block % 2] for block in range(blocks)]
     if name == "all-f":
         return FEED_FORWARD * blocks
     if name == "random":
-        # The three letters of every installation: registering others must not change what a seed stands for.
+        # The three letters of old: knowing others must not change what a seed stands for.
         return random.Random(numbers[1]).choices((ATTENTION, FEED_FORWARD, IDENTITY), k=blocks)
     # Sandwich ordering, Press et al. 2020 (arXiv 1911.03864): s^K (sf)^(N/2-K) f^K.
     ends = numbers[1]

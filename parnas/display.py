@@ -145,7 +145,8 @@ def show_derivation(derivation: "Derivation") -> None:
         console.print(ranking_table(derivation.ranking))
     for warning in derivation.warnings:
         console.print(f"warning: {warning}", style="yellow", highlight=False)
-    counts = ", ".join(f"{count} {describe_layer(name)}" for name, count in derivation.architecture.counts().items())
+    counted = derivation.architecture.counts().items()
+    counts = ", ".join(f"{count} {describe_layer(name)}" for name, count in counted if count or name in space)
     print(f"architecture: {derivation.architecture} ({derivation.method})")
     if derivation.costs is not None:
         share, costs = derivation.costs.share(derivation.architecture), derivation.costs

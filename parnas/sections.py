@@ -83,6 +83,37 @@ class DataConfig(Section):
     tgt_len: int = Field(32, ge=1, description="Tokens of a segment in each row.")
 
 
+class Reach(NamedTuple):
+    """How far attention looks back."""
+
+    mem_len: int = 0  # positions of memory
+    cmem_len: int = 0  # positions of compressed memory, in layers that have one
+    clamp_len: int | None = None  # distances beyond it count as this one
+    same_length: bool = False  # every query sees as far back as the first of its segment
+
+
+class MemoryConfig(Section):
+    cmem_len: int = Field(32, ge=1, description="Positions of compressed memory that a layer c sees besides memory.")
+    ratio: int = Field(4, ge=2, description="Positions of memory that become one of compressed memory.")
+    function: Literal["max_pool", "mean_pool", "conv", "dilated_conv", "most_used"] = Field(
+        "conv",
+        description="What compresses (Rae et al. 2020, section 3.1): the largest or mean value of each feature, a "
+        "convolution with a stride of its width, one that reaches twice as far, or the positions that attention used "
+        "most as they are.",
+    )
+    loss: Literal["attention", "autoencode", "bptt"] = Field(
+        "attention",
+        description="What trains a convolution (section 3.2): attention to compressed memory shall give what attention "
+        "to the memory gave; or a decoder shall rebuild it; or the loss of the next segment, without a loss of its "
+        "own. The other functions have nothing to train.",
+    )
+    distance: Literal["slots", "tokens"] = Field(
+        "slots",
+        description="Distance to a compressed position: counted in positions that attention sees, as in the paper; or "
+        "in tokens, the mean of those that it stands for.",
+    )
+
+
 class ModelConfig(Section):
     arch: str | None = Field(None, description="Architecture that retrain trains where --arch is not given.")
     d_model: int = Field(128, ge=1, description="Width of the network.")
@@ -90,6 +121,15 @@ class ModelConfig(Section):
     d_head: int | None = Field(None, ge=1, description="Width of a head; null: d_model / n_heads.")
     d_inner: int = Field(512, ge=1, description="Inner width of a feed-forward layer.")
     mem_len: int = Field(32, ge=0, description="Positions of memory that attention sees besides the segment.")
+    clamp_len: int | None = Field(
+        None, ge=1, description="Larger distances count as this one (Dai et al. 2019, as in their code); null: none."
+    )
+    same_length: bool = Field(
+        False,
+        description="Every query sees equally far back: mem_len positions with its own, and of compressed memory what "
+        "the last query before the segment saw; else later ones of a segment see more.",
+    )
+    memory: MemoryConfig = Field(MemoryConfig(), description="Compressed memory, of layers c.")
     dropout: float = Field(0.1, ge=0, lt=1, description="Dropout on embeddings and layer outputs, a probability.")
     attention_dropout: float = Field(0.0, ge=0, lt=1, description="Dropout on attention weights, a probability.")
     norm: Literal["post", "pre"] = Field(
@@ -117,6 +157,11 @@ class ModelConfig(Section):
         """Width of one attention head."""
         return self.d_head or self.d_model // self.n_heads
 
+    @property
+    def reach(self) -> Reach:
+        """How far attention looks back in training."""
+        return Reach(self.mem_len, self.memory.cmem_len, self.clamp_len, self.same_length)
+
     def embedding_dims(self) -> list[int]:
         """Embedding width of each cluster (Baevski & Auli 2019; `div_val` of Transformer-XL)."""
         return [self.d_model // self.div_val**cluster for cluster in range(len(self.cutoffs) + 1)]
@@ -138,6 +183,8 @@ class ModelConfig(Section):
                 Architecture.parse(self.arch).canonical()
             except ParnasError as error:
                 yield Mistake("arch", f"is {self.arch[:40]!r}: {error}")
+        if self.same_length and not self.mem_len:
+            yield Mistake("same_length", "is true, but without memory nothing would be seen; give mem_len, or false")
         yield from self._cutoff_mistakes()
 
     def _cutoff_mistakes(self) -> Iterator[Mistake]:
@@ -346,6 +393,9 @@ class EvaluationConfig(Section):
     split: Literal["train", "valid", "test"] = Field("valid", description="Split that evaluate reads.")
     tgt_len: int | None = Field(None, ge=1, description="Tokens of a segment; null: as trained.")
     mem_len: int | None = Field(None, ge=0, description="Positions of memory; null: as trained.")
+    cmem_len: int | None = Field(None, ge=0, description="Positions of compressed memory; null: as trained.")
+    clamp_len: int | None = Field(None, ge=1, description="Larger distances count as this one; null: as trained.")
+    same_length: bool | None = Field(None, description="Whether every query sees equally far back; null: as trained.")
     batch_size: int = Field(32, ge=1, description="Rows read side by side; changes the speed, not the result.")
 
 

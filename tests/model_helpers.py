@@ -5,7 +5,7 @@ import torch
 from parnas.architecture import Architecture
 from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import TransformerXL
-from parnas.sections import ModelConfig
+from parnas.sections import ModelConfig, Reach
 
 VOCABULARY = 20
 
@@ -35,15 +35,31 @@ def make_supernet(blocks=3, space=("s", "f", "i"), seed=0, vocab_size=VOCABULARY
     return randomise(SuperNet(model_config(**changes), space, blocks, vocab_size), seed).eval()
 
 
+def reach(mem_len=6, cmem_len=0, **more):
+    """How far attention looks back."""
+    return Reach(mem_len, cmem_len, **more)
+
+
 def random_ids(batch, length, seed=0, vocab_size=VOCABULARY):
     """Token ids [B, T]."""
     return torch.randint(0, vocab_size, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def plain_memories(memory):
+    """For each block what it remembers of its inputs; candidates of a stochastic block must remember the same."""
+    found = []
+    for kept in memory:
+        parts = [part for part in kept if part is not None] if isinstance(kept, tuple) else [kept]
+        assert all(torch.equal(part, parts[0]) for part in parts[1:])
+        found.append(parts[0])
+    return found
 
 
 def read_in_segments(network, ids, tgt_len, **settings):
     """Hidden states [B, T, D] and the last memory of a text that is read segment by segment."""
     hidden, memory = [], None
     for segment in ids.split(tgt_len, dim=1):
-        output, memory = network(segment, memory, **settings)
-        hidden.append(output)
+        output = network(segment, memory, **settings)
+        memory = output.memory
+        hidden.append(output.hidden)
     return torch.cat(hidden, dim=1), memory

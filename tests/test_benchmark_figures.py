@@ -20,6 +20,7 @@ from parnas.data.streams import prepare
 from parnas.files import read_json, write_json
 from parnas.nas.cost import make_costs
 from parnas.run import METRICS, Run
+from parnas.sections import Reach
 from parnas.training.device import choose_device
 from parnas.training.perplexity import TotalLoss, measure_loss
 from parnas.training.phases import load
@@ -102,7 +103,7 @@ def test_the_comparison_reads_the_test_split(retrain_run: Run, corpus: Path, mon
     row = comparison.train(small_config(corpus), job)
     found, streams = load(retrain_run.folder), prepare(retrain_run.config().data)
     device, text, summary = choose_device(found.config.runtime), streams.tokens("test"), retrain_run.summary()
-    shape = {"batch_size": 1, "tgt_len": 8, "mem_len": 8}
+    shape = {"batch_size": 1, "tgt_len": 8, "reach": Reach(8)}
     expected = measure_loss(found.model, text, streams.tokenizer.eos_id, device, **shape).perplexity
     assert row.test_ppl == pytest.approx(expected, rel=1e-5)
     assert row[:5] == (*job, summary["valid"]["ppl"])

@@ -166,7 +166,7 @@ def test_multiply_adds_are_those_of_the_network_for_a_batch_of_one_row():
     network = TransformerXL.build(size.model, Architecture.parse("sfsf"), size.vocab_size)
     counts = list(range(size.vocab_size, 0, -1))
     shares = network.head.cluster_shares(counts)
-    expected = network.multiply_adds(size.tgt_len, size.model.mem_len, counts)
+    expected = network.multiply_adds(size.tgt_len, size.model.reach, counts)
     inner = size.model.n_heads * size.model.head_width
     anew = size.layers * 2 * size.model.d_model * inner * size.model.mem_len / size.tgt_len  # which inference keeps
     assert size.block_multiply_adds() + size.head_multiply_adds(shares) == pytest.approx(expected + anew)

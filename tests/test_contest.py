@@ -271,19 +271,19 @@ def test_a_network_that_diverges_counts_as_infinite_and_the_rest_goes_on(
 ) -> None:
     shutil.copytree(held, tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "random-1-seed-5")
-    original = TransformerXL.nll
+    original = TransformerXL.score
 
-    def poisoned(self: TransformerXL, tokens: torch.Tensor, *rest: object, **named: object) -> object:
-        nll, memory = original(self, tokens, *rest, **named)  # type: ignore[arg-type]
-        return (nll * torch.nan if self.training else nll), memory
+    def poisoned(self: TransformerXL, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        nll = original(self, hidden, targets)
+        return nll * torch.nan if self.training else nll
 
-    monkeypatch.setattr(TransformerXL, "nll", poisoned)
+    monkeypatch.setattr(TransformerXL, "score", poisoned)
     main_ends_well("baselines", searched.folder, "--random", 2, "--seeds", 2, "--run", tmp_path / "run")
     content = json.loads((tmp_path / "run" / "baselines.json").read_text())
     assert "random-1 from seed 5 diverged, and counts as infinite" in content["notes"]
     assert content["networks"][4]["valid_ppl"] == {"5": None}
     assert content["networks"][:4] == json.loads((held / "baselines.json").read_text())["networks"][:4]
     assert content["answers"][-1]["percent"]["mean"] is None
-    monkeypatch.setattr(TransformerXL, "nll", original)
+    monkeypatch.setattr(TransformerXL, "score", original)
     main_ends_well("baselines", searched.folder, "--random", 2, "--seeds", 2, "--run", tmp_path / "run")
     assert (tmp_path / "run" / "baselines.json").read_text() == (held / "baselines.json").read_text()

@@ -36,7 +36,7 @@ def test_counted_costs_are_differences_of_whole_networks(arch: str) -> None:
     total = sum(p.numel() for p in network.parameters()) - sum(p.numel() for p in empty.parameters())
     assert parameters.cost(arch) == total - shared
     counts = range(50, 0, -1)
-    lengths = CONFIG.data.tgt_len, CONFIG.model.mem_len
+    lengths = CONFIG.data.tgt_len, CONFIG.model.reach
     macs = network.multiply_adds(*lengths, counts) - empty.multiply_adds(*lengths, counts)
     assert count_costs(CONFIG, "macs").cost(arch) == pytest.approx(macs)
 

@@ -19,6 +19,7 @@ from parnas.nas.derive import BlockChoice, Demands, derive, read_demands, write_
 from parnas.nas.inherited import SECOND_LOOK, held_out, read_second_look
 from parnas.nas.search import search
 from parnas.run import PI, Run
+from parnas.sections import Reach
 from parnas.training.device import choose_device
 from parnas.training.perplexity import measure_loss
 from parnas.training.phases import load
@@ -150,7 +151,7 @@ def test_a_second_look_adds_inherited_loss_and_pi(search_run: Run, tmp_path: Pat
     found = load(run.folder, even=True)
     streams = prepare(found.config.data)
     eos_id, text = streams.tokenizer.eos_id, held_out(found.config, streams)
-    device, shape = choose_device(found.config.runtime), {"batch_size": 1, "tgt_len": 8, "mem_len": 8}
+    device, shape = choose_device(found.config.runtime), {"batch_size": 1, "tgt_len": 8, "reach": Reach(8)}
     estimates = {}
     for each in by_pi[:5]:
         loss = measure_loss(found.model.extract(each.architecture), text, eos_id, device, **shape).per_token

@@ -4,9 +4,10 @@ import math
 
 import pytest
 import torch
-from model_helpers import model_config, randomise
+from model_helpers import model_config, randomise, reach
 
-from parnas.model.layers import Context, encode_distances, make_layer, relative_biases
+from parnas.model.attention import encode_distances, relative_biases
+from parnas.model.layers import Context, make_layer
 
 CPU = torch.device("cpu")
 
@@ -77,7 +78,7 @@ def test_attention_equals_loops(norm, shared, tgt_len, mem_len, d_head):
     else:
         normed_memory = None if memory is None else layer.layer_norm(memory)
         expected = x + slow_attention(layer, layer.layer_norm(x), normed_memory, u, v)
-    torch.testing.assert_close(layer(x, memory, context), expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(layer(x, memory, context).hidden, expected, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
@@ -94,19 +95,20 @@ def test_feed_forward_equals_loops(norm):
         return torch.stack([torch.stack([slow(vector) for vector in row]) for row in rows])
 
     expected = layer.layer_norm(x + through(x)) if norm == "post" else x + through(layer.layer_norm(x))
-    torch.testing.assert_close(layer(x, None, make_context(3, 0, 8)), expected, atol=1e-9, rtol=0)
+    torch.testing.assert_close(layer(x, None, make_context(3, 0, 8)).hidden, expected, atol=1e-9, rtol=0)
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
 def test_identity_is_x_without_parameters(norm):
     layer, x = make_layer("i", model_config(norm=norm)), random(2, 3, 8)
-    assert layer(x, None, make_context(3, 0, 8)) is x
+    assert layer(x, None, make_context(3, 0, 8)).hidden is x
     assert list(layer.parameters()) == []
 
 
 def test_only_attention_uses_memory():
-    assert {letter: make_layer(letter, model_config()).uses_memory for letter in "sfi"} == {
+    assert {letter: make_layer(letter, model_config()).uses_memory for letter in "scfi"} == {
         "s": True,
+        "c": True,
         "f": False,
         "i": False,
     }
@@ -120,8 +122,8 @@ def test_dropout_acts_in_training_only(letter, setting):
     u, v = relative_biases(model_config())
     x, context = random(2, 3, 8).float(), make_context(3, 0, 8, u, v)
     torch.manual_seed(0)
-    assert not torch.allclose(layer.train()(x, None, context), layer(x, None, context))
-    assert torch.equal(layer.eval()(x, None, context), exact(x, None, context))
+    assert not torch.allclose(layer.train()(x, None, context).hidden, layer(x, None, context).hidden)
+    assert torch.equal(layer.eval()(x, None, context).hidden, exact(x, None, context).hidden)
 
 
 @pytest.mark.parametrize("letter", ["s", "f"])
@@ -129,8 +131,8 @@ def test_gradients_are_right(letter):
     layer = randomise(make_layer(letter, model_config(d_inner=4, share_biases=False)).double())
     context = make_context(2, 2, 8)
     inputs = random(1, 2, 8).requires_grad_(), random(1, 2, 8, seed=1).requires_grad_(letter == "s")
-    assert torch.autograd.gradcheck(lambda x, memory: layer(x, memory, context), inputs)
-    layer(*inputs, context).square().sum().backward()
+    assert torch.autograd.gradcheck(lambda x, memory: layer(x, memory, context).hidden, inputs)
+    layer(*inputs, context).hidden.square().sum().backward()
     assert all(parameter.grad.abs().sum() > 0 for parameter in layer.parameters())
 
 
@@ -150,7 +152,7 @@ def test_attention_with_options_equals_loops(name, heads, width, mem_len):
     memory = random(2, mem_len, 8, seed=4) if mem_len else None
     u, v = random(2, 4, seed=1), random(2, 4, seed=2)
     expected = layer.layer_norm(x + slow_attention(layer, x, memory, layer.u, layer.v))
-    found = layer(x, memory, make_context(3, mem_len, 8, u, v))
+    found = layer(x, memory, make_context(3, mem_len, 8, u, v)).hidden
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
 
 
@@ -162,5 +164,5 @@ def test_options_that_change_no_shape_share_the_biases_of_the_model():
 
 def test_half_the_heads_cost_half_as_much():
     whole, half = (make_layer(name, model_config(n_heads=4)) for name in ("s", "s:heads=2"))
-    assert half.multiply_adds(4, 4) * 2 == whole.multiply_adds(4, 4)
-    assert make_layer("f:d_inner=6", model_config()).multiply_adds(4, 4) * 2 == 2 * 8 * 12
+    assert half.multiply_adds(4, reach(4)) * 2 == whole.multiply_adds(4, reach(4))
+    assert make_layer("f:d_inner=6", model_config()).multiply_adds(4, reach(4)) * 2 == 2 * 8 * 12

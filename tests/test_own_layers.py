@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import small_config
-from model_helpers import make_network, make_supernet, model_config, random_ids, randomise
+from model_helpers import make_network, make_supernet, model_config, random_ids, randomise, reach
 from test_cli import refusal, run_command
 from torch.nn import functional as F
 
 from parnas.architecture import LETTERS, Architecture
 from parnas.config import dump_config
 from parnas.errors import ParnasError
-from parnas.model.layers import MAKERS, Context, SelfAttention, encode_distances, make_layer, register_layer
+from parnas.model.attention import encode_distances
+from parnas.model.layers import MAKERS, Context, SelfAttention, make_layer, register_layer
 from parnas.model.own_layers import import_own_layers
 from parnas.run import METRICS, PI, Run
 from parnas.training.phases import load
@@ -75,8 +76,8 @@ def test_swiglu_equals_loops(registered):
         inner = [g / (1 + torch.tensor(-g).exp()) * v for g, v in zip(gates, values, strict=True)]
         return layer.outer.weight @ torch.tensor(inner, dtype=torch.float64)
 
-    torch.testing.assert_close(layer(x, None, context(3)), through(layer, x)(slow), atol=1e-6, rtol=0)
-    assert layer.multiply_adds(3, 3) == 3 * 8 * 5
+    torch.testing.assert_close(layer(x, None, context(3)).hidden, through(layer, x)(slow), atol=1e-6, rtol=0)
+    assert layer.multiply_adds(3, reach(3)) == 3 * 8 * 5
     assert make_layer("g", model_config(d_inner=12)).gate.out_features == 8
 
 
@@ -92,16 +93,16 @@ def test_mixture_of_experts_equals_a_loop_over_tokens(registered, experts):
         total = sum(float(scores[index].exp()) for index in best)
         return sum(layer.experts[index](token) * float(scores[index].exp()) / total for index in best)
 
-    torch.testing.assert_close(layer(x, None, context(5)), through(layer, x)(slow), atol=1e-9, rtol=0)
+    torch.testing.assert_close(layer(x, None, context(5)).hidden, through(layer, x)(slow), atol=1e-9, rtol=0)
     assert len(used) == experts
-    assert layer.multiply_adds(5, 0) == 8 * experts + 2 * 2 * 8 * 12
+    assert layer.multiply_adds(5, reach(0)) == 8 * experts + 2 * 2 * 8 * 12
 
 
 @pytest.mark.parametrize("name", ["g", "m"])
 def test_gradients_flow_to_input_and_weights(registered, name):
     layer = randomise(make_layer(name, model_config(d_inner=6)).double())
     x = random(4, 4, 8).requires_grad_()
-    layer(x, None, context(4)).square().sum().backward()
+    layer(x, None, context(4)).hidden.square().sum().backward()
     assert (x.grad.abs() > 0).all()
     assert all(parameter.grad.abs().sum() > 0 for parameter in layer.parameters())
 
@@ -110,7 +111,7 @@ def test_gradients_are_right(registered):
     for name in ("g", "m:experts=2"):
         layer = randomise(make_layer(name, model_config(d_inner=3)).double())
         assert torch.autograd.gradcheck(
-            lambda x, layer=layer: layer(x, None, context(2)), random(1, 2, 8).requires_grad_()
+            lambda x, layer=layer: layer(x, None, context(2)).hidden, random(1, 2, 8).requires_grad_()
         )
 
 
@@ -230,17 +231,17 @@ def test_what_cannot_be_imported_is_told(name, content, message, tmp_path, monke
 
 
 def test_several_are_imported_once(tmp_path, monkeypatch):
-    for number, letter in enumerate("bc"):
+    for number, letter in enumerate("bd"):
         folder = tmp_path / str(number)
         folder.mkdir()
         text = f"from parnas.model.layers import *\nregister_layer('{letter}', FeedForward, 'mine')\n"
         (folder / "own.py").write_text(text)
-    (tmp_path / "own_layers_as_module.py").write_text(text.replace("'c'", "'d'"))
+    (tmp_path / "own_layers_as_module.py").write_text(text.replace("'d'", "'e'"))
     monkeypatch.syspath_prepend(tmp_path)
     listed = f"{tmp_path}/0/own.py, {tmp_path}/1/own.py,own_layers_as_module,"
     for _ in range(2):
         import_own_layers(listed)
-    assert {"b", "c", "d"} <= set(LETTERS)
+    assert {"b", "d", "e"} <= set(LETTERS)
 
 
 def test_help_imports_nothing(page_file, monkeypatch):

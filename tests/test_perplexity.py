@@ -12,9 +12,9 @@ from parnas.architecture import Architecture
 from parnas.data.streams import SplitCounts, TokenStreams, prepare
 from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import TransformerXL
-from parnas.sections import ModelConfig
+from parnas.sections import ModelConfig, Reach
 from parnas.training.device import Device
-from parnas.training.latency import Candidate, measure_latencies
+from parnas.training.latency import Candidate, Shape, measure_latencies
 from parnas.training.perplexity import TotalLoss, measure_loss
 
 CPU = Device(torch.device("cpu"), "fp32")
@@ -41,7 +41,7 @@ def loss_of(
     model: TransformerXL, streams: TokenStreams, batch_size: int, tgt_len: int = 8, mem_len: int = 12
 ) -> TotalLoss:
     tokens, first = streams.tokens("valid"), streams.tokenizer.eos_id
-    return measure_loss(model, tokens, first, CPU, batch_size=batch_size, tgt_len=tgt_len, mem_len=mem_len)
+    return measure_loss(model, tokens, first, CPU, batch_size=batch_size, tgt_len=tgt_len, reach=Reach(mem_len))
 
 
 def slow_loss(model: TransformerXL, streams: TokenStreams, tgt_len: int, mem_len: int) -> tuple[float, int]:
@@ -52,7 +52,7 @@ def slow_loss(model: TransformerXL, streams: TokenStreams, tgt_len: int, mem_len
     for at in range(0, len(tokens) - 1, tgt_len):
         inputs, targets = tokens[at : at + tgt_len], tokens[at + 1 : at + tgt_len + 1]
         with torch.no_grad():
-            hidden, memory = model(torch.tensor([inputs[: len(targets)]]), memory, mem_len=mem_len)
+            hidden, memory, *_ = model(torch.tensor([inputs[: len(targets)]]), memory, reach=Reach(mem_len))
         log_probs = model.head.log_probs(hidden[0])
         for position, target in enumerate(targets):
             total -= float(log_probs[position, target])
@@ -118,8 +118,9 @@ def test_networks_take_turns_when_their_latency_is_measured(
 
     monkeypatch.setattr(TransformerXL, "nll", spy)
     tokens = np.arange(37)
-    candidates = {"a": Candidate(model, tokens), "b": Candidate(other, tokens)}
-    latencies = measure_latencies(candidates, CPU, tgt_len=4, mem_len=6, rounds=5)
+    shape = Shape(1, 4, Reach(6))
+    candidates = {"a": (Candidate(model, tokens), shape, CPU), "b": (Candidate(other, tokens), shape, CPU)}
+    latencies = measure_latencies(candidates, rounds=5)
     assert calls == [id(model), id(other)] * (len(calls) // 2)
     assert len(calls) == 2 * (5 + 3)
     assert all(0 < latency.median <= latency.p95 for latency in latencies.values())

@@ -33,6 +33,7 @@ from parnas.nas.profile import (
     share_layers,
     tabulate,
 )
+from parnas.sections import Reach
 from parnas.training import latency
 from parnas.training.device import Device
 from parnas.training.reporter import Silent
@@ -97,7 +98,7 @@ def test_a_clock_that_only_layers_move_is_read_exactly(corpus: Path, monkeypatch
         return timed
 
     monkeypatch.setattr(latency, "time", SimpleNamespace(perf_counter=lambda: now))
-    for owner, name, cost in ((SelfAttention, "transform", 5), (FeedForward, "transform", 2), (SoftmaxHead, "nll", 7)):
+    for owner, name, cost in ((SelfAttention, "attend", 5), (FeedForward, "transform", 2), (SoftmaxHead, "nll", 7)):
         monkeypatch.setattr(owner, name, costing(cost, getattr(owner, name)))
     found = profile(small_config(corpus), Silent(), rounds=2, check=5)
     for table, factor in ((found.inference, 1), (found.training, 3)):
@@ -135,7 +136,7 @@ def test_both_modes_read_a_full_memory_of_their_own_kind(mem_len: int, monkeypat
     monkeypatch.setattr(torch.Tensor, "backward", spy_backward)
     config = model_config(mem_len=3)  # the caller's length counts, not the configured one
     network = share_layers([("s", "f")], config, 20, CPU)[("s", "f")]
-    candidate, shape = latency.Candidate(network, np.arange(40) % 20), latency.Shape(2, 4, mem_len)
+    candidate, shape = latency.Candidate(network, np.arange(40) % 20), latency.Shape(2, 4, Reach(mem_len))
     latency.prepare_scoring(candidate, CPU, shape)()
     assert given.pop() == ((2, 4), ((2, 6, 16), None) if mem_len else None, True, False, False)
     assert not backwards
@@ -148,7 +149,7 @@ def test_both_modes_read_a_full_memory_of_their_own_kind(mem_len: int, monkeypat
 def test_the_network_without_layers_works_in_both_modes() -> None:
     for norm in ("pre", "post"):
         network = share_layers([()], model_config(norm=norm), 20, CPU)[()]
-        candidate, shape = latency.Candidate(network, np.arange(40) % 20), latency.Shape(2, 4, 6)
+        candidate, shape = latency.Candidate(network, np.arange(40) % 20), latency.Shape(2, 4, Reach(6))
         for prepare in (latency.prepare_scoring, latency.prepare_training):
             prepare(candidate, CPU, shape)()
 
@@ -175,7 +176,7 @@ def test_what_is_timed_has_the_configured_shape(corpus: Path, monkeypatch: pytes
         monkeypatch.setattr(f"parnas.nas.profile.{name}", spy)
     config = small_config(corpus, data__batch_size=2, data__tgt_len=5, model__mem_len=3)
     profile(config, Silent(), rounds=1, check=2)
-    assert shapes == [(2, 5, 3)] * (3 + 2 + 3)
+    assert shapes == [(2, 5, config.model.reach)] * (3 + 2 + 3)
 
 
 def test_attention_and_feed_forward_are_always_measured(corpus: Path) -> None:

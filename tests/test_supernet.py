@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from model_helpers import make_network, make_supernet, random_ids, read_in_segments
+from model_helpers import make_network, make_supernet, random_ids, reach, read_in_segments
 from supernet_helpers import SPACE, VARIANTS, draw_gates, generator, near, one_hot
 from torch.nn import functional as F
 
@@ -99,14 +99,15 @@ def test_architecture_is_the_likeliest_candidate_and_the_first_of_equals(space):
 def test_blocks_store_memory_whichever_path_ran():
     network, ids = make_supernet(), random_ids(2, 5)
     memory = network(ids, gates=one_hot("ffi")).memory
-    assert [tuple(kept.shape) for kept in memory] == [(2, 5, 8)] * 3
+    assert [tuple(kept.shape) for kept, _, _ in memory] == [(2, 5, 8)] * 3
+    assert [rest for _, *rest in memory] == [[None, None]] * 3
     without = make_supernet(2, ("f", "i"))
     assert without(ids).memory == (None, None)
     assert without.u is None
 
 
 def test_multiply_adds_are_those_of_all_candidates():
-    settings, counts = (5, 6), [1] * 20
+    settings, counts = (5, reach(6)), [1] * 20
     alone = {arch: make_network(arch).multiply_adds(*settings, counts) for arch in ("s", "f", "sf")}
     head = alone["s"] + alone["f"] - alone["sf"]
     assert make_supernet(3).multiply_adds(*settings, counts) == pytest.approx(3 * (alone["sf"] - head) + head)

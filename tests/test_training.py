@@ -113,17 +113,17 @@ def test_search_run_loads_as_supernet(search_run: Run) -> None:
 def test_non_finite_training_stops_with_the_step_and_keeps_the_checkpoint(
     where: str, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = TransformerXL.nll
+    original = TransformerXL.score
 
-    def poisoned(self: TransformerXL, tokens: torch.Tensor, *rest: object, **named: object) -> object:
-        nll, memory = original(self, tokens, *rest, **named)  # type: ignore[arg-type]
+    def poisoned(self: TransformerXL, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        nll = original(self, hidden, targets)
         if self.training:
             self.calls = getattr(self, "calls", 0) + 1
             if self.calls == 11:
                 nll = nll * torch.nan if where == "loss" else torch.sqrt(nll * 0)
-        return nll, memory
+        return nll
 
-    monkeypatch.setattr(TransformerXL, "nll", poisoned)
+    monkeypatch.setattr(TransformerXL, "score", poisoned)
     with pytest.raises(ParnasError, match=rf"The {where} is not finite at step 11\..*step-00000008"):
         retrain(small_config(corpus, model__arch="sf"), tmp_path / "run", Silent())
     weights = final_weights(Run(tmp_path / "run"))
@@ -192,8 +192,7 @@ def test_learnable_tau_comes_back_from_its_bound(corpus: Path, tmp_path: Path, m
     trainer = trainers[-1]
     trainer.log_tau.data.fill_(math.log(0.5))
     trainer.step = 10  # alpha no longer learns after the last
-    loss, _ = trainer.forward(trainer.batches.batch(trainer.step), None, trainer.gates())
-    loss.backward()
+    trainer.forward(trainer.batches.batch(trainer.step), None, trainer.gates()).loss.backward()
     assert trainer.log_tau.grad is not None
     assert trainer.log_tau.grad != 0
 

@@ -4,7 +4,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from model_helpers import VOCABULARY, make_network, make_supernet, model_config, random_ids, read_in_segments
+from model_helpers import (
+    VOCABULARY,
+    make_network,
+    make_supernet,
+    model_config,
+    plain_memories,
+    random_ids,
+    reach,
+    read_in_segments,
+)
 
 from parnas.architecture import Architecture
 from parnas.config import load_config
@@ -63,8 +72,9 @@ def test_segments_may_differ_in_length(network):
     ids = random_ids(2, 15)
     hidden, memory = [], None
     for segment in ids.split([4, 1, 7, 3], dim=1):
-        output, memory = network(segment, memory)
-        hidden.append(output)
+        output = network(segment, memory)
+        memory = output.memory
+        hidden.append(output.hidden)
     near(torch.cat(hidden, 1), network(ids).hidden)
 
 
@@ -86,7 +96,7 @@ def test_memory_holds_the_last_inputs_of_each_block(build, mem_len):
     for block, seen in zip(network.blocks, inputs, strict=True):
         block.register_forward_pre_hook(lambda _, arguments, seen=seen: seen.append(arguments[0]))
     _, memory = read_in_segments(network, ids, 3)
-    for block, seen, kept in zip(network.blocks, inputs, memory, strict=True):
+    for block, seen, kept in zip(network.blocks, inputs, plain_memories(memory), strict=True):
         assert (kept is not None) == block.uses_memory
         if kept is not None:
             assert torch.equal(kept, torch.cat(seen, 1)[:, -mem_len:])
@@ -98,10 +108,11 @@ def test_memory_holds_the_last_inputs_of_each_block(build, mem_len):
 def test_keys_and_values_as_memory_give_the_same_result(network, segments, mem_len):
     memory, cached = None, None
     for ids in random_ids(2, 12).split(segments, dim=1):
-        hidden, memory = network(ids, memory, mem_len=mem_len)
-        found, cached = network(ids, cached, mem_len=mem_len, inference=True)
-        near(found, hidden)
-    for kept, plain in zip(cached, memory, strict=True):
+        expected = network(ids, memory, reach=reach(mem_len))
+        found = network(ids, cached, reach=reach(mem_len), inference=True)
+        memory, cached = expected.memory, found.memory
+        near(found.hidden, expected.hidden)
+    for kept, plain in zip(plain_memories(cached), plain_memories(memory), strict=True):
         assert (kept is None) == (plain is None)
         if plain is not None:
             assert kept.shape == (*plain.shape[:2], 2 * plain.shape[2])
@@ -121,7 +132,7 @@ def test_memory_passes_no_gradient():
     network, ids = make_network(), random_ids(2, 8)
     vectors = []
     network.embedding.register_forward_hook(lambda *call: vectors.append(call[-1]))
-    _, memory = network(ids[:, :4])
+    memory = network(ids[:, :4]).memory
     assert not any(kept.requires_grad for kept in memory if kept is not None)
     network(ids[:, 4:], memory).hidden.square().sum().backward(inputs=vectors)
     assert vectors[0].grad is None
@@ -131,14 +142,14 @@ def test_memory_passes_no_gradient():
 @pytest.mark.parametrize("configured, argument", [(0, None), (6, 0)])
 def test_no_memory_where_its_length_is_zero(configured, argument):
     network, ids = make_network(mem_len=configured), random_ids(2, 8)
-    first = network(ids[:, :4], mem_len=argument)
+    first = network(ids[:, :4], reach=None if argument is None else reach(argument))
     assert first.memory == (None,) * 4
     near(network(ids[:, 4:], first.memory).hidden, network(ids[:, 4:]).hidden)
 
 
 def test_memory_length_of_a_call_goes_before_the_configured():
     network, ids = make_network(mem_len=2), random_ids(2, 12)
-    near(read_in_segments(network, ids, 3, mem_len=12)[0], network(ids).hidden)
+    near(read_in_segments(network, ids, 3, reach=reach(12))[0], network(ids).hidden)
     assert not torch.allclose(read_in_segments(network, ids, 3)[0], network(ids).hidden, atol=1e-3)
 
 
@@ -223,10 +234,10 @@ def test_identity_blocks_leave_nothing_behind():
     near(padded(ids).hidden, network(ids).hidden)
 
 
-def test_attention_blocks_are_counted():
-    assert make_network("sfisf").attention_blocks() == 2
-    assert make_supernet(3).attention_blocks() == 3
-    assert make_supernet(3, ("f", "i")).attention_blocks() == 0
+def test_burn_in_adds_up_what_each_block_looks_back():
+    assert make_network("sfisf").burn_in(4, reach(6)) == 2 * 2
+    assert make_supernet(3).burn_in(6, reach(6)) == 3
+    assert make_supernet(3, ("f", "i")).burn_in(4, reach(6)) == 0
 
 
 def test_initial_weights_are_small_biases_zero_and_norms_one():
@@ -248,7 +259,7 @@ def test_final_norm_belongs_to_pre_norm():
     seen = []
     network.blocks[-1].register_forward_hook(lambda *call: seen.append(call[-1]))
     hidden = network(random_ids(2, 6)).hidden
-    near(hidden, network.final_norm(seen[0]))
+    near(hidden, network.final_norm(seen[0].hidden))
 
 
 def test_dropout_acts_in_training_only(variant):
@@ -272,7 +283,8 @@ def test_multiply_adds_are_what_torch_counts(arch, settings):
     frequent = [1] * 5 + [0] * (VOCABULARY - 5)  # so that no tail of the softmax is needed
     with FlopCounterMode(display=False) as counter:
         network.nll(ids % 5, ids % 5, memory, inference=True)
-    assert network.multiply_adds(tgt_len, mem_len, frequent) == pytest.approx(counter.get_total_flops() / 2 / tgt_len)
+    counted = counter.get_total_flops() / 2 / tgt_len
+    assert network.multiply_adds(tgt_len, reach(mem_len), frequent) == pytest.approx(counted)
 
 
 # Generation
@@ -302,10 +314,10 @@ def test_generation_reads_each_token_once_and_remembers_as_in_training():
     network.embedding.register_forward_pre_hook(lambda _, arguments: read.append(arguments[0]))
     found = network.generate(prompt, 6, temperature=0)
     assert torch.equal(torch.cat(read, 1), found[:, :-1])
-    hidden, memory = network(prompt)
+    output = network(prompt)
     for token in found[:, 5:].split(1, dim=1):
-        assert torch.equal(network.head.log_probs(hidden[:, -1]).argmax(-1), token.squeeze(1))
-        hidden, memory = network(token, memory)
+        assert torch.equal(network.head.log_probs(output.hidden[:, -1]).argmax(-1), token.squeeze(1))
+        output = network(token, output.memory)
 
 
 @pytest.mark.parametrize("temperature, top_k", [(1.0, None), (2.0, None), (0.5, None), (1.0, 4), (2.0, 100)])

@@ -17,6 +17,7 @@ from parnas.errors import Diverged, ParnasError
 from parnas.nas.cost import Costs, count_costs, write_costs
 from parnas.nas.trials import Finding, inheriting_task, training_task, write_results
 from parnas.run import Run, read_arch_file
+from parnas.sections import Reach
 from parnas.training.device import choose_device
 from parnas.training.perplexity import measure_loss
 from parnas.training.phases import load
@@ -30,7 +31,7 @@ def test_inherited_values_are_those_of_extracting_and_scoring(search_run: Run) -
     task = inheriting_task(search_run.config(), search_run.folder, Silent())
     found = load(search_run.folder, even=True)
     streams, device = prepare(found.config.data), choose_device(found.config.runtime)
-    shape = {"batch_size": 2, "tgt_len": 8, "mem_len": 8}
+    shape = {"batch_size": 2, "tgt_len": 8, "reach": Reach(8)}
     for arch in (Architecture("fss"), Architecture("sif")):
         network, text = found.model.extract(arch), streams.tokens("valid")
         expected = measure_loss(network, text, streams.tokenizer.eos_id, device, **shape).perplexity

@@ -1,5 +1,6 @@
 """Batches of segments: how a stream of N tokens is laid out in B rows of segments of T tokens, to train or to score."""
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -64,7 +65,7 @@ class TrainingBatches:
 
 
 def evaluation_batches(
-    tokens: Tokens, first: int, batch_size: int, tgt_len: int, burn_in: int
+    tokens: Tokens, first: int, batch_size: int, tgt_len: int, burn_in: int, alignment: int = 1
 ) -> Iterator[EvaluationBatch]:
     """Batches that score each of N tokens exactly once, given all tokens before it as far as memory reaches.
 
@@ -75,7 +76,8 @@ def evaluation_batches(
 
     A layer's memory holds outputs of the layer below for `mem_len` positions, made from memories that reach as far
     again. So after `burn_in` = (attention layers) * ceil(mem_len / T) segments nothing that a row computes depends on
-    where it began, and as the segments are the same for any B, the scores equal those of batch 1.
+    where it began, and as the segments are the same for any B, the scores equal those of batch 1. Rows begin at
+    multiples of `alignment` tokens, for networks that take so many together.
 
     Fewer rows than `batch_size` are used where burn-in would add more than `READ_TWICE` to what is read. Positions
     past the end of the stream hold token 0 and are not scored. Raises `ParnasError` for an empty stream.
@@ -83,7 +85,7 @@ def evaluation_batches(
     if not len(tokens):
         raise ParnasError("The split to evaluate has no tokens; give it some text.")
     segments = -(-len(tokens) // tgt_len)
-    rows, segments_per_row = _share_out(segments, batch_size, burn_in)
+    rows, segments_per_row = _share_out(segments, batch_size, burn_in, alignment // math.gcd(alignment, tgt_len))
     starts = np.arange(rows) * segments_per_row
     burning = starts > 0
     for step in range(min(segments, segments_per_row + burn_in)):
@@ -102,10 +104,10 @@ def split_share(tokens: Tokens, share: float) -> tuple[Tokens, Tokens]:
     return tokens[:cut], tokens[cut:]
 
 
-def _share_out(segments: int, batch_size: int, burn_in: int) -> tuple[int, int]:
-    """Number of rows, and of segments that each row after row 0 scores."""
+def _share_out(segments: int, batch_size: int, burn_in: int, multiple: int) -> tuple[int, int]:
+    """Number of rows, and of segments that each row after row 0 scores, a multiple of `multiple`."""
     rows = 1 + min(batch_size - 1, int(READ_TWICE * segments) // burn_in if burn_in else segments - 1)
-    per_row = max(1, -(-(segments - burn_in) // rows))
+    per_row = max(1, -(-(segments - burn_in) // (rows * multiple))) * multiple
     # Rounding up may leave the last rows without a segment of their own.
     return max(1, -(-(segments - burn_in) // per_row)), per_row
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from parnas.evaluation.entries import Conditions, Entry, open_entries, several_t
 from parnas.files import write_text
 from parnas.model.supernet import SuperNet
 from parnas.run import METRICS
-from parnas.training.latency import Candidate, Latency, measure_latencies
+from parnas.training.latency import Candidate, Latency, Shape, measure_latencies
 from parnas.training.perplexity import measure_loss
 from parnas.training.reporter import Reporter
 
@@ -59,8 +58,6 @@ def compare(folders: Sequence[Path], conditions: Conditions, reporter: Reporter)
     latencies = measure_in_turns(entries)
     for row, entry in zip(rows, entries, strict=True):
         row |= {"latency_ms": latencies[entry.name].median, "latency_p95_ms": latencies[entry.name].p95}
-    if len(set(map(shapes, entries))) > 1:
-        notes.append("the runs read different shapes or precisions: only those of the same took turns")
     table = pd.DataFrame(rows)
     if several_tokenizers(entries):
         table = table.drop(columns=["ppl", "tokens"])
@@ -86,9 +83,10 @@ def describe_network(entry: Entry) -> dict[str, Any]:
         "arch": str(entry.loaded.architecture),
         "parameters": total,
         "without_embeddings": total - network.embedding_parameters(),
-        "multiply_adds_per_token": round(network.multiply_adds(entry.tgt_len, entry.mem_len, counts)),
+        "multiply_adds_per_token": round(network.multiply_adds(entry.tgt_len, entry.reach, counts)),
         "tgt_len": entry.tgt_len,
-        "mem_len": entry.mem_len,
+        "mem_len": entry.reach.mem_len,
+        "cmem_len": entry.reach.cmem_len if network.compresses() else 0,
         "precision": entry.device.precision,
     }
 
@@ -102,7 +100,7 @@ def score(entry: Entry, split: str) -> dict[str, Any]:
         entry.device,
         batch_size=entry.loaded.config.evaluation.batch_size,
         tgt_len=entry.tgt_len,
-        mem_len=entry.mem_len,
+        reach=entry.reach,
     )
     figures = loss.describe(entry.streams.header.splits[split])
     return {key: figures[key] for key in ("ppl", "word_ppl", "bits_per_byte", "tokens", "words", "bytes")}
@@ -121,16 +119,15 @@ def training_figures(entry: Entry) -> dict[str, Any]:
     return figures
 
 
-def shapes(entry: Entry) -> tuple[int, int, str]:
-    """Runs that agree in this read the same shapes in the same way, so their latencies compare."""
-    return entry.tgt_len, entry.mem_len, f"{entry.device.device} {entry.device.precision}"
-
-
 def measure_in_turns(entries: Sequence[Entry]) -> dict[str, Latency]:
-    """Latency per segment of each run by name; those of the same shapes take turns."""
-    measured: dict[str, Latency] = {}
-    for (tgt_len, mem_len, _), group in groupby(sorted(entries, key=shapes), shapes):
-        alike = list(group)
-        candidates = {entry.name: Candidate(entry.network, entry.streams.tokens("valid")) for entry in alike}
-        measured |= measure_latencies(candidates, alike[0].device, tgt_len=tgt_len, mem_len=mem_len)
-    return measured
+    """Latency per segment of each run by name, each with its own lengths; those of a device take turns."""
+    return measure_latencies(
+        {
+            entry.name: (
+                Candidate(entry.network, entry.streams.tokens("valid")),
+                Shape(1, entry.tgt_len, entry.reach),
+                entry.device,
+            )
+            for entry in entries
+        }
+    )

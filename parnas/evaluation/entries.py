@@ -11,6 +11,7 @@ from parnas.model.estimators import ESTIMATORS
 from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import TransformerXL
 from parnas.run import Run, name_runs
+from parnas.sections import Reach
 from parnas.training.device import Device, choose_device
 from parnas.training.phases import LoadedRun, load, refuse_other_text
 
@@ -22,6 +23,9 @@ class Conditions:
     split: str | None = None  # none: evaluation.split of the first run
     tgt_len: int | None = None
     mem_len: int | None = None
+    cmem_len: int | None = None
+    clamp_len: int | None = None
+    same_length: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,7 @@ class Entry:
     streams: TokenStreams
     device: Device
     tgt_len: int
-    mem_len: int
+    reach: Reach
 
     @property
     def tokenizer_identity(self) -> str:
@@ -90,12 +94,19 @@ def network_of(loaded: LoadedRun) -> TransformerXL:
     return loaded.model
 
 
-def lengths(config: Config, conditions: Conditions) -> tuple[int, int]:
-    """Segment and memory length: the command's, else the configuration's for evaluation, else those of training."""
-    tgt_lens = (conditions.tgt_len, config.evaluation.tgt_len, config.data.tgt_len)
-    mem_lens = (conditions.mem_len, config.evaluation.mem_len, config.model.mem_len)
-    tgt_len, mem_len = (next(given for given in each if given is not None) for each in (tgt_lens, mem_lens))
-    return tgt_len, mem_len
+def lengths(config: Config, conditions: Conditions) -> tuple[int, Reach]:
+    """Segment length and reach: the command's, else the configuration's for evaluation, else those of training.
+
+    Raises `ParnasError` where nothing could be seen.
+    """
+    trained = {"tgt_len": config.data.tgt_len, **config.model.reach._asdict()}
+    for given in (config.evaluation, conditions):
+        told = {key: getattr(given, key) for key in trained}
+        trained |= {key: value for key, value in told.items() if value is not None}
+    tgt_len, reach = trained.pop("tgt_len"), Reach(**trained)
+    if reach.same_length and not reach.mem_len:
+        raise ParnasError("With same_length and without memory nothing is seen; give a mem_len of 1 or more.")
+    return tgt_len, reach
 
 
 def several_tokenizers(entries: Sequence[Entry]) -> bool:

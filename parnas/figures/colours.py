@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 
-from parnas.architecture import ATTENTION, FEED_FORWARD, IDENTITY
+from parnas.architecture import ATTENTION, COMPRESSIVE, FEED_FORWARD, IDENTITY
 
-# Blue and vermilion of Okabe & Ito (2008), which no common colour blindness confuses, and grey for "nothing here".
-LETTER_COLOURS = {ATTENTION: "#0072b2", FEED_FORWARD: "#d55e00", IDENTITY: "#6e6e6e"}
-OTHER_COLOURS = ("#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")  # of the same authors, for other letters
+# Blue and vermilion of Okabe & Ito (2008), which no common colour blindness confuses, their green, and grey for
+# "nothing here".
+LETTER_COLOURS = {ATTENTION: "#0072b2", COMPRESSIVE: "#009e73", FEED_FORWARD: "#d55e00", IDENTITY: "#6e6e6e"}
+OTHER_COLOURS = ("#cc79a7", "#e69f00", "#56b4e9", "#000000")  # of the same authors, for other letters
 PALEST = 0.5  # share of white in the last variant of a letter
 
 

@@ -7,7 +7,7 @@ Shapes: B batch, T segment, K = M + T keys, H heads, E width of a head, N rows, 
 import math
 from collections.abc import Callable
 from functools import lru_cache, wraps
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -29,16 +29,41 @@ def made_once(make: Make) -> Make:
     return cast(Make, get)
 
 
+class Attended(NamedTuple):
+    """What attention gives."""
+
+    seen: Tensor  # [B, T, H, E], before the output projection
+    weights: Tensor  # [H, B, T, K], before dropout, without gradient
+
+
+class Far(NamedTuple):
+    """Keys before the others whose distances go in steps of more than 1, as those of compressed memory may."""
+
+    position: Tensor  # [L, H, E] of distances falling by 1, of which the query at t reads every step-th from L - T + t
+    keys: int  # C of them
+    step: int
+
+
 def relative_attention(
-    query: Tensor, key_value: Tensor, position: Tensor, u: Tensor, v: Tensor, dropout: float
-) -> Tensor:
-    """Relative multi-head attention over memory and segment, before the output projection: [B, T, H, E].
+    query: Tensor,
+    key_value: Tensor,
+    position: Tensor,
+    u: Tensor,
+    v: Tensor,
+    dropout: float,
+    far: Far | None = None,
+    hidden: Tensor | None = None,
+) -> Attended:
+    """Relative multi-head attention over memory and segment.
 
     query [B, T, H, E], key_value [B, K, 2, H, E], position [K, H, E] of the distances K - 1 … 0, u and v [H, E].
-    `dropout` is the probability of dropping an attention weight. See `RelativeAttention`.
+    `dropout` is the probability of dropping an attention weight. The first C of the keys are `far`, and `position`
+    then is of the others alone. `hidden` [T, K] is true where a query must not see a key, besides those after it. See
+    `RelativeAttention`.
     """
-    result: Tensor = RelativeAttention.apply(query, key_value, position, u, v, dropout)  # type: ignore[no-untyped-call]
-    return result
+    parts = (None, 0, 1) if far is None else far
+    result = RelativeAttention.apply(query, key_value, position, u, v, dropout, *parts, hidden)  # type: ignore[no-untyped-call]
+    return Attended(*result)
 
 
 def linear_cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
@@ -67,46 +92,75 @@ class RelativeAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key_value: Tensor, position: Tensor, u: Tensor, v: Tensor, dropout: float
-    ) -> Tensor:
+        ctx: Any,
+        query: Tensor,
+        key_value: Tensor,
+        position: Tensor,
+        u: Tensor,
+        v: Tensor,
+        dropout: float,
+        far: Tensor | None,
+        far_keys: int,
+        step: int,
+        hidden: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
         """As `relative_attention`."""
         batch, tgt_len, heads, width = query.shape
-        keys, scale = key_value.shape[1], 1 / math.sqrt(width)
+        keys, near_keys, scale = key_value.shape[1], len(position), 1 / math.sqrt(width)
         by_head = (query * scale).permute(2, 0, 1, 3)  # [H, B, T, E]
         qu, qv = query.new_empty(2, heads, batch, tgt_len, width)
         for target, bias in ((qu, u), (qv, v)):
             torch.add(by_head, (bias * scale).to(query.dtype)[:, None, None], out=target)
         key, value = key_value.permute(2, 3, 0, 1, 4).reshape(2, -1, keys, width)  # [H B, K, E] each
-        position = position.transpose(0, 1).contiguous()  # [H, K, E]
-        by_distance = torch.bmm(qv.flatten(1, 2), position.mT).view(-1, tgt_len, keys)  # [H B, T, K]
+        position = position.transpose(0, 1).contiguous()  # [H, K - C, E]
+        by_distance = torch.bmm(qv.flatten(1, 2), position.mT).view(-1, tgt_len, near_keys)  # [H B, T, K - C]
         unread = unread_distances(tgt_len, query.device)
         by_distance[:, :, : tgt_len - 1].masked_fill_(unread, -math.inf)
-        scores = torch.baddbmm(shift_view(by_distance), qu.flatten(0, 1), key.mT)
+        if far is None:
+            scores = torch.baddbmm(shift_view(by_distance, keys), qu.flatten(0, 1), key.mT)
+        else:
+            far = far.transpose(0, 1).contiguous()  # [H, L, E]
+            by_far = torch.bmm(qv.flatten(1, 2), far.mT).view(-1, tgt_len, far.shape[1])
+            scores = torch.bmm(qu.flatten(0, 1), key.mT)
+            scores[:, :, :far_keys] += shift_view(by_far, far_keys, step)
+            scores[:, :, far_keys:] += shift_view(by_distance, near_keys)
         scores[:, :-1, -1] = -math.inf
+        if hidden is not None:
+            scores.masked_fill_(hidden, -math.inf)
         weights = torch._softmax(scores, -1, False)
         kept = keep_mask(weights, dropout) if dropout else None
         seen = torch.bmm(drop(weights, kept, dropout), value)
-        ctx.save_for_backward(qu, qv, key, value, position, weights, kept)
-        ctx.dropout, ctx.scale = dropout, scale
-        return seen.view(heads, batch, tgt_len, width).permute(1, 2, 0, 3)
+        given = weights.view(heads, batch, tgt_len, keys)
+        ctx.mark_non_differentiable(given)
+        ctx.save_for_backward(qu, qv, key, value, position, far, weights, kept)
+        ctx.dropout, ctx.scale, ctx.far_keys, ctx.step = dropout, scale, far_keys, step
+        return seen.view(heads, batch, tgt_len, width).permute(1, 2, 0, 3), given
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of all but the dropout."""
-        qu, qv, key, value, position, weights, kept = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of all tensors but the mask."""
+        qu, qv, key, value, position, far, weights, kept = ctx.saved_tensors
         heads, batch, tgt_len, width = qu.shape
         keys = key.shape[1]
         grad = grad.permute(2, 0, 1, 3).reshape(-1, tgt_len, width)  # [H B, T, E]
         d_weights = drop(torch.bmm(grad, value.mT), kept, ctx.dropout)
         d_scores = torch._softmax_backward_data(d_weights, weights, -1, grad.dtype)
-        d_distance = torch.empty_like(d_scores)
+        d_near = d_scores[:, :, ctx.far_keys :]
+        d_distance = torch.empty(d_near.shape, dtype=d_near.dtype, device=d_near.device)
         d_distance[:, :, : tgt_len - 1] = 0
-        shift_view(d_distance)[:, :, :-1] = d_scores[:, :, :-1]
-        d_distance[:, -1, -1] = d_scores[:, -1, -1]
-        d_distance = d_distance.view(heads, -1, keys)  # [H, B T, K]
+        shift_view(d_distance, d_near.shape[-1])[:, :, :-1] = d_near[:, :, :-1]
+        d_distance[:, -1, -1] = d_near[:, -1, -1]
+        d_distance = d_distance.view(heads, -1, d_near.shape[-1])  # [H, B T, K - C]
         d_qu = torch.bmm(d_scores, key).view_as(qu)
         d_qv = torch.bmm(d_distance, position).view_as(qv)
+        d_far = None
+        if far is not None:
+            d_by_far = d_scores.new_zeros(len(d_scores), tgt_len, far.shape[1])
+            shift_view(d_by_far, ctx.far_keys, ctx.step).copy_(d_scores[:, :, : ctx.far_keys])
+            d_by_far = d_by_far.view(heads, -1, far.shape[1])  # [H, B T, L]
+            d_qv += torch.bmm(d_by_far, far).view_as(qv)
+            d_far = torch.bmm(d_by_far.mT, qv.flatten(1, 2)).transpose(0, 1)
         d_query = grad.new_empty(batch, tgt_len, heads, width)
         torch.add(d_qu, d_qv, out=d_query.permute(2, 0, 1, 3))
         d_key_value = grad.new_empty(batch, keys, 2, heads, width)
@@ -115,17 +169,20 @@ class RelativeAttention(torch.autograd.Function):
         d_value.copy_(torch.bmm(drop(weights, kept, ctx.dropout).mT, grad).view_as(d_value))
         d_position = torch.bmm(d_distance.mT, qv.flatten(1, 2)).transpose(0, 1)
         d_u, d_v = (of.flatten(1, 2).sum(dim=1, dtype=exact(of.dtype)) * ctx.scale for of in (d_qu, d_qv))
-        return d_query.mul_(ctx.scale), d_key_value, d_position, d_u, d_v, None
+        return d_query.mul_(ctx.scale), d_key_value, d_position, d_u, d_v, None, d_far, None, None, None
 
 
-def shift_view(by_distance: Tensor) -> Tensor:
-    """[N, T, K] view of contiguous scores by distance where column k of row t is that of distance t + M - k.
+def shift_view(by_distance: Tensor, keys: int, step: int = 1) -> Tensor:
+    """[N, T, keys] view of contiguous scores by distance [N, T, L], which fall by 1 from column to column.
 
-    True but for keys after the query: see `RelativeAttention`.
+    Column k of row t is that of a distance lower by k steps than that of the view's first column, and higher by t than
+    in the first row. True but for keys after the query: see `RelativeAttention`.
     """
-    _, tgt_len, keys = by_distance.shape
+    count, tgt_len, distances = by_distance.shape
     return by_distance.as_strided(
-        by_distance.shape, (tgt_len * keys, keys - 1, 1), by_distance.storage_offset() + tgt_len - 1
+        (count, tgt_len, keys),
+        (tgt_len * distances, distances - 1, step),
+        by_distance.storage_offset() + tgt_len - 1,
     )
 
 

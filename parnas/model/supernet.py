@@ -1,6 +1,6 @@
 """The SuperNet: a Transformer-XL whose every block is a weighted sum of candidate layers (PAR, §3)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from parnas.architecture import Architecture
 from parnas.errors import ParnasError
 from parnas.model.estimators import ABSENT, PathGate, SinglePath
-from parnas.model.layers import Block, Context, Identity, make_layer
+from parnas.model.layers import Block, BlockOutput, Context, Identity, make_layer
+from parnas.model.memory import BlockMemory, KeyLengths, gather
 from parnas.model.transformer_xl import TransformerXL
-from parnas.sections import ModelConfig
+from parnas.sections import ModelConfig, Reach
 from parnas.space import Space, spread_space, unite
 
 
@@ -30,7 +31,6 @@ class StochasticBlock(Block):
         self.register_buffer("absent", torch.tensor([name not in layers for name in space]), persistent=False)
         self.uses_memory = any(layer.uses_memory for layer in layers.values())
         self.shares_biases = any(layer.shares_biases for layer in layers.values())
-        self.projected_width = sum(layer.projected_width for layer in layers.values())
 
     def logits(self) -> Tensor:
         """alpha [candidates], and `ABSENT` for what the block does not have."""
@@ -40,53 +40,74 @@ class StochasticBlock(Block):
         """Probabilities of the candidates [candidates]: the softmax of their logits, free of noise."""
         return self.logits().softmax(dim=-1)
 
-    def project(self, x: Tensor) -> Tensor:
-        """Those of all candidates that use memory, one behind the other."""
-        parts = [layer.project(x) for _, layer in self._layers() if layer.uses_memory]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
-
-    def multiply_adds(self, tgt_len: int, mem_len: int) -> float:
+    def multiply_adds(self, tgt_len: int, reach: Reach) -> float:
         """All candidates together: a mixture runs each of them."""
-        return sum(layer.multiply_adds(tgt_len, mem_len) for _, layer in self._layers())
+        return sum(layer.multiply_adds(tgt_len, reach) for _, layer in self._layers())
+
+    def look_back(self, reach: Reach) -> int:
+        """As far as any candidate."""
+        return max(layer.look_back(reach) for _, layer in self._layers())
+
+    def key_lengths(self, memory: BlockMemory) -> KeyLengths:
+        """Those of the candidate that sees most."""
+        return max((layer.key_lengths(kept) for layer, kept in self._remembered(memory)), key=sum)
+
+    def prepare(self, memory: BlockMemory, reach: Reach) -> BlockMemory:
+        """That of each candidate."""
+        return gather(layer.prepare(kept, reach) for layer, kept in self._remembered(memory))
+
+    def skip(self, x: Tensor, memory: BlockMemory, context: Context) -> BlockMemory:
+        """That of each candidate."""
+        return gather(layer.skip(x, kept, context) for layer, kept in self._remembered(memory))
 
     def forward(
-        self, x: Tensor, memory: Tensor | None, context: Context, gate: Tensor | PathGate | None = None
-    ) -> Tensor:
-        """[B, T, D] to [B, T, D]; `gate` [candidates] defaults to pi, a `PathGate` runs its candidate alone."""
-        memories = self._memories(memory, context)
+        self, x: Tensor, memory: BlockMemory, context: Context, gate: Tensor | PathGate | None = None
+    ) -> BlockOutput:
+        """As `Block.forward`; `gate` [candidates] defaults to pi, a `PathGate` runs its candidate alone.
+
+        All candidates remember: memory is a tuple with that of each.
+        """
         if isinstance(gate, PathGate):
-            return self._run_path(x, memories, context, gate)
+            return self._run_path(x, memory, context, gate)
         gate = self.pi() if gate is None else gate
+        outputs = [layer(x, kept, context) for layer, kept in self._remembered(memory)]
         mixed: Tensor | None = None
-        for name, layer in self._layers():
-            weighed = layer(x, memories[name], context) * gate[self.space.index(name)]
+        for name, output in zip(self.candidates, outputs, strict=True):
+            weighed = output.hidden * gate[self.space.index(name)]
             mixed = weighed if mixed is None else mixed + weighed
         assert mixed is not None
-        return mixed
+        losses = [output.loss for output in outputs if output.loss is not None]
+        return BlockOutput(
+            mixed, gather(output.memory for output in outputs), torch.stack(losses).sum() if losses else None
+        )
 
-    def _memories(self, memory: Tensor | None, context: Context) -> dict[str, Tensor | None]:
-        """For each candidate what it may read of the block's memory: of keys and values only its own."""
-        if memory is None or not context.projected:
-            return dict.fromkeys(self.candidates, memory)
-        parts = memory.split([layer.projected_width for _, layer in self._layers()], dim=-1)
-        return dict(zip(self.candidates, parts, strict=True))
+    def _run_path(self, x: Tensor, memory: BlockMemory, context: Context, gate: PathGate) -> BlockOutput:
+        own = dict(zip(self.candidates, self._remembered(memory), strict=True))
 
-    def _run_path(self, x: Tensor, memories: Mapping[str, Tensor | None], context: Context, gate: PathGate) -> Tensor:
-        def run(index: int) -> Tensor:
-            name = self.space[index]
-            output: Tensor = self.candidates[name](x, memories[name], context)
+        def run(index: int) -> BlockOutput:
+            layer, kept = own[self.space[index]]
+            output: BlockOutput = layer(x, kept, context)
             return output
 
         output = run(gate.chosen)
+        chosen = self.space[gate.chosen]
+        remembered = gather(
+            output.memory if name == chosen else layer.skip(x, kept, context) for name, (layer, kept) in own.items()
+        )
         if not gate.weights.requires_grad:
-            return output
+            return BlockOutput(output.hidden, remembered, output.loss)
         probe = None
         if gate.probed is not None:
             with torch.no_grad():
-                probe = run(gate.probed)
+                probe = run(gate.probed).hidden
         indices = gate.chosen, gate.probed
-        path: Tensor = SinglePath.apply(output, x.detach(), probe, gate.weights, indices)  # type: ignore[no-untyped-call]
-        return path
+        path: Tensor = SinglePath.apply(output.hidden, x.detach(), probe, gate.weights, indices)  # type: ignore[no-untyped-call]
+        return BlockOutput(path, remembered, output.loss)
+
+    def _remembered(self, memory: BlockMemory) -> list[tuple[Block, BlockMemory]]:
+        """Each candidate and its memory."""
+        layers = [layer for _, layer in self._layers()]
+        return list(zip(layers, memory or (None,) * len(layers), strict=True))
 
     def _layers(self) -> list[tuple[str, Block]]:
         return cast(list[tuple[str, Block]], list(self.candidates.items()))

@@ -1,5 +1,6 @@
 """Transformer-XL: one language model for plain and for stochastic blocks (Dai et al. 2019, arXiv 1901.02860)."""
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple, cast
 
@@ -8,16 +9,16 @@ from torch import Tensor, nn
 
 from parnas.architecture import IDENTITY, Architecture
 from parnas.errors import ParnasError
+from parnas.model.attention import encode_distances, relative_biases
+from parnas.model.blocks import Block, BlockOutput, Context, Dropout
+from parnas.model.compressive import Compression, Compressor
 from parnas.model.estimators import Gates
 from parnas.model.heads import Embedding, SoftmaxHead
-from parnas.model.layers import Block, Context, Dropout, encode_distances, make_layer, relative_biases
-from parnas.sections import ModelConfig
+from parnas.model.layers import make_layer
+from parnas.model.memory import KeyLengths, Memory
+from parnas.sections import ModelConfig, Reach
 
 INITIAL_STD = 0.02  # of all matrices, as in the original
-
-Memory = tuple[Tensor | None, ...]
-"""For each block what it was given for the last positions, [B, M, D], or in inference its keys and values of them,
-[B, M, 2·H·E]; none where the block needs no memory."""
 
 
 class Output(NamedTuple):
@@ -25,6 +26,8 @@ class Output(NamedTuple):
 
     hidden: Tensor  # [B, T, D]
     memory: Memory
+    loss: Tensor | None  # auxiliary, a scalar: trains the compression of memory and nothing else
+    weights: tuple[Tensor | None, ...] = ()  # of attention in each block, [H, B, T, K], where they were asked for
 
 
 class TransformerXL(nn.Module):
@@ -58,32 +61,42 @@ class TransformerXL(nn.Module):
         tokens: Tensor,
         memory: Memory | None = None,
         gates: Gates | None = None,
-        mem_len: int | None = None,
+        reach: Reach | None = None,
         inference: bool = False,
+        with_weights: bool = False,
     ) -> Output:
         """Hidden states [B, T, D] of ids [B, T], and the memory for the segment after this one.
 
-        `memory` none is an empty one. `gates` weigh the candidates of stochastic blocks.
-        `mem_len` (default: the configured one) is how many positions the returned memory keeps. With `inference`,
-        memory is taken and given as keys and values: the same result, without computing them anew for each segment,
-        but weights get no gradient by way of memory.
+        `memory` none is an empty one. `gates` weigh the candidates of stochastic blocks. `reach` (default: the
+        configured one) is how far attention looks back. With `inference`, memory is taken and given as keys and values:
+        the same result, without computing them anew for each segment, but weights get no gradient by way of memory.
         """
-        mem_len = self.config.mem_len if mem_len is None else mem_len
+        reach = reach or self.config.reach
         memory = memory or (None,) * len(self.blocks)
         x = self.dropout(self.embedding(tokens))  # [B, T, D]
-        context = self._context(x, memory)._replace(projected=inference)
-        kept: list[Tensor | None] = []
-        for index, block in enumerate(self.blocks):
-            given, new = memory[index], x
-            if inference and block.uses_memory:
-                new = cast(Block, block).project(x)
-                given = new if given is None else torch.cat([given, new], dim=1)
-            kept.append(remember(memory[index], new, mem_len) if block.uses_memory else None)
+        blocks = cast(list[Block], list(self.blocks))
+        memory = tuple(block.prepare(kept, reach) for block, kept in zip(blocks, memory, strict=True))
+        context = self._context(x, memory, reach)._replace(inference=inference)
+        outputs: list[BlockOutput] = []
+        for index, block in enumerate(blocks):
             gate = () if gates is None else (gates[index],)
-            x = block(x, given, context, *gate)
+            output: BlockOutput = block(x, memory[index], context, *gate)
+            x = output.hidden
+            outputs.append(output if with_weights else output._replace(weights=None))
         if self.final_norm is not None:
             x = self.final_norm(x)
-        return Output(self.dropout(x), tuple(kept))
+        losses = [output.loss for output in outputs if output.loss is not None]
+        return Output(
+            self.dropout(x),
+            tuple(output.memory for output in outputs),
+            torch.stack(losses).sum() if losses else None,
+            tuple(output.weights for output in outputs) if with_weights else (),
+        )
+
+    def score(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """Negative log-likelihood in nats of each target [B, T] by hidden states [B, T, D]."""
+        nll: Tensor = self.head.nll(hidden.flatten(0, 1), targets.reshape(-1)).view_as(targets)
+        return nll
 
     def nll(
         self,
@@ -91,12 +104,12 @@ class TransformerXL(nn.Module):
         targets: Tensor,
         memory: Memory | None = None,
         gates: Gates | None = None,
-        mem_len: int | None = None,
+        reach: Reach | None = None,
         inference: bool = False,
     ) -> tuple[Tensor, Memory]:
         """Negative log-likelihood in nats of each target [B, T], and the next memory; the rest as `forward`."""
-        hidden, kept = self(tokens, memory, gates, mem_len, inference)
-        return self.head.nll(hidden.flatten(0, 1), targets.reshape(-1)).view_as(targets), kept
+        output = self(tokens, memory, gates, reach, inference)
+        return self.score(output.hidden, targets), output.memory
 
     @torch.no_grad()
     def generate(
@@ -121,8 +134,9 @@ class TransformerXL(nn.Module):
         self.eval()
         tokens, memory, ids = prompt, None, [prompt]
         for _ in range(length):
-            hidden, memory = self(tokens, memory, inference=True)
-            log_probs = self.head.log_probs(hidden[:, -1])
+            output = self(tokens, memory, inference=True)
+            memory = output.memory
+            log_probs = self.head.log_probs(output.hidden[:, -1])
             if top_k is not None and top_k < self.vocab_size:
                 least = log_probs.topk(top_k).values[:, -1:]
                 log_probs = log_probs.masked_fill(log_probs < least, -torch.inf)
@@ -134,16 +148,28 @@ class TransformerXL(nn.Module):
         self.train(was_training)
         return torch.cat(ids, dim=1)
 
-    def attention_blocks(self) -> int:
-        """Number of blocks that use memory: how many times mem_len the context can reach back."""
-        return sum(cast(Block, block).uses_memory for block in self.blocks)
+    def compression_names(self) -> set[str]:
+        """Names of the parameters that compress memory."""
+        return {name for name, _ in self.named_parameters() if "compression" in name.split(".")}
 
-    def multiply_adds(self, tgt_len: int, mem_len: int, counts: Sequence[int]) -> float:
+    def burn_in(self, tgt_len: int, reach: Reach) -> int:
+        """Segments after which nothing that is computed depends on what was in memory before them."""
+        return sum(math.ceil(cast(Block, block).look_back(reach) / tgt_len) for block in self.blocks)
+
+    def compresses(self) -> bool:
+        """Whether any block has compressed memory."""
+        return any(isinstance(module, Compressor) for module in self.modules())
+
+    def alignment(self) -> int:
+        """Tokens by whose multiples a text may be cut without changing which of them are compressed together."""
+        return self.config.memory.ratio if self.compresses() else 1
+
+    def multiply_adds(self, tgt_len: int, reach: Reach, counts: Sequence[int]) -> float:
         """Multiply-adds of the matrix products to score one token, with full memory and a batch of one row.
 
         `counts` [V] are the training frequencies, which say how often a tail of the adaptive softmax is needed.
         """
-        blocks = sum(cast(Block, block).multiply_adds(tgt_len, mem_len) for block in self.blocks)
+        blocks = sum(cast(Block, block).multiply_adds(tgt_len, reach) for block in self.blocks)
         shares = self.head.cluster_shares(counts)
         return blocks + self.embedding.multiply_adds(shares) + self.head.multiply_adds(shares)
 
@@ -152,10 +178,21 @@ class TransformerXL(nn.Module):
         unique = {id(p): p.numel() for part in (self.embedding, self.head) for p in part.parameters()}
         return sum(unique.values())
 
-    def _context(self, x: Tensor, memory: Memory) -> Context:
-        key_len = x.shape[1] + max([0, *(kept.shape[1] for kept in memory if kept is not None)])
-        distances = encode_distances(key_len, self.config.d_model, x.device)
-        return Context(self.dropout(distances), self.u, self.v)
+    def _context(self, x: Tensor, memory: Memory, reach: Reach) -> Context:
+        """Encodes the distances that the longest memory needs; shorter ones are the last of them."""
+        blocks = cast(list[Block], list(self.blocks))
+        lengths = [block.key_lengths(kept) for block, kept in zip(blocks, memory, strict=True)]
+        tgt_len, settings = x.shape[1], self.config.memory
+        longest = max(lengths, key=sum, default=KeyLengths())
+
+        def encode(count: int, least: float = 0.0) -> Tensor:
+            encoded = encode_distances(count, self.config.d_model, x.device, least, reach.clamp_len)
+            return cast(Tensor, self.dropout(encoded))
+
+        if settings.distance == "slots" or not longest.compressed:
+            return Context(encode(tgt_len + sum(longest)), self.u, self.v, reach)
+        far = encode(settings.ratio * (longest.compressed - 1) + tgt_len, longest.plain + (settings.ratio + 1) / 2)
+        return Context(encode(tgt_len + longest.plain), self.u, self.v, reach, far=far)
 
     def _initialise(self) -> None:
         for name, parameter in self.named_parameters():
@@ -164,13 +201,6 @@ class TransformerXL(nn.Module):
                 nn.init.normal_(parameter, std=INITIAL_STD)
             elif own == "bias":  # all else begins at zero already, or at one, as the weights of norms
                 nn.init.zeros_(parameter)
-
-
-def remember(memory: Tensor | None, x: Tensor, mem_len: int) -> Tensor | None:
-    """The last `mem_len` positions of memory and segment, [B, M, D], without gradient; none for no positions."""
-    if mem_len == 0:
-        return None
-    x = x.detach()
-    if memory is not None and x.shape[1] < mem_len:
-        x = torch.cat([memory, x], dim=1)
-    return x[:, -mem_len:]
+        for module in self.modules():
+            if isinstance(module, Compression):
+                module.initialise()

@@ -102,7 +102,7 @@ def count_costs(config: Config, metric: Literal["macs", "parameters"]) -> Costs:
         if metric == "parameters":
             of[name] = float(sum(parameter.numel() for parameter in layer.parameters()))
         else:
-            of[name] = layer.multiply_adds(config.data.tgt_len, config.model.mem_len)
+            of[name] = layer.multiply_adds(config.data.tgt_len, config.model.reach)
     return make_costs(metric, of, config.search.blocks)
 
 

@@ -51,13 +51,19 @@ def measure_inherited(
     """
     device = choose_device(config.runtime)
     supernet.to(device.device)
-    shape = {
-        "batch_size": config.evaluation.batch_size,
-        "tgt_len": config.data.tgt_len,
-        "mem_len": config.model.mem_len,
-    }
-    eos_id = streams.tokenizer.eos_id
-    return lambda architecture: measure_loss(supernet.extract(architecture), text, eos_id, device, **shape)
+
+    def loss_of(architecture: Architecture) -> TotalLoss:
+        return measure_loss(
+            supernet.extract(architecture),
+            text,
+            streams.tokenizer.eos_id,
+            device,
+            batch_size=config.evaluation.batch_size,
+            tgt_len=config.data.tgt_len,
+            reach=config.model.reach,
+        )
+
+    return loss_of
 
 
 def held_out(config: Config, streams: TokenStreams) -> Tokens:

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from pydantic import TypeAdapter, ValidationError
 
-from parnas.architecture import ATTENTION, FEED_FORWARD, IDENTITY, Architecture, drop_identity
+from parnas.architecture import ATTENTION, COMPRESSIVE, FEED_FORWARD, IDENTITY, Architecture, drop_identity
 from parnas.config import Config
 from parnas.data.cache import cache_dir, locked
 from parnas.data.streams import prepare
@@ -40,6 +40,7 @@ Mode = Literal["inference", "training"]
 Names = tuple[str, ...]
 """The layers of a network without identity, which is free."""
 PROFILE = "profile.json"
+MEMORY_SHAPES = "cmem_len", "ratio", "function", "loss", "distance"
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class Profile:
 
     machine: dict[str, Any]
     precision: str
-    shapes: dict[str, int]
+    shapes: dict[str, int | str]
     depth: int  # equal layers in the networks that were timed
     rounds: int
     inference: ModeTable  # scoring a segment with full memory, kept as keys and values
@@ -181,8 +182,8 @@ def profile(config: Config, reporter: Reporter, *, rounds: int = 50, check: int 
     drawn = draw_architectures(config, check, equal)
     torch.manual_seed(config.runtime.seed)
     networks = share_layers([(), *equal, *drawn], config.model, streams.header.vocab_size, device)
-    shape = Shape(config.data.batch_size, config.data.tgt_len, config.model.mem_len)
-    tokens = streams.tokens("valid")[: shape.batch_size * (shape.mem_len + shape.tgt_len)]
+    shape = Shape(config.data.batch_size, config.data.tgt_len, config.model.reach)
+    tokens = streams.tokens("valid")
 
     def measure(keys: Sequence[Names], prepare_call: Callable[..., Callable[[], None]]) -> dict[Names, np.ndarray]:
         calls = {key: prepare_call(Candidate(networks[key], tokens), device, shape) for key in keys}
@@ -199,16 +200,18 @@ def profile(config: Config, reporter: Reporter, *, rounds: int = 50, check: int 
     return replace(found, check=check_sum(found, measured))
 
 
-def describe_conditions(config: Config, device: Device) -> tuple[dict[str, Any], str, dict[str, int]]:
+def describe_conditions(config: Config, device: Device) -> tuple[dict[str, Any], str, dict[str, int | str]]:
     """Machine, precision and shapes that the figures hold for."""
     machine = {**describe_machine(), **device.describe()}
     del machine["command_line"]
     return machine, machine.pop("precision"), describe_shapes(config)
 
 
-def describe_shapes(config: Config) -> dict[str, int]:
+def describe_shapes(config: Config) -> dict[str, int | str]:
     """What the work of a layer depends on."""
     model = config.model
+    compressive = any(name[0] == COMPRESSIVE for name in config.search.candidates)
+    memory = {key: getattr(model.memory, key) for key in MEMORY_SHAPES} if compressive else {}
     return {
         "batch_size": config.data.batch_size,
         "tgt_len": config.data.tgt_len,
@@ -217,6 +220,7 @@ def describe_shapes(config: Config) -> dict[str, int]:
         "n_heads": model.n_heads,
         "d_head": model.head_width,
         "d_inner": model.d_inner,
+        **memory,
     }
 
 

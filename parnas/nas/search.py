@@ -16,8 +16,8 @@ from parnas.data.batching import Batch, TrainingBatches, split_share
 from parnas.data.streams import Tokens
 from parnas.errors import ParnasError
 from parnas.model.estimators import ESTIMATORS, Gates, drop_candidates
+from parnas.model.memory import Memory, map_memory
 from parnas.model.supernet import SuperNet
-from parnas.model.transformer_xl import Memory
 from parnas.nas.cost import Costs, costs_of_run, penalty, write_costs
 from parnas.nas.derive import choose
 from parnas.nas.inherited import held_out, measure_inherited, rank_again, write_second_look
@@ -128,9 +128,9 @@ class SearchTrainer(Trainer):
         memory: list[Memory] = []
 
         def loss_of(gates: Gates) -> Tensor:
-            loss, kept = self.forward(batch, self.alpha_memory, gates)
-            memory.append(kept)
-            return loss
+            result = self.forward(batch, self.alpha_memory, gates)
+            memory.append(result.memory)
+            return result.loss
 
         lesson = self.estimator.lesson(self.supernet.alpha(), self.tau(), loss_of, self.noise)
         self.alpha_memory = memory[-1]
@@ -217,7 +217,7 @@ class SearchTrainer(Trainer):
         return {
             **super().state(),
             "alpha_optimizer": self.alpha_optimizer.state_dict(),
-            "alpha_memory": self.alpha_memory,
+            "alpha_memory": map_memory(Tensor.detach, self.alpha_memory),
             "log_tau": self.log_tau.detach(),
             "noise": self.noise.get_state(),
             "estimator": self.estimator.state(),
@@ -229,7 +229,7 @@ class SearchTrainer(Trainer):
         """Take up the state of a checkpoint."""
         super().restore(state)
         self.alpha_optimizer.load_state_dict(state["alpha_optimizer"])
-        self.alpha_memory = self._to_device(state["alpha_memory"])
+        self.alpha_memory = self.to_device(state["alpha_memory"])
         self.log_tau.data.copy_(state["log_tau"])
         self.noise.set_state(state["noise"])
         self.estimator.restore(state["estimator"], self.log_tau.device)

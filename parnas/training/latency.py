@@ -2,19 +2,25 @@
 
 import time
 from collections.abc import Callable, Hashable, Mapping
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
 
-from parnas.model.transformer_xl import Memory, TransformerXL
+from parnas.model.blocks import Block
+from parnas.model.memory import Memory
+from parnas.model.transformer_xl import TransformerXL
+from parnas.sections import Reach
 from parnas.training.device import Device
 
 Key = TypeVar("Key", bound=Hashable)
 
 
 class Candidate(NamedTuple):
-    """A network to be timed, and tokens of its kind of text for it to read, [at least batch · (M + T)]."""
+    """A network to be timed, and tokens of its kind of text for it to read, [at least batch · (M + T)].
+
+    Fewer are read again and again.
+    """
 
     model: TransformerXL
     tokens: np.ndarray
@@ -28,26 +34,23 @@ class Latency(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """What is read in one call: `tgt_len` tokens of each of `batch_size` rows, with `mem_len` positions of memory."""
+    """What is read in one call: `tgt_len` tokens of each of `batch_size` rows, with full memory."""
 
     batch_size: int
     tgt_len: int
-    mem_len: int
+    reach: Reach
 
 
 def measure_latencies(
-    candidates: Mapping[str, Candidate],
-    device: Device,
-    *,
-    tgt_len: int,
-    mem_len: int,
-    batch_size: int = 1,
-    rounds: int = 100,
+    candidates: Mapping[str, tuple[Candidate, Shape, Device]], rounds: int = 100
 ) -> dict[str, Latency]:
-    """Latency of each network for a segment [batch_size, tgt_len] with full memory; see `time_in_turns`."""
-    shape = Shape(batch_size, tgt_len, mem_len)
-    calls = {name: prepare_scoring(candidate, device, shape) for name, candidate in candidates.items()}
-    times = time_in_turns(calls, device, rounds)
+    """Latency of each network for a segment of its shape with full memory on its device; see `time_in_turns`."""
+    calls = {name: prepare_scoring(candidate, device, shape) for name, (candidate, shape, device) in candidates.items()}
+    devices = {str(device.device): device for _, _, device in candidates.values()}
+    times: dict[str, np.ndarray] = {}
+    for kind, device in devices.items():
+        there = {name: call for name, call in calls.items() if str(candidates[name][2].device) == kind}
+        times |= time_in_turns(there, device, rounds)
     return {name: Latency(float(np.median(of)), float(np.percentile(of, 95))) for name, of in times.items()}
 
 
@@ -77,7 +80,7 @@ def prepare_scoring(candidate: Candidate, device: Device, shape: Shape) -> Calla
 
     def score() -> None:
         with torch.no_grad(), device.autocast():
-            model.nll(segment, segment, memory, mem_len=shape.mem_len, inference=True)
+            model.nll(segment, segment, memory, reach=shape.reach, inference=True)
 
     return score
 
@@ -89,7 +92,7 @@ def prepare_training(candidate: Candidate, device: Device, shape: Shape) -> Call
 
     def train() -> None:
         with device.autocast():
-            nll, _ = model.nll(segment, segment, memory, mem_len=shape.mem_len)
+            nll, _ = model.nll(segment, segment, memory, reach=shape.reach)
         nll.mean().backward()
         model.zero_grad(set_to_none=True)
 
@@ -100,12 +103,18 @@ def prepare_training(candidate: Candidate, device: Device, shape: Shape) -> Call
 def read_memory(
     candidate: Candidate, device: Device, shape: Shape, inference: bool
 ) -> tuple[torch.Tensor, Memory | None]:
-    """A segment of ids [B, T], and the memory of the `mem_len` tokens before it; none where that is 0."""
-    batch_size, tgt_len, mem_len = shape
-    read = batch_size * (mem_len + tgt_len)
+    """A segment of ids [B, T], and the memory of as many tokens before it as fill it; none where that are none."""
+    batch_size, tgt_len, reach = shape
+    model = candidate.model
+    reached = max((cast(Block, block).look_back(reach) for block in model.blocks), default=0)
+    needed = reached - (model.alignment() - 1)  # so that nothing waits to be compressed
+    read = batch_size * (needed + tgt_len)
     rows = np.resize(candidate.tokens[:read], read).astype(np.int64).reshape(batch_size, -1)
-    before, segment = torch.from_numpy(rows).to(device.device).split([mem_len, tgt_len], dim=1)
-    if not mem_len:
+    before, segment = torch.from_numpy(rows).to(device.device).split([needed, tgt_len], dim=1)
+    if not needed:
         return segment, None
     with device.autocast():
-        return segment, candidate.model(before, mem_len=mem_len, inference=inference).memory
+        memory = None
+        for part in before.split(tgt_len, dim=1):
+            memory = model(part, memory, reach=reach, inference=inference).memory
+        return segment, memory

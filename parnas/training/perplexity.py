@@ -10,6 +10,7 @@ import torch
 from parnas.data.batching import evaluation_batches
 from parnas.data.streams import SplitCounts
 from parnas.model.transformer_xl import TransformerXL
+from parnas.sections import Reach
 from parnas.training.device import Device
 
 
@@ -61,7 +62,7 @@ def measure_loss(
     *,
     batch_size: int,
     tgt_len: int,
-    mem_len: int,
+    reach: Reach,
 ) -> TotalLoss:
     """Total loss of `model` over all of `tokens`, which token `first` precedes.
 
@@ -70,12 +71,12 @@ def measure_loss(
     """
     was_training = model.training
     model.eval()
-    burn_in = model.attention_blocks() * math.ceil(mem_len / tgt_len)
+    burn_in, alignment = model.burn_in(tgt_len, reach), model.alignment()
     memory, nats, scored = None, torch.zeros((), dtype=torch.float64, device=device.device), 0
-    for batch in evaluation_batches(tokens, first, batch_size, tgt_len, burn_in):
+    for batch in evaluation_batches(tokens, first, batch_size, tgt_len, burn_in, alignment):
         inputs, targets = (torch.from_numpy(part).to(device.device) for part in (batch.inputs, batch.targets))
         with device.autocast():
-            nll, memory = model.nll(inputs, targets, memory, mem_len=mem_len, inference=True)
+            nll, memory = model.nll(inputs, targets, memory, reach=reach, inference=True)
         counted = torch.from_numpy(batch.scored).to(device.device)
         nats += nll.double().masked_fill(~counted, 0.0).sum()
         scored += int(batch.scored.sum())

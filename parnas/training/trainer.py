@@ -16,7 +16,8 @@ from parnas.data.batching import Batch, TrainingBatches
 from parnas.data.streams import TokenStreams
 from parnas.errors import Diverged, ParnasError
 from parnas.model.estimators import Gates
-from parnas.model.transformer_xl import Memory, TransformerXL
+from parnas.model.memory import Memory, map_memory
+from parnas.model.transformer_xl import TransformerXL
 from parnas.run import METRICS, Run
 from parnas.training.checkpoint import list_checkpoints, load_state, load_weights, newest_checkpoint, save_checkpoint
 from parnas.training.device import Device
@@ -26,6 +27,14 @@ from parnas.training.schedules import learning_rate, shorten_warmup
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
+
+
+class Forward(NamedTuple):
+    """What a forward pass gives to training."""
+
+    loss: Tensor  # mean of the batch, nats per token
+    memory: Memory
+    compression: Tensor | None  # auxiliary loss of the compression of memory, where there is one
 
 
 class Plan(NamedTuple):
@@ -61,13 +70,19 @@ class Trainer:
         if warmup != plan.warmup_steps:
             session.reporter.note(f"the warm-up of {plan.warmup_steps} steps is shortened to {warmup} of {plan.steps}")
         self.plan = plan._replace(warmup_steps=warmup)
-        weights = self.weights()
+        compressing, decay = model.compression_names(), session.config.train.weight_decay
+        weights = {name: weight for name, weight in self.weights().items() if name not in compressing}
         self.parameters = list(weights.values())
-        self.optimizer = make_adamw(weights, plan.lr, session.config.train.weight_decay)
+        self.optimizer = make_adamw(weights, plan.lr, decay)
+        # By itself, since clipping both together would let the size of an auxiliary loss reach the other weights.
+        compression = {name: weight for name, weight in self.weights().items() if name in compressing}
+        self.compression_parameters = list(compression.values())
+        self.compression_optimizer = make_adamw(compression, plan.lr, decay) if compression else None
         self.step = 0
         self.memory: Memory | None = None
         self.seconds = 0.0
         self.recent: list[tuple[Tensor, Tensor]] = []  # loss and gradient norm of the steps since the last line
+        self.compression_loss: Tensor | None = None  # of the last step
         self.logged_at, self.logged_step = time.perf_counter(), 0
         self.validation: dict[str, TotalLoss] = {}  # of the last validation
         self.writer: SummaryWriter | None = None
@@ -84,8 +99,10 @@ class Trainer:
 
     def train_step(self) -> None:
         """One batch forward and backward, one update."""
-        loss, self.memory = self.forward(self.batches.batch(self.step), self.memory, self.gates())
-        loss.backward()
+        loss, self.memory, self.compression_loss = self.forward(
+            self.batches.batch(self.step), self.memory, self.gates()
+        )
+        (loss if self.compression_loss is None else loss + self.compression_loss).backward()
         self.update_weights(loss)
 
     def settings(self) -> dict[str, float]:
@@ -104,7 +121,8 @@ class Trainer:
             "step": self.step,
             "seconds": self.seconds,
             "optimizer": self.optimizer.state_dict(),
-            "memory": self.memory,
+            "compression_optimizer": self.compression_optimizer and self.compression_optimizer.state_dict(),
+            "memory": map_memory(Tensor.detach, self.memory),
             "recent": self.recent,
             "rng": {"cpu": torch.get_rng_state(), "cuda": cuda},
         }
@@ -115,7 +133,9 @@ class Trainer:
         self.step, self.seconds = state["step"], state["seconds"]
         self.recent = [(loss.to(device), norm.to(device)) for loss, norm in state["recent"]]
         self.optimizer.load_state_dict(state["optimizer"])
-        self.memory = self._to_device(state["memory"])
+        if self.compression_optimizer is not None:
+            self.compression_optimizer.load_state_dict(state["compression_optimizer"])
+        self.memory = self.to_device(state["memory"])
         torch.set_rng_state(state["rng"]["cpu"])
         if state["rng"]["cuda"] is not None:
             torch.cuda.set_rng_state(state["rng"]["cuda"], device)
@@ -180,17 +200,20 @@ class Trainer:
         save_checkpoint(self.session.run.checkpoints, self.step, self.model, self.state())
         self.logged_at += time.perf_counter() - began  # tokens per second counts training alone
 
-    def forward(self, batch: Batch, memory: Memory | None, gates: Gates | None) -> tuple[Tensor, Memory]:
-        """Mean loss of a batch in nats per token, and the memory after it."""
+    def forward(self, batch: Batch, memory: Memory | None, gates: Gates | None) -> Forward:
+        """Loss of a batch, and the memory after it."""
         device = self.session.device
         inputs, targets = (torch.from_numpy(part).to(device.device) for part in (batch.inputs, batch.targets))
         with device.autocast():
-            nll, kept = self.model.nll(inputs, targets, None if batch.starts_epoch else memory, gates)
-        return nll.mean(), kept
+            output = self.model(inputs, None if batch.starts_epoch else memory, gates)
+            nll = self.model.score(output.hidden, targets)
+        return Forward(nll.mean(), output.memory, output.loss)
 
     def update_weights(self, loss: Tensor) -> None:
         """Clip the gradients and take a step."""
         norm = update_clipped(self.optimizer, self.parameters, self.session.config.train.clip)
+        if self.compression_optimizer is not None:
+            update_clipped(self.compression_optimizer, self.compression_parameters, self.session.config.train.clip)
         self.recent.append((loss.detach(), norm))
 
     def validation_loss(self, model: TransformerXL) -> TotalLoss:
@@ -203,17 +226,19 @@ class Trainer:
             self.session.device,
             batch_size=config.evaluation.batch_size,
             tgt_len=config.data.tgt_len,
-            mem_len=config.model.mem_len,
+            reach=config.model.reach,
         )
 
-    def _to_device(self, memory: Memory | None) -> Memory | None:
-        device = self.session.device.device
-        return None if memory is None else tuple(None if kept is None else kept.to(device) for kept in memory)
+    def to_device(self, memory: Memory | None) -> Memory | None:
+        """Memory of a checkpoint where the network is."""
+        moved: Memory | None = map_memory(lambda kept: kept.to(self.session.device.device), memory)
+        return moved
 
     def _apply_settings(self) -> dict[str, float]:
         settings = self.settings()
-        for group in self.optimizer.param_groups:
-            group["lr"] = settings["lr"]
+        for optimizer in (self.optimizer, self.compression_optimizer):
+            for group in [] if optimizer is None else optimizer.param_groups:
+                group["lr"] = settings["lr"]
         return settings
 
     def _log_training(self, settings: Mapping[str, float]) -> None:
@@ -226,6 +251,8 @@ class Trainer:
         rate = tokens / (now - self.logged_at)
         self.recent, self.logged_at, self.logged_step = [], now, self.step
         record = {"step": self.step, "split": "train", "loss": loss, "ppl": math.exp(min(loss, 700.0))}
+        if self.compression_loss is not None:
+            record["compression_loss"] = float(self.compression_loss)
         self.log({**record, **settings, "gradient_norm": norm, "tokens_per_s": round(rate, 1)})
 
     def _log_validation(self, settings: Mapping[str, float]) -> None:
@@ -279,7 +306,8 @@ def update_clipped(optimizer: torch.optim.AdamW, parameters: Sequence[nn.Paramet
 
     Parameters without gradient stay as they are. All gradients are gone afterwards.
     """
-    norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    norm = nn.utils.get_total_norm(gradients)
     # The fused optimizer divides by this as it reads the gradients: scaling them before would be one more pass.
     optimizer.grad_scale = (norm / clip).clamp(min=1)  # type: ignore[attr-defined]
     optimizer.step()

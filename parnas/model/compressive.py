@@ -1,0 +1,306 @@
+"""Attention over compressive memory: what leaves the memory is compressed instead of forgotten (Rae et al. 2020).
+
+Compressive Transformers for Long-Range Sequence Modelling, arXiv 1911.05507. Attention sees three things, the oldest
+first: compressed memory, memory and segment. What a segment pushes out of the last `mem_len` positions is compressed,
+`ratio` positions to one, into a queue of `cmem_len`; of fewer than `ratio`, all wait in memory and are seen there.
+
+A compressed position is as far away as its place in the row of keys says (`distance: slots`), as in the paper: all
+distances are then of the kind that the network meets at every step. Or it is as far as the mean of the tokens that it
+stands for (`tokens`): attention can tell how old something is, but meets `ratio` times as many distances.
+
+Shapes: B batch, T segment, P memory, C compressed memory, R ratio, D model width, H heads, E width of a head.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from parnas.model import fused
+from parnas.model.attention import SelfAttention, in_product_dtype
+from parnas.model.blocks import BlockOutput, Context
+from parnas.model.memory import BlockMemory, KeyLengths, join
+from parnas.sections import ModelConfig, Reach
+
+
+class Compressor(nn.Module):
+    """Memory [B, N, D] to compressed memory [B, N / R, D] (Rae et al. 2020, section 3.1)."""
+
+    trained = False  # whether there is anything to train
+    ranked = False  # whether it needs to know how much each position was used
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.ratio, self.width = config.memory.ratio, config.d_model
+
+    def forward(self, old: Tensor, usage: Tensor | None = None) -> Tensor:
+        """`usage` [B, N] is the attention that each position received, where it is needed."""
+        raise NotImplementedError
+
+    def initialise(self) -> None:
+        """Set the weights; the network does so where it is made."""
+
+    def grouped(self, old: Tensor) -> Tensor:
+        """[B, N / R, R, D]."""
+        groups: Tensor = old.unflatten(1, (-1, self.ratio))
+        return groups
+
+
+class MaxPool(Compressor):
+    """The largest value of each feature."""
+
+    def forward(self, old: Tensor, usage: Tensor | None = None) -> Tensor:  # noqa: ARG002
+        """As `Compressor.forward`."""
+        return self.grouped(old).amax(dim=2)
+
+
+class MeanPool(Compressor):
+    """The mean of each feature."""
+
+    def forward(self, old: Tensor, usage: Tensor | None = None) -> Tensor:  # noqa: ARG002
+        """As `Compressor.forward`."""
+        return self.grouped(old).mean(dim=2)
+
+
+class Convolution(Compressor):
+    """A convolution with width and stride R. It begins as the mean."""
+
+    trained = True
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.mix = nn.Linear(self.ratio * self.width, self.width)
+
+    def forward(self, old: Tensor, usage: Tensor | None = None) -> Tensor:  # noqa: ARG002
+        """As `Compressor.forward`."""
+        compressed: Tensor = self.mix(self.windows(old).flatten(2))
+        return compressed
+
+    def windows(self, old: Tensor) -> Tensor:
+        """What each compressed position is made of, [B, N / R, R, D]."""
+        return self.grouped(old)
+
+    def initialise(self) -> None:
+        """As `Compressor.initialise`."""
+        with torch.no_grad():
+            self.mix.weight.copy_(torch.eye(self.width).repeat(1, self.ratio) / self.ratio)
+
+
+class DilatedConvolution(Convolution):
+    """A convolution with width and stride R over every second position, so that its windows overlap by half.
+
+    Beyond what leaves the memory at once there are zeros.
+    """
+
+    def windows(self, old: Tensor) -> Tensor:
+        """As `Convolution.windows`."""
+        before = (self.ratio - 1) // 2
+        padded = F.pad(old, (0, 0, before, self.ratio - 1 - before))
+        return padded.unfold(1, 2 * self.ratio - 1, self.ratio)[..., ::2].transpose(2, 3)
+
+
+class MostUsed(Compressor):
+    """Of what leaves the memory at once, the positions that attention used most, as they are and in their order."""
+
+    ranked = True
+
+    def forward(self, old: Tensor, usage: Tensor | None = None) -> Tensor:
+        """As `Compressor.forward`."""
+        assert usage is not None
+        places = usage.topk(old.shape[1] // self.ratio, dim=1).indices.sort(dim=1).values
+        return old.gather(1, places[..., None].expand(-1, -1, old.shape[2]))
+
+
+COMPRESSORS: dict[str, type[Compressor]] = {
+    "max_pool": MaxPool,
+    "mean_pool": MeanPool,
+    "conv": Convolution,
+    "dilated_conv": DilatedConvolution,
+    "most_used": MostUsed,
+}
+
+
+class Compression(nn.Module):
+    """A compressor, and with the loss `autoencode` the decoder that it is trained by."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.compressor = COMPRESSORS[config.memory.function](config)
+        self.loss = config.memory.loss if self.compressor.trained else None
+        width, ratio = config.d_model, config.memory.ratio
+        self.decoder = nn.Linear(width, ratio * width) if self.loss == "autoencode" else None
+
+    def initialise(self) -> None:
+        """Set the weights: the decoder begins with copies."""
+        self.compressor.initialise()
+        if self.decoder is not None:
+            with torch.no_grad():
+                width = self.decoder.in_features
+                self.decoder.weight.copy_(torch.eye(width).repeat(self.compressor.ratio, 1))
+
+    def rebuilding_loss(self, old: Tensor, new: Tensor) -> Tensor:
+        """Mean square of what the decoder misses of `old` [B, N, D]: the auto-encoding loss, with gradients of both."""
+        assert self.decoder is not None
+        rebuilt = self.decoder(new).unflatten(-1, (self.compressor.ratio, -1)).flatten(1, 2)
+        return F.mse_loss(rebuilt.to(old.dtype), old)
+
+
+class CompressiveMemory(NamedTuple):
+    """What compressive attention remembers; a plain tuple of these in checkpoints and between segments."""
+
+    inputs: Tensor | None = None  # [B, P, D] what the block was given
+    keys: Tensor | None = None  # [B, P, 2·H·E] keys and values of that, in inference
+    compressed: Tensor | None = None  # [B, C, D], or in inference keys and values of it, [B, C, 2·H·E]
+
+
+class CompressiveAttention(SelfAttention):
+    """Relative multi-head attention over compressed memory, memory and segment (Rae et al. 2020, algorithm 1).
+
+    Trained by a loss of its own, the compression is done with the gradient of that loss when positions leave the
+    memory (algorithm 2). With `bptt`, it is done in the next step, which attends to the result, so that the loss of the
+    network reaches it; in memory are no gradients.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.compression = Compression(config)
+        self.ratio, self.in_tokens = config.memory.ratio, config.memory.distance == "tokens"
+
+    def forward(self, x: Tensor, memory: BlockMemory, context: Context) -> BlockOutput:
+        """As `SelfAttention.forward`; memory is a `CompressiveMemory`."""
+        inputs, old_keys, compressed = memory or CompressiveMemory()
+        segment, reach = in_product_dtype(self.normed(x)), context.reach
+        if context.inference:
+            new_keys = self.key_value(segment)
+            keys = join(compressed, old_keys, new_keys)  # [B, C + P + T, 2·H·E]
+        else:
+            given = [None if part is None else self.normed(part).to(segment.dtype) for part in (compressed, inputs)]
+            keys = self.key_value(join(*given, segment))
+        slots = 0 if compressed is None else compressed.shape[1]
+        far, window = slots if self.in_tokens else 0, self._span(reach) if self.in_tokens else _seen(reach)
+        query = self.query(segment)
+        change, weights = self.attend(query, keys, context, window, far, self.ratio)
+        written = join(inputs, x.detach())  # [B, P + T, D]
+        leaving = self._leaving(written.shape[1], reach)
+        usage = _usage(weights[..., slots:], leaving) if self.compression.compressor.ranked else None
+        plain_keys = keys[:, slots:].detach()
+        kept, new = self._push(written, plain_keys if context.inference else None, compressed, usage, reach)
+        loss = None if new is None or not new.requires_grad else self._loss(written, new, query, plain_keys)
+        return BlockOutput(self.joined(x, change), kept, loss, weights)
+
+    def skip(self, x: Tensor, memory: BlockMemory, context: Context) -> BlockMemory:
+        """As if it had run: only what needs the weights of attention runs for them."""
+        with torch.no_grad():
+            if self.compression.compressor.ranked:
+                return self(x, memory, context).memory
+            inputs, keys, compressed = memory or CompressiveMemory()
+            if context.inference:
+                keys = join(keys, self.key_value(in_product_dtype(self.normed(x))))
+            return self._push(join(inputs, x.detach()), keys, compressed, None, context.reach)[0]
+
+    def prepare(self, memory: BlockMemory, reach: Reach) -> BlockMemory:
+        """Compress what a step with `bptt` left to this one."""
+        inputs, keys, compressed = memory or CompressiveMemory()
+        leaving = 0 if inputs is None else self._leaving(inputs.shape[1], reach)
+        if inputs is None or not leaving or self.compression.loss != "bptt":
+            return memory
+        new = self.compression.compressor(inputs[:, :leaving]).to(inputs.dtype)
+        return CompressiveMemory(inputs[:, leaving:], keys, _queue(compressed, new, reach))
+
+    def key_lengths(self, memory: BlockMemory) -> KeyLengths:
+        """As `Block.key_lengths`."""
+        inputs, _, compressed = memory or CompressiveMemory()
+        return KeyLengths(*(0 if part is None else part.shape[1] for part in (inputs, compressed)))
+
+    def look_back(self, reach: Reach) -> int:
+        """As `Block.look_back`; fewer than R positions may wait in memory."""
+        return self._span(reach) + (self.ratio - 1 if reach.cmem_len else 0)
+
+    def multiply_adds(self, tgt_len: int, reach: Reach) -> float:
+        """As `Block.multiply_adds`, with compressed memory full too, and R dividing T."""
+        d_model, inner = self.query.in_features, self.query.out_features
+        plain, slots = tgt_len + reach.mem_len, reach.cmem_len
+        distances = plain + (self.ratio * (slots - 1) + tgt_len if self.in_tokens and slots else slots)
+        scores = (2 * (plain + slots) + distances) * inner
+        attention = 4 * d_model * inner + d_model * inner * distances / tgt_len + scores
+        if not slots:
+            return attention
+        kept = min(1 / self.ratio, slots / tgt_len)  # compressed positions per token
+        convolution = self.ratio * d_model * d_model if self.compression.compressor.trained else 0
+        return attention + kept * (convolution + 2 * d_model * inner)
+
+    def _push(
+        self, inputs: Tensor, keys: Tensor | None, compressed: Tensor | None, usage: Tensor | None, reach: Reach
+    ) -> tuple[CompressiveMemory, Tensor | None]:
+        """Memory after a segment, given all that was written to it; and what was compressed now, if anything was.
+
+        That has a gradient where a loss is to train it. With `bptt` in training, all is left to the next step.
+        """
+        compressor, leaving = self.compression.compressor, self._leaving(inputs.shape[1], reach)
+        slots = None if compressed is None else compressed.detach()
+        if not reach.cmem_len:
+            kept = [None if part is None or not reach.mem_len else part[:, -reach.mem_len :] for part in (inputs, keys)]
+            return CompressiveMemory(*kept), None
+        if not leaving or (self.training and self.compression.loss == "bptt"):
+            return CompressiveMemory(inputs, keys, slots), None
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self.training and self.compression.loss is not None):
+            new = compressor(inputs[:, :leaving], usage).to(inputs.dtype)
+        written = new.detach()
+        if keys is not None:
+            written = self.key_value(in_product_dtype(self.normed(written)))
+            keys = keys[:, leaving:]
+        return CompressiveMemory(inputs[:, leaving:], keys, _queue(slots, written, reach)), new
+
+    def _loss(self, inputs: Tensor, new: Tensor, query: Tensor, keys: Tensor) -> Tensor:
+        """The compression's own loss: mean square of what compressing changed (algorithm 2).
+
+        `attention`: in what the segment's queries [B, T, H·E] see by content, given keys and values [B, P + T, 2·H·E]
+        of memory, or of what was made of it. Gradients stop at all weights but the compression's.
+        """
+        leaving = new.shape[1] * self.ratio
+        if self.compression.loss == "autoencode":
+            return self.compression.rebuilding_loss(inputs[:, :leaving], new)
+        if self.pre_norm:
+            norm = self.layer_norm
+            new = F.layer_norm(new, norm.normalized_shape, norm.weight.detach(), norm.bias.detach(), norm.eps)
+        new_keys = F.linear(in_product_dtype(new), self.key_value.weight.to(query.dtype).detach())
+        before, after = (self._see(query.detach(), each) for each in (keys[:, :leaving], new_keys))
+        return F.mse_loss(after, before)
+
+    def _see(self, query: Tensor, keys: Tensor) -> Tensor:
+        """softmax(q kᵀ / √E) v of all heads, without positions: [B, H, T, E], in the type of sums."""
+        key, value = self._heads(keys.unflatten(-1, (2, -1))).permute(2, 0, 3, 1, 4)  # [B, H, N, E] each
+        seen = F.scaled_dot_product_attention(self._heads(query).transpose(1, 2), key, value)
+        return seen.to(fused.exact(seen.dtype))
+
+    def _leaving(self, positions: int, reach: Reach) -> int:
+        """How many of the positions in memory are to be compressed: groups of R beyond the last `mem_len`."""
+        return max(0, positions - reach.mem_len) // self.ratio * self.ratio
+
+    def _span(self, reach: Reach) -> int:
+        """Tokens that memory and compressed memory stand for."""
+        return reach.mem_len + self.ratio * reach.cmem_len
+
+
+def _seen(reach: Reach) -> int:
+    return reach.mem_len + reach.cmem_len
+
+
+def _queue(compressed: Tensor | None, new: Tensor, reach: Reach) -> Tensor:
+    """The newest `cmem_len` compressed positions, [B, C, D]."""
+    return join(compressed, new)[:, -reach.cmem_len :]
+
+
+def _usage(weights: Tensor, positions: int) -> Tensor:
+    """Attention that each of the first positions of memory received on average, [B, positions].
+
+    Of weights [H, B, T, P + T], the mean over heads and over the queries that could see it. What goes to compressed
+    memory is left out of each query's weights, so that the choice does not depend on choices made before, without end.
+    """
+    tgt_len = weights.shape[2]
+    memory = weights.shape[3] - tgt_len
+    shares = weights.float() / weights.float().sum(dim=-1, keepdim=True)
+    received = shares[..., :positions].mean(dim=0).sum(dim=1)
+    places = torch.arange(positions, device=weights.device)
+    return received / (tgt_len - (places - memory).clamp(min=0))
