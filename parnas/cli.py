@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from parnas.commands import Interrupted, draw, interruptible, settle
+from parnas.commands import Interrupted, draw, evaluate_runs, interruptible, settle
 from parnas.config import check_config, load_config
 from parnas.errors import ParnasError
 from parnas.run import Run, fresh_folder
@@ -177,21 +177,31 @@ def evaluate(
     tgt_len: Annotated[
         int | None, typer.Option("--tgt-len", min=1, help="Tokens of a segment; default: as trained.")
     ] = None,
+    cmem_len: Annotated[
+        int | None, typer.Option("--cmem-len", min=0, help="Positions of compressed memory; default: as trained.")
+    ] = None,
+    clamp_len: Annotated[
+        int | None, typer.Option("--clamp-len", min=1, help="Larger distances count as this; default: as trained.")
+    ] = None,
+    same_length: Annotated[
+        bool | None,
+        typer.Option("--same-length/--any-length", help="Every query sees equally far back; default: as trained."),
+    ] = None,
+    analyses: Annotated[
+        str | None,
+        typer.Option("--analyse", metavar="LIST", help="Some of attention,frequency,memory: tables and pictures."),
+    ] = None,
     out: Out = None,
 ) -> None:
-    """Compare perplexities and costs of runs in one table."""
+    """Compare perplexities and costs of runs in one table, and see what they attend to."""
     if split not in (None, "train", "valid", "test"):
         raise ParnasError(f"--split is {split!r}; give train, valid or test.")
-    from parnas.display import make_reporter, show_comparison
-    from parnas.evaluation.comparison import compare
+    from parnas.display import make_reporter
     from parnas.evaluation.entries import Conditions
-    from parnas.figures.curves import draw_learning_curves
 
-    comparison = compare(runs, Conditions(split, tgt_len, mem_len), make_reporter())
+    conditions = Conditions(split, tgt_len, mem_len, cmem_len, clamp_len, same_length)
     folder = out or Path("runs") / "comparison"
-    written = comparison.write(folder)
-    written.append(draw_learning_curves([Run(run) for run in runs], folder / "curves.png"))
-    show_comparison(comparison)
+    written = evaluate_runs(runs, conditions, analyses, folder, make_reporter())
     typer.echo("\n".join(f"written: {path}" for path in written))
 
 

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 from parnas.architecture import Architecture
 from parnas.config import Config, load_config
 from parnas.errors import ParnasError
+from parnas.files import write_text
 from parnas.run import Run, fresh_folder, read_arch_file
 
 if TYPE_CHECKING:
+    from parnas.evaluation.entries import Conditions
     from parnas.training.reporter import Reporter
 
 
@@ -62,6 +64,29 @@ def resolve_arch(text: str) -> str:
     if not path.exists():
         raise ParnasError(f"There is no file {text}; derive.py writes an arch.yaml.")
     return str(read_arch_file(path)["arch"])
+
+
+def evaluate_runs(
+    runs: Sequence[Path], conditions: "Conditions", analyses: str | None, folder: Path, reporter: "Reporter"
+) -> list[Path]:
+    """Compare runs and analyse them: shows tables, writes tables and pictures into a folder and gives their paths."""
+    from parnas.display import show_analysis, show_comparison
+    from parnas.evaluation.analyses import analyse, read_names
+    from parnas.evaluation.comparison import compare
+    from parnas.figures.analyses import DRAW
+    from parnas.figures.curves import draw_learning_curves
+
+    names = [] if analyses is None else read_names(analyses)
+    comparison = compare(runs, conditions, reporter)
+    written = comparison.write(folder)
+    written.append(draw_learning_curves([Run(run) for run in runs], folder / "curves.png"))
+    show_comparison(comparison)
+    for analysis in analyse(runs, conditions, names, reporter) if names else ():
+        show_analysis(analysis)
+        written.append(folder / f"{analysis.name}.csv")
+        write_text(written[-1], analysis.table.to_csv(index=False))
+        written += DRAW[analysis.name](analysis.table, folder)
+    return written
 
 
 def draw(

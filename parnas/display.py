@@ -1,5 +1,6 @@
 """What commands show on the terminal: live where it is one, plain lines where it is not."""
 
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from parnas.data.streams import StreamHeader
+    from parnas.evaluation.analyses import Analysis
     from parnas.evaluation.comparison import Comparison
     from parnas.nas.baselines import Baselines
     from parnas.nas.contest import Contest
@@ -260,6 +262,7 @@ COST = {
     "train_seconds": ("train s", "{:,.0f}"),
     "tgt_len": ("tgt", "{:.0f}"),
     "mem_len": ("mem", "{:.0f}"),
+    "cmem_len": ("cmem", "{:.0f}"),
 }
 
 
@@ -284,6 +287,31 @@ def comparison_table(frame: "pd.DataFrame", columns: Mapping[str, tuple[str, str
     for _, row in frame.iterrows():
         table.add_row(str(row["run"]), *(form.format(row[key]) for key, (_, form) in shown.items()))
     return table
+
+
+def show_analysis(analysis: "Analysis") -> None:
+    """The table of an analysis, with a column for each run where it is long, and its notes."""
+    frame, console = analysis.table, Console()
+    console.print(f"\n{analysis.title}", style="bold")
+    if analysis.name == "attention":
+        frame = frame.pivot_table("weight", ["run", "block", "layer"], "part", "sum", sort=False).reset_index()
+    elif analysis.name == "frequency":
+        frame = frame.pivot_table("ppl", ["occurrences", "words"], "run", sort=False).reset_index()
+    table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0))
+    for title in frame:
+        table.add_column(str(title), justify="left" if frame[title].dtype == object else "right", overflow="fold")
+    for _, row in frame.iterrows():
+        table.add_row(*(figure(value) for value in row))
+    console.print(table)
+    for note in analysis.notes:
+        console.print(f"* {note}", highlight=False)
+
+
+def figure(value: object) -> str:
+    """A cell: numbers with four digits that count, whole ones whole, nothing where there is none."""
+    if not isinstance(value, float):
+        return f"{value:,}" if isinstance(value, int) else str(value)
+    return "" if math.isnan(value) else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def show_profile(profile: "Profile") -> None:

@@ -25,11 +25,12 @@ class Batch(NamedTuple):
 
 
 class EvaluationBatch(NamedTuple):
-    """One step of an evaluation: inputs [B, T], targets [B, T], and which of them to score [B, T]."""
+    """One step of an evaluation: inputs, targets, which of them to score, and their places in the text; [B, T] each."""
 
     inputs: Int64s
     targets: Int64s
     scored: NDArray[np.bool_]
+    places: Int64s
 
 
 class TrainingBatches:
@@ -89,13 +90,13 @@ def evaluation_batches(
     starts = np.arange(rows) * segments_per_row
     burning = starts > 0
     for step in range(min(segments, segments_per_row + burn_in)):
-        # positions [B, T]: places in the stream of this step's targets; the input is the token before.
-        positions = ((starts + step) * tgt_len)[:, None] + np.arange(tgt_len)
-        inside = positions < len(tokens)
-        inputs, targets = _take(tokens, positions - 1), _take(tokens, positions)
-        inputs[positions == 0] = first
+        # Of this step's targets [B, T]; the input is the token before.
+        places = ((starts + step) * tgt_len)[:, None] + np.arange(tgt_len)
+        inside = places < len(tokens)
+        inputs, targets = _take(tokens, places - 1), _take(tokens, places)
+        inputs[places == 0] = first
         inputs[~inside] = targets[~inside] = 0
-        yield EvaluationBatch(inputs, targets, inside & ~(burning & (step < burn_in))[:, None])
+        yield EvaluationBatch(inputs, targets, inside & ~(burning & (step < burn_in))[:, None], places)
 
 
 def split_share(tokens: Tokens, share: float) -> tuple[Tokens, Tokens]:

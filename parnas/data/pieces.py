@@ -90,6 +90,11 @@ class PieceTokenizer(Tokenizer):
             text += "\n" * len(numbers) if line_end else self._processor.decode(self._pieces[numbers].tolist())
         return text
 
+    def spellings(self) -> list[str]:
+        known = [self._processor.id_to_piece(piece) for piece in range(self._processor.vocab_size())]
+        spelt = [*(piece.replace(SPACE_MARK, " ") for piece in known), "\n"]  # the last is one more id, or is not used
+        return ["\n" if number == self.eos_id else spelt[piece] for number, piece in enumerate(self._pieces.tolist())]
+
     def save(self, folder: Path) -> None:
         (folder / MODEL_FILE).write_bytes(self._model)
         settings = {

@@ -54,6 +54,10 @@ class Tokenizer(ABC):
         r"""Text of token ids; `eos_id` gives "\n". The inverse of `encode` but for what the tokenizer loses."""
 
     @abstractmethod
+    def spellings(self) -> list[str]:
+        r"""What each id stands for [V], a space where it begins a word behind white space; "\n" for `eos_id`."""
+
+    @abstractmethod
     def save(self, folder: Path) -> None:
         """Write plain data, from which `load_tokenizer` makes an equal tokenizer."""
 
@@ -127,6 +131,9 @@ class WordTokenizer(Tokenizer):
     def decode(self, ids: Sequence[int]) -> str:
         return " ".join(self._symbols[number] for number in ids).replace(" \n", "\n").replace("\n ", "\n")
 
+    def spellings(self) -> list[str]:
+        return [symbol if symbol == "\n" else f" {symbol}" for symbol in self._symbols]
+
     def save(self, folder: Path) -> None:
         write_json(folder / SETTINGS_FILE, {"kind": self.kind, "lowercase": self.folds_case, "symbols": self._symbols})
 
@@ -180,6 +187,9 @@ class ByteTokenizer(Tokenizer):
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._values[np.asarray(ids, np.int64)].tobytes().decode("utf-8", errors="replace")
+
+    def spellings(self) -> list[str]:
+        return [chr(value) for value in self._values.tolist()]
 
     def save(self, folder: Path) -> None:
         write_json(

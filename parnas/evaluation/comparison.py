@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from parnas.evaluation.entries import Conditions, Entry, open_entries, several_tokenizers
+from parnas.evaluation.entries import Conditions, Entry, open_entries, several_tokenizers, split_of
 from parnas.files import write_text
 from parnas.model.supernet import SuperNet
 from parnas.run import METRICS
@@ -46,7 +46,7 @@ def compare(folders: Sequence[Path], conditions: Conditions, reporter: Reporter)
     same information, since a text that lost more is easier to predict.
     """
     entries = open_entries(folders, conditions)
-    split = conditions.split or entries[0].loaded.config.evaluation.split
+    split = split_of(entries, conditions)
     notes = [
         f"split {split}; words include the line ends, since they are predicted",
         "latency: scoring one segment of one row with full memory, networks taking turns, median and 95 %",

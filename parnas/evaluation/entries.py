@@ -109,6 +109,11 @@ def lengths(config: Config, conditions: Conditions) -> tuple[int, Reach]:
     return tgt_len, reach
 
 
+def split_of(entries: Sequence[Entry], conditions: Conditions) -> str:
+    """The split that is read: the command's, else that of the first run."""
+    return conditions.split or entries[0].loaded.config.evaluation.split
+
+
 def several_tokenizers(entries: Sequence[Entry]) -> bool:
     """Whether the runs' tokens differ, so that figures per token do not compare."""
     return len({entry.tokenizer_identity for entry in entries}) > 1

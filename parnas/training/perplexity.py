@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from parnas.data.batching import evaluation_batches
 from parnas.data.streams import SplitCounts
@@ -53,7 +54,6 @@ class TotalLoss:
         }
 
 
-@torch.no_grad()
 def measure_loss(
     model: TransformerXL,
     tokens: np.ndarray,
@@ -64,7 +64,23 @@ def measure_loss(
     tgt_len: int,
     reach: Reach,
 ) -> TotalLoss:
-    """Total loss of `model` over all of `tokens`, which token `first` precedes.
+    """Total loss of `model` over all of `tokens`, which token `first` precedes; see `score_tokens`."""
+    nats = score_tokens(model, tokens, first, device, batch_size=batch_size, tgt_len=tgt_len, reach=reach)
+    return TotalLoss(float(nats.double().sum()), len(tokens))
+
+
+@torch.no_grad()
+def score_tokens(
+    model: TransformerXL,
+    tokens: np.ndarray,
+    first: int,
+    device: Device,
+    *,
+    batch_size: int,
+    tgt_len: int,
+    reach: Reach,
+) -> Tensor:
+    """Negative log-likelihood of each token in nats, [N] in float32, on the device.
 
     Rows are read side by side for speed; each later row first reads as much as its memory can reach back, unscored,
     so that the result does not depend on `batch_size` beyond rounding. Stochastic blocks weigh by pi.
@@ -72,17 +88,18 @@ def measure_loss(
     was_training = model.training
     model.eval()
     burn_in, alignment = model.burn_in(tgt_len, reach), model.alignment()
-    memory, nats, scored = None, torch.zeros((), dtype=torch.float64, device=device.device), 0
+    memory, scored = None, 0
+    nats = torch.zeros(len(tokens) + 1, device=device.device)  # one more place, for what is not scored
     for batch in evaluation_batches(tokens, first, batch_size, tgt_len, burn_in, alignment):
-        inputs, targets = (torch.from_numpy(part).to(device.device) for part in (batch.inputs, batch.targets))
+        places = np.where(batch.scored, batch.places, len(tokens))
+        inputs, targets, to = (torch.from_numpy(part).to(device.device) for part in (*batch[:2], places))
         with device.autocast():
             nll, memory = model.nll(inputs, targets, memory, reach=reach, inference=True)
-        counted = torch.from_numpy(batch.scored).to(device.device)
-        nats += nll.double().masked_fill(~counted, 0.0).sum()
+        nats[to] = nll.float()
         scored += int(batch.scored.sum())
     model.train(was_training)
     assert scored == len(tokens), "every token is scored exactly once"
-    return TotalLoss(float(nats), scored)
+    return nats[:-1]
 
 
 def _exp(value: float) -> float:

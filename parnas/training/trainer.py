@@ -252,7 +252,7 @@ class Trainer:
         self.recent, self.logged_at, self.logged_step = [], now, self.step
         record = {"step": self.step, "split": "train", "loss": loss, "ppl": math.exp(min(loss, 700.0))}
         if self.compression_loss is not None:
-            record["compression_loss"] = float(self.compression_loss)
+            record["compression_loss"] = float(self.compression_loss.detach())
         self.log({**record, **settings, "gradient_norm": norm, "tokens_per_s": round(rate, 1)})
 
     def _log_validation(self, settings: Mapping[str, float]) -> None:

@@ -1,0 +1,178 @@
+"""What compressive memory is worth: functions, losses and ratios, and plain memory beside them.
+
+    python benchmarks/compressive.py [--workers N] [--runs DIR] [--report]
+
+Each network is three layers of attention and three of feed-forward, trained from scratch with the settings of
+compressive.yaml, once for each seed. A finished one appends a row to compressive.csv, and a later start trains only
+what is missing: first all from seed 1, then from seed 2. Run folders are kept, for `parnas evaluate --analyse`.
+Plain memory stands beside it thrice: with the same span, that is as many positions that attention sees; with the same
+reach in tokens; and with the same span, trained for the time that compressive memory takes.
+"""
+
+from argparse import Namespace
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any, NamedTuple
+
+import harness
+from compressive_step import FUNCTIONS, LOSSES, TRAINED
+from rows import append_rows, read_rows, work_off
+from time_to_quality import require_corpus
+
+from parnas.config import Config, check_config
+from parnas.data.streams import prepare
+from parnas.evaluation.entries import Conditions, open_entries
+from parnas.evaluation.frequency import BUCKETS, perplexity_by_frequency
+from parnas.training.reporter import Silent
+from parnas.training.retrain import retrain
+from parnas.yaml_text import read_yaml
+
+CONFIG = Path(__file__).with_suffix(".yaml")
+SAME_SPAN, SAME_REACH, LONGER = "plain, same span", "plain, same reach", "plain, same span and time"
+WITHOUT = "plain, mem_len alone"
+LONGER_BY = 1.24  # what compressive_step.py measures for these shapes, `conv, attention, slots` in bf16
+DESIGN_RATIO = 3
+TINY = {
+    "data": {"tokenizer": {"kind": "word"}, "batch_size": 2, "tgt_len": 4},
+    "model": {"d_model": 16, "n_heads": 2, "d_inner": 32, "mem_len": 4, "memory": {"cmem_len": 4, "ratio": 3}},
+    "train": {"steps": 8, "warmup_steps": 2, "log_every": 4, "eval_every": 8, "save_every": 8},
+    "runtime": {"precision": "fp32"},
+}
+
+
+class Network(NamedTuple):
+    """What is trained, and how it differs from the configuration."""
+
+    name: str
+    arch: str
+    changes: dict[str, Any]
+
+
+class Row(NamedTuple):
+    """A trained network; perplexities on the validation split, the last of them per word by the word's frequency."""
+
+    name: str
+    seed: int
+    steps: int
+    seconds: float
+    ppl: float  # per token
+    bits_per_byte: float
+    ppl_10000: float
+    ppl_1000: float
+    ppl_100: float
+    ppl_rare: float
+
+
+def design(config: Config, ratios: Sequence[int]) -> list[Network]:
+    """The networks, those of one ratio first, then what varies it."""
+    model, steps = config.model, config.train.steps
+    span = model.mem_len + model.memory.cmem_len
+    reach = model.mem_len + DESIGN_RATIO * model.memory.cmem_len
+    networks = [
+        Network(SAME_SPAN, "(sf)*3", {"model__mem_len": span}),
+        Network(SAME_REACH, "(sf)*3", {"model__mem_len": reach}),
+        Network(LONGER, "(sf)*3", {"model__mem_len": span, "train__steps": round(LONGER_BY * steps)}),
+        Network(WITHOUT, "(sf)*3", {}),
+    ]
+    for ratio in sorted(ratios, key=lambda each: each != DESIGN_RATIO):
+        for function in FUNCTIONS:
+            # A sparse design: the losses of dilated convolutions are compared at one ratio.
+            several = function == "conv" or (function == "dilated_conv" and ratio == DESIGN_RATIO)
+            for loss in LOSSES if several else LOSSES[:1]:
+                networks.append(compressive(ratio, function, loss))
+    for function in ("mean_pool", "conv"):
+        other = compressive(DESIGN_RATIO, function, LOSSES[0])
+        far = {**other.changes, "model__memory__distance": "tokens"}
+        networks.append(Network(f"{other.name}, tokens", other.arch, far))
+    return networks
+
+
+def compressive(ratio: int, function: str, loss: str) -> Network:
+    """A network of compressive attention; named by its loss where it has one."""
+    name = ", ".join([function, *([loss] if function in TRAINED else []), f"{ratio}:1"])
+    settings = {"ratio": ratio, "function": function, "loss": loss}
+    return Network(name, "(cf)*3", {f"model__memory__{key}": value for key, value in settings.items()})
+
+
+def train(config: Config, runs: Path, job: tuple[Network, int]) -> Row:
+    """Train a network and measure it by word frequency."""
+    network, seed = job
+    folder = runs / f"{network.name.replace(', ', '-').replace(' ', '-').replace(':', '-')}-seed-{seed}"
+    changed = config.replace(model__arch=network.arch, runtime__seed=seed, **network.changes)
+    run = retrain(changed, folder, Silent(), resume=(folder / "config.yaml").is_file())
+    summary = run.summary()
+    entries = open_entries([folder], Conditions())
+    buckets = perplexity_by_frequency(entries, "valid").set_index("occurrences")["ppl"]
+    valid = summary["valid"]
+    by_frequency = [float(buckets[name]) for name in BUCKETS]
+    reached = valid["ppl"], valid["bits_per_byte"], *by_frequency
+    return Row(network.name, seed, summary["steps"], summary["seconds"], *reached)
+
+
+def run_trainings(config: Config, plan: dict[str, Any], path: Path, runs: Path, workers: int) -> None:
+    """Train what has no row yet, `workers` networks at a time."""
+    prepare(config.data)  # once, not in every process
+    done = {(row.name, row.seed) for row in read_rows(path, Row)}
+    wanted = [(network, seed) for seed in plan["seeds"] for network in design(config, plan["ratios"])]
+    left = [job for job in wanted if (job[0].name, job[1]) not in done]
+    for row in work_off(partial(train, config, runs), left, workers):
+        append_rows(path, [row])
+        print(f"{row.name} seed {row.seed}: {row.ppl:.2f}, {row.seconds:.0f} s", flush=True)
+
+
+def tabulate(config: Config, plan: dict[str, Any], path: Path) -> list[dict[str, Any]]:
+    """A line for each network: means over its seeds, and by how much it is better than plain memory of its span."""
+    rows = read_rows(path, Row)
+    of = {network.name: [row for row in rows if row.name == network.name] for network in design(config, plan["ratios"])}
+    base = mean(row.ppl for row in of[SAME_SPAN])
+    table = []
+    for name, found in of.items():
+        if not found:
+            continue
+        ppl = [row.ppl for row in found]
+        line = {"memory": name, "steps": found[0].steps, "seeds": len(found), "ppl": f"{mean(ppl):.2f}"}
+        line["± sd"] = f"{stdev(ppl):.2f}" if len(ppl) > 1 else "–"
+        line["bits/byte"] = f"{mean(row.bits_per_byte for row in found):.4f}"
+        line["better than plain, same span"] = f"{100 * (1 - mean(ppl) / base):+.2f} %"
+        for key, bucket in zip(("ppl_10000", "ppl_1000", "ppl_100", "ppl_rare"), BUCKETS, strict=True):
+            line[f"words {bucket}"] = f"{mean(getattr(row, key) for row in found):,.4g}"
+        table.append(line)
+    return table
+
+
+def report(config: Config, plan: dict[str, Any], path: Path, parsed: Namespace) -> None:
+    """Print and write the table."""
+    table = tabulate(config, plan, path)
+    harness.print_table("Validation perplexity per piece, and per word by its occurrences in the training text", table)
+    device = harness.choose(parsed.device, config.runtime.precision)
+    harness.write_result("compressive", device, {"precisions": [device.precision], "networks": table}, parsed)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the benchmark."""
+    parser = harness.make_parser(__doc__, ["tiny"])
+    parser.add_argument("--corpus", type=Path, help="a folder of text files in place of WikiText-2")
+    parser.add_argument("--workers", type=int, default=2, help="networks that are trained at a time")
+    parser.add_argument("--runs", type=Path, default=Path("runs/compressive"), help="folder of the run folders")
+    parser.add_argument("--report", action="store_true", help="train nothing; the table of what there is")
+    parsed = parser.parse_args(arguments)
+    settings = read_yaml(CONFIG.read_text(encoding="utf-8"), CONFIG.name)
+    plan = settings.pop("compressive")
+    if parsed.size == "tiny":
+        settings |= {section: settings.get(section, {}) | changes for section, changes in TINY.items()}
+        plan = {"seeds": [1], "ratios": [DESIGN_RATIO]}
+    if parsed.corpus is not None:
+        settings["data"]["corpus"] = str(parsed.corpus)
+    config = check_config(settings, CONFIG.name).replace(runtime__device=parsed.device)
+    require_corpus(config)
+    path = (parsed.out or harness.RESULTS) / "compressive.csv"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not parsed.report:
+        run_trainings(config, plan, path, parsed.runs, parsed.workers)
+    report(config, plan, path, parsed)
+
+
+if __name__ == "__main__":
+    harness.run(main)

@@ -1,0 +1,134 @@
+"""Pictures of what `parnas evaluate --analyse` finds."""
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.ticker import StrMethodFormatter
+
+from parnas.errors import ParnasError
+from parnas.figures.curves import MARKERS
+from parnas.figures.style import INK, LABEL_SIZE, RUN_COLOURS, SMALL_SIZE, new_figure, save_png, shorten, tidy
+
+PART_COLOURS = {"compressed memory": "#009e73", "memory": "#0072b2", "segment": "#d55e00"}
+LONGEST_NAME = 40
+
+
+def draw_attention(table: pd.DataFrame, folder: Path) -> list[Path]:
+    """For each run the average attention weight by age, one small picture per block with attention.
+
+    Raises `ParnasError` where no block has any.
+    """
+    if table.empty:
+        raise ParnasError("None of the networks has attention; there is nothing to draw.")
+    runs = [(str(run), of) for run, of in table.groupby("run", sort=False)]
+    names = [re.sub(r"[^A-Za-z0-9_.-]+", "-", run) for run, _ in runs]
+    paths = [folder / (f"attention-{name}.png" if len(runs) > 1 else "attention.png") for name in names]
+    return [_draw_ages(run, of, path) for (run, of), path in zip(runs, paths, strict=True)]
+
+
+def _draw_ages(run: str, table: pd.DataFrame, path: Path) -> Path:
+    blocks = list(table.groupby(["block", "layer"], sort=False))
+    columns = min(4, len(blocks))
+    rows = math.ceil(len(blocks) / columns)
+    width, height = max(4.2, 0.85 + 2.1 * columns), 1.25 + 1.6 * rows
+    figure = new_figure(width, height)
+    grid = figure.subplots(rows, columns, sharey=True, squeeze=False).ravel()
+    figure.subplots_adjust(0.75 / width, 0.4 / height, 1 - 0.15 / width, 1 - 0.85 / height, 0.12, 0.45)
+    for axes, (_, of) in zip(grid, blocks, strict=False):
+        tidy(axes)
+        axes.bar(range(len(of)), of["per_position"], color=[PART_COLOURS[part] for part in of["part"]], width=0.85)
+        axes.set_title(f"block {of['block'].iloc[0]}: {of['layer'].iloc[0]}", fontsize=SMALL_SIZE, color=INK, pad=3)
+        axes.grid(False, axis="x")
+        axes.set_xticks([])
+    for axes in grid[len(blocks) :]:
+        axes.remove()
+    parts = [part for part in PART_COLOURS if part in set(table["part"])]
+    place = {"loc": "upper left", "bbox_to_anchor": (0.0, 1 - 0.28 / height)}
+    _legend(figure, [Patch(color=PART_COLOURS[part]) for part in parts], parts, ncols=3, **place)
+    _say(figure, 0.1 / width, 1 - 0.18 / height, shorten(run, LONGEST_NAME))
+    figure.supylabel("average weight of a position", fontsize=SMALL_SIZE, color=INK, x=0.1 / width, ha="left")
+    figure.supxlabel("the oldest at the left", fontsize=LABEL_SIZE, color=INK, y=0.08 / height, va="bottom")
+    return save_png(figure, path)
+
+
+def draw_frequency(table: pd.DataFrame, folder: Path) -> list[Path]:
+    """Perplexity per word by its occurrences; with several runs, how much better than the first besides."""
+    runs = [(str(run), of) for run, of in table.groupby("run", sort=False)]
+    panels = 1 if len(runs) == 1 else 2
+    width, below = 4.6 * panels, 0.6 + 0.18 * len(runs)
+    height = 2.9 + below
+    figure = new_figure(width, height)
+    grid = figure.subplots(1, panels, squeeze=False)[0]
+    figure.subplots_adjust(0.65 / width, below / height, 1 - 0.15 / width, 1 - 0.35 / height, 0.2)
+    labels, first = list(runs[0][1]["occurrences"]), runs[0][1]["ppl"].to_numpy()
+    bar = 0.8 / len(runs)
+    for number, ((_, of), colour) in enumerate(zip(runs, cycle(RUN_COLOURS), strict=False)):
+        places = np.arange(len(labels)) + bar * (number - (len(runs) - 1) / 2)
+        grid[0].bar(places, of["ppl"], width=bar, color=colour)
+        if panels == 2:
+            grid[1].bar(places, 100 * (1 - of["ppl"].to_numpy() / first), width=bar, color=colour)
+    grid[0].set_yscale("log")
+    titles = ["perplexity per word, by occurrences in training", f"per cent better than {shorten(runs[0][0], 30)}"]
+    for axes, title in zip(grid, titles, strict=False):
+        tidy(axes)
+        axes.grid(False, axis="x")
+        axes.set_xticks(range(len(labels)), [label.replace(" ", "\n", 1) for label in labels], fontsize=SMALL_SIZE)
+        axes.set_title(title, fontsize=LABEL_SIZE, color=INK).set_parse_math(False)
+    if panels == 2:
+        grid[1].axhline(0, color=INK, linewidth=0.6)
+    handles = [Patch(color=colour) for _, colour in zip(runs, cycle(RUN_COLOURS), strict=False)]
+    _legend(figure, handles, [shorten(run, LONGEST_NAME) for run, _ in runs], loc="lower left")
+    return [save_png(figure, folder / "frequency.png")]
+
+
+def draw_memory(table: pd.DataFrame, folder: Path) -> list[Path]:
+    """Perplexity per token over the positions that attention sees besides the segment, on a log axis.
+
+    What it is without any is said in words, since it is far above.
+    """
+    lines = list(table.groupby(["run", "varied"], sort=False))
+    width, below = 6.6, 0.7 + 0.18 * len(lines)
+    height = 3.2 + below
+    figure = new_figure(width, height)
+    axes: Axes = figure.add_axes((0.75 / width, below / height, 1 - 0.95 / width, 3.05 / height))
+    tidy(axes)
+    handles, names = [], []
+    for (_, of), colour, marker in zip(lines, cycle(RUN_COLOURS), cycle(MARKERS), strict=False):
+        seen, none = of[of["sees"] > 0], of[of["sees"] == 0]
+        handles += axes.plot(seen["sees"], seen["ppl"], color=colour, marker=marker, markersize=4, linewidth=1.2)
+        without = f", {none['ppl'].iloc[0]:.2f} without memory" if len(none) else ""
+        names.append(f"{shorten(str(of['run'].iloc[0]), LONGEST_NAME)}, {of['varied'].iloc[0]} varied{without}")
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    axes.minorticks_off()
+    axes.set_xlabel("positions of memory that attention sees", fontsize=LABEL_SIZE, color=INK)
+    axes.set_ylabel("perplexity per token", fontsize=LABEL_SIZE, color=INK)
+    _legend(figure, handles, names, loc="lower left")
+    return [save_png(figure, folder / "memory.png")]
+
+
+def _legend(figure: Figure, handles: Sequence[Artist], names: Sequence[str], **place: Any) -> None:
+    legend = figure.legend(handles, names, frameon=False, fontsize=SMALL_SIZE, labelcolor=INK, **place)
+    for text in legend.get_texts():
+        text.set_parse_math(False)  # a run may be called $x$
+
+
+def _say(figure: Figure, x: float, y: float, text: str) -> None:
+    figure.text(x, y, text, fontsize=LABEL_SIZE, color=INK, va="center").set_parse_math(False)
+
+
+DRAW: dict[str, Callable[[pd.DataFrame, Path], list[Path]]] = {
+    "attention": draw_attention,
+    "frequency": draw_frequency,
+    "memory": draw_memory,
+}
