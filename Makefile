@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-BENCHMARKS := choices cutoffs data inference scaling search_step train_step
+BENCHMARKS := choices compressive_step cutoffs data inference scaling search_step train_step
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --quiet -c constraints.txt
 
 .DEFAULT_GOAL := help

@@ -83,6 +83,13 @@ def test_a_single_block_has_no_sandwich() -> None:
     assert strings(choose("s", 1)) == {"derived": "s", "interleaved": "s", "shallower": "s"}
 
 
+def test_compressive_memory_everywhere_is_a_guess_where_the_search_may_choose_it() -> None:
+    costs = make_costs("macs", {"s": 1.7, "c": 2.0, "f": 1.0, "i": 0.0}, 4)
+    found = choose_baselines(Architecture("scff"), costs, [("s", "c", "f", "i")] * 4, 0, 0)
+    assert strings(found)["compressive"] == "cfcf"
+    assert "compressive" not in strings(choose("ssff", 4))
+
+
 def test_identity_goes_and_shares_are_of_the_interleaved_network() -> None:
     derived = choose("sifi", 4).networks[0]
     assert (derived.name, str(derived.architecture)) == ("derived", "sf")

@@ -51,7 +51,7 @@ def gradients(network):
 )
 def test_equals_the_algorithms_of_the_paper(function, loss, shape, variant):
     tgt_len, mem_len, ratio, cmem_len = shape
-    mem_len = max(mem_len, variant.get("same_length", 0))  # else nothing would be seen
+    mem_len = mem_len or int(variant.get("same_length", False))  # else nothing would be seen
     changes = settings(function, loss, mem_len, ratio, cmem_len, **variant)
     network = make_network("cfc", **changes).double().train()
     segments = random_ids(2, 4 * tgt_len).split(tgt_len, dim=1)

@@ -224,3 +224,14 @@ def test_a_stochastic_block_looks_back_as_far_as_any_candidate() -> None:
     assert network.burn_in(4, network.config.reach) == 2 * 3  # 4 + 2 · 3, and one that may wait
     assert network.alignment() == 2
     assert make_supernet(2).alignment() == 1
+
+
+@pytest.mark.parametrize("arch", ["cfc", "scf"])
+def test_perplexity_does_not_depend_on_the_segments_where_memory_spans_the_text(arch: str) -> None:
+    network = make_network(arch, **settings(mem_len=90, cmem_len=3))
+    tokens = random_ids(1, 90)[0].numpy()
+    found = [
+        measure_loss(network, tokens, 3, CPU, batch_size=1, tgt_len=tgt_len, reach=network.config.reach).nats
+        for tgt_len in (90, 1, 7, 32)
+    ]
+    assert found == pytest.approx([found[0]] * 4, rel=1e-6)

@@ -25,6 +25,14 @@ class KeyLengths(NamedTuple):
     compressed: int = 0
 
 
+def longest(lengths: Iterable[KeyLengths]) -> KeyLengths:
+    """The most of each that any has: blocks with compressed memory see as much plain memory as others, or more."""
+    plain, compressed = 0, 0
+    for each in lengths:
+        plain, compressed = max(plain, each.plain), max(compressed, each.compressed)
+    return KeyLengths(plain, compressed)
+
+
 def remember(memory: Tensor | None, x: Tensor, mem_len: int) -> Tensor | None:
     """The last `mem_len` positions of memory and segment, [B, M, D], without gradient; none for no positions."""
     if mem_len == 0:

@@ -10,7 +10,7 @@ from parnas.architecture import Architecture
 from parnas.errors import ParnasError
 from parnas.model.estimators import ABSENT, PathGate, SinglePath
 from parnas.model.layers import Block, BlockOutput, Context, Identity, make_layer
-from parnas.model.memory import BlockMemory, KeyLengths, gather
+from parnas.model.memory import BlockMemory, KeyLengths, gather, longest
 from parnas.model.transformer_xl import TransformerXL
 from parnas.sections import ModelConfig, Reach
 from parnas.space import Space, spread_space, unite
@@ -49,8 +49,8 @@ class StochasticBlock(Block):
         return max(layer.look_back(reach) for _, layer in self._layers())
 
     def key_lengths(self, memory: BlockMemory) -> KeyLengths:
-        """Those of the candidate that sees most."""
-        return max((layer.key_lengths(kept) for layer, kept in self._remembered(memory)), key=sum)
+        """The most that any candidate sees."""
+        return longest(layer.key_lengths(kept) for layer, kept in self._remembered(memory))
 
     def prepare(self, memory: BlockMemory, reach: Reach) -> BlockMemory:
         """That of each candidate."""

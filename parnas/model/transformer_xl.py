@@ -15,7 +15,7 @@ from parnas.model.compressive import Compression, Compressor
 from parnas.model.estimators import Gates
 from parnas.model.heads import Embedding, SoftmaxHead
 from parnas.model.layers import make_layer
-from parnas.model.memory import KeyLengths, Memory
+from parnas.model.memory import Memory, longest
 from parnas.sections import ModelConfig, Reach
 
 INITIAL_STD = 0.02  # of all matrices, as in the original
@@ -181,18 +181,17 @@ class TransformerXL(nn.Module):
     def _context(self, x: Tensor, memory: Memory, reach: Reach) -> Context:
         """Encodes the distances that the longest memory needs; shorter ones are the last of them."""
         blocks = cast(list[Block], list(self.blocks))
-        lengths = [block.key_lengths(kept) for block, kept in zip(blocks, memory, strict=True)]
+        most = longest(block.key_lengths(kept) for block, kept in zip(blocks, memory, strict=True))
         tgt_len, settings = x.shape[1], self.config.memory
-        longest = max(lengths, key=sum, default=KeyLengths())
 
         def encode(count: int, least: float = 0.0) -> Tensor:
             encoded = encode_distances(count, self.config.d_model, x.device, least, reach.clamp_len)
             return cast(Tensor, self.dropout(encoded))
 
-        if settings.distance == "slots" or not longest.compressed:
-            return Context(encode(tgt_len + sum(longest)), self.u, self.v, reach)
-        far = encode(settings.ratio * (longest.compressed - 1) + tgt_len, longest.plain + (settings.ratio + 1) / 2)
-        return Context(encode(tgt_len + longest.plain), self.u, self.v, reach, far=far)
+        if settings.distance == "slots" or not most.compressed:
+            return Context(encode(tgt_len + sum(most)), self.u, self.v, reach)
+        far = encode(settings.ratio * (most.compressed - 1) + tgt_len, most.plain + (settings.ratio + 1) / 2)
+        return Context(encode(tgt_len + most.plain), self.u, self.v, reach, far=far)
 
     def _initialise(self) -> None:
         for name, parameter in self.named_parameters():

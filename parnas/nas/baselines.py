@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from parnas.architecture import IDENTITY, Architecture
+from parnas.architecture import COMPRESSIVE, IDENTITY, Architecture
 from parnas.errors import ParnasError
 from parnas.nas.cost import Costs, costs_of_run
 from parnas.nas.cost_band import draw_networks
@@ -60,12 +60,13 @@ def find_baselines(run: Run, count: int, seed: int, reporter: Reporter) -> Basel
 def choose_baselines(
     derived: Architecture, costs: Costs, spaces: Sequence[Sequence[str]], count: int, seed: int
 ) -> Baselines:
-    """The derived network, three guesses, and `count` random strings of its cost, the same ones for the same seed.
+    """The derived network, guesses, and `count` random strings of its cost, the same ones for the same seed.
 
     spaces: the candidates of each block, of which random strings are made. The guesses are the interleaved network of
     as many blocks; the sandwich (Press et al. 2020, arXiv 1911.03864) whose ends are a third of its pairs, one block
-    less where the number is odd; and the deepest interleaved network that costs no more than the derived one. Raises
-    `ParnasError` for layers without a cost.
+    less where the number is odd; the deepest interleaved network that costs no more than the derived one; and where the
+    search may choose compressive memory, the interleaved network that has it everywhere. Raises `ParnasError` for layers
+    without a cost.
     """
     if count < 0:
         raise ParnasError(f"--random is {count}; give a number of random networks, 0 or more.")
@@ -74,6 +75,8 @@ def choose_baselines(
     blocks, notes = len(spaces), list[str]()
     derived = derived.canonical()
     chosen = {DERIVED: derived, INTERLEAVED: Architecture.parse(f"interleaved-{blocks}")}
+    if COMPRESSIVE in costs.of:
+        chosen["compressive"] = Architecture.parse(f"compressive-{blocks}")
     if pairs := blocks // 2:
         name = f"{SANDWICH}-{2 * pairs}-{max(1, round(pairs / 3))}"
         chosen[name] = Architecture.parse(name)

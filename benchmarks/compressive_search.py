@@ -1,0 +1,95 @@
+"""A search that may choose long memory for each block: `python benchmarks/compressive_search.py [--runs DIR]`.
+
+The search of compressive.yaml over [s, c, f, i], then the derived network and what one would have guessed, each trained
+from scratch with the seeds of that file. Given again, it goes on.
+"""
+
+from pathlib import Path
+from statistics import mean
+
+import harness
+from compressive import CONFIG, TINY
+from rows import work_off
+from time_to_quality import require_corpus
+
+from parnas.architecture import Architecture
+from parnas.config import Config, check_config
+from parnas.nas.cost import read_costs
+from parnas.nas.derive import derive, write_derivation
+from parnas.nas.search import search
+from parnas.run import Run
+from parnas.training.reporter import Silent
+from parnas.training.retrain import retrain
+from parnas.yaml_text import read_yaml
+
+TINY_SEARCH = {"blocks": 3, "steps": 12, "warmup_steps": 2, "alpha_start_step": 3}
+
+
+def run_search(config: Config, folder: Path) -> Run:
+    """The search, gone on with where it was begun."""
+    run = Run(folder)
+    if not (folder / "summary.json").is_file():
+        run = search(config, folder, Silent(), resume=(folder / "config.yaml").is_file())
+    write_derivation(derive(run), run, folder / "arch.yaml")
+    return run
+
+
+def train(job: tuple[Config, Path]) -> float:
+    """Validation perplexity of a network."""
+    config, folder = job
+    run = Run(folder)
+    if not (folder / "summary.json").is_file():
+        run = retrain(config, folder, Silent(), resume=(folder / "config.yaml").is_file())
+    return float(run.summary()["valid"]["ppl"])
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the benchmark."""
+    parser = harness.make_parser(__doc__, ["tiny"])
+    parser.add_argument("--corpus", type=Path, help="a folder of text files in place of WikiText-2")
+    parser.add_argument("--runs", type=Path, default=Path("runs/compressive"), help="folder of the run folders")
+    parser.add_argument("--workers", type=int, default=2, help="networks that are trained at a time")
+    parsed = parser.parse_args(arguments)
+    settings = read_yaml(CONFIG.read_text(encoding="utf-8"), CONFIG.name)
+    seeds = settings.pop("compressive")["seeds"]
+    if parsed.size == "tiny":
+        settings |= {section: settings.get(section, {}) | changes for section, changes in TINY.items()}
+        settings["search"] |= TINY_SEARCH
+        seeds = seeds[:1]
+    if parsed.corpus is not None:
+        settings["data"]["corpus"] = str(parsed.corpus)
+    config = check_config(settings, CONFIG.name).replace(runtime__device=parsed.device)
+    require_corpus(config)
+    run = run_search(config, parsed.runs / "search")
+    derived, costs = Architecture.parse(run.arch_file()["arch"]), read_costs(run.folder)
+    assert costs is not None, "the search has a target"
+    blocks = config.search.blocks
+    networks = {"derived": derived.canonical()}
+    networks |= {name: Architecture.parse(f"{name}-{blocks}") for name in ("interleaved", "compressive")}
+    jobs = [
+        (config.replace(model__arch=str(of), runtime__seed=seed), parsed.runs / f"{of}-{seed}".replace(" ", "_"))
+        for of in dict.fromkeys(networks.values())
+        for seed in seeds
+    ]
+    list(work_off(train, jobs, parsed.workers))
+    found = {(job[0].model.arch, job[0].runtime.seed): train(job) for job in jobs}
+    table = [
+        {
+            "network": name,
+            "string": str(of),
+            "predicted latency, share of interleaved": costs.share(of),
+            "seeds": len(seeds),
+            "ppl": mean(found[str(of), seed] for seed in seeds),
+        }
+        for name, of in networks.items()
+    ]
+    shown = [row | {"ppl": f"{row['ppl']:.2f}"} for row in table]
+    harness.print_table(f"Searched: {derived}; validation perplexity per piece", shown)
+    device = harness.choose(parsed.device, config.runtime.precision)
+    told = {"arch": str(derived), "share": costs.share(derived), "target": config.search.cost.target}
+    payload = {"precisions": [device.precision], **told, "pi": [block["pi"] for block in run.arch_file()["blocks"]]}
+    harness.write_result("compressive_search", device, {**payload, "networks": table}, parsed)
+
+
+if __name__ == "__main__":
+    harness.run(main)
