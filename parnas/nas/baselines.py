@@ -65,8 +65,8 @@ def choose_baselines(
     spaces: the candidates of each block, of which random strings are made. The guesses are the interleaved network of
     as many blocks; the sandwich (Press et al. 2020, arXiv 1911.03864) whose ends are a third of its pairs, one block
     less where the number is odd; the deepest interleaved network that costs no more than the derived one; and where the
-    search may choose compressive memory, the interleaved network that has it everywhere. Raises `ParnasError` for layers
-    without a cost.
+    search may choose compressive memory, the interleaved network that has it everywhere. Raises `ParnasError` for
+    layers without a cost.
     """
     if count < 0:
         raise ParnasError(f"--random is {count}; give a number of random networks, 0 or more.")
