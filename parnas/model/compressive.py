@@ -305,7 +305,8 @@ def _usage(weights: Tensor, positions: int) -> Tensor:
     """
     tgt_len = weights.shape[2]
     memory = weights.shape[3] - tgt_len
-    shares = weights.float() / weights.float().sum(dim=-1, keepdim=True)
+    weights = weights.float()
+    shares = weights / weights.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
     received = shares[..., :positions].mean(dim=0).sum(dim=1)
     places = torch.arange(positions, device=weights.device)
     return received / (tgt_len - (places - memory).clamp(min=0))
