@@ -1,9 +1,10 @@
 """A search that may choose long memory for each block: `python benchmarks/compressive_search.py [--runs DIR]`.
 
-The search of compressive.yaml over [s, c, f, i], then the derived network and what one would have guessed, each trained
-from scratch with the seeds of that file. Given again, it goes on.
+The search of compressive.yaml over [s, c, f, i], then the derived network, what it would be at any cost, and what one
+would have guessed, each trained from scratch with the seeds of that file. Given again, it goes on.
 """
 
+import math
 from pathlib import Path
 from statistics import mean
 
@@ -15,7 +16,7 @@ from time_to_quality import require_corpus
 from parnas.architecture import Architecture
 from parnas.config import Config, check_config
 from parnas.nas.cost import read_costs
-from parnas.nas.derive import derive, write_derivation
+from parnas.nas.derive import Demands, derive, write_derivation
 from parnas.nas.search import search
 from parnas.run import Run
 from parnas.training.reporter import Silent
@@ -64,7 +65,8 @@ def main(arguments: list[str] | None = None) -> None:
     derived, costs = Architecture.parse(run.arch_file()["arch"]), read_costs(run.folder)
     assert costs is not None, "the search has a target"
     blocks = config.search.blocks
-    networks = {"derived": derived.canonical()}
+    unlimited = derive(run, Demands(within=math.inf)).architecture
+    networks = {"derived": derived.canonical(), "derived, at any cost": unlimited.canonical()}
     networks |= {name: Architecture.parse(f"{name}-{blocks}") for name in ("interleaved", "compressive")}
     jobs = [
         (config.replace(model__arch=str(of), runtime__seed=seed), parsed.runs / f"{of}-{seed}".replace(" ", "_"))

@@ -297,6 +297,7 @@ def show_analysis(analysis: "Analysis") -> None:
         frame = frame.pivot_table("weight", ["run", "block", "layer"], "part", "sum", sort=False).reset_index()
     elif analysis.name == "frequency":
         frame = frame.pivot_table("ppl", ["occurrences", "words"], "run", sort=False).reset_index()
+    frame = frame.rename(columns={"gain_per_position": "per position"})
     table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0))
     for title in frame:
         table.add_column(str(title), justify="left" if frame[title].dtype == object else "right", overflow="fold")

@@ -13,7 +13,7 @@ from parnas.files import write_text
 from parnas.model.supernet import SuperNet
 from parnas.run import METRICS
 from parnas.training.latency import Candidate, Latency, Shape, measure_latencies
-from parnas.training.perplexity import measure_loss
+from parnas.training.perplexity import TotalLoss
 from parnas.training.reporter import Reporter
 
 
@@ -93,15 +93,7 @@ def describe_network(entry: Entry) -> dict[str, Any]:
 
 def score(entry: Entry, split: str) -> dict[str, Any]:
     """Perplexities of a run on a split, with what they divide by."""
-    loss = measure_loss(
-        entry.network,
-        entry.streams.tokens(split),
-        entry.streams.tokenizer.eos_id,
-        entry.device,
-        batch_size=entry.loaded.config.evaluation.batch_size,
-        tgt_len=entry.tgt_len,
-        reach=entry.reach,
-    )
+    loss = TotalLoss.of(entry.score(split))
     figures = loss.describe(entry.streams.header.splits[split])
     return {key: figures[key] for key in ("ppl", "word_ppl", "bits_per_byte", "tokens", "words", "bytes")}
 

@@ -6,7 +6,7 @@ import pandas as pd
 
 from parnas.evaluation.entries import Entry
 from parnas.sections import Reach
-from parnas.training.perplexity import measure_loss
+from parnas.training.perplexity import TotalLoss
 from parnas.training.reporter import Reporter
 
 STEPS = 0.0, 0.25, 0.5, 1.0, 2.0, 4.0
@@ -28,7 +28,11 @@ def perplexity_by_memory(entries: Sequence[Entry], split: str, reporter: Reporte
             before: dict[str, float] | None = None
             for reach in reaches:
                 reporter.note(f"scoring {entry.name} on {split} with {varied} {getattr(reach, varied)}")
-                row = {"sees": reach.mem_len, "tokens": reach.mem_len, "ppl": _perplexity(entry, split, reach)}
+                row = {
+                    "sees": reach.mem_len,
+                    "tokens": reach.mem_len,
+                    "ppl": TotalLoss.of(entry.score(split, reach)).perplexity,
+                }
                 if entry.network.compresses():
                     row["sees"] += reach.cmem_len
                     row["tokens"] += entry.loaded.config.model.memory.ratio * reach.cmem_len
@@ -64,15 +68,3 @@ def effective_lengths(table: pd.DataFrame) -> list[str]:
             f"perplexity, {best['ppl']:.2f} with {best['length']:.0f}"
         )
     return notes
-
-
-def _perplexity(entry: Entry, split: str, reach: Reach) -> float:
-    return measure_loss(
-        entry.network,
-        entry.streams.tokens(split),
-        entry.streams.tokenizer.eos_id,
-        entry.device,
-        batch_size=entry.loaded.config.evaluation.batch_size,
-        tgt_len=entry.tgt_len,
-        reach=reach,
-    ).perplexity

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from torch import Tensor
+
 from parnas.config import Config
 from parnas.data.streams import TokenStreams, prepare
 from parnas.errors import ParnasError
@@ -13,6 +15,7 @@ from parnas.model.transformer_xl import TransformerXL
 from parnas.run import Run, name_runs
 from parnas.sections import Reach
 from parnas.training.device import Device, choose_device
+from parnas.training.perplexity import score_tokens
 from parnas.training.phases import LoadedRun, load, refuse_other_text
 
 
@@ -40,6 +43,18 @@ class Entry:
     device: Device
     tgt_len: int
     reach: Reach
+
+    def score(self, split: str, reach: Reach | None = None) -> Tensor:
+        """Nats of each token of a split [N], with the lengths of the entry or with another reach."""
+        return score_tokens(
+            self.network,
+            self.streams.tokens(split),
+            self.streams.tokenizer.eos_id,
+            self.device,
+            batch_size=self.loaded.config.evaluation.batch_size,
+            tgt_len=self.tgt_len,
+            reach=reach or self.reach,
+        )
 
     @property
     def tokenizer_identity(self) -> str:

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from parnas.data.tokenizers import Tokenizer
 from parnas.evaluation.entries import Entry
-from parnas.training.perplexity import score_tokens
 
 EDGES = 100, 1_000, 10_000
 BUCKETS = "10,000 and more", "1,000 to 9,999", "100 to 999", "under 100"
@@ -26,17 +25,8 @@ def perplexity_by_frequency(entries: Sequence[Entry], split: str) -> pd.DataFram
     rows = []
     for entry in entries:
         tokens, tokenizer = np.asarray(entry.streams.tokens(split)), entry.streams.tokenizer
-        nats = score_tokens(
-            entry.network,
-            tokens,
-            tokenizer.eos_id,
-            entry.device,
-            batch_size=entry.loaded.config.evaluation.batch_size,
-            tgt_len=entry.tgt_len,
-            reach=entry.reach,
-        )
         starts = word_starts(tokens, tokenizer)
-        per_word = np.add.reduceat(nats.double().cpu().numpy(), starts)  # [words]
+        per_word = np.add.reduceat(entry.score(split).double().cpu().numpy(), starts)  # [words]
         counts = word_counts(entry.streams.tokens("train"), tokenizer)
         seen = np.array([counts[word] for word in spell_words(tokens, starts, tokenizer)])
         buckets = len(EDGES) - np.digitize(seen, EDGES)

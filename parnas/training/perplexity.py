@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -21,6 +21,11 @@ class TotalLoss:
 
     nats: float
     tokens: int
+
+    @classmethod
+    def of(cls, nats: Tensor) -> Self:
+        """Of the losses of single tokens [N], in nats."""
+        return cls(float(nats.double().sum()), len(nats))
 
     @property
     def per_token(self) -> float:
@@ -65,8 +70,7 @@ def measure_loss(
     reach: Reach,
 ) -> TotalLoss:
     """Total loss of `model` over all of `tokens`, which token `first` precedes; see `score_tokens`."""
-    nats = score_tokens(model, tokens, first, device, batch_size=batch_size, tgt_len=tgt_len, reach=reach)
-    return TotalLoss(float(nats.double().sum()), len(tokens))
+    return TotalLoss.of(score_tokens(model, tokens, first, device, batch_size=batch_size, tgt_len=tgt_len, reach=reach))
 
 
 @torch.no_grad()
