@@ -56,7 +56,6 @@ class Row(NamedTuple):
     name: str
     seed: int
     steps: int
-    seconds: float
     ppl: float  # per token
     bits_per_byte: float
     ppl_10000: float
@@ -108,7 +107,7 @@ def train(config: Config, runs: Path, job: tuple[Network, int]) -> Row:
     valid = summary["valid"]
     by_frequency = [float(buckets[name]) for name in BUCKETS]
     reached = valid["ppl"], valid["bits_per_byte"], *by_frequency
-    return Row(network.name, seed, summary["steps"], summary["seconds"], *reached)
+    return Row(network.name, seed, summary["steps"], *reached)
 
 
 def run_trainings(config: Config, plan: dict[str, Any], path: Path, runs: Path, workers: int) -> None:
@@ -119,7 +118,7 @@ def run_trainings(config: Config, plan: dict[str, Any], path: Path, runs: Path, 
     left = [job for job in wanted if (job[0].name, job[1]) not in done]
     for row in work_off(partial(train, config, runs), left, workers):
         append_rows(path, [row])
-        print(f"{row.name} seed {row.seed}: {row.ppl:.2f}, {row.seconds:.0f} s", flush=True)
+        print(f"{row.name} seed {row.seed}: {row.ppl:.2f}", flush=True)
 
 
 def tabulate(config: Config, plan: dict[str, Any], path: Path) -> list[dict[str, Any]]:
