@@ -139,12 +139,14 @@ def by_function(lines: list[dict[str, Any]]) -> list[str]:
 
 def judge_search(result: dict[str, Any]) -> Iterator[str]:
     """What a search with both kinds of memory takes."""
+    arch, weights = result["arch"], [block["c"] for block in result["pi"]]
     yield (
-        f"A search over `[s, c, f, i]` derived `{result['arch']}` at {result['share']:.3f} of the interleaved "
-        f"network's latency (target {result['target']})."
+        f"A search over `[s, c, f, i]` derived `{arch}` at {result['share']:.3f} of the interleaved network's latency "
+        f"(target {result['target']}), with compressed memory in {arch.count('c')} of {len(arch)} blocks; pi of `c` is "
+        f"between {min(weights):.2f} and {max(weights):.2f}."
     )
-    for line in result["networks"]:
-        yield f"Trained from scratch: {line['network']} `{line['string']}` reaches {line['ppl']:.2f}."
+    trained = ", ".join(f"{line['network']} `{line['string']}` {line['ppl']:.2f}" for line in result["networks"])
+    yield f"Trained from scratch, {result['networks'][0]['seeds']} seeds each: {trained}."
 
 
 def judge_step(result: dict[str, Any]) -> Iterator[str]:

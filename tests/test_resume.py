@@ -1,5 +1,6 @@
 """Runs that are cut off and gone on with, and those that are refused."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -87,4 +88,15 @@ def test_run_computed_otherwise_is_not_resumed(corpus: Path, tmp_path: Path) -> 
     path = tmp_path / "run" / "environment.json"
     path.write_text(path.read_text().replace('"precision": "fp32"', '"precision": "bf16"'))
     with pytest.raises(ParnasError, match="begun with precision bf16, not fp32"):
+        retrain(config, tmp_path / "run", Silent(), resume=True)
+
+
+def test_a_run_is_not_gone_on_with_on_another_text(corpus: Path, tmp_path: Path) -> None:
+    shutil.copytree(corpus, tmp_path / "corpus")
+    config = small_config(tmp_path / "corpus", model__arch="sf")
+    with pytest.raises(Stop):
+        retrain(config, tmp_path / "run", StopAfter(9))
+    with (tmp_path / "corpus" / "train.txt").open("a") as file:
+        file.write("one more line .\n")
+    with pytest.raises(ParnasError, match="is not what .*run was trained with; restore it"):
         retrain(config, tmp_path / "run", Silent(), resume=True)
