@@ -98,5 +98,5 @@ def test_a_run_is_not_gone_on_with_on_another_text(corpus: Path, tmp_path: Path)
         retrain(config, tmp_path / "run", StopAfter(9))
     with (tmp_path / "corpus" / "train.txt").open("a") as file:
         file.write("one more line .\n")
-    with pytest.raises(ParnasError, match="is not what .*run was trained with; restore it"):
+    with pytest.raises(ParnasError, match=r"is not what .*run was trained with; restore it"):
         retrain(config, tmp_path / "run", Silent(), resume=True)
