@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from parnas.architecture import Architecture
+from parnas.model.blocks import Block
 from parnas.model.memory import Memory
 from parnas.model.transformer_xl import TransformerXL
 from parnas.sections import MemoryConfig, ModelConfig
@@ -89,8 +90,8 @@ def make_step(size: Size, letter: str, changes: dict[str, Any], device: Device) 
         for optimizer, parameters in optimizers:
             update_clipped(optimizer, parameters, 1.0)
 
-    reach = cast(Any, network.blocks[0]).look_back(config.reach)
-    for _ in range(2 + reach // size.tgt_len):
+    needed = cast(Block, network.blocks[0]).memory_tokens(config.reach)
+    for _ in range(2 + needed // size.tgt_len):
         step()
     return step
 

@@ -54,7 +54,7 @@ of `model.mem_len`, so the letter says which a block has, and a search over `[s,
 * `attention`: average weight by age, six buckets each for compressed memory, memory and segment, of every block with
   attention, over 64 segments or more read with full memory. Later positions of a segment are seen by fewer queries.
 * `frequency`: perplexity per word by how often the word occurs in the training text, for any tokenizer: a word's loss
-  is the sum over its tokens, a line end counts as a word.
+  is the sum over its tokens, a line end counts as a word. What a tokenizer does not know is one word, `<unk>`.
 * `memory`: perplexity with memory of 0 to 4 times the usual length, the share gained by each lengthening, in all and
   per position added, and the least length from which on more gains less than 1 %.
 
@@ -70,9 +70,9 @@ of `model.mem_len`, so the letter says which a block has, and a search over `[s,
   here says little about networks that are trained to the end. In the paper, after long training on longer texts, `conv`
   with `attention` was best, and the gain larger: perplexity 17.1 against 18.1 on the test split of WikiText-103, with
   about a fifth less on rare words.
-* A network was trained from as many seeds as the table names, most from one or two, and seeds differ by 0.1 to 0.3 in
-  perplexity. What holds for one function at every ratio and seed, as with `max_pool`, is more than chance; what holds
-  for one line is not.
+* A network was trained from one seed or two, as the table says, and seeds differ by 0.1 to 0.3 in perplexity. What
+  holds for one function at every ratio and seed, as with `max_pool`, is more than chance; what holds for one line is
+  not.
 * All choices were made on the validation split, which is what the tables show; the test split was not read.
 
 """
@@ -120,8 +120,8 @@ def judge_table(result: dict[str, Any]) -> Iterator[str]:
         for words in ("under 100", "10,000 and more")
     }
     yield (
-        f"The default, {default['memory']}: {describe(default)}, {compared(default)}; on words under 100 occurrences "
-        f"{say(gains['under 100'])}, on those of 10,000 and more {say(gains['10,000 and more'])}."
+        f"The default function and loss at 3:1: {describe(default)}, {compared(default)}; on words under 100 "
+        f"occurrences {say(gains['under 100'])}, on those of 10,000 and more {say(gains['10,000 and more'])}."
     )
 
 

@@ -291,16 +291,22 @@ def comparison_table(frame: "pd.DataFrame", columns: Mapping[str, tuple[str, str
 
 def show_analysis(analysis: "Analysis") -> None:
     """The table of an analysis, with a column for each run where it is long, and its notes."""
+    from pandas.api.types import is_numeric_dtype as is_number
+
     frame, console = analysis.table, Console()
     console.print(f"\n{analysis.title}", style="bold")
     if analysis.name == "attention":
         frame = frame.pivot_table("weight", ["run", "block", "layer"], "part", "sum", sort=False).reset_index()
     elif analysis.name == "frequency":
-        frame = frame.pivot_table("ppl", ["occurrences", "words"], "run", sort=False).reset_index()
+        wide = frame.pivot(index="occurrences", columns="run", values="ppl")
+        words = frame.drop_duplicates("occurrences").set_index("occurrences")["words"]
+        frame = wide.reindex(index=words.index, columns=frame["run"].unique())
+        frame.insert(0, "words", words)  # of the first run; others differ where their tokenizers do
+        frame = frame.reset_index()
     frame = frame.rename(columns={"gain_per_position": "per position"})
     table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0))
     for title in frame:
-        table.add_column(str(title), justify="left" if frame[title].dtype == object else "right", overflow="fold")
+        table.add_column(str(title), justify="right" if is_number(frame[title]) else "left", overflow="fold")
     for _, row in frame.iterrows():
         table.add_row(*(figure(value) for value in row))
     console.print(table)

@@ -89,7 +89,7 @@ class Reach(NamedTuple):
     mem_len: int = 0  # positions of memory
     cmem_len: int = 0  # positions of compressed memory, in layers that have one
     clamp_len: int | None = None  # distances beyond it count as this one
-    same_length: bool = False  # every query sees as far back as the first of its segment
+    same_length: bool = False  # every query sees as many positions
 
 
 class MemoryConfig(Section):

@@ -262,9 +262,55 @@ def test_other_analyses_are_refused_before_anything_is_read(
     assert message in refusal(capsys, "evaluate", "nowhere", "--analyse", listed)
 
 
-def test_networks_without_attention_have_no_picture_of_it(tmp_path: Path) -> None:
-    with pytest.raises(ParnasError, match="None of the networks has attention"):
-        draw_attention(pd.DataFrame(), tmp_path)
+def test_networks_without_attention_or_memory(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], retrain_run: Run
+) -> None:
+    config = small_config(corpus, model__arch="ff", train__steps=2)
+    run = retrain(config, tmp_path / "run", Silent())
+    out = "--out", tmp_path / "out"
+    told = refusal(capsys, "evaluate", run.folder, "--analyse", "attention", *out)
+    assert "None of the networks has attention" in told
+    assert run_command("evaluate", retrain_run.folder, "--mem-len", 0, "--analyse", "attention", *out) == 0
+    assert set(pd.read_csv(tmp_path / "out" / "attention.csv")["part"]) == {"segment"}
+
+
+def test_compressed_memory_may_be_switched_off(compressive_run: Run, tmp_path: Path) -> None:
+    for lengths in (("--cmem-len", 0), ("--cmem-len", 0, "--mem-len", 0), ("--mem-len", 0)):
+        assert run_command("evaluate", compressive_run.folder, *lengths, "--out", tmp_path) == 0
+
+
+def test_runs_whose_names_differ_in_signs_alone_have_pictures_of_their_own(tmp_path: Path) -> None:
+    rows = [
+        {"run": run, "block": 1, "layer": "s", "part": "segment", "bucket": 1, "per_position": 0.1}
+        for run in ("runs/x/a", "runs-x/a")
+    ]
+    assert len(set(draw_attention(pd.DataFrame(rows), tmp_path))) == 2
+
+
+def test_bytes_of_one_character_are_never_white_space() -> None:
+    from parnas.data.tokenizers import ByteTokenizer
+
+    text = "voilà le Рим хор\n"
+    tokenizer = ByteTokenizer(sorted(set(text.encode())), lowercase=False)
+    ids = np.array(tokenizer.encode(text), np.uint16)
+    found = spell_words(ids, word_starts(ids, tokenizer), tokenizer)
+    assert len(found) == 5
+    assert found[1:2] + found[4:] == ["le", "\n"]
+
+
+def test_a_bucket_without_words_is_shown_and_a_huge_loss_is_infinite(capsys: pytest.CaptureFixture[str]) -> None:
+    from parnas.display import show_analysis
+    from parnas.evaluation.analyses import Analysis
+
+    rows = [
+        {"run": run, "occurrences": bucket, "words": number, "ppl": math.nan if number == 2 else math.inf}
+        for run in ("a", "b")
+        for number, bucket in enumerate((*BUCKETS, "all"))
+    ]
+    show_analysis(Analysis("frequency", "title", pd.DataFrame(rows)))
+    lines = capsys.readouterr().out.splitlines()
+    assert sum("inf" in line for line in lines) == 4
+    assert any(line.split()[:3] == ["100", "to", "999"] for line in lines)
 
 
 @pytest.mark.parametrize("runs", [1, 9])

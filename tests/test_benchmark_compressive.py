@@ -124,7 +124,7 @@ def test_tables_are_means_over_seeds_and_the_page_tells_them(tmp_path, monkeypat
         "The best of 2 compressed memories, max_pool, 3:1: 29.50 ± 0.71 (2 seeds), 4.84 % better.",
         "The worst of 2 compressed memories, conv, attention, 3:1: 31.00 (1 seed), 0.00 % better.",
         "By function and loss, over all trainings of all ratios: max_pool 29.50 (2), conv, attention 31.00 (1).",
-        "The default, conv, attention, 3:1: 31.00 (1 seed), 0.00 % better; on words under 100 occurrences 0.00 % "
+        "The default function and loss at 3:1: 31.00 (1 seed), 0.00 % better; on words under 100 occurrences 0.00 % "
         "better, on those of 10,000 and more 0.00 % better.",
     ]
 

@@ -106,10 +106,10 @@ def test_the_compression_learns(loss: str, corpus: Path, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("function", COMPRESSORS)
 @pytest.mark.parametrize("distance", ["slots", "tokens"])
-@pytest.mark.parametrize("tgt_len", [6, 7, 13])
-def test_perplexity_does_not_depend_on_the_batch_size(function: str, distance: str, tgt_len: int) -> None:
-    """Nor does what waits to be compressed, in any row."""
-    network = make_network("cfsc", **settings(function, mem_len=5, ratio=4, cmem_len=3, distance=distance))
+@pytest.mark.parametrize(("tgt_len", "mem_len"), [(6, 5), (7, 5), (13, 5), (8, 12), (8, 3)])
+def test_perplexity_does_not_depend_on_the_batch_size(function: str, distance: str, tgt_len: int, mem_len: int) -> None:
+    """Nor does what waits to be compressed, or leaves the memory at once, in any row."""
+    network = make_network("cfsc", **settings(function, mem_len=mem_len, ratio=4, cmem_len=3, distance=distance))
     tokens = random_ids(1, 700)[0].numpy()
     given = {"tgt_len": tgt_len, "reach": network.config.reach}
     alone, *others = (measure_loss(network, tokens, 3, CPU, batch_size=size, **given).nats for size in (1, 3, 32))
@@ -222,6 +222,8 @@ def test_a_profile_holds_for_its_memory_alone(corpus: Path, tmp_path: Path) -> N
 def test_a_stochastic_block_looks_back_as_far_as_any_candidate() -> None:
     network = make_supernet(2, ("s", "c", "f"), **settings(mem_len=4, ratio=2, cmem_len=3))
     assert network.burn_in(4, network.config.reach) == 2 * 3  # 4 + 2 · 3, and one that may wait
+    whole = make_supernet(2, ("s", "c", "f"), **settings("most_used", mem_len=4, ratio=2, cmem_len=3))
+    assert whole.burn_in(4, whole.config.reach) == 2 * 4
     assert network.alignment() == 2
     assert make_supernet(2).alignment() == 1
 

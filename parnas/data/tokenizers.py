@@ -189,7 +189,8 @@ class ByteTokenizer(Tokenizer):
         return self._values[np.asarray(ids, np.int64)].tobytes().decode("utf-8", errors="replace")
 
     def spellings(self) -> list[str]:
-        return [chr(value) for value in self._values.tolist()]
+        # Of a character of several bytes none may look like white space.
+        return [chr(value) if value < 128 else f"<{value}>" for value in self._values.tolist()]
 
     def save(self, folder: Path) -> None:
         write_json(

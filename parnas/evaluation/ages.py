@@ -52,7 +52,7 @@ def discrete(entry: Entry) -> TransformerXL:
     model = entry.network
     if isinstance(model, SuperNet):
         model = model.extract(entry.loaded.architecture).to(entry.device.device)
-    return model
+    return model.eval()
 
 
 def _layers(entry: Entry) -> list[str]:
@@ -76,7 +76,9 @@ def _mean_weights(network: TransformerXL, entry: Entry, split: str) -> list[dict
         if sample:
             segments += len(inputs)
             blocks = cast(list[Block], list(network.blocks))
-            lengths = [block.key_lengths(kept) for block, kept in zip(blocks, memory or (), strict=True)]
+            lengths = [
+                block.key_lengths(kept) for block, kept in zip(blocks, memory or (None,) * len(blocks), strict=True)
+            ]
             for of, weights, (_, slots) in zip(sums, output.weights, lengths, strict=True):
                 if weights is not None:
                     mean = weights.float().mean(dim=(0, 2)).sum(dim=0)  # over heads and queries, then rows: [K]

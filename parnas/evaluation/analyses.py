@@ -26,8 +26,10 @@ class Analysis(NamedTuple):
 def analyse_attention(entries: Sequence[Entry], split: str, reporter: Reporter) -> Analysis:
     """Attention by age."""
     reporter.note(f"reading {split} for the weights of attention")
-    notes = ("shares of all attention; by age in the file and the picture",)
-    return Analysis("attention", "attention by age", attention_by_age(entries, split), notes)
+    table = attention_by_age(entries, split)
+    if table.empty:
+        raise ParnasError("None of the networks has attention: leave attention out of --analyse.")
+    return Analysis("attention", "attention by age", table, ("shares of all attention; ages are in the picture",))
 
 
 def analyse_frequency(entries: Sequence[Entry], split: str, reporter: Reporter) -> Analysis:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from parnas.data.tokenizers import Tokenizer
 from parnas.evaluation.entries import Entry
+from parnas.training.perplexity import exp_or_infinity
 
 EDGES = 100, 1_000, 10_000
 BUCKETS = "10,000 and more", "1,000 to 9,999", "100 to 999", "under 100"
@@ -20,7 +21,8 @@ BUCKETS = "10,000 and more", "1,000 to 9,999", "100 to 999", "under 100"
 def perplexity_by_frequency(entries: Sequence[Entry], split: str) -> pd.DataFrame:
     """For each run and bucket: the words of the split that are in it, and the perplexity per word.
 
-    Words are separated by white space; a line end counts as one. A word's loss is the sum over its tokens.
+    Words are separated by white space; a line end counts as one. A word's loss is the sum over its tokens. What the
+    tokenizer does not know counts as one word, `<unk>`.
     """
     rows = []
     for entry in entries:
@@ -32,7 +34,7 @@ def perplexity_by_frequency(entries: Sequence[Entry], split: str) -> pd.DataFram
         buckets = len(EDGES) - np.digitize(seen, EDGES)
         for number, bucket in enumerate((*BUCKETS, "all")):
             losses = per_word if bucket == "all" else per_word[buckets == number]
-            ppl = math.exp(losses.mean()) if len(losses) else math.nan
+            ppl = exp_or_infinity(float(losses.mean())) if len(losses) else math.nan
             rows.append({"run": entry.name, "occurrences": bucket, "words": len(losses), "ppl": ppl})
     return pd.DataFrame(rows)
 

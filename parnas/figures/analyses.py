@@ -15,7 +15,6 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import StrMethodFormatter
 
-from parnas.errors import ParnasError
 from parnas.figures.curves import MARKERS
 from parnas.figures.style import INK, LABEL_SIZE, RUN_COLOURS, SMALL_SIZE, new_figure, save_png, shorten, tidy
 
@@ -24,14 +23,11 @@ LONGEST_NAME = 40
 
 
 def draw_attention(table: pd.DataFrame, folder: Path) -> list[Path]:
-    """For each run the average attention weight by age, one small picture per block with attention.
-
-    Raises `ParnasError` where no block has any.
-    """
-    if table.empty:
-        raise ParnasError("None of the networks has attention; there is nothing to draw.")
+    """For each run the average attention weight by age, one small picture per block with attention."""
     runs = [(str(run), of) for run, of in table.groupby("run", sort=False)]
     names = [re.sub(r"[^A-Za-z0-9_.-]+", "-", run) for run, _ in runs]
+    if len(set(names)) < len(names):
+        names = [f"{number}-{name}" for number, name in enumerate(names, 1)]
     paths = [folder / (f"attention-{name}.png" if len(runs) > 1 else "attention.png") for name in names]
     return [_draw_ages(run, of, path) for (run, of), path in zip(runs, paths, strict=True)]
 

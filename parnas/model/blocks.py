@@ -66,9 +66,13 @@ class Block(nn.Module):
         """How many positions of a memory the block sees."""
         return KeyLengths(memory.shape[1]) if isinstance(memory, Tensor) else KeyLengths()
 
-    def look_back(self, reach: Reach) -> int:
-        """Positions before a segment that it depends on."""
+    def memory_tokens(self, reach: Reach) -> int:
+        """Tokens that its memory stands for when it is full."""
         return reach.mem_len if self.uses_memory else 0
+
+    def look_back(self, reach: Reach, tgt_len: int) -> int:  # noqa: ARG002
+        """Tokens before a segment that it depends on, where all segments have `tgt_len`."""
+        return self.memory_tokens(reach)
 
     def multiply_adds(self, tgt_len: int, reach: Reach) -> float:
         """Multiply-adds of the matrix products per token, reading segments of one row with full memory.

@@ -30,6 +30,7 @@ class Compressor(nn.Module):
 
     trained = False  # whether there is anything to train
     ranked = False  # whether it needs to know how much each position was used
+    as_a_whole = False  # whether what it makes of a group depends on what else leaves the memory at once
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -94,6 +95,8 @@ class DilatedConvolution(Convolution):
     Beyond what leaves the memory at once there are zeros.
     """
 
+    as_a_whole = True
+
     def windows(self, old: Tensor) -> Tensor:
         """As `Convolution.windows`."""
         before = (self.ratio - 1) // 2
@@ -104,7 +107,7 @@ class DilatedConvolution(Convolution):
 class MostUsed(Compressor):
     """Of what leaves the memory at once, the positions that attention used most, as they are and in their order."""
 
-    ranked = True
+    ranked = as_a_whole = True
 
     def forward(self, old: Tensor, usage: Tensor | None = None) -> Tensor:
         """As `Compressor.forward`."""
@@ -179,7 +182,8 @@ class CompressiveAttention(SelfAttention):
             given = [None if part is None else self.normed(part).to(segment.dtype) for part in (compressed, inputs)]
             keys = self.key_value(join(*given, segment))
         slots = 0 if compressed is None else compressed.shape[1]
-        far, window = slots if self.in_tokens else 0, self._span(reach) if self.in_tokens else _seen(reach)
+        far = slots if self.in_tokens else 0
+        window = self.memory_tokens(reach) if self.in_tokens else reach.mem_len + reach.cmem_len
         query = self.query(segment)
         change, weights = self.attend(query, keys, context, window, far, self.ratio)
         written = join(inputs, x.detach())  # [B, P + T, D]
@@ -214,9 +218,18 @@ class CompressiveAttention(SelfAttention):
         inputs, _, compressed = memory or CompressiveMemory()
         return KeyLengths(*(0 if part is None else part.shape[1] for part in (inputs, compressed)))
 
-    def look_back(self, reach: Reach) -> int:
-        """As `Block.look_back`; fewer than R positions may wait in memory."""
-        return self._span(reach) + (self.ratio - 1 if reach.cmem_len else 0)
+    def memory_tokens(self, reach: Reach) -> int:
+        """As `Block.memory_tokens`."""
+        return reach.mem_len + self.ratio * reach.cmem_len
+
+    def look_back(self, reach: Reach, tgt_len: int) -> int:
+        """As `Block.look_back`; fewer than R positions may wait in memory.
+
+        Where what leaves at once is compressed as a whole, the first that leaves after a beginning is not whole.
+        """
+        if not reach.cmem_len:
+            return reach.mem_len
+        return self.memory_tokens(reach) + self.ratio - 1 + (tgt_len if self.compression.compressor.as_a_whole else 0)
 
     def multiply_adds(self, tgt_len: int, reach: Reach) -> float:
         """As `Block.multiply_adds`, with compressed memory full too, and R dividing T."""
@@ -282,14 +295,6 @@ class CompressiveAttention(SelfAttention):
     def _leaving(self, positions: int, reach: Reach) -> int:
         """How many of the positions in memory are to be compressed: groups of R beyond the last `mem_len`."""
         return max(0, positions - reach.mem_len) // self.ratio * self.ratio
-
-    def _span(self, reach: Reach) -> int:
-        """Tokens that memory and compressed memory stand for."""
-        return reach.mem_len + self.ratio * reach.cmem_len
-
-
-def _seen(reach: Reach) -> int:
-    return reach.mem_len + reach.cmem_len
 
 
 def _queue(compressed: Tensor | None, new: Tensor, reach: Reach) -> Tensor:

@@ -44,9 +44,13 @@ class StochasticBlock(Block):
         """All candidates together: a mixture runs each of them."""
         return sum(layer.multiply_adds(tgt_len, reach) for _, layer in self._layers())
 
-    def look_back(self, reach: Reach) -> int:
+    def memory_tokens(self, reach: Reach) -> int:
+        """Those of the candidate that remembers most."""
+        return max(layer.memory_tokens(reach) for _, layer in self._layers())
+
+    def look_back(self, reach: Reach, tgt_len: int) -> int:
         """As far as any candidate."""
-        return max(layer.look_back(reach) for _, layer in self._layers())
+        return max(layer.look_back(reach, tgt_len) for _, layer in self._layers())
 
     def key_lengths(self, memory: BlockMemory) -> KeyLengths:
         """The most that any candidate sees."""

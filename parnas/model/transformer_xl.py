@@ -154,7 +154,7 @@ class TransformerXL(nn.Module):
 
     def burn_in(self, tgt_len: int, reach: Reach) -> int:
         """Segments after which nothing that is computed depends on what was in memory before them."""
-        return sum(math.ceil(cast(Block, block).look_back(reach) / tgt_len) for block in self.blocks)
+        return sum(math.ceil(cast(Block, block).look_back(reach, tgt_len) / tgt_len) for block in self.blocks)
 
     def compresses(self) -> bool:
         """Whether any block has compressed memory."""

@@ -17,10 +17,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class Candidate(NamedTuple):
-    """A network to be timed, and tokens of its kind of text for it to read, [at least batch · (M + T)].
-
-    Fewer are read again and again.
-    """
+    """A network to be timed, and tokens of its kind of text for it to read; few are read again and again."""
 
     model: TransformerXL
     tokens: np.ndarray
@@ -106,8 +103,7 @@ def read_memory(
     """A segment of ids [B, T], and the memory of as many tokens before it as fill it; none where that are none."""
     batch_size, tgt_len, reach = shape
     model = candidate.model
-    reached = max((cast(Block, block).look_back(reach) for block in model.blocks), default=0)
-    needed = reached - (model.alignment() - 1)  # so that nothing waits to be compressed
+    needed = max((cast(Block, block).memory_tokens(reach) for block in model.blocks), default=0)
     read = batch_size * (needed + tgt_len)
     rows = np.resize(candidate.tokens[:read], read).astype(np.int64).reshape(batch_size, -1)
     before, segment = torch.from_numpy(rows).to(device.device).split([needed, tgt_len], dim=1)

@@ -35,11 +35,11 @@ class TotalLoss:
     @property
     def perplexity(self) -> float:
         """Perplexity per token."""
-        return _exp(self.per_token)
+        return exp_or_infinity(self.per_token)
 
     def word_perplexity(self, counts: SplitCounts) -> float:
         """Perplexity per whitespace word of the original text, a predicted line end counting as one."""
-        return _exp(self.nats / (counts.words + counts.line_ends))
+        return exp_or_infinity(self.nats / (counts.words + counts.line_ends))
 
     def bits_per_byte(self, counts: SplitCounts) -> float:
         """Bits per byte of the original split."""
@@ -106,6 +106,6 @@ def score_tokens(
     return nats[:-1]
 
 
-def _exp(value: float) -> float:
+def exp_or_infinity(value: float) -> float:
     """exp that gives infinity where the result is beyond a float."""
     return math.inf if value > 700 else math.exp(value)
