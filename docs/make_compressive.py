@@ -58,6 +58,8 @@ of `model.mem_len`, so the letter says which a block has, and a search over `[s,
 * `memory`: perplexity with memory of 0 to 4 times the usual length, the share gained by each lengthening, in all and
   per position added, and the least length from which on more gains less than 1 %.
 
+Of three runs of the table below, the first seed each, by `parnas evaluate --analyse attention,frequency,memory`:
+
 {pictures}
 ## What was measured
 
