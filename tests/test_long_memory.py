@@ -14,6 +14,7 @@ from parnas.architecture import Architecture
 from parnas.data.batching import evaluation_batches
 from parnas.errors import ParnasError
 from parnas.model.compressive import COMPRESSORS
+from parnas.model.transformer_xl import TransformerXL
 from parnas.nas.cost import count_costs
 from parnas.nas.derive import derive
 from parnas.nas.profile import profile, read_profile
@@ -21,7 +22,7 @@ from parnas.nas.search import search
 from parnas.run import METRICS, PI, Run
 from parnas.sections import RuntimeConfig
 from parnas.training.device import choose_device
-from parnas.training.latency import Candidate, Shape, read_memory
+from parnas.training.latency import Candidate, Shape, prepare_training, read_memory
 from parnas.training.perplexity import measure_loss
 from parnas.training.phases import load
 from parnas.training.reporter import Silent
@@ -144,6 +145,21 @@ def test_latency_is_measured_with_all_memory_full_and_nothing_waiting(arch: str)
         _, memory = read_memory(Candidate(network, np.arange(50) % 20), CPU, Shape(2, 4, reach(5, 4)), inference)
         lengths = [block.key_lengths(kept) for block, kept in zip(network.blocks, memory, strict=True)]  # type: ignore[operator, arg-type]
         assert lengths == [{"s": (5, 0), "c": (5, 4), "f": (0, 0)}[letter] for letter in arch]
+
+
+@pytest.mark.parametrize("loss", ["attention", "autoencode", "bptt"])
+def test_a_timed_step_of_training_trains_the_compression_too(loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = make_network("c", **settings("conv", loss))
+    reached: set[str] = set()
+    original = type(network).zero_grad
+
+    def spy(self: TransformerXL, set_to_none: bool = True) -> None:
+        reached.update(name for name, parameter in self.named_parameters() if parameter.grad is not None)
+        original(self, set_to_none)
+
+    monkeypatch.setattr(type(network), "zero_grad", spy)
+    prepare_training(Candidate(network, np.arange(50) % 20), CPU, Shape(2, 4, network.config.reach))()
+    assert network.compression_names() <= reached
 
 
 @torch.no_grad()

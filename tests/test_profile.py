@@ -116,23 +116,26 @@ def test_a_clock_that_only_layers_move_is_read_exactly(corpus: Path, monkeypatch
 def test_both_modes_read_a_full_memory_of_their_own_kind(mem_len: int, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[tuple[object, ...]] = []
     backwards: list[torch.Tensor] = []
-    original, backward = TransformerXL.nll, torch.Tensor.backward
+    original, backward = TransformerXL.forward, torch.Tensor.backward
 
     def spy(
-        self: TransformerXL, tokens: torch.Tensor, targets: torch.Tensor, memory: object, **named: object
+        self: TransformerXL,
+        tokens: torch.Tensor,
+        memory: object = None,
+        gates: None = None,
+        reach: Reach | None = None,
+        inference: bool = False,
     ) -> object:
         shape = memory and tuple(None if kept is None else tuple(kept.shape) for kept in memory)  # type: ignore[attr-defined]
-        given.append(
-            (tuple(tokens.shape), shape, named.get("inference", False), self.training, torch.is_grad_enabled())
-        )
-        return original(self, tokens, targets, memory, **named)  # type: ignore[arg-type]
+        given.append((tuple(tokens.shape), shape, inference, self.training, torch.is_grad_enabled()))
+        return original(self, tokens, memory, gates, reach, inference)  # type: ignore[arg-type]
 
     def spy_backward(self: torch.Tensor) -> None:
         backwards.append(self)
         backward(self)
         assert all(parameter.grad is not None for parameter in network.blocks.parameters())
 
-    monkeypatch.setattr(TransformerXL, "nll", spy)
+    monkeypatch.setattr(TransformerXL, "forward", spy)
     monkeypatch.setattr(torch.Tensor, "backward", spy_backward)
     config = model_config(mem_len=3)  # the caller's length counts, not the configured one
     network = share_layers([("s", "f")], config, 20, CPU)[("s", "f")]

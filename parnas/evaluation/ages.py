@@ -8,6 +8,7 @@ import pandas as pd
 import torch
 from torch.nn import functional as F
 
+from parnas.architecture import drop_identity
 from parnas.data.batching import evaluation_batches
 from parnas.errors import ParnasError
 from parnas.evaluation.entries import Entry
@@ -37,7 +38,8 @@ def attention_by_age(entries: Sequence[Entry], split: str) -> pd.DataFrame:
 def _rows(entry: Entry, split: str) -> list[dict[str, object]]:
     network = discrete(entry)
     rows = []
-    for number, (layer, parts) in enumerate(zip(_layers(entry), _mean_weights(network, entry, split), strict=True), 1):
+    layers = drop_identity(entry.loaded.architecture)
+    for number, (layer, parts) in enumerate(zip(layers, _mean_weights(network, entry, split), strict=True), 1):
         for part, weights in parts.items():
             for bucket, keys in enumerate(np.array_split(weights, BUCKETS), 1):
                 if len(keys):
@@ -53,10 +55,6 @@ def discrete(entry: Entry) -> TransformerXL:
     if isinstance(model, SuperNet):
         model = model.extract(entry.loaded.architecture).to(entry.device.device)
     return model.eval()
-
-
-def _layers(entry: Entry) -> list[str]:
-    return [name for name in entry.loaded.architecture if name != "i"]
 
 
 @torch.no_grad()

@@ -3,8 +3,10 @@
 Shapes: B batch, T segment, M memory, K = M + T keys, H heads, E width of a head, D model width.
 """
 
+from collections.abc import Iterable
 from typing import NamedTuple, cast
 
+import torch
 from torch import Tensor, nn
 
 from parnas.model import fused
@@ -30,6 +32,12 @@ class BlockOutput(NamedTuple):
     memory: BlockMemory = None  # for the segment after this one
     loss: Tensor | None = None  # auxiliary, a scalar: trains the compression of memory and nothing else
     weights: Tensor | None = None  # [H, B, T, K] of attention to compressed memory, memory and segment, no gradient
+
+
+def add_up(losses: Iterable[Tensor | None]) -> Tensor | None:
+    """The sum of auxiliary losses, scalars; none where there is none."""
+    given = [loss for loss in losses if loss is not None]
+    return torch.stack(given).sum() if given else None
 
 
 class Dropout(nn.Module):

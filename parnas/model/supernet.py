@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from parnas.architecture import Architecture
 from parnas.errors import ParnasError
+from parnas.model.blocks import Block, BlockOutput, Context, add_up
 from parnas.model.estimators import ABSENT, PathGate, SinglePath
-from parnas.model.layers import Block, BlockOutput, Context, Identity, make_layer
+from parnas.model.layers import Identity, make_layer
 from parnas.model.memory import BlockMemory, KeyLengths, gather, longest
 from parnas.model.transformer_xl import TransformerXL
 from parnas.sections import ModelConfig, Reach
@@ -80,10 +81,8 @@ class StochasticBlock(Block):
             weighed = output.hidden * gate[self.space.index(name)]
             mixed = weighed if mixed is None else mixed + weighed
         assert mixed is not None
-        losses = [output.loss for output in outputs if output.loss is not None]
-        return BlockOutput(
-            mixed, gather(output.memory for output in outputs), torch.stack(losses).sum() if losses else None
-        )
+        remembered = gather(output.memory for output in outputs)
+        return BlockOutput(mixed, remembered, add_up(output.loss for output in outputs))
 
     def _run_path(self, x: Tensor, memory: BlockMemory, context: Context, gate: PathGate) -> BlockOutput:
         own = dict(zip(self.candidates, self._remembered(memory), strict=True))

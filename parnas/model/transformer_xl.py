@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from parnas.architecture import IDENTITY, Architecture
 from parnas.errors import ParnasError
 from parnas.model.attention import encode_distances, relative_biases
-from parnas.model.blocks import Block, BlockOutput, Context, Dropout
-from parnas.model.compressive import Compression, Compressor
+from parnas.model.blocks import Block, BlockOutput, Context, Dropout, add_up
+from parnas.model.compressive import Compression
 from parnas.model.estimators import Gates
 from parnas.model.heads import Embedding, SoftmaxHead
 from parnas.model.layers import make_layer
-from parnas.model.memory import Memory, longest
+from parnas.model.memory import BlockMemory, Memory, longest
 from parnas.sections import ModelConfig, Reach
 
 INITIAL_STD = 0.02  # of all matrices, as in the original
@@ -77,21 +77,20 @@ class TransformerXL(nn.Module):
         blocks = cast(list[Block], list(self.blocks))
         memory = tuple(block.prepare(kept, reach) for block, kept in zip(blocks, memory, strict=True))
         context = self._context(x, memory, reach)._replace(inference=inference)
-        outputs: list[BlockOutput] = []
+        kept: list[BlockMemory] = []
+        losses: list[Tensor | None] = []
+        weights: list[Tensor | None] = []
         for index, block in enumerate(blocks):
             gate = () if gates is None else (gates[index],)
             output: BlockOutput = block(x, memory[index], context, *gate)
             x = output.hidden
-            outputs.append(output if with_weights else output._replace(weights=None))
+            kept.append(output.memory)
+            losses.append(output.loss)
+            if with_weights:  # else those of a block are freed before the next one runs
+                weights.append(output.weights)
         if self.final_norm is not None:
             x = self.final_norm(x)
-        losses = [output.loss for output in outputs if output.loss is not None]
-        return Output(
-            self.dropout(x),
-            tuple(output.memory for output in outputs),
-            torch.stack(losses).sum() if losses else None,
-            tuple(output.weights for output in outputs) if with_weights else (),
-        )
+        return Output(self.dropout(x), tuple(kept), add_up(losses), tuple(weights))
 
     def score(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Negative log-likelihood in nats of each target [B, T] by hidden states [B, T, D]."""
@@ -150,7 +149,12 @@ class TransformerXL(nn.Module):
 
     def compression_names(self) -> set[str]:
         """Names of the parameters that compress memory."""
-        return {name for name, _ in self.named_parameters() if "compression" in name.split(".")}
+        return {
+            f"{place}.{name}"
+            for place, module in self.named_modules()
+            if isinstance(module, Compression)
+            for name, _ in module.named_parameters()
+        }
 
     def burn_in(self, tgt_len: int, reach: Reach) -> int:
         """Segments after which nothing that is computed depends on what was in memory before them."""
@@ -158,7 +162,7 @@ class TransformerXL(nn.Module):
 
     def compresses(self) -> bool:
         """Whether any block has compressed memory."""
-        return any(isinstance(module, Compressor) for module in self.modules())
+        return any(isinstance(module, Compression) for module in self.modules())
 
     def alignment(self) -> int:
         """Tokens by whose multiples a text may be cut without changing which of them are compressed together."""

@@ -89,8 +89,9 @@ def prepare_training(candidate: Candidate, device: Device, shape: Shape) -> Call
 
     def train() -> None:
         with device.autocast():
-            nll, _ = model.nll(segment, segment, memory, reach=shape.reach)
-        nll.mean().backward()
+            output = model(segment, memory, reach=shape.reach)
+            loss = model.score(output.hidden, segment).mean()
+        (loss if output.loss is None else loss + output.loss).backward()
         model.zero_grad(set_to_none=True)
 
     return train
