@@ -1,6 +1,5 @@
 """The command line: arguments in, run folders and tables out. Work is imported only when a command needs it."""
 
-import errno
 import os
 import re
 import sys
@@ -10,9 +9,10 @@ from typing import Annotated
 
 import typer
 
-from parnas.commands import Interrupted, draw, evaluate_runs, interruptible, settle
+from parnas.commands import draw, evaluate_runs, interruptible, settle
 from parnas.config import check_config, load_config
 from parnas.errors import ParnasError
+from parnas.exits import told_in_one_message
 from parnas.run import Run, fresh_folder
 
 app = typer.Typer(
@@ -37,39 +37,9 @@ Width = Annotated[int | None, typer.Option("--width", help="Width of the animati
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; mistakes end with one message and exit code 2, an interruption with 130."""
-    try:
+    """Run the command line; see `exits.py` for how it ends."""
+    with told_in_one_message():
         app(args=list(sys.argv[1:] if arguments is None else arguments), prog_name="parnas")
-    except ParnasError as error:
-        fail(str(error))
-    except OSError as error:
-        if error.errno not in _CURES:
-            raise
-        fail(f"{error.strerror}: {error.filename or 'while writing'}. {_CURES[error.errno]}")
-    except Interrupted as interruption:
-        typer.echo(str(interruption), err=True)
-        raise SystemExit(130) from None
-
-
-_CURES = {
-    errno.ENOSPC: "Make room, then go on with --resume; what was written before is whole.",
-    errno.EDQUOT: "Your quota is used up: make room, then go on with --resume.",
-    errno.EFBIG: "The file is larger than this place allows; choose another folder.",
-    errno.EROFS: "The file system is read-only; choose another folder with --run or --out.",
-    errno.EACCES: "You may not read or write there; choose another folder with --run or --out.",
-    errno.EPERM: "You may not write there; choose another folder with --run or --out.",
-    errno.EEXIST: "That name is taken by a file; choose another.",
-    errno.ENOENT: "A part of the path does not exist; choose another folder.",
-    errno.ENOTDIR: "A part of the path is a file; choose another folder.",
-    errno.EISDIR: "That is a folder; give a file.",
-    errno.ENAMETOOLONG: "Choose a shorter name.",
-}
-
-
-def fail(message: str) -> None:
-    """Print a mistake to standard error and leave with exit code 2."""
-    typer.echo(f"error: {message}", err=True)
-    raise SystemExit(2)
 
 
 @app.callback()

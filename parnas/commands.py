@@ -8,16 +8,13 @@ from typing import TYPE_CHECKING
 from parnas.architecture import Architecture
 from parnas.config import Config, load_config
 from parnas.errors import ParnasError
+from parnas.exits import Interrupted
 from parnas.files import write_text
 from parnas.run import Run, fresh_folder, read_arch_file
 
 if TYPE_CHECKING:
     from parnas.evaluation.entries import Conditions
     from parnas.training.reporter import Reporter
-
-
-class Interrupted(Exception):
-    """The user stopped a training; the text says how to go on."""
 
 
 @contextmanager

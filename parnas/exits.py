@@ -1,0 +1,47 @@
+"""How a command ends: one message and an exit code for what a user can mend, and for being interrupted."""
+
+import errno
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from parnas.errors import ParnasError
+
+CURES = {
+    errno.ENOSPC: "Make room, then go on with --resume; what was written before is whole.",
+    errno.EDQUOT: "Your quota is used up: make room, then go on with --resume.",
+    errno.EFBIG: "The file is larger than this place allows; choose another folder.",
+    errno.EROFS: "The file system is read-only; choose another folder with --run or --out.",
+    errno.EACCES: "You may not read or write there; choose another folder with --run or --out.",
+    errno.EPERM: "You may not write there; choose another folder with --run or --out.",
+    errno.EEXIST: "That name is taken by a file; choose another.",
+    errno.ENOENT: "A part of the path does not exist; choose another folder.",
+    errno.ENOTDIR: "A part of the path is a file; choose another folder.",
+    errno.EISDIR: "That is a folder; give a file.",
+    errno.ENAMETOOLONG: "Choose a shorter name.",
+}
+
+
+class Interrupted(Exception):
+    """The user stopped a training; the text says how to go on."""
+
+
+@contextmanager
+def told_in_one_message() -> Iterator[None]:
+    """Mistakes end with a message and exit code 2, an interruption with 130; anything else is a bug, and is shown."""
+    try:
+        yield
+    except ParnasError as error:
+        leave(f"error: {error}", 2)
+    except OSError as error:
+        if error.errno not in CURES:
+            raise
+        leave(f"error: {error.strerror}: {error.filename or 'while writing'}. {CURES[error.errno]}", 2)
+    except Interrupted as interruption:
+        leave(str(interruption), 130)
+
+
+def leave(message: str, code: int) -> None:
+    """Print to standard error and exit."""
+    print(message, file=sys.stderr)
+    raise SystemExit(code) from None
