@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from parnas.commands import draw, evaluate_runs, interruptible, settle
+from parnas.commands import draw, evaluate_runs, interruptible, leads, refuse_several, settle
 from parnas.config import check_config, load_config
 from parnas.errors import ParnasError
 from parnas.exits import told_in_one_message
@@ -29,7 +29,13 @@ Settings = Annotated[
     typer.Argument(metavar="[CONFIG] [SECTION.KEY=VALUE ...]", help="A YAML file (default: the demo's) and overrides."),
 ]
 RunFolder = Annotated[Path | None, typer.Option("--run", help="Run folder to write; default: runs/COMMAND-CONFIG.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --run from its newest checkpoint.")]
+Resume = Annotated[
+    bool,
+    typer.Option(
+        "--resume",
+        help="Go on with the run in --run, by its own configuration where none is given; never anew.",
+    ),
+]
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Folder for what is written.")]
 FrameTime = Annotated[int | None, typer.Option("--frame-ms", help="Milliseconds per frame of the animation.")]
@@ -61,6 +67,8 @@ def search(settings: Settings = None, run: RunFolder = None, resume: Resume = Fa
     reporter = make_reporter()
     with interruptible(f"parnas search --run {folder} --resume"):
         finished = train(config, folder, reporter, resume)
+    if not leads():
+        return
     draw([finished], reporter)
     typer.echo(f"search finished: {finished.summary()['arch']}\nnext: parnas derive {folder}")
 
@@ -129,6 +137,8 @@ def retrain(
     reporter = make_reporter()
     with interruptible(f"parnas retrain --run {folder} --resume"):
         finished = train(config, folder, reporter, resume)
+    if not leads():
+        return
     draw([finished], reporter)
     valid = finished.summary()["valid"]
     typer.echo(
@@ -266,6 +276,7 @@ def stability(
     run: RunFolder = None,
 ) -> None:
     """Search with several seeds and see whether they find the same; given again with --run, it goes on."""
+    refuse_several("stability")
     begun = run is not None and (run / "config.yaml").is_file()
     config, folder = settle(settings, run, begun, "stability")
     from parnas.display import make_reporter, show_stability
@@ -298,6 +309,7 @@ def baselines(
     from parnas.nas.baselines import find_baselines
     from parnas.nas.contest import hold_contest
 
+    refuse_several("baselines")
     config, folder, reporter = Run(run).config(), folder or run / "baselines", make_reporter()
     first = config.runtime.seed if seed is None else seed
     found = find_baselines(Run(run), random, first, reporter)
@@ -338,6 +350,7 @@ def blackbox(
     keep: Annotated[bool, typer.Option("--keep", help="Keep each training as trial-NUMBER in that folder.")] = False,
 ) -> None:
     """Search by Optuna, as a baseline; the same command goes on with the study, here or on other machines."""
+    refuse_several("blackbox")
     if sampler not in ("tpe", "nsga2"):
         raise ParnasError(f"--sampler is {sampler!r}; give tpe or nsga2.")
     if (train_steps is None) == (supernet is None):

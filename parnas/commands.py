@@ -1,5 +1,6 @@
 """What the commands have in common: reading their settings, being interrupted, drawing runs."""
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,11 +20,26 @@ if TYPE_CHECKING:
 
 @contextmanager
 def interruptible(command: str) -> Iterator[None]:
-    """Turn Ctrl-C into a message with the command that goes on."""
+    """Turn Ctrl-C and the signals that end a training into a message with the command that goes on."""
+    from parnas.training.stopping import Stopped
+
     try:
         yield
+    except Stopped as stopped:
+        raise Interrupted(f"{stopped}; go on with: {command}", stopped.number) from None
     except KeyboardInterrupt:
         raise Interrupted(f"interrupted; go on with: {command}") from None
+
+
+def leads() -> bool:
+    """Whether this process is the one that prints and draws, of those that torchrun has started."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def refuse_several(command: str) -> None:
+    """Raise in a command that torchrun cannot share out."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ParnasError(f"torchrun is for search and retrain; start {command} by itself, on any number of machines.")
 
 
 def settle(
@@ -38,6 +54,8 @@ def settle(
         )
     if resume and run is None:
         raise ParnasError("--resume needs --run FOLDER, the run to go on with.")
+    if run is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ParnasError("torchrun needs --run FOLDER, so that all processes mean the same run.")
     stem = Path(files[0]).stem if files else "demo"
     if resume and run is not None and not files:
         Run(run).config()

@@ -18,3 +18,7 @@ class OverBudget(ParnasError):
 
 class Diverged(ParnasError):
     """A training whose losses, gradients or weights are no longer finite."""
+
+
+class OutOfMemory(ParnasError):
+    """A training that needs more memory than there is."""

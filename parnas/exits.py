@@ -1,6 +1,8 @@
 """How a command ends: one message and an exit code for what a user can mend, and for being interrupted."""
 
 import errno
+import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,12 +25,16 @@ CURES = {
 
 
 class Interrupted(Exception):
-    """The user stopped a training; the text says how to go on."""
+    """A signal stopped a command; the text says how to go on."""
+
+    def __init__(self, message: str, number: int = signal.SIGINT) -> None:
+        super().__init__(message)
+        self.number = number
 
 
 @contextmanager
 def told_in_one_message() -> Iterator[None]:
-    """Mistakes end with a message and exit code 2, an interruption with 130; anything else is a bug, and is shown."""
+    """Mistakes end with a message and exit code 2, signals with 128 and their number; anything else is a bug."""
     try:
         yield
     except ParnasError as error:
@@ -38,10 +44,11 @@ def told_in_one_message() -> Iterator[None]:
             raise
         leave(f"error: {error.strerror}: {error.filename or 'while writing'}. {CURES[error.errno]}", 2)
     except Interrupted as interruption:
-        leave(str(interruption), 130)
+        leave(str(interruption), 128 + interruption.number)
 
 
 def leave(message: str, code: int) -> None:
-    """Print to standard error and exit."""
-    print(message, file=sys.stderr)
+    """Print to standard error, naming the process where torchrun has started several, and exit."""
+    rank = os.environ.get("RANK", "0")
+    print(message if rank == "0" else f"[process {rank}] {message}", file=sys.stderr)
     raise SystemExit(code) from None

@@ -6,19 +6,23 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
+from filelock import FileLock, Timeout
+
 from parnas.config import Config, check_config, dump_config
 from parnas.errors import ParnasError
-from parnas.files import read_json, read_text, to_json, write_json, write_text
+from parnas.files import flush_to_disk, read_json, read_text, to_json, write_json, write_text
 from parnas.yaml_text import read_yaml
 
 Kind = Literal["search", "retrain"]
-METRICS, PI = "metrics.jsonl", "pi.jsonl"
+METRICS, PI, STREAMS, ENVIRONMENT, LOCK = "metrics.jsonl", "pi.jsonl", "streams.json", "environment.json", ".lock"
+FIRST_FILES = {ENVIRONMENT, "config.yaml", "tokenizer"}  # before STREAMS, with which a run is begun
 
 
 class Run:
@@ -27,20 +31,42 @@ class Run:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
 
-    @classmethod
-    def create(cls, folder: str | Path, kind: Kind, config: Config, environment: Mapping[str, Any]) -> "Run":
-        """Make a new folder with `config.yaml` and `environment.json`; an existing one that is not empty is refused."""
-        run = cls(folder)
-        run.refuse_used()
-        run.folder.mkdir(parents=True, exist_ok=True)
-        write_text(run.folder / "config.yaml", dump_config(config))
-        write_json(run.folder / "environment.json", {"kind": kind, **describe_machine(), **environment})
-        return run
+    def create(self, kind: Kind, config: Config, environment: Mapping[str, Any]) -> None:
+        """Write `environment.json` and `config.yaml`; a folder that holds other files is refused."""
+        self.refuse_used()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_json(self.folder / ENVIRONMENT, {"kind": kind, **describe_machine(), **environment})
+        write_text(self.folder / "config.yaml", dump_config(config))
+
+    def begun(self) -> bool:
+        """Whether a training was begun here, and not stopped before it had written what it begins with."""
+        return (self.folder / STREAMS).is_file()
 
     def refuse_used(self) -> None:
-        """Raise where a new run would mix with what is in the folder."""
-        if self.folder.is_dir() and any(self.folder.iterdir()):
-            raise ParnasError(f"{self.folder} already holds files; choose another --run, or add --resume to go on.")
+        """Raise where a new run would mix with what is in the folder, other than the first files of one cut short."""
+        names = {path.name for path in self.folder.iterdir()} if self.folder.is_dir() else set()
+        names = {name for name in names if name != LOCK and not (name.startswith(".") and ".tmp" in name)}
+        if names and not (ENVIRONMENT in names and names <= FIRST_FILES):
+            raise ParnasError(f"{self.folder} already holds files that are no unfinished run; choose another --run.")
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes from training into the folder; a process that dies lets go of it.
+
+        Raises `ParnasError` where another one is at it.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(self.folder / LOCK)
+        try:
+            lock.acquire(blocking=False)
+        except Timeout as error:
+            raise ParnasError(
+                f"Another process is training into {self.folder}; wait for it, or choose another --run."
+            ) from error
+        try:
+            yield
+        finally:
+            lock.release()
 
     @property
     def name(self) -> str:
@@ -85,7 +111,7 @@ class Run:
 
     def environment(self) -> dict[str, Any]:
         """Kind of run, versions, device, precision and command line."""
-        return dict(read_json(self._existing("environment.json", "search or retrain")))
+        return dict(read_json(self._existing(ENVIRONMENT, "search or retrain")))
 
     def kind(self) -> str:
         """Which command made the run: `search` or `retrain`."""
@@ -130,6 +156,12 @@ class Run:
                 raise ParnasError(f"{path} holds no JSON object with a step at line {number}; remove that line.")
             records.append(record)
         return records
+
+    def flush(self) -> None:
+        """Make the lines of metrics and pi durable."""
+        for name in (METRICS, PI):
+            if (self.folder / name).is_file():
+                flush_to_disk(self.folder / name)
 
     def cut_after(self, step: int) -> None:
         """Drop what was recorded after `step`, so that a resumed run writes each line once."""

@@ -237,6 +237,18 @@ class TrainConfig(Section):
         0.01, ge=0, description="Decoupled weight decay of matrices (Loshchilov & Hutter 2019); both phases."
     )
     clip: float = Field(1.0, gt=0, description="Largest norm of the gradient; both phases.")
+    accumulate: int = Field(
+        1,
+        ge=1,
+        description="Parts of a batch's rows that are read one after another before a step: the same gradients in less "
+        "memory; both phases.",
+    )
+    skip_bad_steps: int = Field(
+        0,
+        ge=0,
+        description="So many steps of a run whose gradients are not finite are left out, with empty memory after them, "
+        "before it ends with a diagnosis; both phases.",
+    )
     log_every: int = Field(50, ge=1, description="Steps between two lines of metrics; both phases.")
     eval_every: int = Field(500, ge=1, description="Steps between two validations; both phases.")
     save_every: int = Field(500, ge=1, description="Steps between two checkpoints; both phases.")
@@ -259,4 +271,9 @@ class RuntimeConfig(Section):
         "auto", description="Of matrix products; auto: bf16 by autocast where the processor computes in it."
     )
     compile: bool = Field(False, description="Compile the network by torch.compile.")
+    checkpoint_activations: bool = Field(
+        False,
+        description="Keep only the input of each block for the backward pass and compute the block once more there "
+        "(Chen et al. 2016, arXiv 1604.06174): less memory, a third more time, the same result.",
+    )
     threads: int | None = Field(None, ge=1, description="Threads of the CPU; null: all cores.")

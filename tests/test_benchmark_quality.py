@@ -72,7 +72,8 @@ def test_a_command_that_fails_is_an_error(tmp_path: Path) -> None:
 def test_which_searches_count(tmp_path: Path, changes: dict[str, object], counts: bool) -> None:
     base = {"search__estimator": SearchConfig().estimator, "search__steps": 20, "search__alpha_start_step": 1}
     config = load_config(harness.PAR_CONFIG).replace(**{**base, "search__warmup_steps": 1, **changes})
-    run = Run.create(tmp_path / "run", "search", config, {})
+    run = Run(tmp_path / "run")
+    run.create("search", config, {})
     run.append("pi.jsonl", {"step": 20, "tau": 0.02, "pi": []})
     assert benchmark.describe_search(run)["counts"] is counts
 

@@ -38,7 +38,8 @@ def history(lines=5, blocks=4, space=("s", "f", "i")):
 
 
 def make_run(folder, kind, records, **config):
-    run = Run.create(folder, kind, Config().replace(**config), {})
+    run = Run(folder)
+    run.create(kind, Config().replace(**config), {})
     for name, lines in records.items():
         (run.folder / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
     return run

@@ -40,10 +40,11 @@ class TrainingBatches:
     stream. Targets are the inputs one token on, across the ends of segments and rows alike. So in an epoch every
     token is a target once, except the first of the stream and fewer than B T at its end.
 
-    tokens: [N], memory-mapped or not. Raises `ParnasError` where N does not fill one segment in every row.
+    tokens: [N], memory-mapped or not. `rows` of the batch alone, where others are read elsewhere. Raises `ParnasError`
+    where N does not fill one segment in every row.
     """
 
-    def __init__(self, tokens: Tokens, batch_size: int, tgt_len: int) -> None:
+    def __init__(self, tokens: Tokens, batch_size: int, tgt_len: int, rows: slice | None = None) -> None:
         self.segments = (len(tokens) - 1) // (batch_size * tgt_len)
         if self.segments < 1:
             raise ParnasError(
@@ -53,8 +54,9 @@ class TrainingBatches:
             )
         used = batch_size * self.segments * tgt_len
         self._tgt_len = tgt_len
-        self._inputs = np.asarray(tokens[:used]).reshape(batch_size, -1)
-        self._targets = np.asarray(tokens[1 : used + 1]).reshape(batch_size, -1)
+        own = slice(None) if rows is None else rows
+        self._inputs = np.asarray(tokens[:used]).reshape(batch_size, -1)[own]
+        self._targets = np.asarray(tokens[1 : used + 1]).reshape(batch_size, -1)[own]
 
     def batch(self, step: int) -> Batch:
         """The batch of a training step, counted from 0 through all epochs; depends on nothing but `step`."""

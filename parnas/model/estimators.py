@@ -67,6 +67,27 @@ def make_path(weights: Tensor, probe: "Probe | None" = None) -> list[PathGate]:
     return [PathGate(row, index, probed.get(block)) for block, (row, index) in enumerate(rows)]
 
 
+class LooseGates:
+    """Gates cut off from alpha, so that any number of backward passes may end at them; then alpha learns from all.
+
+    gates: what goes into the network. leaf: their weights [blocks, candidates], where gradients gather.
+    """
+
+    def __init__(self, drawn: Gates) -> None:
+        self.drawn = drawn if isinstance(drawn, Tensor) else torch.stack([gate.weights for gate in drawn])
+        self.leaf = self.drawn.detach().requires_grad_(self.drawn.requires_grad)
+        self.gates: Gates = self.leaf
+        if not isinstance(drawn, Tensor):
+            rows = zip(drawn, self.leaf.unbind(), strict=True)
+            self.gates = [gate._replace(weights=row) for gate, row in rows]
+
+    def pass_on(self, settle: Callable[[list[Tensor]], None] = lambda _: None) -> None:
+        """Give the gathered gradient to alpha, once `settle` has made it, in place, what it is to be."""
+        if self.leaf.grad is not None:
+            settle([self.leaf.grad])
+            self.drawn.backward(self.leaf.grad)
+
+
 def harden(gates: Tensor) -> Tensor:
     """One-hot gates at the likeliest candidates, with the gradient of the soft ones (straight-through)."""
     one_hot = F.one_hot(gates.argmax(dim=-1), gates.shape[-1]).to(gates.dtype)

@@ -3,7 +3,7 @@
 A block's memory is a tensor, a tuple of memories, or none, so that a checkpoint can hold it as it is.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -58,3 +58,17 @@ def map_memory(change: Callable[[Tensor], Tensor], memory: BlockMemory) -> Block
     if isinstance(memory, tuple):
         return tuple(map_memory(change, part) for part in memory)
     return None if memory is None else change(memory)
+
+
+def join_rows(parts: Sequence[Memory]) -> Memory:
+    """Memories of parts of a batch, alike in form, as one of all its rows."""
+    if len(parts) == 1:
+        return parts[0]
+    return tuple(_join_blocks(blocks) for blocks in zip(*parts, strict=True))
+
+
+def _join_blocks(blocks: Sequence[BlockMemory]) -> BlockMemory:
+    first = blocks[0]
+    if isinstance(first, tuple):
+        return tuple(map(_join_blocks, zip(*blocks, strict=True)))
+    return None if first is None else torch.cat(list(blocks))

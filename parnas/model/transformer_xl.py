@@ -6,6 +6,7 @@ from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from parnas.architecture import IDENTITY, Architecture
 from parnas.errors import ParnasError
@@ -35,6 +36,9 @@ class TransformerXL(nn.Module):
 
     Where `forward` is given gates, each block is called with its own behind the usual arguments.
     """
+
+    checkpoint_activations = False
+    """Whether training computes the inner values of blocks a second time for the backward pass, instead of keeping."""
 
     def __init__(self, config: ModelConfig, blocks: Sequence[Block], vocab_size: int) -> None:
         super().__init__()
@@ -80,9 +84,10 @@ class TransformerXL(nn.Module):
         kept: list[BlockMemory] = []
         losses: list[Tensor | None] = []
         weights: list[Tensor | None] = []
+        twice = self.checkpoint_activations and self.training and torch.is_grad_enabled()
         for index, block in enumerate(blocks):
-            gate = () if gates is None else (gates[index],)
-            output: BlockOutput = block(x, memory[index], context, *gate)
+            given = (x, memory[index], context) if gates is None else (x, memory[index], context, gates[index])
+            output: BlockOutput = checkpoint(block, *given, use_reentrant=False) if twice else block(*given)
             x = output.hidden
             kept.append(output.memory)
             losses.append(output.loss)

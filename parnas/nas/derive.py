@@ -18,8 +18,7 @@ from parnas.nas.cost import UNITS, Costs, Metric, costs_of_run
 from parnas.nas.inherited import rank_again, read_second_look, rescorer
 from parnas.nas.knapsack import Choice, most_probable
 from parnas.nas.monitor import describe_collapse
-from parnas.run import PI, Run
-from parnas.training.phases import STREAMS
+from parnas.run import PI, STREAMS, Run
 from parnas.training.reporter import Reporter, Silent
 from parnas.yaml_text import to_yaml
 

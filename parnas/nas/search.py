@@ -15,7 +15,7 @@ from parnas.config import Config
 from parnas.data.batching import Batch, TrainingBatches, split_share
 from parnas.data.streams import Tokens
 from parnas.errors import ParnasError
-from parnas.model.estimators import ESTIMATORS, Gates, drop_candidates
+from parnas.model.estimators import ESTIMATORS, Gates, LooseGates, drop_candidates
 from parnas.model.memory import Memory, map_memory
 from parnas.model.supernet import SuperNet
 from parnas.nas.cost import Costs, costs_of_run, penalty, write_costs
@@ -25,9 +25,11 @@ from parnas.nas.knapsack import Choice
 from parnas.nas.monitor import Monitor, describe_collapse, entropies
 from parnas.nas.temperature import temperature
 from parnas.run import PI, Run
-from parnas.training.checkpoint import save_checkpoint
+from parnas.training.checkpoint import Snapshot, save_checkpoint
+from parnas.training.passes import join_parts
 from parnas.training.perplexity import TotalLoss
 from parnas.training.phases import open_session, run_training
+from parnas.training.ranks import ALONE, Ranks
 from parnas.training.reporter import Reporter
 from parnas.training.trainer import Plan, Session, Trainer
 
@@ -53,6 +55,7 @@ class SearchTrainer(Trainer):
         device = session.device.device
         self.costs = costs
         self.relative_costs = None if costs is None else costs.relative(self.search.candidates).to(device)
+        self.loose: LooseGates  # of the last step
         self.monitor, self.warned = Monitor(self.search.candidates), False
         self.found: Architecture | None = None  # what the weights settle on, once alpha rests
         self.noise = torch.Generator(device).manual_seed(session.config.runtime.seed)
@@ -77,10 +80,18 @@ class SearchTrainer(Trainer):
             self.search.tau_schedule, self.step, self.search.steps, self.search.tau_start, self.search.tau_end
         )
 
-    def train_step(self) -> None:
+    def backward(self, batch: Batch, gates: Gates | None) -> Tensor:
+        """Gradients of the weights and of the gates."""
+        assert gates is not None
+        self.loose = LooseGates(gates)
+        return super().backward(batch, self.loose.gates)
+
+    def train_step(self) -> bool:
         """One update of the weights and, once its time has come, one of alpha: by the same batch or its own."""
-        super().train_step()
-        if self._trains_alpha():
+        updated = super().train_step()
+        if updated:
+            self.loose.pass_on(self.ranks.average)
+        if updated and self._trains_alpha():
             if self.alpha_batches is not None:
                 self._learn_from(self.alpha_batches.batch(self._since_start() // self.search.alpha_every))
             self._regularise()
@@ -92,6 +103,7 @@ class SearchTrainer(Trainer):
         self.alpha_optimizer.zero_grad(set_to_none=True)
         if self.step + 1 == self.search.alpha_end_step:
             self._end_alpha(self.step + 1)
+        return updated
 
     def architecture(self) -> Architecture:
         """What derive would take now: the most probable network within the target, or what a second look found."""
@@ -100,8 +112,8 @@ class SearchTrainer(Trainer):
     def _end_alpha(self, step: int) -> None:
         """Find the answer, now that pi stays what it is after that step; the weights settle on it from here on."""
         began = time.perf_counter()
-        if step < self.search.steps:
-            save_checkpoint(self.session.run.even, step, self.supernet, {})
+        if step < self.search.steps and self.ranks.leads:
+            save_checkpoint(self.session.run.even, Snapshot.of(step, self.supernet, {}))
         self._settle(self._look_again(step) if self.search.looked_at else self.architecture())
         self.logged_at += time.perf_counter() - began  # tokens per second counts training alone
 
@@ -120,7 +132,8 @@ class SearchTrainer(Trainer):
         loss_of = measure_inherited(self.supernet, config, streams, held_out(config, streams))
         chosen = self._most_probable(self.search.looked_at)
         losses = [loss_of(Architecture(choice.layers)).per_token for choice in chosen]
-        write_second_look(run, step, chosen, losses)
+        if self.ranks.leads:
+            write_second_look(run, step, chosen, losses)
         return Architecture(rank_again(chosen, losses, self.search.weight_of_pi)[0].choice.layers)
 
     def _learn_from(self, batch: Batch) -> None:
@@ -128,9 +141,20 @@ class SearchTrainer(Trainer):
         memory: list[Memory] = []
 
         def loss_of(gates: Gates) -> Tensor:
-            result = self.forward(batch, self.alpha_memory, gates)
-            memory.append(result.memory)
-            return result.loss
+            """The loss of all processes; or what has its gradient, since that is taken part by part."""
+            loose, results = LooseGates(gates), []
+            for result in self.passes.forward(batch, self.alpha_memory, loose.gates):
+                if loose.leaf.requires_grad:
+                    result.loss.backward(inputs=[loose.leaf])
+                results.append(result._replace(loss=result.loss.detach()))
+            whole = join_parts(results)
+            memory.append(whole.memory)
+            if loose.leaf.grad is None:
+                self.ranks.average([whole.loss])
+                return whole.loss
+            loose.leaf.grad /= len(results)
+            self.ranks.average([loose.leaf.grad])
+            return (loose.drawn * loose.leaf.grad).sum()
 
         lesson = self.estimator.lesson(self.supernet.alpha(), self.tau(), loss_of, self.noise)
         self.alpha_memory = memory[-1]
@@ -217,7 +241,7 @@ class SearchTrainer(Trainer):
         return {
             **super().state(),
             "alpha_optimizer": self.alpha_optimizer.state_dict(),
-            "alpha_memory": map_memory(Tensor.detach, self.alpha_memory),
+            "alpha_memory": map_memory(self.ranks.gather, self.alpha_memory),
             "log_tau": self.log_tau.detach(),
             "noise": self.noise.get_state(),
             "estimator": self.estimator.state(),
@@ -229,7 +253,7 @@ class SearchTrainer(Trainer):
         """Take up the state of a checkpoint."""
         super().restore(state)
         self.alpha_optimizer.load_state_dict(state["alpha_optimizer"])
-        self.alpha_memory = self.to_device(state["alpha_memory"])
+        self.alpha_memory = self.own_rows(state["alpha_memory"], alpha_rows(self.session.config))
         self.log_tau.data.copy_(state["log_tau"])
         self.noise.set_state(state["noise"])
         self.estimator.restore(state["estimator"], self.log_tau.device)
@@ -239,28 +263,45 @@ class SearchTrainer(Trainer):
 
 
 def search(config: Config, folder: Path, reporter: Reporter, resume: bool = False) -> Run:
-    """Train a SuperNet on the configured text into a run folder, or go on with one."""
-    session = open_session(config, "search", folder, resume, reporter)
-    config, data, streams = session.config, session.config.data, session.streams
-    model = SuperNet(config.model, config.search.space, config.search.blocks, streams.tokenizer.vocab_size)
-    for_weights, for_alpha = split_share(streams.tokens("train"), config.search.alpha_share)
-    batches = TrainingBatches(for_weights, data.batch_size, data.tgt_len)
-    alpha_batches = make_alpha_batches(config, for_alpha) if len(for_alpha) else None
-    costs = None
-    if config.search.cost.target is not None:
-        costs = costs_of_run(session.run.folder, config, config.search.cost.metric, reporter)
-        write_costs(costs, session.run.folder)  # so that it is resumed and derived from with the same
-    trainer = SearchTrainer(session, model, batches, alpha_batches, costs)
-    try:
-        trainer.architecture()
-    except ParnasError as error:  # no network meets the target
-        raise ParnasError(
-            f"{error} Nothing was trained: remove {session.run.folder} to use that name again."
-        ) from error
-    return run_training(trainer, resume, trainer.architecture)
+    """Train a SuperNet on the configured text into a run folder, or go on with the unfinished search that is there.
+
+    resume: refuse to begin anew. With torchrun, every process calls it, with the same folder.
+    """
+    with open_session(config, "search", folder, resume, reporter) as session:
+        config, data, streams, ranks = session.config, session.config.data, session.streams, session.device.ranks
+        model = SuperNet(config.model, config.search.space, config.search.blocks, streams.tokenizer.vocab_size)
+        for_weights, for_alpha = split_share(streams.tokens("train"), config.search.alpha_share)
+        batches = TrainingBatches(for_weights, data.batch_size, data.tgt_len, ranks.share(data.batch_size))
+        alpha_batches = make_alpha_batches(config, for_alpha, ranks) if len(for_alpha) else None
+        costs = settle_costs(session) if config.search.cost.target is not None else None
+        trainer = SearchTrainer(session, model, batches, alpha_batches, costs)
+        try:
+            trainer.architecture()
+        except ParnasError as error:  # no network meets the target
+            raise ParnasError(
+                f"{error} Nothing was trained: remove {session.run.folder} to use that name again."
+            ) from error
+        return run_training(trainer, trainer.architecture)
 
 
-def make_alpha_batches(config: Config, tokens: Tokens) -> TrainingBatches:
+def settle_costs(session: Session) -> Costs:
+    """The costs that the run keeps, to be resumed and derived from with the same: those of the leading process."""
+    ranks, config = session.device.ranks, session.config
+    if ranks.leads:
+        write_costs(
+            costs_of_run(session.run.folder, config, config.search.cost.metric, session.reporter), session.run.folder
+        )
+    ranks.wait()
+    return costs_of_run(session.run.folder, config, config.search.cost.metric, session.reporter)
+
+
+def alpha_rows(config: Config) -> int:
+    """Rows of a batch of the text that alpha has for itself, of all processes."""
+    return max(1, config.data.batch_size // ESTIMATORS[config.search.estimator].lesson_part)
+
+
+def make_alpha_batches(config: Config, tokens: Tokens, ranks: Ranks = ALONE) -> TrainingBatches:
     """Batches of the text that alpha has for itself."""
-    rows = config.data.batch_size // ESTIMATORS[config.search.estimator].lesson_part
-    return TrainingBatches(tokens, max(1, rows), config.data.tgt_len)
+    rows = alpha_rows(config)
+    own = ranks.share(rows, f"data.batch_size with estimator {config.search.estimator}")
+    return TrainingBatches(tokens, rows, config.data.tgt_len, own)

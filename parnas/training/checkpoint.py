@@ -2,43 +2,109 @@
 
 import hashlib
 import shutil
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_model, save_model
+from safetensors.torch import load_model, save_file
+from torch import Tensor
 
 from parnas.errors import ParnasError
 from parnas.files import folder_in_one_piece, read_json, write_json
+from parnas.run import package_version
 
 WEIGHTS, STATE, MANIFEST = "model.safetensors", "state.pt", "manifest.json"
 KEEP = 5
+LIBRARIES = ("torch", "numpy")  # on whose versions the numbers of a training depend
 
 
-def save_checkpoint(folder: Path, step: int, model: torch.nn.Module, state: dict[str, Any]) -> Path:
-    """Write `folder/step-NNNNNNNN` whole or not at all, and remove all but the last five."""
-    path = folder / f"step-{step:08d}"
+class Best(NamedTuple):
+    """The least validation loss so far."""
+
+    step: int
+    loss: float  # nats per token
+
+
+class Snapshot(NamedTuple):
+    """What a checkpoint is made of, in tensors of its own on the CPU, so that training may go on meanwhile."""
+
+    step: int
+    weights: dict[str, Tensor]
+    state: Any
+    best: Best | None = None
+
+    @classmethod
+    def of(cls, step: int, model: torch.nn.Module, state: Mapping[str, Any], best: Best | None = None) -> "Snapshot":
+        """Copies of the weights, each once however many names it has, and of the state."""
+        own = {tensor.data_ptr(): name for name, tensor in reversed(model.state_dict().items())}
+        weights = {name: tensor for name, tensor in model.state_dict().items() if own[tensor.data_ptr()] == name}
+        return cls(step, copied(weights), copied(state), best)
+
+
+class Writer:
+    """Writes checkpoints beside the training, one at a time; what goes wrong is raised by the next `wait`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._thread: threading.Thread | None = None
+        self._trouble: BaseException | None = None
+
+    def write(self, snapshot: Snapshot) -> None:
+        """Begin to write, once the one before is written."""
+        self.wait()
+        self._thread = threading.Thread(target=self._work, args=(snapshot,), daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Until all is written; raises what writing raised."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._trouble is not None:
+            trouble, self._trouble = self._trouble, None
+            raise trouble
+
+    def _work(self, snapshot: Snapshot) -> None:
+        try:
+            save_checkpoint(self.folder, snapshot)
+        except BaseException as error:
+            self._trouble = error
+
+
+def save_checkpoint(folder: Path, snapshot: Snapshot) -> Path:
+    """Write `folder/step-NNNNNNNN` whole or not at all, and remove all but the last five and the best."""
+    path = checkpoint_path(folder, snapshot.step)
     with folder_in_one_piece(path) as beside:
-        _write(beside, model, state)
+        _write(beside, snapshot)
         files = {name: _sha256(beside / name) for name in (WEIGHTS, STATE)}
-        write_json(beside / MANIFEST, {"step": step, "sha256": files})
+        content = {"step": snapshot.step, "sha256": files, "versions": library_versions()}
+        best = None if snapshot.best is None else snapshot.best._asdict()
+        write_json(beside / MANIFEST, {**content, "best": best})
+    best_path = None if snapshot.best is None else checkpoint_path(folder, snapshot.best.step)
     for old in list_checkpoints(folder)[:-KEEP]:
-        shutil.rmtree(old)
+        if old != best_path:
+            shutil.rmtree(old)
     return path
 
 
-def _write(folder: Path, model: torch.nn.Module, state: dict[str, Any]) -> None:
+def _write(folder: Path, snapshot: Snapshot) -> None:
     """Both libraries report a full disk by exceptions of their own."""
     try:
-        save_model(model, str(folder / WEIGHTS))
-        torch.save(state, folder / STATE)
+        save_file(snapshot.weights, str(folder / WEIGHTS))
+        torch.save(snapshot.state, folder / STATE)
     except (SafetensorError, RuntimeError) as error:
         raise ParnasError(
             f"The checkpoint could not be written to {folder.parent}: {error}. Earlier ones are untouched; "
             "make room on the disk, then go on with --resume."
         ) from error
+
+
+def checkpoint_path(folder: Path, step: int) -> Path:
+    """Where the checkpoint of a step is."""
+    return folder / f"step-{step:08d}"
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -55,6 +121,18 @@ def newest_checkpoint(folder: Path, note: Callable[[str], None]) -> Path | None:
     return None
 
 
+def best_checkpoint(folder: Path, note: Callable[[str], None]) -> Path | None:
+    """The checkpoint with the least validation loss, as the newest one that verifies names it."""
+    newest = newest_checkpoint(folder, note)
+    best = None if newest is None else read_json(newest / MANIFEST).get("best")
+    if newest is None or best is None:
+        return newest
+    path = checkpoint_path(folder, int(best["step"]))
+    if not verify_checkpoint(path):
+        raise ParnasError(f"The best checkpoint, {path}, is missing or damaged; restore it, or take the last one.")
+    return path
+
+
 def verify_checkpoint(path: Path) -> bool:
     """Whether every file of the manifest is there with its hash."""
     try:
@@ -62,6 +140,18 @@ def verify_checkpoint(path: Path) -> bool:
         return all(_sha256(path / name) == hashes[name] for name in (WEIGHTS, STATE))
     except (ParnasError, OSError, KeyError, TypeError):
         return False
+
+
+def describe_other_versions(path: Path) -> str | None:
+    """What to say of a checkpoint of other libraries, with which numbers may come out otherwise; none for the same."""
+    before, now = read_json(path / MANIFEST).get("versions") or {}, library_versions()
+    changed = [f"{name} {before[name]}, now {now[name]}" for name in now if before.get(name, now[name]) != now[name]]
+    return f"{path.name} was written with {'; '.join(changed)}: the last digits may differ" if changed else None
+
+
+def library_versions() -> dict[str, str | None]:
+    """Of the libraries that compute."""
+    return {name: package_version(name) for name in LIBRARIES}
 
 
 def load_weights(path: Path, model: torch.nn.Module) -> None:
@@ -75,6 +165,17 @@ def load_weights(path: Path, model: torch.nn.Module) -> None:
 def load_state(path: Path) -> dict[str, Any]:
     """The state of training, on the CPU; plain data only, nothing in the file is executed."""
     return dict(torch.load(path / STATE, map_location="cpu", weights_only=True))
+
+
+def copied(tree: Any) -> Any:
+    """Nested dictionaries, lists and tuples with copies of their tensors on the CPU."""
+    if isinstance(tree, Tensor):
+        return tree.detach().to("cpu", copy=True).contiguous()
+    if isinstance(tree, Mapping):
+        return {key: copied(value) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [copied(value) for value in tree]
+    return tuple(map(copied, tree)) if isinstance(tree, tuple) else tree
 
 
 def _sha256(path: Path) -> str:

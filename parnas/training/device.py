@@ -1,6 +1,7 @@
 """Which processor computes, in which precision."""
 
 import ctypes
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,16 +11,18 @@ import torch
 
 from parnas.errors import ParnasError
 from parnas.sections import RuntimeConfig
+from parnas.training.ranks import ALONE, Ranks, join_ranks, launched_by_torchrun
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4  # of malloc.h
 
 
 @dataclass(frozen=True)
 class Device:
-    """A torch device and the precision of its matrix products."""
+    """A torch device, the precision of its matrix products, and the processes that compute together."""
 
     device: torch.device
     precision: str  # fp32 or bf16
+    ranks: Ranks = ALONE
 
     def autocast(self) -> torch.autocast:
         """Context in which matrix products run in the precision."""
@@ -34,17 +37,21 @@ class Device:
         """Name, precision and threads, for `environment.json`."""
         name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else _processor()
         threads = torch.get_num_threads()
-        return {"device": str(self.device), "device_name": name, "precision": self.precision, "threads": threads}
+        described = {"device": str(self.device), "device_name": name, "precision": self.precision, "threads": threads}
+        return {**described, "processes": self.ranks.count}
 
 
 def choose_device(runtime: RuntimeConfig) -> Device:
-    """Resolve `auto`, set the number of threads and how memory is kept.
+    """Resolve `auto`, set the number of threads and how memory is kept, meet the processes that torchrun started.
 
-    Raises `ParnasError` for a device that is not there.
+    Of several processes on a machine each has a GPU of its own, or an even share of the cores. Raises `ParnasError`
+    for a device that is not there.
     """
     keep_freed_memory()
     if runtime.threads:
         torch.set_num_threads(runtime.threads)
+    elif launched_by_torchrun():
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
     cuda = torch.cuda.is_available()
     try:
         device = torch.device(("cuda" if cuda else "cpu") if runtime.device == "auto" else runtime.device)
@@ -52,13 +59,16 @@ def choose_device(runtime: RuntimeConfig) -> Device:
         raise ParnasError(f"runtime.device is {runtime.device!r}; give auto, cpu, cuda or cuda:N.") from error
     if device.type not in ("cpu", "cuda") or (device.type == "cuda" and not _has_cuda(device)):
         raise ParnasError(f"runtime.device {runtime.device} is not on this machine; give auto or cpu.")
+    if device.type == "cuda" and launched_by_torchrun():
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(device)
     precision = runtime.precision
     if precision == "auto":
         # Not torch.cuda.is_bf16_supported(), which is content with emulation.
         on_gpu = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
         fast = on_gpu or (device.type == "cpu" and _processor_has_bf16())
         precision = "bf16" if fast else "fp32"
-    return Device(device, precision)
+    return Device(device, precision, join_ranks(device.type == "cuda"))
 
 
 def keep_freed_memory() -> None:

@@ -87,22 +87,29 @@ def score_tokens(
     """Negative log-likelihood of each token in nats, [N] in float32, on the device.
 
     Rows are read side by side for speed; each later row first reads as much as its memory can reach back, unscored,
-    so that the result does not depend on `batch_size` beyond rounding. Stochastic blocks weigh by pi.
+    so that the result does not depend on `batch_size` beyond rounding. Of several processes that train together, each
+    reads some of the rows, and all get the result. Stochastic blocks weigh by pi.
     """
     was_training = model.training
     model.eval()
     burn_in, alignment = model.burn_in(tgt_len, reach), model.alignment()
-    memory, scored = None, 0
+    memory, ranks = None, device.ranks
+    scored = torch.zeros((), dtype=torch.long, device=device.device)
     nats = torch.zeros(len(tokens) + 1, device=device.device)  # one more place, for what is not scored
     for batch in evaluation_batches(tokens, first, batch_size, tgt_len, burn_in, alignment):
         places = np.where(batch.scored, batch.places, len(tokens))
-        inputs, targets, to = (torch.from_numpy(part).to(device.device) for part in (*batch[:2], places))
+        own = [part[ranks.rank :: ranks.count] for part in (*batch[:2], places, batch.scored)]
+        if not len(own[0]):
+            break
+        inputs, targets, to = (torch.from_numpy(part).to(device.device) for part in own[:3])
         with device.autocast():
             nll, memory = model.nll(inputs, targets, memory, reach=reach, inference=True)
         nats[to] = nll.float()
-        scored += int(batch.scored.sum())
+        scored += int(own[3].sum())
     model.train(was_training)
-    assert scored == len(tokens), "every token is scored exactly once"
+    ranks.add([nats])
+    ranks.add([scored])
+    assert int(scored) == len(tokens), "every token is scored exactly once"
     return nats[:-1]
 
 

@@ -1,6 +1,7 @@
 """Beginning, resuming and ending a training phase, and loading what it made."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -8,23 +9,31 @@ from typing import Any
 import torch
 
 from parnas.architecture import Architecture
-from parnas.config import Config
+from parnas.config import Config, dump_config
+from parnas.data.cache import Note
 from parnas.data.corpora import NAMES
 from parnas.data.streams import StreamHeader, TokenStreams, prepare
 from parnas.data.tokenizers import Tokenizer, load_tokenizer
 from parnas.errors import ParnasError
-from parnas.files import folder_in_one_piece, write_json
+from parnas.files import folder_in_one_piece, write_json, write_text
 from parnas.model.cutoffs import optimal_cutoffs
 from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import TransformerXL
-from parnas.run import PI, Kind, Run
-from parnas.sections import AUTO_CLUSTERS
-from parnas.training.checkpoint import load_weights, newest_checkpoint
+from parnas.run import PI, STREAMS, Kind, Run
+from parnas.sections import AUTO_CLUSTERS, EvaluationConfig
+from parnas.training.checkpoint import best_checkpoint, load_weights, newest_checkpoint
 from parnas.training.device import Device, choose_device
-from parnas.training.reporter import Reporter
+from parnas.training.randomness import seed_process
+from parnas.training.reporter import Reporter, Silent
 from parnas.training.trainer import Session, Trainer
 
-STREAMS = "streams.json"
+MAY_CHANGE = {
+    *("train.steps", "train.log_every", "train.eval_every", "train.save_every", "train.skip_bad_steps"),
+    *("train.accumulate", "runtime.checkpoint_activations"),
+    *(f"evaluation.{name}" for name in EvaluationConfig.model_fields),
+}
+"""Settings with which a run may be gone on with, whatever they were when it was begun. `train.steps` may grow, which
+changes the learning rates of the steps that are left."""
 
 
 @dataclass(frozen=True)
@@ -51,27 +60,43 @@ class LoadedRun:
         return str(self.tokenizer.decode(ids.tolist()))
 
 
-def open_session(config: Config, kind: Kind, folder: Path, resume: bool, reporter: Reporter) -> Session:
-    """Prepare text, device and run folder; raises `ParnasError` for a resumed run of another configuration."""
+@contextmanager
+def open_session(config: Config, kind: Kind, folder: Path, resume: bool, reporter: Reporter) -> Iterator[Session]:
+    """Prepare text, device and run folder, and keep others from writing there while it is entered.
+
+    Goes on with a run that was begun there. Raises `ParnasError` for one of another configuration or that is finished,
+    a folder in use, and with `resume` where none was begun.
+    """
     run, device = Run(folder), choose_device(config.runtime)
-    if resume:
-        refuse_unfit(run, kind, device)
-    else:
-        run.refuse_used()
-    config = resolve_corpus(config)
-    streams = prepare(config.data, reporter.note)
-    config = resolve_cutoffs(config, streams)
-    if resume:
-        refuse_changes(run, config)
-        refuse_other_text(streams.header, StreamHeader.read(run.folder / STREAMS), str(folder))
-    else:
-        run = Run.create(folder, kind, config, device.describe())
-        write_json(run.folder / STREAMS, asdict(streams.header))
-    if not run.tokenizer.is_dir():
-        with folder_in_one_piece(run.tokenizer) as beside:
-            streams.tokenizer.save(beside)
-    torch.manual_seed(config.runtime.seed)
-    return Session(config, streams, device, run, reporter)
+    leads, reporter = device.ranks.leads, reporter if device.ranks.leads else Silent()
+    with run.locked() if leads else nullcontext():
+        begun = device.ranks.any(leads and run.begun())
+        if begun and leads:
+            refuse_unfit(run, kind, device, config)
+        elif resume and leads:
+            run.environment()  # which tells what is missing
+        elif leads:
+            run.refuse_used()
+        config = resolve_corpus(config)
+        streams = prepare(config.data, reporter.note)
+        config = resolve_cutoffs(config, streams)
+        if leads:
+            if begun:
+                accept_changes(run, config, reporter.note)
+                refuse_other_text(streams.header, StreamHeader.read(run.folder / STREAMS), str(folder))
+            else:
+                create_run(run, kind, config, device, streams)
+        device.ranks.wait()
+        seed_process(config.runtime.seed, device.ranks.rank)
+        yield Session(config, streams, device, run, reporter, begun)
+
+
+def create_run(run: Run, kind: Kind, config: Config, device: Device, streams: TokenStreams) -> None:
+    """Write what a run folder begins with; `streams.json` last, since with it the run counts as begun."""
+    run.create(kind, config, device.describe())
+    with folder_in_one_piece(run.tokenizer) as beside:
+        streams.tokenizer.save(beside)
+    write_json(run.folder / STREAMS, asdict(streams.header))
 
 
 def resolve_cutoffs(config: Config, streams: TokenStreams) -> Config:
@@ -91,23 +116,49 @@ def resolve_corpus(config: Config) -> Config:
     return config if named else config.replace(data__corpus=str(path.resolve()))
 
 
-def refuse_unfit(run: Run, kind: Kind, device: Device) -> None:
+def refuse_unfit(run: Run, kind: Kind, device: Device, config: Config) -> None:
     """Raise where a run to be resumed has ended, is of another kind or computed elsewhere or otherwise."""
     before = run.environment()
-    if run.finished():
-        raise ParnasError(f"{run.folder} is finished; choose another --run to train anew.")
     if before.get("kind") != kind:
         raise ParnasError(f"{run.folder} is a {before.get('kind')}, not a {kind}.")
-    for key, now in (("device", str(device.device)), ("precision", device.precision)):
-        if before.get(key) != now:
-            raise ParnasError(f"{run.folder} was begun with {key} {before.get(key)}, not {now}; set runtime.{key}.")
+    if run.finished() and not (kind == "retrain" and config.train.steps > run.config().train.steps):
+        raise ParnasError(
+            f"{run.folder} is finished, and kept as it is; choose another --run to train anew"
+            + (", or raise train.steps to train on." if kind == "retrain" else ".")
+        )
+    now = {"device": device.device.type, "precision": device.precision}
+    was = {"device": str(before.get("device")).partition(":")[0], "precision": before.get("precision")}
+    for key, value in now.items():
+        if was[key] != value:
+            raise ParnasError(f"{run.folder} was begun with {key} {was[key]}, not {value}; set runtime.{key}.")
 
 
-def refuse_changes(run: Run, config: Config) -> None:
-    """Raise where a run to be resumed was begun with another configuration."""
-    before, now = flatten(run.config().model_dump()), flatten(config.model_dump())
-    if changed := [f"  - {key}: {before[key]} before, {now[key]} now" for key in before if before[key] != now[key]]:
+def accept_changes(run: Run, config: Config, note: Note) -> None:
+    """Keep a configuration that differs from that of the run to be resumed in nothing but `MAY_CHANGE`.
+
+    Raises `ParnasError` with the list of what else differs.
+    """
+    before = run.config()
+    refuse_changes(run, config, MAY_CHANGE)
+    if config.train.steps < before.train.steps:
+        raise ParnasError(f"{run.folder} was begun with train.steps {before.train.steps}, which may grow, not shrink.")
+    for line in changed_settings(before, config):
+        note(f"going on with another {line}")
+    if before != config:
+        write_text(run.folder / "config.yaml", dump_config(config))
+    (run.folder / "summary.json").unlink(missing_ok=True)  # of a run that is to be trained on
+
+
+def refuse_changes(run: Run, config: Config, allowed: Collection[str] = ()) -> None:
+    """Raise where a run was begun with another configuration, but for the `allowed` keys."""
+    if changed := [f"  - {line}" for line in changed_settings(run.config(), config, allowed)]:
         raise ParnasError(f"{run.folder} was begun with another configuration:\n" + "\n".join(changed))
+
+
+def changed_settings(before: Config, now: Config, but: Collection[str] = ()) -> list[str]:
+    """What differs, by dotted key."""
+    old, new = flatten(before.model_dump()), flatten(now.model_dump())
+    return [f"{key}: {old[key]} before, {new[key]} now" for key in old if old[key] != new[key] and key not in but]
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -124,10 +175,10 @@ def refuse_other_text(now: StreamHeader, then: StreamHeader, run: str) -> None:
         raise ParnasError(f"The text or tokenizer on this machine is not what {run} was trained with; restore it.")
 
 
-def run_training(trainer: Trainer, resume: bool, architecture: Callable[[], Architecture]) -> Run:
-    """Train to the end and write `summary.json`."""
+def run_training(trainer: Trainer, architecture: Callable[[], Architecture]) -> Run:
+    """Train to the end, from where the run is, and write `summary.json`."""
     session = trainer.session
-    if resume:
+    if session.begun:
         trainer.resume()
     trainer.fit()
     counts = session.streams.header.splits["valid"]
@@ -140,17 +191,21 @@ def run_training(trainer: Trainer, resume: bool, architecture: Callable[[], Arch
         "seconds": round(trainer.seconds, 1),
         "parameters": total,
         "parameters_without_embeddings": total - trainer.model.embedding_parameters(),
+        "best": trainer.best and trainer.best._asdict(),
+        "skipped_steps": trainer.skipped,
         **{name: loss.describe(counts) for name, loss in losses.items()},
     }
-    write_json(session.run.folder / "summary.json", summary)
+    if session.device.ranks.leads:
+        write_json(session.run.folder / "summary.json", summary)
     return session.run
 
 
-def load(folder: str | Path, even: bool = False) -> LoadedRun:
+def load(folder: str | Path, even: bool = False, best: bool = False) -> LoadedRun:
     """Rebuild the network of a run from its newest checkpoint, with its tokenizer and configuration.
 
-    `even`: with a search's weights from before they settled on one network, where there are such. Raises `ParnasError`
-    where the folder has no whole checkpoint or lacks what the network needs.
+    `even`: with a search's weights from before they settled on one network, where there are such. `best`: with those of
+    the least validation loss. Raises `ParnasError` where the folder has no whole checkpoint or lacks what the network
+    needs.
     """
     run = Run(folder)
     config = run.config()
@@ -161,7 +216,8 @@ def load(folder: str | Path, even: bool = False) -> LoadedRun:
     before = newest_checkpoint(run.even, skipped.append) if even else None
     if even and before is None and skipped:
         raise ParnasError("\n".join([f"{run.even} has no whole checkpoint; restore it.", *skipped]))
-    checkpoint = before or newest_checkpoint(run.checkpoints, skipped.append)
+    find = best_checkpoint if best else newest_checkpoint
+    checkpoint = before or find(run.checkpoints, skipped.append)
     if checkpoint is None:
         raise ParnasError(
             "\n".join([f"{folder} has no whole checkpoint; train first, or go on with --resume.", *skipped])

@@ -1,15 +1,14 @@
 """Several trainings of one configuration in subfolders of one folder: kept where finished, gone on with where begun."""
 
 import math
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 from parnas.config import Config, dump_config
 from parnas.errors import Diverged
 from parnas.files import write_text
-from parnas.run import METRICS, Run
-from parnas.training.phases import STREAMS, refuse_changes
+from parnas.run import Run
+from parnas.training.phases import refuse_changes
 from parnas.training.reporter import Reporter
 
 Train = Callable[[Config, Path, Reporter, bool], Run]
@@ -34,10 +33,7 @@ def train_once(train: Train, config: Config, folder: Path, reporter: Reporter) -
         refuse_changes(run, config)
         reporter.note(f"{folder} is finished and kept")
         return run
-    begun = (folder / STREAMS).is_file()
-    if not begun and folder.is_dir() and not (folder / METRICS).exists():
-        shutil.rmtree(folder)  # stopped while its first files were written
-    return train(config, folder, reporter, begun)
+    return train(config, folder, reporter, False)
 
 
 def reached_perplexity(train: Callable[[], Run], reporter: Reporter) -> float:

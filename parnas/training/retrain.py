@@ -12,12 +12,15 @@ from parnas.training.trainer import Plan, Trainer
 
 
 def retrain(config: Config, folder: Path, reporter: Reporter, resume: bool = False) -> Run:
-    """Train the network of `config.model.arch` from scratch into a run folder, or go on with one."""
+    """Train the network of `config.model.arch` from scratch into a run folder, or go on with an unfinished run there.
+
+    resume: refuse to begin anew. With torchrun, every process calls it, with the same folder.
+    """
     architecture = run_architecture(config)
-    session = open_session(config, "retrain", folder, resume, reporter)
-    config, data = session.config, session.config.data
-    model = TransformerXL.build(config.model, architecture, session.streams.tokenizer.vocab_size)
-    batches = TrainingBatches(session.streams.tokens("train"), data.batch_size, data.tgt_len)
-    plan = Plan(config.train.steps, config.train.lr, config.train.warmup_steps)
-    trainer = Trainer(session, model, batches, plan)
-    return run_training(trainer, resume, lambda: architecture)
+    with open_session(config, "retrain", folder, resume, reporter) as session:
+        config, data = session.config, session.config.data
+        model = TransformerXL.build(config.model, architecture, session.streams.tokenizer.vocab_size)
+        rows = session.device.ranks.share(data.batch_size)
+        batches = TrainingBatches(session.streams.tokens("train"), data.batch_size, data.tgt_len, rows)
+        plan = Plan(config.train.steps, config.train.lr, config.train.warmup_steps)
+        return run_training(Trainer(session, model, batches, plan), lambda: architecture)

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,22 +19,28 @@ from parnas.model.estimators import Gates
 from parnas.model.memory import Memory, map_memory
 from parnas.model.transformer_xl import TransformerXL
 from parnas.run import METRICS, Run
-from parnas.training.checkpoint import list_checkpoints, load_state, load_weights, newest_checkpoint, save_checkpoint
+from parnas.training.checkpoint import (
+    Best,
+    Snapshot,
+    Writer,
+    describe_other_versions,
+    list_checkpoints,
+    load_state,
+    load_weights,
+    newest_checkpoint,
+)
 from parnas.training.device import Device
+from parnas.training.diagnosis import describe_kept, explained, place_of_gradient, place_of_loss
+from parnas.training.optimizers import gradient_norm, make_adamw, step_clipped
+from parnas.training.passes import Passes, join_parts
 from parnas.training.perplexity import TotalLoss, measure_loss
+from parnas.training.randomness import random_states, restore_random_states
 from parnas.training.reporter import Reporter, describe_metrics
 from parnas.training.schedules import learning_rate, shorten_warmup
+from parnas.training.stopping import Stopped, StopSignals
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
-
-
-class Forward(NamedTuple):
-    """What a forward pass gives to training."""
-
-    loss: Tensor  # mean of the batch, nats per token
-    memory: Memory
-    compression: Tensor | None  # auxiliary loss of the compression of memory, where there is one
 
 
 class Plan(NamedTuple):
@@ -54,6 +60,7 @@ class Session:
     device: Device
     run: Run
     reporter: Reporter
+    begun: bool = False  # whether the run is to be gone on with
 
 
 class Trainer:
@@ -62,15 +69,18 @@ class Trainer:
     title = "retrain"
 
     def __init__(self, session: Session, model: TransformerXL, batches: TrainingBatches, plan: Plan) -> None:
-        self.session, self.batches = session, batches
+        self.session, self.batches, self.ranks = session, batches, session.device.ranks
+        config = session.config
         self.model = model.to(session.device.device)
-        if session.config.runtime.compile:
+        self.model.checkpoint_activations = config.runtime.checkpoint_activations
+        if config.runtime.compile:
             self.model.compile()
+        self.passes = Passes(self.model, session.device, config.train.accumulate)
         warmup = shorten_warmup(plan.warmup_steps, plan.steps)
         if warmup != plan.warmup_steps:
             session.reporter.note(f"the warm-up of {plan.warmup_steps} steps is shortened to {warmup} of {plan.steps}")
         self.plan = plan._replace(warmup_steps=warmup)
-        compressing, decay = model.compression_names(), session.config.train.weight_decay
+        compressing, decay = model.compression_names(), config.train.weight_decay
         weights = {name: weight for name, weight in self.weights().items() if name not in compressing}
         self.parameters = list(weights.values())
         self.optimizer = make_adamw(weights, plan.lr, decay)
@@ -82,10 +92,13 @@ class Trainer:
         self.memory: Memory | None = None
         self.seconds = 0.0
         self.recent: list[tuple[Tensor, Tensor]] = []  # loss and gradient norm of the steps since the last line
+        self.skipped = 0  # steps without an update, since their gradients were not finite
         self.compression_loss: Tensor | None = None  # of the last step
         self.logged_at, self.logged_step = time.perf_counter(), 0
         self.validation: dict[str, TotalLoss] = {}  # of the last validation
-        self.writer: SummaryWriter | None = None
+        self.best: Best | None = None
+        self.writer: Writer | None = None  # of checkpoints, from the first one on
+        self.scalars: SummaryWriter | None = None
 
     # What a phase may do otherwise.
 
@@ -97,13 +110,9 @@ class Trainer:
         """Gates of the next forward pass; a discrete network has none."""
         return None
 
-    def train_step(self) -> None:
-        """One batch forward and backward, one update."""
-        loss, self.memory, self.compression_loss = self.forward(
-            self.batches.batch(self.step), self.memory, self.gates()
-        )
-        (loss if self.compression_loss is None else loss + self.compression_loss).backward()
-        self.update_weights(loss)
+    def train_step(self) -> bool:
+        """One batch forward and backward, one update; whether there was one, and not a step to be skipped."""
+        return self.update_weights(self.backward(self.batches.batch(self.step), self.gates()))
 
     def settings(self) -> dict[str, float]:
         """The scheduled values of the current step, as they go into the metrics."""
@@ -114,107 +123,143 @@ class Trainer:
         return {"valid": self.validation_loss(self.model)}
 
     def state(self) -> dict[str, Any]:
-        """What a resumed run needs besides the weights, as tensors and plain values."""
-        device = self.session.device.device
-        cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+        """What a resumed run needs besides the weights, as tensors and plain values, of all processes together."""
+        self._settle_recent()
         return {
-            "step": self.step,
+            "step": self.step,  # with which the position in the text is given, see `TrainingBatches.batch`
             "seconds": self.seconds,
             "optimizer": self.optimizer.state_dict(),
             "compression_optimizer": self.compression_optimizer and self.compression_optimizer.state_dict(),
-            "memory": map_memory(Tensor.detach, self.memory),
+            "memory": map_memory(self.ranks.gather, self.memory),
             "recent": self.recent,
-            "rng": {"cpu": torch.get_rng_state(), "cuda": cuda},
+            "skipped": self.skipped,
+            "best": self.best and tuple(self.best),
+            "rng": random_states(self.session.device),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take up the state of a checkpoint."""
+        """Take up the state of a checkpoint, whichever number of processes wrote it."""
         device = self.session.device.device
-        self.step, self.seconds = state["step"], state["seconds"]
+        self.step, self.seconds, self.skipped = state["step"], state["seconds"], state["skipped"]
+        self.best = state["best"] and Best(*state["best"])
         self.recent = [(loss.to(device), norm.to(device)) for loss, norm in state["recent"]]
         self.optimizer.load_state_dict(state["optimizer"])
         if self.compression_optimizer is not None:
             self.compression_optimizer.load_state_dict(state["compression_optimizer"])
-        self.memory = self.to_device(state["memory"])
-        torch.set_rng_state(state["rng"]["cpu"])
-        if state["rng"]["cuda"] is not None:
-            torch.cuda.set_rng_state(state["rng"]["cuda"], device)
+        self.memory = self.own_rows(state["memory"], self.session.config.data.batch_size)
+        restore_random_states(state["rng"], self.session.device, self.session.config.runtime.seed + self.step)
 
     def log(self, record: dict[str, Any]) -> None:
         """Write and show the metrics of the last steps."""
         self.session.run.append(METRICS, record)
         self.session.run.write_log(describe_metrics(record))
         self.session.reporter.metrics(record)
-        if self.writer is not None:
+        if self.scalars is not None:
             for name, value in record.items():
                 if isinstance(value, (int, float)) and name != "step":
-                    self.writer.add_scalar(f"{record['split']}/{name}", value, record["step"])
+                    self.scalars.add_scalar(f"{record['split']}/{name}", value, record["step"])
 
     # The loop.
 
     def fit(self) -> None:
-        """Train to the last step, logging, validating and saving on the way."""
+        """Train to the last step, logging, validating and saving on the way.
+
+        Raises `Stopped` where a signal asked for an end: then the checkpoint of the last step is written.
+        """
         train, reporter = self.session.config.train, self.session.reporter
         self.model.train()
         started, before = time.perf_counter(), self.seconds
         self.logged_at, self.logged_step = started, self.step
         try:
             reporter.start(self.title, self.step, self.plan.steps)
-            self.writer = open_tensorboard(self.session.run.folder, self.step)
-            while self.step < self.plan.steps:
-                last = self.step + 1 == self.plan.steps
-                settings = self._apply_settings()
-                self.train_step()
-                self.step += 1
-                reporter.advance(self.step)
-                if last or self.step % train.log_every == 0:
-                    self._log_training(settings)
-                if last or self.step % train.eval_every == 0:
-                    self._log_validation(settings)
-                self.seconds = before + time.perf_counter() - started
-                if last or self.step % train.save_every == 0:
-                    self.save()
+            if self.ranks.leads:
+                self.scalars = open_tensorboard(self.session.run.folder, self.step)
+            with StopSignals() as signals:
+                while self.step < self.plan.steps:
+                    last = self.step + 1 == self.plan.steps
+                    settings = self._apply_settings()
+                    with explained(self.step + 1, self.last_good):
+                        self.train_step()
+                    self.step += 1
+                    reporter.advance(self.step)
+                    if last or self.step % train.log_every == 0:
+                        self._log_training(settings)
+                    if last or self.step % train.eval_every == 0:
+                        with explained(self.step, self.last_good):
+                            self._log_validation(settings)
+                    self.seconds = before + time.perf_counter() - started
+                    with explained(self.step, self.last_good):
+                        stop = self.ranks.any(signals.received is not None)
+                        is_best = self.best is not None and self.best.step == self.step
+                        if last or stop or is_best or self.step % train.save_every == 0:
+                            self.save()
+                    if stop and not last:
+                        self.finish_saving()
+                        raise Stopped(signals.received or 0, self.step)
+                self.finish_saving()
         finally:
             reporter.stop()
-            if self.writer is not None:
-                self.writer.close()
+            if self.scalars is not None:
+                self.scalars.close()
 
     def resume(self) -> None:
         """Go on from the newest checkpoint that verifies; without one, from the start."""
-        run = self.session.run
-        path = newest_checkpoint(run.checkpoints, self.session.reporter.note)
+        run, note = self.session.run, self.session.reporter.note
+        path = newest_checkpoint(run.checkpoints, note)
         if path is None and list_checkpoints(run.checkpoints):
             raise ParnasError(f"No checkpoint in {run.checkpoints} is whole; remove that folder to begin anew.")
         if path is not None:
+            if other := describe_other_versions(path):
+                note(f"warning: {other}")
             load_weights(path, self.model)
             self.restore(load_state(path))
-            self.session.reporter.note(f"resuming after step {self.step} of {self.plan.steps}")
-        run.cut_after(self.step)
+            note(f"resuming after step {self.step} of {self.plan.steps}")
+        if self.ranks.leads:
+            run.cut_after(self.step)
 
     def save(self) -> None:
-        """Write a checkpoint, unless the steps behind it went wrong."""
+        """Begin to write a checkpoint, unless the steps behind it went wrong."""
         began = time.perf_counter()
+        self._settle_recent()
         self._refuse_non_finite()
         if not all(bool(parameter.isfinite().all()) for parameter in self.model.parameters()):
             raise self._not_finite("network's weights or alpha", self.step)
-        save_checkpoint(self.session.run.checkpoints, self.step, self.model, self.state())
+        state = self.state()
+        if self.ranks.leads:
+            self.session.run.flush()  # a checkpoint is never on the disk before the lines of its steps
+            self.writer = self.writer or Writer(self.session.run.checkpoints)
+            self.writer.wait()  # before the copies are made, so that there is never a third
+            self.writer.write(Snapshot.of(self.step, self.model, state, self.best))
         self.logged_at += time.perf_counter() - began  # tokens per second counts training alone
 
-    def forward(self, batch: Batch, memory: Memory | None, gates: Gates | None) -> Forward:
-        """Loss of a batch, and the memory after it."""
-        device = self.session.device
-        inputs, targets = (torch.from_numpy(part).to(device.device) for part in (batch.inputs, batch.targets))
-        with device.autocast():
-            output = self.model(inputs, None if batch.starts_epoch else memory, gates)
-            nll = self.model.score(output.hidden, targets)
-        return Forward(nll.mean(), output.memory, output.loss)
+    def finish_saving(self) -> None:
+        """Until the last checkpoint is on the disk."""
+        if self.writer is not None:
+            self.writer.wait()
 
-    def update_weights(self, loss: Tensor) -> None:
-        """Clip the gradients and take a step."""
-        norm = update_clipped(self.optimizer, self.parameters, self.session.config.train.clip)
+    def last_good(self) -> Path | None:
+        """The newest checkpoint that verifies."""
+        self.finish_saving()
+        return newest_checkpoint(self.session.run.checkpoints, self.session.reporter.note)
+
+    def backward(self, batch: Batch, gates: Gates | None) -> Tensor:
+        """Gradients of a batch, of all processes; its mean loss in this one. Memory goes on."""
+        loss, self.memory, self.compression_loss = self.passes.backward(batch, self.memory, gates)
+        return loss
+
+    def update_weights(self, loss: Tensor) -> bool:
+        """Clip the gradients and take a step; or skip it, where they are not finite and the configuration allows."""
+        train, norm = self.session.config.train, gradient_norm(self.parameters).detach()
+        # On the CPU it costs nothing to look; elsewhere to look is to wait.
+        if (self.session.device.device.type == "cpu" or train.skip_bad_steps) and not math.isfinite(norm.item()):
+            self._skip_step(loss)
+            return False
+        step_clipped(self.optimizer, norm, train.clip, guarded=norm.is_cuda)
         if self.compression_optimizer is not None:
-            update_clipped(self.compression_optimizer, self.compression_parameters, self.session.config.train.clip)
-        self.recent.append((loss.detach(), norm))
+            of_compression = gradient_norm(self.compression_parameters)
+            step_clipped(self.compression_optimizer, of_compression, train.clip, guarded=norm.is_cuda)
+        self.recent.append((loss, norm))
+        return True
 
     def validation_loss(self, model: TransformerXL) -> TotalLoss:
         """Loss of `model` on the whole validation split, with the lengths of training."""
@@ -229,9 +274,10 @@ class Trainer:
             reach=config.model.reach,
         )
 
-    def to_device(self, memory: Memory | None) -> Memory | None:
-        """Memory of a checkpoint where the network is."""
-        moved: Memory | None = map_memory(lambda kept: kept.to(self.session.device.device), memory)
+    def own_rows(self, memory: Memory | None, rows: int) -> Memory | None:
+        """Of the memory of so many rows in a checkpoint, what this process goes on with, on its device."""
+        own, device = self.ranks.share(rows), self.session.device.device
+        moved: Memory | None = map_memory(lambda kept: kept[own].to(device), memory)
         return moved
 
     def _apply_settings(self) -> dict[str, float]:
@@ -241,35 +287,67 @@ class Trainer:
                 group["lr"] = settings["lr"]
         return settings
 
+    def _settle_recent(self) -> None:
+        """Make the losses since the last line those of all processes."""
+        self.ranks.average([loss for loss, _ in self.recent])
+
     def _log_training(self, settings: Mapping[str, float]) -> None:
+        self._settle_recent()
         self._refuse_non_finite()
-        loss = float(torch.stack([loss for loss, _ in self.recent]).double().mean())
-        norm = float(torch.stack([norm for _, norm in self.recent]).max())
-        now = time.perf_counter()
-        data = self.session.config.data
+        now, data, recent = time.perf_counter(), self.session.config.data, self.recent
         tokens = (self.step - self.logged_step) * data.batch_size * data.tgt_len
         rate = tokens / (now - self.logged_at)
         self.recent, self.logged_at, self.logged_step = [], now, self.step
+        if not recent or not self.ranks.leads:  # all steps since the last line were skipped; or another writes
+            return
+        loss = float(torch.stack([loss for loss, _ in recent]).double().mean())
+        norm = float(torch.stack([norm for _, norm in recent]).max())
         record = {"step": self.step, "split": "train", "loss": loss, "ppl": math.exp(min(loss, 700.0))}
         if self.compression_loss is not None:
-            record["compression_loss"] = float(self.compression_loss.detach())
+            record["compression_loss"] = float(self.compression_loss)
         self.log({**record, **settings, "gradient_norm": norm, "tokens_per_s": round(rate, 1)})
 
     def _log_validation(self, settings: Mapping[str, float]) -> None:
         began = time.perf_counter()
+        self._settle_recent()
         self._refuse_non_finite()
         self.validation = self.validate()
         counts = self.session.streams.header.splits["valid"]
         loss = self.validation["valid"]
         if not all(math.isfinite(each.nats) for each in self.validation.values()):
             raise self._not_finite("validation loss", self.step)
+        if self.best is None or loss.per_token < self.best.loss:
+            self.best = Best(self.step, loss.per_token)
         record = {"step": self.step, "split": "valid", "loss": loss.per_token, "ppl": loss.perplexity}
         record |= {"word_ppl": loss.word_perplexity(counts), "bits_per_byte": loss.bits_per_byte(counts)}
         for name, other in self.validation.items():
             if name != "valid":
                 record |= {f"{name}_loss": other.per_token, f"{name}_ppl": other.perplexity}
-        self.log({**record, **settings})
+        if self.ranks.leads:
+            self.log({**record, **settings})
         self.logged_at += time.perf_counter() - began  # tokens per second counts training alone
+
+    # Numbers that go wrong.
+
+    def _skip_step(self, loss: Tensor) -> None:
+        """Leave the weights as they are and begin with empty memory; raises where that was allowed too rarely."""
+        limit = self.session.config.train.skip_bad_steps
+        finite = not self.ranks.any(not bool(loss.isfinite()))
+        if self.skipped == limit:
+            place = place_of_gradient(self.model) if finite else place_of_loss(self.model, self._read_again)
+            raise self._not_finite("gradient" if finite else "loss", self.step + 1, f", first in {place}")
+        self.skipped += 1
+        name = "gradient" if finite else "loss"
+        self.session.reporter.note(
+            f"warning: step {self.step + 1} is skipped, its {name} is not finite ({self.skipped} of {limit} allowed)"
+        )
+        self.memory = None
+        for parameter in self.model.parameters():
+            parameter.grad = None
+
+    def _read_again(self) -> Tensor:
+        with torch.no_grad():
+            return join_parts(list(self.passes.forward(self.batches.batch(self.step), None, self.gates()))).loss
 
     def _refuse_non_finite(self) -> None:
         """Raise where a loss or gradient since the last line was not finite, naming the first such step."""
@@ -283,12 +361,11 @@ class Trainer:
         name = "loss" if not values[index, 0].isfinite() else "gradient"
         raise self._not_finite(name, self.step - len(self.recent) + index + 1)
 
-    def _not_finite(self, what: str, step: int) -> Diverged:
-        kept = newest_checkpoint(self.session.run.checkpoints, self.session.reporter.note)
+    def _not_finite(self, what: str, step: int, place: str = "") -> Diverged:
         return Diverged(
-            f"The {what} is not finite at step {step}. "
-            f"The last good checkpoint is {kept or 'none, as none was written yet'}. "
-            "Lower the learning rate or train.clip, lengthen the warm-up, or set runtime.precision: fp32."
+            f"The {what} is not finite at step {step}{place}. {describe_kept(self.last_good())} "
+            "Lower the learning rate or train.clip, lengthen the warm-up, set runtime.precision: fp32, or let some "
+            "such steps be skipped by train.skip_bad_steps."
         )
 
 
@@ -299,27 +376,3 @@ def open_tensorboard(folder: Path, step: int) -> "SummaryWriter | None":
     from torch.utils.tensorboard import SummaryWriter
 
     return SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1 if step else None)
-
-
-def update_clipped(optimizer: torch.optim.AdamW, parameters: Sequence[nn.Parameter], clip: float) -> Tensor:
-    """A step of an optimizer made by `make_adamw`, with gradients whose norm is at most `clip`; the norm before.
-
-    Parameters without gradient stay as they are. All gradients are gone afterwards.
-    """
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norm = nn.utils.get_total_norm(gradients)
-    # The fused optimizer divides by this as it reads the gradients: scaling them before would be one more pass.
-    optimizer.grad_scale = (norm / clip).clamp(min=1)  # type: ignore[attr-defined]
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    return norm.detach()
-
-
-def make_adamw(parameters: Mapping[str, nn.Parameter], lr: float, weight_decay: float) -> torch.optim.AdamW:
-    """AdamW whose weight decay spares biases, the relative ones u and v too, and norms."""
-    decayed = {name for name, p in parameters.items() if p.dim() > 1 and name.rpartition(".")[2] not in ("u", "v")}
-    groups = [
-        {"params": [p for name, p in parameters.items() if name in decayed], "weight_decay": weight_decay},
-        {"params": [p for name, p in parameters.items() if name not in decayed], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.99), fused=True)
