@@ -23,11 +23,11 @@ from parnas.run import METRICS, PI, Run
 from parnas.sections import RuntimeConfig
 from parnas.training.device import choose_device
 from parnas.training.latency import Candidate, Shape, prepare_training, read_memory
+from parnas.training.passes import TrainingLoss
 from parnas.training.perplexity import measure_loss
 from parnas.training.phases import load
 from parnas.training.reporter import Silent
 from parnas.training.retrain import retrain
-from parnas.training.trainer import Trainer
 
 CPU = choose_device(RuntimeConfig(device="cpu", precision="fp32", threads=1))
 MEMORY = {"model__mem_len": 8, "model__memory__cmem_len": 5, "model__memory__ratio": 3}
@@ -45,15 +45,15 @@ def test_an_auxiliary_loss_of_any_size_leaves_all_other_weights_as_they_are(
     loss: str, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Through clipping and both optimizers: until what is compressed otherwise is attended to."""
-    original, found = Trainer.forward, {}
+    original, found = TrainingLoss.forward, {}
     for factor in (1.0, 1e4):
 
-        def scaled(self: Trainer, *given: object, factor: float = factor) -> object:
+        def scaled(self: TrainingLoss, *given: object, factor: float = factor) -> object:
             result = original(self, *given)  # type: ignore[arg-type]
             compression = result.compression
             return result._replace(compression=None if compression is None else factor * compression)
 
-        monkeypatch.setattr(Trainer, "forward", scaled)
+        monkeypatch.setattr(TrainingLoss, "forward", scaled)
         # The first 8 tokens fill the memory, the second step is the first to compress, the third attends to it.
         config = small_config(corpus, model__arch="cfc", train__steps=2, **{**MEMORY, **kind("conv", loss)})
         run = retrain(config, tmp_path / str(factor), Silent())

@@ -77,7 +77,9 @@ def test_resume_refuses_a_changed_configuration_and_names_the_keys(corpus: Path,
 def test_finished_or_foreign_runs_are_not_resumed(retrain_run: Run, search_run: Run, corpus: Path) -> None:
     with pytest.raises(ParnasError, match="is finished"):
         retrain(retrain_run.config(), retrain_run.folder, Silent(), resume=True)
-    with pytest.raises(ParnasError, match="already holds files"):
+    with pytest.raises(ParnasError, match="is finished, and kept"):
+        retrain(retrain_run.config(), retrain_run.folder, Silent())
+    with pytest.raises(ParnasError, match="is a search, not a retrain"):
         retrain(small_config(corpus, model__arch="sf"), search_run.folder, Silent())
 
 

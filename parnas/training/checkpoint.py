@@ -39,8 +39,11 @@ class Snapshot(NamedTuple):
     @classmethod
     def of(cls, step: int, model: torch.nn.Module, state: Mapping[str, Any], best: Best | None = None) -> "Snapshot":
         """Copies of the weights, each once however many names it has, and of the state."""
-        own = {tensor.data_ptr(): name for name, tensor in reversed(model.state_dict().items())}
-        weights = {name: tensor for name, tensor in model.state_dict().items() if own[tensor.data_ptr()] == name}
+        weights, seen = {}, set[int]()
+        for name, tensor in model.state_dict().items():
+            if tensor.numel() == 0 or tensor.data_ptr() not in seen:
+                weights[name] = tensor
+                seen.add(tensor.data_ptr())
         return cls(step, copied(weights), copied(state), best)
 
 
