@@ -61,11 +61,15 @@ class Writer:
         self._thread = threading.Thread(target=self._work, args=(snapshot,), daemon=True)
         self._thread.start()
 
-    def wait(self) -> None:
-        """Until all is written; raises what writing raised."""
+    def close(self) -> None:
+        """Until nothing is being written any more, well or not."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+
+    def wait(self) -> None:
+        """Until all is written; raises what writing raised."""
+        self.close()
         if self._trouble is not None:
             trouble, self._trouble = self._trouble, None
             raise trouble

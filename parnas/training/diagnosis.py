@@ -20,11 +20,12 @@ LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", 
 
 def place_of_gradient(model: TransformerXL) -> str:
     """Where gradients first went wrong, coming from above: the highest part of the network with one not finite."""
-    parts: dict[str, nn.Module] = {"the softmax": model.head}
-    parts |= {f"block {number}": block for number, block in reversed(list(enumerate(model.blocks, 1)))}
-    parts["the embedding"] = model.embedding
-    for name, part in parts.items():
-        if any(p.grad is not None and not bool(p.grad.isfinite().all()) for p in part.parameters()):
+    tied = {id(parameter) for parameter in model.embedding.parameters()}  # have gradients from both ends
+    parts = {"the softmax": [parameter for parameter in model.head.parameters() if id(parameter) not in tied]}
+    parts |= {f"block {n}": list(block.parameters()) for n, block in reversed(list(enumerate(model.blocks, 1)))}
+    parts["the embedding"] = list(model.embedding.parameters())
+    for name, parameters in parts.items():
+        if any(p.grad is not None and not bool(p.grad.isfinite().all()) for p in parameters):
             return name
     return "a part that cannot be told"
 

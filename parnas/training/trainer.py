@@ -199,6 +199,8 @@ class Trainer:
                 self.finish_saving()
         finally:
             reporter.stop()
+            if self.writer is not None:
+                self.writer.close()
             if self.scalars is not None:
                 self.scalars.close()
 
