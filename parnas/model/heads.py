@@ -133,6 +133,8 @@ class SoftmaxHead(nn.Module):
 
     def _head_matrix(self, table: Tensor) -> tuple[Tensor, Tensor]:
         """Weights [n_0 + tails, e] and biases of the head: the frequent ids, then one logit for each tail."""
+        if not len(self.cluster_bias):
+            return table, self.biases[0]
         return torch.cat([table, self.cluster_weight]), torch.cat([self.biases[0], self.cluster_bias])
 
     def _project(self, hidden: Tensor, cluster: int) -> Tensor:

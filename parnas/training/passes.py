@@ -1,7 +1,9 @@
 """Forward and backward passes of training: over the parts of a batch, and in several processes at once."""
 
 import math
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -41,17 +43,19 @@ class TrainingLoss(nn.Module):
 class Passes:
     """Reads batches in up to so many parts, one after another: less memory, the same gradients.
 
-    With several processes, each has its share of the rows, and gradients are averaged over all of them. A parameter
-    that no process used has none.
+    With several processes, each has its share of the rows, and gradients of `weights` are averaged over all of them. A
+    weight that no process used has none.
     """
 
-    def __init__(self, model: TransformerXL, device: Device, parts: int) -> None:
+    def __init__(self, model: TransformerXL, weights: Iterable[nn.Parameter], device: Device, parts: int) -> None:
         self.device, self.parts = device, parts
         self.loss = TrainingLoss(model, device)
         self.parallel: DistributedDataParallel | None = None
         if device.ranks.count > 1:
             # What is used differs from step to step: candidates by the gates, clusters of the softmax by the targets.
-            self.parallel = DistributedDataParallel(self.loss, find_unused_parameters=True, broadcast_buffers=False)
+            with without_gradient(model, weights), warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)  # of newer versions, of a name that older ones need
+                self.parallel = DistributedDataParallel(self.loss, find_unused_parameters=True, broadcast_buffers=False)
 
     def forward(self, batch: Batch, memory: Memory | None, gates: Gates | None) -> Iterator[Forward]:
         """What each part gives; with gradients of this process alone."""
@@ -83,6 +87,18 @@ class Passes:
     def _divide(self, batch: Batch) -> int:
         """Into how many parts of equal size a batch comes: fewer than asked for where they do not divide its rows."""
         return math.gcd(self.parts, len(batch.inputs))
+
+
+@contextmanager
+def without_gradient(model: nn.Module, weights: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Let parameters other than `weights` need no gradient meanwhile, so that data-parallel training leaves them be."""
+    own = {id(weight) for weight in weights}
+    others = [parameter for parameter in model.parameters() if id(parameter) not in own and parameter.requires_grad]
+    for parameter in others:
+        parameter.requires_grad_(False)
+    yield
+    for parameter in others:
+        parameter.requires_grad_(True)
 
 
 def take_rows(memory: Memory | None, rows: slice) -> Memory | None:

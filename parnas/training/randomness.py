@@ -31,9 +31,9 @@ def restore_random_states(states: Mapping[str, Any], device: Device, new_seed: i
     """Take up the states; a process more than there were when they were kept begins with `new_seed`."""
     rank = device.ranks.rank
     if rank < len(states["cpu"]):
-        torch.set_rng_state(states["cpu"][rank])
+        torch.set_rng_state(states["cpu"][rank].clone())  # of which it reads the storage from its beginning
         if states["cuda"] is not None:
-            torch.cuda.set_rng_state(states["cuda"][rank], device.device)
+            torch.cuda.set_rng_state(states["cuda"][rank].clone(), device.device)
     else:
         seed_process(new_seed, rank)
     version, keys, gauss = states["python"]

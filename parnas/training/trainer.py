@@ -75,7 +75,7 @@ class Trainer:
         self.model.checkpoint_activations = config.runtime.checkpoint_activations
         if config.runtime.compile:
             self.model.compile()
-        self.passes = Passes(self.model, session.device, config.train.accumulate)
+        self.passes = Passes(self.model, self.weights().values(), session.device, config.train.accumulate)
         warmup = shorten_warmup(plan.warmup_steps, plan.steps)
         if warmup != plan.warmup_steps:
             session.reporter.note(f"the warm-up of {plan.warmup_steps} steps is shortened to {warmup} of {plan.steps}")

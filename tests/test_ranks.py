@@ -1,0 +1,273 @@
+"""Several processes that train together: N of them with B / N rows each do what one does with B rows."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import small_config
+from training_helpers import Stop, StopAfter, assert_same_weights, final_weights
+
+from parnas.config import Config, dump_config
+from parnas.errors import ParnasError
+from parnas.run import METRICS, PI, Run
+from parnas.training.checkpoint import list_checkpoints, load_state
+from parnas.training.ranks import Ranks
+from parnas.training.reporter import Silent
+from parnas.training.retrain import retrain
+
+ROOT = Path(__file__).resolve().parent.parent
+WORKER = Path(__file__).parent / "rank_worker.py"
+COUNTS = (2, 4)
+ESTIMATORS = {
+    "soft": {},
+    "straight_through": {"search__alpha_split": 0.2, "search__alpha_every": 2},
+    "gdas": {},
+    "single_path": {"search__candidate_dropout": 0.2},
+    "uniform": {"search__alpha_every": 1, "search__fair_share": 0.8},
+}
+NETWORKS = {
+    "plain": {"model__arch": "sfs"},
+    "clusters": {"model__arch": "sf", "model__cutoffs": (5, 12), "model__norm": "pre"},
+    "compressive": {"model__arch": "cfc", "model__memory__cmem_len": 4, "model__memory__ratio": 2},
+    "accumulated": {"model__arch": "sfs", "train__accumulate": 2},
+    "checkpointed": {"model__arch": "sfs", "runtime__checkpoint_activations": True},
+}
+
+
+def make_config(corpus: Path, **changes: object) -> Config:
+    schedule = {"search__steps": 20, "train__steps": 20, "search__alpha_start_step": 2, "train__log_every": 1}
+    return small_config(corpus, data__batch_size=16, model__dropout=0.0, **{**schedule, **changes})
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def run_ranks(count: int, jobs: list[tuple[str, Config, Path]], folder: Path) -> None:
+    """Train the jobs, one after another, in `count` processes."""
+    listed = []
+    for phase, config, run in jobs:
+        run.with_suffix(".yaml").write_text(dump_config(config))
+        listed.append((phase, str(run.with_suffix(".yaml")), str(run)))
+    path = folder / f"jobs-{count}.json"
+    path.write_text(json.dumps(listed))
+    port, processes = free_port(), []
+    for rank in range(count):
+        names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
+        names |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1}
+        environment = {**os.environ, **{name: str(value) for name, value in names.items()}}
+        command = [sys.executable, str(WORKER), str(path)]
+        processes.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
+    errors = [process.communicate(timeout=300)[1] for process in processes]
+    assert all(process.returncode == 0 for process in processes), "\n".join(errors)
+
+
+@pytest.fixture(scope="module")
+def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """By number of processes, a folder with a run for each estimator and network."""
+    folders = {}
+    for count in (1, *COUNTS):
+        folders[count] = tmp_path_factory.mktemp(f"ranks-{count}")
+        jobs = [
+            ("search", make_config(corpus, search__estimator=name, **changes), folders[count] / name)
+            for name, changes in ESTIMATORS.items()
+        ]
+        jobs += [
+            ("retrain", make_config(corpus, **changes), folders[count] / name) for name, changes in NETWORKS.items()
+        ]
+        run_ranks(count, jobs, folders[count])
+    return folders
+
+
+def losses(run: Run) -> list[tuple[int, str, float]]:
+    return [(line["step"], line["split"], line["loss"]) for line in run.records(METRICS)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*ESTIMATORS, *NETWORKS])
+@pytest.mark.parametrize("count", COUNTS)
+def test_several_processes_train_as_one(name: str, count: int, trained: dict[int, Path]) -> None:
+    alone, together = Run(trained[1] / name), Run(trained[count] / name)
+    for one, other in zip(losses(alone), losses(together), strict=True):
+        assert one[:2] == other[:2]
+        assert one[2] == pytest.approx(other[2], rel=2e-4)
+    expected, found = final_weights(alone), final_weights(together)
+    assert expected.keys() == found.keys()
+    for key, weight in expected.items():
+        torch.testing.assert_close(found[key], weight, rtol=1e-2, atol=2e-4)
+    assert alone.summary()["valid"]["tokens"] == together.summary()["valid"]["tokens"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize("count", COUNTS)
+def test_all_processes_draw_the_same_and_alpha_learns_from_all_rows(
+    name: str, count: int, trained: dict[int, Path]
+) -> None:
+    alone = json.loads((trained[1] / name / "recorded-0.json").read_text())
+    assert {kind for kind, _, _ in alone} == {"gates", "gradient"}
+    for rank in range(count):
+        recorded = json.loads((trained[count] / name / f"recorded-{rank}.json").read_text())
+        assert len(recorded) == len(alone)
+        for (kind, step, expected), (other_kind, other_step, found) in zip(alone, recorded, strict=True):
+            assert (kind, step) == (other_kind, other_step)
+            scale = np.abs(expected).max()
+            np.testing.assert_allclose(found, expected, rtol=1e-2, atol=2e-3 * scale)
+    for one, other in zip(*(Run(trained[n] / name).records(PI) for n in (1, count)), strict=True):
+        np.testing.assert_allclose(one["pi"], other["pi"], atol=2e-4)
+
+
+@pytest.mark.slow
+def test_what_no_process_sampled_keeps_no_gradient(trained: dict[int, Path], corpus: Path) -> None:
+    """Without weight decay of what had no gradient, a candidate that never ran has its initial weights."""
+    states = {count: load_state(list_checkpoints(trained[count] / "gdas" / "checkpoints")[-1]) for count in (1, 2)}
+    steps = {
+        count: {index: int(entry["step"]) for index, entry in state["optimizer"]["state"].items()}
+        for count, state in states.items()
+    }
+    assert steps[1] == steps[2]
+    assert len(set(steps[1].values())) > 1, "every candidate ran in every step"
+
+
+@pytest.mark.slow
+def test_the_first_process_alone_writes(trained: dict[int, Path]) -> None:
+    one, four = (sorted(path.name for path in (trained[n] / "plain").iterdir()) for n in (1, 4))
+    assert [name for name in four if not name.startswith("recorded")] == [
+        name for name in one if not name.startswith("recorded")
+    ]
+    steps = [line["step"] for line in Run(trained[4] / "plain").records(METRICS) if line["split"] == "train"]
+    assert steps == list(range(1, 21))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (2, 2)])
+def test_a_run_goes_on_with_another_number_of_processes(
+    before: int, after: int, corpus: Path, tmp_path: Path, trained: dict[int, Path]
+) -> None:
+    """What `before` processes have trained for 8 steps and were stopped, `after` finish as one would have."""
+    searched = make_config(corpus, search__estimator="uniform", **ESTIMATORS["uniform"])
+    retrained = make_config(corpus, **NETWORKS["compressive"])
+    jobs = {
+        "uniform": ("search", searched, tmp_path / "uniform"),
+        "compressive": ("retrain", retrained, tmp_path / "compressive"),
+    }
+    run_ranks(before, list(jobs.values()), tmp_path)
+    for _, _, folder in jobs.values():  # as if it had been killed soon after its eighth step
+        (folder / "summary.json").unlink()
+        for path in list_checkpoints(folder / "checkpoints"):
+            if path.name > "step-00000008":
+                shutil.rmtree(path)
+    run_ranks(after, list(jobs.values()), tmp_path)
+    for name, (_, _, folder) in jobs.items():
+        expected, found = final_weights(Run(trained[1] / name)), final_weights(Run(folder))
+        for key, weight in expected.items():
+            torch.testing.assert_close(found[key], weight, rtol=1e-2, atol=2e-4)
+        assert len(losses(Run(folder))) == len(losses(Run(trained[1] / name)))
+
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+
+def start_torchrun(config: Config, folder: Path, *options: str) -> subprocess.Popen[str]:
+    path = folder.with_suffix(".yaml")
+    path.write_text(dump_config(config))
+    command = [*TORCHRUN, *options, str(ROOT / "retrain.py"), str(path), "--run", str(folder)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def wait_for_checkpoint(folder: Path, process: subprocess.Popen[str], more_than: int = 0) -> None:
+    for _ in range(2400):
+        if len(list_checkpoints(folder / "checkpoints")) > more_than or process.poll() is not None:
+            return
+        time.sleep(0.05)
+    raise AssertionError("no checkpoint comes")
+
+
+def workers_of(process: subprocess.Popen[str]) -> list[int]:
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return [int(child) for child in children]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="the processes are found by /proc")
+def test_a_process_that_dies_ends_the_job_and_torchrun_brings_it_back(corpus: Path, tmp_path: Path) -> None:
+    config = make_config(corpus, model__arch="sf", train__steps=400, train__save_every=20, train__eval_every=400)
+    config = config.replace(train__log_every=20)
+    whole = retrain(config, tmp_path / "whole", Silent())
+    folder = tmp_path / "run"
+    process = start_torchrun(config, folder)
+    wait_for_checkpoint(folder, process)
+    os.kill(workers_of(process)[1], signal.SIGKILL)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert "error: Another process of this job was lost at step" in errors or "stopped by SIGTERM" in errors, errors
+    kept = list_checkpoints(folder / "checkpoints")
+    assert kept
+    process = start_torchrun(config, folder, "--max-restarts", "2")
+    wait_for_checkpoint(folder, process, len(kept) if len(kept) < 5 else 5)
+    time.sleep(0.2)
+    os.kill(workers_of(process)[0], signal.SIGKILL)
+    _, errors = process.communicate(timeout=180)
+    assert process.returncode == 0, errors
+    for one, other in zip(losses(whole), losses(Run(folder)), strict=True):
+        assert one[:2] == other[:2]
+        assert one[2] == pytest.approx(other[2], rel=2e-3)
+
+
+@pytest.mark.slow
+def test_a_signal_to_torchrun_stops_all_processes_after_the_same_step(corpus: Path, tmp_path: Path) -> None:
+    config = make_config(corpus, model__arch="sf", train__steps=10**5, train__save_every=10**5, train__eval_every=10**5)
+    folder = tmp_path / "run"
+    process = start_torchrun(config.replace(train__log_every=10), folder)
+    for _ in range(2400):
+        if (folder / METRICS).exists() or process.poll() is not None:
+            break
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert "stopped by SIGTERM after step" in errors, errors
+    assert len(list_checkpoints(folder / "checkpoints")) == 1
+
+
+def test_rows_are_shared_out_evenly_or_not_at_all() -> None:
+    shares = [Ranks(rank, 4).share(12) for rank in range(4)]
+    assert [list(range(12))[share] for share in shares] == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]
+    with pytest.raises(ParnasError, match=r"data\.batch_size gives 6 rows, which 4 processes cannot share"):
+        Ranks(0, 4).share(6)
+
+
+def test_torchrun_needs_a_run_folder(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from parnas.cli import main
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    for command, message in (
+        (["search"], "torchrun needs --run FOLDER"),
+        (["stability"], "torchrun is for search and retrain"),
+        (["baselines", str(tmp_path)], "torchrun is for search and retrain"),
+    ):
+        with pytest.raises(SystemExit):
+            main(command)
+        assert f"[process 1] error: {message}" in capsys.readouterr().err
+
+
+def test_a_run_of_one_process_that_was_stopped_can_be_resumed_alone(corpus: Path, tmp_path: Path) -> None:
+    config = make_config(corpus, model__arch="sf")
+    whole = retrain(config, tmp_path / "whole", Silent())
+    with pytest.raises(Stop):
+        retrain(config, tmp_path / "run", StopAfter(9))
+    assert_same_weights(whole, retrain(config, tmp_path / "run", Silent()))
