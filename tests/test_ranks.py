@@ -1,5 +1,6 @@
 """Several processes that train together: N of them with B / N rows each do what one does with B rows."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -182,7 +183,8 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 def start_torchrun(config: Config, folder: Path, *options: str) -> subprocess.Popen[str]:
     path = folder.with_suffix(".yaml")
     path.write_text(dump_config(config))
-    command = [*TORCHRUN, *options, str(ROOT / "retrain.py"), str(path), "--run", str(folder)]
+    # Without the dashes torchrun takes --run for an abbreviation of an option of its own.
+    command = [*TORCHRUN, *options, "--", str(ROOT / "retrain.py"), str(path), "--run", str(folder)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
 
 
@@ -195,12 +197,20 @@ def wait_for_checkpoint(folder: Path, process: subprocess.Popen[str], more_than:
 
 
 def workers_of(process: subprocess.Popen[str]) -> list[int]:
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    return [int(child) for child in children]
+    """Of torchrun's children, those that train."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/status"):
+        with contextlib.suppress(OSError):
+            if (
+                f"PPid:\t{process.pid}\n" in status.read_text()
+                and b"retrain.py" in (status.parent / "cmdline").read_bytes()
+            ):
+                found.append(int(status.parent.name))
+    return sorted(found)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="the processes are found by /proc")
+@pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="the processes are found by /proc")
 def test_a_process_that_dies_ends_the_job_and_torchrun_brings_it_back(corpus: Path, tmp_path: Path) -> None:
     config = make_config(corpus, model__arch="sf", train__steps=400, train__save_every=20, train__eval_every=400)
     config = config.replace(train__log_every=20)
