@@ -228,6 +228,16 @@ def test_the_last_place_of_a_dead_worker_is_waited_for_without_asking(
     assert [trial.number for trial in study.get_trials(states=(TrialState.FAIL,))] == [dead.number]
 
 
+def test_a_worker_says_that_it_waits_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STALE_SECONDS", 0.3)
+    task, notes, reporter = make_task(Counting()), [], Silent()
+    study = open_study(f"journal:{tmp_path}/s.log", "test", "tpe", task)
+    study.ask()
+    monkeypatch.setattr(reporter, "note", notes.append)
+    blackbox(study, task, 1, reporter)
+    assert [note for note in notes if "waiting" in note] == ["other workers have the last trials; waiting for them"]
+
+
 def test_a_living_worker_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "STALE_SECONDS", 0.3)
     monkeypatch.setattr(module, "BEAT_SECONDS", 0.05)
@@ -302,13 +312,17 @@ def test_the_network_of_a_dead_worker_is_tried_again_once(
     network = "".join(dead.params.values()).replace("i", "")
     dead.set_user_attr("network", network)
     dead.set_user_attr("source", "counted")
-    blackbox(study, task, 1, Silent())  # it holds the only place
+    notes: list[str] = []
+    reporter = Silent()
+    monkeypatch.setattr(reporter, "note", notes.append)
+    blackbox(study, task, 1, reporter)  # it holds the only place
     blackbox(study, task, 9, Silent())
     assert len(finished(study)) == 9
     (retry,) = [trial for trial in study.get_trials() if "retries" in trial.user_attrs]
     assert retry.user_attrs["retries"] == dead.number
     assert retry.params == dead.params
     assert asked.asked.count(network) == 1
+    assert f"trial {retry.number}: {network} again, which trial {dead.number} did not finish" in notes
 
 
 @pytest.mark.parametrize("url", STORAGES)
@@ -460,6 +474,10 @@ def test_a_study_keeps_its_terms(tmp_path: Path) -> None:
         open_study(url, "test", "tpe", make_task(Counting(), widths=(1, 2), lr=0.2))
     with pytest.raises(ParnasError, match="steps: None before, 5 now"):
         refuse_other_terms({}, {"steps": 5}, "test")
+    with pytest.raises(ParnasError, match=r"give all workers one search\.cost\.table"):
+        refuse_other_terms(
+            {"metric": "latency", "costs": {"s": 1.0}}, {"metric": "latency", "costs": {"s": 1.1}}, "test"
+        )
     foreign = optuna.create_study(storage=open_storage(url), study_name="foreign")
     with pytest.raises(ParnasError, match="not begun by parnas"):
         open_study(url, "foreign", "tpe", task)

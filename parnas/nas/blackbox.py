@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import optuna
 from optuna.exceptions import OptunaError, UpdateFinishedTrialError
@@ -53,26 +53,31 @@ def blackbox(study: optuna.Study, task: Task, trials: int, reporter: Reporter) -
     Raises `ParnasError` where the storage does not answer any more.
     """
     watch = Watch()
-    reporter.start("blackbox", len(finished(study)), trials)
+    reporter.start("blackbox", len(finished(study)), trials, "trials")
+    before = ""
     try:
-        while answered(partial(go_on, study, task, trials, watch, reporter), reporter.note):
-            pass
+        while (now := answered(partial(go_on, study, task, trials, watch, reporter), reporter.note)) != "complete":
+            if now == "waited" != before:
+                reporter.note("other workers have the last trials; waiting for them")
+            before = now
         reporter.advance(trials)
     finally:
         reporter.stop()
 
 
-def go_on(study: optuna.Study, task: Task, trials: int, watch: "Watch", reporter: Reporter) -> bool:
-    """Run a trial, or wait where other workers have the last places; False when the study is complete."""
+def go_on(
+    study: optuna.Study, task: Task, trials: int, watch: "Watch", reporter: Reporter
+) -> Literal["ran", "waited", "complete"]:
+    """Run a trial, or wait where other workers have the last places."""
     if (done := len(study.get_trials(deepcopy=False, states=FINISHED))) >= trials:
-        return False
+        return "complete"
     reporter.advance(done)
     watch.give_up_stale(study)
     if len(study.get_trials(deepcopy=False, states=FINISHED + RUNNING)) >= trials:
         time.sleep(POLL_SECONDS)  # one of the last places may yet be given up
-    else:
-        run_trial(study, study.ask(), task, trials, watch, reporter)
-    return True
+        return "waited"
+    run_trial(study, study.ask(), task, trials, watch, reporter)
+    return "ran"
 
 
 def run_trial(study: optuna.Study, trial: Trial, task: Task, trials: int, watch: "Watch", reporter: Reporter) -> None:
@@ -119,7 +124,7 @@ def evaluate(study: optuna.Study, trial: Trial, task: Task, trials: int, watch: 
         return Outcome(state=TrialState.PRUNED, note=f"{network}, passed over: {TRIES} workers ended with it")
     trial.set_user_attr(SOURCE, task.source)
     if lost is not None:
-        reporter.note(f"trial {trial.number}: {network} again, since the worker of trial {lost.number} ended with it")
+        reporter.note(f"trial {trial.number}: {network} again, which trial {lost.number} did not finish")
     values = [task.perplexity(trial.number, Architecture(layers)), task.costs.cost(layers)]
     return Outcome(values, note=describe(network, values, task))
 
@@ -175,7 +180,7 @@ def beating(study: optuna.Study, trial: Trial, watch: "Watch") -> Iterator[None]
         for number in itertools.count(1):
             if stop.wait(BEAT_SECONDS):
                 return
-            with suppress(OptunaError, SQLAlchemyError, OSError):  # the next may come through; the body finds out
+            with suppress(Exception):  # the next beat may come through; the body finds out by itself
                 trial.set_user_attr(BEAT, number)
                 watch.give_up_stale(study)
 
@@ -251,4 +256,6 @@ def refuse_other_terms(before: dict[str, Any], now: dict[str, Any], name: str) -
     changed = [key for key in keys if before.get(key) != now.get(key)]
     if changed:
         lines = [f"  - {key}: {before.get(key)} before, {now.get(key)} now" for key in changed]
+        if changed == ["costs"] and now.get("metric") == "latency":
+            lines.append("Latencies are each machine's own: give all workers one search.cost.table, or other costs.")
         raise ParnasError(f"The study {name} was begun on other terms; choose another --study:\n" + "\n".join(lines))

@@ -20,7 +20,8 @@ TRY_SECONDS, AWAY_SECONDS = 0.5, 600.0  # between two tries to reach a storage, 
 OPENING_TRIES = 5
 LOCKED_SECONDS = 60  # that a worker waits for the others' writes to an SQLite file
 HELD_SECONDS = 30  # after which a journal's lock is taken for that of a dead worker
-DRIVERS = {"psycopg": "'psycopg[binary]'", "psycopg2": "psycopg2-binary"}  # packages that are named unlike their module
+# Packages that are named unlike their module.
+DRIVERS = {"psycopg": "'psycopg[binary]'", "psycopg2": "psycopg2-binary", "MySQLdb": "mysqlclient"}
 
 T = TypeVar("T")
 
