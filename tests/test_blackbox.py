@@ -356,6 +356,7 @@ def test_two_workers_that_try_again_at_once_evaluate_once(
     retries = [trial for trial in studies[0].get_trials() if "retries" in trial.user_attrs]
     assert [trial.user_attrs["network"] for trial in retries] == [lost.user_attrs["network"]] * 2
     assert [trial.state for trial in retries] == [TrialState.COMPLETE, TrialState.FAIL]
+    assert retries[1].datetime_complete < retries[0].datetime_complete
     assert max(Counter(asked.asked).values()) == 1
     assert len(finished(studies[0])) == 4
 
