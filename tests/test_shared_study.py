@@ -185,7 +185,8 @@ def test_a_server_that_stays_away_ends_a_worker_with_a_message(
 ) -> None:
     """The study goes on when it is back."""
     monkeypatch.setattr(storage_module, "AWAY_SECONDS", 2.0)
-    monkeypatch.setattr(module, "STALE_SECONDS", 0.5)
+    monkeypatch.setattr(module, "STALE_SECONDS", 2.0)
+    monkeypatch.setattr(module, "POLL_SECONDS", 0.05)
 
     class Stopping(Counting):
         def __call__(self, number: int, architecture: Architecture) -> float:
