@@ -44,9 +44,9 @@ class PlainReporter:
     def __init__(self) -> None:
         self.title, self.steps, self.latest = "", 0, ""
 
-    def start(self, title: str, first_step: int, steps: int) -> None:
+    def start(self, title: str, first_step: int, steps: int, unit: str = "steps") -> None:
         self.title, self.steps = title, steps
-        self.note(f"{title}: steps {first_step} to {steps}")
+        self.note(f"{title}: {unit} {first_step} to {steps}")
 
     def advance(self, step: int) -> None:
         if step % max(1, self.steps // 10) == 0 and self.latest:
@@ -87,11 +87,12 @@ class LiveReporter:
         self.latest: dict[str, str] = {}
         self.bars: list[Text] = []
 
-    def start(self, title: str, first_step: int, steps: int) -> None:
+    def start(self, title: str, first_step: int, steps: int, unit: str = "steps") -> None:
         self.latest, self.bars = {}, []
         for task in self.progress.task_ids:
             self.progress.remove_task(task)
-        self.task = self.progress.add_task(title, total=steps, completed=first_step)
+        shown = title if unit == "steps" else f"{title}, {unit}"
+        self.task = self.progress.add_task(shown, total=steps, completed=first_step)
         self.live = Live(get_renderable=self.render, console=self.console, refresh_per_second=4)
         self.live.start()
 
@@ -210,7 +211,7 @@ def show_front(front: Sequence["Finding"], interleaved: float) -> None:
     for title in ("network", "ppl/token", "cost", "blocks", "trial", "source"):
         table.add_column(title, justify="left" if title in ("network", "source") else "right", overflow="fold")
     for each in front:
-        cost = f"{each.cost / interleaved:.3f}", f"{each.cost:,.4g}"
+        cost = f"{each.cost / interleaved:.3f}", f"{each.cost:,.0f}" if each.cost >= 1000 else f"{each.cost:.4g}"
         table.add_row(each.network, f"{each.valid_ppl:.2f}", *cost, str(each.trial), each.source)
     Console().print(table)
 

@@ -1,6 +1,5 @@
 """The black-box search: shared studies, equal networks, what counts as a trial, and what comes out."""
 
-import os
 import random
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import optuna
 import pytest
+from blackbox_helpers import STORAGES, Counting, make_task
 from optuna.trial import TrialState
 
 import parnas.nas.blackbox as module
@@ -24,41 +24,17 @@ from parnas.nas.blackbox import (
     find_equal,
     findings,
     finished,
-    open_storage,
     open_study,
     refuse_other_terms,
 )
 from parnas.nas.cost import count_costs
+from parnas.nas.storage import open_storage
 from parnas.nas.trials import (
     Finding,
-    Task,
     best_within,
     pareto_front,
 )
 from parnas.training.reporter import Silent
-
-STORAGES = ["sqlite:///{}/study.db", "journal:{}/study.log"]
-
-
-class Counting:
-    """A stand-in for training: a perplexity that follows from the string, every call written down."""
-
-    def __init__(self, log: Path | None = None, seconds: float = 0.0) -> None:
-        self.asked: list[str] = []
-        self.log, self.seconds = log, seconds
-
-    def __call__(self, number: int, architecture: Architecture) -> float:
-        self.asked.append(str(architecture.canonical()))
-        if self.log is not None:
-            with self.log.open("a") as file:
-                file.write(f"{architecture.canonical()} {number} {os.getpid()}\n")
-        time.sleep(self.seconds)
-        return 100.0 - sum((3 if letter == "s" else 2) / n for n, letter in enumerate(architecture.canonical(), 1))
-
-
-def make_task(perplexity: Counting, blocks: int = 3, seed: int = 1, **terms: object) -> Task:
-    config = Config().replace(search__blocks=blocks, runtime__seed=seed)
-    return Task(config.search.block_spaces, count_costs(config, "macs"), perplexity, "counted", terms, config, 10)
 
 
 def run_study(url: str, trials: int, sampler: str = "tpe", seed: int = 1, blocks: int = 3):
@@ -133,7 +109,7 @@ import sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 import parnas.nas.blackbox as module
-from test_blackbox import Counting, make_task
+from blackbox_helpers import Counting, make_task
 from parnas.training.reporter import Silent
 module.POLL_SECONDS = 0.02
 url, log = sys.argv[1:]
@@ -252,20 +228,29 @@ def test_the_last_place_of_a_dead_worker_is_waited_for_without_asking(
     assert [trial.number for trial in study.get_trials(states=(TrialState.FAIL,))] == [dead.number]
 
 
+def test_a_worker_says_that_it_waits_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STALE_SECONDS", 0.3)
+    task, notes, reporter = make_task(Counting()), [], Silent()
+    study = open_study(f"journal:{tmp_path}/s.log", "test", "tpe", task)
+    study.ask()
+    monkeypatch.setattr(reporter, "note", notes.append)
+    blackbox(study, task, 1, reporter)
+    assert [note for note in notes if "waiting" in note] == ["other workers have the last trials; waiting for them"]
+
+
 def test_a_living_worker_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "STALE_SECONDS", 0.3)
     monkeypatch.setattr(module, "BEAT_SECONDS", 0.05)
     study = open_study(f"sqlite:///{tmp_path}/s.db", "test", "tpe", make_task(Counting()))
     trial, watch = study.ask(), Watch()
-    with beating(trial):
+    with beating(study, trial, Watch()):
         for _ in range(20):
             watch.give_up_stale(study)
             time.sleep(0.05)
     assert study.get_trials()[0].state == TrialState.RUNNING
-    for _ in range(2):  # the first look may find one more beat
+    for _ in range(20):
         watch.give_up_stale(study)
-        time.sleep(0.4)
-    watch.give_up_stale(study)
+        time.sleep(0.05)
     assert study.get_trials()[0].state == TrialState.FAIL
 
 
@@ -309,6 +294,141 @@ def test_a_trial_that_breaks_off_is_not_left_running(trouble: type[BaseException
     assert len(finished(study)) == 6
 
 
+# What is lost.
+
+
+@pytest.mark.parametrize("url", STORAGES)
+def test_the_network_of_a_dead_worker_is_tried_again_once(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "STALE_SECONDS", 0.3)
+    monkeypatch.setattr(module, "BEAT_SECONDS", 0.05)
+    asked = Counting()
+    task = make_task(asked, 6)
+    study = open_study(url.format(tmp_path), "test", "tpe", task)
+    dead = study.ask()
+    for block in range(1, 7):
+        dead.suggest_categorical(f"block {block}", ["s", "f", "i"])
+    network = "".join(dead.params.values()).replace("i", "")
+    dead.set_user_attr("network", network)
+    dead.set_user_attr("source", "counted")
+    notes: list[str] = []
+    reporter = Silent()
+    monkeypatch.setattr(reporter, "note", notes.append)
+    blackbox(study, task, 1, reporter)  # it holds the only place
+    blackbox(study, task, 9, Silent())
+    assert len(finished(study)) == 9
+    (retry,) = [trial for trial in study.get_trials() if "retries" in trial.user_attrs]
+    assert retry.user_attrs["retries"] == dead.number
+    assert retry.params == dead.params
+    assert asked.asked.count(network) == 1
+    assert f"trial {retry.number}: {network} again, which trial {dead.number} did not finish" in notes
+
+
+@pytest.mark.parametrize("url", STORAGES)
+def test_two_workers_that_try_again_at_once_evaluate_once(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The later gives its trial back, without waiting for the earlier to end."""
+    asked = Counting(seconds=0.3)
+    task = make_task(asked)
+    studies = [open_study(url.format(tmp_path), "test", "tpe", task) for _ in range(2)]
+    broken = make_task(Breaking(RuntimeError, {0}))
+    with pytest.raises(RuntimeError):
+        blackbox(studies[0], broken, 4, Silent())
+    (lost,) = studies[0].get_trials()
+    barrier = threading.Barrier(2)
+
+    def ask_together(index: int) -> None:
+        trial_of, first = studies[index].ask, [True]
+
+        def ask():
+            trial = trial_of()
+            if first:
+                first.clear()
+                barrier.wait(30)
+            return trial
+
+        monkeypatch.setattr(studies[index], "ask", ask)
+        blackbox(studies[index], task, 4, Silent())
+
+    threads_at_once(2, ask_together)
+    retries = [trial for trial in studies[0].get_trials() if "retries" in trial.user_attrs]
+    assert [trial.user_attrs["network"] for trial in retries] == [lost.user_attrs["network"]] * 2
+    assert [trial.state for trial in retries] == [TrialState.COMPLETE, TrialState.FAIL]
+    assert retries[1].datetime_complete < retries[0].datetime_complete
+    assert max(Counter(asked.asked).values()) == 1
+    assert len(finished(studies[0])) == 4
+
+
+class Breaking(Counting):
+    """Raises at certain trials, or whenever it is asked for certain networks."""
+
+    def __init__(self, trouble: type[BaseException], at: set[int | str]) -> None:
+        super().__init__()
+        self.trouble, self.at = trouble, at
+
+    def __call__(self, number: int, architecture: Architecture) -> float:
+        value = super().__call__(number, architecture)
+        if number in self.at or self.asked[-1] in self.at:
+            raise self.trouble
+        return value
+
+
+def go_on_until_done(url: str, asked: Counting, trials: int, sampler: str = "tpe") -> tuple[optuna.Study, int]:
+    """Give the same command again and again; with how often it broke off."""
+    task = make_task(asked)
+    for broke_off in range(20):
+        study = open_study(url, "test", sampler, task)
+        try:
+            blackbox(study, task, trials, Silent())
+        except (MemoryError, KeyboardInterrupt):
+            continue
+        return study, broke_off
+    raise AssertionError("the study does not end")
+
+
+def test_a_network_that_ends_its_workers_is_passed_over_after_three(tmp_path: Path) -> None:
+    """Also where it is drawn again."""
+    url = f"sqlite:///{tmp_path}/s.db"
+    study, broke_off = go_on_until_done(url, asked := Breaking(MemoryError, {"s"}), 30)
+    assert asked.asked.count("s") == broke_off == 3
+    assert len(finished(study)) == 30
+    assert "s" not in [finding.network for finding in findings(study)]
+    named = [trial for trial in study.get_trials() if trial.user_attrs["network"] == "s"]
+    assert Counter(trial.state for trial in named)[TrialState.FAIL] == 3
+    assert {trial.state for trial in named} <= {TrialState.FAIL, TrialState.PRUNED}
+    assert any(trial.state == TrialState.PRUNED for trial in named)
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "nsga2"])
+def test_a_worker_interrupted_in_trials_makes_the_study_of_one_that_was_not(sampler: str, tmp_path: Path) -> None:
+    """However often, and also several times in trials of one network."""
+    monkey = Breaking(KeyboardInterrupt, {0, 3, 4, 5, 6, 12, 13})
+    parts, broke_off = go_on_until_done(f"journal:{tmp_path}/a.log", monkey, 64, sampler)
+    whole, _ = go_on_until_done(f"journal:{tmp_path}/b.log", Counting(), 64, sampler)
+    assert broke_off >= 5
+    told = [[(trial.params, trial.values, trial.state) for trial in finished(study)] for study in (parts, whole)]
+    assert told[0] == told[1]
+
+
+def test_a_watch_that_could_not_look_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a worker was suspended, or the storage away, the others may have been so too."""
+    clock = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
+    study = open_study(f"sqlite:///{tmp_path}/s.db", "test", "tpe", make_task(Counting()))
+    study.ask()
+    watch = Watch()
+
+    def look(*times: float) -> TrialState:
+        for clock[0] in times:
+            watch.give_up_stale(study)
+        return study.get_trials()[0].state
+
+    assert look(0, 20, 300, 320, 340, 360, 380, 400, 419) == TrialState.RUNNING
+    assert look(421) == TrialState.FAIL
+
+
 # What comes out.
 
 
@@ -343,35 +463,7 @@ def test_the_best_within_a_bound() -> None:
     assert best_within([Finding("ff", 5.0, 12.0, 3, "x"), found[2]], None) == found[2]
 
 
-# The storage.
-
-
-@pytest.mark.parametrize(
-    ("url", "message"),
-    [
-        ("study.db", "is no storage; give sqlite"),
-        ("sqlite://", "is no storage"),
-        ("sqlite:///", "is no storage"),
-        ("journal:", "is no storage"),
-        ("abacus://host/base", "is no address of a database"),
-        ("postgresql://me:secret@localhost/base", "pip install .?psycopg"),
-    ],
-)
-def test_storages_that_cannot_be_opened(url: str, message: str) -> None:
-    with pytest.raises(ParnasError, match=message) as refusal:
-        open_storage(url)
-    assert "secret" not in str(refusal.value)
-
-
-def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "notes").write_text("not a database, but some text that is long enough to be looked at" * 20)
-    with pytest.raises(ParnasError, match="cannot be opened"):
-        open_storage(f"sqlite:///{tmp_path}/notes")
-
-
-def test_folders_of_storages_are_made(tmp_path: Path) -> None:
-    for url in STORAGES:
-        open_storage(url.format(tmp_path / url[:3] / "deep"))
+# The terms.
 
 
 def test_a_study_keeps_its_terms(tmp_path: Path) -> None:
@@ -383,6 +475,10 @@ def test_a_study_keeps_its_terms(tmp_path: Path) -> None:
         open_study(url, "test", "tpe", make_task(Counting(), widths=(1, 2), lr=0.2))
     with pytest.raises(ParnasError, match="steps: None before, 5 now"):
         refuse_other_terms({}, {"steps": 5}, "test")
+    with pytest.raises(ParnasError, match=r"give all workers one search\.cost\.table"):
+        refuse_other_terms(
+            {"metric": "latency", "costs": {"s": 1.0}}, {"metric": "latency", "costs": {"s": 1.1}}, "test"
+        )
     foreign = optuna.create_study(storage=open_storage(url), study_name="foreign")
     with pytest.raises(ParnasError, match="not begun by parnas"):
         open_study(url, "foreign", "tpe", task)

@@ -72,6 +72,8 @@ def test_plain_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[st
     reporter.metrics({**VALID, "step": 20})
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "search: steps 0 to 20"
+    reporter.start("blackbox", 3, 9, "trials")
+    assert capsys.readouterr().err == "blackbox: trials 3 to 9\n"
     assert any(line.startswith("search 20/20: train loss 4.000") and line.endswith("pi argmax sf") for line in lines)
     assert lines[-1].startswith("search 20/20: valid loss 3.900")
     assert not any("\x1b" in line for line in lines)

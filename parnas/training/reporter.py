@@ -7,8 +7,8 @@ from typing import Any, Protocol
 class Reporter(Protocol):
     """Receives the progress of a command; the silent one below ignores it."""
 
-    def start(self, title: str, first_step: int, steps: int) -> None:
-        """A loop of `steps` begins at `first_step`."""
+    def start(self, title: str, first_step: int, steps: int, unit: str = "steps") -> None:
+        """A loop of `steps`, which are called `unit`, begins at `first_step`."""
 
     def advance(self, step: int) -> None:
         """So many steps are done."""
@@ -29,7 +29,7 @@ class Reporter(Protocol):
 class Silent:
     """A reporter that says nothing."""
 
-    def start(self, title: str, first_step: int, steps: int) -> None: ...
+    def start(self, title: str, first_step: int, steps: int, unit: str = "steps") -> None: ...
 
     def advance(self, step: int) -> None: ...
 
