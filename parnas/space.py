@@ -16,8 +16,9 @@ def spread_space(space: Space, blocks: int) -> tuple[tuple[str, ...], ...]:
     Names come as `str(LayerName)` writes them. Raises `ParnasError` for what is no name.
     """
     shared = all(isinstance(name, str) for name in space)
-    rows: Sequence[Sequence[str]] = [cast(Sequence[str], space)] * blocks if shared else space
-    return tuple(tuple(str(LayerName.parse(name)) for name in row) for row in rows)
+    rows: Sequence[Sequence[str]] = [cast(Sequence[str], space)] if shared else space
+    spread = tuple(tuple(str(LayerName.parse(name)) for name in row) for row in rows)
+    return spread * blocks if shared else spread
 
 
 def unite(spaces: Sequence[Sequence[str]]) -> tuple[str, ...]:

@@ -109,7 +109,9 @@ class PieceTokenizer(Tokenizer):
     def load(cls, folder: Path) -> Self:
         settings = read_json(folder / SETTINGS_FILE)
         model = (folder / MODEL_FILE).read_bytes()
-        pieces = np.array(settings["pieces"], np.int64)
+        pieces = np.array(settings["pieces"])
+        if pieces.dtype != np.int64 or pieces.ndim != 1 or not np.array_equal(np.sort(pieces), np.arange(len(pieces))):
+            raise ValueError("its numbers are not those below their count in some order")
         return cls(model, pieces, bool(settings["byte_fallback"]), bool(settings["lowercase"]))
 
     @property

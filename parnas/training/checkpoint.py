@@ -1,8 +1,10 @@
 """Checkpoints: a folder with the weights, the state of training and a manifest of their hashes."""
 
 import hashlib
+import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +45,8 @@ def _write(folder: Path, model: torch.nn.Module, state: dict[str, Any]) -> None:
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """Finished checkpoints, the oldest first."""
-    return sorted(path for path in folder.glob("step-*") if (path / MANIFEST).is_file())
+    named = (path for path in folder.glob("step-*") if re.fullmatch(r"step-[0-9]{8,18}", path.name))
+    return sorted((path for path in named if (path / MANIFEST).is_file()), key=lambda path: int(path.name[5:]))
 
 
 def newest_checkpoint(folder: Path, note: Callable[[str], None]) -> Path | None:
@@ -73,8 +76,41 @@ def load_weights(path: Path, model: torch.nn.Module) -> None:
 
 
 def load_state(path: Path) -> dict[str, Any]:
-    """The state of training, on the CPU; plain data only, nothing in the file is executed."""
-    return dict(torch.load(path / STATE, map_location="cpu", weights_only=True))
+    """The state of training, on the CPU; plain data only, nothing in the file is executed.
+
+    Raises `ParnasError` for anything else.
+    """
+    try:
+        state = torch.load(path / STATE, map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever foreign bytes make of an unpickler
+        reason = str(error).partition("\n")[0][:200]
+        raise ParnasError(
+            f"{path / STATE} holds something else than the state of a training, and nothing in it was executed "
+            f"({type(error).__name__}: {reason}). Restore it, or remove {path} to go on from the checkpoint before."
+        ) from error
+    if not isinstance(state, dict):
+        raise ParnasError(f"{path / STATE} is not the state of a training; restore it, or remove {path}.")
+    return state
+
+
+@contextmanager
+def restoring(path: Path) -> Iterator[None]:
+    """Turn what a state of the wrong structure raises, while a training takes it up, into a `ParnasError`."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
+        raise ParnasError(
+            f"{path / STATE} is not a state of this training ({error!r:.200}); restore it, or remove {path} to go on "
+            "from the checkpoint before."
+        ) from error
+
+
+def refuse_misshapen(optimizer: torch.optim.Optimizer) -> None:
+    """Raise `ValueError` where an optimizer's state has not the shape of what it is about, which no kernel checks."""
+    for parameter, state in optimizer.state.items():
+        for name in ("exp_avg", "exp_avg_sq", "step"):
+            if state[name].shape != (() if name == "step" else parameter.shape):
+                raise ValueError(f"the optimizer's {name} has not the shape of its parameter")
 
 
 def _sha256(path: Path) -> str:

@@ -19,7 +19,15 @@ from parnas.model.estimators import Gates
 from parnas.model.memory import Memory, map_memory
 from parnas.model.transformer_xl import TransformerXL
 from parnas.run import METRICS, Run
-from parnas.training.checkpoint import list_checkpoints, load_state, load_weights, newest_checkpoint, save_checkpoint
+from parnas.training.checkpoint import (
+    list_checkpoints,
+    load_state,
+    load_weights,
+    newest_checkpoint,
+    refuse_misshapen,
+    restoring,
+    save_checkpoint,
+)
 from parnas.training.device import Device
 from parnas.training.perplexity import TotalLoss, measure_loss
 from parnas.training.reporter import Reporter, describe_metrics
@@ -140,6 +148,19 @@ class Trainer:
         if state["rng"]["cuda"] is not None:
             torch.cuda.set_rng_state(state["rng"]["cuda"], device)
 
+    def refuse_unfit_state(self) -> None:
+        """Raise `ValueError` where what was restored cannot be trained on; see `restoring`."""
+        if type(self.step) is not int or not 0 <= self.step <= self.plan.steps:
+            raise ValueError(f"its step is {self.step!r:.40}")
+        self.seconds = float(self.seconds)
+        if any(value.dim() for pair in self.recent for value in pair):
+            raise ValueError("its losses are no single numbers")
+        if self.memory is not None and len(self.memory) != len(self.model.blocks):
+            raise ValueError(f"its memory is of {len(self.memory)} blocks")
+        for optimizer in vars(self).values():
+            if isinstance(optimizer, torch.optim.Optimizer):
+                refuse_misshapen(optimizer)
+
     def log(self, record: dict[str, Any]) -> None:
         """Write and show the metrics of the last steps."""
         self.session.run.append(METRICS, record)
@@ -187,7 +208,10 @@ class Trainer:
             raise ParnasError(f"No checkpoint in {run.checkpoints} is whole; remove that folder to begin anew.")
         if path is not None:
             load_weights(path, self.model)
-            self.restore(load_state(path))
+            state = load_state(path)
+            with restoring(path):
+                self.restore(state)
+                self.refuse_unfit_state()
             self.session.reporter.note(f"resuming after step {self.step} of {self.plan.steps}")
         run.cut_after(self.step)
 
