@@ -82,14 +82,14 @@ WRONG_PI = [
     {"step": int(HUGE)},
     {"step": 2**63},
 ]
-WRONG_ARCH = [{"arch": 3}, {"arch": LONG}, {"arch": "sss\ud800"}, {"arch": "ccc"}, {"arch": "s"}]
+WRONG_ARCH = [{"arch": 3}, {"arch": LONG}, {"arch": "ccc"}, {"arch": "s"}]
 
 
 @pytest.mark.parametrize(
     ("command", "change"),
     [(command, change) for command in ("derive", "plot") for change in WRONG_PI]
-    + [(command, change) for command in ("plot", "evaluate") for change in WRONG_ARCH[:3]]
-    + [("plot", change) for change in [*WRONG_ARCH[3:], {"tau": "x"}, {"tau": None}]],
+    + [(command, change) for command in ("plot", "evaluate") for change in WRONG_ARCH[:2]]
+    + [("plot", change) for change in [*WRONG_ARCH[2:], {"tau": "x"}, {"tau": None}]],
     ids=itertools.count(),
 )
 def test_lines_of_pi_of_the_wrong_kind_are_refused(
@@ -97,10 +97,10 @@ def test_lines_of_pi_of_the_wrong_kind_are_refused(
 ) -> None:
     path = searched.folder / "pi.jsonl"
     first, *_, last = (json.loads(line) for line in path.read_text().splitlines())
-    path.write_text(
-        "".join(json.dumps(line) + "\n" for line in (first, last | change)) + ("{" if "step" in change else "")
-    )
-    assert str(path) in refusal(capsys, *COMMANDS[command](searched.folder)) or "arch" in change
+    torn = "{" if "step" in change else ""
+    path.write_text("".join(json.dumps(line) + "\n" for line in (first, last | change)) + torn)
+    error = refusal(capsys, *COMMANDS[command](searched.folder))
+    assert str(path) in error or "Block 1 gives" in error or "arch" in change
 
 
 @pytest.mark.parametrize("command", ["plot", "evaluate"])

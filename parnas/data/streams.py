@@ -89,7 +89,7 @@ class StreamHeader:
         tree = read_json(path)
         try:
             splits = {split: SplitCounts(**tree["splits"][split]) for split in SPLITS}
-            header = cls(**{**tree, "loses": tuple(tree["loses"]), "splits": splits})
+            header = cls(**{**tree, "splits": splits})
             return TypeAdapter(cls).validate_python(asdict(header))
         except (KeyError, TypeError, ValueError) as error:  # pydantic's among them
             reason = " ".join(str(error).split())[:200]
