@@ -119,7 +119,7 @@ def _finite_number(text: str) -> float | None:
 
 
 def _small_integer(text: str) -> int:
-    if len(text) > 20 or abs(value := int(text)) >= MAX_INTEGER:
+    if len(text) > 21 or abs(value := int(text)) >= MAX_INTEGER:
         raise ValueError(f"{text[:20]}... is too large a number")
     return value
 

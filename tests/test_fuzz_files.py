@@ -150,7 +150,7 @@ def checkpoints(tmp_path: Path) -> Path:
 def is_whole(folder: Path) -> bool:
     """Whether the manifest of a checkpoint has the hashes of its two files."""
     try:
-        hashes = json.loads((folder / "manifest.json").read_bytes().decode())["sha256"]
+        hashes = from_json((folder / "manifest.json").read_bytes().decode())["sha256"]
         return all(
             hashes[name] == hashlib.sha256((folder / name).read_bytes()).hexdigest()
             for name in ("model.safetensors", "state.pt")

@@ -88,6 +88,8 @@ class StreamHeader:
         """Raises `ParnasError` for a missing or broken file."""
         tree = read_json(path)
         try:
+            if set(tree["splits"]) != set(SPLITS):
+                raise KeyError("splits")
             splits = {split: SplitCounts(**tree["splits"][split]) for split in SPLITS}
             header = cls(**{**tree, "splits": splits})
             return TypeAdapter(cls).validate_python(asdict(header))
