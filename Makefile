@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar o
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test lint format bench bench-quality clean
+.PHONY: help install demo test lint format audit bench bench-quality clean
 
 help:
 	@echo "make demo     install into $(VENV) and run search, derive, retrain, evaluate on an embedded corpus"
@@ -15,6 +15,7 @@ help:
 	@echo "make install  install only"
 	@echo "make bench    install with what is compared with, then each short benchmark (up to three minutes each)"
 	@echo "make bench-quality PARNAS_DATA=DIR  seconds to the forerunner's quality, about ten minutes; DIR holds wikitext-2"
+	@echo "make audit    look for known weaknesses of the versions in constraints.txt"
 	@echo "make lint | format | clean"
 	@echo "PYTHON=python3.12 make ... takes another Python"
 
@@ -35,6 +36,15 @@ lint: $(VENV)/installed-dev
 format: $(VENV)/installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# pip-audit fails alike where it finds something and where it is told nothing, but then it leaves no report. --strict:
+# what the service does not know counts as nothing told.
+audit: $(VENV)/pyvenv.cfg
+	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --quiet pip-audit
+	@rm -f $(VENV)/audit.json
+	@$(BIN)/pip-audit -r constraints.txt --no-deps --disable-pip --strict --progress-spinner off -f json -o $(VENV)/audit.json; \
+	found=$$?; [ -s $(VENV)/audit.json ] || { echo "error: the versions were not audited, since the service that knows of \
+	weaknesses did not answer for all of them (see above); try again where it can be reached" >&2; exit 2; }; exit $$found
 
 # The figures in benchmarks/results are of the full benchmarks: python benchmarks/NAME.py.
 bench: $(VENV)/installed-bench

@@ -108,6 +108,8 @@ class Architecture:
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read an expression or a preset; raises `ParnasError` with the place of the mistake."""
+        if not isinstance(text, str):  # of a file that someone wrote
+            raise ParnasError(f"The architecture is {text!r:.40}, not a string. {_HELP}")
         text = text.strip()
         if len(text) > MAX_TEXT:
             raise ParnasError(f"The architecture is {len(text)} characters long; at most {MAX_TEXT} are read. {_HELP}")
@@ -119,7 +121,7 @@ class Architecture:
         """The same network without identity blocks: `sifi` and `iisf` are both `sf`."""
         layers = drop_identity(self)
         if not layers:
-            raise ParnasError(f"{self} has no layer besides identity, so there is no network to train.")
+            raise ParnasError(f"{self!s:.80} has no layer besides identity, so there is no network to train.")
         return type(self)(layers)
 
     def counts(self) -> dict[str, int]:
@@ -199,7 +201,7 @@ def _shorten(text: str) -> str:
 def _preset(name: str, numbers: list[int], text: str) -> Sequence[str]:
     expected = {"interleaved": 1, "compressive": 1, "all-f": 1, "sandwich": 2, "random": 2}[name]
     if len(numbers) != expected:
-        raise ParnasError(f"{name} takes {expected} number(s), not {len(numbers)}, in {text!r}. {_HELP}")
+        raise ParnasError(f"{name} takes {expected} number(s), not {len(numbers)}, in {_shorten(text)}. {_HELP}")
     blocks = numbers[0]
     if not 1 <= blocks <= MAX_BLOCKS:
         raise ParnasError(f"{text!r} asks for {blocks} blocks; 1 to {MAX_BLOCKS} are possible.")

@@ -1,13 +1,16 @@
 """The configuration: one frozen tree of the sections in `sections.py`, read from YAML and overridden by dotted keys."""
 
 import difflib
+import reprlib
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field, ValidationError
 
 from parnas.errors import ParnasError
+from parnas.files import read_text
 from parnas.sections import (
     DataConfig,
     EvaluationConfig,
@@ -17,7 +20,10 @@ from parnas.sections import (
     Section,
     TrainConfig,
 )
-from parnas.yaml_text import read_yaml, to_yaml
+from parnas.yaml_text import MAX_BYTES, read_yaml, to_yaml
+
+MOST_TOLD = 100  # mistakes
+LONGEST_TOLD = 500  # characters of one
 
 
 class Config(Section):
@@ -59,11 +65,7 @@ def load_config(name: str | Path, overrides: Sequence[str] = ()) -> Config:
     key, the nearest known one.
     """
     path = find_config(name)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ParnasError(f"{path} is not UTF-8 text; save it as such.") from error
-    tree = read_yaml(text, str(path))
+    tree = read_yaml(read_text(path, MAX_BYTES), str(path))
     if tree is None:
         tree = {}
     if not isinstance(tree, dict):
@@ -73,26 +75,31 @@ def load_config(name: str | Path, overrides: Sequence[str] = ()) -> Config:
 
 def check_config(tree: dict[Any, Any], source: str, overrides: Sequence[str] = ()) -> Config:
     """Apply overrides to a nested dictionary and validate it; raises `ParnasError` naming `source` and all mistakes."""
-    found = []
+    tree, found = _own_copy(tree), []
     for override in overrides:
         key, equals, value = override.partition("=")
         if not equals or not key:
-            found.append(f"{override!r} is not of the form section.key=value")
+            found.append(f"{override!r:.80} is not of the form section.key=value")
         elif problem := _put(tree, key.split("."), read_yaml(value, f"The value of {key}")):
-            found.append(f"{override!r}: {problem}")
+            found.append(f"{override!r:.80}: {problem}")
+    left_out = 0
     while True:
         try:
             config = Config.model_validate(tree)
             break
         except ValidationError as error:
-            fresh = [line for detail in error.errors() for line in _describe(detail)]
-            found += fresh
+            details = error.errors(include_url=False, include_context=True)
+            told = details[: MOST_TOLD - len(found)] if len(found) < MOST_TOLD else []
+            left_out += len(details) - len(told)
+            found += [line for detail in told for line in _describe(detail)]
             # Mistakes across fields show only once each field is right by itself: take the wrong ones out, look again.
-            taken = [_take_out(tree, detail["loc"]) for detail in error.errors()]
+            taken = [_take_out(tree, detail["loc"]) for detail in details]
             if not any(taken):
                 break
     if found:
-        raise ParnasError(f"{source} has {len(found)} mistake(s):\n" + "\n".join(f"  - {line}" for line in found))
+        lines = [f"  - {line if len(line) <= LONGEST_TOLD else line[: LONGEST_TOLD - 3] + '...'}" for line in found]
+        more = [f"  and {left_out} more"] if left_out else []
+        raise ParnasError(f"{source} has {len(found) + left_out} mistake(s):\n" + "\n".join(lines + more))
     return config
 
 
@@ -107,6 +114,11 @@ def walk_fields(section: type[Section] = Config, prefix: str = "") -> Iterator[t
         yield prefix + name, field
         if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
             yield from walk_fields(field.annotation, f"{prefix}{name}.")
+
+
+def _own_copy(tree: Any) -> Any:
+    """Nested dictionaries anew, each place its own, so that what is set in one does not show where YAML repeats it."""
+    return {key: _own_copy(value) for key, value in tree.items()} if isinstance(tree, dict) else tree
 
 
 def _put(tree: dict[Any, Any], keys: Sequence[str], value: Any) -> str | None:
@@ -132,7 +144,7 @@ def _take_out(tree: Any, location: Sequence[int | str]) -> bool:
 
 def _describe(detail: Any) -> list[str]:
     """One line for each mistake in an entry of pydantic's `ValidationError.errors()`."""
-    known = [key for key, _ in walk_fields()]
+    known = _known_keys()
     key = (
         _known_part(detail["loc"], known) if detail["type"] != "extra_forbidden" else ".".join(map(str, detail["loc"]))
     )
@@ -142,13 +154,23 @@ def _describe(detail: Any) -> list[str]:
         section, _, last = key.rpartition(".")
         by_name = [other for other in known if other.rpartition(".")[2] == last]
         beside = {other.rpartition(".")[2]: other for other in known if other.rpartition(".")[0] == section}
-        near = by_name or [beside[name] for name in difflib.get_close_matches(last, beside, 1, 0.6)]
-        near = near or [k for k in known if difflib.get_close_matches(last, [k.rpartition(".")[2]], 1, 0.75)]
-        return [f"{key} is no known key" + (f"; did you mean {near[0]}?" if near else "")]
-    given = repr(detail["input"])
+        near = by_name or [beside[name] for name in difflib.get_close_matches(last[:80], beside, 1, 0.6)]
+        near = near or [k for k in known if difflib.get_close_matches(last[:80], [k.rpartition(".")[2]], 1, 0.75)]
+        return [f"{key:.80} is no known key" + (f"; did you mean {near[0]}?" if near else "")]
+    given = _REPR.repr(detail["input"])
     given = given if len(given) <= 60 else given[:57] + "..."
     allowed = detail["msg"].replace("Input should", "it should", 1)
     return [f"{key} is {given}; {allowed[0].lower()}{allowed[1:]}"]
+
+
+@cache
+def _known_keys() -> tuple[str, ...]:
+    return tuple(key for key, _ in walk_fields())
+
+
+_REPR = reprlib.Repr()  # shows the beginning of a value, however large the whole
+_REPR.maxstring = _REPR.maxother = _REPR.maxlong = 57
+_REPR.maxdict = _REPR.maxlist = _REPR.maxtuple = _REPR.maxset = 20
 
 
 def _known_part(location: Sequence[int | str], known: Sequence[str]) -> str:

@@ -11,6 +11,12 @@ from typing import Any
 
 from parnas.errors import ParnasError
 
+MAX_JSON_BYTES = 256 << 20
+"""Of a JSON file; a tokenizer's of a million words is a tenth of that."""
+
+MAX_INTEGER = 2**64
+"""JSON integers are smaller by magnitude, so that they fit floats."""
+
 
 def flush_to_disk(path: Path) -> None:
     """fsync a file or a folder (a folder's fsync makes a rename inside it durable)."""
@@ -61,10 +67,16 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def read_text(path: Path) -> str:
-    """Read a UTF-8 file; other bytes raise a `ParnasError` that names it."""
+def read_text(path: Path, most: int) -> str:
+    """Read a UTF-8 file of at most `most` bytes; another, or what is no file, raises a `ParnasError` that names it."""
+    if path.exists() and not path.is_file():
+        raise ParnasError(f"{path} is no file; give one.")  # a device or a pipe may never end
+    with path.open("rb") as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise ParnasError(f"{path} is larger than {most:,} bytes, as no such file is; restore it.")
     try:
-        return path.read_text(encoding="utf-8")
+        return content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ParnasError(f"{path} is not UTF-8 text; restore it or save it as such.") from error
 
@@ -72,11 +84,47 @@ def read_text(path: Path) -> str:
 def read_json(path: Path) -> Any:
     """Read a JSON file; a missing or broken one raises a `ParnasError` that names it."""
     try:
-        return json.loads(read_text(path))
+        return from_json(read_text(path, MAX_JSON_BYTES))
     except FileNotFoundError as error:
         raise ParnasError(f"{path} does not exist.") from error
     except ValueError as error:
         raise ParnasError(f"{path} is not valid JSON ({error}); restore it or make it anew.") from error
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Read a JSON file that holds an object; anything else raises a `ParnasError` that names it."""
+    found = read_json(path)
+    if not isinstance(found, dict):
+        raise ParnasError(f"{path} holds no JSON object; restore it or make it anew.")
+    return found
+
+
+def from_json(text: str) -> Any:
+    """The value of a JSON text; numbers that are infinite or none are null, as in `to_json`.
+
+    Raises `ValueError` for what is no JSON, and for what nobody can use: integers beyond 64 bits, halves of characters,
+    and nesting beyond Python's recursion.
+    """
+    try:
+        value = _DECODER.decode(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    if "\\ud" in text or "\\uD" in text:
+        json.dumps(value, ensure_ascii=False).encode("utf-8")  # halves of characters are a UnicodeEncodeError
+    return value
+
+
+def _finite_number(text: str) -> float | None:
+    return value if math.isfinite(value := float(text)) else None
+
+
+def _small_integer(text: str) -> int:
+    if len(text) > 21 or abs(value := int(text)) >= MAX_INTEGER:
+        raise ValueError(f"{text[:20]}... is too large a number")
+    return value
+
+
+_DECODER = json.JSONDecoder(parse_constant=_finite_number, parse_float=_finite_number, parse_int=_small_integer)
 
 
 @contextmanager
@@ -100,3 +148,25 @@ def folder_in_one_piece(path: Path) -> Iterator[Path]:
         flush_to_disk(path.parent)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
+
+
+def refuse_foreign_links(folder: Path) -> None:
+    """Raise where anything in a folder is a symbolic link that leads out of it, or neither a file nor a folder.
+
+    A folder that came from somewhere else must not make us read or write in other places, nor wait for a pipe. It may
+    be a link itself.
+    """
+    home, waiting = os.path.realpath(folder), [os.fspath(folder)]
+    while waiting:
+        with os.scandir(waiting.pop()) as entries:
+            for entry in entries:
+                if entry.is_symlink():
+                    if os.path.commonpath([home, os.path.realpath(entry.path)]) != home:
+                        raise ParnasError(
+                            f"{entry.path} is a link that leads out of {folder}; replace it by what it should be, or "
+                            "remove it."
+                        )
+                elif entry.is_dir(follow_symlinks=False):
+                    waiting.append(entry.path)
+                elif not entry.is_file(follow_symlinks=False):
+                    raise ParnasError(f"{entry.path} is neither a file nor a folder; remove it.")

@@ -1,6 +1,7 @@
 """The section `model` of the configuration: the network's shape, and how far its attention looks back."""
 
 from collections.abc import Iterator
+from itertools import accumulate
 from typing import Literal, NamedTuple
 
 from pydantic import Field
@@ -93,14 +94,17 @@ class ModelConfig(Section):
 
     def embedding_dims(self) -> list[int]:
         """Embedding width of each cluster (Baevski & Auli 2019; `div_val` of Transformer-XL)."""
-        return [self.d_model // self.div_val**cluster for cluster in range(len(self.cutoffs) + 1)]
+        return self._narrowing(self.div_val)
 
     def softmax_dims(self) -> list[int]:
         """Width of each cluster of the (adaptive) softmax, the head first."""
         if self.proj_dims is not None:
             return [self.d_model, *self.proj_dims]
-        factor = self.proj_factor or self.div_val
-        return [self.d_model // factor**cluster for cluster in range(len(self.cutoffs) + 1)]
+        return self._narrowing(self.proj_factor or self.div_val)
+
+    def _narrowing(self, factor: int) -> list[int]:
+        """d_model divided by `factor` once more for each cluster."""
+        return list(accumulate(self.cutoffs, lambda width, _: width // factor, initial=self.d_model))
 
     def mistakes(self) -> Iterator[Mistake]:
         if self.d_head is None and self.d_model % self.n_heads:

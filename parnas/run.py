@@ -1,7 +1,6 @@
 """The run folder: all that a command read, did and made. Commands meet only here."""
 
 import itertools
-import json
 import os
 import platform
 import subprocess
@@ -11,14 +10,24 @@ from contextlib import contextmanager
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from filelock import FileLock, Timeout
 
+from parnas.architecture import Architecture
 from parnas.config import Config, check_config, dump_config
 from parnas.errors import ParnasError
-from parnas.files import flush_to_disk, read_json, read_text, to_json, write_json, write_text
-from parnas.yaml_text import read_yaml
+from parnas.files import (
+    flush_to_disk,
+    from_json,
+    read_json_object,
+    read_text,
+    refuse_foreign_links,
+    to_json,
+    write_json,
+    write_text,
+)
+from parnas.yaml_text import MAX_BYTES, read_yaml
 
 Kind = Literal["search", "retrain"]
 METRICS, PI, STREAMS, ENVIRONMENT, LOCK = "metrics.jsonl", "pi.jsonl", "streams.json", "environment.json", ".lock"
@@ -53,9 +62,10 @@ class Run:
     def locked(self) -> Iterator[None]:
         """Keep other processes from training into the folder; a process that dies lets go of it.
 
-        Raises `ParnasError` where another one is at it.
+        Raises `ParnasError` where another one is at it, or links lead out of the folder.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
+        refuse_foreign_links(self.folder)
         lock = FileLock(self.folder / LOCK)
         try:
             lock.acquire(blocking=False)
@@ -97,6 +107,7 @@ class Run:
         path = self.folder / name
         if not self.folder.is_dir():
             raise ParnasError(f"There is no run folder {self.folder}.")
+        refuse_foreign_links(self.folder)  # here, since no command does without reading one of these files first
         if not path.is_file():
             raise ParnasError(f"{self.folder} has no {name}; {maker} writes it.")
         return path
@@ -104,18 +115,21 @@ class Run:
     def config(self) -> Config:
         """The resolved configuration of the run."""
         path = self._existing("config.yaml", "search or retrain")
-        tree = read_yaml(read_text(path), str(path))
+        tree = read_yaml(read_text(path, MAX_BYTES), str(path))
         if not isinstance(tree, dict):
             raise ParnasError(f"{path} holds no configuration.")
         return check_config(tree, str(path))
 
     def environment(self) -> dict[str, Any]:
         """Kind of run, versions, device, precision and command line."""
-        return dict(read_json(self._existing(ENVIRONMENT, "search or retrain")))
+        return read_json_object(self._existing(ENVIRONMENT, "search or retrain"))
 
     def kind(self) -> str:
         """Which command made the run: `search` or `retrain`."""
-        return str(self.environment().get("kind"))
+        kind = self.environment().get("kind")
+        if kind not in get_args(Kind):
+            raise ParnasError(f"{self.folder}/environment.json does not say whether this is a search; restore it.")
+        return str(kind)
 
     def arch_file(self) -> dict[str, Any]:
         """The content of `arch.yaml`."""
@@ -124,7 +138,7 @@ class Run:
 
     def summary(self) -> dict[str, Any]:
         """The final figures; only a finished run has them."""
-        return dict(read_json(self._existing("summary.json", "a run that ends")))
+        return read_json_object(self._existing("summary.json", "a run that ends"))
 
     def finished(self) -> bool:
         """Whether the run came to its end."""
@@ -144,15 +158,16 @@ class Run:
         """All lines of a JSONL file; a torn last line is left out."""
         path = self._existing(name, "search" if name == PI else "search or retrain")
         records = []
-        lines = read_text(path).splitlines()
+        # By bytes: a line may be torn within a character, and characters within a string may count as line ends.
+        lines = path.read_bytes().removesuffix(b"\n").split(b"\n")
         for number, line in enumerate(lines, 1):
             try:
-                record = json.loads(line)
+                record = from_json(line.decode("utf-8"))
             except ValueError as error:
                 if number == len(lines):
                     break
                 raise ParnasError(f"{path} is broken at line {number}; remove that line.") from error
-            if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+            if not isinstance(record, dict) or type(step := record.get("step")) is not int or not 0 <= step < 2**63:
                 raise ParnasError(f"{path} holds no JSON object with a step at line {number}; remove that line.")
             records.append(record)
         return records
@@ -173,10 +188,14 @@ class Run:
 
 
 def read_arch_file(path: Path) -> dict[str, Any]:
-    """Read an `arch.yaml`; it must at least name its `arch`."""
-    content = read_yaml(read_text(path), str(path))
+    """Read an `arch.yaml`; it must at least name its `arch`, one that can be read."""
+    content = read_yaml(read_text(path, MAX_BYTES), str(path))
     if not isinstance(content, dict) or not isinstance(content.get("arch"), str):
         raise ParnasError(f"{path} has no line 'arch: STRING'; give a file that derive.py wrote.")
+    try:
+        Architecture.parse(content["arch"])
+    except ParnasError as error:
+        raise ParnasError(f"{path}: {error}") from error
     return content
 
 

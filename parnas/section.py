@@ -25,6 +25,16 @@ class Section(BaseModel):
 
     @model_validator(mode="after")
     def _refuse_mistakes(self) -> Self:
-        if found := list(self.mistakes()):
+        too_large = [
+            Mistake(key, f"is {value!r:.40}; give a number of at most 2^63 - 1")
+            for key, value in self
+            if _is_huge(value)
+        ]
+        if found := too_large or list(self.mistakes()):
             raise PydanticCustomError("mistakes", "{text}", {"text": "; ".join(map(str, found)), "found": found})
         return self
+
+
+def _is_huge(value: object) -> bool:
+    """Whether a number is none that floats, numpy and torch can take."""
+    return isinstance(value, int) and value >= 2**63

@@ -6,6 +6,8 @@ from typing import cast
 from parnas.architecture import IDENTITY, LETTERS, LayerName
 from parnas.errors import ParnasError
 
+MAX_CANDIDATES = 100  # of a block
+
 Space = Sequence[str] | Sequence[Sequence[str]]
 """Layer names that all blocks may choose from, or a list of them for each block."""
 
@@ -13,11 +15,14 @@ Space = Sequence[str] | Sequence[Sequence[str]]
 def spread_space(space: Space, blocks: int) -> tuple[tuple[str, ...], ...]:
     """The candidates of each block: one list of layer names holds for all, or there is a list for each.
 
-    Names come as `str(LayerName)` writes them. Raises `ParnasError` for what is no name.
+    Names come as `str(LayerName)` writes them. Raises `ParnasError` for what is no name, and for too many in a block.
     """
     shared = all(isinstance(name, str) for name in space)
-    rows: Sequence[Sequence[str]] = [cast(Sequence[str], space)] * blocks if shared else space
-    return tuple(tuple(str(LayerName.parse(name)) for name in row) for row in rows)
+    rows: Sequence[Sequence[str]] = [cast(Sequence[str], space)] if shared else space
+    if (most := max(map(len, rows), default=0)) > MAX_CANDIDATES:
+        raise ParnasError(f"A block has {most} candidates, and {MAX_CANDIDATES} are the most.")
+    spread = tuple(tuple(str(LayerName.parse(name)) for name in row) for row in rows)
+    return spread * blocks if shared else spread
 
 
 def unite(spaces: Sequence[Sequence[str]]) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """What many tests share: a small corpus, a cache of their own, and small finished runs."""
 
+import os
 import random
 from pathlib import Path
 
@@ -10,8 +11,31 @@ from hypothesis import HealthCheck, settings
 from parnas.config import Config
 from parnas.run import Run
 
-settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("patient")  # examples take longer on a busy machine
+# Examples take longer on a busy machine; CI draws the same ones each time, so that it fails for changes alone.
+settings.register_profile(
+    "patient",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize=os.environ.get("CI") == "true",
+)
+settings.load_profile("patient")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print how many cases each fuzz test went through, by the property `cases`; nothing where none ran."""
+    reports = [report for group in terminalreporter.stats.values() for report in group]
+    found = [
+        (report.nodeid, int(count))
+        for report in reports
+        if getattr(report, "when", "") == "teardown"  # the last of a test, which has all of its properties
+        for name, count in report.user_properties
+        if name == "cases"
+    ]
+    if found:
+        terminalreporter.section(f"fuzzing: {sum(count for _, count in found):,} cases")
+        for test, count in sorted(found):
+            terminalreporter.write_line(f"{count:>8,}  {test}")
+
 
 SUBJECTS = ["the old lobster", "a small boat", "Ada", "the engine", "every network", "no reader"]
 VERBS = ["finds", "carries", "forgets", "compares", "mends", "follows"]

@@ -54,11 +54,21 @@ def find_corpus(name: str, note: Note = silent) -> Corpus:
         elif name == PYDOC:
             splits = _splits_of_folder(gather_pydoc(note))
         else:
-            splits = _splits_of_path(Path(name).expanduser())
+            splits = _splits_of_path(expand_user(name))
         return Corpus(name, splits, _fingerprint(splits))
     except OSError as error:
         raise ParnasError(
             f"The corpus {name} cannot be read: {error}. See that the file is there and readable."
+        ) from error
+
+
+def expand_user(name: str) -> Path:
+    """A path whose `~` or `~user` is that home; raises `ParnasError` for a user who is not known here."""
+    try:
+        return Path(name).expanduser()
+    except RuntimeError as error:
+        raise ParnasError(
+            f"The path {name!r:.80} names a user who has no home here; write the path in full."
         ) from error
 
 

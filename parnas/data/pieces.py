@@ -109,8 +109,12 @@ class PieceTokenizer(Tokenizer):
     def load(cls, folder: Path) -> Self:
         settings = read_json(folder / SETTINGS_FILE)
         model = (folder / MODEL_FILE).read_bytes()
-        pieces = np.array(settings["pieces"], np.int64)
-        return cls(model, pieces, bool(settings["byte_fallback"]), bool(settings["lowercase"]))
+        pieces = np.array(settings["pieces"])
+        if pieces.dtype != np.int64 or pieces.ndim != 1 or not np.array_equal(np.sort(pieces), np.arange(len(pieces))):
+            raise ValueError("its numbers are not those below their count in some order")
+        tokenizer = cls(model, pieces, bool(settings["byte_fallback"]), bool(settings["lowercase"]))
+        tokenizer.spellings()  # pieces that are no UTF-8 are told here
+        return tokenizer
 
     @property
     def _loses(self) -> bool:

@@ -15,10 +15,11 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, astuple, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field, TypeAdapter
 
 from parnas.data.cache import Note, cache_dir, locked, silent
 from parnas.data.corpora import SPLITS, Corpus, find_corpus
@@ -30,6 +31,7 @@ from parnas.files import folder_in_one_piece, read_json, write_json
 from parnas.sections import DataConfig
 
 Tokens = NDArray[np.uint16] | NDArray[np.uint32]
+Count = Annotated[int, Field(ge=0, strict=True)]
 
 FORMAT = 2
 """Raise it whenever the same corpus and settings would give other files."""
@@ -54,12 +56,12 @@ class SplitCounts:
     that stand for something without an id.
     """
 
-    tokens: int
-    words: int
-    line_ends: int
-    lines: int
-    bytes: int
-    unknown: int
+    tokens: Count
+    words: Count
+    line_ends: Count
+    lines: Count
+    bytes: Count
+    unknown: Count
 
     def __add__(self, other: "SplitCounts") -> "SplitCounts":
         return SplitCounts(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
@@ -76,8 +78,8 @@ class StreamHeader:
     corpus: str
     fingerprint: str
     tokenizer: dict[str, Any]
-    vocab_size: int
-    dtype: str
+    vocab_size: Annotated[int, Field(ge=1, lt=2**31, strict=True)]
+    dtype: Literal["<u2", "<u4"]
     loses: tuple[str, ...]
     splits: dict[str, SplitCounts]
 
@@ -86,10 +88,14 @@ class StreamHeader:
         """Raises `ParnasError` for a missing or broken file."""
         tree = read_json(path)
         try:
+            if set(tree["splits"]) != set(SPLITS):
+                raise KeyError("splits")
             splits = {split: SplitCounts(**tree["splits"][split]) for split in SPLITS}
-            return cls(**{**tree, "loses": tuple(tree["loses"]), "splits": splits})
-        except (KeyError, TypeError) as error:
-            raise ParnasError(f"{path} is no header of a token stream ({error!r}).") from error
+            header = cls(**{**tree, "splits": splits})
+            return TypeAdapter(cls).validate_python(asdict(header))
+        except (KeyError, TypeError, ValueError) as error:  # pydantic's among them
+            reason = " ".join(str(error).split())[:200]
+            raise ParnasError(f"{path} is no header of a token stream ({reason}); restore it.") from error
 
 
 @dataclass(frozen=True)
@@ -153,7 +159,7 @@ def _make(folder: Path, corpus: Corpus, config: DataConfig, settings: dict[str, 
     )
     (folder / "tokenizer").mkdir()
     tokenizer.save(folder / "tokenizer")
-    dtype = "<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4"
+    dtype: Literal["<u2", "<u4"] = "<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4"
     splits = {}
     for split in SPLITS:
         note(f"encoding {split}: {corpus.splits[split].bytes:,} bytes")

@@ -141,7 +141,8 @@ class WordTokenizer(Tokenizer):
     def load(cls, folder: Path) -> Self:
         settings = read_json(folder / SETTINGS_FILE)
         symbols, lowercase = settings["symbols"], settings["lowercase"]
-        if len(set(symbols)) != len(symbols) or not all(isinstance(symbol, str) for symbol in symbols):
+        listed = isinstance(symbols, list) and all(isinstance(symbol, str) for symbol in symbols)
+        if not listed or len(set(symbols)) != len(symbols):
             raise ValueError("its symbols are not different strings")
         return cls(symbols, bool(lowercase))
 
@@ -202,7 +203,8 @@ class ByteTokenizer(Tokenizer):
     def load(cls, folder: Path) -> Self:
         settings = read_json(folder / SETTINGS_FILE)
         values, lowercase = settings["bytes"], settings["lowercase"]
-        if NEWLINE not in values or len(set(values)) != len(values) or not set(values) <= set(range(256)):
+        listed = isinstance(values, list) and all(type(value) is int for value in values)
+        if not listed or NEWLINE not in values or len(set(values)) != len(values) or not set(values) <= set(range(256)):
             raise ValueError("its bytes are not different numbers below 256 with the newline among them")
         return cls(values, bool(lowercase))
 
@@ -244,9 +246,9 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     kinds: dict[str, type[Tokenizer]] = {kind.kind: kind for kind in (WordTokenizer, ByteTokenizer, PieceTokenizer)}
     try:
         return kinds[settings["kind"]].load(folder)
-    except (KeyError, TypeError, ValueError, IndexError, OSError, RuntimeError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, IndexError, OSError, RuntimeError) as error:
         raise ParnasError(
-            f"The tokenizer in {folder} is broken ({error!r}); restore its files, or make it anew."
+            f"The tokenizer in {folder} is broken ({error!r:.300}); restore its files, or make it anew."
         ) from error
 
 

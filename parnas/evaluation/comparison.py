@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from parnas.errors import ParnasError
 from parnas.evaluation.entries import Conditions, Entry, open_entries, several_tokenizers, split_of
 from parnas.files import write_text
 from parnas.model.supernet import SuperNet
@@ -99,15 +100,24 @@ def score(entry: Entry, split: str) -> dict[str, Any]:
 
 
 def training_figures(entry: Entry) -> dict[str, Any]:
-    """Steps, epochs and seconds of a run's training, and its median rate in tokens per second."""
-    rates = [line["tokens_per_s"] for line in entry.run.records(METRICS) if line["split"] == "train"]
-    figures = {"train_tokens_per_s": float(np.median(rates)) if rates else float("nan")}
-    if entry.run.finished():
-        summary, config = entry.run.summary(), entry.loaded.config
-        share = 1 - config.search.alpha_share if summary["kind"] == "search" else 1
-        read = summary["steps"] * config.data.batch_size * config.data.tgt_len
-        epochs = read / (share * entry.streams.header.splits["train"].tokens)
-        figures |= {"steps": summary["steps"], "epochs": round(epochs, 2), "train_seconds": summary["seconds"]}
+    """Steps, epochs and seconds of a run's training, and its median rate in tokens per second.
+
+    Raises `ParnasError` where the run's files do not tell.
+    """
+    try:
+        rates = [float(line["tokens_per_s"]) for line in entry.run.records(METRICS) if line["split"] == "train"]
+        figures = {"train_tokens_per_s": float(np.median(rates)) if rates else float("nan")}
+        if entry.run.finished():
+            summary, config = entry.run.summary(), entry.loaded.config
+            steps, seconds = int(summary["steps"]), float(summary["seconds"])
+            share = 1 - config.search.alpha_share if summary["kind"] == "search" else 1
+            read = steps * config.data.batch_size * config.data.tgt_len
+            epochs = read / (share * entry.streams.header.splits["train"].tokens)
+            figures |= {"steps": steps, "epochs": round(epochs, 2), "train_seconds": seconds}
+    except (KeyError, TypeError, ValueError) as error:
+        raise ParnasError(
+            f"{entry.run.folder} has a {METRICS} or summary.json that no training wrote ({error!r:.80}); restore it."
+        ) from error
     return figures
 
 

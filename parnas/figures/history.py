@@ -11,6 +11,8 @@ from parnas.architecture import Architecture
 from parnas.errors import ParnasError
 from parnas.run import PI, Run
 
+ROUNDING = 1e-6  # a softmax of single precision may lie just above 1
+
 
 @dataclass(frozen=True)
 class PiHistory:
@@ -31,7 +33,7 @@ class PiHistory:
             steps = np.array([record["step"] for record in records], dtype=np.int64)
             taus = np.array([record["tau"] for record in records], dtype=np.float64)
             pi = np.array([record["pi"] for record in records], dtype=np.float64)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ParnasError(
                 f"{source} has a line without step, tau or a pi of the shape of the others; remove that line."
             ) from error
@@ -40,16 +42,24 @@ class PiHistory:
                 f"{source} holds pi of shape {list(pi.shape[1:])}, which does not fit the candidates "
                 f"{', '.join(space)}; mend search.space in config.yaml."
             )
+        if not (np.isfinite(taus).all() and ((pi >= 0) & (pi <= 1 + ROUNDING)).all()):
+            raise ParnasError(f"{source} has a line whose tau or pi is no number, or no probability; remove that line.")
         derived = tuple(
             Architecture.parse(record["arch"]).layers if "arch" in record else tuple(space[of] for of in likeliest)
             for record, likeliest in zip(records, pi.argmax(axis=2), strict=True)
         )
+        if any(len(layers) != pi.shape[1] or not set(layers) <= set(space) for layers in derived):
+            raise ParnasError(f"{source} has a line whose arch does not fit its pi; remove that line.")
         return cls(tuple(space), steps, taus, pi, derived)
 
     @classmethod
     def from_run(cls, run: Run) -> Self:
-        """The history of a search; raises `ParnasError` if the run has none."""
-        return cls.from_records(run.records(PI), run.config().search.candidates, str(run.folder / PI))
+        """The history of a search; raises `ParnasError` if the run has none, or one of another depth."""
+        search = run.config().search
+        history = cls.from_records(run.records(PI), search.candidates, str(run.folder / PI))
+        if history.blocks != search.blocks:
+            raise ParnasError(f"{run.folder / PI} is of {history.blocks} blocks, not {search.blocks}; restore it.")
+        return history
 
     @property
     def blocks(self) -> int:

@@ -4,6 +4,7 @@ The unit in which targets are given is the cost of the interleaved network of th
 which every architecture has alike, are left out.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -72,15 +73,24 @@ def read_costs(folder: Path) -> Costs | None:
     if not path.is_file():
         return None
     try:
-        return TypeAdapter(Costs).validate_python(read_json(path))
+        costs = TypeAdapter(Costs).validate_python(read_json(path))
     except ValidationError as error:
         raise ParnasError(f"{path} holds no costs of layers ({error.errors()[0]['msg']}); restore it.") from error
+    if not all(math.isfinite(cost) and cost >= 0 for cost in costs.of.values()):
+        raise ParnasError(f"{path} holds costs of layers that are no numbers of 0 or more; restore it.")
+    if not (math.isfinite(costs.interleaved) and costs.interleaved > 0):
+        raise ParnasError(f"{path} holds no cost above 0 of the interleaved network; restore it.")
+    return costs
 
 
 def costs_of_run(folder: Path, config: Config, metric: Metric, reporter: Reporter) -> Costs:
     """The costs that a run folder holds, or new ones where it holds none of that metric."""
     costs = read_costs(folder)
-    return costs if costs is not None and costs.metric == metric else find_costs(config, metric, reporter)
+    if costs is None or costs.metric != metric:
+        return find_costs(config, metric, reporter)
+    if missing := [name for name in names_to_cost(config) if name not in costs.of]:
+        raise ParnasError(f"{folder / COSTS} has no cost of {', '.join(missing)}; restore it, or delete it.")
+    return costs
 
 
 def write_costs(costs: Costs, folder: Path) -> None:

@@ -222,10 +222,15 @@ def read_pi(run: Run, config: Config) -> tuple[int, list[dict[str, float]]]:
     records = run.records(PI)
     if not records:
         raise ParnasError(f"{run.folder / PI} holds no pi yet; let the search run to its first log line.")
-    last, space = records[-1], config.search.candidates
-    if any(len(probabilities) != len(space) for probabilities in last["pi"]):
-        raise ParnasError(f"{run.folder / PI} does not fit search.space {list(space)}; restore it.")
-    return last["step"], [dict(zip(space, probabilities, strict=True)) for probabilities in last["pi"]]
+    last, space, blocks = records[-1], config.search.candidates, config.search.blocks
+    rows = last.get("pi")
+    if not isinstance(rows, list) or len(rows) != blocks or not all(_is_row(row, len(space)) for row in rows):
+        raise ParnasError(f"{run.folder / PI} does not fit {blocks} blocks and search.space {list(space)}; restore it.")
+    return last["step"], [dict(zip(space, row, strict=True)) for row in rows]
+
+
+def _is_row(row: Any, candidates: int) -> bool:
+    return isinstance(row, list) and len(row) == candidates and all(type(chance) in (float, int) for chance in row)
 
 
 def settle_demands(run: Run, config: Config, demands: Demands, reporter: Reporter) -> tuple[float | None, Costs | None]:

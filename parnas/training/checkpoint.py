@@ -1,9 +1,11 @@
 """Checkpoints: a folder with the weights, the state of training and a manifest of their hashes."""
 
 import hashlib
+import re
 import shutil
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +15,7 @@ from safetensors.torch import load_model, save_file
 from torch import Tensor
 
 from parnas.errors import ParnasError
-from parnas.files import folder_in_one_piece, read_json, write_json
+from parnas.files import folder_in_one_piece, read_json, read_json_object, write_json
 from parnas.run import package_version
 
 WEIGHTS, STATE, MANIFEST = "model.safetensors", "state.pt", "manifest.json"
@@ -116,7 +118,8 @@ def checkpoint_path(folder: Path, step: int) -> Path:
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """Finished checkpoints, the oldest first."""
-    return sorted(path for path in folder.glob("step-*") if (path / MANIFEST).is_file())
+    named = (path for path in folder.glob("step-*") if re.fullmatch(r"step-[0-9]{8,18}", path.name))
+    return sorted((path for path in named if (path / MANIFEST).is_file()), key=lambda path: int(path.name[5:]))
 
 
 def newest_checkpoint(folder: Path, note: Callable[[str], None]) -> Path | None:
@@ -131,10 +134,11 @@ def newest_checkpoint(folder: Path, note: Callable[[str], None]) -> Path | None:
 def best_checkpoint(folder: Path, note: Callable[[str], None]) -> Path | None:
     """The checkpoint with the least validation loss, as the newest one that verifies names it."""
     newest = newest_checkpoint(folder, note)
-    best = None if newest is None else read_json(newest / MANIFEST).get("best")
+    best = None if newest is None else read_json_object(newest / MANIFEST).get("best")
     if newest is None or best is None:
         return newest
-    path = checkpoint_path(folder, int(best["step"]))
+    step = best.get("step") if isinstance(best, dict) else None
+    path = checkpoint_path(folder, step if isinstance(step, int) else 0)
     if not verify_checkpoint(path):
         raise ParnasError(f"The best checkpoint, {path}, is missing or damaged; restore it, or take the last one.")
     return path
@@ -151,7 +155,8 @@ def verify_checkpoint(path: Path) -> bool:
 
 def describe_other_versions(path: Path) -> str | None:
     """What to say of a checkpoint of other libraries, with which numbers may come out otherwise; none for the same."""
-    before, now = read_json(path / MANIFEST).get("versions") or {}, library_versions()
+    before, now = read_json_object(path / MANIFEST).get("versions"), library_versions()
+    before = before if isinstance(before, dict) else {}
     changed = [f"{name} {before[name]}, now {now[name]}" for name in now if before.get(name, now[name]) != now[name]]
     return f"{path.name} was written with {'; '.join(changed)}: the last digits may differ" if changed else None
 
@@ -170,8 +175,41 @@ def load_weights(path: Path, model: torch.nn.Module) -> None:
 
 
 def load_state(path: Path) -> dict[str, Any]:
-    """The state of training, on the CPU; plain data only, nothing in the file is executed."""
-    return dict(torch.load(path / STATE, map_location="cpu", weights_only=True))
+    """The state of training, on the CPU; plain data only, nothing in the file is executed.
+
+    Raises `ParnasError` for anything else.
+    """
+    try:
+        state = torch.load(path / STATE, map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever foreign bytes make of an unpickler
+        reason = str(error).partition("\n")[0][:200]
+        raise ParnasError(
+            f"{path / STATE} holds something else than the state of a training, and nothing in it was executed "
+            f"({type(error).__name__}: {reason}). Restore it, or remove {path} to go on from the checkpoint before."
+        ) from error
+    if not isinstance(state, dict):
+        raise ParnasError(f"{path / STATE} is not the state of a training; restore it, or remove {path}.")
+    return state
+
+
+@contextmanager
+def restoring(path: Path) -> Iterator[None]:
+    """Turn what a state of the wrong structure raises, while a training takes it up, into a `ParnasError`."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
+        raise ParnasError(
+            f"{path / STATE} is not a state of this training ({error!r:.200}); restore it, or remove {path} to go on "
+            "from the checkpoint before."
+        ) from error
+
+
+def refuse_misshapen(optimizer: torch.optim.Optimizer) -> None:
+    """Raise `ValueError` where an optimizer's state has not the shape of what it is about, which no kernel checks."""
+    for parameter, state in optimizer.state.items():
+        for name in ("exp_avg", "exp_avg_sq", "step"):
+            if state[name].shape != (() if name == "step" else parameter.shape):
+                raise ValueError(f"the optimizer's {name} has not the shape of its parameter")
 
 
 def copied(tree: Any) -> Any:

@@ -11,7 +11,7 @@ import torch
 from parnas.architecture import Architecture
 from parnas.config import Config, dump_config
 from parnas.data.cache import Note
-from parnas.data.corpora import NAMES
+from parnas.data.corpora import NAMES, expand_user
 from parnas.data.streams import StreamHeader, TokenStreams, prepare
 from parnas.data.tokenizers import Tokenizer, load_tokenizer
 from parnas.errors import ParnasError
@@ -111,7 +111,7 @@ def resolve_cutoffs(config: Config, streams: TokenStreams) -> Config:
 
 def resolve_corpus(config: Config) -> Config:
     """Make the path of a corpus absolute, so that the run can be gone on with from any folder."""
-    path = Path(config.data.corpus).expanduser()
+    path = expand_user(config.data.corpus)
     named = config.data.corpus in NAMES or not path.exists()
     return config if named else config.replace(data__corpus=str(path.resolve()))
 

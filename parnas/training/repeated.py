@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from parnas.config import Config, dump_config
-from parnas.errors import Diverged
+from parnas.errors import Diverged, ParnasError
 from parnas.files import write_text
 from parnas.run import Run
 from parnas.training.phases import refuse_changes
@@ -39,8 +39,14 @@ def train_once(train: Train, config: Config, folder: Path, reporter: Reporter) -
 def reached_perplexity(train: Callable[[], Run], reporter: Reporter) -> float:
     """Validation perplexity per token at the end of a training; infinite where it diverges, with a note."""
     try:
-        ppl = train().summary()["valid"]["ppl"]
+        run = train()
     except Diverged as error:
         reporter.note(f"{error} It counts as infinite here.")
         return math.inf
-    return math.inf if ppl is None else float(ppl)  # JSON has no infinity
+    try:
+        ppl = run.summary()["valid"]["ppl"]
+        return math.inf if ppl is None else float(ppl)  # JSON has no infinity
+    except (KeyError, TypeError, ValueError) as error:
+        raise ParnasError(
+            f"{run.folder}/summary.json holds no perplexity; restore it, or remove {run.folder}."
+        ) from error

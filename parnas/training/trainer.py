@@ -28,6 +28,8 @@ from parnas.training.checkpoint import (
     load_state,
     load_weights,
     newest_checkpoint,
+    refuse_misshapen,
+    restoring,
 )
 from parnas.training.device import Device
 from parnas.training.diagnosis import describe_kept, explained, place_of_gradient, place_of_loss
@@ -149,6 +151,19 @@ class Trainer:
         self.memory = self.own_rows(state["memory"], self.session.config.data.batch_size)
         restore_random_states(state["rng"], self.session.device, self.session.config.runtime.seed + self.step)
 
+    def refuse_unfit_state(self) -> None:
+        """Raise `ValueError` where what was restored cannot be trained on; see `restoring`."""
+        if type(self.step) is not int or not 0 <= self.step <= self.plan.steps:
+            raise ValueError(f"its step is {self.step!r:.40}")
+        self.seconds = float(self.seconds)
+        if any(value.dim() for pair in self.recent for value in pair):
+            raise ValueError("its losses are no single numbers")
+        if self.memory is not None and len(self.memory) != len(self.model.blocks):
+            raise ValueError(f"its memory is of {len(self.memory)} blocks")
+        for optimizer in vars(self).values():
+            if isinstance(optimizer, torch.optim.Optimizer):
+                refuse_misshapen(optimizer)
+
     def log(self, record: dict[str, Any]) -> None:
         """Write and show the metrics of the last steps."""
         self.session.run.append(METRICS, record)
@@ -214,7 +229,10 @@ class Trainer:
             if other := describe_other_versions(path):
                 note(f"warning: {other}")
             load_weights(path, self.model)
-            self.restore(load_state(path))
+            state = load_state(path)
+            with restoring(path):
+                self.restore(state)
+                self.refuse_unfit_state()
             note(f"resuming after step {self.step} of {self.plan.steps}")
         if self.ranks.leads:
             run.cut_after(self.step)

@@ -1,0 +1,118 @@
+"""What the fuzz tests share: counting of cases, and the one property that they all have."""
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import strategies as st
+
+from parnas.errors import ParnasError
+
+LONGEST_MESSAGE = 60_000  # characters: a hundred mistakes of a configuration, each shortened
+T = TypeVar("T")
+
+
+class Cases:
+    """Counts the cases of a test, for the table at the end of a session."""
+
+    def __init__(self, record: Callable[[str, object], None]) -> None:
+        self.count, self.record = 0, record
+
+    def attempt(self, make: Callable[[], T]) -> T | None:
+        """What `make` gives, or none where it raises a `ParnasError` that a terminal can show; all else passes."""
+        self.count += 1
+        try:
+            return make()
+        except ParnasError as error:
+            length = len(str(error))
+        assert 10 < length < LONGEST_MESSAGE
+        return None
+
+
+@contextmanager
+def counting(record_property: Callable[[str, object], None]) -> Iterator[Cases]:
+    """Cases whose number is recorded at the end."""
+    cases = Cases(record_property)
+    yield cases
+    record_property("cases", cases.count)
+
+
+@pytest.fixture
+def cases(record_property: Callable[[str, object], None]) -> Iterator[Cases]:
+    """As `counting`."""
+    with counting(record_property) as counted:
+        yield counted
+
+
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.sampled_from([-1, 0, 1, 2**31, 2**63, 2**64, 10**400, -(10**400)])
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from(
+        ["", "s", "sfsf", "auto", "\n", "\0", "é", "\u2028", "x" * 5000, "~nobody/x", "1e5", "null", "<<", "="]
+    )
+)
+values: st.SearchStrategy[Any] = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+def places(tree: object, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The path of every value inside nested dictionaries and lists."""
+    items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    for key, value in items:
+        yield (*path, key)
+        yield from places(value, (*path, key))
+
+
+def mutate(tree: Any, draw: random.Random, value: object) -> Any:
+    """A copy of a tree of JSON values with something replaced, removed, added or doubled."""
+    tree = json.loads(json.dumps(tree))
+    found = list(places(tree))
+    if not found or draw.random() < 0.05:
+        return value
+    *above, last = draw.choice(found)
+    inner = tree
+    for key in above:
+        inner = inner[key]
+    match draw.randrange(4):
+        case 0 if isinstance(inner, dict):
+            del inner[last]
+        case 1 if isinstance(inner, dict):
+            inner[f"{last}x"] = inner[last]
+        case 2 if isinstance(inner, list):
+            inner.insert(last, inner[last])
+        case _:
+            inner[last] = value
+    return tree
+
+
+def damage(content: bytes, draw: random.Random) -> bytes:
+    """Bytes with some of them changed, removed, doubled, or cut off."""
+    for _ in range(draw.choice([1, 1, 2, 5, 20])):
+        place = draw.randrange(len(content) + 1)
+        length = draw.choice([1, 1, 2, 8, 100])
+        match draw.randrange(5):
+            case 0:
+                content = content[:place] + draw.randbytes(length) + content[place + length :]
+            case 1:
+                content = content[:place] + content[place + length :]
+            case 2:
+                content = content[:place] + content[place : place + length] * 3 + content[place + length :]
+            case 3:
+                content = content[:place]
+            case 4:
+                content = (
+                    content[:place]
+                    + draw.choice([b"{", b"]", b'"', b":", b"\n", b"&a ", b"*a", b"- ", b"!!int "])
+                    + content[place:]
+                )
+    return content
