@@ -52,7 +52,17 @@ def begun_search(search_run: Run, tmp_path: Path) -> Run:
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize(
     "name",
-    ["metrics.jsonl", "run.log", "arch.yaml", "figures", "checkpoints", "tensorboard", "tokenizer/new", "dangling"],
+    [
+        "metrics.jsonl",
+        "run.log",
+        "arch.yaml",
+        "figures",
+        "checkpoints",
+        "tensorboard",
+        "tokenizer/new",
+        ".lock",
+        "dangling",
+    ],
 )
 def test_links_that_lead_out_of_the_folder_are_refused_by_every_command(
     name: str, command: str, searched: Run, tmp_path: Path, capsys: Capture

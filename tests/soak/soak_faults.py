@@ -1,0 +1,262 @@
+"""The faults of the soak test. Each disturbs trainings in its own way and tells what came of it."""
+
+import contextlib
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from soak_runs import (
+    Difference,
+    Ended,
+    Phase,
+    Row,
+    finish,
+    go_on,
+    kill_after_progress,
+    newest,
+    start,
+    trained_on,
+    wait_until,
+    writing,
+)
+
+from parnas.run import Run
+
+CLOCK = '''"""A clock that jumps by up to a day, back and forth, at each look."""
+
+import random
+import time
+
+_time, _time_ns, _draw = time.time, time.time_ns, random.Random(5)
+time.time = lambda: _time() + _draw.uniform(-86400, 86400)
+time.time_ns = lambda: _time_ns() + _draw.randrange(-86400 * 10**9, 86400 * 10**9)
+'''
+
+
+def kills(phases: list[Phase], folder: Path, tries: int, seed: int = 1) -> list[Row]:
+    """SIGKILL at random moments of starting, training and saving, again and again, until runs end."""
+    draw, rows = random.Random(seed), []
+    for phase in phases:
+        row = Row(f"SIGKILL of a {phase.command}", "goes on from the newest whole checkpoint")
+        row.detail = {"while saving": 0, "while starting": 0, "runs": 0}
+        done = 0
+        while done < tries:
+            run = folder / f"killed-{phase.command}-{row.detail['runs']}"
+            left = tries - done
+            for _ in range(left):
+                when, saved = kill_somewhere(phase, run, draw)
+                if Run(run).finished():
+                    break
+                done += 1
+                row.detail["while saving"] += saved
+                row.detail["while starting"] += when == "starting"
+            difference, ended = go_on(phase, run)
+            row.detail["runs"] += 1
+            row.count(difference, ended.told)
+        row.tries, row.told = done, done
+        row.bit_identical = done if row.bit_identical == row.detail["runs"] else 0
+        rows.append(row)
+    return rows
+
+
+def kill_somewhere(phase: Phase, run: Path, draw: random.Random) -> tuple[str, bool]:
+    """Start or go on, and kill at a moment drawn at random; which, and whether a checkpoint was half written then."""
+    before = newest(run)
+    process = start(phase, run)
+    when = draw.choices(["starting", "training", "saving"], [2, 5, 5])[0]
+    if when == "starting":
+        time.sleep(draw.uniform(0.1, 4))
+    else:
+        wait_until(trained_on(run, before), process)
+        time.sleep(draw.uniform(0, 0.3))
+        if when == "saving":
+            wait_until(lambda: writing(run), process, pause=0.0002)
+    process.kill()
+    finish(process)
+    return when, writing(run)
+
+
+def signals(phases: list[Phase], folder: Path, tries: int) -> list[Row]:
+    """What Ctrl-C and a cluster send: the step ends, all is saved, and a message tells how to go on."""
+    rows = []
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        row = Row(signal.Signals(number).name, "ends the step, saves and says how to go on")
+        for phase in phases:
+            for attempt in range(tries):
+                run = folder / f"signalled-{number}-{phase.command}-{attempt}"
+                ended = kill_after_progress(phase, run, number)
+                told = ended.told and ended.code == 128 + number and "go on with: parnas" in ended.errors
+                row.count(go_on(phase, run)[0], told)
+        rows.append(row)
+    return rows
+
+
+def damaged_files(phases: list[Phase], folder: Path, tries: int, seed: int = 2) -> list[Row]:
+    """Files of the newest checkpoint cut off or with one bit turned: the one before is used, with a warning."""
+    draw, rows = random.Random(seed), []
+    for name, damage in (("a file cut off", cut_off), ("a bit turned", turn_bit)):
+        row = Row(name, "passes over the checkpoint with a warning and uses the one before")
+        for attempt in range(tries):
+            phase, run = phases[attempt % len(phases)], folder / f"{name}-{attempt}".replace(" ", "-")
+            kill_after_progress(phase, run)
+            kill_after_progress(phase, run)
+            checkpoint = newest(run)
+            assert checkpoint is not None
+            damage(checkpoint / draw.choice(["model.safetensors", "state.pt", "manifest.json"]), draw)
+            difference, ended = go_on(phase, run)
+            row.count(difference, ended.told and "is damaged; using the one before it" in ended.errors)
+        rows.append(row)
+    row = Row("half a line of metrics", "drops it, and writes each line once")
+    for attempt in range(tries):
+        phase, run = phases[attempt % len(phases)], folder / f"torn-{attempt}"
+        kill_after_progress(phase, run)
+        with (run / "metrics.jsonl").open("a") as file:
+            file.write('{"step": 99999, "split": "tr')
+        row.count(*with_message(go_on(phase, run)))
+    return [*rows, row]
+
+
+def cut_off(path: Path, draw: random.Random) -> None:
+    """Shorten a file at random."""
+    os.truncate(path, draw.randrange(path.stat().st_size))
+
+
+def turn_bit(path: Path, draw: random.Random) -> None:
+    """Turn one bit of a file, in what its hash is about."""
+    content = bytearray(path.read_bytes())
+    start_at = content.index(b"sha256") + 20 if path.suffix == ".json" else 0
+    end = start_at + 60 if path.suffix == ".json" else len(content)
+    content[draw.randrange(start_at, end)] ^= 1 << draw.randrange(7)
+    path.write_bytes(content)
+
+
+def full_disk(phases: list[Phase], folder: Path, tries: int) -> list[Row]:
+    """No room for a checkpoint: the training ends with a message, and goes on when there is room."""
+    row = Row("disk full (RLIMIT_FSIZE)", "ends with a message; goes on once there is room")
+    for attempt in range(tries):
+        phase, run = phases[attempt % len(phases)], folder / f"full-{attempt}"
+        kill_after_progress(phase, run)
+        limit = 5_000 + 3_000 * attempt
+        ended = finish(start(phase, run, preexec_fn=lambda limit=limit: limit_files(limit)))
+        row.count(go_on(phase, run)[0], ended.told and ended.code == 2)
+    rows = [row]
+    with small_disk(folder / "disk", "size=700k") as disk:
+        if disk is not None:
+            row = Row("disk full (a file system of 700 kB)", "ends with a message; goes on once there is room")
+            for attempt in range(tries):
+                phase, run = phases[attempt % len(phases)], disk / f"run-{attempt}"
+                ended = finish(start(phase, run))
+                moved = folder / f"moved-{attempt}"
+                shutil.copytree(run, moved)
+                shutil.rmtree(run)
+                row.count(go_on(phase, moved)[0], ended.told and ended.code == 2)
+            rows.append(row)
+    return rows
+
+
+def limit_files(size: int) -> None:
+    """Let no file become larger; what would be a signal becomes an error."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
+@contextlib.contextmanager
+def small_disk(place: Path, options: str) -> Iterator[Path | None]:
+    """A file system in memory; none where this user may not mount."""
+    place.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)], check=False).returncode == 0
+    try:
+        yield place if mounted else None
+    finally:
+        if mounted:
+            subprocess.run(["umount", str(place)], check=False)
+
+
+def read_only(phases: list[Phase], folder: Path, tries: int) -> list[Row]:
+    """A run folder that may not be written any more: refused, and as it was."""
+    with small_disk(folder / "read-only", "size=20m") as disk:
+        if disk is None:
+            return []
+        row = Row("a read-only file system", "is refused with a message; goes on elsewhere")
+        for attempt in range(tries):
+            phase, run = phases[attempt % len(phases)], disk / f"run-{attempt}"
+            kill_after_progress(phase, run)
+            subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+            ended = finish(start(phase, run))
+            subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
+            row.count(go_on(phase, run)[0], ended.told and ended.code == 2)
+        return [row]
+
+
+def two_at_once(phases: list[Phase], folder: Path, tries: int) -> list[Row]:
+    """A second process on the folder of a run that goes on is refused, and the first is not disturbed."""
+    row = Row("two runs on one folder", "refuses the second; the first goes on undisturbed")
+    for attempt in range(tries):
+        phase, run = phases[attempt % len(phases)], folder / f"twice-{attempt}"
+        first = start(phase, run)
+        wait_until((run / "metrics.jsonl").is_file, first)
+        first.send_signal(signal.SIGSTOP)  # so that it has not ended by then
+        second = finish(start(phase, run))
+        first.send_signal(signal.SIGCONT)
+        ended = finish(first)
+        refused = second.told and second.code == 2 and "Another process is training into" in second.errors
+        row.count(go_on(phase, run)[0], refused and ended.code == 0)
+    return [row]
+
+
+def jumping_clock(phases: list[Phase], folder: Path, tries: int) -> list[Row]:
+    """A clock that jumps by up to a day at each look, over a killed run."""
+    place = folder / "clock"
+    place.mkdir()
+    (place / "sitecustomize.py").write_text(CLOCK)
+    row = Row("a clock that jumps by up to a day", "goes on as if nothing were")
+    for attempt in range(tries):
+        phase, run = phases[attempt % len(phases)], folder / f"clock-{attempt}"
+        kill_after_progress(phase, run)
+        ended = finish(start(phase, run, {"PYTHONPATH": str(place)}))
+        row.count(*with_message((go_on(phase, run)[0], ended)))
+    return [row]
+
+
+def other_corpus(phases: list[Phase], folder: Path, tries: int) -> list[Row]:
+    """A text that is gone, or not what it was: refused; restored, the run goes on."""
+    corpus, rows = Path(Run(phases[0].whole).config().data.corpus), []
+    for name, disturb in (("a missing corpus", hide), ("a changed corpus", change)):
+        row = Row(name, "is refused with a message; goes on when it is restored")
+        for attempt in range(tries):
+            phase, run = phases[attempt % len(phases)], folder / f"{name}-{attempt}".replace(" ", "-")
+            kill_after_progress(phase, run)
+            restore = disturb(corpus / "train.txt")
+            ended = finish(start(phase, run))
+            restore()
+            row.count(go_on(phase, run)[0], ended.told and ended.code == 2)
+        rows.append(row)
+    return rows
+
+
+def hide(path: Path) -> Callable[[], object]:
+    """Move a file away; what brings it back."""
+    away = path.rename(path.with_suffix(".away"))
+    return lambda: away.rename(path)
+
+
+def change(path: Path) -> Callable[[], object]:
+    """Add a line to a file; what takes it away again."""
+    content = path.read_bytes()
+    path.write_bytes(content + b"one more line .\n")
+    return lambda: path.write_bytes(content)
+
+
+def with_message(gone_on: tuple[Difference, Ended]) -> tuple[Difference, bool]:
+    """A difference, and whether the process came to its end without a traceback."""
+    difference, ended = gone_on
+    return difference, ended.told and ended.code == 0
+
+
+FAULTS = (signals, damaged_files, full_disk, read_only, two_at_once, jumping_clock, other_corpus)
