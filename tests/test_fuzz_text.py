@@ -268,7 +268,14 @@ def test_valid_configurations_survive_a_round_trip(cases: Cases) -> None:
 
     @settings(max_examples=700)
     @given(
-        paths, numbers, numbers, small, st.lists(paths), expressions(depth=1), st.booleans(), st.permutations("sfic")
+        paths,
+        numbers,
+        st.integers(1, 999_999),
+        small,
+        st.lists(paths),
+        expressions(depth=1),
+        st.booleans(),
+        st.permutations("sfic"),
     )
     def check(corpus, steps, width, lr, symbols, pair, flag, space) -> None:
         changes = {
@@ -297,7 +304,8 @@ def test_mutated_configurations_are_read_as_themselves_or_refused(cases: Cases) 
         for value in given_values:
             tree = mutate(tree, draw, as_numbers(value))
         if isinstance(tree, dict):
-            config = cases.attempt(lambda: check_config(tree, "the tree"))
+            text = to_yaml(tree)
+            config = cases.attempt(lambda: check_config(dict(read_yaml(text, "the text") or {}), "the text"))
             if config is not None:
                 assert check_config(read_yaml(dump_config(config), "the dump"), "the dump") == config
 
