@@ -43,6 +43,10 @@ def told_in_one_message() -> Iterator[None]:
         if error.errno not in CURES:
             raise
         leave(f"error: {error.strerror}: {error.filename or 'while writing'}. {CURES[error.errno]}", 2)
+    except (MemoryError, RuntimeError) as error:  # torch's own is a RuntimeError
+        if isinstance(error, RuntimeError) and "memory" not in str(error):
+            raise
+        leave(f"error: There is not enough memory ({error!s:.200}). Lower widths, lengths or batch sizes.", 2)
     except Interrupted as interruption:
         leave(str(interruption), 128 + interruption.number)
 

@@ -10,6 +10,7 @@ from parnas.architecture import Architecture
 from parnas.errors import ParnasError
 from parnas.section import Mistake, Section
 
+WIDEST = 999_999  # as in the options of layer names
 AUTO_CLUSTERS = 3  # of the adaptive softmax where model.cutoffs is auto
 
 
@@ -46,10 +47,10 @@ class MemoryConfig(Section):
 
 class ModelConfig(Section):
     arch: str | None = Field(None, description="Architecture that retrain trains where --arch is not given.")
-    d_model: int = Field(128, ge=1, description="Width of the network.")
-    n_heads: int = Field(4, ge=1, description="Attention heads.")
-    d_head: int | None = Field(None, ge=1, description="Width of a head; null: d_model / n_heads.")
-    d_inner: int = Field(512, ge=1, description="Inner width of a feed-forward layer.")
+    d_model: int = Field(128, ge=1, le=WIDEST, description="Width of the network.")
+    n_heads: int = Field(4, ge=1, le=WIDEST, description="Attention heads.")
+    d_head: int | None = Field(None, ge=1, le=WIDEST, description="Width of a head; null: d_model / n_heads.")
+    d_inner: int = Field(512, ge=1, le=WIDEST, description="Inner width of a feed-forward layer.")
     mem_len: int = Field(32, ge=0, description="Positions of memory that attention sees besides the segment.")
     clamp_len: int | None = Field(
         None, ge=1, description="Larger distances count as this one (Dai et al. 2019, as in their code); null: none."

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import pytest
 from hypothesis import strategies as st
 
+from parnas.architecture import MAX_BLOCKS
 from parnas.errors import ParnasError
 
 LONGEST_MESSAGE = 60_000  # characters: a hundred mistakes of a configuration, each shortened
@@ -64,6 +65,26 @@ values: st.SearchStrategy[Any] = st.recursive(
     max_leaves=8,
 )
 
+NAMES = st.sampled_from(["s", "f", "i", "c", "s:heads=2", "s:d_head=8,heads=03", "f:d_inner=64", "c:heads=1"])
+
+
+@st.composite
+def expressions(draw, depth: int = 4):
+    """An expression, and the names that it stands for by a slow and obvious computation."""
+    text, meaning = "", []
+    for _ in range(draw(st.integers(1, 3))):
+        if depth and draw(st.booleans()):
+            inner, names = draw(expressions(depth=depth - 1))
+            item = "(" * (deep := draw(st.sampled_from([1, 1, 2, 300]))) + inner + ")" * deep
+        else:
+            item = draw(NAMES)
+            names = [item]
+        times = draw(st.none() | st.integers(1, 4) | st.sampled_from([5, 30, 90, 999, 1000, 999_999_999]))
+        text += f" {item}" + ("" if times is None else f"*{times}")
+        meaning += names * min(times or 1, MAX_BLOCKS + 1)
+        meaning = meaning[: MAX_BLOCKS + 1]
+    return text, meaning
+
 
 def places(tree: object, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """The path of every value inside nested dictionaries and lists."""
@@ -116,3 +137,10 @@ def damage(content: bytes, draw: random.Random) -> bytes:
                     + content[place:]
                 )
     return content
+
+
+def plain(tree: object) -> object:
+    """What PyYAML reads, with lists as tuples."""
+    if isinstance(tree, dict):
+        return {plain(key): plain(value) for key, value in tree.items()}
+    return tuple(map(plain, tree)) if isinstance(tree, list | tuple) else tree

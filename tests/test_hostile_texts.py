@@ -171,6 +171,25 @@ def test_paths_of_a_configuration_that_lead_elsewhere_are_read_as_what_they_shou
         assert "root:" not in error
 
 
+@pytest.mark.parametrize("command", ["evaluate", "blackbox", "rescore"])
+def test_a_network_that_would_fill_the_memory_is_refused_before_it_is_made(
+    command: str, searched: Run, capsys: Capture
+) -> None:
+    tree = read_yaml((searched.folder / "config.yaml").read_text(), "config")
+    tree["model"] |= {"d_model": 99_999, "n_heads": 1}
+    (searched.folder / "config.yaml").write_text(to_yaml(tree))
+    (searched.folder / "second_look.json").unlink()
+    assert "not those of this network, which has" in refusal(capsys, *COMMANDS[command](searched.folder))
+
+
+def test_running_out_of_memory_is_told_in_one_message(
+    searched: Run, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    for error in (MemoryError("x"), RuntimeError("DefaultCPUAllocator: can't allocate memory")):
+        monkeypatch.setattr("parnas.run.Run.config", lambda run, error=error: (_ for _ in ()).throw(error))
+        assert "not enough memory" in refusal(capsys, "derive", searched.folder)
+
+
 # Tokenizers
 
 

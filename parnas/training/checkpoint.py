@@ -174,6 +174,14 @@ def load_weights(path: Path, model: torch.nn.Module) -> None:
         raise ParnasError(f"The weights in {path} are not those of this network: {error}") from error
 
 
+def refuse_larger(build: Callable[[], torch.nn.Module], path: Path) -> None:
+    """Raise where a network has more parameters than its file of weights has bytes, before memory is taken for it."""
+    with torch.device("meta"):
+        size = sum(parameter.numel() for parameter in build().parameters())
+    if size > (path / WEIGHTS).stat().st_size:
+        raise ParnasError(f"The weights in {path} are not those of this network, which has {size:,} parameters.")
+
+
 def load_state(path: Path) -> dict[str, Any]:
     """The state of training, on the CPU; plain data only, nothing in the file is executed.
 

@@ -21,7 +21,7 @@ from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import TransformerXL
 from parnas.run import PI, STREAMS, Kind, Run
 from parnas.sections import AUTO_CLUSTERS, EvaluationConfig
-from parnas.training.checkpoint import best_checkpoint, load_weights, newest_checkpoint
+from parnas.training.checkpoint import best_checkpoint, load_weights, newest_checkpoint, refuse_larger
 from parnas.training.device import Device, choose_device
 from parnas.training.randomness import seed_process
 from parnas.training.reporter import Reporter, Silent
@@ -222,10 +222,15 @@ def load(folder: str | Path, even: bool = False, best: bool = False) -> LoadedRu
         raise ParnasError(
             "\n".join([f"{folder} has no whole checkpoint; train first, or go on with --resume.", *skipped])
         )
-    if run.kind() == "search":
-        model: TransformerXL = SuperNet(config.model, config.search.space, config.search.blocks, tokenizer.vocab_size)
-    else:
-        model = TransformerXL.build(config.model, run_architecture(config), tokenizer.vocab_size)
+    searched = run.kind() == "search"
+
+    def build() -> TransformerXL:
+        if searched:
+            return SuperNet(config.model, config.search.space, config.search.blocks, tokenizer.vocab_size)
+        return TransformerXL.build(config.model, run_architecture(config), tokenizer.vocab_size)
+
+    refuse_larger(build, checkpoint)
+    model = build()
     load_weights(checkpoint, model)
     if isinstance(model, SuperNet):
         told = [record["arch"] for record in run.records(PI) if "arch" in record]
