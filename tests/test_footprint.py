@@ -12,12 +12,14 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from parnas.architecture import Architecture
 from parnas.config import Config, load_config
+from parnas.data.batching import Batch
 from parnas.data.foreseen import PUBLISHED, foresee, zipf
 from parnas.errors import ParnasError
 from parnas.model import fused
-from parnas.model.estimators import ESTIMATORS
+from parnas.model.estimators import ESTIMATORS, LooseGates
 from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import TransformerXL
+from parnas.training.device import Device
 from parnas.training.footprint import (
     MIXED,
     Footprint,
@@ -29,6 +31,7 @@ from parnas.training.footprint import (
     storage_bytes,
     without_data,
 )
+from parnas.training.passes import Passes
 
 ROWS, TGT_LEN, VOCABULARY = 3, 5, 20
 IDS = range(4, 4 + ROWS * TGT_LEN)  # in all clusters
@@ -59,7 +62,8 @@ def make_step(precision: str, estimator: str | None, changes: dict[str, Any], re
         search = Config().replace(search__estimator=estimator, search__blocks=3, search__space=space).search
         network = supernet = SuperNet(model, search.space, search.blocks, VOCABULARY)
         kept = {name: -index for index, name in enumerate(space)}
-        gates = supernet.pi() if estimator in MIXED else path_gates(supernet, search, kept)
+        mixed = supernet.alpha().softmax(dim=-1)
+        gates = LooseGates(mixed if estimator in MIXED else path_gates(supernet, search, kept)).gates
     bounds = network.head.bounds[1:]
     shares = [sum(start <= each < stop for each in IDS) / len(IDS) for start, stop in pairwise(bounds)]
     step = Step(network.train(), ROWS, TGT_LEN, precision, gates, None if real else shares)
@@ -87,9 +91,44 @@ def test_activations_are_what_autograd_saves(name: str, estimator: str | None, p
         loss = step.network.score(output.hidden, step.tokens).mean()
         loss = loss if output.loss is None else loss + output.loss
     ledger = Ledger()
-    ledger.hold([list(step.network.parameters()), output.memory])
+    ledger.hold([list(step.network.parameters()), memory, output.memory])
     kept = ledger.hold([saved, step.tokens, step.gates, loss])
     assert make_step(precision, estimator, NETWORKS[name], real=True).count().kept == kept
+
+
+@IN_BOTH_PRECISIONS
+@pytest.mark.parametrize("estimator", [None, "single_path", "soft"])
+@pytest.mark.parametrize("parts, twice", [(1, False), (3, False), (1, True), (3, True)])
+def test_the_step_is_the_one_of_training(parts: int, twice: bool, estimator: str | None, precision: str) -> None:
+    """`Passes` on real tensors, whose storages are followed; in it are ids and targets, and a few numbers."""
+    with without_data():
+        step = make_step(precision, estimator, NETWORKS["dropout"], real=False)
+        step.parts, step.network.checkpoint_activations = parts, twice
+        counted = step.count()
+    step = make_step(precision, estimator, NETWORKS["dropout"], real=True)
+    step.network.checkpoint_activations = twice
+    memory, passes = step.full_memory(), Passes(step.network, Device(torch.device("cpu"), precision), parts)
+    batch = Batch(step.tokens.numpy(), step.tokens.numpy(), starts_epoch=False)
+    ledger = Ledger()
+    fixed = ledger.hold(list(step.network.parameters()))
+    ledger.hold([memory, step.tokens, step.gates])
+    with ledger:
+        result = passes.backward(batch, memory, step.gates)
+    assert abs(ledger.peak - fixed - storage_bytes(result.memory) - counted.peak) <= 2 * storage_bytes(step.tokens) + 16
+    assert storage_bytes([weight.grad for weight in step.network.parameters()]) == counted.gradients
+
+
+def test_parts_and_values_computed_twice_take_less() -> None:
+    config, counts = Config().replace(model__arch="(sf)*4"), zipf(50).tolist()
+
+    def count(**changes: Any) -> Footprint:
+        return count_retraining(config.replace(**changes), Architecture.parse("(sf)*4"), counts, 12, "bf16")
+
+    whole = count()
+    assert whole.kept / 4 < count(train__accumulate=4).kept < whole.kept / 2  # the rest is weights in bf16
+    assert count(train__accumulate=3).peak < whole.peak
+    assert count(runtime__checkpoint_activations=True).kept < whole.kept / 4
+    assert count(train__accumulate=5) == whole  # which does not divide the rows
 
 
 def test_all_candidates_keep_more_than_one_path_and_longer_batches_more_than_short_ones() -> None:

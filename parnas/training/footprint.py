@@ -29,11 +29,12 @@ from parnas.architecture import IDENTITY, Architecture
 from parnas.config import Config
 from parnas.errors import ParnasError
 from parnas.model.blocks import Block
-from parnas.model.estimators import ESTIMATORS, Gates, PathGate
-from parnas.model.memory import Memory
+from parnas.model.estimators import ESTIMATORS, Gates, LooseGates, PathGate
+from parnas.model.memory import Memory, join_rows
 from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import TransformerXL
 from parnas.sections import ModelConfig, SearchConfig
+from parnas.training.passes import take_rows
 
 MIXED = ("soft", "straight_through")  # estimators that run all candidates
 
@@ -96,7 +97,7 @@ class Ledger(TorchDispatchMode):
 
 @dataclass
 class Step:
-    """What a step is counted of: the network, so many rows of `tgt_len`, the precision, and how many rows a tail has.
+    """What a step is counted of: the network, so many rows of `tgt_len`, and the precision.
 
     `tails` are the tails' shares of the text, by which the softmax and a narrowing embedding divide the rows; none
     where the tensors are real and say it themselves.
@@ -108,6 +109,7 @@ class Step:
     precision: str  # fp32 or bf16
     gates: Gates | None = None
     tails: Sequence[float] | None = None
+    parts: int = 1  # that the rows are read in
     tokens: Tensor = field(init=False)  # [B, T]
 
     def __post_init__(self) -> None:
@@ -117,12 +119,12 @@ class Step:
         """As `Device.autocast`: the types are those of every device, the CPU's tensors need none."""
         return torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.precision == "bf16")
 
-    def found_rows(self) -> tuple[list[int], list[int]]:
-        """Rows of each cluster of the embedding, where these narrow, and of each tail of the softmax."""
-        shares = self.tails or ()
-        tails = [round(share * self.tokens.numel()) for share in shares]
-        embedded = [self.tokens.numel() - sum(tails), *tails] if self.network.embedding.projections else []
-        return (embedded, tails) if shares else ([], [])
+    def found_rows(self, rows: int) -> tuple[list[int], list[int]]:
+        """Of so many rows, the ids in each cluster of an embedding that narrows, and in each tail of the softmax."""
+        tokens = rows * self.tgt_len
+        tails = [round(share * tokens) for share in self.tails or ()]
+        embedded = [tokens - sum(tails), *tails] if self.network.embedding.projections else []
+        return (embedded, tails) if self.tails else ([], [])
 
     def full_memory(self) -> Memory:
         """Memory after as many segments as fill it."""
@@ -131,31 +133,33 @@ class Step:
         memory: Memory = (None,) * len(blocks)
         with torch.no_grad(), self.autocast():
             for _ in range(math.ceil(most / self.tgt_len)):
-                with Ledger(self.found_rows()[0]):
+                with Ledger(self.found_rows(self.rows)[0]):
                     memory = self.network(self.tokens, memory, self.gates).memory
         return memory
 
     def count(self) -> Footprint:
-        """Bytes of a forward and a backward pass, the types of parameters and memory included."""
-        old: Memory | None = self.full_memory()
-        embedded, tails = self.found_rows()
-        ledger = Ledger([*embedded, *tails])
-        parameters = ledger.hold(list(self.network.parameters()))
-        ledger.hold([old, self.tokens, self.gates])
+        """Bytes of the forward and backward passes of a step, as `Passes.backward` makes them."""
+        old, memories, weights = self.full_memory(), list[Memory](), list(self.network.parameters())
+        rows, ledger, kept, softmax = self.rows // self.parts, Ledger(), 0, 0
+        ledger.hold([weights, old, self.tokens, self.gates])
         with ledger:
-            with self.autocast():
-                output = self.network(self.tokens, old, self.gates)
-                body = ledger.live
-                nll = self.network.score(output.hidden, self.tokens)
-            softmax = ledger.live - body
-            loss = nll.mean() if output.loss is None else nll.mean() + output.loss
-            memory = output.memory
-            del output, nll, old
-            forward, memory_bytes = ledger.live, storage_bytes(memory)
-            loss.backward()
-        gradients = storage_bytes([parameter.grad for parameter in self.network.parameters()])
-        fixed = parameters + memory_bytes
-        return Footprint(parameters, memory_bytes, forward - fixed, softmax, gradients, ledger.peak - fixed)
+            for part in sorted({0, self.parts - 1}):  # those between are as the first, but for memory that gathers
+                ledger.live += max(0, part - 1) * storage_bytes(memories)
+                own = slice(part * rows, (part + 1) * rows)
+                ledger.rows = [each for found in self.found_rows(rows) for each in found]
+                with self.autocast():
+                    output = self.network(self.tokens[own], take_rows(old, own) if self.parts > 1 else old, self.gates)
+                    body = ledger.live
+                    nll = self.network.score(output.hidden, self.tokens[own])
+                    softmax = ledger.live - body
+                loss = nll.mean() if output.loss is None else nll.mean() + output.loss
+                memories.append(output.memory)
+                del output, nll
+                kept = ledger.live - storage_bytes([weights, [weight.grad for weight in weights], old, memories])
+                loss.backward()
+            memory = storage_bytes(join_rows(memories[:1] * self.parts))
+        parameters, gradients = storage_bytes(weights), storage_bytes([weight.grad for weight in weights])
+        return Footprint(parameters, memory, kept, softmax, gradients, ledger.peak - parameters - memory)
 
 
 def storage_bytes(tensors: Any) -> int:
@@ -178,27 +182,35 @@ def without_data() -> Iterator[None]:
         ) from error
 
 
+def count_step(
+    network: TransformerXL, config: Config, counts: Sequence[int], rows: int, precision: str, gates: Gates | None
+) -> Footprint:
+    """Footprint of a step of a network that was made without data."""
+    network.train().checkpoint_activations = config.runtime.checkpoint_activations
+    tails, parts = network.head.cluster_shares(counts), math.gcd(config.train.accumulate, rows)
+    return Step(network, rows, config.data.tgt_len, precision, gates, tails, parts).count()
+
+
 def count_retraining(
     config: Config, architecture: Architecture, counts: Sequence[int], rows: int, precision: str
 ) -> Footprint:
     """Footprint of training a discrete network on so many rows; `counts` [V] as for `TransformerXL.multiply_adds`."""
     with without_data():
-        network = TransformerXL.build(config.model, architecture, len(counts)).train()
-        return Step(network, rows, config.data.tgt_len, precision, tails=network.head.cluster_shares(counts)).count()
+        network = TransformerXL.build(config.model, architecture, len(counts))
+        return count_step(network, config, counts, rows, precision, None)
 
 
 def count_search(config: Config, counts: Sequence[int], rows: int, precision: str) -> Footprint:
     """Footprint of training the SuperNet on so many rows; of an estimator that runs paths, for the largest of them."""
     search, tgt_len = config.search, config.data.tgt_len
     with without_data():
-        network = SuperNet(config.model, search.space, search.blocks, len(counts)).train()
+        network = SuperNet(config.model, search.space, search.blocks, len(counts))
         if search.estimator in MIXED:
-            gates: Gates = network.alpha().softmax(dim=-1)
+            drawn: Gates = network.alpha().softmax(dim=-1)
         else:
             kept = {name: kept_by(name, config.model, rows, tgt_len, precision) for name in search.candidates}
-            gates = path_gates(network, search, kept)
-        tails = network.head.cluster_shares(counts)
-        found = Step(network, rows, tgt_len, precision, gates, tails).count()
+            drawn = path_gates(network, search, kept)
+        found = count_step(network, config, counts, rows, precision, LooseGates(drawn).gates)
     if not search.alpha_share:
         return found
     of_alpha = found.memory * max(1, rows // ESTIMATORS[search.estimator].lesson_part) // rows
