@@ -13,7 +13,7 @@ from parnas.config import load_config
 ROOT = Path(__file__).resolve().parent.parent
 
 
-@pytest.mark.parametrize("name", ["configuration", "performance", "evidence", "compressive"])
+@pytest.mark.parametrize("name", ["configuration", "performance", "evidence", "compressive", "planning"])
 def test_pages_are_made_from_the_models_and_the_results(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
     page = runpy.run_path(str(ROOT / "docs" / f"make_{name}.py"))["render"]()

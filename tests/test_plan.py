@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import plan as benchmark
 import pytest
 from conftest import small_config
 from test_cli import run_command
@@ -209,3 +210,18 @@ def test_every_shipped_configuration_has_a_plan(path: Path) -> None:
     for phase in plan(load_config(path), Machine(memory_gb=80)).phases:
         assert phase.needed_bytes > 4 * phase.parameters
         assert phase.kept_bytes > phase.softmax_bytes > 0
+
+
+@pytest.mark.slow
+def test_the_benchmark_compares_the_count_with_what_a_process_takes(tmp_path: Path) -> None:
+    benchmark.main(["--tiny", "--device", "cpu", "--out", str(tmp_path)])
+    result = json.loads((tmp_path / "plan-cpu.json").read_text())
+    for record in result["records"]:
+        assert record["predicted_sum"] == sum(record["predicted_bytes"].values())
+        assert record["measured_over_predicted"] == record["measured_bytes"] / record["predicted_sum"]
+        assert record["kept_heap_bytes"] >= 0
+
+
+def test_the_shipped_measurement_is_within_its_goal() -> None:
+    result = json.loads(Path("benchmarks/results/plan-cpu.json").read_text())
+    assert result["worst"] <= result["goal"]

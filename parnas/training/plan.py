@@ -108,6 +108,8 @@ class Plan:
 def plan(config: Config, machine: Machine, rate: Rate | None = None, note: Note = silent) -> Plan:
     """What search and retraining of `model.arch`, or of the interleaved network, take.
 
+    A speed without FLOPs is taken to be that of the network to be retrained.
+
     Raises `ParnasError` where the GPUs do not divide the batch, or the vocabulary is not known.
     """
     if config.data.batch_size % machine.gpus:
