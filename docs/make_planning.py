@@ -71,7 +71,8 @@ to the others, and with the same share of the device's speed however few rows a 
 
 {table}
 
-GB per GPU: with the margin. Of that, step: activations, gradients and what comes and goes, at their peak.
+GB per GPU: with the margin. Of that, step: activations, gradients and what comes and goes, at their peak. With few rows
+on each of 64 GPUs the network decides: gradients are as many as ever, and the backward pass no longer covers them.
 """
 
 
@@ -123,7 +124,7 @@ def describe(name: str, gpus: int, found: PhasePlan) -> dict[str, str]:
         "step": f"{found.bytes['a step at its peak'] / GB:.0f}",
         "tokens": f"{found.tokens:.2g}",
         "tokens/s": f"{found.tokens_per_s:,.0f}",
-        "days": f"{found.hours / 24:,.1f}",
+        "days": f"{found.hours / 24:,.2f}",
     }
 
 
