@@ -84,7 +84,8 @@ def train(case: Case, device: Device, steps: int) -> None:
     else:
         network = TransformerXL.build(config.model, Architecture.parse(config.model.arch or ""), case.vocabulary)
     weights = network.weights() if isinstance(network, SuperNet) else dict(network.named_parameters())
-    optimizer, passes = make_adamw(weights, 1e-4, 0.01), Passes(network.train(), device, config.train.accumulate)
+    optimizer = make_adamw(weights, 1e-4, 0.01)
+    passes = Passes(network.train(), weights.values(), device, config.train.accumulate)
     memory: Memory | None = None
     for step in range(1 + steps):  # the first fills the memory
         ids = harness.draw_ids(case.vocabulary, (2, config.data.batch_size, config.data.tgt_len), seed=step)

@@ -107,7 +107,7 @@ def test_the_step_is_the_one_of_training(parts: int, twice: bool, estimator: str
         counted = step.count()
     step = make_step(precision, estimator, NETWORKS["dropout"], real=True)
     step.network.checkpoint_activations = twice
-    memory, passes = step.full_memory(), Passes(step.network, Device(torch.device("cpu"), precision), parts)
+    memory, passes = step.full_memory(), Passes(step.network, [], Device(torch.device("cpu"), precision), parts)
     batch = Batch(step.tokens.numpy(), step.tokens.numpy(), starts_epoch=False)
     ledger = Ledger()
     fixed = ledger.hold(list(step.network.parameters()))
