@@ -216,6 +216,43 @@ def profile(
 
 
 @app.command()
+def plan(
+    settings: Settings = None,
+    gpus: Annotated[int, typer.Option("--gpus", min=1, help="GPUs that share each batch.")] = 1,
+    arch: Annotated[
+        str | None, typer.Option("--arch", help="As of retrain; default: model.arch, or the interleaved network.")
+    ] = None,
+    memory: Annotated[
+        float | None, typer.Option("--memory", metavar="GB", help="Of each GPU, in 10^9 bytes: says whether it fits.")
+    ] = None,
+    measured: Annotated[
+        Path | None, typer.Option("--from", metavar="RUN", help="A run on one such GPU, whose tokens/s count.")
+    ] = None,
+    tokens_per_s: Annotated[
+        float | None, typer.Option("--tokens-per-s", help="Of one GPU retraining this network, where it is known.")
+    ] = None,
+    bandwidth: Annotated[
+        float | None,
+        typer.Option("--bandwidth", metavar="GB_PER_S", help="Of each GPU; default: 200 up to eight, 25 beyond."),
+    ] = None,
+    price: Annotated[float | None, typer.Option("--price-per-hour", min=0, help="Of one GPU, in any currency.")] = None,
+    out: Out = None,
+) -> None:
+    """Count the memory that both phases take, and tell days and price from a measured speed; trains nothing."""
+    config, _ = settle(settings, out or Path(), False, "plan", arch)
+    from parnas.display import make_reporter
+    from parnas.plan_display import show_plan
+    from parnas.training.plan import choose_rate, make_machine
+    from parnas.training.plan import plan as count
+
+    note = make_reporter().note
+    found = count(config, make_machine(gpus, memory, bandwidth, price), choose_rate(measured, tokens_per_s, note), note)
+    show_plan(found)
+    if out is not None:
+        typer.echo(f"written: {found.write(out)}")
+
+
+@app.command()
 def plot(runs: Runs, frame_ms: FrameTime = None, width: Width = None) -> None:
     """Redraw every picture of runs."""
     from parnas.display import make_reporter

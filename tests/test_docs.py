@@ -11,9 +11,10 @@ from nbclient import NotebookClient
 from parnas.config import load_config
 
 ROOT = Path(__file__).resolve().parent.parent
+PAGES = ["configuration", "performance", "evidence", "compressive", pytest.param("planning", marks=pytest.mark.slow)]
 
 
-@pytest.mark.parametrize("name", ["configuration", "performance", "evidence", "compressive"])
+@pytest.mark.parametrize("name", PAGES)
 def test_pages_are_made_from_the_models_and_the_results(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
     page = runpy.run_path(str(ROOT / "docs" / f"make_{name}.py"))["render"]()

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 BITS = 16  # random bits for each element of a dropout mask
 
@@ -19,12 +20,16 @@ Make = TypeVar("Make", bound=Callable[..., Tensor])
 
 
 def made_once(make: Make) -> Make:
-    """Keep the tensors that a function makes of its arguments; they must not be changed. A compiler keeps its own."""
+    """Keep the tensors that a function makes of its arguments; they must not be changed. A compiler keeps its own.
+
+    Where a dispatch mode is on nothing is kept, since its tensors may be of another kind.
+    """
     cached = lru_cache(maxsize=32)(make)
 
     @wraps(make)
     def get(*arguments: Any) -> Tensor:
-        return make(*arguments) if torch.compiler.is_compiling() else cached(*arguments)
+        watched = torch.compiler.is_compiling() or _get_current_dispatch_mode() is not None
+        return make(*arguments) if watched else cached(*arguments)
 
     return cast(Make, get)
 
@@ -234,14 +239,16 @@ class Dropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
         """As `dropout`."""
-        ctx.kept, ctx.scale = keep_mask(x, p), 1 / (1 - p)
-        return torch.addcmul(x.new_zeros(()), x, ctx.kept, value=ctx.scale)
+        kept, ctx.scale = keep_mask(x, p), 1 / (1 - p)
+        ctx.save_for_backward(kept)  # as an attribute it would outlive the backward pass
+        return torch.addcmul(x.new_zeros(()), x, kept, value=ctx.scale)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """The same mask."""
-        return torch.addcmul(grad.new_zeros(()), grad, ctx.kept, value=ctx.scale), None
+        (kept,) = ctx.saved_tensors
+        return torch.addcmul(grad.new_zeros(()), grad, kept, value=ctx.scale), None
 
 
 def keep_mask(like: Tensor, p: float) -> Tensor:

@@ -6,7 +6,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from parnas.architecture import Architecture
 from parnas.config import Config, dump_config
@@ -101,11 +103,13 @@ def create_run(run: Run, kind: Kind, config: Config, device: Device, streams: To
 
 def resolve_cutoffs(config: Config, streams: TokenStreams) -> Config:
     """Replace `model.cutoffs: auto` by the optimal ones for the training text."""
-    model = config.model
-    if model.cutoffs != "auto":
-        return config
+    return config if config.model.cutoffs != "auto" else find_cutoffs(config, streams.train_counts())
+
+
+def find_cutoffs(config: Config, counts: NDArray[np.int64]) -> Config:
+    """The configuration with the optimal cutoffs for tokens that occur `counts` [V] times."""
     sized = config.replace(model__cutoffs=tuple(range(1, AUTO_CLUSTERS)))
-    found = optimal_cutoffs(streams.train_counts(), AUTO_CLUSTERS, model.d_model, sized.model.softmax_dims())
+    found = optimal_cutoffs(counts, AUTO_CLUSTERS, config.model.d_model, sized.model.softmax_dims())
     return config.replace(model__cutoffs=found.cutoffs)
 
 

@@ -1,0 +1,170 @@
+"""How near the memory that `parnas plan` counts is to what training takes: `python benchmarks/plan.py`.
+
+Each network is trained for some steps in a process of its own: forward with full memory, backward and update, by what
+`Trainer` does it with. Compared are what the process's resident set had grown by at its peak, beyond where it stood
+after steps of a tiny network (which bring in libraries, kernels and the heap's first pages), and the plan's sum:
+parameters, both moments, memory of segments and the step's peak, without the margin and what is set aside for CUDA.
+
+Each is measured twice. With every larger tensor mapped for itself, memory is what tensors take, and the count must come
+near it; what remains is the workspace of oneDNN. With one heap that keeps what is freed, as training on a CPU has it
+for its speed (`keep_freed_memory`), there is fragmentation besides, which the plan leaves out.
+"""
+
+import ctypes
+import multiprocessing
+import resource
+import sys
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any, NamedTuple
+
+import harness
+import numpy as np
+import torch
+
+from parnas.architecture import Architecture
+from parnas.config import Config
+from parnas.data.batching import Batch
+from parnas.model.estimators import Gates, LooseGates, gumbel_softmax
+from parnas.model.memory import Memory
+from parnas.model.supernet import SuperNet
+from parnas.model.transformer_xl import TransformerXL
+from parnas.run import Kind
+from parnas.training.device import Device, keep_freed_memory
+from parnas.training.optimizers import gradient_norm, make_adamw, step_clipped
+from parnas.training.passes import Passes
+from parnas.training.plan import count, memory_of
+
+GOAL = 0.15  # largest share by which the plan may be off
+
+
+class Case(NamedTuple):
+    """A network to train: a phase of a configuration."""
+
+    phase: Kind
+    vocabulary: int
+    changes: Mapping[str, Any]  # of the default configuration, as `Config.replace` takes them
+
+    def config(self, precision: str) -> Config:
+        """The whole configuration."""
+        return Config().replace(runtime__precision=precision, **self.changes)
+
+    def counts(self) -> list[int]:
+        """Occurrences of the ids that `harness.draw_ids` gives, up to a factor."""
+        return [-(-self.vocabulary * 1000 // (rank + 1)) for rank in range(self.vocabulary)]
+
+
+def shapes(width: int, batch_size: int, length: int, **more: Any) -> dict[str, Any]:
+    """Settings of the shapes; segment and memory are equally long."""
+    model = {"model__d_model": width, "model__n_heads": width // 32, "model__d_inner": 4 * width}
+    return {**model, "data__batch_size": batch_size, "data__tgt_len": length, "model__mem_len": length, **more}
+
+
+TINY = {"tiny network": Case("retrain", 50, shapes(32, 2, 4, model__arch="sf"))}
+CASES = {
+    "attention and feed-forward": Case("retrain", 8000, shapes(512, 16, 128, model__arch="(sf)*6")),
+    "adaptive softmax": Case(
+        "retrain", 80_000, shapes(384, 16, 128, model__arch="(sf)*4", model__cutoffs=(10_000, 30_000))
+    ),
+    "search, all candidates": Case(
+        "search", 8000, shapes(384, 16, 96, search__estimator="soft", search__cost__target=None)
+    ),
+}
+STEPS = {"tiny": 2, "short": 2, "full": 4}
+M_MMAP_THRESHOLD = -3  # of malloc.h; set by hand, it stays what it is
+MAPPED_BYTES = 1 << 16  # and more
+
+
+def train(case: Case, device: Device, steps: int) -> None:
+    """Steps as `Trainer` makes them, after as many as fill the memory."""
+    config = case.config(device.precision)
+    search = config.search
+    if case.phase == "search":
+        network: TransformerXL = SuperNet(config.model, search.space, search.blocks, case.vocabulary)
+    else:
+        network = TransformerXL.build(config.model, Architecture.parse(config.model.arch or ""), case.vocabulary)
+    weights = network.weights() if isinstance(network, SuperNet) else dict(network.named_parameters())
+    optimizer = make_adamw(weights, 1e-4, 0.01)
+    passes = Passes(network.train(), weights.values(), device, config.train.accumulate)
+    memory: Memory | None = None
+    for step in range(1 + steps):  # the first fills the memory
+        ids = harness.draw_ids(case.vocabulary, (2, config.data.batch_size, config.data.tgt_len), seed=step)
+        gates: Gates | None = None
+        if isinstance(network, SuperNet):
+            gates = LooseGates(gumbel_softmax(network.alpha(), 1.0)).gates
+        memory = passes.backward(Batch(*ids, starts_epoch=False), memory, gates).memory
+        step_clipped(optimizer, gradient_norm(list(weights.values())), 1.0)
+
+
+def measure(case: Case, precision: str, steps: int, mapped: bool) -> int:
+    """Bytes that training added to the resident set at its peak; meant for a fresh process."""
+    torch.manual_seed(1)
+    if mapped:
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES)
+    else:
+        keep_freed_memory()
+    device = Device(torch.device("cpu"), precision)
+    train(TINY["tiny network"], device, steps=1)
+    before = peak_memory()
+    train(case, device, steps)
+    return peak_memory() - before
+
+
+def peak_memory() -> int:
+    """Most bytes that were resident at once so far."""
+    unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss: bytes there, KiB elsewhere
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def compare(name: str, case: Case, precision: str, steps: int, pool: ProcessPoolExecutor) -> dict[str, Any]:
+    """Predicted and measured bytes of a network."""
+    config = case.config(precision)
+    footprint = count(config, case.phase, case.counts(), config.data.batch_size)
+    predicted = memory_of(footprint, gpus=1)
+    measured, kept = (pool.submit(measure, case, precision, steps, mapped).result() for mapped in (True, False))
+    total = sum(predicted.values())
+    return {
+        "network": name,
+        "precision": precision,
+        "parameters": footprint.parameters // 4,
+        "predicted_bytes": predicted,
+        "predicted_sum": total,
+        "measured_bytes": measured,
+        "measured_over_predicted": measured / total,
+        "kept_heap_bytes": kept,
+        "kept_heap_over_predicted": kept / total,
+    }
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the benchmark."""
+    parsed = harness.make_parser(__doc__).parse_args(arguments)
+    device = harness.choose("cpu", "auto")
+    cases = TINY if parsed.size == "tiny" else CASES
+    precisions = list(dict.fromkeys(["fp32", device.precision]))
+    context = multiprocessing.get_context("spawn")  # a process in which nothing ran before
+    records = []
+    with ProcessPoolExecutor(1, mp_context=context, max_tasks_per_child=1) as pool:
+        for name, case in cases.items():
+            records += [compare(name, case, each, STEPS[parsed.size], pool) for each in precisions]
+    rows = [
+        {
+            "network": f"{record['network']}, {record['precision']}",
+            "parameters": record["parameters"],
+            "predicted MB": record["predicted_sum"] / 1e6,
+            "measured MB": record["measured_bytes"] / 1e6,
+            "measured / predicted": record["measured_over_predicted"],
+            "with a kept heap": record["kept_heap_over_predicted"],
+        }
+        for record in records
+    ]
+    harness.print_table("Memory of training, counted and measured", rows)
+    worst = float(np.max([abs(record["measured_over_predicted"] - 1) for record in records]))
+    print(f"Largest deviation: {worst:.1%} (goal: at most {GOAL:.0%})")
+    harness.write_result(
+        "plan", device, {"precisions": precisions, "goal": GOAL, "worst": worst, "records": records}, parsed
+    )
+
+
+if __name__ == "__main__":
+    harness.run(main)
