@@ -48,12 +48,16 @@ PLANS = {
 }
 
 
-def clip_in_a_pass_of_its_own(optimizer: torch.optim.Optimizer, parameters: Any, clip: float) -> torch.Tensor:
-    """As `trainer.update_clipped`, scaling the gradients before the step."""
-    norm = nn.utils.clip_grad_norm_(parameters, clip)
+def clip_in_a_pass_of_its_own(
+    optimizer: torch.optim.Optimizer, norm: torch.Tensor, clip: float, guarded: bool = False
+) -> None:
+    """As `optimizers.step_clipped`, scaling the gradients before the step."""
+    assert not guarded
+    nn.utils.clip_grads_with_norm_(
+        [weight for group in optimizer.param_groups for weight in group["params"]], clip, norm
+    )
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    return norm.detach()
 
 
 TAKEN_BACK: Mapping[str, Callable[[], AbstractContextManager[Any]]] = {
@@ -61,7 +65,7 @@ TAKEN_BACK: Mapping[str, Callable[[], AbstractContextManager[Any]]] = {
     "attention by autograd": partial(patch.object, fused, "relative_attention", plain.relative_attention),
     "cross-entropy by autograd": partial(patch.object, fused, "linear_cross_entropy", plain.linear_cross_entropy),
     "torch's dropout": partial(patch.object, fused, "dropout", torch.nn.functional.dropout),
-    "clipping in a pass of its own": partial(patch.object, trainer, "update_clipped", clip_in_a_pass_of_its_own),
+    "clipping in a pass of its own": partial(patch.object, trainer, "step_clipped", clip_in_a_pass_of_its_own),
     "rows of the tails as they come": partial(patch.object, heads, "round_up_rows", lambda rows: rows),
 }
 IN_PROCESSES: Mapping[str, Callable[[], AbstractContextManager[Any]]] = {

@@ -100,7 +100,7 @@ def train(config: Config, runs: Path, job: tuple[Network, int]) -> Row:
     network, seed = job
     folder = runs / f"{network.name.replace(', ', '-').replace(' ', '-').replace(':', '-')}-seed-{seed}"
     changed = config.replace(model__arch=network.arch, runtime__seed=seed, **network.changes)
-    run = retrain(changed, folder, Silent(), resume=(folder / "config.yaml").is_file())
+    run = retrain(changed, folder, Silent())
     summary = run.summary()
     entries = open_entries([folder], Conditions())
     buckets = perplexity_by_frequency(entries, "valid").set_index("occurrences")["ppl"]

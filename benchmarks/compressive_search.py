@@ -30,7 +30,7 @@ def run_search(config: Config, folder: Path) -> Run:
     """The search, gone on with where it was begun."""
     run = Run(folder)
     if not (folder / "summary.json").is_file():
-        run = search(config, folder, Silent(), resume=(folder / "config.yaml").is_file())
+        run = search(config, folder, Silent())
     write_derivation(derive(run), run, folder / "arch.yaml")
     return run
 
@@ -40,7 +40,7 @@ def train(job: tuple[Config, Path]) -> float:
     config, folder = job
     run = Run(folder)
     if not (folder / "summary.json").is_file():
-        run = retrain(config, folder, Silent(), resume=(folder / "config.yaml").is_file())
+        run = retrain(config, folder, Silent())
     return float(run.summary()["valid"]["ppl"])
 
 

@@ -22,7 +22,7 @@ from parnas.model.transformer_xl import TransformerXL
 from parnas.sections import MemoryConfig, ModelConfig
 from parnas.training.device import Device
 from parnas.training.latency import time_in_turns
-from parnas.training.trainer import make_adamw, update_clipped
+from parnas.training.optimizers import make_adamw, update_clipped
 
 GOAL = 1.35
 FUNCTIONS: tuple[str, ...] = get_args(MemoryConfig.model_fields["function"].annotation)

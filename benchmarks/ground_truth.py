@@ -55,13 +55,13 @@ def train(config: Config, job: tuple[str, int]) -> Row:
     arch, seed = job
     with tempfile.TemporaryDirectory(prefix="parnas-ground-truth-") as folder:
         config = config.replace(model__arch=None, runtime__seed=seed)
-        session = open_session(config, "retrain", Path(folder) / "run", False, Silent())
-        config, data = session.config, session.config.data
-        # Not by `retrain`, which refuses the network without blocks.
-        model = TransformerXL.build(config.model, Architecture(arch), session.streams.tokenizer.vocab_size)
-        batches = TrainingBatches(session.streams.tokens("train"), data.batch_size, data.tgt_len)
-        plan = Plan(config.train.steps, config.train.lr, config.train.warmup_steps)
-        run = run_training(Trainer(session, model, batches, plan), False, lambda: Architecture(arch))
+        with open_session(config, "retrain", Path(folder) / "run", False, Silent()) as session:
+            config, data = session.config, session.config.data
+            # Not by `retrain`, which refuses the network without blocks.
+            model = TransformerXL.build(config.model, Architecture(arch), session.streams.tokenizer.vocab_size)
+            batches = TrainingBatches(session.streams.tokens("train"), data.batch_size, data.tgt_len)
+            plan = Plan(config.train.steps, config.train.lr, config.train.warmup_steps)
+            run = run_training(Trainer(session, model, batches, plan), lambda: Architecture(arch))
         return Row(arch, seed, config.train.steps, run.summary()["valid"]["ppl"])
 
 

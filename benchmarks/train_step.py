@@ -29,7 +29,7 @@ from parnas.config import load_config
 from parnas.errors import ParnasError
 from parnas.sections import ModelConfig
 from parnas.training.device import Device
-from parnas.training.trainer import make_adamw, update_clipped
+from parnas.training.optimizers import make_adamw, update_clipped
 
 WARM_UP = 2
 SAME_WEIGHTS = ("parnas", "transformers")

@@ -21,6 +21,13 @@ def gradient_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
     return nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
 
 
+def update_clipped(optimizer: torch.optim.AdamW, parameters: Sequence[nn.Parameter], clip: float) -> Tensor:
+    """A step by the gradients of `parameters`, scaled to a norm of at most `clip`; the norm before."""
+    norm = gradient_norm(parameters)
+    step_clipped(optimizer, norm, clip)
+    return norm.detach()
+
+
 def step_clipped(optimizer: torch.optim.AdamW, norm: Tensor, clip: float, guarded: bool = False) -> None:
     """A step of an optimizer made by `make_adamw`, with gradients of that norm scaled to at most `clip`.
 
