@@ -215,22 +215,22 @@ def test_an_interrupted_seed_goes_on_from_its_checkpoint(
     shutil.rmtree(folder / "seed-4")
     original = Trainer.train_step
 
-    def step_or_stop(self: Trainer) -> None:
+    def step_or_stop(self: Trainer) -> bool:
         steps.append(self.step)
         if len(steps) == 13:
             raise KeyboardInterrupt
-        original(self)
+        return original(self)
 
     monkeypatch.setattr(Trainer, "train_step", step_or_stop)
     with pytest.raises(KeyboardInterrupt):
         stability(config, folder, 2, Silent())
-    assert [path.name for path in list_checkpoints(folder / "seed-4" / "checkpoints")] == ["step-00000008"]
+    assert [path.name[-2:] for path in list_checkpoints(folder / "seed-4" / "checkpoints")] == ["08", "12"]
     steps.clear()
     steps += [0] * 100
     (folder / "seed-5").mkdir()
-    (folder / "seed-5" / "config.yaml").write_text("torn")
+    (folder / "seed-5" / "environment.json").write_text("torn")
     found = stability(config, folder, 3, Silent())
-    assert steps[100:] == [*range(8, 24), *range(24)]
+    assert steps[100:] == [*range(12, 24), *range(24)]
     assert Run(folder / "seed-4").records(PI) == Run(repeated / "seed-4").records(PI)
     assert len(Run(folder / "seed-4").records(METRICS)) == len(Run(repeated / "seed-4").records(METRICS))
     assert found.seeds == (3, 4, 5)

@@ -1,0 +1,115 @@
+"""Two processes with one thread each beside one process with two: `python benchmarks/ranks.py`.
+
+Both train the forerunner's shapes on made-up text, the same rows at each step: the search with the default estimator,
+and the interleaved network. The two ways take turns, each in processes of its own; a round's speed is the median of
+its lines of metrics, the first left out. The efficiency is the speed of two processes over that of one. What a step
+averages is counted: the gradients of all weights, since those of candidates that did not run go as zeros.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import harness
+import numpy as np
+
+from parnas.architecture import Architecture
+from parnas.config import Config, dump_config, load_config
+from parnas.model.supernet import SuperNet
+from parnas.model.transformer_xl import TransformerXL
+from parnas.run import METRICS, Run
+
+VOCABULARY = 12_000
+ARCH = "interleaved-6"
+
+
+class Plan(NamedTuple):
+    """How much is measured."""
+
+    rounds: int
+    steps: int
+    overrides: Mapping[str, Any]
+
+
+PLANS = {
+    "tiny": Plan(1, 6, {"model__d_model": 16, "model__n_heads": 2, "model__d_inner": 32, "train__log_every": 2}),
+    "short": Plan(2, 60, {}),
+    "full": Plan(5, 200, {}),
+}
+WAYS = {"one process, two threads": (1, 2), "two processes, one thread each": (2, 1)}
+
+
+def make_config(plan: Plan, folder: Path) -> Config:
+    """The forerunner's shapes on a text of words that fall by Zipf's law; what is not training is left out."""
+    corpus = folder / "corpus"
+    corpus.mkdir()
+    for split, size in (("train", 400_000), ("valid", 2_000), ("test", 2_000)):
+        ids = harness.draw_ids(VOCABULARY, size).reshape(-1, 20)
+        (corpus / f"{split}.txt").write_text("\n".join(" ".join(f"w{n}" for n in line) for line in np.asarray(ids)))
+    settings = {
+        **{"data__corpus": str(corpus), "data__tokenizer__kind": "word", "data__tokenizer__vocab_size": None},
+        **{"data__tokenizer__lowercase": False, "data__tokenizer__user_symbols": (), "model__arch": ARCH},
+        **{"search__cost__target": None, "search__steps": 2 * plan.steps, "train__steps": plan.steps},
+        **{"search__alpha_start_step": 1, "search__fair_share": 1.0, "search__second_look": 0},
+        **{"train__log_every": 10, "train__eval_every": 10**6, "train__save_every": 10**6, "runtime__threads": None},
+    }
+    return load_config(harness.PAR_CONFIG).replace(**{**settings, **plan.overrides})
+
+
+def train(phase: str, config: Path, folder: Path, processes: int, threads: int) -> float:
+    """Tokens per second of one training."""
+    script = [str(harness.ROOT / f"{phase}.py"), str(config), f"runtime.threads={threads}", "--run", str(folder)]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), "--"]
+    command = [sys.executable, *(launcher if processes > 1 else []), *script]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    subprocess.run(command, env=environment, check=True, capture_output=True)
+    lines = [line["tokens_per_s"] for line in Run(folder).records(METRICS) if line["split"] == "train"]
+    return median(lines[1:])
+
+
+def sent_bytes(config: Config) -> dict[str, int]:
+    """Bytes of gradients that a step averages, 4 for each weight."""
+    networks = {
+        "search": SuperNet(config.model, config.search.space, config.search.blocks, VOCABULARY),
+        "retrain": TransformerXL.build(config.model, Architecture.parse(ARCH), VOCABULARY),
+    }
+    return {phase: 4 * sum(weight.numel() for weight in network.parameters()) for phase, network in networks.items()}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print the table and write the result."""
+    given = harness.make_parser(__doc__).parse_args(arguments)
+    plan, device = PLANS[given.size], harness.choose("cpu", "bf16")
+    with tempfile.TemporaryDirectory(prefix="parnas-ranks-") as name:
+        folder = Path(name)
+        config = make_config(plan, folder)
+        path = folder / "config.yaml"
+        path.write_text(dump_config(config))
+        speeds: dict[str, dict[str, list[float]]] = {
+            phase: {way: [] for way in WAYS} for phase in ("search", "retrain")
+        }
+        for number in range(plan.rounds):
+            for phase, by_way in speeds.items():
+                for index, (way, (processes, threads)) in enumerate(WAYS.items()):
+                    run = folder / f"{phase}-{number}-{index}"
+                    by_way[way].append(train(phase, path, run, processes, threads))
+    rows = []
+    for phase, by_way in speeds.items():
+        one, two = (median(by_way[way]) for way in WAYS)
+        efficiency = median(b / a for a, b in zip(*by_way.values(), strict=True))
+        sent = sent_bytes(config)[phase]
+        rows.append(
+            {"training": phase, "one process, tokens/s": one, "two processes, tokens/s": two}
+            | {"two over one": efficiency, "gradients, MB": sent / 1e6}
+        )
+    harness.print_table("Two processes with a thread each beside one with two threads", rows)
+    harness.write_result("ranks", device, {"precision": "bf16", "rows": rows, "tokens_per_s": speeds}, given)
+
+
+if __name__ == "__main__":
+    harness.run(main)

@@ -1,0 +1,97 @@
+"""What checkpoints cost a training: `python benchmarks/saving.py`.
+
+Groups of steps that begin with a checkpoint and groups that do not take turns, in one training. The difference between
+a group's seconds with and without is what one checkpoint stalls: the copies made before the next step, and what the
+thread that writes, hashes and flushes takes from the steps beside it. It is given as a share of `train.save_every`
+steps, the default of 500, in steps as fast as they are here.
+"""
+
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import harness
+import torch
+
+from parnas.architecture import Architecture
+from parnas.config import Config, load_config
+from parnas.data.batching import TrainingBatches
+from parnas.model.transformer_xl import TransformerXL
+from parnas.run import Run
+from parnas.training.device import Device
+from parnas.training.reporter import Silent
+from parnas.training.trainer import Plan as Schedule
+from parnas.training.trainer import Session, Trainer
+
+VOCABULARY = 12_000
+SAVE_EVERY = Config().train.save_every
+
+
+class Plan(NamedTuple):
+    """How much is measured."""
+
+    rounds: int
+    group: int  # steps
+    networks: Mapping[str, Mapping[str, Any]]
+
+
+LARGER = {"model__d_model": 512, "model__d_inner": 2048, "model__n_heads": 8}
+PLANS = {
+    "tiny": Plan(1, 2, {"tiny": {"model__d_model": 16, "model__n_heads": 2, "model__d_inner": 32}}),
+    "short": Plan(6, 20, {"the forerunner's shapes": {}}),
+    "full": Plan(20, 40, {"the forerunner's shapes": {}, "four times as wide": LARGER}),
+}
+
+
+def measure(config: Config, device: Device, plan: Plan) -> dict[str, Any]:
+    """Seconds of groups of steps with and without a checkpoint."""
+    torch.manual_seed(config.runtime.seed)
+    ids = harness.draw_ids(VOCABULARY, 50 * config.data.batch_size * config.data.tgt_len + 1)
+    batches = TrainingBatches(ids, config.data.batch_size, config.data.tgt_len)
+    with tempfile.TemporaryDirectory(prefix="parnas-saving-") as folder:
+        session = Session(config, None, device, Run(folder), Silent())  # type: ignore[arg-type]
+        network = TransformerXL.build(config.model, Architecture.parse("interleaved-6"), VOCABULARY)
+        trainer = Trainer(session, network, batches, Schedule(10**6, 1e-4, 0))
+
+        def group(saving: bool) -> None:
+            if saving:
+                trainer.save()
+            for _ in range(plan.group):
+                trainer.train_step()
+                trainer.step += 1
+            trainer.recent.clear()
+            trainer.finish_saving()  # what has not ended within the group counts too
+
+        turns = {"without": lambda: group(False), "with": lambda: group(True)}
+        seconds = harness.take_turns(turns, plan.rounds, 1, device.device)
+        size = sum(path.stat().st_size for path in Path(folder).rglob("*.safetensors")) / 5
+        shutil.rmtree(Path(folder) / "checkpoints")
+    stall = median(b - a for a, b in zip(seconds["without"], seconds["with"], strict=True))
+    step = median(seconds["without"]) / plan.group
+    return {
+        "weights, MB": size / 1e6,
+        "step, ms": 1e3 * step,
+        "checkpoint, ms": 1e3 * stall,
+        f"share at every {SAVE_EVERY} steps": stall / (SAVE_EVERY * step),
+        "seconds": seconds,
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print the table and write the result."""
+    given = harness.make_parser(__doc__).parse_args(arguments)
+    plan, device = PLANS[given.size], harness.choose("cpu", "bf16")
+    rows = []
+    for name, changes in plan.networks.items():
+        config = load_config(harness.PAR_CONFIG).replace(**changes)
+        rows.append({"network": name, **measure(config, device, plan)})
+    table = [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
+    harness.print_table("What a checkpoint stalls", table)
+    harness.write_result("saving", device, {"precision": "bf16", "rows": rows}, given)
+
+
+if __name__ == "__main__":
+    harness.run(main)
