@@ -2,17 +2,18 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-BENCHMARKS := choices compressive_step cutoffs data inference scaling search_step train_step
+BENCHMARKS := choices compressive_step cutoffs data inference plan ranks saving scaling search_step train_step
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --quiet -c constraints.txt
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test lint format audit bench bench-quality clean
+.PHONY: help install demo test lint format audit soak bench bench-quality clean
 
 help:
 	@echo "make demo     install into $(VENV) and run search, derive, retrain, evaluate on an embedded corpus"
 	@echo "make test     install with the tools of development, then ruff, mypy, import-linter and pytest"
 	@echo "make install  install only"
+	@echo "make soak     kill a search and a retraining 34 times, disturb them otherwise, and see that nothing is lost"
 	@echo "make bench    install with what is compared with, then each short benchmark (up to three minutes each)"
 	@echo "make bench-quality PARNAS_DATA=DIR  seconds to the forerunner's quality, about ten minutes; DIR holds wikitext-2"
 	@echo "make audit    look for known weaknesses of the versions in constraints.txt"
@@ -49,6 +50,9 @@ audit: $(VENV)/pyvenv.cfg
 # The figures in benchmarks/results are of the full benchmarks: python benchmarks/NAME.py.
 bench: $(VENV)/installed-bench
 	@for name in $(BENCHMARKS); do $(BIN)/python benchmarks/$$name.py --short --out runs/benchmarks || exit; done
+
+soak: $(VENV)/installed-dev
+	$(BIN)/python tests/soak/soak.py --out runs/soak
 
 bench-quality: $(VENV)/installed-bench
 	$(BIN)/python benchmarks/time_to_quality.py --out runs/benchmarks

@@ -94,7 +94,7 @@ def render() -> str:
         else "Not all tries came to the same end: see the table."
     )
     rows = [describe(row) for row in found["faults"]]
-    saving = [row for row in read_json(RESULTS / "saving-cpu.json")["rows"]]
+    saving = read_json(RESULTS / "saving-cpu.json")["rows"]
     share = next(key for key in saving[0] if key.startswith("share"))
     return TEXT.format(
         keep=("no", "one", "two", "three", "four", "five")[KEEP],

@@ -492,3 +492,19 @@ def test_checkpointed_activations_keep_less(corpus: Path) -> None:
         weights = {parameter.data_ptr() for parameter in network.parameters()}
         kept.append(sum(size for pointer, size in sizes.items() if pointer not in weights))
     assert kept[1] < kept[0] / 3
+
+
+def test_evaluate_takes_the_best_weights_where_asked(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from parnas.evaluation.comparison import compare
+    from parnas.evaluation.entries import Conditions
+
+    config = small_config(corpus, model__arch="f", train__eval_every=6)
+    run = retrain(config, tmp_path / "run", Silent())
+    newest = list_checkpoints(run.checkpoints)[-1] / "manifest.json"
+    newest.write_text(json.dumps({**json.loads(newest.read_text()), "best": {"step": 6, "loss": 1.0}}))
+    last, best = (compare([run.folder], Conditions(best=best), Silent()).table["ppl"][0] for best in (False, True))
+    by_step = {line["step"]: line["ppl"] for line in run.records(METRICS) if line["split"] == "valid"}
+    assert last == pytest.approx(by_step[24], rel=1e-5)
+    assert best == pytest.approx(by_step[6], rel=1e-5)

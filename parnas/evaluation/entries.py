@@ -29,6 +29,7 @@ class Conditions:
     cmem_len: int | None = None
     clamp_len: int | None = None
     same_length: bool | None = None
+    best: bool = False  # the weights of the least validation loss, not the last ones
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def open_entries(folders: Sequence[Path], conditions: Conditions) -> list[Entry]
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise ParnasError("A run is given twice; name each one once.")
     runs = [Run(folder) for folder in folders]
-    loaded = [load(folder) for folder in folders]
+    loaded = [load(folder, best=conditions.best) for folder in folders]
     if len({each.header.fingerprint for each in loaded}) > 1:
         listed = "".join(f"\n  - {run.folder}: {of.header.corpus}" for run, of in zip(runs, loaded, strict=True))
         raise ParnasError(f"The runs were trained on different texts and cannot be compared:{listed}")

@@ -1,0 +1,126 @@
+"""Commands that train many networks, to find what a search is worth."""
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from parnas.cli_options import RunFolder, Settings
+from parnas.commands import interruptible, refuse_several, settle
+from parnas.errors import ParnasError
+from parnas.run import Run
+
+comparisons = typer.Typer()
+
+
+@comparisons.command()
+def stability(
+    settings: Settings = None,
+    seeds: Annotated[int, typer.Option("--seeds", min=2, help="Searches, from runtime.seed on.")] = 5,
+    run: RunFolder = None,
+) -> None:
+    """Search with several seeds and see whether they find the same; given again with --run, it goes on."""
+    refuse_several("stability")
+    begun = run is not None and (run / "config.yaml").is_file()
+    config, folder = settle(settings, run, begun, "stability")
+    from parnas.display import make_reporter, show_stability
+    from parnas.figures.votes import draw_votes
+    from parnas.nas.stability import stability as repeat
+
+    with interruptible(f"parnas stability --seeds {seeds} --run {folder}"):
+        found = repeat(config, folder, seeds, make_reporter())
+    written = [*found.write(folder), draw_votes(folder)]
+    show_stability(found)
+    typer.echo("\n".join(f"written: {path}" for path in written))
+
+
+@comparisons.command()
+def baselines(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished search.")],
+    random: Annotated[int, typer.Option("--random", min=0, help="Random networks of the derived one's cost.")] = 8,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Trainings of each network but the random ones.")] = 3,
+    seed: Annotated[
+        int | None, typer.Option("--seed", min=0, help="The first seed, random strings' too; default: the search's.")
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--run", help="Folder for the trainings; default: RUN/baselines.")
+    ] = None,
+    only_list: Annotated[bool, typer.Option("--list", help="Print strings and costs, train nothing.")] = False,
+) -> None:
+    """Train what one would have guessed, and random networks, beside the derived one; given again, it goes on."""
+    from parnas.display import make_reporter, show_baselines, show_contest
+    from parnas.figures.pareto import Marker, draw_pareto
+    from parnas.nas.baselines import find_baselines
+    from parnas.nas.contest import hold_contest
+
+    refuse_several("baselines")
+    config, folder, reporter = Run(run).config(), folder or run / "baselines", make_reporter()
+    first = config.runtime.seed if seed is None else seed
+    found = find_baselines(Run(run), random, first, reporter)
+    if only_list:
+        show_baselines(found)
+        return
+    with interruptible("the same command again"):
+        contest = hold_contest(found, config, folder, range(first, first + seeds), reporter)
+    written = contest.write(folder)
+    show_contest(contest)  # before the picture, which there is none of where no perplexity is finite
+    markers = [Marker(each.name, each.share, each.mean, each.sd, each.random) for each in contest.standings]
+    written.append(draw_pareto(markers, folder / "figures" / "pareto.png"))
+    typer.echo("\n".join(f"written: {path}" for path in written))
+
+
+@comparisons.command()
+def blackbox(
+    trials: Annotated[int, typer.Option("--trials", min=1, help="Finished trials of all workers together.")],
+    storage: Annotated[
+        str, typer.Option("--storage", metavar="URL", help="sqlite:///FILE, journal:FILE or postgresql://…; shared.")
+    ],
+    study: Annotated[str, typer.Option("--study", metavar="NAME", help="Name of the study in the storage.")],
+    settings: Settings = None,
+    train_steps: Annotated[
+        int | None, typer.Option("--train-steps", min=1, help="Train each network from scratch for so many steps.")
+    ] = None,
+    supernet: Annotated[
+        Path | None, typer.Option("--supernet", metavar="RUN", help="Evaluate with the weights of this search instead.")
+    ] = None,
+    sampler: Annotated[str, typer.Option("--sampler", help="tpe or nsga2.")] = "tpe",
+    within: Annotated[
+        float | None,
+        typer.Option("--within", min=0, help="Most cost of the chosen network, a share of the interleaved network's."),
+    ] = None,
+    run: Annotated[
+        Path | None, typer.Option("--run", help="Folder for what is written; default: runs/blackbox-STUDY.")
+    ] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep each training as trial-NUMBER in that folder.")] = False,
+) -> None:
+    """Search by Optuna, as a baseline; the same command goes on with the study, here or on other machines."""
+    refuse_several("blackbox")
+    if sampler not in ("tpe", "nsga2"):
+        raise ParnasError(f"--sampler is {sampler!r}; give tpe or nsga2.")
+    if (train_steps is None) == (supernet is None):
+        raise ParnasError("Give one of --train-steps STEPS, to train each network, and --supernet RUN, a search.")
+    if supernet is not None and all("=" in setting for setting in settings or []):
+        Run(supernet).config()
+        settings = [str(supernet / "config.yaml"), *(settings or [])]
+    plain = re.sub(r"[^\w.-]+", "-", study)
+    config, folder = settle(settings, run or Path("runs") / f"blackbox-{plain}", False, "blackbox")
+    from parnas.display import make_reporter, show_front
+    from parnas.nas import trials as results
+    from parnas.nas.blackbox import blackbox as go_on
+    from parnas.nas.blackbox import findings, open_study
+
+    reporter = make_reporter()
+    if supernet is not None:
+        task = results.inheriting_task(config, supernet, reporter)
+    else:
+        task = results.training_task(config, train_steps or 0, folder if keep else None, reporter)
+    with interruptible("the same command again"):
+        shared = open_study(storage, study, "nsga2" if sampler == "nsga2" else "tpe", task)
+        go_on(shared, task, trials, reporter)
+    front, best = results.write_results(findings(shared), task, study, within, folder)
+    show_front(front, task.costs.interleaved)
+    typer.echo(f"written: {folder / 'pareto.csv'}")
+    if best is None:
+        raise ParnasError("No network that was evaluated costs so little; raise --within or --trials.")
+    typer.echo(f"written: {folder / 'arch.yaml'}\nnext: parnas retrain CONFIG --arch {folder / 'arch.yaml'}")
