@@ -11,7 +11,7 @@ import typer
 from parnas.cli_comparisons import comparisons
 from parnas.cli_options import FrameTime, Out, Resume, RunFolder, Runs, Settings, Width
 from parnas.cli_tools import tools
-from parnas.commands import draw, evaluate_runs, interruptible, leads, settle
+from parnas.commands import draw, evaluate_runs, interruptible, leads, settle, way_on
 from parnas.errors import ParnasError
 from parnas.exits import told_in_one_message
 from parnas.run import Run, fresh_folder
@@ -49,7 +49,7 @@ def search(settings: Settings = None, run: RunFolder = None, resume: Resume = Fa
     from parnas.nas.search import search as train
 
     reporter = make_reporter()
-    with interruptible(f"parnas search --run {folder} --resume"):
+    with interruptible(way_on("search", folder)):
         finished = train(config, folder, reporter, resume)
     if not leads():
         return
@@ -119,7 +119,7 @@ def retrain(
     from parnas.training.retrain import retrain as train
 
     reporter = make_reporter()
-    with interruptible(f"parnas retrain --run {folder} --resume"):
+    with interruptible(way_on("retrain", folder)):
         finished = train(config, folder, reporter, resume)
     if not leads():
         return

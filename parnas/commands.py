@@ -31,6 +31,16 @@ def interruptible(command: str) -> Iterator[None]:
         raise Interrupted(f"interrupted; go on with: {command}") from None
 
 
+def way_on(command: str, folder: Path) -> str:
+    """How to go on with a training that was stopped."""
+    return "the same command again" if several() else f"parnas {command} --run {folder} --resume"
+
+
+def several() -> bool:
+    """Whether torchrun has started more processes than this one."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
 def leads() -> bool:
     """Whether this process is the one that prints and draws, of those that torchrun has started."""
     return os.environ.get("RANK", "0") == "0"
@@ -38,7 +48,7 @@ def leads() -> bool:
 
 def refuse_several(command: str) -> None:
     """Raise in a command that torchrun cannot share out."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if several():
         raise ParnasError(f"torchrun is for search and retrain; start {command} by itself, on any number of machines.")
 
 
@@ -54,7 +64,7 @@ def settle(
         )
     if resume and run is None:
         raise ParnasError("--resume needs --run FOLDER, the run to go on with.")
-    if run is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if run is None and several():
         raise ParnasError("torchrun needs --run FOLDER, so that all processes mean the same run.")
     stem = Path(files[0]).stem if files else "demo"
     if resume and run is not None and not files:
