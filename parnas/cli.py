@@ -1,6 +1,7 @@
 """The command line: arguments in, run folders and tables out. Work is imported only when a command needs it."""
 
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -49,7 +50,7 @@ def search(settings: Settings = None, run: RunFolder = None, resume: Resume = Fa
     from parnas.nas.search import search as train
 
     reporter = make_reporter()
-    with interruptible(way_on("search", folder)):
+    with interruptible(lambda: way_on("search", folder)):
         finished = train(config, folder, reporter, resume)
     if not leads():
         return
@@ -119,7 +120,7 @@ def retrain(
     from parnas.training.retrain import retrain as train
 
     reporter = make_reporter()
-    with interruptible(way_on("retrain", folder)):
+    with interruptible(lambda: way_on("retrain", folder)):
         finished = train(config, folder, reporter, resume)
     if not leads():
         return
@@ -188,7 +189,9 @@ def demo(
     from parnas.demo import run_demo
     from parnas.display import make_reporter
 
-    run_demo(run or fresh_folder("demo"), make_reporter())
+    folder = run or fresh_folder("demo")
+    with interruptible(lambda: f"parnas demo --run {shlex.quote(str(folder))}"):
+        run_demo(folder, make_reporter())
 
 
 app.add_typer(tools)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from parnas.cli_options import RunFolder, Settings
-from parnas.commands import interruptible, refuse_several, settle
+from parnas.commands import again, interruptible, refuse_several, settle
 from parnas.errors import ParnasError
 from parnas.run import Run
 
@@ -28,7 +28,7 @@ def stability(
     from parnas.figures.votes import draw_votes
     from parnas.nas.stability import stability as repeat
 
-    with interruptible(f"parnas stability --seeds {seeds} --run {folder}"):
+    with interruptible(lambda: again(folder)):
         found = repeat(config, folder, seeds, make_reporter())
     written = [*found.write(folder), draw_votes(folder)]
     show_stability(found)
@@ -61,7 +61,7 @@ def baselines(
     if only_list:
         show_baselines(found)
         return
-    with interruptible("the same command again"):
+    with interruptible(again):
         contest = hold_contest(found, config, folder, range(first, first + seeds), reporter)
     written = contest.write(folder)
     show_contest(contest)  # before the picture, which there is none of where no perplexity is finite
@@ -115,7 +115,7 @@ def blackbox(
         task = results.inheriting_task(config, supernet, reporter)
     else:
         task = results.training_task(config, train_steps or 0, folder if keep else None, reporter)
-    with interruptible("the same command again"):
+    with interruptible(again):
         shared = open_study(storage, study, "nsga2" if sampler == "nsga2" else "tpe", task)
         go_on(shared, task, trials, reporter)
     front, best = results.write_results(findings(shared), task, study, within, folder)

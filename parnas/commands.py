@@ -1,7 +1,8 @@
 """What the commands have in common: reading their settings, being interrupted, drawing runs."""
 
 import os
-from collections.abc import Iterator, Sequence
+import shlex
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,21 +20,28 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def interruptible(command: str) -> Iterator[None]:
+def interruptible(way_on: Callable[[], str]) -> Iterator[None]:
     """Turn Ctrl-C and the signals that end a training into a message with the command that goes on."""
     from parnas.training.stopping import Stopped
 
     try:
         yield
     except Stopped as stopped:
-        raise Interrupted(f"{stopped}; go on with: {command}", stopped.number) from None
+        raise Interrupted(f"{stopped}; go on with: {way_on()}", stopped.number) from None
     except KeyboardInterrupt:
-        raise Interrupted(f"interrupted; go on with: {command}") from None
+        raise Interrupted(f"interrupted; go on with: {way_on()}") from None
+
+
+def again(folder: Path | None = None) -> str:
+    """That the same command goes on, where it names its folder."""
+    return "the same command again" + ("" if folder is None else f", with --run {shlex.quote(str(folder))}")
 
 
 def way_on(command: str, folder: Path) -> str:
-    """How to go on with a training that was stopped."""
-    return "the same command again" if several() else f"parnas {command} --run {folder} --resume"
+    """How to go on with a training that was stopped, or had not yet begun."""
+    if several():
+        return "the same torchrun command again"
+    return f"parnas {command} --run {shlex.quote(str(folder))} --resume" if Run(folder).begun() else again(folder)
 
 
 def several() -> bool:

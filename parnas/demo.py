@@ -12,14 +12,15 @@ from parnas.figures.draw import draw_run
 from parnas.figures.heatmap import AnimationOptions
 from parnas.nas.derive import derive, write_derivation
 from parnas.nas.search import search
+from parnas.training.repeated import train_once
 from parnas.training.reporter import Reporter
 from parnas.training.retrain import retrain
 
 
 def run_demo(folder: Path, reporter: Reporter) -> None:
-    """Run every phase of `demo.yaml` into `folder` and print the string, the table and where the pictures are."""
+    """Run every phase of `demo.yaml` into `folder`, or go on, and print string, table and where the pictures are."""
     config = load_config(PACKAGED / "demo.yaml")
-    found = search(config, folder / "search", reporter)
+    found = train_once(search, config, folder / "search", reporter)
     derivation = derive(found)
     write_derivation(derivation, found, found.folder / "arch.yaml")
     blocks = config.search.blocks
@@ -28,7 +29,10 @@ def run_demo(folder: Path, reporter: Reporter) -> None:
         "interleaved": f"interleaved-{blocks}",
         "all-f": f"all-f-{blocks}",
     }
-    runs = [retrain(config.replace(model__arch=arch), folder / name, reporter) for name, arch in candidates.items()]
+    runs = [
+        train_once(retrain, config.replace(model__arch=arch), folder / name, reporter)
+        for name, arch in candidates.items()
+    ]
     comparison = compare([run.folder for run in runs], Conditions(), reporter)
     pictures = draw_run(found, AnimationOptions())
     pictures.append(draw_learning_curves([found, *runs], folder / "curves.png"))

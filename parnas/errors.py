@@ -22,3 +22,12 @@ class Diverged(ParnasError):
 
 class OutOfMemory(ParnasError):
     """A training that needs more memory than there is."""
+
+
+REFUSALS = ("out of memory", "can't allocate memory", "not enough memory", "Cannot allocate memory", "ALLOC_FAILED")
+"""What torch and the libraries below it say where memory is refused, some of them in a plain RuntimeError."""
+
+
+def says_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception tells that there is not enough memory, on whichever device."""
+    return isinstance(error, MemoryError) or any(text in str(error) for text in REFUSALS)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from parnas.errors import ParnasError
+from parnas.errors import ParnasError, says_out_of_memory
 
 CURES = {
     errno.ENOSPC: "Make room, then go on with --resume; what was written before is whole.",
@@ -44,7 +44,7 @@ def told_in_one_message() -> Iterator[None]:
             raise
         leave(f"error: {error.strerror}: {error.filename or 'while writing'}. {CURES[error.errno]}", 2)
     except (MemoryError, RuntimeError) as error:  # torch's own is a RuntimeError
-        if isinstance(error, RuntimeError) and "memory" not in str(error):
+        if not says_out_of_memory(error):
             raise
         leave(f"error: There is not enough memory ({error!s:.200}). Lower widths, lengths or batch sizes.", 2)
     except Interrupted as interruption:

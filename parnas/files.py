@@ -39,6 +39,7 @@ def file_in_one_piece(path: Path) -> Iterator[Path]:
         yield beside
         flush_to_disk(beside)
         beside.replace(path)
+        flush_to_disk(path.parent)
     finally:
         beside.unlink(missing_ok=True)
 

@@ -3,6 +3,7 @@
 import itertools
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +32,9 @@ from parnas.yaml_text import MAX_BYTES, read_yaml
 
 Kind = Literal["search", "retrain"]
 METRICS, PI, STREAMS, ENVIRONMENT, LOCK = "metrics.jsonl", "pi.jsonl", "streams.json", "environment.json", ".lock"
-FIRST_FILES = {ENVIRONMENT, "config.yaml", "tokenizer"}  # before STREAMS, with which a run is begun
+FIRST_FILES = {ENVIRONMENT, "config.yaml", "tokenizer", STREAMS, METRICS, PI}
+FIRST_FILES |= {"costs.json", "run.log", "tensorboard", "checkpoints"}
+"""What a run may hold before its first checkpoint; STREAMS comes after those before it, and with it a run is begun."""
 
 
 class Run:
@@ -41,9 +44,15 @@ class Run:
         self.folder = Path(folder)
 
     def create(self, kind: Kind, config: Config, environment: Mapping[str, Any]) -> None:
-        """Write `environment.json` and `config.yaml`; a folder that holds other files is refused."""
+        """Write `environment.json` and `config.yaml`; a folder that holds other files is refused.
+
+        What a run without a checkpoint has left is no loss, since it would begin anew in any case.
+        """
         self.refuse_used()
         self.folder.mkdir(parents=True, exist_ok=True)
+        for name in (STREAMS, METRICS, PI, "costs.json"):  # the first one first: now no run is begun here
+            (self.folder / name).unlink(missing_ok=True)
+        shutil.rmtree(self.folder / "tensorboard", ignore_errors=True)
         write_json(self.folder / ENVIRONMENT, {"kind": kind, **describe_machine(), **environment})
         write_text(self.folder / "config.yaml", dump_config(config))
 
@@ -52,10 +61,11 @@ class Run:
         return (self.folder / STREAMS).is_file()
 
     def refuse_used(self) -> None:
-        """Raise where a new run would mix with what is in the folder, other than the first files of one cut short."""
+        """Raise where a new run would mix with what is in the folder, other than one cut short before a checkpoint."""
         names = {path.name for path in self.folder.iterdir()} if self.folder.is_dir() else set()
         names = {name for name in names if name != LOCK and not (name.startswith(".") and ".tmp" in name)}
-        if names and not (ENVIRONMENT in names and names <= FIRST_FILES):
+        kept = any((self.checkpoints).glob("step-*"))
+        if names and (kept or ENVIRONMENT not in names or not names <= FIRST_FILES):
             raise ParnasError(f"{self.folder} already holds files that are no unfinished run; choose another --run.")
 
     @contextmanager
@@ -177,6 +187,7 @@ class Run:
         for name in (METRICS, PI):
             if (self.folder / name).is_file():
                 flush_to_disk(self.folder / name)
+        flush_to_disk(self.folder)
 
     def cut_after(self, step: int) -> None:
         """Drop what was recorded after `step`, so that a resumed run writes each line once."""

@@ -11,7 +11,15 @@ from nbclient import NotebookClient
 from parnas.config import load_config
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ["configuration", "performance", "evidence", "compressive", pytest.param("planning", marks=pytest.mark.slow)]
+PAGES = [
+    "configuration",
+    "performance",
+    "evidence",
+    "compressive",
+    "reliability",
+    "scaling",
+    pytest.param("planning", marks=pytest.mark.slow),
+]
 
 
 @pytest.mark.parametrize("name", PAGES)

@@ -30,6 +30,7 @@ from parnas.nas.proposals import INTERRUPTED, NETWORK, SOURCE, TRIES, Proposals,
 from parnas.nas.storage import answered, open_storage
 from parnas.nas.trials import Finding, Task, name_network
 from parnas.training.reporter import Reporter
+from parnas.training.stopping import Stopped
 
 FINISHED, RUNNING = (TrialState.COMPLETE, TrialState.PRUNED), (TrialState.RUNNING,)
 REUSED, RETRIED, BEAT, TERMS = "reused_from", "retries", "beat", "terms"  # names of attributes
@@ -91,7 +92,7 @@ def run_trial(study: optuna.Study, trial: Trial, task: Task, trials: int, watch:
         lost = True
     except BaseException as error:
         with suppress(OptunaError, SQLAlchemyError):
-            if isinstance(error, KeyboardInterrupt):
+            if isinstance(error, KeyboardInterrupt | Stopped):
                 trial.set_user_attr(INTERRUPTED, True)
             study.tell(trial, state=TrialState.FAIL, skip_if_finished=True)
         raise

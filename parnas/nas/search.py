@@ -26,6 +26,7 @@ from parnas.nas.monitor import Monitor, describe_collapse, entropies
 from parnas.nas.temperature import temperature
 from parnas.run import PI, Run
 from parnas.training.checkpoint import Snapshot, save_checkpoint
+from parnas.training.optimizers import gradient_norm
 from parnas.training.passes import join_parts
 from parnas.training.perplexity import TotalLoss
 from parnas.training.phases import open_session, run_training
@@ -68,6 +69,10 @@ class SearchTrainer(Trainer):
         """All but alpha."""
         return self.supernet.weights()
 
+    def trained(self) -> list[Tensor]:
+        """Weights, alpha and the temperature."""
+        return [*self.supernet.parameters(), self.log_tau]
+
     def gates(self) -> Gates:
         """Gates drawn at the current temperature."""
         return self._draw(self.alpha_batches is None and self._trains_alpha())
@@ -95,6 +100,10 @@ class SearchTrainer(Trainer):
             if self.alpha_batches is not None:
                 self._learn_from(self.alpha_batches.batch(self._since_start() // self.search.alpha_every))
             self._regularise()
+            if self.looks and not math.isfinite(gradient_norm(self.architecture_parameters).item()):
+                self.skip_step("gradient of alpha")
+                updated = False
+        if updated and self._trains_alpha():
             for group in self.alpha_optimizer.param_groups:
                 group["lr"] = self.search.alpha_lr * (1 - self.progress())
             self.alpha_optimizer.step()
@@ -112,6 +121,7 @@ class SearchTrainer(Trainer):
     def _end_alpha(self, step: int) -> None:
         """Find the answer, now that pi stays what it is after that step; the weights settle on it from here on."""
         began = time.perf_counter()
+        self.finish_saving()
         if step < self.search.steps and self.ranks.leads:
             save_checkpoint(self.session.run.even, Snapshot.of(step, self.supernet, {}))
         self._settle(self._look_again(step) if self.search.looked_at else self.architecture())
@@ -287,12 +297,11 @@ def search(config: Config, folder: Path, reporter: Reporter, resume: bool = Fals
 def settle_costs(session: Session) -> Costs:
     """The costs that the run keeps, to be resumed and derived from with the same: those of the leading process."""
     ranks, config = session.device.ranks, session.config
-    if ranks.leads:
-        write_costs(
-            costs_of_run(session.run.folder, config, config.search.cost.metric, session.reporter), session.run.folder
-        )
-    ranks.wait()
-    return costs_of_run(session.run.folder, config, config.search.cost.metric, session.reporter)
+    folder, metric = session.run.folder, config.search.cost.metric
+    with ranks.led():
+        if ranks.leads:
+            write_costs(costs_of_run(folder, config, metric, session.reporter), folder)
+    return costs_of_run(folder, config, metric, session.reporter)
 
 
 def alpha_rows(config: Config) -> int:

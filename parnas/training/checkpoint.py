@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_model, save_file
 from torch import Tensor
 
-from parnas.errors import ParnasError
+from parnas.errors import ParnasError, says_out_of_memory
 from parnas.files import folder_in_one_piece, read_json, read_json_object, write_json
 from parnas.run import package_version
 
@@ -86,6 +86,8 @@ class Writer:
 def save_checkpoint(folder: Path, snapshot: Snapshot) -> Path:
     """Write `folder/step-NNNNNNNN` whole or not at all, and remove all but the last five and the best."""
     path = checkpoint_path(folder, snapshot.step)
+    for left_by_a_killed_writer in folder.glob(".step-*.tmp"):
+        shutil.rmtree(left_by_a_killed_writer, ignore_errors=True)
     with folder_in_one_piece(path) as beside:
         _write(beside, snapshot)
         files = {name: _sha256(beside / name) for name in (WEIGHTS, STATE)}
@@ -116,10 +118,15 @@ def checkpoint_path(folder: Path, step: int) -> Path:
     return folder / f"step-{step:08d}"
 
 
+def step_of(path: Path) -> int:
+    """The step of a checkpoint."""
+    return int(path.name.removeprefix("step-"))
+
+
 def list_checkpoints(folder: Path) -> list[Path]:
     """Finished checkpoints, the oldest first."""
     named = (path for path in folder.glob("step-*") if re.fullmatch(r"step-[0-9]{8,18}", path.name))
-    return sorted((path for path in named if (path / MANIFEST).is_file()), key=lambda path: int(path.name[5:]))
+    return sorted((path for path in named if (path / MANIFEST).is_file()), key=step_of)
 
 
 def newest_checkpoint(folder: Path, note: Callable[[str], None]) -> Path | None:
@@ -170,7 +177,9 @@ def load_weights(path: Path, model: torch.nn.Module) -> None:
     """Put the weights of a checkpoint into `model`; other shapes or names raise `ParnasError`."""
     try:
         load_model(model, str(path / WEIGHTS))
-    except (RuntimeError, OSError, ValueError, SafetensorError) as error:
+    except (RuntimeError, ValueError, SafetensorError) as error:
+        if says_out_of_memory(error):
+            raise
         raise ParnasError(f"The weights in {path} are not those of this network: {error}") from error
 
 
@@ -189,7 +198,11 @@ def load_state(path: Path) -> dict[str, Any]:
     """
     try:
         state = torch.load(path / STATE, map_location="cpu", weights_only=True)
+    except OSError:
+        raise
     except Exception as error:  # whatever foreign bytes make of an unpickler
+        if says_out_of_memory(error):
+            raise
         reason = str(error).partition("\n")[0][:200]
         raise ParnasError(
             f"{path / STATE} holds something else than the state of a training, and nothing in it was executed "
@@ -206,6 +219,8 @@ def restoring(path: Path) -> Iterator[None]:
     try:
         yield
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
+        if says_out_of_memory(error):
+            raise
         raise ParnasError(
             f"{path / STATE} is not a state of this training ({error!r:.200}); restore it, or remove {path} to go on "
             "from the checkpoint before."

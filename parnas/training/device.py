@@ -37,8 +37,7 @@ class Device:
         """Name, precision and threads, for `environment.json`."""
         name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else _processor()
         threads = torch.get_num_threads()
-        described = {"device": str(self.device), "device_name": name, "precision": self.precision, "threads": threads}
-        return {**described, "processes": self.ranks.count}
+        return {"device": str(self.device), "device_name": name, "precision": self.precision, "threads": threads}
 
 
 def choose_device(runtime: RuntimeConfig) -> Device:

@@ -1,21 +1,37 @@
 """What to say of a training that cannot go on: where it went wrong, and what to lower."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from traceback import walk_tb
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.distributed import DistError
 
-from parnas.errors import OutOfMemory, ParnasError
+from parnas.errors import OutOfMemory, says_out_of_memory
 from parnas.model.blocks import Block, BlockOutput
 from parnas.model.transformer_xl import TransformerXL
+from parnas.training.ranks import LostProcess, Ranks, answered
 
-REFUSED = ("can't allocate memory", "not enough memory")  # what torch says where the CPU's memory is used up
-LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting", "NCCL")
+
+class Wrong(NamedTuple):
+    """The first step of some whose loss or gradient is not finite."""
+
+    steps_ago: int  # counted from the last of them, which is 0
+    what: str  # loss or gradient
+
+
+def first_wrong(recent: Sequence[tuple[Tensor, Tensor]]) -> Wrong | None:
+    """Of the losses and gradient norms of steps, the first that is not finite; none where all are."""
+    if not recent:
+        return None
+    values = torch.stack([torch.stack([loss.float(), norm.float()]) for loss, norm in recent])  # [steps, 2]
+    wrong = (~values.isfinite().all(dim=1)).nonzero()
+    if len(wrong) == 0:
+        return None
+    index = int(wrong[0])
+    return Wrong(len(recent) - 1 - index, "gradient" if values[index, 0].isfinite() else "loss")
 
 
 def place_of_gradient(model: TransformerXL) -> str:
@@ -30,27 +46,28 @@ def place_of_gradient(model: TransformerXL) -> str:
     return "a part that cannot be told"
 
 
-def place_of_loss(model: TransformerXL, read_again: Callable[[], Tensor]) -> str:
-    """Where the numbers first go wrong when the batch is read once more, without memory."""
-    wrong: list[str] = []
+def place_of_loss(model: TransformerXL, ranks: Ranks, read_again: Callable[[], Tensor]) -> str:
+    """Where the numbers first go wrong, in any process, when the batch is read once more without memory."""
+    places = [*(f"block {number}" for number in range(1, len(model.blocks) + 1)), "the softmax"]
+    wrong: list[int] = []
 
-    def watch(name: str, block: Block) -> Any:
+    def watch(number: int, block: Block) -> Any:
         def look(_: nn.Module, __: object, output: BlockOutput) -> None:
             if not bool(output.hidden.isfinite().all()):
-                wrong.append(name)
+                wrong.append(number)
 
         return block.register_forward_hook(look)
 
-    hooks = [watch(f"block {number}", block) for number, block in enumerate(model.blocks, 1)]  # type: ignore[arg-type]
+    hooks = [watch(number, block) for number, block in enumerate(model.blocks)]  # type: ignore[arg-type]
     try:
         with torch.no_grad():
-            loss = read_again()
+            if not bool(read_again().isfinite()):
+                wrong.append(len(places) - 1)
     finally:
         for hook in hooks:
             hook.remove()
-    if wrong:
-        return wrong[0]
-    return "the softmax" if not bool(loss.isfinite()) else "a place that reading the batch again does not show"
+    first = -ranks.most(-min(wrong, default=len(places)))
+    return places[first] if first < len(places) else "a place that reading the batch again does not show"
 
 
 def describe_kept(kept: Path | None) -> str:
@@ -59,28 +76,21 @@ def describe_kept(kept: Path | None) -> str:
 
 
 @contextmanager
-def explained(step: int, last_good: Callable[[], Path | None]) -> Iterator[None]:
-    """Turn what ends a step, and is no fault of the code, into a `ParnasError` with the cure."""
+def explained(step: Callable[[], int], last_good: Callable[[], Path | None]) -> Iterator[None]:
+    """Turn what ends a training, and is no fault of the code, into a `ParnasError` with the cure."""
     try:
-        yield
-    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        if is_out_of_memory(error):
-            raise OutOfMemory(
-                f"Out of memory at step {step}, in {_place_of_failure(error)}. {describe_kept(last_good())} Lower "
-                "data.batch_size, or raise train.accumulate, which divides it; set runtime.checkpoint_activations: "
-                "true; lower data.tgt_len or model.mem_len; in a search use estimator uniform or gdas."
-            ) from error
-        if isinstance(error, DistError) or any(sign in str(error) for sign in LOST):
-            raise ParnasError(
-                f"Another process of this job was lost at step {step}. {describe_kept(last_good())} The same command "
-                "goes on from it; torchrun --max-restarts=3 gives it by itself."
-            ) from error
-        raise
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory was refused, on whichever device."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(sign in str(error) for sign in REFUSED)
+        with answered():
+            yield
+    except LostProcess as error:
+        raise LostProcess(f"At step {step()}: {error} {describe_kept(last_good())}") from error
+    except (MemoryError, RuntimeError) as error:
+        if not says_out_of_memory(error):
+            raise
+        raise OutOfMemory(
+            f"Out of memory at step {step()}, in {_place_of_failure(error)}. {describe_kept(last_good())} Lower "
+            "data.batch_size, or raise train.accumulate, which divides it; set runtime.checkpoint_activations: "
+            "true; lower data.tgt_len or model.mem_len; in a search use estimator uniform or gdas."
+        ) from error
 
 
 def _place_of_failure(error: BaseException) -> str:

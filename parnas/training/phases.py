@@ -1,7 +1,7 @@
 """Beginning, resuming and ending a training phase, and loading what it made."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,14 @@ from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import TransformerXL
 from parnas.run import PI, STREAMS, Kind, Run
 from parnas.sections import AUTO_CLUSTERS, EvaluationConfig
-from parnas.training.checkpoint import best_checkpoint, load_weights, newest_checkpoint, refuse_larger
+from parnas.training.checkpoint import (
+    best_checkpoint,
+    list_checkpoints,
+    load_weights,
+    newest_checkpoint,
+    refuse_larger,
+    step_of,
+)
 from parnas.training.device import Device, choose_device
 from parnas.training.randomness import seed_process
 from parnas.training.reporter import Reporter, Silent
@@ -52,7 +59,7 @@ class LoadedRun:
     @property
     def step(self) -> int:
         """Steps that the weights were trained for."""
-        return int(self.checkpoint.name.removeprefix("step-"))
+        return step_of(self.checkpoint)
 
     def generate(self, prompt: str, tokens: int = 100, temperature: float = 1.0, top_k: int | None = None) -> str:
         """Continue a text by so many sampled tokens."""
@@ -70,26 +77,31 @@ def open_session(config: Config, kind: Kind, folder: Path, resume: bool, reporte
     a folder in use, and with `resume` where none was begun.
     """
     run, device = Run(folder), choose_device(config.runtime)
-    leads, reporter = device.ranks.leads, reporter if device.ranks.leads else Silent()
-    with run.locked() if leads else nullcontext():
-        begun = device.ranks.any(leads and run.begun())
-        if begun and leads:
-            refuse_unfit(run, kind, device, config)
-        elif resume and leads:
-            run.environment()  # which tells what is missing
-        elif leads:
-            run.refuse_used()
+    ranks = device.ranks
+    reporter = reporter if ranks.leads else Silent()
+    with ExitStack() as stack:
+        begun = False
+        with ranks.led():
+            if ranks.leads:
+                stack.enter_context(run.locked())
+                begun = run.begun() and bool(list_checkpoints(run.checkpoints))
+                if begun:
+                    refuse_unfit(run, kind, device, config)
+                elif resume:
+                    run.environment()  # which tells what is missing
+                else:
+                    run.refuse_used()
+        begun = ranks.any(begun)
         config = resolve_corpus(config)
         streams = prepare(config.data, reporter.note)
         config = resolve_cutoffs(config, streams)
-        if leads:
-            if begun:
-                accept_changes(run, config, reporter.note)
+        with ranks.led():
+            if begun and ranks.leads:
                 refuse_other_text(streams.header, StreamHeader.read(run.folder / STREAMS), str(folder))
-            else:
+                refuse_foreign_changes(run, config, reporter.note)
+            elif ranks.leads:
                 create_run(run, kind, config, device, streams)
-        device.ranks.wait()
-        seed_process(config.runtime.seed, device.ranks.rank)
+        seed_process(config.runtime.seed, ranks.rank)
         yield Session(config, streams, device, run, reporter, begun)
 
 
@@ -137,20 +149,26 @@ def refuse_unfit(run: Run, kind: Kind, device: Device, config: Config) -> None:
             raise ParnasError(f"{run.folder} was begun with {key} {was[key]}, not {value}; set runtime.{key}.")
 
 
-def accept_changes(run: Run, config: Config, note: Note) -> None:
-    """Keep a configuration that differs from that of the run to be resumed in nothing but `MAY_CHANGE`.
-
-    Raises `ParnasError` with the list of what else differs.
-    """
+def refuse_foreign_changes(run: Run, config: Config, note: Note) -> None:
+    """Tell what differs from the configuration of a run to be resumed; raises where more does than `MAY_CHANGE`."""
     before = run.config()
     refuse_changes(run, config, MAY_CHANGE)
     if config.train.steps < before.train.steps:
         raise ParnasError(f"{run.folder} was begun with train.steps {before.train.steps}, which may grow, not shrink.")
     for line in changed_settings(before, config):
         note(f"going on with another {line}")
-    if before != config:
-        write_text(run.folder / "config.yaml", dump_config(config))
-    (run.folder / "summary.json").unlink(missing_ok=True)  # of a run that is to be trained on
+
+
+def take_up(trainer: Trainer) -> None:
+    """Go on from the run's newest checkpoint, and only then change what is in its folder."""
+    trainer.resume()
+    session, run = trainer.session, trainer.session.run
+    with session.device.ranks.led():
+        if session.device.ranks.leads:
+            run.cut_after(trainer.step)
+            (run.folder / "summary.json").unlink(missing_ok=True)  # of a run that is to be trained on
+            if run.config() != session.config:
+                write_text(run.folder / "config.yaml", dump_config(session.config))
 
 
 def refuse_changes(run: Run, config: Config, allowed: Collection[str] = ()) -> None:
@@ -183,7 +201,7 @@ def run_training(trainer: Trainer, architecture: Callable[[], Architecture]) -> 
     """Train to the end, from where the run is, and write `summary.json`."""
     session = trainer.session
     if session.begun:
-        trainer.resume()
+        take_up(trainer)
     trainer.fit()
     counts = session.streams.header.splits["valid"]
     losses = trainer.validation or trainer.validate()

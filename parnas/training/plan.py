@@ -296,18 +296,19 @@ def choose_rate(measured: Path | None, tokens_per_s: float | None, note: Note = 
 
 def read_rate(run: Run, note: Note = silent) -> Rate:
     """Median tokens per second of a run, divided by its GPUs, and its network's FLOPs per token."""
-    rates = [record["tokens_per_s"] for record in run.records(METRICS) if record.get("tokens_per_s")]
-    if not rates:
+    records = [record for record in run.records(METRICS) if record.get("tokens_per_s")]
+    if not records:
         raise ParnasError(f"{run.folder} has no line of training yet; let it train for train.log_every steps and more.")
     config, described = run.config(), run.environment()
     size = StreamHeader.read(run.folder / STREAMS).vocab_size
     counts = foresee(config.data, note).counts
     kind: Kind = "search" if run.kind() == "search" else "retrain"
     flops = flops_of(config, kind, (counts if len(counts) == size else zipf(size)).tolist())
-    gpus = int(described.get("processes", 1))
+    gpus = int(records[-1].get("processes", 1))
     machine = f"{gpus} times {described.get('device_name')}" if gpus > 1 else str(described.get("device_name"))
     source = f"{run.folder}, a {kind} on {machine} in {described.get('precision')}"
-    return Rate(median(rates) / gpus, flops, source)
+    rates = [record["tokens_per_s"] / record.get("processes", 1) for record in records]
+    return Rate(median(rates), flops, source)
 
 
 def describe(config: Config, phase: Kind) -> str:

@@ -11,8 +11,11 @@ from parnas.training.device import Device
 
 
 def seed_process(seed: int, rank: int) -> None:
-    """Seed torch's generators so that each process of a training has dropout of its own; 0 ≤ seed < 2³²."""
-    torch.manual_seed(seed + (rank << 32))
+    """Seed torch's generators so that each process of a training has dropout of its own; the first has `seed` itself.
+
+    Mixed, since torch's generator on the CPU looks at the lower 32 bits alone.
+    """
+    torch.manual_seed(seed if rank == 0 else int(np.random.SeedSequence([seed, rank]).generate_state(1)[0]))
 
 
 def random_states(device: Device) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 import atexit
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -13,13 +14,19 @@ from torch import Tensor
 from parnas.errors import ParnasError
 
 PATIENCE = timedelta(minutes=30)  # for a process that prepares text or measures latencies while the others wait
+LOST = ("closed by peer", "reset by peer", "Broken pipe", "Timed out waiting", "ncclRemoteError", "was aborted")
+"""What torch says where another process does not answer."""
+
+
+class LostProcess(ParnasError):
+    """Another process of a training does not answer any more."""
 
 
 @dataclass(frozen=True)
 class Ranks:
     """This process among `count` that train together; by default it is alone, and nothing here does anything.
 
-    All processes call the same methods in the same order.
+    All processes call the same methods in the same order. Raises `LostProcess` where another one has died.
     """
 
     rank: int = 0
@@ -42,7 +49,8 @@ class Ranks:
         if self.count == 1 or not tensors:
             return
         flat = torch.cat([tensor.detach().flatten() for tensor in tensors])
-        dist.all_reduce(flat)
+        with answered():
+            dist.all_reduce(flat)
         for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
             tensor.detach().copy_(part.view_as(tensor))
 
@@ -54,27 +62,62 @@ class Ranks:
                 tensor.detach().div_(self.count)
 
     def gather(self, rows: Tensor) -> Tensor:
-        """The rows of all processes one after another, of tensors [rows, …] of one shape."""
+        """On the CPU, the rows of all processes one after another, of tensors [rows, …] of one shape.
+
+        The first process gets them, the others their own. Bytes are sent, so that any dtype may be.
+        """
+        own = rows.detach().to("cpu").contiguous()
         if self.count == 1:
-            return rows
-        parts = [torch.empty_like(rows) for _ in range(self.count)]
-        dist.all_gather(parts, rows.contiguous())
-        return torch.cat(parts)
+            return own
+        sent = own.view(torch.uint8)
+        parts = [torch.empty_like(sent) for _ in range(self.count)] if self.leads else None
+        with answered():
+            dist.gather(sent, parts)
+        return own if parts is None else torch.cat([part.view(own.dtype) for part in parts])
+
+    def most(self, number: int) -> int:
+        """The greatest of the processes' numbers; by way of the CPU, so that no work of a GPU is waited for."""
+        if self.count == 1:
+            return number
+        told = torch.tensor([number])
+        with answered():
+            dist.all_reduce(told, dist.ReduceOp.MAX)
+        return int(told)
 
     def any(self, flag: bool) -> bool:
-        """Whether it is so in any process; by way of the CPU, so that no work of a GPU is waited for."""
-        if self.count == 1:
-            return flag
-        flags = torch.tensor([int(flag)])
-        dist.all_reduce(flags)
-        return bool(flags)
+        """Whether it is so in any process."""
+        return bool(self.most(int(flag)))
 
-    def wait(self) -> None:
-        """Until all have come here."""
-        self.any(False)
+    @contextmanager
+    def led(self) -> Iterator[None]:
+        """Enter what the first process does for all, such as writing; where it fails there, all end."""
+        trouble = None
+        try:
+            yield
+        except (ParnasError, OSError) as error:
+            trouble = error
+        failed = self.any(trouble is not None)
+        if trouble is not None:
+            raise trouble
+        if failed:
+            raise ParnasError("the first process ended, with a message of its own.")
 
 
 ALONE = Ranks()
+
+
+@contextmanager
+def answered() -> Iterator[None]:
+    """Turn what torch raises where another process does not answer into a `LostProcess`."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not any(sign in str(error) for sign in LOST):
+            raise
+        raise LostProcess(
+            "Another process of this job was lost. The same command goes on from the last checkpoint; "
+            "torchrun --max-restarts=3 gives it by itself."
+        ) from error
 
 
 def launched_by_torchrun() -> bool:
@@ -85,7 +128,7 @@ def launched_by_torchrun() -> bool:
 def join_ranks(cuda: bool) -> Ranks:
     """Meet the other processes that torchrun has started; alone where it has not."""
     if not launched_by_torchrun():
-        return Ranks()
+        return ALONE
     if not dist.is_initialized():
         dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=PATIENCE)
         atexit.register(_leave)

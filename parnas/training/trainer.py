@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,16 +23,18 @@ from parnas.training.checkpoint import (
     Best,
     Snapshot,
     Writer,
+    checkpoint_path,
     describe_other_versions,
-    list_checkpoints,
     load_state,
     load_weights,
     newest_checkpoint,
     refuse_misshapen,
     restoring,
+    step_of,
+    verify_checkpoint,
 )
 from parnas.training.device import Device
-from parnas.training.diagnosis import describe_kept, explained, place_of_gradient, place_of_loss
+from parnas.training.diagnosis import describe_kept, explained, first_wrong, place_of_gradient, place_of_loss
 from parnas.training.optimizers import gradient_norm, make_adamw, step_clipped
 from parnas.training.passes import Passes, join_parts
 from parnas.training.perplexity import TotalLoss, measure_loss
@@ -108,6 +110,10 @@ class Trainer:
         """The parameters that the weights' optimizer trains, by name."""
         return dict(self.model.named_parameters())
 
+    def trained(self) -> Sequence[Tensor]:
+        """All that any optimizer trains."""
+        return list(self.model.parameters())
+
     def gates(self) -> Gates | None:
         """Gates of the next forward pass; a discrete network has none."""
         return None
@@ -132,7 +138,7 @@ class Trainer:
             "seconds": self.seconds,
             "optimizer": self.optimizer.state_dict(),
             "compression_optimizer": self.compression_optimizer and self.compression_optimizer.state_dict(),
-            "memory": map_memory(self.ranks.gather, self.memory),
+            "memory": map_memory(self.ranks.gather, self.memory),  # of all rows, in the first process
             "recent": self.recent,
             "skipped": self.skipped,
             "best": self.best and tuple(self.best),
@@ -189,28 +195,25 @@ class Trainer:
             reporter.start(self.title, self.step, self.plan.steps)
             if self.ranks.leads:
                 self.scalars = open_tensorboard(self.session.run.folder, self.step)
-            with StopSignals() as signals:
+            with StopSignals() as signals, explained(lambda: self.step + 1, self.last_good):
                 while self.step < self.plan.steps:
                     last = self.step + 1 == self.plan.steps
                     settings = self._apply_settings()
-                    with explained(self.step + 1, self.last_good):
-                        self.train_step()
+                    self.train_step()
                     self.step += 1
                     reporter.advance(self.step)
                     if last or self.step % train.log_every == 0:
                         self._log_training(settings)
                     if last or self.step % train.eval_every == 0:
-                        with explained(self.step, self.last_good):
-                            self._log_validation(settings)
+                        self._log_validation(settings)
                     self.seconds = before + time.perf_counter() - started
-                    with explained(self.step, self.last_good):
-                        stop = self.ranks.any(signals.received is not None)
-                        is_best = self.best is not None and self.best.step == self.step
-                        if last or stop or is_best or self.step % train.save_every == 0:
-                            self.save()
-                    if stop and not last:
+                    stopped_by = self.ranks.most(signals.received or 0)
+                    is_best = self.best is not None and self.best.step == self.step
+                    if last or stopped_by or is_best or self.step % train.save_every == 0:
+                        self.save()
+                    if stopped_by and not last:
                         self.finish_saving()
-                        raise Stopped(signals.received or 0, self.step)
+                        raise Stopped(stopped_by, self.step)
                 self.finish_saving()
         finally:
             reporter.stop()
@@ -220,35 +223,34 @@ class Trainer:
                 self.scalars.close()
 
     def resume(self) -> None:
-        """Go on from the newest checkpoint that verifies; without one, from the start."""
-        run, note = self.session.run, self.session.reporter.note
-        path = newest_checkpoint(run.checkpoints, note)
-        if path is None and list_checkpoints(run.checkpoints):
-            raise ParnasError(f"No checkpoint in {run.checkpoints} is whole; remove that folder to begin anew.")
-        if path is not None:
-            if other := describe_other_versions(path):
-                note(f"warning: {other}")
+        """Go on from the newest checkpoint that verifies, which is the first process's to choose."""
+        folder, note = self.session.run.checkpoints, self.session.reporter.note
+        newest = newest_checkpoint(folder, note) if self.ranks.leads else None
+        path = checkpoint_path(folder, self.ranks.most(-1 if newest is None else step_of(newest)))
+        if not verify_checkpoint(path):
+            raise ParnasError(f"No checkpoint in {folder} is whole; remove that folder to begin anew.")
+        if other := describe_other_versions(path):
+            note(f"warning: {other}")
+        with explained(lambda: step_of(path), lambda: path):
             load_weights(path, self.model)
             state = load_state(path)
             with restoring(path):
                 self.restore(state)
                 self.refuse_unfit_state()
-            note(f"resuming after step {self.step} of {self.plan.steps}")
-        if self.ranks.leads:
-            run.cut_after(self.step)
+        note(f"resuming after step {self.step} of {self.plan.steps}")
 
     def save(self) -> None:
         """Begin to write a checkpoint, unless the steps behind it went wrong."""
         began = time.perf_counter()
         self._settle_recent()
         self._refuse_non_finite()
-        if not all(bool(parameter.isfinite().all()) for parameter in self.model.parameters()):
+        if not all(bool(parameter.isfinite().all()) for parameter in self.trained()):
             raise self._not_finite("network's weights or alpha", self.step)
+        self.finish_saving()  # before the copies are made, so that there is never a third
         state = self.state()
         if self.ranks.leads:
             self.session.run.flush()  # a checkpoint is never on the disk before the lines of its steps
             self.writer = self.writer or Writer(self.session.run.checkpoints)
-            self.writer.wait()  # before the copies are made, so that there is never a third
             self.writer.write(Snapshot.of(self.step, self.model, state, self.best))
         self.logged_at += time.perf_counter() - began  # tokens per second counts training alone
 
@@ -269,15 +271,17 @@ class Trainer:
 
     def update_weights(self, loss: Tensor) -> bool:
         """Clip the gradients and take a step; or skip it, where they are not finite and the configuration allows."""
-        train, norm = self.session.config.train, gradient_norm(self.parameters).detach()
-        # On the CPU it costs nothing to look; elsewhere to look is to wait.
-        if (self.session.device.device.type == "cpu" or train.skip_bad_steps) and not math.isfinite(norm.item()):
-            self._skip_step(loss)
-            return False
-        step_clipped(self.optimizer, norm, train.clip, guarded=norm.is_cuda)
+        clip, norm = self.session.config.train.clip, gradient_norm(self.parameters).detach()
+        norms = [norm]
         if self.compression_optimizer is not None:
-            of_compression = gradient_norm(self.compression_parameters)
-            step_clipped(self.compression_optimizer, of_compression, train.clip, guarded=norm.is_cuda)
+            norms.append(gradient_norm(self.compression_parameters).detach())
+        if self.looks and not all(math.isfinite(each.item()) for each in norms):
+            self.skip_step("loss" if self.ranks.any(not bool(loss.isfinite())) else "gradient")
+            return False
+        step_clipped(self.optimizer, norm, clip, guarded=not self.looks)
+        if self.compression_optimizer is not None:
+            step_clipped(self.compression_optimizer, norms[1], clip, guarded=not self.looks)
+            norm = norm + 0 * norms[1]  # not finite where either is not
         self.recent.append((loss, norm))
         return True
 
@@ -314,6 +318,7 @@ class Trainer:
     def _log_training(self, settings: Mapping[str, float]) -> None:
         self._settle_recent()
         self._refuse_non_finite()
+        self.ranks.average([] if self.compression_loss is None else [self.compression_loss])
         now, data, recent = time.perf_counter(), self.session.config.data, self.recent
         tokens = (self.step - self.logged_step) * data.batch_size * data.tgt_len
         rate = tokens / (now - self.logged_at)
@@ -325,7 +330,8 @@ class Trainer:
         record = {"step": self.step, "split": "train", "loss": loss, "ppl": math.exp(min(loss, 700.0))}
         if self.compression_loss is not None:
             record["compression_loss"] = float(self.compression_loss)
-        self.log({**record, **settings, "gradient_norm": norm, "tokens_per_s": round(rate, 1)})
+        record |= {**settings, "gradient_norm": norm, "tokens_per_s": round(rate, 1)}
+        self.log(record if self.ranks.count == 1 else {**record, "processes": self.ranks.count})
 
     def _log_validation(self, settings: Mapping[str, float]) -> None:
         began = time.perf_counter()
@@ -349,37 +355,41 @@ class Trainer:
 
     # Numbers that go wrong.
 
-    def _skip_step(self, loss: Tensor) -> None:
+    @property
+    def looks(self) -> bool:
+        """Whether each step is looked at before it counts: on the CPU, where it costs nothing; else it is to wait."""
+        return self.session.device.device.type == "cpu" or self.session.config.train.skip_bad_steps > 0
+
+    def skip_step(self, what: str) -> None:
         """Leave the weights as they are and begin with empty memory; raises where that was allowed too rarely."""
         limit = self.session.config.train.skip_bad_steps
-        finite = not self.ranks.any(not bool(loss.isfinite()))
-        if self.skipped == limit:
-            place = place_of_gradient(self.model) if finite else place_of_loss(self.model, self._read_again)
-            raise self._not_finite("gradient" if finite else "loss", self.step + 1, f", first in {place}")
+        if self.skipped >= limit:
+            raise self._not_finite(what, self.step + 1, f", first in {self._place(what, self.step)}")
         self.skipped += 1
-        name = "gradient" if finite else "loss"
         self.session.reporter.note(
-            f"warning: step {self.step + 1} is skipped, its {name} is not finite ({self.skipped} of {limit} allowed)"
+            f"warning: step {self.step + 1} is skipped, its {what} is not finite ({self.skipped} of {limit} allowed)"
         )
         self.memory = None
-        for parameter in self.model.parameters():
+        for parameter in self.trained():
             parameter.grad = None
 
-    def _read_again(self) -> Tensor:
-        with torch.no_grad():
-            return join_parts(list(self.passes.forward(self.batches.batch(self.step), None, self.gates()))).loss
+    def _place(self, what: str, step: int) -> str:
+        """Where the loss of a step goes wrong, or a gradient that there is now did."""
+        if what != "loss":
+            return place_of_gradient(self.model)
+
+        def read_again() -> Tensor:
+            return join_parts(list(self.passes.forward(self.batches.batch(step), None, self.gates()))).loss
+
+        return place_of_loss(self.model, self.ranks, read_again)
 
     def _refuse_non_finite(self) -> None:
         """Raise where a loss or gradient since the last line was not finite, naming the first such step."""
-        if not self.recent:
-            return
-        values = torch.stack([torch.stack([loss.float(), norm.float()]) for loss, norm in self.recent])  # [steps, 2]
-        wrong = (~values.isfinite().all(dim=1)).nonzero()
-        if len(wrong) == 0:
-            return
-        index = int(wrong[0])
-        name = "loss" if not values[index, 0].isfinite() else "gradient"
-        raise self._not_finite(name, self.step - len(self.recent) + index + 1)
+        wrong = first_wrong(self.recent)
+        if wrong is not None:
+            step = self.step - wrong.steps_ago
+            place = f", first in {self._place(wrong.what, step - 1)}" if wrong.what == "loss" else ""
+            raise self._not_finite(wrong.what, step, place)
 
     def _not_finite(self, what: str, step: int, place: str = "") -> Diverged:
         return Diverged(
