@@ -35,6 +35,7 @@ from parnas.nas.trials import (
     pareto_front,
 )
 from parnas.training.reporter import Silent
+from parnas.training.stopping import Stopped
 
 
 def run_study(url: str, trials: int, sampler: str = "tpe", seed: int = 1, blocks: int = 3):
@@ -111,6 +112,7 @@ sys.path.insert(0, {tests!r})
 import parnas.nas.blackbox as module
 from blackbox_helpers import Counting, make_task
 from parnas.training.reporter import Silent
+from parnas.training.stopping import Stopped
 module.POLL_SECONDS = 0.02
 url, log = sys.argv[1:]
 task = make_task(Counting(Path(log), 0.03), 3)
@@ -276,8 +278,8 @@ def test_a_worker_that_was_given_up_goes_on_with_another_trial(tmp_path: Path) -
     ]
 
 
-@pytest.mark.parametrize("trouble", [KeyboardInterrupt, ParnasError, MemoryError])
-def test_a_trial_that_breaks_off_is_not_left_running(trouble: type[BaseException], tmp_path: Path) -> None:
+@pytest.mark.parametrize("trouble", [KeyboardInterrupt(), Stopped(15, 3), ParnasError(), MemoryError()])
+def test_a_trial_that_breaks_off_is_not_left_running(trouble: BaseException, tmp_path: Path) -> None:
     class Breaking(Counting):
         def __call__(self, number: int, architecture: Architecture) -> float:
             if number == 2:
@@ -287,7 +289,7 @@ def test_a_trial_that_breaks_off_is_not_left_running(trouble: type[BaseException
     url = f"sqlite:///{tmp_path}/s.db"
     task = make_task(Breaking())
     study = open_study(url, "test", "tpe", task)
-    with pytest.raises(trouble):
+    with pytest.raises(type(trouble)):
         blackbox(study, task, 6, Silent())
     assert study.get_trials()[2].state == TrialState.FAIL
     study, _ = run_study(url, 6)
@@ -382,7 +384,7 @@ def go_on_until_done(url: str, asked: Counting, trials: int, sampler: str = "tpe
         study = open_study(url, "test", sampler, task)
         try:
             blackbox(study, task, trials, Silent())
-        except (MemoryError, KeyboardInterrupt):
+        except (MemoryError, KeyboardInterrupt, Stopped):
             continue
         return study, broke_off
     raise AssertionError("the study does not end")
@@ -401,10 +403,13 @@ def test_a_network_that_ends_its_workers_is_passed_over_after_three(tmp_path: Pa
     assert any(trial.state == TrialState.PRUNED for trial in named)
 
 
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt(), Stopped(15, 3)])
 @pytest.mark.parametrize("sampler", ["tpe", "nsga2"])
-def test_a_worker_interrupted_in_trials_makes_the_study_of_one_that_was_not(sampler: str, tmp_path: Path) -> None:
+def test_a_worker_interrupted_in_trials_makes_the_study_of_one_that_was_not(
+    sampler: str, interruption: BaseException, tmp_path: Path
+) -> None:
     """However often, and also several times in trials of one network."""
-    monkey = Breaking(KeyboardInterrupt, {0, 3, 4, 5, 6, 12, 13})
+    monkey = Breaking(interruption, {0, 3, 4, 5, 6, 12, 13})
     parts, broke_off = go_on_until_done(f"journal:{tmp_path}/a.log", monkey, 64, sampler)
     whole, _ = go_on_until_done(f"journal:{tmp_path}/b.log", Counting(), 64, sampler)
     assert broke_off >= 5

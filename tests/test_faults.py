@@ -20,7 +20,7 @@ from training_helpers import Phase, Stop, StopAfter, assert_same_weights, final_
 
 from parnas.architecture import Architecture
 from parnas.config import Config, dump_config
-from parnas.errors import Diverged, OutOfMemory, ParnasError
+from parnas.errors import Diverged, OutOfMemory, ParnasError, says_out_of_memory
 from parnas.model.blocks import BlockOutput
 from parnas.model.layers import FeedForward
 from parnas.model.transformer_xl import TransformerXL
@@ -301,14 +301,18 @@ def test_a_signal_ends_the_step_saves_and_says_how_to_go_on(
 
 @pytest.mark.slow
 def test_a_second_interrupt_leaves_at_once(corpus: Path, tmp_path: Path) -> None:
-    config = small_config(corpus, model__arch="sf", train__steps=10**6, data__batch_size=32, model__d_inner=4096)
-    process = start(config.replace(train__log_every=1), tmp_path / "run", tmp_path)
+    """In the middle of a step that the first one waits for; what was saved before is whole."""
+    changes = {"data__batch_size": 16, "data__tgt_len": 512, "model__d_model": 256, "model__d_inner": 8192}
+    config = small_config(corpus, model__arch="(sf)*8", train__steps=10**6, train__log_every=1, **changes)
+    process = start(config.replace(train__save_every=1), tmp_path / "run", tmp_path)
     process.send_signal(signal.SIGINT)
+    assert process.stderr is not None
+    assert "finishing this step" in "".join(iter(process.stderr.readline, "\n")) + process.stderr.readline()
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
     assert "Traceback" not in errors
-    assert "go on with: parnas retrain" in errors
+    assert "interrupted; go on with: parnas retrain" in errors
 
 
 def test_signals_are_as_before_after_a_training(corpus: Path, tmp_path: Path) -> None:
@@ -415,7 +419,7 @@ def test_out_of_memory_names_the_block_and_what_to_lower(
 @pytest.mark.slow
 def test_memory_that_the_system_refuses_is_told_in_one_message(corpus: Path, tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
-    path.write_text(dump_config(small_config(corpus, model__arch="sf", model__d_inner=40_000_000)))
+    path.write_text(dump_config(small_config(corpus, model__arch="sf", model__d_model=2000, model__d_inner=999_999)))
     answer = subprocess.run(
         [sys.executable, str(ROOT / "retrain.py"), str(path), "--run", str(tmp_path / "run")],
         capture_output=True,
@@ -508,3 +512,137 @@ def test_evaluate_takes_the_best_weights_where_asked(
     by_step = {line["step"]: line["ppl"] for line in run.records(METRICS) if line["split"] == "valid"}
     assert last == pytest.approx(by_step[24], rel=1e-5)
     assert best == pytest.approx(by_step[12], rel=1e-5)
+
+
+# What a review found.
+
+
+def test_a_limit_that_was_lowered_still_holds(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = small_config(corpus, model__arch="sf", train__skip_bad_steps=5)
+    poison(monkeypatch, {3, 4, 12})
+    with pytest.raises(Stop):
+        retrain(config, tmp_path / "run", StopAfter(9))
+    with pytest.raises(Diverged, match="at step 11"):  # the 12th call, since the ninth step was done twice
+        retrain(config.replace(train__skip_bad_steps=1), tmp_path / "run", Silent())
+
+
+def test_a_refusal_leaves_a_finished_run_as_it_was(corpus: Path, tmp_path: Path) -> None:
+    shutil.copytree(corpus, tmp_path / "corpus")
+    config = small_config(tmp_path / "corpus", model__arch="sf")
+    run = retrain(config, tmp_path / "run", Silent())
+    before = {path: path.read_bytes() for path in run.folder.glob("*.*") if path.is_file()}
+    with (tmp_path / "corpus" / "train.txt").open("a") as file:
+        file.write("one more line .\n")
+    for changes in ({"train__steps": 40}, {"train__steps": 40, "train__lr": 1.0}):
+        with pytest.raises(ParnasError):
+            retrain(config.replace(**changes), run.folder, Silent())
+    for path in list_checkpoints(run.checkpoints):
+        (path / "state.pt").write_bytes(b"damaged")
+    shutil.copytree(corpus, tmp_path / "corpus", dirs_exist_ok=True)
+    with pytest.raises(ParnasError, match="is whole"):
+        retrain(config.replace(train__steps=40), run.folder, Silent())
+    assert before == {path: path.read_bytes() for path in run.folder.glob("*.*") if path.is_file()}
+
+
+def test_a_run_without_a_checkpoint_may_be_begun_with_other_settings(corpus: Path, tmp_path: Path) -> None:
+    """As after a mistake that shows only when the run is made, such as a batch that the text does not fill."""
+    config = small_config(corpus, model__arch="sf")
+    with pytest.raises(ParnasError, match="too few"):
+        retrain(config.replace(data__batch_size=5000), tmp_path / "run", Silent())
+    with pytest.raises(Stop):
+        retrain(config, tmp_path / "run", StopAfter(5))
+    run = retrain(config.replace(train__lr=1e-3), tmp_path / "run", Silent())
+    assert [line["step"] for line in run.records(METRICS) if line["split"] == "train"] == [4, 8, 12, 16, 20, 24]
+
+
+def test_a_run_whose_checkpoints_were_taken_away_is_not_begun_anew(retrain_run: Run, tmp_path: Path) -> None:
+    shutil.copytree(retrain_run.folder, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    with pytest.raises(ParnasError, match="already holds files"):
+        retrain(retrain_run.config(), tmp_path / "run", Silent())
+
+
+def test_what_killed_writers_left_is_removed(corpus: Path, tmp_path: Path) -> None:
+    config = small_config(corpus, model__arch="sf", train__steps=4, train__save_every=3)
+    with pytest.raises(Stop):
+        retrain(config, tmp_path / "run", StopAfter(2))
+    (tmp_path / "run" / "checkpoints" / ".step-00000123.77.tmp").mkdir(parents=True)
+    run = retrain(config, tmp_path / "run", Silent())
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == ["step-00000003", "step-00000004"]
+
+
+def test_memory_that_ends_on_resuming_is_not_told_as_damage(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+    config = small_config(corpus, model__arch="sf")
+    with pytest.raises(Stop):
+        retrain(config, tmp_path / "run", StopAfter(9))
+    for place in ("parnas.training.trainer.Trainer.restore", "torch.load", "parnas.training.checkpoint.load_model"):
+        with monkeypatch.context() as patch:
+            patch.setattr(place, refuse)
+            with pytest.raises(OutOfMemory, match="Out of memory at step 8"):
+                retrain(config, tmp_path / "run", Silent())
+
+
+@pytest.mark.parametrize("skips", [0, 1])
+def test_alpha_learns_nothing_from_what_is_not_finite(
+    skips: int, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from parnas.nas.search import SearchTrainer
+
+    original = SearchTrainer._regularise
+
+    def spoil(self: SearchTrainer) -> None:
+        original(self)
+        if self.step == 12:
+            self.architecture_parameters[0].grad = torch.full_like(self.architecture_parameters[0], torch.nan)
+
+    monkeypatch.setattr(SearchTrainer, "_regularise", spoil)
+    changes = {"search__estimator": "soft", "train__skip_bad_steps": skips}
+    if not skips:
+        with pytest.raises(Diverged, match="gradient of alpha is not finite at step 13, first in block 1"):
+            search(small_config(corpus, **changes), tmp_path / "run", Silent())
+        return
+    run = search(small_config(corpus, **changes), tmp_path / "run", Silent())
+    assert run.summary()["skipped_steps"] == 1
+    assert np.isfinite([record["pi"] for record in run.records(PI)]).all()
+
+
+def test_an_interrupted_demo_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import parnas.demo
+    from parnas.cli import main
+
+    def stop(folder: Path, *_: object) -> None:
+        raise Stopped(signal.SIGTERM, 7)
+
+    monkeypatch.setattr(parnas.demo, "run_demo", stop)
+    with pytest.raises(SystemExit) as leaving:
+        main(["demo", "--run", str(tmp_path / "a demo")])
+    assert leaving.value.code == 128 + signal.SIGTERM
+    assert f"go on with: parnas demo --run '{tmp_path / 'a demo'}'" in capsys.readouterr().err
+
+
+def test_before_a_run_is_begun_the_same_command_is_what_goes_on(tmp_path: Path, retrain_run: Run) -> None:
+    from parnas.commands import way_on
+
+    assert way_on("search", tmp_path / "run") == f"the same command again, with --run {tmp_path / 'run'}"
+    assert way_on("retrain", retrain_run.folder) == f"parnas retrain --run {retrain_run.folder} --resume"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("CUDA error: an illegal memory access was encountered", False),
+        ("Unsupported memory format", False),
+        ("CUDA out of memory. Tried to allocate 1 GiB", True),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling", True),
+        ("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried", True),
+    ],
+)
+def test_only_refused_memory_is_told_as_such(text: str, told: bool) -> None:
+    assert says_out_of_memory(RuntimeError(text)) == told

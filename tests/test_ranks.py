@@ -3,12 +3,14 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +23,7 @@ from parnas.config import Config, dump_config
 from parnas.errors import ParnasError
 from parnas.run import METRICS, PI, Run
 from parnas.training.checkpoint import list_checkpoints, load_state
+from parnas.training.randomness import seed_process
 from parnas.training.ranks import Ranks
 from parnas.training.reporter import Silent
 from parnas.training.retrain import retrain
@@ -92,7 +95,12 @@ def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int,
 
 
 def losses(run: Run) -> list[tuple[int, str, float]]:
-    return [(line["step"], line["split"], line["loss"]) for line in run.records(METRICS)]
+    """Losses, and those of compression, which come as of another split."""
+    lines = run.records(METRICS)
+    compression = [
+        (line["step"], "compression", line["compression_loss"]) for line in lines if "compression_loss" in line
+    ]
+    return [(line["step"], line["split"], line["loss"]) for line in lines] + compression
 
 
 @pytest.mark.slow
@@ -188,12 +196,12 @@ def start_torchrun(config: Config, folder: Path, *options: str) -> subprocess.Po
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
 
 
-def wait_for_checkpoint(folder: Path, process: subprocess.Popen[str], more_than: int = 0) -> None:
+def wait_until(holds: Callable[[], object], process: subprocess.Popen[str]) -> None:
     for _ in range(2400):
-        if len(list_checkpoints(folder / "checkpoints")) > more_than or process.poll() is not None:
+        if holds() or process.poll() is not None:
             return
         time.sleep(0.05)
-    raise AssertionError("no checkpoint comes")
+    raise AssertionError("it does not come to hold")
 
 
 def workers_of(process: subprocess.Popen[str]) -> list[int]:
@@ -217,16 +225,17 @@ def test_a_process_that_dies_ends_the_job_and_torchrun_brings_it_back(corpus: Pa
     whole = retrain(config, tmp_path / "whole", Silent())
     folder = tmp_path / "run"
     process = start_torchrun(config, folder)
-    wait_for_checkpoint(folder, process)
+    wait_until(lambda: list_checkpoints(folder / "checkpoints"), process)
     os.kill(workers_of(process)[1], signal.SIGKILL)
     _, errors = process.communicate(timeout=120)
     assert process.returncode != 0
-    assert "error: Another process of this job was lost at step" in errors or "stopped by SIGTERM" in errors, errors
+    assert "Another process of this job was lost" in errors, errors
+    assert "The last good checkpoint is " in errors
+    assert "GLHF" not in errors, "torch's own message is shown"
     kept = list_checkpoints(folder / "checkpoints")
     assert kept
     process = start_torchrun(config, folder, "--max-restarts", "2")
-    wait_for_checkpoint(folder, process, len(kept) if len(kept) < 5 else 5)
-    time.sleep(0.2)
+    wait_until(lambda: list_checkpoints(folder / "checkpoints")[-1] != kept[-1], process)
     os.kill(workers_of(process)[0], signal.SIGKILL)
     _, errors = process.communicate(timeout=180)
     assert process.returncode == 0, errors
@@ -236,19 +245,43 @@ def test_a_process_that_dies_ends_the_job_and_torchrun_brings_it_back(corpus: Pa
 
 
 @pytest.mark.slow
-def test_a_signal_to_torchrun_stops_all_processes_after_the_same_step(corpus: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("one_alone", [False, True])
+def test_a_signal_stops_all_processes_after_the_same_step(one_alone: bool, corpus: Path, tmp_path: Path) -> None:
     config = make_config(corpus, model__arch="sf", train__steps=10**5, train__save_every=10**5, train__eval_every=10**5)
     folder = tmp_path / "run"
     process = start_torchrun(config.replace(train__log_every=10), folder)
-    for _ in range(2400):
-        if (folder / METRICS).exists() or process.poll() is not None:
-            break
-        time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
+    wait_until((folder / METRICS).exists, process)
+    if one_alone:
+        os.kill(workers_of(process)[1], signal.SIGTERM)
+    else:
+        process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=120)
     assert process.returncode != 0
-    assert "stopped by SIGTERM after step" in errors, errors
-    assert len(list_checkpoints(folder / "checkpoints")) == 1
+    told = re.findall(r"stopped by SIGTERM after step (\d+), which is saved", errors)
+    assert len(told) == 2, errors
+    assert len(set(told)) == 1
+    assert [path.name for path in list_checkpoints(folder / "checkpoints")] == [f"step-{int(told[0]):08d}"]
+
+
+@pytest.mark.slow
+def test_what_the_first_process_refuses_ends_all_with_a_message_each(corpus: Path, tmp_path: Path) -> None:
+    config = make_config(corpus, model__arch="sf", train__steps=4, search__steps=4)
+    folder = tmp_path / "run"
+    retrain(config, folder, Silent())
+    _, errors = start_torchrun(config, folder).communicate(timeout=120)
+    assert "is finished, and kept as it is" in errors
+    assert "[process 1] error: the first process ended, with a message of its own." in errors
+    assert "gloo" not in errors, errors
+
+
+def test_each_process_has_dropout_of_its_own() -> None:
+    drawn = []
+    for rank in range(4):
+        seed_process(7, rank)
+        drawn.append(torch.rand(3).tolist())
+    torch.manual_seed(7)
+    assert drawn[0] == torch.rand(3).tolist()
+    assert len({tuple(numbers) for numbers in drawn}) == 4
 
 
 def test_rows_are_shared_out_evenly_or_not_at_all() -> None:

@@ -1,5 +1,6 @@
 """Checkpoints: a folder with the weights, the state of training and a manifest of their hashes."""
 
+import errno
 import hashlib
 import re
 import shutil
@@ -198,10 +199,8 @@ def load_state(path: Path) -> dict[str, Any]:
     """
     try:
         state = torch.load(path / STATE, map_location="cpu", weights_only=True)
-    except OSError:
-        raise
-    except Exception as error:  # whatever foreign bytes make of an unpickler
-        if says_out_of_memory(error):
+    except Exception as error:  # whatever foreign bytes make of an unpickler, which seeks to places that do not exist
+        if says_out_of_memory(error) or (isinstance(error, OSError) and error.errno != errno.EINVAL):
             raise
         reason = str(error).partition("\n")[0][:200]
         raise ParnasError(

@@ -177,6 +177,7 @@ def compare(whole: Path, other: Path) -> Difference:
     ours, theirs = weights_of(other), weights_of(whole)
     same = {name for name in theirs if name in ours and torch.equal(ours[name], theirs[name])}
     difference = Difference(weights=len(ours.keys() | theirs.keys()) - len(same))
+    assert not writing(other), "a half written checkpoint was left behind"
     for name in (METRICS, PI):
         if not (whole / name).is_file():
             continue
