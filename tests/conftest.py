@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 from pathlib import Path
 
 import pytest
@@ -110,3 +111,24 @@ def retrain_run(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     from parnas.training.retrain import retrain
 
     return retrain(small_config(corpus, model__arch="sfs"), tmp_path_factory.mktemp("runs") / "retrain", Silent())
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What commands write by default goes into a folder of the test."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+
+
+@pytest.fixture
+def searched(search_run: Run, tmp_path: Path) -> Run:
+    """A copy of the finished search, to be spoilt."""
+    shutil.copytree(search_run.folder, tmp_path / "searched")
+    return Run(tmp_path / "searched")
+
+
+@pytest.fixture
+def trained(retrain_run: Run, tmp_path: Path) -> Run:
+    """A copy of the finished retraining, to be spoilt."""
+    shutil.copytree(retrain_run.folder, tmp_path / "trained")
+    return Run(tmp_path / "trained")

@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from command_helpers import refusal, run_command
 from conftest import make_text, small_config
 from safetensors.torch import load_file
 
-from parnas.cli import main
 from parnas.config import dump_config
 from parnas.run import METRICS, Run
 from parnas.training.checkpoint import list_checkpoints
@@ -26,25 +26,6 @@ def config_file(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("config") / "small.yaml"
     path.write_text(dump_config(small_config(corpus)))
     return path
-
-
-def run_command(*arguments: object) -> int:
-    """The exit code of the command line."""
-    try:
-        main([str(argument) for argument in arguments])
-    except SystemExit as leaving:
-        return int(leaving.code or 0)
-    return 0
-
-
-def refusal(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """The one message of a command that must fail with exit code 2 and no traceback."""
-    capsys.readouterr()
-    assert run_command(*arguments) == 2
-    error = capsys.readouterr().err
-    assert "Traceback" not in error
-    assert error.count("error: ") == 1
-    return error
 
 
 def test_the_whole_journey(config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

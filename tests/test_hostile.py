@@ -10,30 +10,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from hostile_helpers import COMMANDS, Bomb, bomb, copy_run, put_into_checkpoints, refusal, run_command
+from command_helpers import refusal, run_command
+from hostile_helpers import COMMANDS, Bomb, bomb, copy_run, put_into_checkpoints
 
 from parnas.config import dump_config
 from parnas.run import Run
 from parnas.training.checkpoint import list_checkpoints
 
 Capture = pytest.CaptureFixture[str]
-
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What commands write by default goes into a folder of the test."""
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-
-
-@pytest.fixture
-def searched(search_run: Run, tmp_path: Path) -> Run:
-    return copy_run(search_run, tmp_path / "searched")
-
-
-@pytest.fixture
-def trained(retrain_run: Run, tmp_path: Path) -> Run:
-    return copy_run(retrain_run, tmp_path / "trained")
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 @pytest.fixture

@@ -6,31 +6,16 @@ import os
 from pathlib import Path
 
 import pytest
-from hostile_helpers import COMMANDS, copy_run, refusal, run_command
+from command_helpers import refusal, run_command
+from hostile_helpers import COMMANDS
 
 from parnas.config import dump_config
 from parnas.run import Run
 from parnas.yaml_text import read_yaml, to_yaml
 
 Capture = pytest.CaptureFixture[str]
+pytestmark = pytest.mark.usefixtures("elsewhere")
 LONG, HUGE = "s" * 1_000_000, "9" * 400
-
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What commands write by default goes into a folder of the test."""
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-
-
-@pytest.fixture
-def searched(search_run: Run, tmp_path: Path) -> Run:
-    return copy_run(search_run, tmp_path / "searched")
-
-
-@pytest.fixture
-def trained(retrain_run: Run, tmp_path: Path) -> Run:
-    return copy_run(retrain_run, tmp_path / "trained")
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "arch.yaml"])
