@@ -514,7 +514,7 @@ def test_evaluate_takes_the_best_weights_where_asked(
     assert best == pytest.approx(by_step[12], rel=1e-5)
 
 
-# What a review found.
+# Limits, refusals and leftovers.
 
 
 def test_a_limit_that_was_lowered_still_holds(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
