@@ -37,7 +37,7 @@ same, takes the run's own configuration where none is given, and never begins an
   the sums of gradients of embeddings are added in an order that differs from run to run, so that losses differ in the
   last digits from the first step on (torch's notes on reproducibility). No figure was measured on a GPU.
 * **What may change** between two parts of a run: {may_change}. All but `train.steps` leave the
-  weights as they would have been, or equal to rounding (`train.accumulate`). `train.steps` may grow, also of a finished
+  weights as they would have been; `train.accumulate` to rounding, and with other draws of dropout. `train.steps` may grow, also of a finished
   run, and changes the learning rates of the steps that are left. Everything else that differs is refused, with the list.
 * **One at a time.** The folder is locked while a process trains into it. A process that dies lets go of it. On network
   drives without working locks, see to it yourself.
@@ -58,7 +58,7 @@ With torchrun, `--max-restarts` does the same for processes that die ([scaling.m
 A loss or gradient that is not finite ends a run with the step, the block where it first went wrong, the last good
 checkpoint and what to lower; no weight is updated by it. `train.skip_bad_steps: 3` leaves out up to three such steps and
 begins with empty memory after each. Memory that is refused is told in one message too: the step, the block, and what to
-lower: `data.batch_size` (or raise `train.accumulate`, which divides it without changing the result),
+lower: `data.batch_size` (or raise `train.accumulate`, which divides it),
 `runtime.checkpoint_activations`, `data.tgt_len`, `model.mem_len`.
 
 ## What is deterministic

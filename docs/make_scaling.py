@@ -32,7 +32,8 @@ command on each, with torchrun's `--nnodes` and `--rdzv-endpoint`; the run folde
   processes). Dropout has a generator for each process.
 * **The first process writes**: run folder, checkpoints, pictures. Validation is shared out by rows.
 * **Less memory**: `train.accumulate: 4` reads the rows of each process in four parts before a step, and
-  `runtime.checkpoint_activations` keeps only the input of each block; both leave the result as it is.
+  `runtime.checkpoint_activations` keeps only the input of each block. Gradients are the same as without, but for the
+  draws of dropout in parts.
 * **Going on** works as with one process ([reliability.md](reliability.md)), and with another number of them: memories
   are kept by rows and shared out anew. Only the generators of dropout begin anew in processes that were not there.
 * **A process that dies** ends the job: the others say which step was lost and which checkpoint is the last good one.
