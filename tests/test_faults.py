@@ -302,14 +302,18 @@ def test_a_signal_ends_the_step_saves_and_says_how_to_go_on(
 @pytest.mark.slow
 def test_a_second_interrupt_leaves_at_once(corpus: Path, tmp_path: Path) -> None:
     """In the middle of a step that the first one waits for; what was saved before is whole."""
-    changes = {"data__batch_size": 16, "data__tgt_len": 512, "model__d_model": 256, "model__d_inner": 8192}
-    config = small_config(corpus, model__arch="(sf)*8", train__steps=10**6, train__log_every=1, **changes)
+    changes = {"data__batch_size": 16, "data__tgt_len": 256, "model__d_model": 128, "model__d_inner": 4096}
+    config = small_config(corpus, model__arch="(sf)*6", train__steps=10**6, train__log_every=1, **changes)
     process = start(config.replace(train__save_every=1), tmp_path / "run", tmp_path)
-    process.send_signal(signal.SIGINT)
-    assert process.stderr is not None
-    assert "finishing this step" in "".join(iter(process.stderr.readline, "\n")) + process.stderr.readline()
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    try:
+        process.send_signal(signal.SIGINT)
+        assert process.stderr is not None
+        while "finishing this step" not in process.stderr.readline():
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert process.returncode == 130, errors
     assert "Traceback" not in errors
     assert "interrupted; go on with: parnas retrain" in errors
