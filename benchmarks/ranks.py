@@ -39,7 +39,7 @@ class Plan(NamedTuple):
 PLANS = {
     "tiny": Plan(1, 6, {"model__d_model": 16, "model__n_heads": 2, "model__d_inner": 32, "train__log_every": 2}),
     "short": Plan(2, 60, {}),
-    "full": Plan(5, 200, {}),
+    "full": Plan(3, 100, {}),
 }
 WAYS = {"one process, two threads": (1, 2), "two processes, one thread each": (2, 1)}
 

@@ -42,7 +42,7 @@ LARGER = {"model__d_model": 512, "model__d_inner": 2048, "model__n_heads": 8}
 PLANS = {
     "tiny": Plan(1, 2, {"tiny": {"model__d_model": 16, "model__n_heads": 2, "model__d_inner": 32}}),
     "short": Plan(6, 20, {"the forerunner's shapes": {}}),
-    "full": Plan(20, 40, {"the forerunner's shapes": {}, "four times as wide": LARGER}),
+    "full": Plan(12, 40, {"the forerunner's shapes": {}, "four times as wide": LARGER}),
 }
 
 
