@@ -30,8 +30,8 @@ same, takes the run's own configuration where none is given, and never begins an
 * **Writing** goes on beside the training, in a folder of its own name that is flushed to the disk and then renamed; its
   manifest has the SHA-256 of each file and the versions of the libraries. A checkpoint that does not verify is passed
   over with a warning. Lines of metrics are flushed before it, and those after the step that a run goes on from are
-  dropped, so that each stands once. A checkpoint stalls the training by {stalls} of its time at the default of every
-  {every} steps (`python benchmarks/saving.py`, on two cores).
+  dropped, so that each stands once. At the default of every {every} steps they took of the training's time:
+  {stalls} (`python benchmarks/saving.py`, on a CPU).
 * **Bit by bit.** On a CPU, losses, pi and final weights are those of the run that was never disturbed, given the same
   configuration, versions, machine and number of threads. On a GPU they agree as far as its kernels repeat themselves:
   the sums of gradients of embeddings are added in an order that differs from run to run, so that losses differ in the
@@ -98,7 +98,7 @@ def render() -> str:
     share = next(key for key in saving[0] if key.startswith("share"))
     return TEXT.format(
         keep=("no", "one", "two", "three", "four", "five")[KEEP],
-        stalls=" and ".join(f"{row[share]:.2%} ({row['network']}, {row['weights, MB']:.0f} MB)" for row in saving),
+        stalls="; ".join(describe_stall(row["network"], row["weights, MB"], row[share]) for row in saving),
         every=share.split()[-2],
         may_change=", ".join(f"`{key}`" for key in sorted(MAY_CHANGE) if not key.startswith("evaluation."))
         + " and `evaluation`",
@@ -107,6 +107,12 @@ def render() -> str:
         verdict=verdict,
         table=tabulate(rows, headers="keys", tablefmt="github", disable_numparse=True),
     )
+
+
+def describe_stall(network: str, megabytes: float, share: float) -> str:
+    """The share of the time that checkpoints take, which measurements of short stalls may find below zero."""
+    told = f"{share:.2%}" if share > 0 else "too little to be told from noise"
+    return f"{told} ({network}, {megabytes:.0f} MB of weights)"
 
 
 def describe(row: dict[str, Any]) -> dict[str, Any]:
