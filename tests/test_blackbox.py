@@ -106,7 +106,9 @@ def test_a_complete_study_is_not_extended(tmp_path: Path) -> None:
 
 
 WORKER = """
+import os
 import sys
+import time
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 import parnas.nas.blackbox as module
@@ -116,10 +118,17 @@ from parnas.training.stopping import Stopped
 module.POLL_SECONDS = 0.02
 url, log = sys.argv[1:]
 task = make_task(Counting(Path(log), 0.03), 3)
-Path(f"{{log}}.{{__import__('os').getpid()}}.ready").touch()
-while len(list(Path(log).parent.glob("*.ready"))) < 2:
-    pass
-module.blackbox(module.open_study(url, "test", "tpe", task), task, 20, Silent())
+study = module.open_study(url, "test", "tpe", task)
+ask = study.ask
+def ask_together():
+    # Until each worker has a trial: neither shall make all of them before the other begins.
+    trial = ask()
+    Path(f"{{log}}.{{os.getpid()}}.asked").touch()
+    while len(list(Path(log).parent.glob("*.asked"))) < 2:
+        time.sleep(0.01)
+    return trial
+study.ask = ask_together
+module.blackbox(study, task, 20, Silent())
 """
 
 
