@@ -1,5 +1,6 @@
 """Commands that tell what something costs or holds, before anything is trained."""
 
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -7,7 +8,7 @@ from typing import Annotated
 import typer
 
 from parnas.cli_options import Out, Settings, with_output
-from parnas.commands import settle
+from parnas.commands import interruptible, settle
 from parnas.config import check_config, load_config
 from parnas.errors import ParnasError
 from parnas.output import Output
@@ -136,3 +137,36 @@ def data(
     header = prepare(config.data, output.reporter().note).header
     output.show(show_counts, header)
     output.end(asdict(header))
+
+
+@tools.command()
+@with_output
+def watch(
+    output: Output,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a search or retraining, which may go on.")],
+    once: Annotated[bool, typer.Option("--once", help="Show how far it is, and leave; --json does so too.")] = False,
+) -> None:
+    """Show what a run that goes on elsewhere writes, until it is finished."""
+    from parnas.display import show_state
+    from parnas.reporters import make_shown
+    from parnas.watch import read_state
+    from parnas.watch import watch as look_on
+
+    state = read_state(Run(run))
+    if not (once or output.as_json or state.finished):
+        with interruptible(lambda: f"parnas watch {shlex.quote(str(run))}"):
+            state = look_on(Run(run), make_shown(output.quiet, every=True, live=not output.verbose))
+    output.show(show_state, str(run), state)
+    output.end(state.to_dict())
+
+
+@tools.command()
+@with_output
+def doctor(output: Output) -> None:
+    """Tell what this machine has, what would be used, and what is missing."""
+    from parnas.display import show_findings
+    from parnas.doctor import examine
+
+    findings = examine()
+    output.show(show_findings, findings)
+    output.end({"findings": [asdict(found) for found in findings]})
