@@ -11,7 +11,7 @@ from parnas.errors import ParnasError
 from parnas.yaml_text import read_yaml
 
 ROOT = Path(__file__).parent.parent
-SHIPPED = sorted([*ROOT.glob("configs/*.yaml"), *ROOT.glob("parnas/configs/*.yaml")])
+SHIPPED = sorted(ROOT.glob("configs/*.yaml"))
 NETWORKS = ["wikitext103-base", "wikitext103-large", "wikitext103-base-nvidia", "enwik8", "enwik8-large", "text8-large"]
 
 
