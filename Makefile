@@ -74,7 +74,7 @@ $(VENV)/installed: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed
-	$(PIP) -e '.[dev,parity,bench]'
+	$(PIP) -e '.[dev,parity,bench,export]'
 	@touch $@
 
 $(VENV)/installed-bench: $(VENV)/installed

@@ -221,7 +221,7 @@ def _reporter(progress: Progress) -> Reporter:
     if progress is False:
         return Silent()
     if progress is True:
-        from parnas.display import make_reporter
+        from parnas.reporters import make_reporter
 
         return make_reporter()
     return progress

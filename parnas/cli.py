@@ -10,12 +10,13 @@ from typing import Annotated
 import typer
 
 from parnas.cli_comparisons import comparisons
-from parnas.cli_options import FrameTime, Out, Resume, RunFolder, Runs, Settings, Width
+from parnas.cli_options import FrameTime, Out, Resume, RunFolder, Runs, Settings, Width, with_output
 from parnas.cli_tools import tools
 from parnas.commands import draw, evaluate_runs, interruptible, leads, settle, way_on
 from parnas.errors import ParnasError
 from parnas.exits import told_in_one_message
-from parnas.run import Run, fresh_folder
+from parnas.output import Output
+from parnas.run import Run, fresh_folder, package_version
 
 app = typer.Typer(
     name="parnas",
@@ -33,8 +34,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
         app(args=list(sys.argv[1:] if arguments is None else arguments), prog_name="parnas")
 
 
+def show_version(asked: bool) -> None:
+    """Print the version and leave."""
+    if asked:
+        typer.echo(f"parnas {package_version('parnas')}")
+        raise typer.Exit
+
+
 @app.callback()
-def import_layers() -> None:
+def before_any_command(
+    version: Annotated[  # noqa: ARG001
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
     """Register the user's own layers before any configuration is checked."""
     if listed := os.environ.get("PARNAS_LAYERS"):
         from parnas.model.own_layers import import_own_layers
@@ -43,23 +55,26 @@ def import_layers() -> None:
 
 
 @app.command()
-def search(settings: Settings = None, run: RunFolder = None, resume: Resume = False) -> None:
+@with_output
+def search(output: Output, settings: Settings = None, run: RunFolder = None, resume: Resume = False) -> None:
     """Train a SuperNet and record pi."""
     config, folder = settle(settings, run, resume, "search")
-    from parnas.display import make_reporter
     from parnas.nas.search import search as train
 
-    reporter = make_reporter()
+    reporter = output.reporter()
     with interruptible(lambda: way_on("search", folder)):
         finished = train(config, folder, reporter, resume)
     if not leads():
         return
-    draw([finished], reporter)
-    typer.echo(f"search finished: {finished.summary()['arch']}\nnext: parnas derive {folder}")
+    summary, drawn = finished.summary(), draw([finished])
+    output.show(print, f"search finished: {summary['arch']}")
+    output.end({"run": str(folder), **summary}, drawn, f"parnas derive {shlex.quote(str(folder))}")
 
 
 @app.command()
+@with_output
 def derive(
+    output: Output,
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a search.")],
     within: Annotated[
         float | None,
@@ -87,21 +102,24 @@ def derive(
     out: Out = None,
 ) -> None:
     """Take the architecture that pi speaks for within the cost target into arch.yaml."""
-    from parnas.display import make_reporter, show_derivation
+    from parnas.display import show_derivation
     from parnas.nas.derive import derive as choose
     from parnas.nas.derive import read_demands, write_derivation
 
     of = Run(run)
-    derivation = choose(of, read_demands(within, metric, most or [], top_k, rescore), make_reporter())
+    derivation = choose(of, read_demands(within, metric, most or [], top_k, rescore), output.reporter())
     folder = out or run
     folder.mkdir(parents=True, exist_ok=True)
-    write_derivation(derivation, of, folder / "arch.yaml")
-    show_derivation(derivation)
-    typer.echo(f"written: {folder / 'arch.yaml'}\nnext: parnas retrain CONFIG --arch {folder / 'arch.yaml'}")
+    path = folder / "arch.yaml"
+    write_derivation(derivation, of, path)
+    output.show(show_derivation, derivation)
+    output.end(derivation.to_dict(of), [path], f"parnas retrain CONFIG --arch {shlex.quote(str(path))}")
 
 
 @app.command()
+@with_output
 def retrain(
+    output: Output,
     settings: Settings = None,
     arch: Annotated[
         str | None,
@@ -116,24 +134,27 @@ def retrain(
 ) -> None:
     """Train a discrete architecture from scratch."""
     config, folder = settle(settings, run, resume, "retrain", arch)
-    from parnas.display import make_reporter
     from parnas.training.retrain import retrain as train
 
-    reporter = make_reporter()
+    reporter = output.reporter()
     with interruptible(lambda: way_on("retrain", folder)):
         finished = train(config, folder, reporter, resume)
     if not leads():
         return
-    draw([finished], reporter)
-    valid = finished.summary()["valid"]
-    typer.echo(
-        f"retrain finished: {finished.summary()['arch']}, validation perplexity {valid['ppl']:.2f} per token, "
-        f"{valid['bits_per_byte']:.3f} bits per byte\nnext: parnas evaluate {folder} OTHER_RUN"
+    summary, drawn = finished.summary(), draw([finished])
+    valid = summary["valid"]
+    output.show(
+        print,
+        f"retrain finished: {summary['arch']}, validation perplexity {valid['ppl']:.2f} per token, "
+        f"{valid['bits_per_byte']:.3f} bits per byte",
     )
+    output.end({"run": str(folder), **summary}, drawn, f"parnas evaluate {shlex.quote(str(folder))} OTHER_RUN")
 
 
 @app.command()
+@with_output
 def evaluate(
+    output: Output,
     runs: Runs,
     split: Annotated[str | None, typer.Option("--split", help="train, valid or test; default: as configured.")] = None,
     mem_len: Annotated[
@@ -164,34 +185,32 @@ def evaluate(
     """Compare perplexities and costs of runs in one table, and see what they attend to."""
     if split not in (None, "train", "valid", "test"):
         raise ParnasError(f"--split is {split!r}; give train, valid or test.")
-    from parnas.display import make_reporter
     from parnas.evaluation.entries import Conditions
 
     conditions = Conditions(split, tgt_len, mem_len, cmem_len, clamp_len, same_length, best)
     folder = out or Path("runs") / "comparison"
-    written = evaluate_runs(runs, conditions, analyses, folder, make_reporter())
-    typer.echo("\n".join(f"written: {path}" for path in written))
+    evaluate_runs(runs, conditions, analyses, folder, output)
 
 
 @app.command()
-def plot(runs: Runs, frame_ms: FrameTime = None, width: Width = None) -> None:
+@with_output
+def plot(output: Output, runs: Runs, frame_ms: FrameTime = None, width: Width = None) -> None:
     """Redraw every picture of runs."""
-    from parnas.display import make_reporter
-
-    draw([Run(run) for run in runs], make_reporter(), frame_ms, width)
+    output.end({"runs": [str(run) for run in runs]}, draw([Run(run) for run in runs], frame_ms, width))
 
 
 @app.command()
+@with_output
 def demo(
+    output: Output,
     run: Annotated[Path | None, typer.Option("--run", help="Folder for the runs; default: runs/demo.")] = None,
 ) -> None:
     """Search, derive, retrain and compare on an embedded corpus, in minutes."""
     from parnas.demo import run_demo
-    from parnas.display import make_reporter
 
     folder = run or fresh_folder("demo")
     with interruptible(lambda: f"parnas demo --run {shlex.quote(str(folder))}"):
-        run_demo(folder, make_reporter())
+        run_demo(folder, output)
 
 
 app.add_typer(tools)

@@ -1,21 +1,25 @@
 """Commands that train many networks, to find what a search is worth."""
 
 import re
+import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from parnas.cli_options import RunFolder, Settings
+from parnas.cli_options import RunFolder, Settings, with_output
 from parnas.commands import again, interruptible, refuse_several, settle
 from parnas.errors import ParnasError
+from parnas.output import Output
 from parnas.run import Run
 
 comparisons = typer.Typer()
 
 
 @comparisons.command()
+@with_output
 def stability(
+    output: Output,
     settings: Settings = None,
     seeds: Annotated[int, typer.Option("--seeds", min=2, help="Searches, from runtime.seed on.")] = 5,
     run: RunFolder = None,
@@ -24,19 +28,21 @@ def stability(
     refuse_several("stability")
     begun = run is not None and (run / "config.yaml").is_file()
     config, folder = settle(settings, run, begun, "stability")
-    from parnas.display import make_reporter, show_stability
+    from parnas.display import show_stability
     from parnas.figures.votes import draw_votes
     from parnas.nas.stability import stability as repeat
 
     with interruptible(lambda: again(folder)):
-        found = repeat(config, folder, seeds, make_reporter())
+        found = repeat(config, folder, seeds, output.reporter())
     written = [*found.write(folder), draw_votes(folder)]
-    show_stability(found)
-    typer.echo("\n".join(f"written: {path}" for path in written))
+    output.show(show_stability, found)
+    output.end(found.to_dict(), written)
 
 
 @comparisons.command()
+@with_output
 def baselines(
+    output: Output,
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished search.")],
     random: Annotated[int, typer.Option("--random", min=0, help="Random networks of the derived one's cost.")] = 8,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Trainings of each network but the random ones.")] = 3,
@@ -49,29 +55,32 @@ def baselines(
     only_list: Annotated[bool, typer.Option("--list", help="Print strings and costs, train nothing.")] = False,
 ) -> None:
     """Train what one would have guessed, and random networks, beside the derived one; given again, it goes on."""
-    from parnas.display import make_reporter, show_baselines, show_contest
+    from parnas.display import show_baselines, show_contest
     from parnas.figures.pareto import Marker, draw_pareto
     from parnas.nas.baselines import find_baselines
     from parnas.nas.contest import hold_contest
 
     refuse_several("baselines")
-    config, folder, reporter = Run(run).config(), folder or run / "baselines", make_reporter()
+    config, folder, reporter = Run(run).config(), folder or run / "baselines", output.reporter()
     first = config.runtime.seed if seed is None else seed
     found = find_baselines(Run(run), random, first, reporter)
     if only_list:
-        show_baselines(found)
+        output.show(show_baselines, found)
+        output.end(found.to_dict())
         return
     with interruptible(again):
         contest = hold_contest(found, config, folder, range(first, first + seeds), reporter)
     written = contest.write(folder)
-    show_contest(contest)  # before the picture, which there is none of where no perplexity is finite
+    output.show(show_contest, contest)  # before the picture, which there is none of where no perplexity is finite
     markers = [Marker(each.name, each.share, each.mean, each.sd, each.random) for each in contest.standings]
     written.append(draw_pareto(markers, folder / "figures" / "pareto.png"))
-    typer.echo("\n".join(f"written: {path}" for path in written))
+    output.end(contest.to_dict(), written)
 
 
 @comparisons.command()
+@with_output
 def blackbox(
+    output: Output,
     trials: Annotated[int, typer.Option("--trials", min=1, help="Finished trials of all workers together.")],
     storage: Annotated[
         str, typer.Option("--storage", metavar="URL", help="sqlite:///FILE, journal:FILE or postgresql://…; shared.")
@@ -105,12 +114,12 @@ def blackbox(
         settings = [str(supernet / "config.yaml"), *(settings or [])]
     plain = re.sub(r"[^\w.-]+", "-", study)
     config, folder = settle(settings, run or Path("runs") / f"blackbox-{plain}", False, "blackbox")
-    from parnas.display import make_reporter, show_front
+    from parnas.display import show_front
     from parnas.nas import trials as results
     from parnas.nas.blackbox import blackbox as go_on
     from parnas.nas.blackbox import findings, open_study
 
-    reporter = make_reporter()
+    reporter = output.reporter()
     if supernet is not None:
         task = results.inheriting_task(config, supernet, reporter)
     else:
@@ -119,8 +128,14 @@ def blackbox(
         shared = open_study(storage, study, "nsga2" if sampler == "nsga2" else "tpe", task)
         go_on(shared, task, trials, reporter)
     front, best = results.write_results(findings(shared), task, study, within, folder)
-    show_front(front, task.costs.interleaved)
-    typer.echo(f"written: {folder / 'pareto.csv'}")
+    output.show(show_front, front, task.costs.interleaved)
+    written, chosen = [folder / "pareto.csv"], folder / "arch.yaml"
+    result = {
+        "study": study,
+        "front": [each._asdict() for each in front],
+        "arch": None if best is None else best.network,
+    }
     if best is None:
+        output.end(result, written)
         raise ParnasError("No network that was evaluated costs so little; raise --within or --trials.")
-    typer.echo(f"written: {folder / 'arch.yaml'}\nnext: parnas retrain CONFIG --arch {folder / 'arch.yaml'}")
+    output.end(result, [*written, chosen], f"parnas retrain CONFIG --arch {shlex.quote(str(chosen))}")

@@ -1,21 +1,25 @@
 """Commands that tell what something costs or holds, before anything is trained."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from parnas.cli_options import Out, Settings
+from parnas.cli_options import Out, Settings, with_output
 from parnas.commands import settle
 from parnas.config import check_config, load_config
 from parnas.errors import ParnasError
+from parnas.output import Output
 from parnas.run import Run
 
 tools = typer.Typer()
 
 
 @tools.command()
+@with_output
 def profile(
+    output: Output,
     settings: Settings = None,
     batch_size: Annotated[int | None, typer.Option("--batch-size", help="Rows; default: as configured.")] = None,
     tgt_len: Annotated[
@@ -34,18 +38,20 @@ def profile(
     shape = {"data.batch_size": batch_size, "data.tgt_len": tgt_len, "model.mem_len": mem_len}
     overrides = [f"{key}={value}" for key, value in shape.items() if value is not None]
     config, folder = settle([*(settings or []), *overrides], out, False, "profile")
-    from parnas.display import make_reporter, show_profile
+    from parnas.display import show_profile
     from parnas.nas.profile import PROFILE
     from parnas.nas.profile import profile as measure
 
-    found = measure(config, make_reporter(), rounds=rounds, check=check)
+    found = measure(config, output.reporter(), rounds=rounds, check=check)
     found.write(folder / PROFILE)
-    show_profile(found)
-    typer.echo(f"written: {folder / PROFILE}")
+    output.show(show_profile, found)
+    output.end(asdict(found), [folder / PROFILE])
 
 
 @tools.command()
+@with_output
 def plan(
+    output: Output,
     settings: Settings = None,
     gpus: Annotated[int, typer.Option("--gpus", min=1, help="GPUs that share each batch.")] = 1,
     arch: Annotated[
@@ -69,20 +75,20 @@ def plan(
 ) -> None:
     """Count the memory that both phases take, and tell days and price from a measured speed; trains nothing."""
     config, _ = settle(settings, out or Path(), False, "plan", arch)
-    from parnas.display import make_reporter
     from parnas.plan_display import show_plan
     from parnas.training.plan import choose_rate, make_machine
     from parnas.training.plan import plan as count
 
-    note = make_reporter().note
+    note = output.reporter().note
     found = count(config, make_machine(gpus, memory, bandwidth, price), choose_rate(measured, tokens_per_s, note), note)
-    show_plan(found)
-    if out is not None:
-        typer.echo(f"written: {found.write(out)}")
+    output.show(show_plan, found)
+    output.end(asdict(found), [] if out is None else [found.write(out)])
 
 
 @tools.command()
+@with_output
 def cutoffs(
+    output: Output,
     source: Annotated[str, typer.Argument(metavar="RUN|COUNTS", help="A run folder, or a file with a count per line.")],
     clusters: Annotated[int, typer.Option("--clusters", min=2, help="Number of clusters, the head included.")] = 3,
     d_model: Annotated[
@@ -107,12 +113,15 @@ def cutoffs(
         counts, d_model, proj_factor = read_counts(Path(source)), d_model or 512, proj_factor or 4
         dims = [d_model // proj_factor**cluster for cluster in range(clusters)]
     found = optimal_cutoffs(counts, clusters, d_model, dims)
-    typer.echo(f"model.cutoffs: {list(found.cutoffs)}")
-    typer.echo(f"expected multiply-adds per token: {found.cost:,.0f}, {found.relative:.1%} of the full softmax")
+    output.show(print, f"model.cutoffs: {list(found.cutoffs)}")
+    output.show(print, f"expected multiply-adds per token: {found.cost:,.0f}, {found.relative:.1%} of the full softmax")
+    output.end({"cutoffs": list(found.cutoffs), "multiply_adds_per_token": found.cost, "of_full": found.relative})
 
 
 @tools.command()
+@with_output
 def data(
+    output: Output,
     corpus: Annotated[str, typer.Argument(metavar="CORPUS", help="A corpus, a folder, a text, or a CONFIG.yaml.")],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[data.KEY=VALUE ...]")] = None,
 ) -> None:
@@ -122,6 +131,27 @@ def data(
     else:
         config = check_config({"data": {"corpus": corpus}}, "the command line", overrides=overrides or [])
     from parnas.data.streams import prepare
-    from parnas.display import make_reporter, show_counts
+    from parnas.display import show_counts
 
-    show_counts(prepare(config.data, make_reporter().note).header)
+    header = prepare(config.data, output.reporter().note).header
+    output.show(show_counts, header)
+    output.end(asdict(header))
+
+
+@tools.command()
+@with_output
+def export(
+    output: Output,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A retraining, or a search, for its derived network.")],
+    target: Annotated[str, typer.Option("--to", help="safetensors, x-transformers, pt2 or onnx.")],
+    best: Annotated[
+        bool, typer.Option("--best", help="Take the weights of the least validation loss, not the last ones.")
+    ] = False,
+    out: Out = None,
+) -> None:
+    """Write a network in a form that others read, checked against the network; default: into RUN/exports."""
+    from parnas.export import export_run
+
+    written = export_run(run, target, out, best)
+    output.show(print, written.describe())
+    output.end(written.to_dict(), [written.folder / name for name in written.files])

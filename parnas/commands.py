@@ -13,11 +13,11 @@ from parnas.errors import ParnasError
 from parnas.exits import Interrupted
 from parnas.files import write_text
 from parnas.inputs import several
+from parnas.output import Output
 from parnas.run import Run
 
 if TYPE_CHECKING:
     from parnas.evaluation.entries import Conditions
-    from parnas.training.reporter import Reporter
 
 
 @contextmanager
@@ -70,37 +70,34 @@ def settle(
 
 
 def evaluate_runs(
-    runs: Sequence[Path], conditions: "Conditions", analyses: str | None, folder: Path, reporter: "Reporter"
-) -> list[Path]:
-    """Compare runs and analyse them: shows tables, writes tables and pictures into a folder and gives their paths."""
+    runs: Sequence[Path], conditions: "Conditions", analyses: str | None, folder: Path, output: Output
+) -> None:
+    """Compare runs and analyse them: shows tables, writes tables and pictures into a folder."""
     from parnas.display import show_analysis, show_comparison
     from parnas.evaluation.analyses import analyse, read_names
-    from parnas.evaluation.comparison import compare
+    from parnas.evaluation.comparison import compare, to_rows
     from parnas.figures.analyses import DRAW
     from parnas.figures.curves import draw_learning_curves
 
-    names = [] if analyses is None else read_names(analyses)
+    names, reporter = [] if analyses is None else read_names(analyses), output.reporter()
     comparison = compare(runs, conditions, reporter)
     written = comparison.write(folder)
     written.append(draw_learning_curves([Run(run) for run in runs], folder / "curves.png"))
-    show_comparison(comparison)
+    output.show(show_comparison, comparison)
+    result = comparison.to_dict()
     for analysis in analyse(runs, conditions, names, reporter) if names else ():
-        show_analysis(analysis)
+        output.show(show_analysis, analysis)
         written.append(folder / f"{analysis.name}.csv")
         write_text(written[-1], analysis.table.to_csv(index=False))
         written += DRAW[analysis.name](analysis.table, folder)
-    return written
+        result[analysis.name] = {"rows": to_rows(analysis.table), "notes": list(analysis.notes)}
+    output.end(result, written)
 
 
-def draw(
-    runs: Sequence[Run], reporter: "Reporter", frame_ms: int | None = None, width: int | None = None
-) -> list[Path]:
+def draw(runs: Sequence[Run], frame_ms: int | None = None, width: int | None = None) -> list[Path]:
     """Draw every picture of the runs and name the files."""
     from parnas.figures.draw import draw_run
     from parnas.figures.heatmap import FRAME_MS, AnimationOptions
 
     options = AnimationOptions(frame_ms or FRAME_MS, width)
-    paths = [path for run in runs for path in draw_run(run, options)]
-    for path in paths:
-        reporter.note(f"drawn: {path}")
-    return paths
+    return [path for run in runs for path in draw_run(run, options)]

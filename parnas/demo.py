@@ -12,14 +12,14 @@ from parnas.figures.draw import draw_run
 from parnas.figures.heatmap import AnimationOptions
 from parnas.nas.derive import derive, write_derivation
 from parnas.nas.search import search
+from parnas.output import Output
 from parnas.training.repeated import train_once
-from parnas.training.reporter import Reporter
 from parnas.training.retrain import retrain
 
 
-def run_demo(folder: Path, reporter: Reporter) -> None:
+def run_demo(folder: Path, output: Output) -> None:
     """Run every phase of `demo.yaml` into `folder`, or go on, and print string, table and where the pictures are."""
-    config = load_config(PACKAGED / "demo.yaml")
+    config, reporter = load_config(PACKAGED / "demo.yaml"), output.reporter()
     found = train_once(search, config, folder / "search", reporter)
     derivation = derive(found)
     write_derivation(derivation, found, found.folder / "arch.yaml")
@@ -36,16 +36,16 @@ def run_demo(folder: Path, reporter: Reporter) -> None:
     comparison = compare([run.folder for run in runs], Conditions(), reporter)
     pictures = draw_run(found, AnimationOptions())
     pictures.append(draw_learning_curves([found, *runs], folder / "curves.png"))
-    comparison.write(folder)
-    show_derivation(derivation)
-    show_comparison(comparison)
-    print("\npictures:\n" + "\n".join(f"  {path}" for path in pictures))
-    print(activation_hint())
+    written = [*pictures, *comparison.write(folder)]
+    output.show(show_derivation, derivation)
+    output.show(show_comparison, comparison)
+    output.show(print)
+    output.end({"derivation": derivation.to_dict(found), "comparison": comparison.to_dict()}, written, next_step())
 
 
-def activation_hint() -> str:
+def next_step() -> str:
     """How to use the environment that this runs in."""
     if sys.prefix == sys.base_prefix:
-        return "next: parnas --help"
+        return "parnas --help"
     script = Path(sys.prefix) / ("Scripts/activate" if sys.platform == "win32" else "bin/activate")
-    return f"activate the environment: source {script}"
+    return f"source {script}, which activates this environment; then parnas --help"

@@ -1,20 +1,13 @@
-"""What commands show on the terminal: live where it is one, plain lines where it is not."""
+"""What commands show of their results on the terminal: tables."""
 
 import math
-import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from rich.columns import Columns
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from parnas.architecture import Architecture, describe_layer
-from parnas.figures.colours import candidate_colours
-from parnas.training.reporter import Reporter, describe_metrics
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,109 +21,6 @@ if TYPE_CHECKING:
     from parnas.nas.profile import Check, Profile
     from parnas.nas.stability import Stability
     from parnas.nas.trials import Finding
-
-BAR = 24  # characters of a block's bar of pi
-
-
-def make_reporter() -> Reporter:
-    """A live display on a terminal, plain lines elsewhere."""
-    console = Console(stderr=True)
-    return LiveReporter(console) if console.is_terminal else PlainReporter()
-
-
-class PlainReporter:
-    """One line per validation, note and tenth of a loop."""
-
-    def __init__(self) -> None:
-        self.title, self.steps, self.latest = "", 0, ""
-
-    def start(self, title: str, first_step: int, steps: int, unit: str = "steps") -> None:
-        self.title, self.steps = title, steps
-        self.note(f"{title}: {unit} {first_step} to {steps}")
-
-    def advance(self, step: int) -> None:
-        if step % max(1, self.steps // 10) == 0 and self.latest:
-            self.note(f"{self.title} {step}/{self.steps}: {self.latest}")
-
-    def metrics(self, record: Mapping[str, Any]) -> None:
-        if record["split"] == "train":
-            self.latest = describe_metrics(record)
-        else:
-            self.note(f"{self.title} {record['step']}/{self.steps}: {describe_metrics(record)}")
-
-    def pi(self, space: Sequence[str], pi: Sequence[Sequence[float]]) -> None:
-        likeliest = Architecture([space[max(range(len(row)), key=row.__getitem__)] for row in pi])
-        self.latest += f"  pi argmax {likeliest}"
-
-    def note(self, text: str) -> None:
-        sys.stderr.write(f"{text}\n")
-        sys.stderr.flush()
-
-    def stop(self) -> None: ...
-
-
-class LiveReporter:
-    """Progress, the latest metrics and pi of every block as coloured bars, redrawn in place."""
-
-    def __init__(self, console: Console) -> None:
-        self.console = console
-        self.progress = Progress(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=console,
-        )
-        self.live: Live | None = None
-        self.latest: dict[str, str] = {}
-        self.bars: list[Text] = []
-
-    def start(self, title: str, first_step: int, steps: int, unit: str = "steps") -> None:
-        self.latest, self.bars = {}, []
-        for task in self.progress.task_ids:
-            self.progress.remove_task(task)
-        shown = title if unit == "steps" else f"{title}, {unit}"
-        self.task = self.progress.add_task(shown, total=steps, completed=first_step)
-        self.live = Live(get_renderable=self.render, console=self.console, refresh_per_second=4)
-        self.live.start()
-
-    def advance(self, step: int) -> None:
-        self.progress.update(self.task, completed=step)
-
-    def metrics(self, record: Mapping[str, Any]) -> None:
-        # A new dictionary, since the thread that redraws may be reading the old one.
-        self.latest = {**self.latest, record["split"]: describe_metrics(record)}
-
-    def pi(self, space: Sequence[str], pi: Sequence[Sequence[float]]) -> None:
-        self.bars = [pi_bar(number, space, row) for number, row in enumerate(pi, 1)]
-
-    def note(self, text: str) -> None:
-        self.console.print(text, style="dim", highlight=False, markup=False, soft_wrap=True)
-
-    def stop(self) -> None:
-        if self.live is not None:
-            self.live.stop()
-            self.live = None
-
-    def render(self) -> RenderableType:
-        """The whole display."""
-        lines = [Text(text) for text in self.latest.values()]
-        blocks: list[RenderableType] = [Columns(self.bars, padding=(0, 3))] if self.bars else []
-        return Group(self.progress, *lines, *blocks)
-
-
-def pi_bar(number: int, space: Sequence[str], pi: Sequence[float]) -> Text:
-    """Block number, a stacked bar of its probabilities, and the likeliest candidate with its own."""
-    text = Text(f"{number:>3} ")
-    edges = [round(BAR * sum(pi[: index + 1])) for index in range(len(pi))]
-    colours = list(candidate_colours(space).values())
-    for colour, start, stop in zip(colours, [0, *edges], edges, strict=False):
-        text.append("█" * (stop - start), style=colour)
-    best = max(range(len(pi)), key=pi.__getitem__)
-    text.append(f" {space[best]} {pi[best]:.2f}", style=colours[best])
-    return text
 
 
 def show_derivation(derivation: "Derivation") -> None:

@@ -7,8 +7,8 @@ import pytest
 import parnas.demo
 from parnas.config import PACKAGED, load_config
 from parnas.demo import run_demo
+from parnas.output import Output
 from parnas.run import Run
-from parnas.training.reporter import Silent
 
 
 @pytest.mark.slow
@@ -20,13 +20,13 @@ def test_the_demo_ends_with_string_table_pictures_and_activation(
     changes |= {"train.save_every": 30, "runtime.threads": 1}
     small = load_config(PACKAGED / "demo.yaml", [f"{key}={value}" for key, value in changes.items()])
     monkeypatch.setattr(parnas.demo, "load_config", lambda _: small)
-    run_demo(Path("runs/demo"), Silent())
+    run_demo(Path("runs/demo"), Output())
     out = capsys.readouterr().out
     string = Run("runs/demo/search").arch_file()["arch"]
     assert f"architecture: {string}" in out
     for name in ("derived", "interleaved", "all-f", "bits/byte", "ms/seg."):
         assert name in out
-    pictures = [Path(line.strip()) for line in out.splitlines() if line.endswith((".gif", ".png"))]
+    pictures = [Path(line.removeprefix("written: ")) for line in out.splitlines() if line.endswith((".gif", ".png"))]
     assert {"pi.gif", "curves.png"} <= {path.name for path in pictures}
     assert all(path.stat().st_size > 1000 for path in pictures)
-    assert out.strip().splitlines()[-1].startswith(("activate the environment: source ", "next: parnas"))
+    assert out.strip().splitlines()[-1].startswith(("next: source ", "next: parnas"))

@@ -6,18 +6,10 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from parnas.display import (
-    COST,
-    QUALITY,
-    LiveReporter,
-    PlainReporter,
-    check_table,
-    comparison_table,
-    pi_bar,
-    profile_table,
-)
+from parnas.display import COST, QUALITY, check_table, comparison_table, profile_table
 from parnas.nas.profile import Check, CheckedNetwork, ModeTable, Profile, Timing
-from parnas.training.reporter import describe_metrics
+from parnas.reporters import LiveReporter, PlainReporter, make_shown, pi_bar
+from parnas.training.reporter import Loop, describe_metrics
 
 TRAIN = {"step": 50, "split": "train", "loss": 4.0, "ppl": 54.6, "lr": 1e-3, "tau": 0.5, "tokens_per_s": 14213.0}
 VALID = {"step": 50, "split": "valid", "loss": 3.9, "ppl": 49.4, "argmax_ppl": 50.1, "bits_per_byte": 1.468}
@@ -48,11 +40,11 @@ def test_a_bar_is_divided_as_pi_is(pi: list[float]) -> None:
 
 def test_live_display_shows_progress_metrics_and_every_block() -> None:
     reporter = LiveReporter(Console(file=io.StringIO(), force_terminal=True, width=80))
-    reporter.start("search", 0, 200)
+    reporter.start(Loop("search", 0, 200))
     reporter.advance(50)
     reporter.metrics({**TRAIN, **SEEN})
     reporter.metrics(VALID)
-    reporter.pi("sfi", PI)
+    reporter.pi("sfi", {"step": 50, "pi": PI})
     text = shown(reporter.render())
     reporter.stop()
     for part in ("search", "50/200", "14,213 tokens/s", "argmax ppl 50.10", "1 █", "s 0.70", "f 0.90"):
@@ -63,20 +55,37 @@ def test_live_display_shows_progress_metrics_and_every_block() -> None:
 
 def test_plain_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     reporter = PlainReporter()
-    reporter.start("search", 0, 20)
+    reporter.start(Loop("search", 0, 20))
     for step in range(1, 21):
         if step % 4 == 0:
             reporter.metrics({**TRAIN, "step": step})
-            reporter.pi("sfi", PI)
+            reporter.pi("sfi", {"step": 50, "pi": PI})
         reporter.advance(step)
     reporter.metrics({**VALID, "step": 20})
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "search: steps 0 to 20"
-    reporter.start("blackbox", 3, 9, "trials")
+    reporter.start(Loop("blackbox", 3, 9, "trials"))
     assert capsys.readouterr().err == "blackbox: trials 3 to 9\n"
     assert any(line.startswith("search 20/20: train loss 4.000") and line.endswith("pi argmax sf") for line in lines)
     assert lines[-1].startswith("search 20/20: valid loss 3.900")
     assert not any("\x1b" in line for line in lines)
+
+
+def test_verbose_has_a_line_for_each_logged_step_and_quiet_warnings_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    for quiet, verbose, expected in ((False, True, 8), (True, False, 1)):
+        reporter = make_shown(quiet, verbose)
+        reporter.start(Loop("search", 0, 100))
+        for step in (10, 20):
+            reporter.metrics({**TRAIN, "step": step})
+            reporter.pi("sfi", {"step": step, "pi": PI})
+            reporter.advance(step)
+        reporter.metrics({**VALID, "step": 20})
+        reporter.note("scoring")
+        reporter.note("warning: identity wins")
+        reporter.stop()
+        lines = capsys.readouterr().err.splitlines()
+        assert len(lines) == expected
+        assert lines[-1] == "warning: identity wins"
 
 
 def test_tables_of_large_numbers_fit_a_terminal() -> None:
@@ -126,5 +135,5 @@ def test_names_with_options_are_shown() -> None:
     assert bar.plain.endswith("s:heads=2 0.70")
     assert len({span.style for span in bar.spans}) == 3
     reporter = PlainReporter()
-    reporter.pi(space[:2], [[0.2, 0.8], [0.9, 0.1]])
+    reporter.pi(space[:2], {"step": 1, "pi": [[0.2, 0.8], [0.9, 0.1]]})
     assert reporter.latest.endswith("pi argmax s:heads=2 s")

@@ -14,10 +14,12 @@ from parnas.architecture import Architecture
 from parnas.config import Config
 from parnas.data.batching import Batch, TrainingBatches
 from parnas.errors import ParnasError
+from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import TransformerXL
 from parnas.nas.search import SearchTrainer, search
 from parnas.run import METRICS, PI, Run
 from parnas.training.checkpoint import list_checkpoints
+from parnas.training.model_summary import parts_of
 from parnas.training.optimizers import gradient_norm, make_adamw, step_clipped
 from parnas.training.phases import load
 from parnas.training.reporter import Silent
@@ -265,21 +267,31 @@ def test_a_warmup_longer_than_the_run_is_noted(corpus: Path, tmp_path: Path) -> 
     assert "the warm-up of 4000 steps is shortened to 2 of 24" in notes
 
 
-def test_tensorboard_gets_the_scalars_of_the_metrics(search_run: Run) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+def test_log_file_has_the_network_as_a_table_and_the_metrics_in_words(search_run: Run, retrain_run: Run) -> None:
+    for run in (search_run, retrain_run):
+        lines = (run.folder / "run.log").read_text().splitlines()
+        metrics = run.records(METRICS)
+        assert len([line for line in lines if " loss " in line]) == len(metrics)
+        assert "train loss" in lines[-len(metrics)]
+        total = next(line for line in lines if line.split()[:1] == ["total"])
+        assert total.split()[1] == f"{run.summary()['parameters']:,}"
 
-    events = EventAccumulator(str(search_run.folder / "tensorboard"))
-    events.Reload()
-    expected = [(line["step"], line["loss"]) for line in search_run.records(METRICS) if line["split"] == "train"]
-    found = [(event.step, event.value) for event in events.Scalars("train/loss")]
-    assert found == [(step, pytest.approx(loss, rel=1e-6)) for step, loss in expected]
-    assert {"train/tau", "valid/ppl", "valid/argmax_ppl", "train/lr"} <= set(events.Tags()["scalars"])
 
-
-def test_log_file_is_for_people(search_run: Run) -> None:
-    lines = (search_run.folder / "run.log").read_text().splitlines()
-    assert len(lines) == len(search_run.records(METRICS))
-    assert "train loss" in lines[0]
+@pytest.mark.parametrize("settings", [{}, {"model__norm": "pre", "model__cutoffs": (10,), "model__tie_weights": False}])
+def test_the_table_of_a_network_adds_up(corpus: Path, settings: dict[str, object]) -> None:
+    config = small_config(corpus, **settings)
+    counts = list(range(40, 0, -1))
+    for model in (
+        SuperNet(config.model, ("s", "f", "i"), 2, 40),
+        TransformerXL.build(config.model, Architecture("sf"), 40),
+    ):
+        parts = list(parts_of(model, "sf", 8, config.model.reach, counts))
+        assert sum(part.parameters for part in parts) == sum(weight.numel() for weight in model.parameters())
+        expected = pytest.approx(model.multiply_adds(8, config.model.reach, counts))
+        assert sum(part.multiply_adds for part in parts) == expected
+        assert [part.block for part in parts if part.block] == ["1", "2"]
+    attention = next(part for part in parts if part.block == "1")
+    assert "query 16×16" in attention.shapes
 
 
 def test_relative_path_of_the_corpus_is_kept_absolute(

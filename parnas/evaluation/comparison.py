@@ -1,5 +1,6 @@
 """One table for any number of runs: what they reach, and what they cost."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,10 @@ class Comparison:
     table: pd.DataFrame
     notes: tuple[str, ...]
 
+    def to_dict(self) -> dict[str, Any]:
+        """Rows and notes, as plain values."""
+        return {"rows": to_rows(self.table), "notes": list(self.notes)}
+
     def write(self, folder: Path) -> list[Path]:
         """Write comparison.csv, .md and .json into `folder`."""
         folder.mkdir(parents=True, exist_ok=True)
@@ -38,6 +43,12 @@ class Comparison:
         for path, text in zip(paths, texts.values(), strict=True):
             write_text(path, text)
         return paths
+
+
+def to_rows(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows of a table as plain values; none where there is no number."""
+    rows: list[dict[str, Any]] = json.loads(table.to_json(orient="records"))
+    return rows
 
 
 def compare(folders: Sequence[Path], conditions: Conditions, reporter: Reporter) -> Comparison:

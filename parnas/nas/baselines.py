@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 from parnas.architecture import COMPRESSIVE, IDENTITY, Architecture
 from parnas.errors import ParnasError
@@ -35,6 +36,11 @@ class Baselines:
     networks: tuple[Baseline, ...]
     notes: tuple[str, ...]
     metric: str  # that the costs are of
+
+    def to_dict(self) -> dict[str, Any]:
+        """Strings and costs, as plain values."""
+        networks = [{"name": of.name, "arch": str(of.architecture), "cost_share": of.share} for of in self.networks]
+        return {"metric": self.metric, "networks": networks, "notes": list(self.notes)}
 
 
 def find_baselines(run: Run, count: int, seed: int, reporter: Reporter) -> Baselines:

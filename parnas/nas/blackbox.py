@@ -29,7 +29,7 @@ from parnas.errors import ParnasError
 from parnas.nas.proposals import INTERRUPTED, NETWORK, SOURCE, TRIES, Proposals, Sampler, failures
 from parnas.nas.storage import answered, open_storage
 from parnas.nas.trials import Finding, Task, name_network
-from parnas.training.reporter import Reporter
+from parnas.training.reporter import Loop, Reporter
 from parnas.training.stopping import Stopped
 
 FINISHED, RUNNING = (TrialState.COMPLETE, TrialState.PRUNED), (TrialState.RUNNING,)
@@ -54,7 +54,7 @@ def blackbox(study: optuna.Study, task: Task, trials: int, reporter: Reporter) -
     Raises `ParnasError` where the storage does not answer any more.
     """
     watch = Watch()
-    reporter.start("blackbox", len(finished(study)), trials, "trials")
+    reporter.start(Loop("blackbox", len(finished(study)), trials, "trials"))
     before = ""
     try:
         while (now := answered(partial(go_on, study, task, trials, watch, reporter), reporter.note)) != "complete":

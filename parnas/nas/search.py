@@ -235,12 +235,14 @@ class SearchTrainer(Trainer):
             return
         pi = self.supernet.pi()
         seen = self.monitor.look(pi, self.architecture())
-        if self.relative_costs is not None:
+        if self.costs is not None and self.relative_costs is not None:
             seen["expected_cost"] = (pi @ self.relative_costs).sum().item()
+            if self.costs.metric == "latency":
+                seen["expected_latency_ms"] = seen["expected_cost"] * self.costs.interleaved
         super().log({**record, **seen})
         line = {"step": record["step"], "tau": record["tau"], "pi": pi.tolist(), "arch": seen["argmax"]}
         self.session.run.append(PI, line)
-        self.session.reporter.pi(self.supernet.space, pi.tolist())
+        self.session.reporter.pi(self.supernet.space, line)
         warning = describe_collapse(seen["identity_share"], self.search.estimator)
         if warning and not self.warned:
             self.session.reporter.note(f"warning: {warning}")

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from parnas.architecture import Architecture
+from parnas.architecture import IDENTITY, Architecture
 from parnas.config import Config, dump_config
 from parnas.data.cache import Note
 from parnas.data.corpora import NAMES, expand_user
@@ -32,6 +32,7 @@ from parnas.training.checkpoint import (
     step_of,
 )
 from parnas.training.device import Device, choose_device
+from parnas.training.model_summary import summarise
 from parnas.training.randomness import seed_process
 from parnas.training.reporter import Reporter, Silent
 from parnas.training.trainer import Session, Trainer
@@ -63,10 +64,16 @@ class LoadedRun:
 
     def generate(self, prompt: str, tokens: int = 100, temperature: float = 1.0, top_k: int | None = None) -> str:
         """Continue a text by so many sampled tokens."""
-        device = next(self.model.parameters()).device
-        start = torch.tensor([self.tokenizer.encode(prompt) or [self.tokenizer.eos_id]], device=device)
-        ids = self.model.generate(start, tokens, temperature, top_k)[0]
-        return str(self.tokenizer.decode(ids.tolist()))
+        return continue_text(self.model, self.tokenizer, prompt, tokens, temperature, top_k)
+
+
+def continue_text(
+    model: TransformerXL, tokenizer: Tokenizer, prompt: str, tokens: int, temperature: float, top_k: int | None
+) -> str:
+    """Continue a text by so many sampled tokens; see `TransformerXL.generate`."""
+    device = next(model.parameters()).device
+    start = torch.tensor([tokenizer.encode(prompt) or [tokenizer.eos_id]], device=device)
+    return str(tokenizer.decode(model.generate(start, tokens, temperature, top_k)[0].tolist()))
 
 
 @contextmanager
@@ -202,6 +209,8 @@ def run_training(trainer: Trainer, architecture: Callable[[], Architecture]) -> 
     session = trainer.session
     if session.begun:
         take_up(trainer)
+    elif session.device.ranks.leads:
+        log_model(session, trainer.model, architecture())
     trainer.fit()
     counts = session.streams.header.splits["valid"]
     losses = trainer.validation or trainer.validate()
@@ -220,6 +229,15 @@ def run_training(trainer: Trainer, architecture: Callable[[], Architecture]) -> 
     if session.device.ranks.leads:
         write_json(session.run.folder / "summary.json", summary)
     return session.run
+
+
+def log_model(session: Session, model: TransformerXL, architecture: Architecture) -> None:
+    """Write the table of the network into `run.log`; of a SuperNet, whatever the architecture is."""
+    data, counts = session.config.data, session.streams.train_counts().tolist()
+    names = [name for name in architecture if name != IDENTITY]
+    table = summarise(model, names, data.tgt_len, session.config.model.reach, counts)
+    title = f"the network, for segments of {data.tgt_len} tokens and the configured memory"
+    session.run.write_log(f"{title}:\n{table}")
 
 
 def load(folder: str | Path, even: bool = False, best: bool = False) -> LoadedRun:

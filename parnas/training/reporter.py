@@ -1,14 +1,25 @@
 """What the training loop tells whoever watches it."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+
+class Loop(NamedTuple):
+    """What a reporter is told of a loop that begins."""
+
+    title: str
+    first_step: int
+    steps: int
+    unit: str = "steps"  # what these are called
+    folder: Path | None = None  # the run folder of a training
 
 
 class Reporter(Protocol):
     """Receives the progress of a command; the silent one below ignores it."""
 
-    def start(self, title: str, first_step: int, steps: int, unit: str = "steps") -> None:
-        """A loop of `steps`, which are called `unit`, begins at `first_step`."""
+    def start(self, loop: Loop) -> None:
+        """A loop begins."""
 
     def advance(self, step: int) -> None:
         """So many steps are done."""
@@ -16,8 +27,8 @@ class Reporter(Protocol):
     def metrics(self, record: Mapping[str, Any]) -> None:
         """A line of `metrics.jsonl`."""
 
-    def pi(self, space: Sequence[str], pi: Sequence[Sequence[float]]) -> None:
-        """The probabilities [blocks][candidates] at a logged step."""
+    def pi(self, space: Sequence[str], record: Mapping[str, Any]) -> None:
+        """A line of `pi.jsonl`; its `pi` is [blocks][candidates of `space`]."""
 
     def note(self, text: str) -> None:
         """Something worth a line."""
@@ -29,13 +40,13 @@ class Reporter(Protocol):
 class Silent:
     """A reporter that says nothing."""
 
-    def start(self, title: str, first_step: int, steps: int, unit: str = "steps") -> None: ...
+    def start(self, loop: Loop) -> None: ...
 
     def advance(self, step: int) -> None: ...
 
     def metrics(self, record: Mapping[str, Any]) -> None: ...
 
-    def pi(self, space: Sequence[str], pi: Sequence[Sequence[float]]) -> None: ...
+    def pi(self, space: Sequence[str], record: Mapping[str, Any]) -> None: ...
 
     def note(self, text: str) -> None: ...
 

@@ -4,9 +4,8 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -39,12 +38,9 @@ from parnas.training.optimizers import gradient_norm, make_adamw, step_clipped
 from parnas.training.passes import Passes, join_parts
 from parnas.training.perplexity import TotalLoss, measure_loss
 from parnas.training.randomness import random_states, restore_random_states
-from parnas.training.reporter import Reporter, describe_metrics
+from parnas.training.reporter import Loop, Reporter, describe_metrics
 from parnas.training.schedules import learning_rate, shorten_warmup
 from parnas.training.stopping import Stopped, StopSignals
-
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
 
 
 class Plan(NamedTuple):
@@ -102,7 +98,6 @@ class Trainer:
         self.validation: dict[str, TotalLoss] = {}  # of the last validation
         self.best: Best | None = None
         self.writer: Writer | None = None  # of checkpoints, from the first one on
-        self.scalars: SummaryWriter | None = None
 
     # What a phase may do otherwise.
 
@@ -175,10 +170,6 @@ class Trainer:
         self.session.run.append(METRICS, record)
         self.session.run.write_log(describe_metrics(record))
         self.session.reporter.metrics(record)
-        if self.scalars is not None:
-            for name, value in record.items():
-                if isinstance(value, (int, float)) and name != "step":
-                    self.scalars.add_scalar(f"{record['split']}/{name}", value, record["step"])
 
     # The loop.
 
@@ -192,9 +183,7 @@ class Trainer:
         started, before = time.perf_counter(), self.seconds
         self.logged_at, self.logged_step = started, self.step
         try:
-            reporter.start(self.title, self.step, self.plan.steps)
-            if self.ranks.leads:
-                self.scalars = open_tensorboard(self.session.run.folder, self.step)
+            reporter.start(Loop(self.title, self.step, self.plan.steps, folder=self.session.run.folder))
             with StopSignals() as signals, explained(lambda: self.step + 1, self.last_good):
                 while self.step < self.plan.steps:
                     last = self.step + 1 == self.plan.steps
@@ -219,8 +208,6 @@ class Trainer:
             reporter.stop()
             if self.writer is not None:
                 self.writer.close()
-            if self.scalars is not None:
-                self.scalars.close()
 
     def resume(self) -> None:
         """Go on from the newest checkpoint that verifies, which is the first process's to choose."""
@@ -320,8 +307,8 @@ class Trainer:
         self._refuse_non_finite()
         self.ranks.average([] if self.compression_loss is None else [self.compression_loss])
         now, data, recent = time.perf_counter(), self.session.config.data, self.recent
-        tokens = (self.step - self.logged_step) * data.batch_size * data.tgt_len
-        rate = tokens / (now - self.logged_at)
+        steps, seconds = self.step - self.logged_step, now - self.logged_at
+        rate = steps * data.batch_size * data.tgt_len / seconds
         self.recent, self.logged_at, self.logged_step = [], now, self.step
         if not recent or not self.ranks.leads:  # all steps since the last line were skipped; or another writes
             return
@@ -330,7 +317,8 @@ class Trainer:
         record = {"step": self.step, "split": "train", "loss": loss, "ppl": math.exp(min(loss, 700.0))}
         if self.compression_loss is not None:
             record["compression_loss"] = float(self.compression_loss)
-        record |= {**settings, "gradient_norm": norm, "tokens_per_s": round(rate, 1)}
+        record |= {**settings, "gradient_norm": norm}
+        record |= {"tokens_per_s": round(rate, 1), "step_ms": round(1000 * seconds / steps, 3)}
         self.log(record if self.ranks.count == 1 else {**record, "processes": self.ranks.count})
 
     def _log_validation(self, settings: Mapping[str, float]) -> None:
@@ -397,12 +385,3 @@ class Trainer:
             "Lower the learning rate or train.clip, lengthen the warm-up, set runtime.precision: fp32, or let some "
             "such steps be skipped by train.skip_bad_steps."
         )
-
-
-def open_tensorboard(folder: Path, step: int) -> "SummaryWriter | None":
-    """A writer of TensorBoard scalars into `folder/tensorboard`, from `step` on; none where it is not installed."""
-    if find_spec("tensorboard") is None:
-        return None
-    from torch.utils.tensorboard import SummaryWriter
-
-    return SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1 if step else None)
