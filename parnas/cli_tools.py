@@ -170,3 +170,22 @@ def doctor(output: Output) -> None:
     findings = examine()
     output.show(show_findings, findings)
     output.end({"findings": [asdict(found) for found in findings]})
+
+
+@tools.command()
+@with_output
+def export(
+    output: Output,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A retraining, or a search, for its derived network.")],
+    target: Annotated[str, typer.Option("--to", help="safetensors, x-transformers, pt2 or onnx.")],
+    best: Annotated[
+        bool, typer.Option("--best", help="Take the weights of the least validation loss, not the last ones.")
+    ] = False,
+    out: Out = None,
+) -> None:
+    """Write a network in a form that others read, checked against the network; default: into RUN/exports."""
+    from parnas.export import export_run
+
+    written = export_run(run, target, out, best)
+    output.show(print, written.describe())
+    output.end(written.to_dict(), [written.folder / name for name in written.files])
