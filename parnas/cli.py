@@ -201,6 +201,25 @@ def plot(output: Output, runs: Runs, frame_ms: FrameTime = None, width: Width = 
 
 @app.command()
 @with_output
+def report(
+    output: Output,
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN...", help="Run folders, or folders that evaluate, baselines or blackbox wrote."),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Folder for report.html; default: the only one given, else runs/report."),
+    ] = None,
+) -> None:
+    """Write one page that shows what runs found, to be opened in any browser, without network."""
+    from parnas.figures.report import write_report
+
+    output.end({"runs": [str(run) for run in runs]}, [write_report(runs, out)])
+
+
+@app.command()
+@with_output
 def demo(
     output: Output,
     run: Annotated[Path | None, typer.Option("--run", help="Folder for the runs; default: runs/demo.")] = None,
