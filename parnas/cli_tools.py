@@ -1,6 +1,5 @@
 """Commands that tell what something costs or holds, before anything is trained."""
 
-import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -8,7 +7,7 @@ from typing import Annotated
 import typer
 
 from parnas.cli_options import Out, Settings, with_output
-from parnas.commands import interruptible, settle
+from parnas.commands import settle
 from parnas.config import check_config, load_config
 from parnas.errors import ParnasError
 from parnas.output import Output
@@ -35,7 +34,7 @@ def profile(
     ] = 20,
     out: Out = None,
 ) -> None:
-    """Measure what each layer costs on this machine, and how well the sum predicts networks."""
+    """Measure what each layer costs on this machine. A check says how well their sum predicts networks."""
     shape = {"data.batch_size": batch_size, "data.tgt_len": tgt_len, "model.mem_len": mem_len}
     overrides = [f"{key}={value}" for key, value in shape.items() if value is not None]
     config, folder = settle([*(settings or []), *overrides], out, False, "profile")
@@ -74,7 +73,7 @@ def plan(
     price: Annotated[float | None, typer.Option("--price-per-hour", min=0, help="Of one GPU, in any currency.")] = None,
     out: Out = None,
 ) -> None:
-    """Count the memory that both phases take, and tell days and price from a measured speed; trains nothing."""
+    """Tell what a training will take. Counts the memory of both phases; days and price follow from a measured speed."""
     config, _ = settle(settings, out or Path(), False, "plan", arch)
     from parnas.plan_display import show_plan
     from parnas.training.plan import choose_rate, make_machine
@@ -141,51 +140,11 @@ def data(
 
 @tools.command()
 @with_output
-def watch(
-    output: Output,
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a search or retraining, which may go on.")],
-    once: Annotated[bool, typer.Option("--once", help="Show how far it is, and leave; --json does so too.")] = False,
-) -> None:
-    """Show what a run that goes on elsewhere writes, until it is finished."""
-    from parnas.display import show_state
-    from parnas.reporters import make_shown
-    from parnas.watch import read_state
-    from parnas.watch import watch as look_on
-
-    state = read_state(Run(run))
-    if not (once or output.as_json or state.finished):
-        with interruptible(lambda: f"parnas watch {shlex.quote(str(run))}"):
-            state = look_on(Run(run), make_shown(output.quiet, every=True, live=not output.verbose))
-    output.show(show_state, str(run), state)
-    output.end(state.to_dict())
-
-
-@tools.command()
-@with_output
 def doctor(output: Output) -> None:
-    """Tell what this machine has, what would be used, and what is missing."""
+    """Tell what this machine has, and what is missing. And which device and precision would be used."""
     from parnas.display import show_findings
     from parnas.doctor import examine
 
     findings = examine()
     output.show(show_findings, findings)
     output.end({"findings": [asdict(found) for found in findings]})
-
-
-@tools.command()
-@with_output
-def export(
-    output: Output,
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A retraining, or a search, for its derived network.")],
-    target: Annotated[str, typer.Option("--to", help="safetensors, x-transformers, pt2 or onnx.")],
-    best: Annotated[
-        bool, typer.Option("--best", help="Take the weights of the least validation loss, not the last ones.")
-    ] = False,
-    out: Out = None,
-) -> None:
-    """Write a network in a form that others read, checked against the network; default: into RUN/exports."""
-    from parnas.export import export_run
-
-    written = export_run(run, target, out, best)
-    output.show(print, written.describe())
-    output.end(written.to_dict(), [written.folder / name for name in written.files])
