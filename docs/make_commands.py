@@ -86,7 +86,7 @@ MORE = {
         "parnas plan configs/wikitext103-par.yaml --gpus 8 --memory 16",
     ),
     "cutoffs": ("For `model.cutoffs`; `auto` there finds them by itself.", "parnas cutoffs runs/search --clusters 3"),
-    "data": ("", "parnas data pydoc data.tokenizer.kind=word"),
+    "data": ("", "parnas data wikitext-2 data.tokenizer.kind=word"),
     "stability": (
         "Writes a search for each seed, `stability.json`, `stability.csv` and `figures/votes.png`: votes, distances "
         "between the strings, a consensus.",
