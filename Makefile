@@ -79,7 +79,7 @@ $(VENV)/installed: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed
-	$(PIP) -e '.[dev,parity,bench,docs]'
+	$(PIP) -e '.[dev,parity,bench,docs,export]'
 	@touch $@
 
 $(VENV)/installed-docs: $(VENV)/installed

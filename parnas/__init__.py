@@ -1,17 +1,32 @@
 """parnas: where does a language model need attention, and where does a cheaper layer do as well?"""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from parnas.training.phases import LoadedRun, load
+    from parnas.api import derive, evaluate, load, retrain, search
+    from parnas.config import Config
+    from parnas.errors import ParnasError
+    from parnas.trained import TrainedRun
+    from parnas.training.phases import LoadedRun
+else:
+    import importlib
 
-__all__ = ["LoadedRun", "load"]
+    _PLACES = {
+        **dict.fromkeys(("derive", "evaluate", "load", "retrain", "search"), "api"),
+        "Config": "config",
+        "LoadedRun": "training.phases",
+        "ParnasError": "errors",
+        "TrainedRun": "trained",
+    }
+
+    def __getattr__(name):
+        """Import torch only when the Python interface is used."""
+        if name not in _PLACES:
+            raise AttributeError(f"module 'parnas' has no attribute {name!r}")
+        return getattr(importlib.import_module(f"parnas.{_PLACES[name]}"), name)
+
+    def __dir__():
+        return sorted({*globals(), *_PLACES})
 
 
-def __getattr__(name: str) -> Any:
-    """Import torch only when the Python interface is used."""
-    if name in __all__:
-        from parnas.training import phases
-
-        return getattr(phases, name)
-    raise AttributeError(f"module 'parnas' has no attribute {name!r}")
+__all__ = ["Config", "LoadedRun", "ParnasError", "TrainedRun", "derive", "evaluate", "load", "retrain", "search"]

@@ -34,7 +34,7 @@ def profile(
     ] = 20,
     out: Out = None,
 ) -> None:
-    """Measure what each layer costs on this machine, and how well the sum predicts networks."""
+    """Measure what each layer costs on this machine. A check says how well their sum predicts networks."""
     shape = {"data.batch_size": batch_size, "data.tgt_len": tgt_len, "model.mem_len": mem_len}
     overrides = [f"{key}={value}" for key, value in shape.items() if value is not None]
     config, folder = settle([*(settings or []), *overrides], out, False, "profile")
@@ -73,7 +73,7 @@ def plan(
     price: Annotated[float | None, typer.Option("--price-per-hour", min=0, help="Of one GPU, in any currency.")] = None,
     out: Out = None,
 ) -> None:
-    """Count the memory that both phases take, and tell days and price from a measured speed; trains nothing."""
+    """Tell what a training will take. Counts the memory of both phases; days and price follow from a measured speed."""
     config, _ = settle(settings, out or Path(), False, "plan", arch)
     from parnas.plan_display import show_plan
     from parnas.training.plan import choose_rate, make_machine
@@ -136,3 +136,15 @@ def data(
     header = prepare(config.data, output.reporter().note).header
     output.show(show_counts, header)
     output.end(asdict(header))
+
+
+@tools.command()
+@with_output
+def doctor(output: Output) -> None:
+    """Tell what this machine has, and what is missing. And which device and precision would be used."""
+    from parnas.display import show_findings
+    from parnas.doctor import examine
+
+    findings = examine()
+    output.show(show_findings, findings)
+    output.end({"findings": [asdict(found) for found in findings]})

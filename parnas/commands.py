@@ -7,16 +7,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from parnas.architecture import Architecture
-from parnas.config import Config, load_config
+from parnas import inputs
+from parnas.config import Config, Override
 from parnas.errors import ParnasError
 from parnas.exits import Interrupted
 from parnas.files import write_text
+from parnas.inputs import several
 from parnas.output import Output
-from parnas.run import Run, fresh_folder, read_arch_file
+from parnas.run import Run
 
 if TYPE_CHECKING:
     from parnas.evaluation.entries import Conditions
+    from parnas.training.reporter import Reporter
 
 
 @contextmanager
@@ -44,11 +46,6 @@ def way_on(command: str, folder: Path) -> str:
     return f"parnas {command} --run {shlex.quote(str(folder))} --resume" if Run(folder).begun() else again(folder)
 
 
-def several() -> bool:
-    """Whether torchrun has started more processes than this one."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1
-
-
 def leads() -> bool:
     """Whether this process is the one that prints and draws, of those that torchrun has started."""
     return os.environ.get("RANK", "0") == "0"
@@ -64,39 +61,13 @@ def settle(
     settings: list[str] | None, run: Path | None, resume: bool, command: str, arch: str | None = None
 ) -> tuple[Config, Path]:
     """The configuration and the run folder that a training command means."""
-    overrides = [setting for setting in settings or [] if "=" in setting]
+    overrides: list[Override] = [setting for setting in settings or [] if "=" in setting]
     files = [setting for setting in settings or [] if "=" not in setting]
     if len(files) > 1:
         raise ParnasError(
             f"One configuration is read, not {len(files)}: {', '.join(files)}. Overrides look like key=value."
         )
-    if resume and run is None:
-        raise ParnasError("--resume needs --run FOLDER, the run to go on with.")
-    if run is None and several():
-        raise ParnasError("torchrun needs --run FOLDER, so that all processes mean the same run.")
-    stem = Path(files[0]).stem if files else "demo"
-    if resume and run is not None and not files:
-        Run(run).config()
-        files = [str(run / "config.yaml")]
-    if arch is not None:
-        overrides.append(f"model.arch='{resolve_arch(arch)}'")
-    config = load_config(files[0] if files else "demo", overrides)
-    return config, run or fresh_folder(f"{command}-{stem}")
-
-
-def resolve_arch(text: str) -> str:
-    """The string that a string or preset stands for, or what an arch.yaml (or a run folder that has one) says."""
-    path = Path(text)
-    try:
-        return str(Architecture.parse(text))
-    except ParnasError:
-        if not path.exists() and path.suffix not in (".yaml", ".yml"):
-            raise
-    if path.is_dir():
-        return str(Run(path).arch_file()["arch"])
-    if not path.exists():
-        raise ParnasError(f"There is no file {text}; derive.py writes an arch.yaml.")
-    return str(read_arch_file(path)["arch"])
+    return inputs.settle(files[0] if files else None, overrides, run, resume, command, arch)
 
 
 def evaluate_runs(
@@ -121,7 +92,18 @@ def evaluate_runs(
         write_text(written[-1], analysis.table.to_csv(index=False))
         written += DRAW[analysis.name](analysis.table, folder)
         result[analysis.name] = {"rows": to_rows(analysis.table), "notes": list(analysis.notes)}
-    output.end(result, written)
+    output.end(result, [*written, *report([folder, *runs], folder, reporter)])
+
+
+def report(paths: Sequence[Path], folder: Path, reporter: "Reporter") -> list[Path]:
+    """Write `report.html` at the end of a command; where its other files cannot be shown, it ends well all the same."""
+    from parnas.figures.report import write_report
+
+    try:
+        return [write_report(paths, folder)]
+    except ParnasError as error:
+        reporter.note(f"there is no report: {error}")
+        return []
 
 
 def draw(runs: Sequence[Run], frame_ms: int | None = None, width: int | None = None) -> list[Path]:

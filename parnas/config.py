@@ -5,7 +5,7 @@ import reprlib
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from pydantic import Field, ValidationError
 
@@ -25,16 +25,21 @@ from parnas.yaml_text import MAX_BYTES, read_yaml, to_yaml
 MOST_TOLD = 100  # mistakes
 LONGEST_TOLD = 500  # characters of one
 
+Override: TypeAlias = str | tuple[str, Any]
+"""`section.key=value` with a value in YAML, or a dotted key and its value."""
+
 
 class Config(Section):
     """The whole configuration of a run."""
 
-    data: DataConfig = Field(DataConfig(), description="Text, tokens and batches.")
-    model: ModelConfig = Field(ModelConfig(), description="The network, in both phases.")
-    search: SearchConfig = Field(SearchConfig(), description="The SuperNet and its schedule.")
-    train: TrainConfig = Field(TrainConfig(), description="Training of the discrete network.")
-    evaluation: EvaluationConfig = Field(EvaluationConfig(), description="How perplexity is measured.")
-    runtime: RuntimeConfig = Field(RuntimeConfig(), description="Device, precision and seed.")
+    # Defaults by keyword, which type checkers without pydantic's plugin need to see.
+
+    data: DataConfig = Field(default=DataConfig(), description="Text, tokens and batches.")
+    model: ModelConfig = Field(default=ModelConfig(), description="The network, in both phases.")
+    search: SearchConfig = Field(default=SearchConfig(), description="The SuperNet and its schedule.")
+    train: TrainConfig = Field(default=TrainConfig(), description="Training of the discrete network.")
+    evaluation: EvaluationConfig = Field(default=EvaluationConfig(), description="How perplexity is measured.")
+    runtime: RuntimeConfig = Field(default=RuntimeConfig(), description="Device, precision and seed.")
 
     def replace(self, **changes: Any) -> "Config":
         """A copy with dotted keys changed, the dots written as `__`: `replace(model__d_model=64)`."""
@@ -48,18 +53,19 @@ PACKAGED = Path(__file__).parent / "configs"
 
 
 def find_config(name: str | Path) -> Path:
-    """A path as it is, or the file of that name among the configurations inside the package."""
+    """A path as it is, or what `NAME`, `NAME.yaml` or `configs/NAME.yaml` means of the package's own."""
     path = Path(name)
     if path.is_file():
         return path
-    for candidate in (PACKAGED / path.name, PACKAGED / f"{path.name}.yaml"):
-        if path == Path(path.name) and candidate.is_file():
-            return candidate
-    raise ParnasError(f"There is no configuration {name}; give the path of a YAML file, such as configs/demo.yaml.")
+    shipped = PACKAGED / f"{path.name.removesuffix('.yaml')}.yaml"
+    if path.parent in (Path(), Path("configs")) and shipped.is_file():
+        return shipped
+    names = ", ".join(sorted(each.stem for each in PACKAGED.glob("*.yaml")))
+    raise ParnasError(f"There is no configuration {name}; give the path of a YAML file, or one of {names}.")
 
 
-def load_config(name: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """Read a YAML file, apply `section.key=value` overrides, and check everything at once.
+def load_config(name: str | Path, overrides: Sequence[Override] = ()) -> Config:
+    """Read a YAML file, apply overrides such as `section.key=value`, and check everything at once.
 
     Raises `ParnasError` listing every mistake with its key, what was given, what is allowed and, for an unknown
     key, the nearest known one.
@@ -73,14 +79,14 @@ def load_config(name: str | Path, overrides: Sequence[str] = ()) -> Config:
     return check_config(tree, str(path), overrides)
 
 
-def check_config(tree: dict[Any, Any], source: str, overrides: Sequence[str] = ()) -> Config:
+def check_config(tree: dict[Any, Any], source: str, overrides: Sequence[Override] = ()) -> Config:
     """Apply overrides to a nested dictionary and validate it; raises `ParnasError` naming `source` and all mistakes."""
     tree, found = _own_copy(tree), []
     for override in overrides:
-        key, equals, value = override.partition("=")
-        if not equals or not key:
+        key, value = _read_override(override) if isinstance(override, str) else override
+        if not key:
             found.append(f"{override!r:.80} is not of the form section.key=value")
-        elif problem := _put(tree, key.split("."), read_yaml(value, f"The value of {key}")):
+        elif problem := _put(tree, key.split("."), value):
             found.append(f"{override!r:.80}: {problem}")
     left_out = 0
     while True:
@@ -114,6 +120,12 @@ def walk_fields(section: type[Section] = Config, prefix: str = "") -> Iterator[t
         yield prefix + name, field
         if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
             yield from walk_fields(field.annotation, f"{prefix}{name}.")
+
+
+def _read_override(text: str) -> tuple[str, Any]:
+    """Key and value; an empty key where there are not both."""
+    key, equals, value = text.partition("=")
+    return (key, read_yaml(value, f"The value of {key}")) if equals and key else ("", None)
 
 
 def _own_copy(tree: Any) -> Any:

@@ -64,10 +64,16 @@ class LoadedRun:
 
     def generate(self, prompt: str, tokens: int = 100, temperature: float = 1.0, top_k: int | None = None) -> str:
         """Continue a text by so many sampled tokens."""
-        device = next(self.model.parameters()).device
-        start = torch.tensor([self.tokenizer.encode(prompt) or [self.tokenizer.eos_id]], device=device)
-        ids = self.model.generate(start, tokens, temperature, top_k)[0]
-        return str(self.tokenizer.decode(ids.tolist()))
+        return continue_text(self.model, self.tokenizer, prompt, tokens, temperature, top_k)
+
+
+def continue_text(
+    model: TransformerXL, tokenizer: Tokenizer, prompt: str, tokens: int, temperature: float, top_k: int | None
+) -> str:
+    """Continue a text by so many sampled tokens; see `TransformerXL.generate`."""
+    device = next(model.parameters()).device
+    start = torch.tensor([tokenizer.encode(prompt) or [tokenizer.eos_id]], device=device)
+    return str(tokenizer.decode(model.generate(start, tokens, temperature, top_k)[0].tolist()))
 
 
 @contextmanager

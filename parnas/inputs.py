@@ -1,0 +1,97 @@
+"""What both the command line and Python are given: a configuration, an architecture, a run folder."""
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from parnas.architecture import Architecture
+from parnas.config import Config, Override, check_config, load_config
+from parnas.errors import ParnasError
+from parnas.run import Run, fresh_folder, read_arch_file
+
+DEMO = "demo"
+
+Settings: TypeAlias = str | Path | Mapping[str, Any] | Config
+"""A YAML file, the name of a shipped configuration, nested sections, or a whole configuration."""
+
+
+def settle(
+    settings: Settings | None,
+    overrides: list[Override],
+    run: Path | None,
+    resume: bool,
+    command: str,
+    arch: str | None = None,
+) -> tuple[Config, Path]:
+    """The configuration and the run folder that a training means.
+
+    Without settings it is the demo's configuration, or the run's own where `resume` is set; without `run`, the folder
+    is `runs/COMMAND-NAME`, or the first free one with a number behind. `arch` replaces `model.arch`.
+    """
+    if resume and run is None:
+        raise ParnasError("--resume needs --run FOLDER, the run to go on with.")
+    if run is None and several():
+        raise ParnasError("torchrun needs --run FOLDER, so that all processes mean the same run.")
+    if resume and run is not None and settings is None:
+        settings = Run(run).config()
+    settings = DEMO if settings is None else settings
+    more: list[Override] = [] if arch is None else [("model.arch", resolve_arch(arch))]
+    config = read_config(settings, [*overrides, *more])
+    name = f"-{Path(settings).stem}" if isinstance(settings, (str, Path)) else ""
+    return config, run or fresh_folder(command + name)
+
+
+def read_config(settings: Settings, overrides: list[Override]) -> Config:
+    """The configuration that settings and overrides make; raises `ParnasError` with all mistakes."""
+    if isinstance(settings, (str, Path)):
+        return load_config(settings, overrides)
+    tree = settings.model_dump() if isinstance(settings, Config) else plain(settings)
+    return check_config(tree, "The configuration", overrides)
+
+
+def read_overrides(changes: Mapping[str, Any], prefix: str = "") -> Iterator[Override]:
+    """Settings by dotted keys, or nested by section."""
+    for key, value in changes.items():
+        if isinstance(value, Mapping):
+            yield from read_overrides(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", plain(value)
+
+
+def plain(value: Any) -> Any:
+    """A value of Python as YAML would give it: tuples for lists, strings for paths."""
+    if isinstance(value, Mapping):
+        return {key: plain(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return tuple(plain(inner) for inner in value)
+    return str(value) if isinstance(value, Path) else value
+
+
+def resolve_arch(text: str) -> str:
+    """The string that a string or preset stands for, or what an arch.yaml (or a run folder) says."""
+    path = Path(text)
+    try:
+        return str(Architecture.parse(text))
+    except ParnasError:
+        if not path.exists() and path.suffix not in (".yaml", ".yml"):
+            raise
+    if path.is_dir():
+        return arch_of_folder(Run(path))
+    if not path.exists():
+        raise ParnasError(f"There is no file {text}; derive.py writes an arch.yaml.")
+    return str(read_arch_file(path)["arch"])
+
+
+def arch_of_folder(run: Run) -> str:
+    """What was derived there; or of a retraining what it trains."""
+    if not (run.folder / "arch.yaml").is_file() and (run.folder / "config.yaml").is_file():
+        arch = run.config().model.arch
+        if run.kind() == "retrain" and arch is not None:
+            return arch
+    return str(run.arch_file()["arch"])
+
+
+def several() -> bool:
+    """Whether torchrun has started more processes than this one."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1

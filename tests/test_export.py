@@ -1,0 +1,275 @@
+"""Exported networks compute what the network computes, and what cannot be exported says so."""
+
+import importlib.util
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from parnas import export as package
+from parnas.architecture import LETTERS, Architecture
+from parnas.errors import ParnasError
+from parnas.export import build_decoder, export_run, load_exported
+from parnas.export import verify as verification
+from parnas.export.decoder import decoder_arguments
+from parnas.export.program import run_program
+from parnas.export.segment import SegmentNetwork, State
+from parnas.export.verify import largest_difference
+from parnas.files import write_text
+from parnas.model.layers import MAKERS, ResidualLayer, register_layer
+from parnas.run import Run
+from parnas.training.phases import load
+from parnas.training.reporter import Silent
+from parnas.training.retrain import retrain
+from tests.command_helpers import refusal, run_command
+from tests.conftest import small_config
+from tests.model_helpers import make_network, model_config, random_ids
+
+VARIANTS = {
+    "sfsf": {},
+    "s:heads=1,d_head=3 f:d_inner=5 s": {"share_biases": False},
+    "sfs": {"norm": "pre", "cutoffs": (5, 9), "div_val": 2},
+    "fss": {"same_length": True, "clamp_len": 4, "tie_weights": False, "cutoffs": (5, 9), "proj_factor": 2},
+    "sf": {"mem_len": 0},
+    "ff": {},
+}
+TARGETS = ["safetensors", "pt2", pytest.param("onnx", marks=pytest.mark.slow)]
+missing = [
+    name for name in ("onnx", "onnxscript", "onnxruntime", "x_transformers") if not importlib.util.find_spec(name)
+]
+needs_extra = pytest.mark.skipif(bool(missing), reason=f"the extra export is not installed: {missing}")
+
+
+@pytest.mark.parametrize("arch", VARIANTS)
+def test_the_function_of_a_segment_computes_what_the_network_does(arch: str) -> None:
+    network = make_network(arch, **VARIANTS[arch])
+    segment = SegmentNetwork(network, Architecture.parse(arch)).eval()
+
+    def step(tokens: torch.Tensor, state: State) -> tuple[torch.Tensor, State]:
+        log_probs, *rest = segment(tokens, *state)
+        return log_probs, State(*rest)
+
+    assert largest_difference(network, step, segment.empty, tgt_len=5) < 1e-5
+
+
+def test_a_row_begins_anew_where_its_length_is_set_to_zero() -> None:
+    network = make_network("sfs")
+    segment = SegmentNetwork(network, Architecture.parse("sfs")).eval()
+    first, second = random_ids(2, 5), random_ids(2, 4, seed=1)
+    with torch.no_grad():
+        _, lengths, memory = segment(first, *segment.empty(2))
+        assert lengths.tolist() == [5, 5]
+        lengths[0] = 0
+        found, lengths, _ = segment(second, lengths, memory)
+        alone, *_ = segment(second[:1], *segment.empty(1))
+        went_on = network(second, network(first).memory).hidden
+    assert lengths.tolist() == [4, 6]
+    torch.testing.assert_close(found[:1], alone)
+    torch.testing.assert_close(found[1], network.head.log_probs(went_on[1]))
+
+
+def test_a_wrong_result_is_refused_and_leaves_nothing(
+    retrain_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verification, "LIMIT", -1.0)
+    with pytest.raises(ParnasError, match=r"differs from the network by 0 nats .* and was removed"):
+        export_run(retrain_run, "safetensors", tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+@needs_extra
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("kind", ["search", "retrain"])
+def test_what_is_written_is_that_network(
+    target: str, kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    run: Run = request.getfixturevalue(f"{kind}_run")
+    written = export_run(run, target, tmp_path / "out")
+    assert written.difference is not None
+    assert written.difference < 1e-5
+    assert str(Architecture.parse(run.summary()["arch"]).canonical()) == written.architecture
+    content = json.loads((written.folder / "config.json").read_text(encoding="utf-8"))
+    assert content["architecture"] == content["model"]["arch"] == written.architecture
+    assert str(tmp_path) not in str(content)
+    assert {"README.md", "config.json", "tokenizer/tokenizer.json"} < set(written.files)
+    assert all((written.folder / name).stat().st_mode & 0o444 == 0o444 for name in written.files)
+
+
+def test_a_written_program_needs_no_code_of_ours_and_takes_any_shape(trained: Run) -> None:
+    written = export_run(trained, "pt2")
+    assert written.folder == trained.folder / "exports" / "pt2"
+    step, network = run_program(written.folder / "network.pt2"), load(trained.folder).model
+    empty = SegmentNetwork(network, Architecture.parse("sfs")).empty
+    assert largest_difference(network, step, empty, tgt_len=23) < 1e-5
+    assert step(random_ids(7, 31), empty(7))[0].shape == (7, 31, network.vocab_size)
+
+
+@needs_extra
+def test_onnx_names_its_inputs_and_their_axes(retrain_run: Run, tmp_path: Path) -> None:
+    import onnxruntime
+
+    written = export_run(retrain_run, "onnx", tmp_path / "out")
+    session = onnxruntime.InferenceSession(str(written.folder / "network.onnx"))
+    shapes = {each.name: each.shape for each in session.get_inputs()}
+    memory = ["batch", 8, 32]
+    assert shapes == {"tokens": ["batch", "segment"], "lengths": ["batch"], "memory_1": memory, "memory_2": memory}
+    names = [each.name for each in session.get_outputs()]
+    assert names == ["log_probs", "next_lengths", "next_memory_1", "next_memory_2"]
+
+
+def test_weights_come_back_without_the_run(corpus: Path, tmp_path: Path) -> None:
+    config = small_config(
+        corpus, model__arch="s:heads=1 f:d_inner=8", model__tie_weights=True, train__steps=4, runtime__precision="bf16"
+    )
+    run = retrain(config, tmp_path / "run", Silent())
+    loaded = load(run.folder)
+    export_run(run, "safetensors", tmp_path / "out")
+    shutil.rmtree(run.folder)
+    exported = load_exported(tmp_path / "out")
+    assert exported.architecture == loaded.architecture
+    ids = random_ids(2, 9, vocab_size=loaded.tokenizer.vocab_size)
+    assert torch.equal(exported.model(ids).hidden, loaded.model(ids).hidden)
+    torch.manual_seed(0)
+    text = exported.generate("Ada finds", tokens=5)
+    torch.manual_seed(0)
+    assert text == loaded.generate("Ada finds", tokens=5)
+    readme = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert "| `embedding.tables.0`, `head.tables.0` |" in readme
+    assert "| `blocks.1.inner.weight` | [8, 16] |" in readme
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
+        (lambda folder: write_text(folder / "config.json", "{}"), "is not what an export wrote"),
+        (lambda folder: write_text(folder / "model.safetensors", "x"), "are not those of this network"),
+        (lambda folder: change_arch(folder, "sfsf"), "are not those of this network"),
+        (lambda folder: change_arch(folder, "sq"), "Unknown layer letter 'q'"),
+    ],
+)
+def test_a_spoilt_folder_is_refused(retrain_run: Run, tmp_path: Path, spoil: Callable[[Path], None], told: str) -> None:
+    folder = export_run(retrain_run, "safetensors", tmp_path / "out").folder
+    spoil(folder)
+    with pytest.raises(ParnasError, match=told):
+        load_exported(folder)
+
+
+def change_arch(folder: Path, arch: str) -> None:
+    content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    write_text(folder / "config.json", json.dumps({**content, "architecture": arch}))
+
+
+@needs_extra
+@pytest.mark.parametrize("arch", ["sfiisff", "(sf)*4", "f:d_inner=7 s f", "s:heads=1 i s:heads=1", "ff"])
+def test_a_decoder_has_our_layers_in_our_order(arch: str) -> None:
+    config = model_config(n_heads=2, d_head=3, norm="pre")
+    decoder = build_decoder(arch, config)
+    network = make_network(arch, n_heads=2, d_head=3, norm="pre")
+    assert "".join(decoder.layer_types) == arch_letters(arch)
+    for ours, (_, theirs, _) in zip(network.blocks, decoder.layers, strict=True):
+        if hasattr(ours, "inner"):
+            assert theirs.ff[-1].in_features == ours.inner.out_features
+        else:
+            assert theirs.to_q.out_features == ours.query.out_features
+            assert theirs.heads == ours.n_heads
+    assert decoder(torch.zeros(1, 4, config.d_model)).shape == (1, 4, config.d_model)
+
+
+def arch_letters(arch: str) -> str:
+    names = Architecture.parse(arch).canonical()
+    return "".join({"s": "a", "f": "f"}[name[0]] for name in names)
+
+
+@needs_extra
+def test_the_written_program_builds_the_same_decoder(search_run: Run, tmp_path: Path) -> None:
+    written = export_run(search_run, "x-transformers", tmp_path / "out")
+    assert written.difference is None
+    names: dict[str, object] = {}
+    exec((written.folder / "decoder.py").read_text(encoding="utf-8"), names)  # our own, just written
+    network = names["network"]
+    assert isinstance(network, nn.Module)
+    assert "".join(network.attn_layers.layer_types) == arch_letters(search_run.summary()["arch"])
+    assert network(random_ids(1, 6)).shape[:2] == (1, 6)
+    shape = json.loads((written.folder / "decoder.json").read_text(encoding="utf-8"))
+    assert len(shape["custom_layers"]) == shape["depth"] == len(network.attn_layers.layer_types)
+
+
+def test_layers_that_a_decoder_cannot_have_are_refused() -> None:
+    with pytest.raises(ParnasError, match="1 and 2 heads"):
+        decoder_arguments(Architecture.parse("s:heads=1 s"), model_config())
+    with pytest.raises(ParnasError, match="no layer like c"):
+        decoder_arguments(Architecture.parse("sc"), model_config())
+
+
+def test_compressive_layers_go_out_as_weights_alone(corpus: Path, tmp_path: Path) -> None:
+    run = retrain(small_config(corpus, model__arch="cf", train__steps=2), tmp_path / "run", Silent())
+    assert export_run(run, "safetensors").difference == 0
+    with pytest.raises(ParnasError, match=r"Layer c keeps a memory of its own.*--to safetensors"):
+        export_run(run, "pt2")
+    assert not (run.folder / "exports" / "pt2").exists()
+
+
+class Gate(ResidualLayer):
+    """A layer of a user's own that can be traced."""
+
+    def __init__(self, config: object) -> None:
+        super().__init__(config)  # type: ignore[arg-type]
+        self.gate = nn.Linear(config.d_model, config.d_model)  # type: ignore[attr-defined]
+
+    def transform(self, x, memory, context):  # type: ignore[no-untyped-def]
+        return self.gate(x).sigmoid() * x
+
+    def multiply_adds(self, tgt_len, reach):  # type: ignore[no-untyped-def]
+        return float(self.gate.weight.numel())
+
+
+class Picky(Gate):
+    """One whose result depends on values in Python."""
+
+    def transform(self, x, memory, context):  # type: ignore[no-untyped-def]
+        return x if x.sum() > 0 else -x
+
+
+@pytest.fixture
+def own_letters() -> Iterator[None]:
+    register_layer("g", Gate, "gate")
+    register_layer("q", Picky, "picky")
+    yield
+    for letter in "gq":
+        del LETTERS[letter], MAKERS[letter]
+
+
+def test_own_layers_are_exported_where_they_can_be_traced(own_letters: None, corpus: Path, tmp_path: Path) -> None:
+    run = retrain(small_config(corpus, model__arch="sg", train__steps=2), tmp_path / "gate", Silent())
+    assert (export_run(run, "pt2").difference or 0) < 1e-5
+    run = retrain(small_config(corpus, model__arch="sq", train__steps=2), tmp_path / "picky", Silent())
+    with pytest.raises(ParnasError, match=r"torch.export cannot trace sq .*--to safetensors"):
+        export_run(run, "pt2")
+
+
+def test_a_missing_package_is_named_with_its_cure(retrain_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.util.find_spec
+    hidden = ("onnx", "x_transformers")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in hidden else found(name))
+    for target, name in {"onnx": "onnx", "x-transformers": "x-transformers"}.items():
+        with pytest.raises(ParnasError, match=rf"--to {target} needs {name}, .* pip install 'parnas\[export\]'"):
+            export_run(retrain_run, target)
+
+
+def test_the_command_exports_and_refuses(trained: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command("export", trained.folder, "--to", "safetensors", "--best") == 0
+    told = capsys.readouterr().out
+    assert "exported sfs as safetensors, at most 0.0e+00 nats from the network" in told
+    assert f"written: {trained.folder}/exports/safetensors/model.safetensors" in told
+    assert run_command("export", trained.folder, "--to", "safetensors", "--json") == 0  # replaces the one before
+    assert json.loads(capsys.readouterr().out)["difference"] == 0
+    assert "give safetensors, x-transformers, pt2, onnx" in refusal(capsys, "export", trained.folder, "--to", "gguf")
+    other = ("export", trained.folder, "--to", "safetensors", "--out", trained.folder)
+    assert "holds something else than an export" in refusal(capsys, *other)
+    assert "There is no run folder" in refusal(capsys, "export", tmp_path / "none", "--to", "pt2")
+    assert set(package.TARGETS) == {"safetensors", "x-transformers", "pt2", "onnx"}
