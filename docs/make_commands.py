@@ -76,6 +76,13 @@ MORE = {
         "The whole journey on Python's own documentation, into `runs/`; `make demo` installs first.",
         "parnas demo",
     ),
+    "watch": ("", "parnas watch runs/search --once"),
+    "report": ("", "parnas report runs/search runs/derived"),
+    "export": (
+        "What each target is, and what is checked: [export.md](export.md).",
+        "parnas export runs/derived --to safetensors",
+    ),
+    "doctor": ("", "parnas doctor"),
     "profile": (
         "Writes `profile.json`: milliseconds of each layer on this machine, and how well their sum predicts networks. "
         "`search.cost.table` reads it.",

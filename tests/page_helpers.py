@@ -25,7 +25,8 @@ LANGUAGES = {"python": "python", "py": "python", "sh": "shell", "bash": "shell",
 class Block:
     """A code block, indented or fenced.
 
-    kind: shell, python, configuration, another language that its fence names, or none where that is not known.
+    kind: shell, python, session (of Python, with its answers), configuration, another language that its fence names,
+    or none where that is not known.
     """
 
     page: Path
@@ -51,7 +52,7 @@ def blocks(page: Path) -> list[Block]:
             while number < len(lines) and not lines[number].startswith(f"{fence[1]}```"):
                 number += 1
             text = "\n".join(line.removeprefix(fence[1]) for line in lines[start + 1 : number])
-            found.append(Block(page, start + 2, text, LANGUAGES.get(fence[2], fence[2] or guess(text))))
+            found.append(Block(page, start + 2, text, guess(text) or LANGUAGES.get(fence[2], fence[2] or None)))
         elif lines[number].startswith("    ") and (number == 0 or not lines[number - 1].strip()):
             while number < len(lines) and (lines[number].startswith("    ") or not lines[number].strip()):
                 number += 1
@@ -65,6 +66,8 @@ def blocks(page: Path) -> list[Block]:
 def guess(text: str) -> str | None:
     """What a block without a language is, by its first line."""
     first = text.lstrip().partition("\n")[0]
+    if first.startswith(">>> "):
+        return "session"
     if PROGRAMS.match(first):
         return "shell"
     if first.removesuffix(":") in Config.model_fields:
