@@ -76,6 +76,13 @@ MORE = {
         "The whole journey on Python's own documentation, into `runs/`; `make demo` installs first.",
         "parnas demo",
     ),
+    "watch": ("", "parnas watch runs/search --once"),
+    "report": ("", "parnas report runs/search runs/derived"),
+    "export": (
+        "What each target is, and what is checked: [export.md](export.md).",
+        "parnas export runs/derived --to safetensors",
+    ),
+    "doctor": ("", "parnas doctor"),
     "profile": (
         "Writes `profile.json`: milliseconds of each layer on this machine, and how well their sum predicts networks. "
         "`search.cost.table` reads it.",
@@ -86,7 +93,7 @@ MORE = {
         "parnas plan configs/wikitext103-par.yaml --gpus 8 --memory 16",
     ),
     "cutoffs": ("For `model.cutoffs`; `auto` there finds them by itself.", "parnas cutoffs runs/search --clusters 3"),
-    "data": ("", "parnas data pydoc data.tokenizer.kind=word"),
+    "data": ("", "parnas data wikitext-2 data.tokenizer.kind=word"),
     "stability": (
         "Writes a search for each seed, `stability.json`, `stability.csv` and `figures/votes.png`: votes, distances "
         "between the strings, a consensus.",

@@ -123,7 +123,7 @@ def cutoffs(
 def data(
     output: Output,
     corpus: Annotated[str, typer.Argument(metavar="CORPUS", help="A corpus, a folder, a text, or a CONFIG.yaml.")],
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="[data.KEY=VALUE ...]")] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[data.KEY=VALUE ...]", help="Overrides.")] = None,
 ) -> None:
     """Fetch, verify and encode a corpus, and print its counts."""
     if corpus.endswith((".yaml", ".yml")):
