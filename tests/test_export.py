@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from command_helpers import refusal, run_command
+from conftest import small_config
+from model_helpers import make_network, model_config, random_ids
 from torch import nn
 
 from parnas import export as package
@@ -25,9 +28,6 @@ from parnas.run import Run
 from parnas.training.phases import load
 from parnas.training.reporter import Silent
 from parnas.training.retrain import retrain
-from tests.command_helpers import refusal, run_command
-from tests.conftest import small_config
-from tests.model_helpers import make_network, model_config, random_ids
 
 VARIANTS = {
     "sfsf": {},
