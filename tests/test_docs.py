@@ -49,11 +49,12 @@ def test_every_shipped_configuration_loads(path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["quickstart", "explore"])
-def test_the_notebooks_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_notebooks_run(name: str, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # beside other tests, two threads would wait for each other
     notebook = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
     (parameters,) = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
-    parameters.source += "\nsteps = 24\ntokens = 600\n"
+    small = {"data.corpus": str(corpus), "data.tokenizer.vocab_size": 305, "model.d_model": 32, "search.second_look": 2}
+    parameters.source += f"\nsteps, tokens, more = 24, 600, {small}\n"
     NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
     assert list((tmp_path / "runs" / name).glob("*/summary.json"))
 
