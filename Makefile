@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar o
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test lint format audit soak bench bench-quality clean
+.PHONY: help install demo test lint format docs audit soak bench bench-quality clean
 
 help:
 	@echo "make demo     install into $(VENV) and run search, derive, retrain, evaluate on an embedded corpus"
@@ -16,6 +16,7 @@ help:
 	@echo "make soak     kill a search and a retraining 34 times, disturb them otherwise, and see that nothing is lost"
 	@echo "make bench    install with what is compared with, then each short benchmark (up to three minutes each)"
 	@echo "make bench-quality PARNAS_DATA=DIR  seconds to the forerunner's quality, about ten minutes; DIR holds wikitext-2"
+	@echo "make docs     install what builds the documentation, then build it into site/; a broken link is an error"
 	@echo "make audit    look for known weaknesses of the versions in constraints.txt"
 	@echo "make lint | format | clean"
 	@echo "PYTHON=python3.12 make ... takes another Python"
@@ -38,6 +39,10 @@ format: $(VENV)/installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(VENV)/installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	@echo "built: site/index.html"
+
 # pip-audit fails alike where it finds something and where it is told nothing, but then it leaves no report. --strict:
 # what the service does not know counts as nothing told.
 audit: $(VENV)/pyvenv.cfg
@@ -58,7 +63,7 @@ bench-quality: $(VENV)/installed-bench
 	$(BIN)/python benchmarks/time_to_quality.py --out runs/benchmarks
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .coverage
+	rm -rf $(VENV) build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .coverage
 
 $(VENV)/pyvenv.cfg:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { echo "error: $(PYTHON) is missing or \
@@ -74,7 +79,11 @@ $(VENV)/installed: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed
-	$(PIP) -e '.[dev,parity,bench,export]'
+	$(PIP) -e '.[dev,parity,bench,docs,export]'
+	@touch $@
+
+$(VENV)/installed-docs: $(VENV)/installed
+	$(PIP) -e '.[docs]'
 	@touch $@
 
 $(VENV)/installed-bench: $(VENV)/installed

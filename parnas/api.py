@@ -31,17 +31,19 @@ from parnas.nas import search as searches
 from parnas.nas.cost import Metric
 from parnas.nas.derive import Demands, Derivation
 from parnas.run import Run
+from parnas.tensorboard import TensorBoard
 from parnas.trained import RunLike, TrainedRun, open_run
 from parnas.training import phases
 from parnas.training import retrain as retrainings
 from parnas.training.phases import LoadedRun
-from parnas.training.reporter import Reporter, Silent
+from parnas.training.reporter import Reporter
 from parnas.training.stopping import Stopped
 
 __all__ = ["derive", "evaluate", "load", "retrain", "search"]
 
 Progress: TypeAlias = bool | Reporter
-"""True shows what the command line shows, False nothing; or an object that is told (`parnas.training.reporter`)."""
+"""True shows what the command line shows, False nothing, and both write TensorBoard's files into the run folder; or an
+object that is told (`parnas.training.reporter`)."""
 ArchLike: TypeAlias = str | Path | Architecture | Derivation | Run | TrainedRun
 
 
@@ -218,13 +220,11 @@ def _arch_text(arch: ArchLike) -> str:
 
 
 def _reporter(progress: Progress) -> Reporter:
-    if progress is False:
-        return Silent()
     if progress is True:
         from parnas.reporters import make_reporter
 
         return make_reporter()
-    return progress
+    return TensorBoard() if progress is False else progress
 
 
 @contextmanager

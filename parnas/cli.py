@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 
 from parnas.cli_comparisons import comparisons
-from parnas.cli_options import FrameTime, Out, Resume, RunFolder, Runs, Settings, Width, with_output
+from parnas.cli_options import Out, Resume, RunFolder, Runs, Settings, with_output
+from parnas.cli_runs import on_runs
 from parnas.cli_tools import tools
 from parnas.commands import draw, evaluate_runs, interruptible, leads, settle, way_on
 from parnas.errors import ParnasError
@@ -101,7 +102,7 @@ def derive(
     ] = None,
     out: Out = None,
 ) -> None:
-    """Take the architecture that pi speaks for within the cost target into arch.yaml."""
+    """Choose the architecture that pi speaks for. It goes into arch.yaml, within the target of cost."""
     from parnas.display import show_derivation
     from parnas.nas.derive import derive as choose
     from parnas.nas.derive import read_demands, write_derivation
@@ -182,7 +183,7 @@ def evaluate(
     ] = None,
     out: Out = None,
 ) -> None:
-    """Compare perplexities and costs of runs in one table, and see what they attend to."""
+    """Compare perplexities and costs of runs. Further tables say what they attend to, with --analyse."""
     if split not in (None, "train", "valid", "test"):
         raise ParnasError(f"--split is {split!r}; give train, valid or test.")
     from parnas.evaluation.entries import Conditions
@@ -194,18 +195,11 @@ def evaluate(
 
 @app.command()
 @with_output
-def plot(output: Output, runs: Runs, frame_ms: FrameTime = None, width: Width = None) -> None:
-    """Redraw every picture of runs."""
-    output.end({"runs": [str(run) for run in runs]}, draw([Run(run) for run in runs], frame_ms, width))
-
-
-@app.command()
-@with_output
 def demo(
     output: Output,
     run: Annotated[Path | None, typer.Option("--run", help="Folder for the runs; default: runs/demo.")] = None,
 ) -> None:
-    """Search, derive, retrain and compare on an embedded corpus, in minutes."""
+    """Do all of it on an embedded corpus, in minutes. Searches, derives, retrains and compares."""
     from parnas.demo import run_demo
 
     folder = run or fresh_folder("demo")
@@ -213,5 +207,6 @@ def demo(
         run_demo(folder, output)
 
 
+app.add_typer(on_runs)
 app.add_typer(tools)
 app.add_typer(comparisons)

@@ -24,7 +24,7 @@ def stability(
     seeds: Annotated[int, typer.Option("--seeds", min=2, help="Searches, from runtime.seed on.")] = 5,
     run: RunFolder = None,
 ) -> None:
-    """Search with several seeds and see whether they find the same; given again with --run, it goes on."""
+    """Search with several seeds, and compare the strings. Given again with --run, it goes on."""
     refuse_several("stability")
     begun = run is not None and (run / "config.yaml").is_file()
     config, folder = settle(settings, run, begun, "stability")
@@ -54,7 +54,7 @@ def baselines(
     ] = None,
     only_list: Annotated[bool, typer.Option("--list", help="Print strings and costs, train nothing.")] = False,
 ) -> None:
-    """Train what one would have guessed, and random networks, beside the derived one; given again, it goes on."""
+    """Train guesses and random networks beside the derived one. Given again, it goes on."""
     from parnas.display import show_baselines, show_contest
     from parnas.figures.pareto import Marker, draw_pareto
     from parnas.nas.baselines import find_baselines
@@ -103,7 +103,7 @@ def blackbox(
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep each training as trial-NUMBER in that folder.")] = False,
 ) -> None:
-    """Search by Optuna, as a baseline; the same command goes on with the study, here or on other machines."""
+    """Search by Optuna, as a baseline. The same command goes on with the study, here or on other machines."""
     refuse_several("blackbox")
     if sampler not in ("tpe", "nsga2"):
         raise ParnasError(f"--sampler is {sampler!r}; give tpe or nsga2.")

@@ -34,7 +34,7 @@ def profile(
     ] = 20,
     out: Out = None,
 ) -> None:
-    """Measure what each layer costs on this machine, and how well the sum predicts networks."""
+    """Measure what each layer costs on this machine. A check says how well their sum predicts networks."""
     shape = {"data.batch_size": batch_size, "data.tgt_len": tgt_len, "model.mem_len": mem_len}
     overrides = [f"{key}={value}" for key, value in shape.items() if value is not None]
     config, folder = settle([*(settings or []), *overrides], out, False, "profile")
@@ -73,7 +73,7 @@ def plan(
     price: Annotated[float | None, typer.Option("--price-per-hour", min=0, help="Of one GPU, in any currency.")] = None,
     out: Out = None,
 ) -> None:
-    """Count the memory that both phases take, and tell days and price from a measured speed; trains nothing."""
+    """Tell what a training will take. Counts the memory of both phases; days and price follow from a measured speed."""
     config, _ = settle(settings, out or Path(), False, "plan", arch)
     from parnas.plan_display import show_plan
     from parnas.training.plan import choose_rate, make_machine
@@ -123,7 +123,7 @@ def cutoffs(
 def data(
     output: Output,
     corpus: Annotated[str, typer.Argument(metavar="CORPUS", help="A corpus, a folder, a text, or a CONFIG.yaml.")],
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="[data.KEY=VALUE ...]")] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[data.KEY=VALUE ...]", help="Overrides.")] = None,
 ) -> None:
     """Fetch, verify and encode a corpus, and print its counts."""
     if corpus.endswith((".yaml", ".yml")):
@@ -140,18 +140,11 @@ def data(
 
 @tools.command()
 @with_output
-def export(
-    output: Output,
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A retraining, or a search, for its derived network.")],
-    target: Annotated[str, typer.Option("--to", help="safetensors, x-transformers, pt2 or onnx.")],
-    best: Annotated[
-        bool, typer.Option("--best", help="Take the weights of the least validation loss, not the last ones.")
-    ] = False,
-    out: Out = None,
-) -> None:
-    """Write a network in a form that others read, checked against the network; default: into RUN/exports."""
-    from parnas.export import export_run
+def doctor(output: Output) -> None:
+    """Tell what this machine has, and what is missing. And which device and precision would be used."""
+    from parnas.display import show_findings
+    from parnas.doctor import examine
 
-    written = export_run(run, target, out, best)
-    output.show(print, written.describe())
-    output.end(written.to_dict(), [written.folder / name for name in written.files])
+    findings = examine()
+    output.show(show_findings, findings)
+    output.end({"findings": [asdict(found) for found in findings]})

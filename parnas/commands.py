@@ -18,6 +18,7 @@ from parnas.run import Run
 
 if TYPE_CHECKING:
     from parnas.evaluation.entries import Conditions
+    from parnas.training.reporter import Reporter
 
 
 @contextmanager
@@ -91,7 +92,18 @@ def evaluate_runs(
         write_text(written[-1], analysis.table.to_csv(index=False))
         written += DRAW[analysis.name](analysis.table, folder)
         result[analysis.name] = {"rows": to_rows(analysis.table), "notes": list(analysis.notes)}
-    output.end(result, written)
+    output.end(result, [*written, *report([folder, *runs], folder, reporter)])
+
+
+def report(paths: Sequence[Path], folder: Path, reporter: "Reporter") -> list[Path]:
+    """Write `report.html` at the end of a command; where its other files cannot be shown, it ends well all the same."""
+    from parnas.figures.report import write_report
+
+    try:
+        return [write_report(paths, folder)]
+    except ParnasError as error:
+        reporter.note(f"there is no report: {error}")
+        return []
 
 
 def draw(runs: Sequence[Run], frame_ms: int | None = None, width: int | None = None) -> list[Path]:

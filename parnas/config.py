@@ -53,14 +53,15 @@ PACKAGED = Path(__file__).parent / "configs"
 
 
 def find_config(name: str | Path) -> Path:
-    """A path as it is, or the file of that name among the configurations inside the package."""
+    """A path as it is, or what `NAME`, `NAME.yaml` or `configs/NAME.yaml` means of the package's own."""
     path = Path(name)
     if path.is_file():
         return path
-    for candidate in (PACKAGED / path.name, PACKAGED / f"{path.name}.yaml"):
-        if path == Path(path.name) and candidate.is_file():
-            return candidate
-    raise ParnasError(f"There is no configuration {name}; give the path of a YAML file, such as configs/demo.yaml.")
+    shipped = PACKAGED / f"{path.name.removesuffix('.yaml')}.yaml"
+    if path.parent in (Path(), Path("configs")) and shipped.is_file():
+        return shipped
+    names = ", ".join(sorted(each.stem for each in PACKAGED.glob("*.yaml")))
+    raise ParnasError(f"There is no configuration {name}; give the path of a YAML file, or one of {names}.")
 
 
 def load_config(name: str | Path, overrides: Sequence[Override] = ()) -> Config:

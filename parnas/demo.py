@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+from parnas.commands import report
 from parnas.config import PACKAGED, load_config
 from parnas.display import show_comparison, show_derivation
 from parnas.evaluation.comparison import compare
@@ -37,6 +38,7 @@ def run_demo(folder: Path, output: Output) -> None:
     pictures = draw_run(found, AnimationOptions())
     pictures.append(draw_learning_curves([found, *runs], folder / "curves.png"))
     written = [*pictures, *comparison.write(folder)]
+    written += report([folder, found.folder, *(run.folder for run in runs)], folder, reporter)
     output.show(show_derivation, derivation)
     output.show(show_comparison, comparison)
     output.show(print)

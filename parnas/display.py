@@ -4,14 +4,18 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from rich.columns import Columns
 from rich.console import Console
 from rich.table import Table
 
 from parnas.architecture import Architecture, describe_layer
+from parnas.reporters import pi_bar
+from parnas.training.reporter import describe_metrics
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from parnas import doctor
     from parnas.data.streams import StreamHeader
     from parnas.evaluation.analyses import Analysis
     from parnas.evaluation.comparison import Comparison
@@ -21,6 +25,17 @@ if TYPE_CHECKING:
     from parnas.nas.profile import Check, Profile
     from parnas.nas.stability import Stability
     from parnas.nas.trials import Finding
+    from parnas.watch import State
+
+
+def show_state(name: str, state: "State") -> None:
+    """How far a run is, its last metrics, and pi of every block."""
+    print(f"{name}: {state.kind}, step {state.step:,} of {state.steps:,}{', finished' * state.finished}")
+    for record in state.latest().values():
+        print(f"step {record['step']:,}: {describe_metrics(record)}")
+    if state.pi:
+        bars = [pi_bar(number, state.space, row) for number, row in enumerate(state.pi[-1]["pi"], 1)]
+        Console().print(Columns(bars, padding=(0, 3)))
 
 
 def show_derivation(derivation: "Derivation") -> None:
@@ -260,6 +275,20 @@ def check_table(check: "Check") -> Table:
         figures = f"{network.predicted_ms:.2f}", f"{network.measured_ms:.2f}", f"{network.error:+.1%}"
         table.add_row(network.arch, *figures)
     return table
+
+
+def show_findings(findings: Sequence["doctor.Finding"]) -> None:
+    """What was found under each heading, and below it what wants attention."""
+    console, topic = Console(), None
+    for found in findings:
+        if found.topic != topic:
+            topic = found.topic
+            console.print(topic, style="bold")
+        console.print(
+            f"  {found.name:<20} {'–' if found.value is None else found.value}", highlight=False, markup=False
+        )
+        if found.advice is not None:
+            console.print(f"  {'':<20} {found.advice}", style="yellow", highlight=False, markup=False)
 
 
 def show_counts(header: "StreamHeader") -> None:

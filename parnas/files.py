@@ -159,15 +159,21 @@ def refuse_foreign_links(folder: Path) -> None:
     """
     home, waiting = os.path.realpath(folder), [os.fspath(folder)]
     while waiting:
-        with os.scandir(waiting.pop()) as entries:
-            for entry in entries:
-                if entry.is_symlink():
-                    if os.path.commonpath([home, os.path.realpath(entry.path)]) != home:
-                        raise ParnasError(
-                            f"{entry.path} is a link that leads out of {folder}; replace it by what it should be, or "
-                            "remove it."
-                        )
-                elif entry.is_dir(follow_symlinks=False):
-                    waiting.append(entry.path)
-                elif not entry.is_file(follow_symlinks=False):
-                    raise ParnasError(f"{entry.path} is neither a file nor a folder; remove it.")
+        place = waiting.pop()
+        try:
+            entries = list(os.scandir(place))
+        except FileNotFoundError:  # of a training that goes on: it has renamed or removed a folder meanwhile
+            if place == os.fspath(folder):
+                raise
+            continue
+        for entry in entries:
+            if entry.is_symlink():
+                if os.path.commonpath([home, os.path.realpath(entry.path)]) != home:
+                    raise ParnasError(
+                        f"{entry.path} is a link that leads out of {folder}; replace it by what it should be, or "
+                        "remove it."
+                    )
+            elif entry.is_dir(follow_symlinks=False):
+                waiting.append(entry.path)
+            elif not entry.is_file(follow_symlinks=False):
+                raise ParnasError(f"{entry.path} is neither a file nor a folder; remove it.")

@@ -23,15 +23,15 @@ def make_reporter(quiet: bool = False, verbose: bool = False) -> Reporter:
 
     quiet: warnings alone. verbose: a plain line for every line of `metrics.jsonl`, on a terminal too.
     """
-    return Several(make_shown(quiet, verbose), TensorBoard())
+    return Several(make_shown(quiet, every=verbose, live=not verbose), TensorBoard())
 
 
-def make_shown(quiet: bool = False, verbose: bool = False) -> Reporter:
-    """What `make_reporter` gives, without TensorBoard."""
+def make_shown(quiet: bool, every: bool, live: bool = True) -> Reporter:
+    """What `make_reporter` gives, without TensorBoard; `live` where there is a terminal, else `every` line or some."""
     console = Console(stderr=True)
     if quiet:
         return Warnings()
-    return LiveReporter(console) if console.is_terminal and not verbose else PlainReporter(verbose)
+    return LiveReporter(console) if console.is_terminal and live else PlainReporter(every)
 
 
 class Several:

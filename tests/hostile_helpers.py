@@ -37,6 +37,7 @@ COMMANDS: dict[str, Callable[[Path], list[object]]] = {
     "rescore": lambda run: ["derive", run, "--rescore", 20],
     "evaluate": lambda run: ["evaluate", run, "--out", "comparison"],
     "plot": lambda run: ["plot", run],
+    "report": lambda run: ["report", run],
     "cutoffs": lambda run: ["cutoffs", run],
     "resume": lambda run: ["search", "--resume", "--run", run],
     "resume by a file": lambda run: ["search", "given.yaml", "--resume", "--run", run],

@@ -11,7 +11,7 @@ from parnas.errors import ParnasError
 from parnas.yaml_text import read_yaml
 
 ROOT = Path(__file__).parent.parent
-SHIPPED = sorted([*ROOT.glob("configs/*.yaml"), *ROOT.glob("parnas/configs/*.yaml")])
+SHIPPED = sorted(ROOT.glob("configs/*.yaml"))
 NETWORKS = ["wikitext103-base", "wikitext103-large", "wikitext103-base-nvidia", "enwik8", "enwik8-large", "text8-large"]
 
 
@@ -62,10 +62,10 @@ def test_an_empty_file_gives_the_defaults(load):
     assert load("") == load("# nothing\n") == load("model: {}") == Config()
 
 
-@pytest.mark.parametrize("name", ["demo", "demo.yaml"])
-def test_the_demo_is_found_from_any_folder(tmp_path, monkeypatch, name):
+@pytest.mark.parametrize("name", ["demo", "demo.yaml", "configs/demo.yaml"])
+def test_shipped_configurations_are_found_from_any_folder(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
-    assert find_config(name).parent == ROOT / "parnas" / "configs"
+    assert find_config(name) == ROOT / "parnas" / "configs" / "demo.yaml"
     Path("demo.yaml").write_text("", encoding="utf-8")
     assert find_config("demo.yaml") == Path("demo.yaml")
 

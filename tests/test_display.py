@@ -73,7 +73,7 @@ def test_plain_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[st
 
 def test_verbose_has_a_line_for_each_logged_step_and_quiet_warnings_alone(capsys: pytest.CaptureFixture[str]) -> None:
     for quiet, verbose, expected in ((False, True, 8), (True, False, 1)):
-        reporter = make_shown(quiet, verbose)
+        reporter = make_shown(quiet, every=verbose)
         reporter.start(Loop("search", 0, 100))
         for step in (10, 20):
             reporter.metrics({**TRAIN, "step": step})

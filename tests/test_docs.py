@@ -6,12 +6,13 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from mkdocs.commands.build import build
+from mkdocs.config import load_config as load_site_config
 from nbclient import NotebookClient
-
-from parnas.config import load_config
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [
+    "commands",
     "configuration",
     "performance",
     "evidence",
@@ -36,15 +37,32 @@ def test_the_readme_says_what_the_evidence_is(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *(ROOT / "docs").glob("*.md")], ids=lambda path: path.name)
-def test_links_to_files_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8")):
+def test_links_lead_to_files_and_headings_that_there_are(page: Path) -> None:
+    for target, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", page.read_text(encoding="utf-8")):
         if "://" not in target:
-            assert (page.parent / target).exists(), target
+            path = page.parent / target if target else page
+            assert path.exists(), target
+            assert not anchor or anchor in anchors(path), f"{target}#{anchor}"
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.name)
-def test_every_shipped_configuration_loads(path: Path) -> None:
-    load_config(path)
+def anchors(page: Path) -> set[str]:
+    """What GitHub makes of the headings of a page, and the site as well."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_site_builds_without_a_warning_and_asks_nothing_of_the_web(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_MKDOCS_2_WARNING", "1")
+    build(load_site_config(str(ROOT / "mkdocs.yml"), site_dir=str(tmp_path)))
+    pages = {path.name: path.read_text(encoding="utf-8") for path in tmp_path.glob("*.html")}
+    assert {"index.html", "guide.html", "faq.html", "commands.html"} <= pages.keys()
+    for text in pages.values():
+        fetched = re.findall(r"<(?:script|img|iframe)[^>]* src=\"?([^\" >]+)", text)
+        fetched += re.findall(r"<link[^>]* rel=\"?(?:stylesheet|preconnect|icon)[^>]*", text)
+        assert fetched
+        assert not [each for each in fetched if "//" in each]
 
 
 @pytest.mark.slow

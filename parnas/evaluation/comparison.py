@@ -1,6 +1,7 @@
 """One table for any number of runs: what they reach, and what they cost."""
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ import pandas as pd
 
 from parnas.errors import ParnasError
 from parnas.evaluation.entries import Conditions, Entry, open_entries, several_tokenizers, split_of
-from parnas.files import write_text
+from parnas.files import to_json, write_text
 from parnas.model.supernet import SuperNet
 from parnas.run import METRICS
 from parnas.training.latency import Candidate, Latency, Shape, measure_latencies
@@ -25,24 +26,42 @@ class Comparison:
 
     table: pd.DataFrame
     notes: tuple[str, ...]
+    split: str
+    folders: tuple[Path, ...]  # of the runs, row by row
 
     def to_dict(self) -> dict[str, Any]:
         """Rows and notes, as plain values."""
         return {"rows": to_rows(self.table), "notes": list(self.notes)}
 
     def write(self, folder: Path) -> list[Path]:
-        """Write comparison.csv, .md and .json into `folder`."""
+        """Write comparison.csv, .md and .json into `folder`; the last one also names the split and the run folders."""
         folder.mkdir(parents=True, exist_ok=True)
         notes = "".join(f"\n* {note}" for note in self.notes)
         texts = {
             "csv": self.table.to_csv(index=False),
             "md": f"{self.table.round(4).to_markdown(index=False, floatfmt=',', intfmt=',')}\n{notes}\n",
-            "json": self.table.to_json(orient="records", indent=2) + "\n",
+            "json": to_json(self._rows_seen_from(folder), indent=2) + "\n",
         }
         paths = [folder / f"comparison.{ending}" for ending in texts]
         for path, text in zip(paths, texts.values(), strict=True):
             write_text(path, text)
         return paths
+
+    def _rows_seen_from(self, folder: Path) -> list[dict[str, Any]]:
+        """The rows with what a report needs to find the runs again: paths that hold where both move together."""
+        home = os.path.realpath(folder)
+        return [
+            {**row, "split": self.split, "folder": _relative(os.path.realpath(run), home)}
+            for row, run in zip(to_rows(self.table), self.folders, strict=True)
+        ]
+
+
+def _relative(path: str, start: str) -> str:
+    """A path as seen from a folder, or as it is where no way leads there: on another drive."""
+    try:
+        return Path(os.path.relpath(path, start)).as_posix()
+    except ValueError:
+        return path
 
 
 def to_rows(table: pd.DataFrame) -> list[dict[str, Any]]:
@@ -74,7 +93,7 @@ def compare(folders: Sequence[Path], conditions: Conditions, reporter: Reporter)
     if several_tokenizers(entries):
         table = table.drop(columns=["ppl", "tokens"])
         notes.append("the runs have different tokenizers, so perplexities per token are left out")
-    return Comparison(table, tuple(notes))
+    return Comparison(table, tuple(notes), split, tuple(entry.run.folder for entry in entries))
 
 
 def describe_kind(entry: Entry) -> str:

@@ -1,0 +1,272 @@
+"""What a report is made of: run folders, comparisons and what stands beside them, read and checked."""
+
+import csv
+import io
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from parnas.architecture import Architecture
+from parnas.config import Config
+from parnas.errors import ParnasError
+from parnas.figures.history import PiHistory
+from parnas.figures.pareto import Marker
+from parnas.files import read_json, read_json_object, read_text, refuse_foreign_links
+from parnas.run import ENVIRONMENT, METRICS, PI, STREAMS, Run, name_runs
+
+COMPARISON, BASELINES, FRONT = "comparison.json", "baselines.json", "pareto.csv"
+MAX_TABLE_BYTES = 4 << 20
+ANALYSES = ("attention", "frequency", "memory")
+CURE = "give run folders, or a folder that evaluate --out, baselines or blackbox wrote"
+
+Records = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Member:
+    """A run: what it was asked, what it logged and, where it has ended, what it reached."""
+
+    run: Run
+    name: str
+    kind: str  # search or retrain
+    config: Config
+    environment: Mapping[str, Any]
+    metrics: Records
+    summary: Mapping[str, Any]  # empty of a run that has not ended
+    architecture: Architecture | None  # derived or trained; none of a search before derive
+    derivation: Mapping[str, Any] = field(default_factory=dict)  # arch.yaml
+    history: PiHistory | None = None  # of a search that logged some pi
+
+    @property
+    def text(self) -> str:
+        """Equal for runs on the same text."""
+        path = self.run.folder / STREAMS
+        known = read_json_object(path).get("fingerprint") if path.is_file() else None
+        return str(known or self.config.data.corpus)
+
+    @property
+    def tokens(self) -> str:
+        """Equal for runs whose perplexities per token compare."""
+        return self.text + self.config.data.tokenizer.model_dump_json()
+
+
+@dataclass(frozen=True)
+class Row:
+    """A network of a table, with its finite figures by key."""
+
+    name: str
+    network: str  # as evaluate calls it: discrete, SuperNet or the derived one in it
+    arch: str
+    figures: Mapping[str, float]
+    member: Member | None = None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What `evaluate` wrote into a folder."""
+
+    folder: Path
+    rows: tuple[Row, ...]
+    split: str | None  # not in files of older versions
+    missing: tuple[str, ...]  # run folders that it names and that are not here
+
+
+@dataclass(frozen=True)
+class Front:
+    """Networks with their costs and perplexities: of baselines, or of a black-box search."""
+
+    folder: Path
+    title: str
+    cost: str  # what it is, in words
+    markers: tuple[Marker, ...]
+    diverged: tuple[str, ...] = ()
+    answers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Material:
+    """All that a report shows."""
+
+    members: tuple[Member, ...]
+    comparisons: tuple[Comparison, ...]
+    fronts: tuple[Front, ...]
+
+    @property
+    def searches(self) -> list[Member]:
+        """The searches among the runs."""
+        return [member for member in self.members if member.kind == "search"]
+
+
+def gather(paths: Sequence[Path]) -> Material:
+    """Read the folders; raises `ParnasError` for those that hold nothing to report, or something broken.
+
+    A comparison brings the runs that it names, and the searches that lie in its folder, as the demo leaves them.
+    """
+    if not paths:
+        raise ParnasError(f"There is nothing to report; {CURE}.")
+    runs: dict[str, Run] = {}
+    tables: list[tuple[Path, Records, dict[str, Run]]] = []
+    fronts: list[Path] = []
+    for path in paths:
+        if not path.is_dir():
+            raise ParnasError(f"There is no run folder {path}; {CURE}.")
+        refuse_foreign_links(path)
+        found = [name for name in (COMPARISON, BASELINES, FRONT) if (path / name).is_file()]
+        if (path / ENVIRONMENT).is_file() or (not found and (path / "config.yaml").is_file()):
+            _add(runs, Run(path))
+        elif not found:
+            raise ParnasError(f"{path} holds neither a run nor a comparison; {CURE}.")
+        if COMPARISON in found:
+            rows = _read_rows(path / COMPARISON)
+            theirs = _runs_of(path, rows)
+            tables.append((path, rows, theirs))
+            for run in (*_searches_in(path), *theirs.values()):
+                _add(runs, run)
+        fronts += [path / name for name in found if name != COMPARISON]
+    fronts += [run.folder / "baselines" / BASELINES for run in runs.values()]
+    fronts = [path for path in dict.fromkeys(fronts) if path.is_file()]
+    named = zip(runs, runs.values(), name_runs(list(runs.values())), strict=True)
+    members = {key: read_member(run, name) for key, run, name in named}
+    comparisons = tuple(_comparison(path, rows, theirs, members) for path, rows, theirs in tables)
+    read = {BASELINES: _baselines, FRONT: _blackbox}
+    return Material(tuple(members.values()), comparisons, tuple(read[path.name](path) for path in fronts))
+
+
+def read_member(run: Run, name: str) -> Member:
+    """Read a run that the page calls `name`; one that has just begun may lack what it has not yet written."""
+    kind, config = run.kind(), run.config()
+    metrics = run.records(METRICS) if (run.folder / METRICS).is_file() else []
+    summary = run.summary() if run.finished() else {}
+    if kind != "search":
+        arch = Architecture.parse(config.model.arch) if config.model.arch else None
+        return Member(run, name, kind, config, run.environment(), metrics, summary, arch)
+    derivation = run.arch_file() if (run.folder / "arch.yaml").is_file() else {}
+    arch = Architecture.parse(derivation["arch"]) if derivation else None
+    logged = (run.folder / PI).is_file() and bool(run.records(PI))
+    history = PiHistory.from_run(run) if logged else None
+    return Member(run, name, kind, config, run.environment(), metrics, summary, arch, derivation, history)
+
+
+def summary_row(member: Member) -> Row:
+    """What a run says of itself: its last validation, since nothing else was measured."""
+    summary = member.summary
+    valid = summary.get("valid")
+    figures = _figures({**(valid if isinstance(valid, Mapping) else _last_validation(member)), **_renamed(summary)})
+    network = "discrete" if member.kind == "retrain" else "derived, in SuperNet"
+    if member.kind == "search":  # its own counts are of the SuperNet
+        figures = {key: value for key, value in figures.items() if key not in ("parameters", "without_embeddings")}
+    arch = member.architecture or (_likeliest(member.history) if member.history else None)
+    return Row(member.name, network, str(arch or ""), figures, member)
+
+
+def number(value: Any) -> float | None:
+    """A finite number, or none."""
+    return value if type(value) in (int, float) and math.isfinite(value) else None
+
+
+def read_table(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file; raises `ParnasError` for what is no table."""
+    try:
+        rows = list(csv.DictReader(io.StringIO(read_text(path, MAX_TABLE_BYTES), newline="")))
+    except csv.Error as error:
+        raise ParnasError(f"{path} is not the table that was written there ({error}); make it anew.") from error
+    return [{key: value or "" for key, value in row.items() if isinstance(key, str)} for row in rows]
+
+
+def _add(runs: dict[str, Run], run: Run) -> None:
+    """Keep a run under its real place, so that none is shown twice."""
+    runs.setdefault(os.path.realpath(run.folder), run)
+
+
+def _read_rows(path: Path) -> Records:
+    rows: Any = read_json(path)
+    fine = isinstance(rows, list) and rows and all(isinstance(row, dict) for row in rows)
+    if not fine or not all(isinstance(row.get(key), str) for row in rows for key in ("run", "arch")):
+        raise ParnasError(f"{path} is no comparison; give evaluate again.")
+    if not all(isinstance(row.get(key, ""), str) for row in rows for key in ("folder", "split", "network")):
+        raise ParnasError(f"{path} names a folder or split that is no text; give evaluate again.")
+    return list(rows)
+
+
+def _runs_of(folder: Path, rows: Records) -> dict[str, Run]:
+    """The runs of a comparison that are here, by their names in it."""
+    places = {row["run"]: Path(os.path.normpath(folder / row["folder"])) for row in rows if row.get("folder")}
+    return {name: Run(place) for name, place in places.items() if (place / ENVIRONMENT).is_file()}
+
+
+def _searches_in(folder: Path) -> list[Run]:
+    runs = [Run(path.parent) for path in sorted(folder.glob(f"*/{ENVIRONMENT}"))]
+    return [run for run in runs if run.kind() == "search"]
+
+
+def _comparison(path: Path, rows: Records, runs: Mapping[str, Run], members: Mapping[str, Member]) -> Comparison:
+    named = {member.name: member for member in members.values()}
+
+    def of(row: Mapping[str, Any]) -> Member | None:
+        if "folder" not in row:  # files of older versions name the runs alone
+            return named.get(row["run"])
+        run = runs.get(row["run"])
+        return None if run is None else members[os.path.realpath(run.folder)]
+
+    return Comparison(
+        path,
+        tuple(Row(row["run"], str(row.get("network", "")), row["arch"], _figures(row), of(row)) for row in rows),
+        rows[0].get("split"),
+        tuple(row["folder"] for row in rows if row.get("folder") and row["run"] not in runs),
+    )
+
+
+def _figures(values: Mapping[str, Any]) -> dict[str, float]:
+    return {key: value for key, each in values.items() if (value := number(each)) is not None}
+
+
+def _renamed(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures of a summary under the names that a comparison has for them."""
+    names = {"steps": "steps", "seconds": "train_seconds", "parameters": "parameters"}
+    names["parameters_without_embeddings"] = "without_embeddings"
+    return {new: summary.get(old) for old, new in names.items()}
+
+
+def _last_validation(member: Member) -> dict[str, Any]:
+    return next((line for line in reversed(member.metrics) if line.get("split") == "valid"), {})
+
+
+def _likeliest(history: PiHistory) -> Architecture:
+    return Architecture(history.derived[-1])
+
+
+def _baselines(path: Path) -> Front:
+    refuse_foreign_links(path.parent)
+    content = read_json_object(path)
+    try:
+        markers, diverged = [], []
+        for each in content["networks"]:
+            name, share, mean = str(each["name"]), number(each["cost_share"]), number(each["valid_ppl_mean"])
+            if share is None or mean is None:
+                diverged.append(name)
+            else:
+                markers.append(Marker(name, share, mean, number(each["valid_ppl_sd"]), each["random"] is True))
+        answers = tuple(str(each["text"]) for each in content["answers"])
+        cost = f"{content['metric']} of the blocks, interleaved = 1"
+    except (KeyError, TypeError) as error:
+        raise ParnasError(f"{path} is not what parnas baselines wrote; give it again.") from error
+    return Front(path.parent, "The derived network and its baselines", cost, tuple(markers), tuple(diverged), answers)
+
+
+def _blackbox(path: Path) -> Front:
+    try:
+        markers = tuple(
+            Marker(row["network"], _finite(row["cost"]), _finite(row["valid_ppl"])) for row in read_table(path)
+        )
+    except (KeyError, ValueError) as error:
+        raise ParnasError(f"{path} is not what parnas blackbox wrote; give it again.") from error
+    return Front(path.parent, "Front of the black-box search", "cost of the blocks, in the unit of its study", markers)
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(value := float(text)):
+        raise ValueError(text)
+    return value
