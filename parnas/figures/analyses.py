@@ -25,11 +25,16 @@ LONGEST_NAME = 40
 def draw_attention(table: pd.DataFrame, folder: Path) -> list[Path]:
     """For each run the average attention weight by age, one small picture per block with attention."""
     runs = [(str(run), of) for run, of in table.groupby("run", sort=False)]
-    names = [re.sub(r"[^A-Za-z0-9_.-]+", "-", run) for run, _ in runs]
+    names = [file_name(run) for run, _ in runs]
     if len(set(names)) < len(names):
         names = [f"{number}-{name}" for number, name in enumerate(names, 1)]
     paths = [folder / (f"attention-{name}.png" if len(runs) > 1 else "attention.png") for name in names]
     return [_draw_ages(run, of, path) for (run, of), path in zip(runs, paths, strict=True)]
+
+
+def file_name(run: str) -> str:
+    """What a run is called in the name of a file."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", run)
 
 
 def _draw_ages(run: str, table: pd.DataFrame, path: Path) -> Path:

@@ -18,20 +18,24 @@ from markupsafe import Markup
 
 from parnas.architecture import Architecture, describe_layer
 from parnas.errors import ParnasError
+from parnas.figures.analyses import file_name
 from parnas.figures.pareto import Marker
 from parnas.figures.report_answer import PERPLEXITIES, Answer, answer_of, read, shared_perplexity
 from parnas.figures.report_charts import DASHES, Chart, Line, line_chart, scatter_chart
 from parnas.figures.report_colours import candidate_shades, ink_on, run_shade
 from parnas.figures.report_pi import Player, choices, monitor_charts, pi_charts, player_of
-from parnas.figures.report_runs import ANALYSES, Comparison, Front, Material, Member, gather, number
+from parnas.figures.report_runs import Comparison, Front, Material, Member, gather, number
 from parnas.figures.report_tables import (
+    analyses_of,
     analysis_table,
     command_of,
     commands_of,
     config_text,
     describe_run,
     tables_of,
+    tell_rows,
 )
+from parnas.figures.style import PNG_DPI
 from parnas.files import write_text
 from parnas.run import package_version
 
@@ -45,11 +49,12 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 
 class Picture(NamedTuple):
-    """A PNG for the page; without data where there was no room."""
+    """A PNG for the page, and how wide it is meant to be; without data where there was no room."""
 
     name: str
     alt: str
     data: str
+    width: int  # CSS pixels
 
 
 class Analysis(NamedTuple):
@@ -228,14 +233,15 @@ def curve_notes(members: Sequence[Member]) -> list[str]:
 
 def trade_off(comparison: Comparison) -> tuple[str, Chart | None, list[str]]:
     """Perplexity against latency of a comparison; a reason instead of a chart where one of them is missing."""
-    timed = [row for row in comparison.rows if "latency_ms" in row.figures]
-    key = shared_perplexity([row.figures for row in timed])
     title = "Perplexity against latency"
+    known = [[key for key in PERPLEXITIES if {key, "latency_ms"} <= row.figures.keys()] for row in comparison.rows]
+    key = next((key for key in PERPLEXITIES if any(key in keys for keys in known)), None)
     if key is None:
         return title, None, ["No network has both a finite perplexity and a latency."]
-    markers = [Marker(row.name, row.figures["latency_ms"], row.figures[key]) for row in timed]
-    lost = [row.name for row in comparison.rows if row not in timed]
-    notes = [f"Without a latency: {', '.join(lost)}."] if lost else []
+    drawn = [row for row, keys in zip(comparison.rows, known, strict=True) if key in keys]
+    markers = [Marker(row.name, row.figures["latency_ms"], row.figures[key]) for row in drawn]
+    lost = [row.name for row in comparison.rows if row not in drawn]
+    notes = [f"Not drawn, without a finite perplexity or a latency: {', '.join(lost)}."] if lost else []
     return title, scatter_chart(title, markers, "milliseconds per segment", PERPLEXITIES[key]), notes
 
 
@@ -256,24 +262,24 @@ def _analyses(comparisons: Sequence[Comparison]) -> list[Analysis]:
     room = PICTURE_BYTES
     found = []
     for comparison in comparisons:
-        for name in ANALYSES:
-            if not (comparison.folder / f"{name}.csv").is_file():
-                continue
-            heads, rows, told = analysis_table(comparison.folder / f"{name}.csv", name)
-            if not {row[0] for row in rows} <= {row.name for row in comparison.rows}:
-                continue  # of an earlier comparison in the same folder
+        for name in analyses_of(comparison):
+            heads, rows = analysis_table(comparison.folder / f"{name}.csv", name)
             pictures = []
             for path in sorted([*comparison.folder.glob(f"{name}.png"), *comparison.folder.glob(f"{name}-*.png")]):
-                picture = _picture(path, f"{TITLES[name]}, {path.stem}: {told}", room)
+                own = [
+                    row for row in rows if path.stem == f"{name}-{file_name(row[0])}"
+                ]  # one run's, where there are many
+                picture = _picture(path, f"{TITLES[name]}. {tell_rows(heads, own or rows)}", room)
                 room -= len(picture.data)
                 pictures.append(picture)
             found.append(Analysis(TITLES[name], heads, rows, pictures))
     return found
 
 
-def _picture(path: Path, alt: str, room: float = math.inf) -> Picture:
+def _picture(path: Path, alt: str, room: int) -> Picture:
     """A PNG as data; left out where it is none or too large."""
-    if path.stat().st_size > room:
-        return Picture(path.name, alt, "")
-    content = path.read_bytes()
-    return Picture(path.name, alt, base64.b64encode(content).decode() if content.startswith(PNG) else "")
+    content = path.read_bytes() if path.stat().st_size <= room else b""
+    if not content.startswith(PNG) or len(content) < 24:
+        return Picture(path.name, alt, "", 0)
+    width = int.from_bytes(content[16:20], "big") * 96 // PNG_DPI
+    return Picture(path.name, alt, base64.b64encode(content).decode(), width)

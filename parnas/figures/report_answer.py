@@ -14,7 +14,7 @@ from parnas.figures.report_runs import Comparison, Material, Member, Row, summar
 
 PERPLEXITIES = {"ppl": "perplexity per token", "word_ppl": "perplexity per word", "bits_per_byte": "bits per byte"}
 EQUAL = 0.05  # per cent, below which two figures are told as equal
-FEW = 12  # blocks that are named one by one
+FEW = 8  # blocks that are named one by one
 
 
 class Card(NamedTuple):
@@ -100,18 +100,20 @@ def tell_blocks(architecture: Architecture) -> str:
 def compare(answer: Answer, search: Member, material: Material) -> None:
     """Add how the derived network stands against the interleaved one of as many blocks."""
     blocks = len(answer.architecture)
-    ours = rows_like(answer.architecture, search, material)
     interleaved = Architecture.parse(f"interleaved-{blocks}")
+    ours = rows_like(answer.architecture, search, material)
+    if same_network(answer.architecture, interleaved):
+        answer.sentences.append("It is the interleaved network itself, so there is nothing to compare it with.")
+        answer.sentences.extend(_reached(next(filter(None, ours), None)))
+        return
     theirs = rows_like(interleaved, search, material)
     for derived, other in zip(ours, theirs, strict=True):
-        if derived and other and derived is not other:
+        if derived and other:
             _stand(answer, derived, other)
             break
     else:
         _alone(answer, search, next(filter(None, ours), None), any(theirs), blocks)
         return
-    if same_network(answer.architecture, interleaved):
-        answer.cautions.append("The derived network is the interleaved one: differences are chance.")
     both = (derived.figures.get("steps"), other.figures.get("steps"))
     if None not in both and both[0] != both[1]:
         answer.cautions.append(f"They were trained for {both[0]:,.0f} and {both[1]:,.0f} steps.")
@@ -214,20 +216,27 @@ def _alone(answer: Answer, search: Member, derived: Row | None, interleaved: boo
         if inherited is not None and search.summary:
             answer.sentences.append(f"With the SuperNet's weights it reaches {inherited:,.2f} perplexity per token.")
         answer.sentences.append("The derived network has not been trained from scratch in the runs given here.")
-        answer.cautions.append(f"To train it: parnas retrain {config} --arch {folder}/arch.yaml --run runs/derived.")
-    elif (ppl := derived.figures.get("ppl")) is not None:
-        answer.sentences.append(f"Trained from scratch, it reaches {ppl:,.2f} perplexity per token.")
+        answer.cautions.append(f"To train the derived one: parnas retrain {config} --arch {folder}/arch.yaml --run runs/derived.")
     else:
-        answer.sentences.append("Its training from scratch has no finite perplexity.")
+        answer.sentences.extend(_reached(derived))
     if not interleaved:
         answer.sentences.append("No interleaved network stands beside it here, so nothing says what the search gained.")
         answer.cautions.append(
-            f"To train one: parnas retrain {config} --arch interleaved-{blocks} --run runs/interleaved, then parnas "
+            f"To train the interleaved one: parnas retrain {config} --arch interleaved-{blocks} --run runs/interleaved, then parnas "
             "evaluate with all runs."
         )
     elif derived is not None:
         answer.sentences.append("It and the interleaved network do not stand in one comparison.")
         answer.cautions.append("To compare them: parnas evaluate with the folders of both.")
+
+
+def _reached(derived: Row | None) -> list[str]:
+    """What the derived network reaches, by itself."""
+    if derived is None:
+        return []
+    if (ppl := derived.figures.get("ppl")) is None:
+        return ["Its training from scratch has no finite perplexity per token."]
+    return [f"Trained from scratch, it reaches {ppl:,.2f} perplexity per token."]
 
 
 def _and(numbers: Sequence[int]) -> str:

@@ -100,7 +100,7 @@ class Scale:
     def ticks(self, most: int = 5) -> list[Tick]:
         """Round values within the range, each with its place."""
         values = _log_values(self.low, self.high) if self.log else []
-        if len(values) < 2:
+        if len(values) < 4:
             values = _round_values(self.low, self.high, most)
         digits = _digits(values)
         return [Tick(round(100 * self(value), 2), f"{value:,.{digits}f}") for value in values]

@@ -3,18 +3,21 @@
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from pathlib import PurePosixPath, PureWindowsPath
-from typing import Any, NamedTuple
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import NamedTuple
 
 from parnas.config import dump_config
 from parnas.figures.report_answer import PERPLEXITIES
-from parnas.figures.report_runs import Comparison, Material, Member, Row, read_table, summary_row
+from parnas.figures.report_runs import ANALYSES, Comparison, Material, Member, Row, read_table, summary_row
 
 SCRIPTS = ("search.py", "derive.py", "retrain.py", "evaluate.py")
 _ACCOUNT = re.compile(r"(\w[\w+.-]*://)[^\s/@'\"]+@")
-_SECRET = re.compile(r"(?i)((?:password|passwd|secret|token|api[_-]?key|credential)s?['\"]?\s*[=: ]\s*)(?!null\b)\S+")
+_SECRET = re.compile(
+    r"(?i)((?:passwords?|passwd|secrets?|token|api[_-]?key|credentials?)['\"]?\s*[=: ]\s*)(?!null\b)\S+"
+)
 _SECRET_NAME = re.compile(r"(?i)password|passwd|secret|^token$|api[_-]?key|credential")
 HIDDEN = "***"
+MOST_TOLD = 10  # rows of an analysis that a picture's text tells
 
 
 class Column(NamedTuple):
@@ -47,7 +50,7 @@ COLUMNS = (
 BEST = {"ppl", "word_ppl", "bits_per_byte", "latency_ms"}  # columns whose least is marked
 
 
-LENGTHS = {"tgt_len", "mem_len", "cmem_len"}  # told once where all networks have the same
+LENGTHS = ("tgt_len", "mem_len", "cmem_len")  # told once where all networks have the same
 
 
 class Cell(NamedTuple):
@@ -77,7 +80,8 @@ def tables_of(material: Material) -> list[Table]:
 
 
 def _compared(comparison: Comparison) -> Table:
-    split = f" on the {comparison.split} split" if comparison.split else ""
+    splits = {"valid": "validation", "train": "training"}
+    split = f" on the {splits.get(comparison.split, comparison.split)} split" if comparison.split else ""
     notes = [_divisors(comparison.rows)]
     figures = [row.figures for row in comparison.rows]
     if any("latency_ms" in each for each in figures):
@@ -145,15 +149,30 @@ def _divisors(rows: Sequence[Row]) -> str:
 # Analyses
 
 
-def analysis_table(path: Any, name: str) -> tuple[list[str], list[list[str]], str]:
-    """Headings, rows and what they say in words, of an analysis that `evaluate --analyse` wrote."""
+def analyses_of(comparison: Comparison) -> list[str]:
+    """The analyses that lie beside a comparison and are of its runs; an earlier one may have left others."""
+    names = {row.name for row in comparison.rows}
+    there = [name for name in ANALYSES if (comparison.folder / f"{name}.csv").is_file()]
+    return [
+        name for name in there if {row.get("run") for row in read_table(comparison.folder / f"{name}.csv")} <= names
+    ]
+
+
+def analysis_table(path: Path, name: str) -> tuple[list[str], list[list[str]]]:
+    """Headings and rows of an analysis that `evaluate --analyse` wrote; attention by part, not by age."""
     rows = read_table(path)
     if name == "attention":
         rows = _shares(rows)
     heads = list(rows[0]) if rows else []
-    cells = [[_short(row.get(head, "")) for head in heads] for row in rows]
-    told = "; ".join(", ".join(f"{head} {cell}" for head, cell in zip(heads, row, strict=True)) for row in cells[:10])
-    return heads, cells, told
+    return heads, [[_short(row.get(head, "")) for head in heads] for row in rows]
+
+
+def tell_rows(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """The first rows in words."""
+    told = [
+        ", ".join(f"{head} {cell}" for head, cell in zip(heads, row, strict=True) if cell) for row in rows[:MOST_TOLD]
+    ]
+    return "; ".join(told) + ("; and so on." if len(rows) > MOST_TOLD else ".")
 
 
 def _shares(rows: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
@@ -210,15 +229,33 @@ def commands_of(material: Material) -> list[str]:
         commands.append(command_of(member))
         if member.derivation and "demo" not in commands[-1].split()[:2]:
             commands.append(f"parnas derive {shlex.quote(str(member.run.folder))}")
-    for comparison in material.comparisons:
-        if all("parnas demo" in command for command in commands):
-            break
-        folders = [shlex.quote(str(row.member.run.folder)) for row in comparison.rows if row.member]
-        if folders and not comparison.missing:
-            split = f" --split {shlex.quote(comparison.split)}" if comparison.split else ""
-            out = shlex.quote(str(comparison.folder))
-            commands.append(f"parnas evaluate {' '.join(folders)}{split} --out {out}")
+    if not all("parnas demo" in command for command in commands):
+        commands += [_evaluate(comparison) for comparison in material.comparisons]
     return list(dict.fromkeys(command for command in commands if command))
+
+
+def _evaluate(comparison: Comparison) -> str:
+    """The command that measures a comparison again; empty where its runs are not known."""
+    members = [row.member for row in comparison.rows if row.member]
+    if len(members) < len(comparison.rows):
+        return ""
+    words = ["parnas", "evaluate", *(str(member.run.folder) for member in members)]
+    words += ["--split", comparison.split] if comparison.split else []
+    for key in LENGTHS[:2]:
+        lengths = {row.figures.get(key) for row in comparison.rows}
+        if len(lengths) == 1 and (length := lengths.pop()) is not None:
+            own = {_length(member, key) for member in members}
+            words += [] if own == {length} else [f"--{key.replace('_', '-')}", f"{length:.0f}"]
+    if names := analyses_of(comparison):
+        words += ["--analyse", ",".join(names)]
+    return shlex.join([*words, "--out", str(comparison.folder)])
+
+
+def _length(member: Member, key: str) -> int:
+    """What evaluate takes where nothing else is asked for."""
+    trained = member.config.data.tgt_len if key == "tgt_len" else member.config.model.mem_len
+    given: int | None = getattr(member.config.evaluation, key)
+    return trained if given is None else given
 
 
 def command_of(member: Member) -> str:
