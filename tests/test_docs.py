@@ -36,7 +36,7 @@ def test_the_readme_says_what_the_evidence_is(monkeypatch: pytest.MonkeyPatch) -
     assert (ROOT / "README.md").read_text(encoding="utf-8") == readme, "run docs/make_evidence.py"
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", *(ROOT / "docs").glob("*.md")], ids=lambda path: path.name)
+@pytest.mark.parametrize("page", [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")], ids=lambda path: path.name)
 def test_links_lead_to_files_and_headings_that_there_are(page: Path) -> None:
     for target, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", page.read_text(encoding="utf-8")):
         if "://" not in target:
