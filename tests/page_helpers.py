@@ -1,4 +1,4 @@
-"""The code blocks of README.md and docs/: what they are, and the commands in them."""
+"""The code blocks of README.md, CONTRIBUTING.md and docs/: what they are, and the commands in them."""
 
 import re
 import shlex
@@ -9,12 +9,12 @@ from pathlib import Path
 from parnas.config import Config
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 PROGRAMS = re.compile(
     r"(\w+=\S* )*"  # variables of the environment
     r"(parnas|python3?|make|torchrun|srun|pip|export|source|git|cd|cp|mkdir|apt-get|su|echo|chmod|pg_ctlcluster|docker"
-    r"|tensorboard|jupyter|ssh|rsync|nohup|#SBATCH|\.|\.venv/bin/\w+)( |$)"
+    r"|pre-commit|tensorboard|jupyter|ssh|rsync|nohup|#SBATCH|\.|\.venv/bin/\w+)( |$)"
 )
 """How a line of a shell begins."""
 SCRIPTS = ("search.py", "derive.py", "retrain.py", "evaluate.py")

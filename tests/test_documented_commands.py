@@ -24,6 +24,13 @@ from parnas.yaml_text import read_yaml
 NOT_RUN = {
     "make demo": "installs; tests/test_demo.py runs the demo",
     "make test": "this is it",
+    "make lint": "is beside the tests",
+    "make format": "changes the project",
+    "make docs": "tests/test_docs.py builds the site",
+    "make soak": "takes long; tests/soak has a shorter one",
+    "python -m pytest": "this is it",
+    "pre-commit install": "changes the clone",
+    ". .venv/bin/activate": "is of a shell",
     "python3 -m venv .venv": "installs",
     ".venv/bin/pip install torch": "installs",
     "pip install": "installs",

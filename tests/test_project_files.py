@@ -1,0 +1,46 @@
+"""The files around the code agree with each other."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def text_of(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    version = tomllib.loads(text_of("pyproject.toml"))["project"]["version"]
+    assert yaml.safe_load(text_of("CITATION.cff"))["version"] == version
+    newest = re.search(r"^## \[([^\]]+)\] - (\d{4}-\d\d-\d\d|unreleased)$", text_of("CHANGELOG.md"), flags=re.MULTILINE)
+    assert newest
+    assert newest[1] == version
+
+
+def test_the_citation_has_what_its_format_asks_for_and_both_papers() -> None:
+    citation = yaml.safe_load(text_of("CITATION.cff"))
+    assert {"cff-version", "message", "title", "authors"} <= citation.keys()
+    assert citation["license"] == tomllib.loads(text_of("pyproject.toml"))["project"]["license"]
+    for paper, number in zip(citation["references"], ("2009.04534", "1901.02860"), strict=True):
+        assert {"type", "title", "authors"} <= paper.keys()
+        assert paper["url"].endswith(number)
+        assert number in text_of("README.md")
+
+
+def test_commits_are_checked_as_make_lint_does() -> None:
+    hooks = yaml.safe_load(text_of(".pre-commit-config.yaml"))["repos"][0]["hooks"]
+    recipe = text_of("Makefile").partition("\nlint:")[2].partition("\n\n")[0]
+    checked = [line.removesuffix(" .") for line in re.findall(r"\$\(BIN\)/(.+)", recipe.replace("--check ", ""))]
+    assert [hook["entry"] for hook in hooks] == checked
+    assert {hook["language"] for hook in hooks} == {"system"}
+
+
+def test_every_module_is_named_by_the_contract_of_imports() -> None:
+    contract = text_of("pyproject.toml").partition("[tool.importlinter]")[2]
+    modules = {path.stem for path in (ROOT / "parnas").iterdir() if path.suffix == ".py"} - {"__init__"}
+    packages = {path.parent.name for path in (ROOT / "parnas").glob("*/__init__.py")}
+    assert {name for name in modules | packages if f"parnas.{name}" not in contract} == set()
