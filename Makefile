@@ -4,14 +4,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 BENCHMARKS := choices compressive_step cutoffs data inference plan ranks saving scaling search_step train_step
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --quiet -c constraints.txt
+FIND_CHROMIUM := { command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test lint format docs audit soak bench bench-quality clean
+.PHONY: help install demo test test-browser lint format docs audit soak bench bench-quality clean
 
 help:
 	@echo "make demo     install into $(VENV) and run search, derive, retrain, evaluate on an embedded corpus"
 	@echo "make test     install with the tools of development, then ruff, mypy, import-linter and pytest"
+	@echo "make test-browser  install Chromium (Debian or Ubuntu, as root) and test the report page in it"
 	@echo "make install  install only"
 	@echo "make soak     kill a search and a retraining 34 times, disturb them otherwise, and see that nothing is lost"
 	@echo "make bench    install with what is compared with, then each short benchmark (up to three minutes each)"
@@ -28,6 +30,15 @@ demo: $(VENV)/installed
 
 test: lint
 	$(BIN)/python -m pytest -n auto --cov --cov-report=term:skip-covered
+
+# The browser is the system's; playwright only drives it and downloads none.
+test-browser: $(VENV)/installed-dev
+	@$(FIND_CHROMIUM) || { command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; } || { echo "error: Chromium is missing. On \
+	Debian and Ubuntu install it as root: apt-get install chromium; elsewhere by your system's means, so that 'chromium' \
+	is found" >&2; exit 2; }
+	@$(FIND_CHROMIUM) || { apt-get update && apt-get install -y chromium; }
+	$(PIP) -e '.[browser]'
+	$(BIN)/python -m pytest tests/test_browser.py tests/test_report.py
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

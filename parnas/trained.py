@@ -8,6 +8,7 @@ from typing import Any, Self, TypeAlias
 import pandas as pd
 
 from parnas.figures.draw import draw_run
+from parnas.figures.heatmap import FRAME_MS, AnimationOptions
 from parnas.figures.history import PiHistory
 from parnas.run import METRICS, Run
 
@@ -45,9 +46,13 @@ class TrainedRun:
             pi_frame(opened) if kind == "search" else None,
         )
 
-    def draw(self) -> dict[str, Path]:
-        """Draw every picture anew into the folder `figures` of the run; their paths by file name, such as `pi.gif`."""
-        return {path.name: path for path in draw_run(Run(self.folder))}
+    def draw(self, frame_ms: int | None = None, width: int | None = None) -> dict[str, Path]:
+        """Draw every picture anew into the folder `figures` of the run; their paths by file name, such as `pi.gif`.
+
+        frame_ms: milliseconds for a frame of the animation; width: its pixels, by default as many as the blocks need.
+        """
+        options = AnimationOptions(frame_ms or FRAME_MS, width)
+        return {path.name: path for path in draw_run(Run(self.folder), options)}
 
 
 RunLike: TypeAlias = str | Path | Run | TrainedRun

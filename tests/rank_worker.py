@@ -49,6 +49,7 @@ def main(jobs: Path) -> None:
     for phase, config, folder in json.loads(jobs.read_text()):
         lines.clear()
         run = PHASES[phase](load_config(config), Path(folder), Silent())
+        assert run.summary()["kind"] == phase  # there for every process, not for the first alone
         (run.folder / f"recorded-{os.environ['RANK']}.json").write_text(json.dumps(lines))
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import small_config
 
 import parnas
 from parnas.config import Config
@@ -18,7 +19,6 @@ from parnas.errors import ParnasError
 from parnas.files import write_text
 from parnas.run import Run
 from parnas.training.reporter import Silent
-from tests.conftest import small_config
 
 ROOT = Path(__file__).resolve().parent.parent
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE

@@ -3,11 +3,16 @@
 import importlib.util
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from command_helpers import refusal, run_command
+from conftest import small_config
+from model_helpers import make_network, model_config, random_ids
 from torch import nn
 
 from parnas import export as package
@@ -25,9 +30,6 @@ from parnas.run import Run
 from parnas.training.phases import load
 from parnas.training.reporter import Silent
 from parnas.training.retrain import retrain
-from tests.command_helpers import refusal, run_command
-from tests.conftest import small_config
-from tests.model_helpers import make_network, model_config, random_ids
 
 VARIANTS = {
     "sfsf": {},
@@ -99,13 +101,29 @@ def test_what_is_written_is_that_network(
     assert all((written.folder / name).stat().st_mode & 0o444 == 0o444 for name in written.files)
 
 
+WITHOUT_US = """
+import sys
+
+sys.modules["parnas"] = None
+import torch
+
+program = torch.export.load("network.pt2").module()
+lengths, memory = torch.zeros(7, dtype=torch.int64), tuple(torch.zeros(7, 8, 32) for _ in range(2))
+log_probs, lengths, memory = program(torch.zeros(7, 31, dtype=torch.int64), lengths, memory)
+torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(7, 31))
+log_probs, lengths, memory = program(torch.zeros(7, 1, dtype=torch.int64), lengths, memory)
+assert lengths.tolist() == [8] * 7
+"""
+
+
 def test_a_written_program_needs_no_code_of_ours_and_takes_any_shape(trained: Run) -> None:
     written = export_run(trained, "pt2")
     assert written.folder == trained.folder / "exports" / "pt2"
     step, network = run_program(written.folder / "network.pt2"), load(trained.folder).model
     empty = SegmentNetwork(network, Architecture.parse("sfs")).empty
     assert largest_difference(network, step, empty, tgt_len=23) < 1e-5
-    assert step(random_ids(7, 31), empty(7))[0].shape == (7, 31, network.vocab_size)
+    alone = [sys.executable, "-W", "ignore", "-c", WITHOUT_US]
+    subprocess.run(alone, cwd=written.folder, check=True)
 
 
 @needs_extra

@@ -72,7 +72,7 @@ WRONG_ARCH = [{"arch": 3}, {"arch": LONG}, {"arch": "ccc"}, {"arch": "s"}]
 
 @pytest.mark.parametrize(
     ("command", "change"),
-    [(command, change) for command in ("derive", "plot") for change in WRONG_PI]
+    [(command, change) for command in ("derive", "plot", "report") for change in WRONG_PI]
     + [(command, change) for command in ("plot", "evaluate") for change in WRONG_ARCH[:2]]
     + [("plot", change) for change in [*WRONG_ARCH[2:], {"tau": "x"}, {"tau": None}]],
     ids=itertools.count(),
@@ -88,7 +88,7 @@ def test_lines_of_pi_of_the_wrong_kind_are_refused(
     assert str(path) in error or "Block 1 gives" in error or "arch" in change
 
 
-@pytest.mark.parametrize("command", ["plot", "evaluate"])
+@pytest.mark.parametrize("command", ["plot", "evaluate", "report"])
 @pytest.mark.parametrize(
     "line",
     [

@@ -310,6 +310,19 @@ def test_figures_that_are_none_are_left_out(figures: dict[str, object], tmp_path
     assert "zz(" in page_of(tmp_path / "search", write_comparison(tmp_path / "comparison", rows)).text
 
 
+@pytest.mark.parametrize("value", [1e308, 1e16, 1e14, 1e-320, 0, -5, 2**63, True, "9"])
+def test_figures_beyond_all_measure_are_drawn_or_left_out(value: object, tmp_path: Path) -> None:
+    run, derived = make_search(tmp_path / "search"), make_retraining(tmp_path / "derived", "sfi")
+    odd = dict.fromkeys(("loss", "ppl", "bits_per_byte", "gap", "tau", "entropy", "expected_cost"), value)
+    lines = [{"step": step, "split": split, **odd} for step in (0, 60, 2**62) for split in ("train", "valid")]
+    for each in (run, derived):
+        write_lines(each.folder / METRICS, [*metric_lines(70.0), *lines])
+    rows = [row("derived", "sfi", ppl=value, latency_ms=value, steps=value), row("interleaved", "sfs"), row("odd", "s")]
+    folder = write_comparison(tmp_path / "comparison", rows)
+    page = page_of(run.folder, derived.folder, folder)
+    assert not re.search(r"\b(nan|inf)\b", page.source)
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
     [

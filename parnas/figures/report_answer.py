@@ -216,14 +216,16 @@ def _alone(answer: Answer, search: Member, derived: Row | None, interleaved: boo
         if inherited is not None and search.summary:
             answer.sentences.append(f"With the SuperNet's weights it reaches {inherited:,.2f} perplexity per token.")
         answer.sentences.append("The derived network has not been trained from scratch in the runs given here.")
-        answer.cautions.append(f"To train the derived one: parnas retrain {config} --arch {folder}/arch.yaml --run runs/derived.")
+        answer.cautions.append(
+            f"To train the derived one: parnas retrain {config} --arch {folder}/arch.yaml --run runs/derived."
+        )
     else:
         answer.sentences.extend(_reached(derived))
     if not interleaved:
         answer.sentences.append("No interleaved network stands beside it here, so nothing says what the search gained.")
         answer.cautions.append(
-            f"To train the interleaved one: parnas retrain {config} --arch interleaved-{blocks} --run runs/interleaved, then parnas "
-            "evaluate with all runs."
+            f"To train the interleaved one: parnas retrain {config} --arch interleaved-{blocks} --run runs/interleaved,"
+            " then parnas evaluate with all runs."
         )
     elif derived is not None:
         answer.sentences.append("It and the interleaved network do not stand in one comparison.")

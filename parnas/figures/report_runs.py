@@ -2,7 +2,6 @@
 
 import csv
 import io
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from parnas.run import ENVIRONMENT, METRICS, PI, STREAMS, Run, name_runs
 
 COMPARISON, BASELINES, FRONT = "comparison.json", "baselines.json", "pareto.csv"
 MAX_TABLE_BYTES = 4 << 20
+LARGEST, SMALLEST = 1e15, 1e-15  # of a figure; what is beyond has diverged, and would overflow on the axis of a chart
 ANALYSES = ("attention", "frequency", "memory")
 CURE = "give run folders, or a folder that evaluate --out, baselines or blackbox wrote"
 
@@ -163,8 +163,10 @@ def summary_row(member: Member) -> Row:
 
 
 def number(value: Any) -> float | None:
-    """A finite number, or none."""
-    return value if type(value) in (int, float) and math.isfinite(value) else None
+    """A finite number that can be drawn, or none; zero where it is next to nothing."""
+    if type(value) not in (int, float) or not abs(value) <= LARGEST:
+        return None
+    return value if abs(value) >= SMALLEST else 0
 
 
 def read_table(path: Path) -> list[dict[str, str]]:
@@ -267,6 +269,6 @@ def _blackbox(path: Path) -> Front:
 
 
 def _finite(text: str) -> float:
-    if not math.isfinite(value := float(text)):
+    if (value := number(float(text))) is None:
         raise ValueError(text)
     return value

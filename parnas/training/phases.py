@@ -226,8 +226,9 @@ def run_training(trainer: Trainer, architecture: Callable[[], Architecture]) -> 
         "skipped_steps": trainer.skipped,
         **{name: loss.describe(counts) for name, loss in losses.items()},
     }
-    if session.device.ranks.leads:
-        write_json(session.run.folder / "summary.json", summary)
+    with session.device.ranks.led():  # so that all processes find it
+        if session.device.ranks.leads:
+            write_json(session.run.folder / "summary.json", summary)
     return session.run
 
 

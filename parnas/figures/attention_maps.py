@@ -1,0 +1,90 @@
+"""What each head attends to: a row for each layer, a column for each head, queries against keys."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import PowerNorm
+from numpy.typing import NDArray
+
+from parnas.errors import ParnasError
+from parnas.figures.heatmap import COLOURS
+from parnas.figures.style import FRAME, INK, LABEL_SIZE, MONOSPACE, SMALL_SIZE, new_figure, save_png
+
+NORM, TICKS = PowerNorm(0.5, 0, 1), [0, 0.05, 0.2, 0.5, 1]
+"""By the root, since most weights of many are small."""
+TOKEN, TOKEN_SIZE = 0.13, 6.5  # inches for a token, and points of its name
+LEAST = 1.0  # inches of a map
+MOST = 64  # tokens whose names are written
+LEFT, RIGHT, TOP, GAP = 0.95, 0.65, 0.45, 0.22  # inches
+
+
+class Map(Protocol):
+    """What is drawn of a layer; see `parnas.evaluation.attention_maps`."""
+
+    @property
+    def block(self) -> int: ...
+    @property
+    def layer(self) -> str: ...
+    @property
+    def weights(self) -> NDArray[np.float32]: ...
+    @property
+    def queries(self) -> tuple[str, ...]: ...
+    @property
+    def keys(self) -> tuple[str, ...]: ...
+
+
+def draw_attention_maps(maps: Sequence[Map], path: Path) -> Path:
+    """Draw the heads of layers; a line divides memory from the text. Raises `ParnasError` where there are none."""
+    if not maps:
+        raise ParnasError("There are no attention maps to draw.")
+    heads = max(len(each.weights) for each in maps)
+    queries, keys = len(maps[0].queries), max(len(each.keys) for each in maps)
+    cell = max(LEAST, TOKEN * keys), max(LEAST, TOKEN * queries)
+    names = 0.1 + 0.057 * max(len(name) for each in maps for name in each.keys)  # inches below the lowest row
+    width = LEFT + heads * cell[0] + (heads - 1) * GAP + RIGHT
+    height = TOP + len(maps) * cell[1] + (len(maps) - 1) * GAP + names + 0.3
+    figure = new_figure(width, height)
+    for row, each in enumerate(maps):
+        bottom = height - TOP - (row + 1) * cell[1] - row * GAP
+        for head, weights in enumerate(each.weights):
+            left = LEFT + head * (cell[0] + GAP)
+            axes = figure.add_axes((left / width, bottom / height, cell[0] / width, cell[1] / height))
+            _draw_map(axes, each, weights, row == len(maps) - 1, head == 0)
+            if row == 0:
+                axes.set_title(f"head {head + 1}", fontsize=SMALL_SIZE, color=INK, pad=4)
+        label = f"block {each.block}\n{each.layer}".replace(":", "\n").replace(",", "\n")
+        figure.text(0.06 / width, (bottom + cell[1]) / height, label, fontsize=SMALL_SIZE, color=INK, va="top")
+    place = (width - RIGHT + 0.15) / width, (height - TOP - cell[1]) / height, 0.1 / width, cell[1] / height
+    scale = figure.add_axes(place)
+    figure.colorbar(ScalarMappable(NORM, COLOURS), cax=scale, ticks=TICKS).outline.set_edgecolor(FRAME)
+    scale.set_yticklabels([f"{tick:g}" for tick in TICKS])
+    scale.tick_params(labelsize=TOKEN_SIZE, color=FRAME, labelcolor=INK)
+    scale.set_title("weight", fontsize=SMALL_SIZE, color=INK, pad=4)
+    figure.text(0.5, 0.06 / height, "what is seen, the oldest at the left", fontsize=LABEL_SIZE, color=INK, ha="center")
+    return save_png(figure, path)
+
+
+def _draw_map(axes: Axes, each: Map, weights: NDArray[np.float32], lowest: bool, first: bool) -> None:
+    """[T, K], the first query at the top."""
+    axes.pcolormesh(weights, cmap=COLOURS, norm=NORM)
+    axes.invert_yaxis()
+    axes.spines[:].set_color(FRAME)
+    axes.tick_params(length=0, labelsize=TOKEN_SIZE, labelcolor=INK, pad=1)
+    axes.axvline(len(each.keys) - len(each.queries), color=FRAME, linewidth=0.8)
+    for shown, tokens, axis in ((lowest, each.keys, axes.xaxis), (first, each.queries, axes.yaxis)):
+        written = shown and len(tokens) <= MOST
+        axis.set_ticks(np.arange(len(tokens)) + 0.5 if written else [])
+        if written:
+            axis.set_ticklabels([_readable(token) for token in tokens], family=MONOSPACE)
+            for label in axis.get_ticklabels():
+                label.set_parse_math(False)
+    if lowest:
+        axes.tick_params(axis="x", rotation=90)
+
+
+def _readable(token: str) -> str:
+    return token.replace("\n", "↵").strip() or "␣"
