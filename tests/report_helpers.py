@@ -25,7 +25,7 @@ def pi_lines(count: int, blocks: int, candidates: int = 3) -> list[dict]:
     lines = []
     for n in range(1, count + 1):
         logits = np.zeros((blocks, candidates))
-        logits[range(blocks), np.arange(blocks) % candidates] = 3 * n / count
+        logits[range(blocks), np.arange(blocks) % candidates] = 3 * (n - 1) / max(1, count - 1)
         pi = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
         lines.append({"step": 10 * n, "tau": 1 / n, "pi": pi.round(4).tolist()})
     return lines

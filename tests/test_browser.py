@@ -121,8 +121,8 @@ def test_the_slider_moves_cells_text_and_frames(open_page: Any) -> None:
     place = framed.get_attribute("y")
     player(page).locator("input").fill("0")
     first = state(page)
-    assert first[0] == "10"
-    assert first[2].startswith("step 10, tau 1.000")
+    assert first[:3] == ("10", "sss", "step 10, tau 1.000, sss")
+    assert framed.get_attribute("y") != place
     assert first[3] != last[3]
     player(page).locator("input").fill("6")
     assert state(page) == last
