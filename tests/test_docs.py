@@ -6,9 +6,12 @@ from pathlib import Path
 
 import nbformat
 import pytest
+import update_readme
 from mkdocs.commands.build import build
 from mkdocs.config import load_config as load_site_config
 from nbclient import NotebookClient
+
+from parnas.files import read_json
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [
@@ -34,6 +37,14 @@ def test_the_readme_says_what_the_evidence_is(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
     readme = runpy.run_path(str(ROOT / "docs" / "make_evidence.py"))["render_readme"]()
     assert (ROOT / "README.md").read_text(encoding="utf-8") == readme, "run docs/make_evidence.py"
+    assert "<!-- evidence: begin -->\n* " in readme
+    assert "\n<!-- evidence: end -->\n" in readme
+
+
+def test_the_readme_says_what_the_runs_gave() -> None:
+    record = read_json(ROOT / "benchmarks" / "results" / "wikitext2-par.json")
+    block = f"\n{update_readme.BEGIN}\n{update_readme.render(record)}\n{update_readme.END}\n"
+    assert block in (ROOT / "README.md").read_text(encoding="utf-8"), "run benchmarks/update_readme.py"
 
 
 @pytest.mark.parametrize("page", [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")], ids=lambda path: path.name)
