@@ -14,12 +14,13 @@ from parnas.architecture import Architecture
 from parnas.config import Config
 from parnas.data.batching import Batch, TrainingBatches
 from parnas.errors import ParnasError
+from parnas.model.blocks import Block
 from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import TransformerXL
 from parnas.nas.search import SearchTrainer, search
 from parnas.run import METRICS, PI, Run
 from parnas.training.checkpoint import list_checkpoints
-from parnas.training.model_summary import parts_of
+from parnas.training.model_summary import parts_of, summarise
 from parnas.training.optimizers import gradient_norm, make_adamw, step_clipped
 from parnas.training.phases import load
 from parnas.training.reporter import Silent
@@ -292,6 +293,16 @@ def test_the_table_of_a_network_adds_up(corpus: Path, settings: dict[str, object
         assert [part.block for part in parts if part.block] == ["1", "2"]
     attention = next(part for part in parts if part.block == "1")
     assert "query 16×16" in attention.shapes
+
+
+def test_a_layer_that_does_not_count_its_cost_is_in_the_table(corpus: Path) -> None:
+    class Uncounted(Block):
+        pass
+
+    config = small_config(corpus)
+    model = TransformerXL(config.model, [Uncounted()], 40)
+    table = summarise(model, "x", 8, config.model.reach, [1] * 40)
+    assert [line.split()[-1] for line in table.splitlines() if line.split()[0] in ("1", "total")] == ["–", "–"]
 
 
 def test_relative_path_of_the_corpus_is_kept_absolute(

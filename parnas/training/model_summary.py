@@ -1,5 +1,6 @@
 """A network as a table for people: its parts, the shapes of their matrices, their parameters and what they cost."""
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, cast
 
@@ -19,7 +20,7 @@ class Part(NamedTuple):
     layer: str
     shapes: str  # of matrices and whatever else has two axes or more
     parameters: int
-    multiply_adds: float  # per token
+    multiply_adds: float  # per token; not a number where a layer does not count its own
 
 
 def summarise(model: TransformerXL, names: Sequence[str], tgt_len: int, reach: Reach, counts: Sequence[int]) -> str:
@@ -29,9 +30,9 @@ def summarise(model: TransformerXL, names: Sequence[str], tgt_len: int, reach: R
     Weights that two parts share count in the first of them.
     """
     parts = list(parts_of(model, names, tgt_len, reach, counts))
-    total = Part("total", "", "", sum(part.parameters for part in parts), model.multiply_adds(tgt_len, reach, counts))
+    total = Part("total", "", "", sum(part.parameters for part in parts), sum(part.multiply_adds for part in parts))
     rows = [
-        (part.block, part.layer, part.shapes, f"{part.parameters:,}", f"{part.multiply_adds:,.0f}")
+        (part.block, part.layer, part.shapes, f"{part.parameters:,}", f"{part.multiply_adds:,.0f}".replace("nan", "–"))
         for part in [*parts, total]
     ]
     headers = ("block", "layer", "shapes", "parameters", "multiply-adds per token")
@@ -65,13 +66,21 @@ def parts_of(
     for number, block in enumerate(model.blocks, 1):
         layers = block.candidates.items() if isinstance(block, StochasticBlock) else [(names[number - 1], block)]
         for position, (name, layer) in enumerate(layers):
-            cost = cast(Block, layer).multiply_adds(tgt_len, reach)
+            cost = count_multiply_adds(cast(Block, layer), tgt_len, reach)
             yield Part("" if position else str(number), name, shapes_of(layer), size([layer]), cost)
         if isinstance(block, StochasticBlock):
             yield Part("", "alpha", "", size([block]), 0)
     if model.final_norm is not None:
         yield Part("", "final norm", "", size([model.final_norm]), 0)
     yield Part("", "softmax", shapes_of(model.head), size([model.head]), model.head.multiply_adds(shares))
+
+
+def count_multiply_adds(block: Block, tgt_len: int, reach: Reach) -> float:
+    """Those of a block; a layer of the user's own need not count them to be trained."""
+    try:
+        return block.multiply_adds(tgt_len, reach)
+    except NotImplementedError:
+        return math.nan
 
 
 def shapes_of(module: nn.Module) -> str:
