@@ -56,7 +56,7 @@ def write_onnx(source: Source, folder: Path) -> Path:
     except Exception as error:  # the exporter has many of its own
         if says_out_of_memory(error):
             raise
-        reason = str(error).strip().partition("\n")[0][:200]
+        reason = " ".join(str(error).split())[:300]
         raise ParnasError(
             f"torch.onnx cannot write {source.architecture} ({type(error).__name__}: {reason}); try --to pt2."
         ) from error

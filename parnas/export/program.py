@@ -15,6 +15,7 @@ from parnas.export.source import Source
 from parnas.export.verify import Step
 
 PROGRAM = "network.pt2"
+MOST = 2**24  # rows or tokens; without a bound, torch 2.6 finds that the largest integer would not do
 README = """
 ## Use
 
@@ -34,7 +35,7 @@ def export_program(source: Source) -> torch.export.ExportedProgram:
     """The program, with any number of rows and tokens; raises `ParnasError` for layers that cannot be traced."""
     network = SegmentNetwork(source.network, source.architecture).eval()
     state = network.empty(2)
-    rows, tgt_len = torch.export.Dim("batch", min=1), torch.export.Dim("segment", min=1)
+    rows, tgt_len = (torch.export.Dim(name, min=1, max=MOST) for name in ("batch", "segment"))
     shapes = ({0: rows, 1: tgt_len}, {0: rows}, tuple({0: rows} for _ in state.memory))
     tokens = torch.zeros(2, 5, dtype=torch.int64)
     try:
@@ -43,7 +44,7 @@ def export_program(source: Source) -> torch.export.ExportedProgram:
     except Exception as error:  # torch.export has many of its own, and own layers may raise anything
         if says_out_of_memory(error):
             raise
-        reason = str(error).strip().partition("\n")[0][:200]
+        reason = " ".join(str(error).split())[:300]
         raise ParnasError(
             f"torch.export cannot trace {source.architecture} ({type(error).__name__}: {reason}). Where a layer of "
             "yours has shapes that depend on values, export the weights alone: --to safetensors."
