@@ -72,13 +72,13 @@ SMALL = {
         "model.proj_factor": "null",
     },
     **{
-        "search.steps": 6,
+        "search.steps": 4,
         "search.alpha_start_step": 1,
         "search.alpha_every": 1,
         "search.warmup_steps": 1,
         "search.second_look": 2,
     },
-    **{"train.steps": 4, "train.warmup_steps": 1, "train.log_every": 1, "train.eval_every": 2, "train.save_every": 2},
+    **{"train.steps": 4, "train.warmup_steps": 1, "train.log_every": 2, "train.eval_every": 4, "train.save_every": 4},
     **{"search.cost.metric": "macs", "runtime.threads": 1, "runtime.device": "cpu"},
 }
 FEW = {
