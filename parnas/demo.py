@@ -30,10 +30,10 @@ def run_demo(folder: Path, output: Output) -> None:
         "interleaved": f"interleaved-{blocks}",
         "all-f": f"all-f-{blocks}",
     }
-    runs = [
-        train_once(retrain, config.replace(model__arch=arch), folder / name, reporter)
-        for name, arch in candidates.items()
-    ]
+    runs = []
+    for name, arch in candidates.items():
+        reporter.note(f"{name}: training {arch}")
+        runs.append(train_once(retrain, config.replace(model__arch=arch), folder / name, reporter))
     comparison = compare([run.folder for run in runs], Conditions(), reporter)
     pictures = draw_run(found, AnimationOptions())
     pictures.append(draw_learning_curves([found, *runs], folder / "curves.png"))

@@ -36,6 +36,7 @@ NOT_RUN = {
     "pip install": "installs",
     "python benchmarks/update_readme.py": "writes into the project; tests/test_benchmark_figures.py runs it",
     "parnas demo": "takes minutes; tests/test_demo.py runs it",
+    "tensorboard --logdir": "does not end; tests/test_tensorboard.py reads what it would show",
     "torchrun": "wants GPUs, and minutes; tests/test_ranks.py runs several processes",
     "srun": "is of a cluster",
     "#SBATCH": "is of a cluster",
