@@ -81,7 +81,7 @@ $(VENV)/pyvenv.cfg:
 	older than Python 3.11; install a newer one, or name it: make PYTHON=/path/to/python3.11" >&2; exit 2; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "error: $(PYTHON) cannot make virtual environments; \
 	on Debian and Ubuntu run: apt-get install python3-venv" >&2; exit 2; }
-	@echo "Making $(VENV). About 300 MB are downloaded now, most of it torch for the CPU (make test: 30 MB more)."
+	@echo "Making $(VENV). About 300 MB are downloaded now, most of it torch for the CPU (make test: about 150 MB more)."
 	@echo "Where the package index has torch for CUDA only, it is 3 GB: the README shows how to get the CPU build alone."
 	$(PYTHON) -m venv $(VENV)
 

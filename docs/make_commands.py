@@ -32,7 +32,7 @@ ENDING = """## Exit codes
 | 0 | done | |
 | 2 | a mistake in what was given, a file that cannot be used, a full disk, memory that ended, numbers that are not finite | the message says |
 | 130 | interrupted by Ctrl-C (SIGINT); a training is saved | the command that the message names goes on |
-| 138 | stopped by SIGUSR1, as clusters send it before they preempt a job; saved | the same |
+| 138 | stopped by SIGUSR1 (on Linux; elsewhere 128 + its number), as clusters send it before they preempt a job; saved | the same |
 | 143 | stopped by SIGTERM; saved | the same |
 | 1 | a bug: a traceback was printed | report it with the traceback |
 
@@ -52,8 +52,8 @@ started several processes, each but the first puts its number before its message
 # More than the program's own help says, and a command to begin with: for those that need it.
 MORE = {
     "search": (
-        "Reads the text, writes `pi.jsonl`, checkpoints and `figures/pi.gif` into the run folder. The same command goes "
-        "on with a run that has not ended. What is minimised: [search.md](search.md).",
+        "Reads the text, writes `pi.jsonl`, checkpoints and `figures/pi.gif` into the run folder. The same command with "
+        "the same `--run` goes on with a run that has not ended. What is minimised: [search.md](search.md).",
         "parnas search configs/demo.yaml search.steps=600 --run runs/search",
     ),
     "derive": (
@@ -62,7 +62,7 @@ MORE = {
         "parnas derive runs/search --within 0.8 --metric macs",
     ),
     "retrain": (
-        "Writes checkpoints and metrics. The same command goes on with a run that has not ended.",
+        "Writes checkpoints and metrics. The same command with the same `--run` goes on with a run that has not ended.",
         "parnas retrain configs/demo.yaml --arch runs/search/arch.yaml --run runs/derived",
     ),
     "evaluate": (

@@ -197,7 +197,12 @@ def evaluate(
 @with_output
 def demo(
     output: Output,
-    run: Annotated[Path | None, typer.Option("--run", help="Folder for the runs; default: runs/demo.")] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option(
+            "--run", help="Folder for the runs, or to go on with; default: runs/demo, or the first free number behind."
+        ),
+    ] = None,
 ) -> None:
     """Do all of it on an embedded corpus, in minutes. Searches, derives, retrains and compares."""
     from parnas.demo import run_demo

@@ -17,7 +17,13 @@ Settings = Annotated[
     list[str] | None,
     typer.Argument(metavar="[CONFIG] [SECTION.KEY=VALUE ...]", help="A YAML file (default: the demo's) and overrides."),
 ]
-RunFolder = Annotated[Path | None, typer.Option("--run", help="Run folder to write; default: runs/COMMAND-CONFIG.")]
+RunFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--run",
+        help="Run folder to write, or to go on with; default: runs/COMMAND-CONFIG, or the first free number behind.",
+    ),
+]
 Resume = Annotated[
     bool,
     typer.Option(

@@ -49,5 +49,4 @@ def next_step() -> str:
     """How to use the environment that this runs in."""
     if sys.prefix == sys.base_prefix:
         return "parnas --help"
-    script = Path(sys.prefix) / ("Scripts/activate" if sys.platform == "win32" else "bin/activate")
-    return f"source {script}, which activates this environment; then parnas --help"
+    return f"source {Path(sys.prefix) / 'bin/activate'}, which activates this environment; then parnas --help"

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from rich.columns import Columns
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from parnas.architecture import Architecture, describe_layer
@@ -191,7 +192,7 @@ def comparison_table(frame: "pd.DataFrame", columns: Mapping[str, tuple[str, str
     for title, form in shown.values():
         table.add_column(title, justify="left" if form == "{}" else "right", overflow="fold")
     for _, row in frame.iterrows():
-        table.add_row(str(row["run"]), *(form.format(row[key]) for key, (_, form) in shown.items()))
+        table.add_row(escape(str(row["run"])), *(form.format(row[key]) for key, (_, form) in shown.items()))
     return table
 
 
@@ -223,7 +224,7 @@ def show_analysis(analysis: "Analysis") -> None:
 def figure(value: object) -> str:
     """A cell: numbers with four digits that count, whole ones whole, nothing where there is none."""
     if not isinstance(value, float):
-        return f"{value:,}" if isinstance(value, int) else str(value)
+        return f"{value:,}" if isinstance(value, int) else escape(str(value))
     return "" if math.isnan(value) else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 

@@ -2,9 +2,11 @@
 
 import os
 import platform
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +20,12 @@ from parnas.run import package_version
 from parnas.sections import RuntimeConfig
 from parnas.training.device import choose_device
 
-NEEDED = ("parnas", "torch", "numpy", "sentencepiece", "safetensors", "pydantic", "optuna", "pandas", "matplotlib")
-OPTIONAL = {
-    "tensorboard": "live scalars and pictures of pi: pip install 'parnas[tensorboard]'",
-    "psycopg": "a study in PostgreSQL: pip install 'parnas[postgresql]'",
+EXTRAS = {
+    "tensorboard": "for live scalars and pictures of pi",
+    "export": "for parnas export --to onnx or x-transformers",
+    "postgresql": "for a study in PostgreSQL",
 }
+"""The extras for users, and what they are for."""
 VARIABLES = ("PARNAS_DATA", "PARNAS_CACHE", "PARNAS_LAYERS", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
 LEAST_FREE_GB = 2.0  # for the cache of a corpus and some checkpoints
 
@@ -45,11 +48,22 @@ def examine() -> list[Finding]:
 def versions() -> Iterator[Finding]:
     """Python, the packages that are needed, and those that may be there."""
     yield Finding("versions", "python", platform.python_version())
-    for name in NEEDED:
-        yield Finding("versions", name, package_version(name))
-    for name, use in OPTIONAL.items():
-        version = package_version(name)
-        yield Finding("versions", name, version, use if version is None else None)
+    yield Finding("versions", "parnas", package_version("parnas"))
+    for name, extra in requirements():
+        if extra is None or extra in EXTRAS:
+            advice = (
+                "missing: install parnas anew" if extra is None else f"{EXTRAS[extra]}: pip install 'parnas[{extra}]'"
+            )
+            version = package_version(name)
+            yield Finding("versions", name, version, advice if version is None else None)
+
+
+def requirements() -> Iterator[tuple[str, str | None]]:
+    """The packages that parnas asks for, each with the extra that it is of; none for what is always needed."""
+    for line in metadata.requires("parnas") or []:
+        name, extra = re.match(r"[\w.-]+", line), re.search(r"extra == ['\"]([\w-]+)['\"]", line)
+        if name is not None:
+            yield name[0], extra and extra[1]
 
 
 def devices() -> Iterator[Finding]:
@@ -74,8 +88,10 @@ def devices() -> Iterator[Finding]:
 def folders() -> Iterator[Finding]:
     """Where texts and runs would be kept, the room there, and which corpora need not be fetched."""
     cache = cache_dir()
-    kept = sum(path.stat().st_size for path in cache.rglob("*") if path.is_file()) if cache.is_dir() else 0
-    yield Finding("folders", "cache", str(cache))
+    writable = os.access(nearest(cache), os.W_OK)
+    advice = None if writable else "nothing can be written there; set PARNAS_CACHE to another folder"
+    yield Finding("folders", "cache", str(cache), advice)
+    kept = sum(size(path) for path in cache.rglob("*")) if cache.is_dir() else 0
     yield Finding("folders", "in the cache", f"{kept / 1e9:.2f} GB")
     for name, folder in {"free for the cache": cache, "free for runs here": Path()}.items():
         free = free_gb(folder)
@@ -86,8 +102,20 @@ def folders() -> Iterator[Finding]:
 
 def free_gb(folder: Path) -> float:
     """Room on the disk of a folder, which need not exist yet, in 10^9 bytes."""
-    there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
-    return shutil.disk_usage(there).free / 1e9
+    return shutil.disk_usage(nearest(folder)).free / 1e9
+
+
+def nearest(folder: Path) -> Path:
+    """A folder, or the nearest one above it that exists."""
+    return next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+
+
+def size(path: Path) -> int:
+    """Bytes of a file; nothing for a folder, or what another process has just removed."""
+    try:
+        return path.stat().st_size if path.is_file() else 0
+    except FileNotFoundError:
+        return 0
 
 
 def settings() -> Iterator[Finding]:

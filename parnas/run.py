@@ -32,6 +32,8 @@ from parnas.yaml_text import MAX_BYTES, read_yaml
 
 Kind = Literal["search", "retrain"]
 METRICS, PI, STREAMS, ENVIRONMENT, LOCK = "metrics.jsonl", "pi.jsonl", "streams.json", "environment.json", ".lock"
+SPEEDS = ("tokens_per_s", "step_ms")
+"""What a line of metrics says of the machine: all else is the same whenever a training is repeated."""
 FIRST_FILES = {ENVIRONMENT, "config.yaml", "tokenizer", STREAMS, METRICS, PI}
 FIRST_FILES |= {"costs.json", "run.log", "tensorboard", "checkpoints"}
 """What a run may hold before its first checkpoint; STREAMS comes after those before it, and with it a run is begun."""

@@ -1,7 +1,6 @@
 """What TensorBoard shows of a training: its metrics and pi as scalars, pi of a search as pictures besides."""
 
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +14,7 @@ MOST_PICTURES = 50  # of pi in a run
 
 
 class TensorBoard(Silent):
-    """A reporter that writes into the folder `tensorboard` of each run; does nothing where that is not installed."""
+    """A reporter that writes into the folder `tensorboard` of each run; does nothing where that cannot be imported."""
 
     def __init__(self) -> None:
         self.writer: SummaryWriter | None = None
@@ -23,10 +22,12 @@ class TensorBoard(Silent):
 
     def start(self, loop: Loop) -> None:
         """Open the files of a run; what stands there of steps that come again no longer shows."""
-        if loop.folder is None or find_spec("tensorboard") is None:
+        if loop.folder is None:
             return
-        from torch.utils.tensorboard import SummaryWriter
-
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:  # not installed, or not whole, which must not end a training
+            return
         self.steps, self.next_picture = loop.steps, loop.first_step
         after = loop.first_step + 1 if loop.first_step else None
         self.writer = SummaryWriter(str(loop.folder / "tensorboard"), purge_step=after)

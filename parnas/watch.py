@@ -1,15 +1,17 @@
 """Looking on at a run that goes on elsewhere, from the files that it writes."""
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from parnas.errors import ParnasError
+from parnas.figures.history import PiHistory
 from parnas.run import METRICS, PI, Run
-from parnas.training.reporter import Loop, Reporter
+from parnas.training.reporter import FIGURES, Loop, Reporter
 
-POLL_SECONDS = 1.0
+POLL_SECONDS = 1.0  # or ten times what reading takes, where that is more
 SILENT_SECONDS = 120.0
 Record = Mapping[str, Any]
 Stamp = tuple[int, int] | None
@@ -45,13 +47,23 @@ def read_state(run: Run) -> State:
     """The present state of a run; raises `ParnasError` where there is none, or its files are broken."""
     config, kind, finished = run.config(), run.kind(), run.finished()
     metrics, pi = (run.records(name) if (run.folder / name).is_file() else [] for name in (METRICS, PI))
-    for record in metrics:
-        if not isinstance(record.get("split"), str) or not all(
-            isinstance(record.get(name), float | int) for name in ("loss", "ppl")
-        ):
-            raise ParnasError(f"{run.folder / METRICS} has a line without split, loss and ppl; remove that line.")
+    told = [checked(record, run) for record in metrics]
+    if pi:
+        PiHistory.from_run(run)  # which refuses what no search wrote
     steps = config.search.steps if kind == "search" else config.train.steps
-    return State(kind, steps, finished, config.search.candidates, metrics, pi)
+    return State(kind, steps, finished, config.search.candidates, told, pi)
+
+
+def checked(record: Record, run: Run) -> Record:
+    """A line of metrics as it is shown; raises `ParnasError` for one that no training wrote."""
+    figures = {name: record[name] for name in ("loss", "ppl", *FIGURES) if name in record}
+    if record.get("split") not in ("train", "valid") or not {"loss", "ppl"} <= figures.keys():
+        raise ParnasError(
+            f"{run.folder / METRICS} has a line that is not of train or valid with loss and ppl; remove it."
+        )
+    if not all(value is None or type(value) in (int, float) for value in figures.values()):
+        raise ParnasError(f"{run.folder / METRICS} has a line whose figures are no numbers; remove it.")
+    return {**record, **{name: math.nan if value is None else value for name, value in figures.items()}}
 
 
 def watch(run: Run, reporter: Reporter, sleep: Callable[[float], None] = time.sleep) -> State:
@@ -60,12 +72,14 @@ def watch(run: Run, reporter: Reporter, sleep: Callable[[float], None] = time.sl
     reporter.start(Loop(f"{run.name} ({state.kind})", state.step, state.steps))
     try:
         tell(reporter, state, list(state.latest().values()), state.pi[-1:])
-        warned = False
+        warned, took = False, 0.0
         while not state.finished:
-            sleep(POLL_SECONDS)
+            sleep(max(POLL_SECONDS, 10 * took))
             before, stamps = stamps, stamps_of(run)  # before reading: what is written meanwhile shows the next time
             if stamps != before:
-                old, state, warned = state, read_state(run), False
+                began, old = time.perf_counter(), state
+                state, warned = read_state(run), False
+                took = time.perf_counter() - began
                 # Fewer lines where the run was stopped and goes on from a checkpoint: what comes again is told again.
                 tell(reporter, state, state.metrics[len(old.metrics) :], state.pi[len(old.pi) :])
             elif not warned and idle_seconds(run) > SILENT_SECONDS:

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -109,7 +110,15 @@ def test_all_mistakes_are_told_at_once_with_those_of_the_overrides(tmp_path: Pat
         parnas.evaluate(tmp_path, split="all")  # type: ignore[arg-type]
 
 
-def test_an_interrupt_is_python_s_own_and_the_run_goes_on(corpus: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def own_interrupt() -> Iterator[None]:
+    """Python's handler of Ctrl-C, which is ignored where the tests run in the background of a shell."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupt_is_python_s_own_and_the_run_goes_on(corpus: Path, tmp_path: Path, own_interrupt: None) -> None:
     class Interrupting(Silent):
         def advance(self, step: int) -> None:
             if step == 5:

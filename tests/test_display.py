@@ -106,9 +106,9 @@ def test_tables_of_large_numbers_fit_a_terminal() -> None:
         "tgt_len": 150,
         "mem_len": 150,
     }
-    frame = pd.DataFrame([row, {**row, "run": "derived"}])
+    frame = pd.DataFrame([row, {**row, "run": "derived"}, {**row, "run": "[red]x"}])
     quality, cost = (shown(comparison_table(frame, columns)) for columns in (QUALITY, COST))
-    for part in ("interleaved", "SuperNet", "1.4680", "66.13", "206.50", "151,107,538"):
+    for part in ("interleaved", "[red]x", "SuperNet", "1.4680", "66.13", "206.50", "151,107,538"):
         assert part in quality
     for part in ("derived", "123,456,789", "123.45", "234.56", "123,456", "12,345", "150"):
         assert part in cost

@@ -1,6 +1,8 @@
 """What the doctor finds."""
 
 import json
+import os
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -53,5 +55,14 @@ def test_it_advises_where_room_or_a_package_is_missing(monkeypatch: pytest.Monke
     assert found("free for runs here").advice is None
     monkeypatch.setattr(doctor, "free_gb", lambda _: 0.4)
     assert "make room" in str(found("free for runs here").advice)
-    monkeypatch.setattr(doctor, "OPTIONAL", {"no-such-package": "pip install it"})
-    assert found("no-such-package") == Finding("versions", "no-such-package", None, "pip install it")
+    extra = "no-such-package>=1; extra == 'export'"
+    monkeypatch.setattr(metadata, "requires", lambda _: ["torch>=2", extra, "pytest; extra == 'dev'"])
+    asked = "for parnas export --to onnx or x-transformers: pip install 'parnas[export]'"
+    assert found("no-such-package") == Finding("versions", "no-such-package", None, asked)
+    assert not any(each.name == "pytest" for each in examine())
+
+
+def test_it_advises_where_the_cache_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert found("cache").advice is None
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert "PARNAS_CACHE" in str(found("cache").advice)

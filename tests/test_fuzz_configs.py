@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from parnas.config import Config, check_config, dump_config, walk_fields
 from parnas.yaml_text import read_yaml, to_yaml
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.no_cover]  # the other tests cover what these read
 __all__ = ["cases"]
 
 DEFAULT = Config().model_dump(mode="json")

@@ -15,7 +15,7 @@ from parnas.data.streams import TokenStreams, prepare
 from parnas.data.text import LONGEST_LINE
 from parnas.sections import DataConfig, TokenizerConfig
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.no_cover]  # the other tests cover what these read
 __all__ = ["cases"]
 
 SPLITS = ("train", "valid", "test")

@@ -26,7 +26,7 @@ from parnas.run import METRICS, Run
 from parnas.training.checkpoint import newest_checkpoint, verify_checkpoint
 from parnas.yaml_text import read_yaml, to_yaml
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.no_cover]  # the other tests cover what these read
 __all__ = ["cases"]
 
 draws = st.randoms(use_true_random=False)

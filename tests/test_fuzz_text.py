@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from parnas.architecture import LETTERS, MAX_BLOCKS, Architecture
 from parnas.yaml_text import MAX_SIZE, read_yaml, to_yaml
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.no_cover]  # the other tests cover what these read
 __all__ = ["cases"]
 
 # Architectures

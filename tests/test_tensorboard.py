@@ -1,5 +1,6 @@
 """What TensorBoard is given of both phases."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,15 @@ def test_a_retraining_gives_its_metrics(corpus: Path, tmp_path: Path) -> None:
     run = retrain(small_config(corpus, model__arch="sf", train__steps=8), tmp_path / "run", TensorBoard())
     tags = set(events_of(run).Tags()["scalars"])
     assert {"train/lr", "train/loss", "train/ppl", "train/step_ms", "valid/loss", "valid/ppl"} <= tags
+
+
+def test_a_tensorboard_that_is_missing_or_broken_ends_no_training(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    run = retrain(small_config(corpus, model__arch="sf", train__steps=4), tmp_path / "run", TensorBoard())
+    assert run.finished()
+    assert not (run.folder / "tensorboard").exists()
 
 
 def test_what_comes_again_after_an_interruption_shows_once(tmp_path: Path) -> None:

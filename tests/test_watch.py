@@ -150,6 +150,32 @@ def test_the_state_of_a_run_as_text_and_as_json(search_run: Run, capsys: pytest.
     assert set(state["latest"]) == {"train", "valid"}
 
 
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        *((METRICS, {"lr": value}) for value in ("x", [1], {})),
+        *((METRICS, {"split": value}) for value in ("\x1b]0;title\x07", "test", None, 1)),
+        (METRICS, {"loss": "none"}),
+        *(
+            (PI, {"pi": value})
+            for value in (None, 5, [[]], [[None, 1, 0]] * 3, "abc", [[0.25] * 4] * 3, [[0.2] * 3] * 9)
+        ),
+    ],
+)
+def test_lines_that_no_training_wrote_are_refused(
+    going_on: Run, name: str, line: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = {METRICS: {"split": "train", "loss": 1.0, "ppl": 2.7}, PI: {"tau": 1.0, "pi": [[0.2, 0.3, 0.5]] * 3}}
+    going_on.append(name, {"step": 4, **whole[name], **line})
+    assert name in refusal(capsys, "watch", going_on.folder, "--once")
+
+
+def test_figures_that_are_not_finite_are_shown_as_such(going_on: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    going_on.append(METRICS, {"step": 4, "split": "train", "loss": 1.0, "ppl": 2.7, "tokens_per_s": None})
+    assert run_command("watch", going_on.folder, "--once") == 0
+    assert "nan tokens/s" in capsys.readouterr().out
+
+
 def test_a_run_that_is_not_there_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "There is no run folder" in refusal(capsys, "watch", tmp_path / "none")
 

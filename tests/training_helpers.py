@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from safetensors.torch import load_file
 
-from parnas.run import Run
+from parnas.run import SPEEDS, Run
 from parnas.training.checkpoint import list_checkpoints
 from parnas.training.reporter import Silent
 
@@ -39,4 +39,4 @@ def assert_same_weights(one: Run, other: Run) -> None:
 
 
 def without_times(records: list[dict[str, object]]) -> list[dict[str, object]]:
-    return [{key: value for key, value in record.items() if key != "tokens_per_s"} for record in records]
+    return [{key: value for key, value in record.items() if key not in SPEEDS} for record in records]

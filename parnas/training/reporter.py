@@ -53,19 +53,22 @@ class Silent:
     def stop(self) -> None: ...
 
 
+FIGURES = {
+    "argmax_ppl": "argmax ppl {:.2f}",
+    "gap": "mixture behind argmax by {:.3f}",
+    "bits_per_byte": "bits/byte {:.3f}",
+    "tokens_per_s": "{:,.0f} tokens/s",
+    "lr": "lr {:.1e}",
+    "tau": "tau {:.3f}",
+    "expected_cost": "cost {:.2f}",
+    "entropy": "entropy {:.2f}",
+    "identity_share": "identity {:.0%}",
+    "argmax_changes": "argmax changed {} times",
+}
+"""What a line of metrics may have besides loss and perplexity, and how it is shown."""
+
+
 def describe_metrics(record: Mapping[str, Any]) -> str:
     """A line of metrics in words."""
     parts = [f"{record['split']:<5} loss {record['loss']:.3f}  ppl {record['ppl']:.2f}"]
-    known = {
-        "argmax_ppl": "argmax ppl {:.2f}",
-        "gap": "mixture behind argmax by {:.3f}",
-        "bits_per_byte": "bits/byte {:.3f}",
-        "tokens_per_s": "{:,.0f} tokens/s",
-        "lr": "lr {:.1e}",
-        "tau": "tau {:.3f}",
-        "expected_cost": "cost {:.2f}",
-        "entropy": "entropy {:.2f}",
-        "identity_share": "identity {:.0%}",
-        "argmax_changes": "argmax changed {} times",
-    }
-    return "  ".join(parts + [form.format(record[key]) for key, form in known.items() if key in record])
+    return "  ".join(parts + [form.format(record[key]) for key, form in FIGURES.items() if key in record])

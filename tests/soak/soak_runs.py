@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from parnas.config import Config, dump_config
-from parnas.run import METRICS, PI, Run
+from parnas.run import METRICS, PI, SPEEDS, Run
 from parnas.training.checkpoint import list_checkpoints
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -196,6 +196,6 @@ def weights_of(folder: Path) -> dict[str, torch.Tensor]:
 def lines_of(folder: Path, name: str) -> dict[tuple[int, object], dict[str, Any]]:
     """Lines by step and split, without speeds."""
     return {
-        (record["step"], record.get("split")): {key: value for key, value in record.items() if key != "tokens_per_s"}
+        (record["step"], record.get("split")): {key: value for key, value in record.items() if key not in SPEEDS}
         for record in Run(folder).records(name)
     }
