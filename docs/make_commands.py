@@ -20,8 +20,9 @@ tells of one. `search`, `derive`, `retrain` and `evaluate` are scripts too: `pyt
 
 * `CONFIG` is a YAML file such as those in `configs/`; without one the demo's is taken. Every setting of
   [configuration.md](configuration.md) can be given as `section.key=value` after it.
-* `ARCH` is a string such as `sfsff` or `(sf)*8`, an `arch.yaml`, a run folder that has one, or a preset:
-  `interleaved-N`, `compressive-N`, `sandwich-N-K`, `all-f-N`, `random-N-SEED`.
+* `ARCH` is a string such as `sfsff` or `(sf)*8`, an `arch.yaml`, a run folder, or a preset: `interleaved-N`,
+  `compressive-N`, `sandwich-N-K`, `all-f-N`, `random-N-SEED`. A search stands for what its `arch.yaml` says, which
+  `derive` writes, and where there is none for what pi spoke for last.
 * `RUN` is a run folder; what lies in it is told in [architecture.md](architecture.md#the-run-folder).
 """
 
@@ -66,7 +67,8 @@ MORE = {
         "parnas retrain configs/demo.yaml --arch runs/search/arch.yaml --run runs/derived",
     ),
     "evaluate": (
-        "Writes one table as CSV, Markdown and JSON, and learning curves. Which of its perplexities to compare: "
+        "Writes one table as CSV, Markdown and JSON, and learning curves. The derived network of a search is what its "
+        "`arch.yaml` says, and where there is none what pi spoke for last. Which of its perplexities to compare: "
         "[faq.md](faq.md#which-perplexity-is-the-right-one). What `--analyse` shows: "
         "[compressive.md](compressive.md#what---analyse-shows).",
         "parnas evaluate runs/search runs/derived --split test --out runs/comparison",

@@ -89,8 +89,8 @@ def retrain(
     """Train a discrete architecture from scratch (`parnas retrain`).
 
     arch: a string such as "sfsff" or "(sf)*8", a preset such as "interleaved-6", what `derive` returned, an
-    `arch.yaml`, a search (what derive takes by default) or a retraining; by default `model.arch` of the configuration.
-    The rest, and what is raised, as for `search`.
+    `arch.yaml`, or a run: of a search what its `arch.yaml` says, else what pi spoke for last. By default it is
+    `model.arch` of the configuration. The rest, and what is raised, as for `search`.
 
     >>> trained = parnas.retrain("demo", "sfs", small)
     >>> trained.arch, trained.kind
@@ -214,9 +214,7 @@ def _train(
 def _arch_text(arch: ArchLike) -> str:
     if isinstance(arch, Derivation):
         return str(arch.architecture)
-    if isinstance(arch, TrainedRun):
-        return arch.arch
-    return str(arch.folder if isinstance(arch, Run) else arch)
+    return str(arch.folder if isinstance(arch, Run | TrainedRun) else arch)
 
 
 def _reporter(progress: Progress) -> Reporter:

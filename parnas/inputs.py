@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from parnas.architecture import Architecture
 from parnas.config import Config, Override, check_config, load_config
 from parnas.errors import ParnasError
-from parnas.run import Run, fresh_folder, read_arch_file
+from parnas.run import ENVIRONMENT, Run, fresh_folder, read_arch_file
 
 DEMO = "demo"
 
@@ -84,12 +84,9 @@ def resolve_arch(text: str) -> str:
 
 
 def arch_of_folder(run: Run) -> str:
-    """What was derived there; or of a retraining what it trains."""
-    if not (run.folder / "arch.yaml").is_file() and (run.folder / "config.yaml").is_file():
-        arch = run.config().model.arch
-        if run.kind() == "retrain" and arch is not None:
-            return arch
-    return str(run.arch_file()["arch"])
+    """What a run stands for, or what the `arch.yaml` of another folder says."""
+    found = run.architecture() if (run.folder / ENVIRONMENT).is_file() else None
+    return str(found or run.arch_file()["arch"])
 
 
 def several() -> bool:

@@ -148,6 +148,27 @@ class Run:
         path = self._existing("arch.yaml", f"derive.py {self.folder}")
         return read_arch_file(path)
 
+    def architecture(self, by_pi: bool = False) -> Architecture | None:
+        """The network that the run stands for, wherever one is asked of it; none where it does not tell yet.
+
+        Of a retraining it is what is trained. Of a search it is what its `arch.yaml` says, and where there is none, or
+        with `by_pi`, what pi spoke for last. Raises `ParnasError` for a network that is none of the SuperNet's.
+        """
+        config, path = self.config(), self.folder / "arch.yaml"
+        if self.kind() == "retrain":
+            return None if config.model.arch is None else Architecture.parse(config.model.arch)
+        if path.is_file() and not by_pi:
+            found = str(self.arch_file()["arch"])
+            cure = f"mend or remove it, or write it by: parnas derive {self.folder}"
+        else:
+            told = [record["arch"] for record in self.records(PI) if "arch" in record]
+            if not told:
+                return None
+            path, found, cure = self.folder / PI, told[-1], "restore it"
+        architecture = Architecture.parse(found)
+        refuse_other_blocks(architecture, config.search.block_spaces, str(path), cure)
+        return architecture
+
     def summary(self) -> dict[str, Any]:
         """The final figures; only a finished run has them."""
         return read_json_object(self._existing("summary.json", "a run that ends"))
@@ -198,6 +219,22 @@ class Run:
             if path.is_file():
                 kept = [record for record in self.records(name) if record["step"] <= step]
                 write_text(path, "".join(to_json(record) + "\n" for record in kept))
+
+
+def refuse_other_blocks(architecture: Architecture, spaces: Sequence[Sequence[str]], path: str, cure: str) -> None:
+    """Raise where an architecture is not made of the candidates of each block, as a file of a search must say it."""
+    blocks = len(spaces)
+    if len(architecture) != blocks:
+        raise ParnasError(
+            f"{path} says {architecture!s:.80}, of {len(architecture)} block(s), but the SuperNet has {blocks}, each "
+            f"of which needs its layer, identity (i) included; {cure}."
+        )
+    for number, (layer, space) in enumerate(zip(architecture, spaces, strict=True), 1):
+        if layer not in space:
+            raise ParnasError(
+                f"{path} says {architecture!s:.80}, but block {number} of the SuperNet has {', '.join(space)}, not "
+                f"{layer}; {cure}."
+            )
 
 
 def read_arch_file(path: Path) -> dict[str, Any]:

@@ -21,7 +21,8 @@ class TrainedRun:
     kind: str
     """`search` or `retrain`."""
     arch: str
-    """The architecture string: of a search what derive takes by default, of a retraining what was trained."""
+    """The string that the run stood for when it was read: of a retraining what was trained, of a search what its
+    `arch.yaml` says, or where there is none what pi spoke for last."""
     summary: Mapping[str, Any] = field(repr=False)
     """The content of `summary.json`: steps, seconds, parameters, and `valid` with `loss` (nats per token), `ppl`,
     `word_ppl` and `bits_per_byte` of the validation split."""
@@ -40,7 +41,7 @@ class TrainedRun:
         return cls(
             opened.folder,
             kind,
-            str(summary["arch"]),
+            str(opened.architecture() or summary["arch"]),
             summary,
             pd.DataFrame(opened.records(METRICS)),
             pi_frame(opened) if kind == "search" else None,

@@ -77,7 +77,7 @@ def rescorer(run: Run, reporter: Reporter) -> Callable[[Architecture], float]:
 
     Raises `ParnasError` where the run is no search, or its text is no longer what it was.
     """
-    found = load(run.folder, even=True)
+    found = load(run.folder, even=True, by_pi=True)
     if not isinstance(found.model, SuperNet):
         raise ParnasError(f"{run.folder} is no search; only a SuperNet's weights are those of many networks.")
     streams = prepare(found.config.data, reporter.note)

@@ -102,7 +102,7 @@ def inheriting_task(config: Config, supernet: Path, reporter: Reporter) -> Task:
 
     Raises `ParnasError` where the run is no search, or another text, network or space than the configuration's.
     """
-    run, loaded = Run(supernet), load(supernet, even=True)
+    run, loaded = Run(supernet), load(supernet, even=True, by_pi=True)
     if not isinstance(loaded.model, SuperNet):
         raise ParnasError(f"{supernet} is a {run.kind()} and has no SuperNet; give the folder of a search.")
     config, streams = resolve(config, reporter)

@@ -21,7 +21,7 @@ from parnas.files import folder_in_one_piece, write_json, write_text
 from parnas.model.cutoffs import optimal_cutoffs
 from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import TransformerXL
-from parnas.run import PI, STREAMS, Kind, Run
+from parnas.run import STREAMS, Kind, Run
 from parnas.sections import AUTO_CLUSTERS, EvaluationConfig
 from parnas.training.checkpoint import (
     best_checkpoint,
@@ -53,7 +53,7 @@ class LoadedRun:
     model: TransformerXL  # in evaluation mode, on the CPU; a SuperNet for a search
     tokenizer: Tokenizer
     config: Config
-    architecture: Architecture  # of a search: what derive would take
+    architecture: Architecture  # that the run stands for: see `Run.architecture`
     header: StreamHeader
     checkpoint: Path
 
@@ -241,12 +241,13 @@ def log_model(session: Session, model: TransformerXL, architecture: Architecture
     session.run.write_log(f"{title}:\n{table}")
 
 
-def load(folder: str | Path, even: bool = False, best: bool = False) -> LoadedRun:
+def load(folder: str | Path, even: bool = False, best: bool = False, by_pi: bool = False) -> LoadedRun:
     """Rebuild the network of a run from its newest checkpoint, with its tokenizer and configuration.
 
     `even`: with a search's weights from before they settled on one network, where there are such. `best`: with those of
-    the least validation loss. Raises `ParnasError` where the folder has no whole checkpoint or lacks what the network
-    needs.
+    the least validation loss. `by_pi`: a search's `arch.yaml` is not read, as where one is to be derived.
+
+    Raises `ParnasError` where the folder has no whole checkpoint or lacks what the network needs.
     """
     run = Run(folder)
     config = run.config()
@@ -274,8 +275,7 @@ def load(folder: str | Path, even: bool = False, best: bool = False) -> LoadedRu
     model = build()
     load_weights(checkpoint, model)
     if isinstance(model, SuperNet):
-        told = [record["arch"] for record in run.records(PI) if "arch" in record]
-        architecture = Architecture.parse(told[-1]) if told else model.architecture()
+        architecture = run.architecture(by_pi) or model.architecture()
     else:
         architecture = run_architecture(config)
     header = StreamHeader.read(run.folder / STREAMS)
