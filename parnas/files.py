@@ -1,5 +1,6 @@
 """Files that are either whole or absent, whatever happens while they are written."""
 
+import glob
 import json
 import math
 import os
@@ -134,7 +135,7 @@ def folder_in_one_piece(path: Path) -> Iterator[Path]:
 
     If the body raises, nothing is left behind. An existing `path` is replaced. One writer at a time.
     """
-    for left_by_a_killed_writer in path.parent.glob(f".{path.name}.*.tmp"):
+    for left_by_a_killed_writer in path.parent.glob(f".{glob.escape(path.name)}.[0-9]*.tmp"):
         shutil.rmtree(left_by_a_killed_writer, ignore_errors=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     beside.mkdir(parents=True)

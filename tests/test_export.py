@@ -97,7 +97,7 @@ def test_what_is_written_is_that_network(
     assert written.difference < 1e-5
     assert str(Architecture.parse(run.summary()["arch"]).canonical()) == written.architecture
     content = json.loads((written.folder / "config.json").read_text(encoding="utf-8"))
-    assert content["architecture"] == content["model"]["arch"] == written.architecture
+    assert content["arch"] == content["model"]["arch"] == written.architecture
     assert str(tmp_path) not in str(content)
     assert {"README.md", "config.json", "tokenizer/tokenizer.json"} < set(written.files)
     assert all((written.folder / name).stat().st_mode & 0o444 == 0o444 for name in written.files)
@@ -195,7 +195,7 @@ def test_a_spoilt_folder_is_refused(retrain_run: Run, tmp_path: Path, spoil: Cal
 
 def change_arch(folder: Path, arch: str) -> None:
     content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    write_text(folder / "config.json", json.dumps({**content, "architecture": arch}))
+    write_text(folder / "config.json", json.dumps({**content, "arch": arch}))
 
 
 @needs_extra
@@ -231,6 +231,73 @@ def test_the_written_program_builds_the_same_decoder(search_run: Run, tmp_path: 
     assert network(random_ids(1, 6)).shape[:2] == (1, 6)
     shape = json.loads((written.folder / "decoder.json").read_text(encoding="utf-8"))
     assert len(shape["custom_layers"]) == shape["depth"] == len(network.attn_layers.layer_types)
+
+
+def spoil_keys(folder: Path) -> None:
+    content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    write_text(folder / "config.json", json.dumps({"target": content["target"], "model": {}}))
+
+
+@pytest.mark.parametrize(
+    ("fill", "told"),
+    [
+        (lambda folder: write_text(folder / "config.json", "{}"), "holds something else than an export"),
+        (
+            lambda folder: write_text(folder / "config.json", '{"target": "gguf"}'),
+            "holds something else than an export",
+        ),
+        (lambda folder: write_text(folder / "config.json", "no JSON"), "holds something else than an export"),
+        (lambda folder: (folder / "config.json").unlink(), "holds something else than an export"),
+        (spoil_keys, "holds something else than an export"),
+        (lambda folder: write_text(folder / "precious.bin", "x"), r"something else besides, such as precious.bin"),
+        (lambda folder: write_text(folder / "tokenizer" / "notes.txt", "x"), "such as tokenizer/notes.txt"),
+        (lambda folder: write_text(folder / "network.pt2", "x"), "such as network.pt2"),
+    ],
+)
+def test_a_folder_with_more_than_an_export_is_left_alone(
+    retrain_run: Run, tmp_path: Path, fill: Callable[[Path], None], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = export_run(retrain_run, "safetensors", tmp_path / "out").folder
+    fill(folder)
+    before = sorted(path.name for path in folder.rglob("*"))
+    monkeypatch.setattr("parnas.export.export.open_source", None)  # refused before any work
+    with pytest.raises(ParnasError, match=told):
+        export_run(retrain_run, "pt2", folder)
+    assert sorted(path.name for path in folder.rglob("*")) == before
+
+
+@needs_extra
+def test_an_export_takes_the_place_of_one_of_any_target(retrain_run: Run, tmp_path: Path) -> None:
+    for target in ("onnx", "x-transformers", "pt2", "safetensors", "safetensors"):
+        assert export_run(retrain_run, target, tmp_path / "out").folder == tmp_path / "out"
+        assert json.loads((tmp_path / "out" / "config.json").read_text(encoding="utf-8"))["target"] == target
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_the_folder_that_is_worked_in_is_not_replaced(
+    retrain_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    for folder in (".", "..", tmp_path):
+        with pytest.raises(ParnasError, match=r"is where this program works, .*; name a new folder inside it"):
+            export_run(retrain_run, "safetensors", folder)
+    export_run(retrain_run, "safetensors", "./new")
+    monkeypatch.chdir("new")
+    with pytest.raises(ParnasError, match="is where this program works"):
+        export_run(retrain_run, "safetensors", ".")
+    assert load_exported(".").architecture == Architecture.parse("sfs")
+
+
+def test_a_link_to_a_folder_is_kept_and_what_it_leads_to_is_written(retrain_run: Run, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "real")
+    for _ in range(2):  # first it leads nowhere
+        written = export_run(retrain_run, "safetensors", link)
+        assert link.is_symlink()
+        assert (written.folder, written.folder / "README.md") == (link, link / "README.md")
+        assert load_exported(tmp_path / "real").architecture == Architecture.parse("sfs")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "real"]
 
 
 def test_layers_that_a_decoder_cannot_have_are_refused() -> None:
@@ -301,7 +368,8 @@ def test_the_command_exports_and_refuses(trained: Run, tmp_path: Path, capsys: p
     assert "exported sfs as safetensors, at most 0.0e+00 nats from the network" in told
     assert f"written: {trained.folder}/exports/safetensors/model.safetensors" in told
     assert run_command("export", trained.folder, "--to", "safetensors", "--json") == 0  # replaces the one before
-    assert json.loads(capsys.readouterr().out)["difference"] == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["run"], told["arch"], told["difference"]) == (str(trained.folder), "sfs", 0)
     assert "give safetensors, x-transformers, pt2, onnx" in refusal(capsys, "export", trained.folder, "--to", "gguf")
     other = ("export", trained.folder, "--to", "safetensors", "--out", trained.folder)
     assert "holds something else than an export" in refusal(capsys, *other)

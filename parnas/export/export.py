@@ -9,9 +9,17 @@ from torch import Tensor
 
 from parnas.errors import ParnasError
 from parnas.export import decoder
-from parnas.export.folder import CONFIG, describe_tensors, load_exported, write_common, write_readme, write_weights
-from parnas.export.onnx_file import describe_onnx, run_onnx, write_onnx
-from parnas.export.program import describe_program, export_program, run_program, write_program
+from parnas.export.folder import (
+    COMMON,
+    describe_tensors,
+    load_exported,
+    write_common,
+    write_readme,
+    write_weights,
+    written_target,
+)
+from parnas.export.onnx_file import MODEL, describe_onnx, run_onnx, write_onnx
+from parnas.export.program import PROGRAM, describe_program, export_program, run_program, write_program
 from parnas.export.segment import SegmentNetwork
 from parnas.export.source import Source, open_source
 from parnas.export.verify import Step, largest_difference, refuse_different
@@ -44,6 +52,7 @@ together, each later table behind the logit of its cluster. The embedding is mul
 class Export:
     """What was written, and how far it is from the network."""
 
+    run: Path  # its folder
     folder: Path
     target: str
     architecture: str
@@ -57,7 +66,12 @@ class Export:
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values."""
-        return {"target": self.target, "arch": self.architecture, "difference": self.difference}
+        return {
+            "run": str(self.run),
+            "target": self.target,
+            "arch": self.architecture,
+            "difference": self.difference,
+        }
 
 
 class Target(NamedTuple):
@@ -65,6 +79,7 @@ class Target(NamedTuple):
 
     write: Callable[[Source, Path], float | None]
     what: str
+    files: frozenset[str]  # besides those of every export
 
 
 def to_safetensors(source: Source, folder: Path) -> float:
@@ -112,36 +127,56 @@ def to_onnx(source: Source, folder: Path) -> float:
 
 
 TARGETS = {
-    "safetensors": Target(to_safetensors, "weights and settings"),
-    "x-transformers": Target(to_x_transformers, "the order and shape of the layers"),
-    "pt2": Target(to_pt2, "a program of torch.export"),
-    "onnx": Target(to_onnx, "a model for onnxruntime and others"),
+    "safetensors": Target(to_safetensors, "weights and settings", frozenset({WEIGHTS})),
+    "x-transformers": Target(
+        to_x_transformers, "the order and shape of the layers", frozenset({decoder.SNIPPET, decoder.SHAPE})
+    ),
+    "pt2": Target(to_pt2, "a program of torch.export", frozenset({PROGRAM})),
+    "onnx": Target(to_onnx, "a model for onnxruntime and others", frozenset({MODEL, f"{MODEL}.data"})),
 }
 
 
 def export_run(run: Run | str | Path, target: str, out: str | Path | None = None, best: bool = False) -> Export:
     """Write the network of a run as one of `TARGETS`, and check what was written against the network.
 
-    Of a search it is the derived network, with the SuperNet's weights. out: a folder that is new, or an export to be
-    replaced; by default `RUN/exports/TARGET`. best: the weights of the least validation loss.
+    Of a search it is the derived network, with the SuperNet's weights. out: a folder that is new or empty, or an export
+    to be replaced, or a link to one; by default `RUN/exports/TARGET`. best: the weights of the least validation loss.
 
-    Raises `ParnasError` for a target that is not known or not possible for these layers, a package that is missing, and
-    where a log-probability differs by more than 1e-4 nats; nothing is written then.
+    Raises `ParnasError` for a target that is not known or not possible for these layers, a package that is missing, a
+    folder that holds anything else, and where a log-probability differs by more than 1e-4 nats; nothing is written.
     """
     if target not in TARGETS:
-        raise ParnasError(f"--to is {target!r}; give {', '.join(TARGETS)}.")
+        raise ParnasError(f"The target (--to) is {target!r}; give {', '.join(TARGETS)}.")
     opened = run if isinstance(run, Run) else Run(run)
     folder = opened.folder / "exports" / target if out is None else Path(out)
-    if folder.exists() and not (folder / CONFIG).is_file() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ParnasError(f"{folder} holds something else than an export; choose another --out.")
+    place = folder.resolve()
+    refuse_used(place)
     source = open_source(opened, best)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with folder_in_one_piece(folder) as beside:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with folder_in_one_piece(place) as beside:
         difference = TARGETS[target].write(source, beside)
         if difference is not None:
             refuse_different(difference, target)
-    files = tuple(sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()))
-    return Export(folder, target, str(source.architecture), files, difference)
+    files = tuple(sorted(path.relative_to(place).as_posix() for path in place.rglob("*") if path.is_file()))
+    return Export(opened.folder, folder, target, str(source.architecture), files, difference)
+
+
+def refuse_used(folder: Path) -> None:
+    """Raise where an export cannot take a folder's place: it is in use, or holds what no export has written."""
+    if Path.cwd().is_relative_to(folder):
+        raise ParnasError(f"{folder} is where this program works, and would be replaced; name a new folder inside it.")
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return
+    target = written_target(folder)
+    if target not in TARGETS:
+        raise ParnasError(f"{folder} holds something else than an export; choose another folder (--out).")
+    known = TARGETS[target].files | COMMON
+    held = {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
+    if more := sorted(held - known):
+        raise ParnasError(
+            f"{folder} is an export that holds something else besides, such as {more[0]}; move that away, or choose "
+            "another folder (--out)."
+        )
 
 
 def _difference(source: Source, step: Step) -> float:

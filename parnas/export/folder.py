@@ -9,7 +9,8 @@ from pydantic import ValidationError
 from safetensors.torch import save_model
 
 from parnas.architecture import Architecture
-from parnas.data.tokenizers import Tokenizer, load_tokenizer
+from parnas.data.pieces import MODEL_FILE
+from parnas.data.tokenizers import SETTINGS_FILE, Tokenizer, load_tokenizer
 from parnas.errors import ParnasError
 from parnas.export.source import Source
 from parnas.files import read_json_object, refuse_foreign_links, write_json, write_text
@@ -21,6 +22,10 @@ from parnas.training.checkpoint import WEIGHTS, load_weights, refuse_larger
 from parnas.training.phases import continue_text
 
 CONFIG, README, TOKENIZER = "config.json", "README.md", "tokenizer"
+COMMON = {CONFIG, README, TOKENIZER, *(f"{TOKENIZER}/{name}" for name in (SETTINGS_FILE, MODEL_FILE))}
+"""What an export of any target may hold."""
+KEYS = {"target", "vocab_size", "eos_id", "tgt_len", "model", "trained", "parnas"}
+"""By which settings are known as ours."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +48,7 @@ def write_common(source: Source, target: str, folder: Path, more: dict[str, Any]
     arch = str(source.architecture)
     settings = {
         "target": target,
-        "architecture": arch,
+        "arch": arch,
         "vocab_size": loaded.tokenizer.vocab_size,
         "eos_id": loaded.tokenizer.eos_id,
         "tgt_len": loaded.config.data.tgt_len,
@@ -85,6 +90,15 @@ def describe_tensors(network: TransformerXL) -> str:
     return f"| tensor (those in one row are the same) | shape |\n| --- | --- |\n{listed}"
 
 
+def written_target(folder: Path) -> str | None:
+    """The target whose settings lie in a folder; none for the settings of other programs, or where there are none."""
+    try:
+        content = read_json_object(folder / CONFIG)
+    except (ParnasError, OSError):
+        return None
+    return str(content["target"]) if content.keys() >= KEYS else None
+
+
 def load_exported(folder: str | Path) -> Exported:
     """Rebuild the network of a folder that `parnas export --to safetensors` wrote; nothing in it is executed.
 
@@ -97,10 +111,12 @@ def load_exported(folder: str | Path) -> Exported:
     content = read_json_object(path / CONFIG)
     try:
         config = ModelConfig.model_validate(plain(content["model"]))
-        architecture = Architecture.parse(content["architecture"])
+        architecture = Architecture.parse(content["arch"])
     except (KeyError, ValidationError, ParnasError) as error:
         reason = error if isinstance(error, ParnasError) else f"{type(error).__name__}: {error!s:.300}"
-        raise ParnasError(f"{path / CONFIG} is not what an export wrote ({reason}); restore it.") from error
+        raise ParnasError(
+            f"{path / CONFIG} is not what an export wrote ({reason}); restore it, or export anew."
+        ) from error
     tokenizer = load_tokenizer(path / TOKENIZER)
 
     def build() -> TransformerXL:
