@@ -10,7 +10,7 @@ from PIL import Image
 
 from parnas.architecture import Architecture
 from parnas.errors import ParnasError
-from parnas.evaluation.attention_maps import COMPRESSED, attention_maps
+from parnas.evaluation.attention_maps import COMPRESSED, AttentionMap, attention_maps
 from parnas.figures.attention_maps import draw_attention_maps
 from parnas.nas.by_hand import PiByHand
 from parnas.nas.inherited import measure_inherited
@@ -68,6 +68,25 @@ def test_compressed_positions_have_no_name_of_their_own(corpus: Path, tmp_path: 
     assert [key.strip() for key in plain.keys[:4]] == [key.strip() for key in compressive.keys[-10:-6]]
     picture = draw_attention_maps([compressive, plain], tmp_path / "maps.png")
     assert min(Image.open(picture).size) > 200
+
+
+def random_maps(layers: int, heads: int, queries: int, keys: int) -> list[AttentionMap]:
+    weights = np.random.default_rng(0).dirichlet([0.05] * keys, (heads, queries)).astype(np.float32)
+    names = tuple(f"token{number}" for number in range(keys))
+    return [AttentionMap(block, "s", weights, names[-queries:], names) for block in range(1, layers + 1)]
+
+
+def test_a_picture_is_no_larger_than_can_be_looked_at(tmp_path: Path) -> None:
+    long = Image.open(draw_attention_maps(random_maps(1, 2, 512, 640), tmp_path / "long.png")).size
+    assert max(long) < 1500  # two maps of four inches side by side, and margins
+    whole = Image.open(draw_attention_maps(random_maps(1, 2, 6, 64), tmp_path / "whole.png")).size
+    assert whole[0] > 2400  # names of 64 tokens below each
+    for layers, heads in ((1, 60), (60, 1), (32, 16)):
+        with pytest.raises(
+            ParnasError, match=r"layers of up to \d+ heads would make a picture of .* draw fewer of the maps"
+        ):
+            draw_attention_maps(random_maps(layers, heads, 512, 640), tmp_path / "huge.png")
+    assert not (tmp_path / "huge.png").exists()
 
 
 def test_texts_that_cannot_be_shown_are_refused(retrain_run: Run, corpus: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """What each head attends to: a row for each layer, a column for each head, queries against keys."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -12,13 +13,14 @@ from numpy.typing import NDArray
 
 from parnas.errors import ParnasError
 from parnas.figures.heatmap import COLOURS
-from parnas.figures.style import FRAME, INK, LABEL_SIZE, MONOSPACE, SMALL_SIZE, new_figure, save_png
+from parnas.figures.style import FRAME, INK, LABEL_SIZE, MONOSPACE, PNG_DPI, SMALL_SIZE, new_figure, save_png
 
 NORM, TICKS = PowerNorm(0.5, 0, 1), [0, 0.05, 0.2, 0.5, 1]
 """By the root, since most weights of many are small."""
 TOKEN, TOKEN_SIZE = 0.13, 6.5  # inches for a token, and points of its name
-LEAST = 1.0  # inches of a map
+LEAST, LARGEST = 1.0, 4.0  # inches of a map; the larger one where names are not written
 MOST = 64  # tokens whose names are written
+MOST_PIXELS, LONGEST_SIDE = 100_000_000, 30_000  # of a picture, and of a side of it
 LEFT, RIGHT, TOP, GAP = 0.95, 0.65, 0.45, 0.22  # inches
 
 
@@ -38,15 +40,24 @@ class Map(Protocol):
 
 
 def draw_attention_maps(maps: Sequence[Map], path: Path) -> Path:
-    """Draw the heads of layers; a line divides memory from the text. Raises `ParnasError` where there are none."""
+    """Draw the heads of layers; a line divides memory from the text.
+
+    Raises `ParnasError` where there are none, or too many for a picture.
+    """
     if not maps:
         raise ParnasError("There are no attention maps to draw.")
     heads = max(len(each.weights) for each in maps)
-    queries, keys = len(maps[0].queries), max(len(each.keys) for each in maps)
-    cell = max(LEAST, TOKEN * keys), max(LEAST, TOKEN * queries)
-    names = 0.1 + 0.057 * max(len(name) for each in maps for name in each.keys)  # inches below the lowest row
+    cell = _inches(max(len(each.keys) for each in maps)), _inches(max(len(each.queries) for each in maps))
+    written = [name for each in maps if len(each.keys) <= MOST for name in each.keys]
+    names = 0.1 + 0.057 * max(map(len, written), default=0)  # inches below the lowest row
     width = LEFT + heads * cell[0] + (heads - 1) * GAP + RIGHT
     height = TOP + len(maps) * cell[1] + (len(maps) - 1) * GAP + names + 0.3
+    across, down = round(width * PNG_DPI), round(height * PNG_DPI)
+    if max(across, down) > LONGEST_SIDE or across * down > MOST_PIXELS:
+        raise ParnasError(
+            f"{len(maps)} layers of up to {heads} heads would make a picture of {across:,} × {down:,} pixels; draw "
+            "fewer of the maps at once, or a shorter text."
+        )
     figure = new_figure(width, height)
     for row, each in enumerate(maps):
         bottom = height - TOP - (row + 1) * cell[1] - row * GAP
@@ -66,6 +77,11 @@ def draw_attention_maps(maps: Sequence[Map], path: Path) -> Path:
     scale.set_title("weight", fontsize=SMALL_SIZE, color=INK, pad=4)
     figure.text(0.5, 0.06 / height, "what is seen, the oldest at the left", fontsize=LABEL_SIZE, color=INK, ha="center")
     return save_png(figure, path)
+
+
+def _inches(tokens: int) -> float:
+    """The side of a map with so many tokens along it."""
+    return min(max(LEAST, TOKEN * tokens), LARGEST if tokens > MOST else math.inf)
 
 
 def _draw_map(axes: Axes, each: Map, weights: NDArray[np.float32], lowest: bool, first: bool) -> None:
