@@ -8,6 +8,8 @@ if TYPE_CHECKING:
     from parnas.errors import ParnasError
     from parnas.trained import TrainedRun
     from parnas.training.phases import LoadedRun
+
+    __version__: str
 else:
     import importlib
 
@@ -21,12 +23,25 @@ else:
 
     def __getattr__(name):
         """Import torch only when the Python interface is used."""
+        if name == "__version__":
+            return importlib.import_module("parnas.run").package_version("parnas")
         if name not in _PLACES:
             raise AttributeError(f"module 'parnas' has no attribute {name!r}")
         return getattr(importlib.import_module(f"parnas.{_PLACES[name]}"), name)
 
     def __dir__():
-        return sorted({*globals(), *_PLACES})
+        return sorted({*globals(), *_PLACES, "__version__"})
 
 
-__all__ = ["Config", "LoadedRun", "ParnasError", "TrainedRun", "derive", "evaluate", "load", "retrain", "search"]
+__all__ = [
+    "Config",
+    "LoadedRun",
+    "ParnasError",
+    "TrainedRun",
+    "__version__",
+    "derive",
+    "evaluate",
+    "load",
+    "retrain",
+    "search",
+]

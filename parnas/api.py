@@ -14,7 +14,7 @@ True
 """
 
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -141,7 +141,7 @@ def derive(
 
 
 def evaluate(
-    runs: RunLike | Sequence[RunLike],
+    runs: RunLike | Iterable[RunLike],
     *,
     split: Literal["train", "valid", "test"] | None = None,
     tgt_len: int | None = None,
@@ -169,7 +169,7 @@ def evaluate(
     """
     if split not in (None, "train", "valid", "test"):
         raise ParnasError(f"split is {split!r}; give train, valid or test.")
-    several = runs if isinstance(runs, Sequence) and not isinstance(runs, str) else [runs]
+    several = [runs] if isinstance(runs, str | Path | Run | TrainedRun) else list(runs)
     conditions = Conditions(split, tgt_len, mem_len, cmem_len, clamp_len, same_length, best)
     comparison = compare([open_run(run).folder for run in several], conditions, _reporter(progress))
     if out is not None:
@@ -203,11 +203,9 @@ def _train(
     resume: bool,
     progress: Progress,
 ) -> TrainedRun:
-    if resume and run is None:
-        raise ParnasError("resume=True needs run, the folder of the run to go on with.")
     changes = list(read_overrides(overrides or {}))
     settled, folder = inputs.settle(config, changes, None if run is None else Path(run), resume, command, arch)
-    with _interruptible(folder):
+    with inputs.not_left_empty(folder if run is None else None), _interruptible(folder):
         return TrainedRun.read(train(settled, folder, _reporter(progress), resume))
 
 

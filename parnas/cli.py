@@ -16,8 +16,9 @@ from parnas.cli_tools import tools
 from parnas.commands import draw, evaluate_runs, interruptible, leads, settle, way_on
 from parnas.errors import ParnasError
 from parnas.exits import told_in_one_message
+from parnas.inputs import fresh_folder, not_left_empty
 from parnas.output import Output
-from parnas.run import Run, fresh_folder, package_version
+from parnas.run import Run, package_version
 
 app = typer.Typer(
     name="parnas",
@@ -63,7 +64,7 @@ def search(output: Output, settings: Settings = None, run: RunFolder = None, res
     from parnas.nas.search import search as train
 
     reporter = output.reporter()
-    with interruptible(lambda: way_on("search", folder)):
+    with not_left_empty(None if run else folder), interruptible(lambda: way_on("search", folder)):
         finished = train(config, folder, reporter, resume)
     if not leads():
         return
@@ -138,7 +139,7 @@ def retrain(
     from parnas.training.retrain import retrain as train
 
     reporter = output.reporter()
-    with interruptible(lambda: way_on("retrain", folder)):
+    with not_left_empty(None if run else folder), interruptible(lambda: way_on("retrain", folder)):
         finished = train(config, folder, reporter, resume)
     if not leads():
         return
@@ -208,7 +209,8 @@ def demo(
     from parnas.demo import run_demo
 
     folder = run or fresh_folder("demo")
-    with interruptible(lambda: f"parnas demo --run {shlex.quote(str(folder))}"):
+    again = f"parnas demo --run {shlex.quote(str(folder))}"
+    with not_left_empty(None if run else folder), interruptible(lambda: again):
         run_demo(folder, output)
 
 

@@ -10,6 +10,7 @@ import typer
 from parnas.cli_options import RunFolder, Settings, with_output
 from parnas.commands import again, interruptible, refuse_several, settle
 from parnas.errors import ParnasError
+from parnas.inputs import not_left_empty
 from parnas.output import Output
 from parnas.run import Run
 
@@ -32,7 +33,7 @@ def stability(
     from parnas.figures.votes import draw_votes
     from parnas.nas.stability import stability as repeat
 
-    with interruptible(lambda: again(folder)):
+    with not_left_empty(None if run else folder), interruptible(lambda: again(folder)):
         found = repeat(config, folder, seeds, output.reporter())
     written = [*found.write(folder), draw_votes(folder)]
     output.show(show_stability, found)

@@ -10,6 +10,7 @@ from parnas.cli_options import Out, Settings, with_output
 from parnas.commands import settle
 from parnas.config import check_config, load_config
 from parnas.errors import ParnasError
+from parnas.inputs import not_left_empty
 from parnas.output import Output
 from parnas.run import Run
 
@@ -42,8 +43,9 @@ def profile(
     from parnas.nas.profile import PROFILE
     from parnas.nas.profile import profile as measure
 
-    found = measure(config, output.reporter(), rounds=rounds, check=check)
-    found.write(folder / PROFILE)
+    with not_left_empty(None if out else folder):
+        found = measure(config, output.reporter(), rounds=rounds, check=check)
+        found.write(folder / PROFILE)
     output.show(show_profile, found)
     output.end(asdict(found), [folder / PROFILE])
 

@@ -1,14 +1,17 @@
 """What both the command line and Python are given: a configuration, an architecture, a run folder."""
 
+import itertools
 import os
+import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from parnas.architecture import Architecture
 from parnas.config import Config, Override, check_config, load_config
 from parnas.errors import ParnasError
-from parnas.run import ENVIRONMENT, Run, fresh_folder, read_arch_file
+from parnas.run import ENVIRONMENT, LOCK, Run, read_arch_file
 
 DEMO = "demo"
 
@@ -30,9 +33,9 @@ def settle(
     is `runs/COMMAND-NAME`, or the first free one with a number behind. `arch` replaces `model.arch`.
     """
     if resume and run is None:
-        raise ParnasError("--resume needs --run FOLDER, the run to go on with.")
+        raise ParnasError("resume (--resume) needs run (--run FOLDER), the folder of the run to go on with.")
     if run is None and several():
-        raise ParnasError("torchrun needs --run FOLDER, so that all processes mean the same run.")
+        raise ParnasError("torchrun needs run (--run FOLDER), so that all processes mean the same run.")
     if resume and run is not None and settings is None:
         settings = Run(run).config()
     settings = DEMO if settings is None else settings
@@ -74,19 +77,50 @@ def resolve_arch(text: str) -> str:
     try:
         return str(Architecture.parse(text))
     except ParnasError:
-        if not path.exists() and path.suffix not in (".yaml", ".yml"):
+        if not _exists(path) and path.suffix not in (".yaml", ".yml"):
             raise
+    if not _exists(path):
+        raise ParnasError(f"There is no file {text}; derive.py writes an arch.yaml.")
     if path.is_dir():
         return arch_of_folder(Run(path))
-    if not path.exists():
-        raise ParnasError(f"There is no file {text}; derive.py writes an arch.yaml.")
     return str(read_arch_file(path)["arch"])
+
+
+def _exists(path: Path) -> bool:
+    """Whether there is a file or folder; a mistyped string may be longer than any file's name."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
 
 
 def arch_of_folder(run: Run) -> str:
     """What a run stands for, or what the `arch.yaml` of another folder says."""
     found = run.architecture() if (run.folder / ENVIRONMENT).is_file() else None
     return str(found or run.arch_file()["arch"])
+
+
+def fresh_folder(stem: str) -> Path:
+    """Make `runs/STEM`, or with the first free number behind it, so that two commands never get the same."""
+    for number in itertools.count(1):
+        folder = Path("runs") / (stem if number == 1 else f"{stem}-{number}")
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return folder
+    raise AssertionError("the numbers do not end")
+
+
+@contextmanager
+def not_left_empty(folder: Path | None) -> Iterator[None]:
+    """Remove a folder that a failing command has made by `fresh_folder` and not written into; none is left alone."""
+    try:
+        yield
+    except BaseException:
+        if folder is not None and all(path.name == LOCK or path.is_dir() for path in folder.rglob("*")):
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def several() -> bool:

@@ -1,6 +1,5 @@
 """The run folder: all that a command read, did and made. Commands meet only here."""
 
-import itertools
 import os
 import platform
 import shutil
@@ -68,7 +67,9 @@ class Run:
         names = {name for name in names if name != LOCK and not (name.startswith(".") and ".tmp" in name)}
         kept = any((self.checkpoints).glob("step-*"))
         if names and (kept or ENVIRONMENT not in names or not names <= FIRST_FILES):
-            raise ParnasError(f"{self.folder} already holds files that are no unfinished run; choose another --run.")
+            raise ParnasError(
+                f"{self.folder} already holds files that are no unfinished run; choose another folder (--run)."
+            )
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -83,7 +84,7 @@ class Run:
             lock.acquire(blocking=False)
         except Timeout as error:
             raise ParnasError(
-                f"Another process is training into {self.folder}; wait for it, or choose another --run."
+                f"Another process is training into {self.folder}; wait for it, or choose another folder (--run)."
             ) from error
         try:
             yield
@@ -253,18 +254,6 @@ def name_runs(runs: Sequence[Run]) -> list[str]:
     """The names of the runs, or their whole paths where two share a name."""
     names = [run.name for run in runs]
     return names if len(set(names)) == len(names) else [str(run.folder) for run in runs]
-
-
-def fresh_folder(stem: str) -> Path:
-    """Make `runs/STEM`, or with the first free number behind it, so that two commands never get the same."""
-    for number in itertools.count(1):
-        folder = Path("runs") / (stem if number == 1 else f"{stem}-{number}")
-        try:
-            folder.mkdir(parents=True)
-        except FileExistsError:
-            continue
-        return folder
-    raise AssertionError("the numbers do not end")
 
 
 def describe_machine() -> dict[str, Any]:

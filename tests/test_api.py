@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -104,10 +105,41 @@ def test_all_mistakes_are_told_at_once_with_those_of_the_overrides(tmp_path: Pat
         parnas.search({"search": {"stepz": 3}}, {"train.lr": -1.0}, run=tmp_path)
     assert "search.steps" in str(caught.value)
     assert "train.lr is -1.0" in str(caught.value)
-    with pytest.raises(ParnasError, match="resume=True needs run"):
+    with pytest.raises(ParnasError, match=r"resume \(--resume\) needs run"):
         parnas.search(resume=True)
     with pytest.raises(ParnasError, match="split is 'all'"):
         parnas.evaluate(tmp_path, split="all")  # type: ignore[arg-type]
+
+
+def test_a_failed_start_leaves_no_folder_behind(corpus: Path, elsewhere: None) -> None:
+    for _ in range(2):
+        with pytest.raises(ParnasError, match=r"nowhere\.txt"):
+            parnas.search("demo", {**changes(corpus), "data.corpus": "nowhere.txt"})
+        assert list(Path("runs").iterdir()) == []
+
+
+def test_what_derive_is_asked_for_is_told_by_the_names_of_python_too(search_run: Run) -> None:
+    for name, given, told in [
+        ("within", 0, r"within \(--within\) is 0"),
+        ("metric", "x", r"metric \(--metric\) is 'x'; give latency, macs, parameters"),
+        ("limits", {"s": -1}, r"limit \(--max\) is 's=-1'"),
+        ("top_k", 0, r"top_k \(--top-k\) is 0; give 1 or more"),
+        ("rescore", -1, r"rescore \(--rescore\) is -1; give 0 or more"),
+    ]:
+        with pytest.raises(ParnasError, match=told):
+            parnas.derive(search_run, **{name: given})
+
+
+def test_runs_to_evaluate_may_come_from_anything_that_gives_them(searched: Run, trained: Run) -> None:
+    table = parnas.evaluate(run.folder for run in (searched, trained)).table
+    assert table["run"].tolist() == ["searched", "trained"]
+    assert len(parnas.evaluate(trained).table) == len(parnas.evaluate({str(trained.folder): 1}).table) == 1
+    with pytest.raises(ParnasError, match="There is no run to compare"):
+        parnas.evaluate([])
+
+
+def test_the_package_tells_the_version_that_is_installed() -> None:
+    assert parnas.__version__ == metadata.version("parnas")
 
 
 @pytest.fixture

@@ -135,6 +135,9 @@ def test_a_pi_that_is_none_is_refused(search_run: Run, retrain_run: Run) -> None
         "give 1 to 3": {4: {"s": 1.0}},
         "give of s, f, i": {1: {"c": 1.0}},
         "add up to 1": {1: {"s": 0.5}},
+        r"block 1 is \{\}; give probabilities": {1: {}},
+        "block 2 is .*nan.*; give probabilities": {2: {"s": 1.0, "f": float("nan")}},
+        "block 3 is .*; give probabilities": {3: {"s": 2.0, "f": -1.0}},
     }.items():
         with pytest.raises(ParnasError, match=pi):
             by_hand.loss(told)

@@ -151,7 +151,7 @@ def test_random_networks_keep_to_the_candidates_of_each_block() -> None:
 def test_layers_without_a_cost_and_negative_counts_are_refused() -> None:
     with pytest.raises(ParnasError, match="no cost of s:heads=2 in s:heads=2 f; derive"):
         choose("s:heads=2 f", 2)
-    with pytest.raises(ParnasError, match="--random is -1"):
+    with pytest.raises(ParnasError, match=r"random networks \(--random\) is -1"):
         choose("sf", 2, -1)
 
 

@@ -15,6 +15,8 @@ from conftest import make_text, small_config
 from safetensors.torch import load_file
 
 from parnas.config import dump_config
+from parnas.errors import ParnasError
+from parnas.inputs import not_left_empty
 from parnas.run import METRICS, Run
 from parnas.training.checkpoint import list_checkpoints
 
@@ -86,7 +88,29 @@ def test_resume_takes_the_configuration_of_the_run(
     assert run_command("retrain", "--resume", "--run", tmp_path / "run") == 0
     assert Run(tmp_path / "run").finished()
     assert "is finished" in refusal(capsys, "retrain", "--resume", "--run", tmp_path / "run")
-    assert "--resume needs --run" in refusal(capsys, "retrain", config_file, "--resume")
+    assert "resume (--resume) needs run (--run FOLDER)" in refusal(capsys, "retrain", config_file, "--resume")
+
+
+@pytest.mark.parametrize("command", ["search", "retrain", "stability", "profile"])
+def test_a_failed_start_leaves_no_folder_that_it_made(
+    command: str, config_file: Path, elsewhere: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arch = ["--arch", "sf"] if command == "retrain" else []
+    wrong = (command, config_file, "data.corpus=nowhere.txt", *arch)
+    assert "nowhere.txt" in refusal(capsys, *wrong)
+    assert list(Path("runs").iterdir()) == []
+    Path("own").mkdir()
+    refusal(capsys, *wrong, "--out" if command == "profile" else "--run", "own")
+    assert Path("own").is_dir()  # which the user made
+
+
+@pytest.mark.parametrize(("written", "kept"), [(".lock", False), ("search/.lock", False), ("config.yaml", True)])
+def test_what_a_command_has_written_stays_where_it_fails(written: str, kept: bool, tmp_path: Path) -> None:
+    (tmp_path / "run" / "search").mkdir(parents=True)
+    (tmp_path / "run" / written).touch()
+    with pytest.raises(ParnasError), not_left_empty(tmp_path / "run"):
+        raise ParnasError("stop")
+    assert (tmp_path / "run").is_dir() == kept
 
 
 @pytest.mark.parametrize(
@@ -104,6 +128,8 @@ def test_resume_takes_the_configuration_of_the_run(
         (["retrain", "CONFIG"], "No architecture was given"),
         (["retrain", "CONFIG", "--arch", "sxf"], "Cannot read the architecture|Unknown layer letter"),
         (["retrain", "CONFIG", "--arch", "(sf"], "leaves 1 bracket"),
+        (["retrain", "CONFIG", "--arch", "sf" * 150 + "q"], "This is at character 301 of the architecture"),
+        (["retrain", "CONFIG", "--arch", "q" * 300 + ".yaml"], "There is no file qqq"),
         (["retrain", "CONFIG", "--arch", "iii"], "no layer besides identity"),
         (["retrain", "CONFIG", "--arch", "missing.yaml"], "There is no file missing.yaml"),
         (["derive", "RETRAIN"], "has no pi.jsonl"),

@@ -299,7 +299,7 @@ def test_torchrun_needs_a_run_folder(
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
     for command, message in (
-        (["search"], "torchrun needs --run FOLDER"),
+        (["search"], "torchrun needs run (--run FOLDER)"),
         (["stability"], "torchrun is for search and retrain"),
         (["baselines", str(tmp_path)], "torchrun is for search and retrain"),
     ):

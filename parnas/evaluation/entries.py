@@ -73,6 +73,8 @@ class Entry:
 
 def open_entries(folders: Sequence[Path], conditions: Conditions) -> list[Entry]:
     """Load the runs; raises `ParnasError` for runs that cannot be compared or whose text is not here."""
+    if not folders:
+        raise ParnasError("There is no run to compare; name one or more.")
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise ParnasError("A run is given twice; name each one once.")
     runs = [Run(folder) for folder in folders]

@@ -75,7 +75,7 @@ def choose_baselines(
     layers without a cost.
     """
     if count < 0:
-        raise ParnasError(f"--random is {count}; give a number of random networks, 0 or more.")
+        raise ParnasError(f"The number of random networks (--random) is {count}; give 0 or more.")
     if unknown := sorted({name for name in derived if name not in costs.of and name != IDENTITY}):
         raise ParnasError(f"The search has no cost of {', '.join(unknown)} in {derived}; derive from its own space.")
     blocks, notes = len(spaces), list[str]()

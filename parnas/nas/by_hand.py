@@ -49,7 +49,7 @@ class PiByHand:
             if block not in derived or not set(given) <= set(spaces[block - 1]):
                 known = f"1 to {len(derived)}" if block not in derived else f"of {', '.join(spaces[block - 1])}"
                 raise ParnasError(f"There is no block {block} with {', '.join(given)}; give {known}.")
-            if min(given.values()) < 0 or abs(sum(given.values()) - 1) > 1e-6:
+            if not (given and min(given.values()) >= 0 and abs(sum(given.values()) - 1) <= 1e-6):  # nor of NaN
                 raise ParnasError(f"The pi of block {block} is {given}; give probabilities that add up to 1.")
         with torch.no_grad():
             for block, (alpha, learnt) in enumerate(zip(self.supernet.alphas(), self.learnt, strict=True), 1):

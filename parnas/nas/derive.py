@@ -118,20 +118,23 @@ class Derivation:
 def read_demands(
     within: float | None, metric: str | None, most: Sequence[str], top_k: int | None = None, rescore: int | None = None
 ) -> Demands:
-    """Demands as the command line gives them, `most` like `s=4`; raises `ParnasError` for what cannot be read."""
+    """Demands as the command line and Python give them, `most` like `s=4`; raises `ParnasError` for what is wrong."""
     if within is not None and not within > 0:
         raise ParnasError(
-            f"--within is {within}; give a share above 0 of the interleaved network's cost, such as 0.65."
+            f"within (--within) is {within}; give a share above 0 of the interleaved network's cost, such as 0.65."
         )
     known = get_args(Metric)
     if metric is not None and metric not in known:
-        raise ParnasError(f"--metric is {metric!r}; give {', '.join(known)}.")
+        raise ParnasError(f"metric (--metric) is {metric!r}; give {', '.join(known)}.")
     limits = {}
     for text in most:
         name, equals, count = text.rpartition("=")
         if not equals or not name or not count.isdecimal():
-            raise ParnasError(f"--max is {text!r}; give a layer and a number of blocks, such as s=4.")
+            raise ParnasError(f"A limit (--max) is {text!r}; give a layer and a number of blocks, such as s=4.")
         limits[name] = int(count)
+    for option, given, least in (("top_k (--top-k)", top_k, 1), ("rescore (--rescore)", rescore, 0)):
+        if given is not None and given < least:
+            raise ParnasError(f"{option} is {given}; give {least} or more.")
     return Demands(within, cast(Metric | None, metric), limits, top_k, rescore)
 
 
@@ -150,7 +153,9 @@ def derive(run: Run, demands: Demands | None = None, reporter: Reporter | None =
     chosen = choose(pi, costs, target, demands.limits, max(demands.top_k or 1, looked_at))
     losses = read_second_look(run, step) if looked_at else {}
     if any(choice.layers not in losses for choice in chosen[:looked_at]):  # of another target, or asked for by hand
-        reporter.note(f"reading text with the {len(chosen[:looked_at])} most probable networks; --rescore 0 does not")
+        reporter.note(
+            f"reading text with the {len(chosen[:looked_at])} most probable networks; a rescore of 0 does not"
+        )
         loss_of = rescorer(run, reporter)
         losses = {choice.layers: loss_of(Architecture(choice.layers)) for choice in chosen[:looked_at]}
     ranking = rank(chosen, looked_at, losses, config.search.weight_of_pi, costs)[: demands.top_k]
@@ -190,7 +195,7 @@ def choose(
         least = math.ceil(1000 * error.cheapest / costs.interleaved) / 1000
         raise ParnasError(
             f"No network{within} costs {target:g} of the interleaved network's {costs.metric} or less; set the target, "
-            f"search.cost.target or --within, to {least:g} at least."
+            f"search.cost.target or within (--within), to {least:g} at least."
         ) from error
 
 

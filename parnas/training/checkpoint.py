@@ -110,7 +110,7 @@ def _write(folder: Path, snapshot: Snapshot) -> None:
     except (SafetensorError, RuntimeError) as error:
         raise ParnasError(
             f"The checkpoint could not be written to {folder.parent}: {error}. Earlier ones are untouched; "
-            "make room on the disk, then go on with --resume."
+            "make room on the disk, then go on with the run (--resume)."
         ) from error
 
 

@@ -146,7 +146,7 @@ def refuse_unfit(run: Run, kind: Kind, device: Device, config: Config) -> None:
         raise ParnasError(f"{run.folder} is a {before.get('kind')}, not a {kind}.")
     if run.finished() and not (kind == "retrain" and config.train.steps > run.config().train.steps):
         raise ParnasError(
-            f"{run.folder} is finished, and kept as it is; choose another --run to train anew"
+            f"{run.folder} is finished, and kept as it is; choose another folder (--run) to train anew"
             + (", or raise train.steps to train on." if kind == "retrain" else ".")
         )
     now = {"device": device.device.type, "precision": device.precision}
@@ -262,7 +262,7 @@ def load(folder: str | Path, even: bool = False, best: bool = False, by_pi: bool
     checkpoint = before or find(run.checkpoints, skipped.append)
     if checkpoint is None:
         raise ParnasError(
-            "\n".join([f"{folder} has no whole checkpoint; train first, or go on with --resume.", *skipped])
+            "\n".join([f"{folder} has no whole checkpoint; train first, or go on with the run (--resume).", *skipped])
         )
     searched = run.kind() == "search"
 
@@ -285,7 +285,9 @@ def load(folder: str | Path, even: bool = False, best: bool = False, by_pi: bool
 def run_architecture(config: Config) -> Architecture:
     """The architecture that a retraining was configured with."""
     if config.model.arch is None:
-        raise ParnasError("No architecture was given; add --arch STRING, an arch.yaml or a preset, or set model.arch.")
+        raise ParnasError(
+            "No architecture was given; give arch (--arch) a string, an arch.yaml or a preset, or set model.arch."
+        )
     architecture = Architecture.parse(config.model.arch)
     architecture.canonical()  # refuses identity alone
     return architecture
