@@ -11,6 +11,7 @@ from pydantic import Field, ValidationError
 
 from parnas.errors import ParnasError
 from parnas.files import read_text
+from parnas.section import Mistaken
 from parnas.sections import (
     DataConfig,
     EvaluationConfig,
@@ -160,8 +161,8 @@ def _describe(detail: Any) -> list[str]:
     key = (
         _known_part(detail["loc"], known) if detail["type"] != "extra_forbidden" else ".".join(map(str, detail["loc"]))
     )
-    if detail["type"] == "mistakes":
-        return [f"{key}.{inner}".lstrip(".") + f" {problem}" for inner, problem in detail["ctx"]["found"]]
+    if isinstance(mistaken := detail.get("ctx", {}).get("error"), Mistaken):
+        return [f"{key}.{inner}".lstrip(".") + f" {problem}" for inner, problem in mistaken.found]
     if detail["type"] == "extra_forbidden":
         section, _, last = key.rpartition(".")
         by_name = [other for other in known if other.rpartition(".")[2] == last]

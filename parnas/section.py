@@ -1,10 +1,9 @@
 """What every section of the configuration is."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
-from pydantic_core import PydanticCustomError
 
 
 class Mistake(NamedTuple):
@@ -12,6 +11,14 @@ class Mistake(NamedTuple):
 
     key: str
     problem: str
+
+
+class Mistaken(ValueError):
+    """What is wrong with a section; pydantic hands it on in the context of its own error."""
+
+    def __init__(self, found: Sequence[Mistake]) -> None:
+        super().__init__("; ".join(map(str, found)))
+        self.found = found
 
 
 class Section(BaseModel):
@@ -31,7 +38,7 @@ class Section(BaseModel):
             if _is_huge(value)
         ]
         if found := too_large or list(self.mistakes()):
-            raise PydanticCustomError("mistakes", "{text}", {"text": "; ".join(map(str, found)), "found": found})
+            raise Mistaken(found)
         return self
 
 

@@ -1,7 +1,11 @@
 """The files around the code agree with each other."""
 
+import ast
 import re
+import sys
 import tomllib
+from collections.abc import Iterable
+from importlib import metadata
 from pathlib import Path
 
 import yaml
@@ -37,6 +41,35 @@ def test_commits_are_checked_as_make_lint_does() -> None:
     checked = [line.removesuffix(" .") for line in re.findall(r"\$\(BIN\)/(.+)", recipe.replace("--check ", ""))]
     assert [hook["entry"] for hook in hooks] == checked
     assert {hook["language"] for hook in hooks} == {"system"}
+
+
+def imported(nodes: Iterable[ast.AST]) -> set[str]:
+    """The packages of others that import statements name, `torch` for `torch.nn`."""
+    names: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names.add(str(node.module))
+    return {name.partition(".")[0] for name in names} - {*sys.stdlib_module_names, "parnas"}
+
+
+def normalized(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", re.split(r"[<>=;\[ ]", name)[0]).lower()
+
+
+def test_every_package_that_is_imported_is_declared() -> None:
+    project = tomllib.loads(text_of("pyproject.toml"))["project"]
+    needed = set(map(normalized, project["dependencies"]))
+    extras = {normalized(name) for extra in project["optional-dependencies"].values() for name in extra}
+    owners = metadata.packages_distributions()
+    modules = {path: ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / "parnas").rglob("*.py")}
+    assert len(modules) > 100
+    for path, tree in modules.items():
+        at_once, ever = imported(tree.body), imported(ast.walk(tree))
+        for name in ever:
+            owned_by = set(map(normalized, owners.get(name, [name])))  # of an extra that is not installed, its own name
+            assert owned_by & (needed if name in at_once else needed | extras), f"{path.name} imports {name}"
 
 
 def test_every_module_is_named_by_the_contract_of_imports() -> None:
