@@ -158,7 +158,7 @@ def refuse_foreign_links(folder: Path) -> None:
     A folder that came from somewhere else must not make us read or write in other places, nor wait for a pipe. It may
     be a link itself.
     """
-    home, waiting = os.path.realpath(folder), [os.fspath(folder)]
+    waiting = [os.fspath(folder)]
     while waiting:
         place = waiting.pop()
         try:
@@ -169,12 +169,22 @@ def refuse_foreign_links(folder: Path) -> None:
             continue
         for entry in entries:
             if entry.is_symlink():
-                if os.path.commonpath([home, os.path.realpath(entry.path)]) != home:
-                    raise ParnasError(
-                        f"{entry.path} is a link that leads out of {folder}; replace it by what it should be, or "
-                        "remove it."
-                    )
+                refuse_foreign_link(Path(entry.path), folder)
             elif entry.is_dir(follow_symlinks=False):
                 waiting.append(entry.path)
             elif not entry.is_file(follow_symlinks=False):
                 raise ParnasError(f"{entry.path} is neither a file nor a folder; remove it.")
+
+
+def refuse_foreign_link(path: Path, folder: Path) -> None:
+    """Raise where one path within a folder is a symbolic link that leads out of it."""
+    if path.is_symlink() and leads_out(path, folder):
+        raise ParnasError(
+            f"{path} is a link that leads out of {folder}; replace it by what it should be, or remove it."
+        )
+
+
+def leads_out(path: Path, folder: Path) -> bool:
+    """Whether a path within a folder is in truth outside of it, by way of links."""
+    home = os.path.realpath(folder)
+    return os.path.commonpath([home, os.path.realpath(path)]) != home

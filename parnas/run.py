@@ -120,9 +120,9 @@ class Run:
         path = self.folder / name
         if not self.folder.is_dir():
             raise ParnasError(f"There is no run folder {self.folder}.")
-        refuse_foreign_links(self.folder)  # here, since no command does without reading one of these files first
         if not path.is_file():
             raise ParnasError(f"{self.folder} has no {name}; {maker} writes it.")
+        refuse_foreign_links(self.folder)  # here, since no command does without reading one of these files first
         return path
 
     def config(self) -> Config:

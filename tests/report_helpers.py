@@ -68,6 +68,8 @@ def make_retraining(folder: Path, arch: str, ppl: float = 64.2, finished: bool =
 def write_summary(run: Run, kind: str, arch: str, ppl: float | None) -> None:
     valid = {"loss": 4.2, "ppl": ppl, "word_ppl": 180.5, "bits_per_byte": 1.4567, **DIVISORS}
     summary = {"kind": kind, "arch": arch, "steps": 5000, "seconds": 90.0, "parameters": 1234567, "valid": valid}
+    if kind == "search":
+        summary |= {"mixture": {**valid, "ppl": 99.9}, "argmax": valid}
     (run.folder / "summary.json").write_text(json.dumps(summary))
 
 

@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -182,6 +183,53 @@ def test_runs_of_other_tokenizers_are_compared_by_words_alone(tmp_path: Path) ->
     assert page.text.count("ppl per token") == 1  # of the search, which stands outside the comparison
 
 
+@pytest.mark.parametrize("warnings", ["5", "undecided", "{block: 2}", "[3, [4]]", "null"])
+def test_warnings_that_are_none_are_left_out(warnings: str, tmp_path: Path) -> None:
+    run = make_search(tmp_path / "search")
+    (run.folder / "arch.yaml").write_text(f"arch: sfi\nwarnings: {warnings}\n")
+    assert "Derive warned" not in page_of(run.folder).text
+
+
+# What the SuperNet's weights reach
+
+
+def test_a_search_has_the_figures_of_the_one_network_not_of_the_mixture(tmp_path: Path) -> None:
+    run = make_search(tmp_path / "search")
+    summary = json.loads((run.folder / "summary.json").read_text())
+    summary["valid"] = summary["mixture"]  # as a search by the soft estimator has it
+    (run.folder / "summary.json").write_text(json.dumps(summary))
+    page = page_of(run.folder)
+    assert "With the SuperNet's weights it reaches 70.00" in page.text
+    assert "99.90" not in page.text
+
+
+def test_figures_of_the_network_that_the_search_ended_with_are_not_given_to_another(tmp_path: Path) -> None:
+    run = make_search(tmp_path / "search")
+    (run.folder / "arch.yaml").write_text("arch: fff\n")
+    page = page_of(run.folder)
+    assert "With the SuperNet's weights" not in page.text
+    assert "The search ended with another network, sfi, and validated only that one." in page.text
+    assert "search ended with sfi, and validated that network" in page.text
+    assert "180.50" not in page.text
+    (run.folder / "arch.yaml").write_text("arch: sifi\n")  # identity does nothing
+    assert "With the SuperNet's weights it reaches 70.00" in page_of(run.folder).text
+
+
+@pytest.mark.parametrize(("last", "shown"), [("sfi", True), ("sss", False)])
+def test_a_search_that_goes_on_has_the_figure_of_the_string_that_was_validated(
+    last: str, shown: bool, tmp_path: Path
+) -> None:
+    run = make_search(tmp_path / "search", derived=None, finished=False)
+    validated = {"step": 40, "split": "valid", "ppl": 99.9, "argmax_ppl": 71.25}
+    write_lines(run.folder / METRICS, [validated])
+    lines = pi_lines(5, 3)
+    lines[3]["arch"], lines[4]["arch"] = "sfi", last
+    write_lines(run.folder / PI, lines)
+    cells = Page(write_report([run.folder], tmp_path / "page")).source
+    assert (">71.25<" in cells) == shown
+    assert ">99.90<" not in cells
+
+
 # Comparisons and the runs they name
 
 
@@ -271,6 +319,47 @@ def test_analyses_come_with_their_pictures_and_what_they_say(tmp_path: Path) -> 
 
 
 # Hostile folders
+
+
+def test_a_folder_that_is_no_run_is_told_so_and_its_links_are_left_alone(tmp_path: Path, capsys) -> None:
+    (tmp_path / "release").symlink_to("/etc/passwd")
+    told = refusal(capsys, "report", tmp_path)
+    assert "holds neither a run nor a comparison" in told
+    assert "link" not in told
+    (tmp_path / "config.yaml").write_text("key: value\n")
+    told = refusal(capsys, "report", tmp_path)
+    assert "environment.json" in told
+    assert "link" not in told
+
+
+def test_a_comparison_beside_other_things_is_reported_whatever_links_they_hold(tmp_path: Path) -> None:
+    folder = make_all(tmp_path)
+    for name in ("bin", "service"):
+        (folder / name).mkdir()
+    (folder / "bin" / "python").symlink_to(sys.executable)
+    (folder / "service" / "environment.json").write_text("{}")
+    (folder / "away").symlink_to(tmp_path / "search")  # a run, but not one of this folder
+    assert "64.20 perplexity per token" in page_of(folder).text
+
+
+@pytest.mark.parametrize(
+    "name", ["comparison.json", "baselines.json", "pareto.csv", "memory.csv", "memory.png", "attention-derived.png"]
+)
+def test_what_is_read_of_a_comparison_may_not_lead_elsewhere(name: str, tmp_path: Path, capsys) -> None:
+    folder = make_all(tmp_path)
+    elsewhere = tmp_path / "elsewhere"
+    if (folder / name).exists():
+        (folder / name).rename(elsewhere)
+    else:
+        elsewhere.write_text("secret")
+    (folder / name).symlink_to(elsewhere)
+    assert f"{name} is a link that leads out of" in refusal(capsys, "report", folder)
+
+
+def test_a_pipe_in_place_of_a_picture_is_refused(tmp_path: Path, capsys) -> None:
+    folder = make_all(tmp_path)
+    os.mkfifo(folder / "memory.png")
+    assert "memory.png is no file" in refusal(capsys, "report", folder)
 
 
 def test_nothing_of_a_folder_becomes_markup(tmp_path: Path) -> None:

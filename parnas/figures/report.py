@@ -20,11 +20,12 @@ from parnas.architecture import Architecture, describe_layer
 from parnas.errors import ParnasError
 from parnas.figures.analyses import file_name
 from parnas.figures.pareto import Marker
-from parnas.figures.report_answer import PERPLEXITIES, Answer, answer_of, read, shared_perplexity
+from parnas.figures.report_answer import PERPLEXITIES, Answer, answer_of, shared_perplexity
 from parnas.figures.report_charts import DASHES, Chart, Line, line_chart, scatter_chart
 from parnas.figures.report_colours import candidate_shades, ink_on, run_shade
+from parnas.figures.report_fronts import Front, number
 from parnas.figures.report_pi import Player, choices, monitor_charts, pi_charts, player_of
-from parnas.figures.report_runs import Comparison, Front, Material, Member, gather, number
+from parnas.figures.report_runs import Comparison, Material, Member, gather, read
 from parnas.figures.report_tables import (
     analyses_of,
     analysis_table,

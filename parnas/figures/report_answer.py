@@ -8,9 +8,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from parnas.architecture import ATTENTION, COMPRESSIVE, Architecture, describe_layer, drop_identity
-from parnas.errors import ParnasError
-from parnas.figures.report_runs import Comparison, Material, Member, Row, summary_row
+from parnas.architecture import ATTENTION, COMPRESSIVE, Architecture, describe_layer
+from parnas.figures.report_runs import (
+    Comparison,
+    Material,
+    Member,
+    Row,
+    ended_elsewhere,
+    read,
+    same_network,
+    summary_row,
+)
 
 PERPLEXITIES = {"ppl": "perplexity per token", "word_ppl": "perplexity per word", "bits_per_byte": "bits per byte"}
 EQUAL = 0.05  # per cent, below which two figures are told as equal
@@ -71,7 +79,8 @@ def answer_of(search: Member, material: Material) -> Answer | None:
     if not search.summary:
         answer.cautions.append("The search has not ended: pi may change until then.")
     told = search.derivation.get("warnings")
-    answer.cautions.extend(f"Derive warned: {text}." for text in told or [] if isinstance(text, str))
+    warnings = told if isinstance(told, list | tuple) else ()
+    answer.cautions.extend(f"Derive warned: {text}." for text in warnings if isinstance(text, str))
     compare(answer, search, material)
     return answer
 
@@ -143,19 +152,6 @@ def _rows_with(search: Member, comparison: Comparison) -> Sequence[Row]:
     return comparison.rows if all(member.text == search.text for member in known) else ()
 
 
-def same_network(one: Architecture | None, other: Architecture) -> bool:
-    """Whether they are one network; identity does nothing."""
-    return one is not None and drop_identity(one) == drop_identity(other)
-
-
-def read(arch: str) -> Architecture | None:
-    """An architecture, or none where its letters are not known here."""
-    try:
-        return Architecture.parse(arch)
-    except ParnasError:
-        return None
-
-
 def shared_perplexity(rows: Sequence[Mapping[str, float]], members: Sequence[Member] = ()) -> str | None:
     """The perplexity that all figures have and that compares between their runs; none where there is none."""
     keys = list(PERPLEXITIES)
@@ -215,6 +211,8 @@ def _alone(answer: Answer, search: Member, derived: Row | None, interleaved: boo
         inherited = summary_row(search).figures.get("ppl")
         if inherited is not None and search.summary:
             answer.sentences.append(f"With the SuperNet's weights it reaches {inherited:,.2f} perplexity per token.")
+        elif ended := ended_elsewhere(search):
+            answer.sentences.append(f"The search ended with another network, {ended}, and validated only that one.")
         answer.sentences.append("The derived network has not been trained from scratch in the runs given here.")
         answer.cautions.append(
             f"To train the derived one: parnas retrain {config} --arch {folder}/arch.yaml --run runs/derived."

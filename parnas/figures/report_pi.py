@@ -8,7 +8,8 @@ from parnas.figures.heatmap import thin
 from parnas.figures.history import PiHistory
 from parnas.figures.report_charts import DASHES, Chart, Line, line_chart
 from parnas.figures.report_colours import LIGHT, candidate_shades, ink_on, mix, run_shade
-from parnas.figures.report_runs import Member, number
+from parnas.figures.report_fronts import number
+from parnas.figures.report_runs import Member
 
 MOST_CELLS = 20_000  # of a heatmap
 MOST_VALUES = 400_000  # of all frames of an animation, about three bytes each

@@ -1,24 +1,21 @@
 """What a report is made of: run folders, comparisons and what stands beside them, read and checked."""
 
-import csv
-import io
+import itertools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from parnas.architecture import Architecture
+from parnas.architecture import Architecture, drop_identity
 from parnas.config import Config
 from parnas.errors import ParnasError
 from parnas.figures.history import PiHistory
-from parnas.figures.pareto import Marker
-from parnas.files import read_json, read_json_object, read_text, refuse_foreign_links
+from parnas.figures.report_fronts import BASELINES, FRONT, Front, number, read_front
+from parnas.files import leads_out, read_json, read_json_object, refuse_foreign_link
 from parnas.run import ENVIRONMENT, METRICS, PI, STREAMS, Run, name_runs
 
-COMPARISON, BASELINES, FRONT = "comparison.json", "baselines.json", "pareto.csv"
-MAX_TABLE_BYTES = 4 << 20
-LARGEST, SMALLEST = 1e15, 1e-15  # of a figure; what is beyond has diverged, and would overflow on the axis of a chart
+COMPARISON = "comparison.json"
 ANALYSES = ("attention", "frequency", "memory")
 CURE = "give run folders, or a folder that evaluate --out, baselines or blackbox wrote"
 
@@ -75,18 +72,6 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Front:
-    """Networks with their costs and perplexities: of baselines, or of a black-box search."""
-
-    folder: Path
-    title: str
-    cost: str  # what it is, in words
-    markers: tuple[Marker, ...]
-    diverged: tuple[str, ...] = ()
-    answers: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class Material:
     """All that a report shows."""
 
@@ -113,12 +98,16 @@ def gather(paths: Sequence[Path]) -> Material:
     for path in paths:
         if not path.is_dir():
             raise ParnasError(f"There is no run folder {path}; {CURE}.")
-        refuse_foreign_links(path)
         found = [name for name in (COMPARISON, BASELINES, FRONT) if (path / name).is_file()]
-        if (path / ENVIRONMENT).is_file() or (not found and (path / "config.yaml").is_file()):
+        if (path / ENVIRONMENT).is_file():
             _add(runs, Run(path))
+        elif not found and (path / "config.yaml").is_file():
+            raise ParnasError(
+                f"{path} has no {ENVIRONMENT}, so it is no run; search or retrain writes it. Else {CURE}."
+            )
         elif not found:
             raise ParnasError(f"{path} holds neither a run nor a comparison; {CURE}.")
+        _refuse_links(path)
         if COMPARISON in found:
             rows = _read_rows(path / COMPARISON)
             theirs = _runs_of(path, rows)
@@ -131,8 +120,7 @@ def gather(paths: Sequence[Path]) -> Material:
     named = zip(runs, runs.values(), name_runs(list(runs.values())), strict=True)
     members = {key: read_member(run, name) for key, run, name in named}
     comparisons = tuple(_comparison(path, rows, theirs, members) for path, rows, theirs in tables)
-    read = {BASELINES: _baselines, FRONT: _blackbox}
-    return Material(tuple(members.values()), comparisons, tuple(read[path.name](path) for path in fronts))
+    return Material(tuple(members.values()), comparisons, tuple(map(read_front, fronts)))
 
 
 def read_member(run: Run, name: str) -> Member:
@@ -152,30 +140,36 @@ def read_member(run: Run, name: str) -> Member:
 
 def summary_row(member: Member) -> Row:
     """What a run says of itself: its last validation, since nothing else was measured."""
-    summary = member.summary
+    summary, arch = member.summary, _network_of(member)
+    if member.kind == "search":
+        counts = {key: value for key, value in _renamed(summary).items() if key in ("steps", "train_seconds")}
+        figures = _figures({**_argmax_validation(member, arch), **counts})  # its other counts are of the SuperNet
+        return Row(member.name, "derived, in SuperNet", str(arch or ""), figures, member)
     valid = summary.get("valid")
     figures = _figures({**(valid if isinstance(valid, Mapping) else _last_validation(member)), **_renamed(summary)})
-    network = "discrete" if member.kind == "retrain" else "derived, in SuperNet"
-    if member.kind == "search":  # its own counts are of the SuperNet
-        figures = {key: value for key, value in figures.items() if key not in ("parameters", "without_embeddings")}
-    arch = member.architecture or (_likeliest(member.history) if member.history else None)
-    return Row(member.name, network, str(arch or ""), figures, member)
+    return Row(member.name, "discrete", str(arch or ""), figures, member)
 
 
-def number(value: Any) -> float | None:
-    """A finite number that can be drawn, or none; zero where it is next to nothing."""
-    if type(value) not in (int, float) or not abs(value) <= LARGEST:
-        return None
-    return value if abs(value) >= SMALLEST else 0
+def ended_elsewhere(search: Member) -> str | None:
+    """The string that a search ended with, where it is not the network that was derived, so its figures are another's.
+
+    Also none where the search has not ended.
+    """
+    ended = search.summary.get("arch")
+    return ended if isinstance(ended, str) and not same_network(read(ended), _network_of(search) or ()) else None
 
 
-def read_table(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSV file; raises `ParnasError` for what is no table."""
+def read(arch: str) -> Architecture | None:
+    """An architecture, or none where its letters are not known here."""
     try:
-        rows = list(csv.DictReader(io.StringIO(read_text(path, MAX_TABLE_BYTES), newline="")))
-    except csv.Error as error:
-        raise ParnasError(f"{path} is not the table that was written there ({error}); make it anew.") from error
-    return [{key: value or "" for key, value in row.items() if isinstance(key, str)} for row in rows]
+        return Architecture.parse(arch)
+    except ParnasError:
+        return None
+
+
+def same_network(one: Iterable[str] | None, other: Iterable[str]) -> bool:
+    """Whether they are one network; identity does nothing."""
+    return one is not None and drop_identity(one) == drop_identity(other)
 
 
 def _add(runs: dict[str, Run], run: Run) -> None:
@@ -200,8 +194,19 @@ def _runs_of(folder: Path, rows: Records) -> dict[str, Run]:
 
 
 def _searches_in(folder: Path) -> list[Run]:
-    runs = [Run(path.parent) for path in sorted(folder.glob(f"*/{ENVIRONMENT}"))]
+    found = [path.parent for path in sorted(folder.glob(f"*/{ENVIRONMENT}")) if not leads_out(path.parent, folder)]
+    runs = [Run(place) for place in found if (place / "config.yaml").is_file()]
     return [run for run in runs if run.kind() == "search"]
+
+
+def _refuse_links(folder: Path) -> None:
+    """Look at what is read of a folder that may be anything else too, such as a project's; runs look at themselves."""
+    tables = [folder / name for name in (COMPARISON, BASELINES, FRONT)]
+    analyses = [folder.glob(f"{name}{ending}") for name in ANALYSES for ending in (".csv", ".png", "-*.png")]
+    for path in (*tables, *itertools.chain(*analyses)):
+        refuse_foreign_link(path, folder)
+        if path.exists() and not path.is_file():
+            raise ParnasError(f"{path} is no file; remove it.")  # a pipe may never end
 
 
 def _comparison(path: Path, rows: Records, runs: Mapping[str, Run], members: Mapping[str, Member]) -> Comparison:
@@ -236,39 +241,20 @@ def _last_validation(member: Member) -> dict[str, Any]:
     return next((line for line in reversed(member.metrics) if line.get("split") == "valid"), {})
 
 
-def _likeliest(history: PiHistory) -> Architecture:
-    return Architecture(history.derived[-1])
+def _network_of(member: Member) -> Architecture | None:
+    """What was trained or derived, or what derive would take by the last pi."""
+    return member.architecture or (Architecture(member.history.derived[-1]) if member.history else None)
 
 
-def _baselines(path: Path) -> Front:
-    refuse_foreign_links(path.parent)
-    content = read_json_object(path)
-    try:
-        markers, diverged = [], []
-        for each in content["networks"]:
-            name, share, mean = str(each["name"]), number(each["cost_share"]), number(each["valid_ppl_mean"])
-            if share is None or mean is None:
-                diverged.append(name)
-            else:
-                markers.append(Marker(name, share, mean, number(each["valid_ppl_sd"]), each["random"] is True))
-        answers = tuple(str(each["text"]) for each in content["answers"])
-        cost = f"{content['metric']} of the blocks, interleaved = 1"
-    except (KeyError, TypeError) as error:
-        raise ParnasError(f"{path} is not what parnas baselines wrote; give it again.") from error
-    return Front(path.parent, "The derived network and its baselines", cost, tuple(markers), tuple(diverged), answers)
-
-
-def _blackbox(path: Path) -> Front:
-    try:
-        markers = tuple(
-            Marker(row["network"], _finite(row["cost"]), _finite(row["valid_ppl"])) for row in read_table(path)
-        )
-    except (KeyError, ValueError) as error:
-        raise ParnasError(f"{path} is not what parnas blackbox wrote; give it again.") from error
-    return Front(path.parent, "Front of the black-box search", "cost of the blocks, in the unit of its study", markers)
-
-
-def _finite(text: str) -> float:
-    if (value := number(float(text))) is None:
-        raise ValueError(text)
-    return value
+def _argmax_validation(search: Member, arch: Architecture | None) -> Mapping[str, Any]:
+    """What a network has reached in the last validation of a search, if it was this one that was validated."""
+    if arch is None:
+        return {}
+    if search.summary:
+        reached, ended = (search.summary.get(key) for key in ("argmax", "arch"))
+        alike = isinstance(ended, str) and same_network(read(ended), arch)
+        return reached if alike and isinstance(reached, Mapping) else {}
+    line, history = _last_validation(search), search.history
+    strings = {} if history is None else dict(zip(history.steps.tolist(), history.derived, strict=True))
+    alike = same_network(strings.get(line.get("step")), arch)
+    return {"ppl": line.get("argmax_ppl")} if alike else {}

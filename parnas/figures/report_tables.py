@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from parnas.config import dump_config
 from parnas.figures.report_answer import PERPLEXITIES
-from parnas.figures.report_runs import ANALYSES, Comparison, Material, Member, Row, read_table, summary_row
+from parnas.figures.report_fronts import read_table
+from parnas.figures.report_runs import ANALYSES, Comparison, Material, Member, Row, ended_elsewhere, summary_row
 
 SCRIPTS = ("search.py", "derive.py", "retrain.py", "evaluate.py")
 _ACCOUNT = re.compile(r"(\w[\w+.-]*://)[^\s/@'\"]+@")
@@ -106,6 +107,11 @@ def _alone(members: Sequence[Member], besides: bool) -> Table:
         notes.append("The runs have different texts: nothing compares between them.")
     elif len({member.tokens for member in members}) > 1:
         notes.append("The runs have different tokenizers: perplexities per token do not compare between them.")
+    notes += [
+        f"{member.name} ended with {ended}, and validated that network: the one derived from it has no figures here."
+        for member in members
+        if member.kind == "search" and (ended := ended_elsewhere(member))
+    ]
     if unfinished := [member.name for member in members if not member.summary]:
         notes.append(f"Not ended yet: {', '.join(unfinished)}.")
     return _table(title, rows, notes)
