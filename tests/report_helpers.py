@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from parnas.config import Config
+from parnas.figures.report import write_report
 from parnas.run import METRICS, PI, Run
 from parnas.yaml_text import to_yaml
 
@@ -130,3 +131,8 @@ class Page(HTMLParser):
     def data(self) -> list[dict]:
         """What the animations are made of."""
         return [json.loads(script) for script in self.scripts[:-1]]
+
+
+def page_of(*paths: Path) -> Page:
+    """The page of run folders and comparisons."""
+    return Page(write_report(list(paths), paths[0].parent / "page"))

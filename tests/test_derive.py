@@ -140,6 +140,8 @@ def test_limits_of_a_layer_hold(search_run: Run, tmp_path: Path) -> None:
     derivation = derive(run, read_demands(None, None, ["s=1"], 1))
     assert str(derivation.architecture) == slow_best(PI_OF_THREE, dict.fromkeys("sfi", 0.0), 1.0, 1)[0] == "sfi"
     assert "at most 1 of s" in derivation.method
+    assert derivation.to_dict(run)["demands"] == {"top_k": 1, "max": {"s": 1}}
+    assert derive(run).to_dict(run)["demands"] == {}
     assert derivation.blocks[1].margin == pytest.approx(0.35 - 0.55)
 
 

@@ -28,13 +28,14 @@ class Comparison:
     notes: tuple[str, ...]
     split: str
     folders: tuple[Path, ...]  # of the runs, row by row
+    conditions: Conditions  # as they were asked for
 
     def to_dict(self) -> dict[str, Any]:
         """Rows and notes, as plain values."""
         return {"rows": to_rows(self.table), "notes": list(self.notes)}
 
     def write(self, folder: Path) -> list[Path]:
-        """Write comparison.csv, .md and .json into `folder`; the last one also names the split and the run folders."""
+        """Write comparison.csv, .md and .json into `folder`; the last one also tells the run folders and conditions."""
         folder.mkdir(parents=True, exist_ok=True)
         notes = "".join(f"\n* {note}" for note in self.notes)
         texts = {
@@ -48,10 +49,15 @@ class Comparison:
         return paths
 
     def _rows_seen_from(self, folder: Path) -> list[dict[str, Any]]:
-        """The rows with what a report needs to find the runs again: paths that hold where both move together."""
+        """The rows with what a report needs: how they were measured, and paths that hold where both move together."""
         home = os.path.realpath(folder)
         return [
-            {**row, "split": self.split, "folder": _relative(os.path.realpath(run), home)}
+            {
+                **row,
+                "split": self.split,
+                "folder": _relative(os.path.realpath(run), home),
+                "conditions": self.conditions.given(),
+            }
             for row, run in zip(to_rows(self.table), self.folders, strict=True)
         ]
 
@@ -93,7 +99,7 @@ def compare(folders: Sequence[Path], conditions: Conditions, reporter: Reporter)
     if several_tokenizers(entries):
         table = table.drop(columns=["ppl", "tokens"])
         notes.append("the runs have different tokenizers, so perplexities per token are left out")
-    return Comparison(table, tuple(notes), split, tuple(entry.run.folder for entry in entries))
+    return Comparison(table, tuple(notes), split, tuple(entry.run.folder for entry in entries), conditions)
 
 
 def describe_kind(entry: Entry) -> str:

@@ -1,7 +1,7 @@
 """The runs of a comparison: loaded, checked to be comparable, and ready to be measured."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from torch import Tensor
@@ -30,6 +30,10 @@ class Conditions:
     clamp_len: int | None = None
     same_length: bool | None = None
     best: bool = False  # the weights of the least validation loss, not the last ones
+
+    def given(self) -> dict[str, str | int | bool]:
+        """What is not left to the configurations."""
+        return {name: value for name, value in asdict(self).items() if value is not None and (name != "best" or value)}
 
 
 @dataclass(frozen=True)

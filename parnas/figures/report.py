@@ -23,14 +23,13 @@ from parnas.figures.pareto import Marker
 from parnas.figures.report_answer import PERPLEXITIES, Answer, answer_of, shared_perplexity
 from parnas.figures.report_charts import DASHES, Chart, Line, line_chart, scatter_chart
 from parnas.figures.report_colours import candidate_shades, ink_on, run_shade
+from parnas.figures.report_commands import commands_of
 from parnas.figures.report_fronts import Front, number
 from parnas.figures.report_pi import Player, choices, monitor_charts, pi_charts, player_of
-from parnas.figures.report_runs import Comparison, Material, Member, gather, read
+from parnas.figures.report_runs import Comparison, Material, Member, analyses_of, gather, read
+from parnas.figures.report_secrets import hide
 from parnas.figures.report_tables import (
-    analyses_of,
     analysis_table,
-    command_of,
-    commands_of,
     config_text,
     describe_run,
     tables_of,
@@ -117,9 +116,7 @@ def render(material: Material, frames: int = DETAIL[0]) -> str:
         "trade_offs": [*map(trade_off, material.comparisons), *map(_front, material.fronts)],
         "tables": tables_of(material),
         "analyses": _analyses(material.comparisons),
-        "runs": [
-            (member, describe_run(member), config_text(member), command_of(member)) for member in material.members
-        ],
+        "runs": [(member, describe_run(member), config_text(member)) for member in material.members],
         "commands": commands_of(material),
         "text": _describe_text(material.members),
     }
@@ -167,7 +164,7 @@ def _describe_text(members: Sequence[Member]) -> str:
     """Text, tokens and machine, where all runs have the same."""
     said = []
     for told in (
-        {Path(member.config.data.corpus).name for member in members},
+        {Path(hide(member.config.data.corpus)).name for member in members},
         {f"{member.config.data.tokenizer.kind} tokens" for member in members},
         {str(member.environment.get("device_name") or "") for member in members},
         {str(member.environment.get("precision") or "") for member in members},

@@ -11,7 +11,7 @@ from parnas.architecture import Architecture, drop_identity
 from parnas.config import Config
 from parnas.errors import ParnasError
 from parnas.figures.history import PiHistory
-from parnas.figures.report_fronts import BASELINES, FRONT, Front, number, read_front
+from parnas.figures.report_fronts import BASELINES, FRONT, Front, number, read_front, read_table
 from parnas.files import leads_out, read_json, read_json_object, refuse_foreign_link
 from parnas.run import ENVIRONMENT, METRICS, PI, STREAMS, Run, name_runs
 
@@ -69,6 +69,7 @@ class Comparison:
     rows: tuple[Row, ...]
     split: str | None  # not in files of older versions
     missing: tuple[str, ...]  # run folders that it names and that are not here
+    conditions: Mapping[str, Any] | None  # what evaluate was asked for; none in files of older versions
 
 
 @dataclass(frozen=True)
@@ -172,6 +173,15 @@ def same_network(one: Iterable[str] | None, other: Iterable[str]) -> bool:
     return one is not None and drop_identity(one) == drop_identity(other)
 
 
+def analyses_of(comparison: Comparison) -> list[str]:
+    """The analyses that lie beside a comparison and are of its runs; an earlier one may have left others."""
+    names = {row.name for row in comparison.rows}
+    there = [name for name in ANALYSES if (comparison.folder / f"{name}.csv").is_file()]
+    return [
+        name for name in there if {row.get("run") for row in read_table(comparison.folder / f"{name}.csv")} <= names
+    ]
+
+
 def _add(runs: dict[str, Run], run: Run) -> None:
     """Keep a run under its real place, so that none is shown twice."""
     runs.setdefault(os.path.realpath(run.folder), run)
@@ -223,6 +233,7 @@ def _comparison(path: Path, rows: Records, runs: Mapping[str, Run], members: Map
         tuple(Row(row["run"], str(row.get("network", "")), row["arch"], _figures(row), of(row)) for row in rows),
         rows[0].get("split"),
         tuple(row["folder"] for row in rows if row.get("folder") and row["run"] not in runs),
+        conditions if isinstance(conditions := rows[0].get("conditions"), Mapping) else None,
     )
 
 

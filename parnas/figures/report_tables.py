@@ -1,23 +1,16 @@
-"""The tables of the report page, and the commands that make its runs again."""
+"""The tables of the report page, and what its runs were."""
 
-import re
 import shlex
 from collections.abc import Mapping, Sequence
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path
 from typing import NamedTuple
 
 from parnas.config import dump_config
 from parnas.figures.report_answer import PERPLEXITIES
 from parnas.figures.report_fronts import read_table
-from parnas.figures.report_runs import ANALYSES, Comparison, Material, Member, Row, ended_elsewhere, summary_row
+from parnas.figures.report_runs import Comparison, Material, Member, Row, ended_elsewhere, summary_row
+from parnas.figures.report_secrets import HIDDEN, hide, is_secret
 
-SCRIPTS = ("search.py", "derive.py", "retrain.py", "evaluate.py")
-_ACCOUNT = re.compile(r"(\w[\w+.-]*://)[^\s/@'\"]+@")
-_SECRET = re.compile(
-    r"(?i)((?:passwords?|passwd|secrets?|token|api[_-]?key|credentials?)['\"]?\s*[=: ]\s*)(?!null\b)\S+"
-)
-_SECRET_NAME = re.compile(r"(?i)password|passwd|secret|^token$|api[_-]?key|credential")
-HIDDEN = "***"
 MOST_TOLD = 10  # rows of an analysis that a picture's text tells
 
 
@@ -155,15 +148,6 @@ def _divisors(rows: Sequence[Row]) -> str:
 # Analyses
 
 
-def analyses_of(comparison: Comparison) -> list[str]:
-    """The analyses that lie beside a comparison and are of its runs; an earlier one may have left others."""
-    names = {row.name for row in comparison.rows}
-    there = [name for name in ANALYSES if (comparison.folder / f"{name}.csv").is_file()]
-    return [
-        name for name in there if {row.get("run") for row in read_table(comparison.folder / f"{name}.csv")} <= names
-    ]
-
-
 def analysis_table(path: Path, name: str) -> tuple[list[str], list[list[str]]]:
     """Headings and rows of an analysis that `evaluate --analyse` wrote; attention by part, not by age."""
     rows = read_table(path)
@@ -208,7 +192,7 @@ def _short(text: str) -> str:
     return text if value is None or text.isdigit() else f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
-# What a run was, and how to make it again
+# What a run was
 
 
 def describe_run(member: Member) -> dict[str, str]:
@@ -219,64 +203,10 @@ def describe_run(member: Member) -> dict[str, str]:
         for name, each in inner:
             if key != "command_line" and each is not None:
                 label = f"{key} {name}".strip().replace("_", " ")
-                flat[label] = HIDDEN if _SECRET_NAME.search(str(name) or key) else hide(str(each))
+                flat[label] = HIDDEN if is_secret(str(name)) or is_secret(key) else hide(str(each))
     return flat
 
 
 def config_text(member: Member) -> str:
     """The resolved configuration, as `--run` would write it."""
     return hide(dump_config(member.config))
-
-
-def commands_of(material: Material) -> list[str]:
-    """What was typed for each run, derive and evaluate included, each command once."""
-    commands = []
-    for member in material.members:
-        commands.append(command_of(member))
-        if member.derivation and "demo" not in commands[-1].split()[:2]:
-            commands.append(f"parnas derive {shlex.quote(str(member.run.folder))}")
-    if not all("parnas demo" in command for command in commands):
-        commands += [_evaluate(comparison) for comparison in material.comparisons]
-    return list(dict.fromkeys(command for command in commands if command))
-
-
-def _evaluate(comparison: Comparison) -> str:
-    """The command that measures a comparison again; empty where its runs are not known."""
-    members = [row.member for row in comparison.rows if row.member]
-    if len(members) < len(comparison.rows):
-        return ""
-    words = ["parnas", "evaluate", *(str(member.run.folder) for member in members)]
-    words += ["--split", comparison.split] if comparison.split else []
-    for key in LENGTHS[:2]:
-        lengths = {row.figures.get(key) for row in comparison.rows}
-        if len(lengths) == 1 and (length := lengths.pop()) is not None:
-            own = {_length(member, key) for member in members}
-            words += [] if own == {length} else [f"--{key.replace('_', '-')}", f"{length:.0f}"]
-    if names := analyses_of(comparison):
-        words += ["--analyse", ",".join(names)]
-    return shlex.join([*words, "--out", str(comparison.folder)])
-
-
-def _length(member: Member, key: str) -> int:
-    """What evaluate takes where nothing else is asked for."""
-    trained = member.config.data.tgt_len if key == "tgt_len" else member.config.model.mem_len
-    given: int | None = getattr(member.config.evaluation, key)
-    return trained if given is None else given
-
-
-def command_of(member: Member) -> str:
-    """The command line of a run, without the place of the program; empty where it is not known."""
-    line = member.environment.get("command_line")
-    if not isinstance(line, list) or not line or not all(isinstance(word, str) for word in line):
-        return ""
-    program = PurePosixPath(PureWindowsPath(line[0]).as_posix()).name
-    if program == "__main__.py":
-        start = ["python", "-m", "parnas"]
-    else:
-        start = ["python", program] if program in SCRIPTS else [program.removesuffix(".exe")]
-    return hide(shlex.join([*start, *line[1:]]))
-
-
-def hide(text: str) -> str:
-    """The text without accounts in addresses and without what is named as a secret."""
-    return _SECRET.sub(rf"\1{HIDDEN}", _ACCOUNT.sub(rf"\1{HIDDEN}@", text))

@@ -35,6 +35,12 @@ class Demands:
     top_k: int | None = None  # how many to rank; none: those of the second look, or one
     rescore: int | None = None  # so many of the most probable get a second look; none: as many as in the search
 
+    def to_dict(self) -> dict[str, Any]:
+        """What was given, by the names of the options of `parnas derive`."""
+        values = {name: getattr(self, name) for name in ("within", "metric", "top_k", "rescore")}
+        given = {name: value for name, value in values.items() if value is not None}
+        return given | ({"max": dict(self.limits)} if self.limits else {})
+
 
 @dataclass(frozen=True)
 class BlockChoice:
@@ -78,12 +84,14 @@ class Derivation:
     ranking: tuple[Ranked, ...]  # the architecture first
     costs: Costs | None
     target: float | None  # share of the interleaved network's cost
+    demands: Demands
 
     def to_dict(self, run: Run) -> dict[str, Any]:
         """The content of `arch.yaml`."""
         return {
             "arch": str(self.architecture),
             "method": self.method,
+            "demands": self.demands.to_dict(),
             "run": run.name,
             "step": self.step,
             "counts": self.architecture.counts(),
@@ -171,6 +179,7 @@ def derive(run: Run, demands: Demands | None = None, reporter: Reporter | None =
         tuple(ranking),
         costs,
         target,
+        demands,
     )
 
 
