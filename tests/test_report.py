@@ -254,11 +254,26 @@ def test_evaluate_writes_where_its_runs_are(retrain_run: Run, tmp_path: Path) ->
 def test_old_comparisons_and_runs_that_are_gone_still_give_a_table(tmp_path: Path) -> None:
     page = page_of(write_comparison(tmp_path / "old", [row("derived", "sfi"), row("interleaved", "sfs")]))
     assert "since it was written by an older version; give the run folders too" in page.text
+    assert "No finite loss" not in page.text
     make_all(tmp_path)
     shutil.rmtree(tmp_path / "derived")
     page = page_of(tmp_path / "comparison")
     assert "The run folder ../derived is not here any more." in page.text
     assert "64.20 perplexity per token, 0.5 % lower" in page.text
+
+
+def test_a_comparison_moved_away_from_its_runs_says_so(tmp_path: Path) -> None:
+    folder = make_all(tmp_path / "here")
+    page = page_of(Path(shutil.move(folder, tmp_path / "alone")))
+    assert page.text.count("The run folders of the comparison are not where it names them") == 4
+    assert not re.search("older version|No finite loss|No search|not known", page.text)
+
+
+def test_a_front_without_runs_says_that_none_was_given(tmp_path: Path) -> None:
+    (tmp_path / "pareto.csv").write_text("network,valid_ppl,cost\nsf,90.5,2.5\n")
+    page = page_of(tmp_path)
+    assert "No run is among the folders given here" in page.text
+    assert not re.search("older version|No finite loss|not known", page.text)
 
 
 def test_runs_of_an_old_comparison_are_found_by_name(tmp_path: Path) -> None:
@@ -464,6 +479,8 @@ def test_the_page_can_be_read_by_a_screen_reader(tmp_path: Path) -> None:
     assert set(targets) <= set(ids)
     assert "main" in targets
     labels = [svg["aria-label"] for svg in page.all("svg") if svg.get("aria-label")]
+    assert not any("At step" in label for label in labels)  # it would be wrong in other frames
+    assert not page.all("output")  # a live region, which a screen reader would read out frame by frame
     assert any("from 0.9" not in label and "derived: 64.2 at step 50" in label for label in labels)
 
 

@@ -119,6 +119,7 @@ def render(material: Material, frames: int = DETAIL[0]) -> str:
         "runs": [(member, describe_run(member), config_text(member)) for member in material.members],
         "commands": commands_of(material),
         "text": _describe_text(material.members),
+        "absent": _tell_absent(material),
     }
     return environment.get_template("report.html.j2").render(content)
 
@@ -172,6 +173,18 @@ def _describe_text(members: Sequence[Member]) -> str:
         if len(told) == 1:
             said.append(next(iter(told)))
     return " · ".join(filter(None, said))
+
+
+def _tell_absent(material: Material) -> str:
+    """Why there is no run, where there is none."""
+    if not material.comparisons:
+        return "No run is among the folders given here; give run folders too."
+    if any(comparison.missing for comparison in material.comparisons):
+        return "The run folders of the comparison are not where it names them; give them too, wherever they are."
+    return (
+        "No run folder of the comparison is known here, since it was written by an older version; give the run folders "
+        "too."
+    )
 
 
 # Charts of several runs

@@ -104,8 +104,8 @@ def player_of(history: PiHistory, most_frames: int) -> Player | None:
         step,
         tau,
         string,
-        f"Heatmap of pi: {candidates} candidates in rows, {blocks} blocks in columns. At step {step} derive takes "
-        f"{string if len(string) <= 200 else string[:200] + '…'}.",
+        f"Heatmap of pi: {candidates} candidates in rows, {blocks} blocks in columns. Its step and the string that "
+        "derive takes there are told above it.",
         data,
     )
 

@@ -22,7 +22,7 @@
     const cells = [...figure.querySelectorAll(".cell")];
     const values = [...figure.querySelectorAll(".value")];
     const frames = [...figure.querySelectorAll(".chosen")];
-    const [step, tau, string] = ["step", "tau", "string"].map((name) => figure.querySelector("output." + name));
+    const [step, tau, string] = ["step", "tau", "string"].map((name) => figure.querySelector(".now ." + name));
     const slider = figure.querySelector(".slider");
     const button = figure.querySelector(".play");
     const candidates = data.shades.length;
@@ -61,14 +61,12 @@
     function pause() {
       clearInterval(timer);
       timer = null;
-      button.setAttribute("aria-pressed", "false");
       button.querySelector(".sign").textContent = "▶";
       button.querySelector(".word").textContent = "Play";
     }
 
     function play() {
       if (shown === last) show(0);
-      button.setAttribute("aria-pressed", "true");
       button.querySelector(".sign").textContent = "❚❚";
       button.querySelector(".word").textContent = "Pause";
       const pace = calm.matches ? 700 : Math.min(160, Math.max(60, 9000 / last));
