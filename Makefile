@@ -18,7 +18,7 @@ help:
 	@echo "make soak     kill a search and a retraining 34 times, disturb them otherwise, and see that nothing is lost"
 	@echo "make bench    install with what is compared with, then each short benchmark (up to three minutes each)"
 	@echo "make bench-quality PARNAS_DATA=DIR  seconds to the forerunner's quality, about ten minutes; DIR holds wikitext-2"
-	@echo "make docs     install what builds the documentation, then build it into site/; a broken link is an error"
+	@echo "make docs     build the documentation into site/ and run what it shows; a broken link or snippet is an error"
 	@echo "make audit    look for known weaknesses of the versions in constraints.txt"
 	@echo "make lint | format | clean"
 	@echo "PYTHON=python3.12 make ... takes another Python"
@@ -50,8 +50,9 @@ format: $(VENV)/installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(VENV)/installed-docs
+docs: $(VENV)/installed-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	$(BIN)/python -m pytest -q -n auto tests/test_documented_commands.py
 	@echo "built: site/index.html"
 
 # pip-audit fails alike where it finds something and where it is told nothing, but then it leaves no report. --strict:
@@ -91,10 +92,6 @@ $(VENV)/installed: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
 
 $(VENV)/installed-dev: $(VENV)/installed
 	$(PIP) -e '.[dev,parity,bench,docs,export]'
-	@touch $@
-
-$(VENV)/installed-docs: $(VENV)/installed
-	$(PIP) -e '.[docs]'
 	@touch $@
 
 $(VENV)/installed-bench: $(VENV)/installed
