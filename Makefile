@@ -38,7 +38,7 @@ test-browser: $(VENV)/installed-dev
 	is found" >&2; exit 2; }
 	@$(FIND_CHROMIUM) || { apt-get update && apt-get install -y chromium; }
 	$(PIP) -e '.[browser]'
-	$(BIN)/python -m pytest tests/test_browser.py tests/test_report.py
+	$(BIN)/python -m pytest tests/test_browser.py tests/test_report*.py
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

@@ -22,7 +22,6 @@ from typing import Any, Literal, TypeAlias
 from parnas import inputs
 from parnas.architecture import Architecture
 from parnas.config import Config
-from parnas.errors import ParnasError
 from parnas.evaluation.comparison import Comparison, compare
 from parnas.evaluation.entries import Conditions
 from parnas.inputs import Settings, read_overrides
@@ -135,7 +134,6 @@ def derive(
     of = open_run(run)
     derivation = derivations.derive(of, demands, _reporter(progress))
     if out is not None:
-        Path(out).mkdir(parents=True, exist_ok=True)
         derivations.write_derivation(derivation, of, Path(out) / "arch.yaml")
     return derivation
 
@@ -167,8 +165,6 @@ def evaluate(
     >>> comparison.table[["run", "mem_len"]].values.tolist()
     [['found', 4], ['trained', 4]]
     """
-    if split not in (None, "train", "valid", "test"):
-        raise ParnasError(f"split is {split!r}; give train, valid or test.")
     several = [runs] if isinstance(runs, str | Path | Run | TrainedRun) else list(runs)
     conditions = Conditions(split, tgt_len, mem_len, cmem_len, clamp_len, same_length, best)
     comparison = compare([open_run(run).folder for run in several], conditions, _reporter(progress))

@@ -102,7 +102,7 @@ def report(paths: Sequence[Path], folder: Path, reporter: "Reporter") -> list[Pa
     try:
         return [write_report(paths, folder)]
     except ParnasError as error:
-        reporter.note(f"there is no report: {error}")
+        reporter.note(f"warning: there is no report: {error}")
         return []
 
 

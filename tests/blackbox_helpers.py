@@ -6,8 +6,10 @@ from pathlib import Path
 
 from parnas.architecture import Architecture
 from parnas.config import Config
+from parnas.nas.blackbox import blackbox, open_study
 from parnas.nas.cost import count_costs
 from parnas.nas.trials import Task
+from parnas.training.reporter import Silent
 
 STORAGES = ["sqlite:///{}/study.db", "journal:{}/study.log"]
 
@@ -31,3 +33,12 @@ class Counting:
 def make_task(perplexity: Counting, blocks: int = 3, seed: int = 1, **terms: object) -> Task:
     config = Config().replace(search__blocks=blocks, runtime__seed=seed)
     return Task(config.search.block_spaces, count_costs(config, "macs"), perplexity, "counted", terms, config, 10)
+
+
+def run_study(url: str, trials: int, sampler: str = "tpe", seed: int = 1, blocks: int = 3):
+    """The study by that URL after so many trials of one worker, and what was evaluated for it."""
+    asked = Counting()
+    task = make_task(asked, blocks, seed)
+    study = open_study(url, "test", sampler, task)
+    blackbox(study, task, trials, Silent())
+    return study, asked

@@ -132,3 +132,11 @@ def trained(retrain_run: Run, tmp_path: Path) -> Run:
     """A copy of the finished retraining, to be spoilt."""
     shutil.copytree(retrain_run.folder, tmp_path / "trained")
     return Run(tmp_path / "trained")
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers of a study look for each other often."""
+    from parnas.nas import blackbox
+
+    monkeypatch.setattr(blackbox, "POLL_SECONDS", 0.02)

@@ -107,7 +107,7 @@ def test_all_mistakes_are_told_at_once_with_those_of_the_overrides(tmp_path: Pat
     assert "train.lr is -1.0" in str(caught.value)
     with pytest.raises(ParnasError, match=r"resume \(--resume\) needs run"):
         parnas.search(resume=True)
-    with pytest.raises(ParnasError, match="split is 'all'"):
+    with pytest.raises(ParnasError, match=r"split \(--split\) is 'all'"):
         parnas.evaluate(tmp_path, split="all")  # type: ignore[arg-type]
 
 

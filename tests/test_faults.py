@@ -1,52 +1,30 @@
-"""What may go wrong while a network is trained: interruptions, full disks, numbers that are not finite, two at once."""
+"""What may go wrong while a network is trained: interruptions, full disks, two at once, leftovers."""
 
 import json
 import random
-import re
-import resource
 import shutil
-import signal
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from conftest import small_config
-from training_helpers import Phase, Stop, StopAfter, assert_same_weights, final_weights, without_times
+from training_helpers import Notes, Phase, Stop, StopAfter, assert_same_weights, without_times
 
 from parnas.architecture import Architecture
-from parnas.config import Config, dump_config
-from parnas.errors import Diverged, OutOfMemory, ParnasError, says_out_of_memory
-from parnas.model.blocks import BlockOutput
-from parnas.model.layers import FeedForward
+from parnas.config import Config
+from parnas.errors import ParnasError
 from parnas.model.transformer_xl import TransformerXL
 from parnas.nas.search import search
-from parnas.run import LOCK, METRICS, PI, Run
+from parnas.run import LOCK, METRICS, Run
 from parnas.training import checkpoint as checkpoints
 from parnas.training.checkpoint import Best, Snapshot, Writer, list_checkpoints, load_state, save_checkpoint
-from parnas.training.optimizers import gradient_norm, make_adamw, step_clipped
 from parnas.training.phases import load
 from parnas.training.reporter import Silent
 from parnas.training.retrain import retrain
-from parnas.training.stopping import Stopped
 from parnas.training.trainer import Trainer
-
-ROOT = Path(__file__).resolve().parent.parent
-
-
-class Notes(Silent):
-    """A reporter that keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
 
 # The same command again.
 
@@ -259,249 +237,6 @@ def test_a_save_leaves_other_folders_than_checkpoints_alone(tmp_path: Path) -> N
     assert load_state(tmp_path / "step-00000001") == {}
 
 
-# Signals.
-
-
-def start(config: Config, folder: Path, tmp_path: Path) -> subprocess.Popen[str]:
-    """The command in a process of its own, once it has trained some steps."""
-    path = tmp_path / "config.yaml"
-    path.write_text(dump_config(config))
-    command = [sys.executable, str(ROOT / "retrain.py"), str(path), "--run", str(folder)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    wait_for(folder / METRICS, process)
-    return process
-
-
-def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
-    for _ in range(1200):
-        if (path.is_file() and path.stat().st_size) or process.poll() is not None:
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"{path} does not come")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
-def test_a_signal_ends_the_step_saves_and_says_how_to_go_on(
-    number: signal.Signals, corpus: Path, tmp_path: Path
-) -> None:
-    config = small_config(corpus, model__arch="sf", train__steps=1200, train__save_every=5000, train__eval_every=1200)
-    folder = tmp_path / "run"
-    process = start(config, folder, tmp_path)
-    process.send_signal(number)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 128 + number, errors
-    assert "Traceback" not in errors
-    told = re.search(rf"stopped by {number.name} after step (\d+), which is saved; go on with: parnas retrain", errors)
-    assert told, errors
-    assert [path.name for path in list_checkpoints(folder / "checkpoints")] == [f"step-{int(told[1]):08d}"]
-    again = retrain(config, folder, Silent())
-    assert_same_weights(retrain(config, tmp_path / "whole", Silent()), again)
-
-
-@pytest.mark.slow
-def test_a_second_interrupt_leaves_at_once(corpus: Path, tmp_path: Path) -> None:
-    """In the middle of a step that the first one waits for; what was saved before is whole."""
-    changes = {"data__batch_size": 16, "data__tgt_len": 256, "model__d_model": 128, "model__d_inner": 4096}
-    config = small_config(corpus, model__arch="(sf)*6", train__steps=10**6, train__log_every=1, **changes)
-    process = start(config.replace(train__save_every=1), tmp_path / "run", tmp_path)
-    try:
-        process.send_signal(signal.SIGINT)
-        assert process.stderr is not None
-        while "finishing this step" not in process.stderr.readline():
-            assert process.poll() is None
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert process.returncode == 130, errors
-    assert "Traceback" not in errors
-    assert "interrupted; go on with: parnas retrain" in errors
-
-
-def test_signals_are_as_before_after_a_training(corpus: Path, tmp_path: Path) -> None:
-    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-
-    class Signalled(Silent):
-        def advance(self, step: int) -> None:
-            if step == 7:
-                signal.raise_signal(signal.SIGTERM)
-
-    config = small_config(corpus, model__arch="sf")
-    with pytest.raises(Stopped, match="after step 7"):
-        retrain(config, tmp_path / "run", Signalled())
-    assert handlers == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    assert_same_weights(retrain(config, tmp_path / "whole", Silent()), retrain(config, tmp_path / "run", Silent()))
-
-
-def test_a_training_in_a_thread_handles_no_signals(corpus: Path, tmp_path: Path) -> None:
-    config = small_config(corpus, model__arch="sf", train__steps=4)
-    thread = threading.Thread(target=retrain, args=(config, tmp_path / "run", Silent()))
-    thread.start()
-    thread.join()
-    assert Run(tmp_path / "run").finished()
-
-
-# Numbers that go wrong, and memory that ends.
-
-
-def poison(monkeypatch: pytest.MonkeyPatch, steps: set[int], where: str = "gradient") -> None:
-    """Let the feed-forward layers of training give what is not finite in the calls of some steps, from 1 on."""
-    original, calls = FeedForward.forward, [0]
-
-    def forward(self: FeedForward, *given: object) -> BlockOutput:
-        output = original(self, *given)  # type: ignore[arg-type]
-        if not self.training:
-            return output
-        calls[0] += torch.is_grad_enabled()
-        if calls[0] in steps:
-            hidden = output.hidden
-            bad = hidden * torch.nan if where == "loss" else hidden + torch.sqrt(hidden * 0)
-            return output._replace(hidden=bad)
-        return output
-
-    monkeypatch.setattr(FeedForward, "forward", forward)
-
-
-@pytest.mark.parametrize("where", ["loss", "gradient"])
-def test_the_diagnosis_names_step_block_and_checkpoint(
-    where: str, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    poison(monkeypatch, {11}, where)
-    with pytest.raises(Diverged, match=rf"{where} is not finite at step 11, first in block 2\..*step-00000008.*clip"):
-        retrain(small_config(corpus, model__arch="sfs"), tmp_path / "run", Silent())
-
-
-@pytest.mark.parametrize("phase", [search, retrain])
-def test_bad_steps_are_skipped_up_to_a_limit(
-    phase: Phase, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    changes = {"model__arch": "sf", "search__estimator": "soft", "search__blocks": 1, "train__skip_bad_steps": 2}
-    config, reporter = small_config(corpus, **changes), Notes()
-    poison(monkeypatch, {11, 14})
-    run = phase(config, tmp_path / "run", reporter)
-    assert [note for note in reporter.notes if "skipped" in note] == [
-        "warning: step 11 is skipped, its gradient is not finite (1 of 2 allowed)",
-        "warning: step 14 is skipped, its gradient is not finite (2 of 2 allowed)",
-    ]
-    assert run.summary()["skipped_steps"] == 2
-    assert all(tensor.isfinite().all() for tensor in final_weights(run).values())
-    if phase is search:
-        assert all(np.isfinite(record["pi"]).all() for record in run.records(PI))
-    monkeypatch.undo()
-    poison(monkeypatch, {11, 14, 17})
-    with pytest.raises(Diverged, match="at step 17"):
-        phase(config, tmp_path / "another", Silent())
-
-
-def test_a_guarded_step_leaves_the_weights_where_the_norm_is_not_finite() -> None:
-    """What a GPU does without waiting for the norm."""
-    weight = torch.nn.Parameter(torch.ones(3, 3))
-    optimizer = make_adamw({"w": weight}, 0.1, 0.01)
-    for gradient, changed in ((torch.inf, False), (1.0, True)):
-        weight.grad = torch.full_like(weight, gradient)
-        step_clipped(optimizer, gradient_norm([weight]), 1.0, guarded=True)
-        assert bool((weight != 1).all()) == changed
-
-
-def test_out_of_memory_names_the_block_and_what_to_lower(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    original = FeedForward.forward
-
-    def hungry(self: FeedForward, *given: object) -> BlockOutput:
-        if self.training and (tmp_path / "run" / "checkpoints").exists():
-            torch.empty(1 << 60, dtype=torch.uint8)
-        return original(self, *given)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(FeedForward, "forward", hungry)
-    config = small_config(corpus, model__arch="ssf", train__save_every=5)
-    with pytest.raises(OutOfMemory, match=r"at step [67], in block 3\. .*step-00000005.*Lower data\.batch_size"):
-        retrain(config, tmp_path / "run", Silent())
-
-
-@pytest.mark.slow
-def test_memory_that_the_system_refuses_is_told_in_one_message(corpus: Path, tmp_path: Path) -> None:
-    path = tmp_path / "config.yaml"
-    path.write_text(dump_config(small_config(corpus, model__arch="sf", model__d_model=2000, model__d_inner=999_999)))
-    answer = subprocess.run(
-        [sys.executable, str(ROOT / "retrain.py"), str(path), "--run", str(tmp_path / "run")],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30)),
-    )
-    assert answer.returncode == 2, answer.stderr
-    assert "Traceback" not in answer.stderr
-    assert "memory" in answer.stderr
-
-
-# Less memory, the same numbers.
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"model__arch": "sfs"},
-        {"model__arch": "scf", "model__memory__cmem_len": 4, "model__memory__ratio": 2},
-        {"model__arch": "sf", "model__cutoffs": (5, 12)},
-    ],
-)
-def test_accumulated_gradients_are_those_of_the_batch(changes: dict[str, object], corpus: Path, tmp_path: Path) -> None:
-    config = small_config(corpus, model__dropout=0.0, **changes)
-    whole = final_weights(retrain(config, tmp_path / "whole", Silent()))
-    for parts in (2, 4):
-        found = final_weights(retrain(config.replace(train__accumulate=parts), tmp_path / str(parts), Silent()))
-        for name, expected in whole.items():
-            torch.testing.assert_close(found[name], expected, rtol=1e-3, atol=2e-5)
-
-
-@pytest.mark.parametrize("estimator", ["soft", "straight_through", "gdas", "single_path", "uniform"])
-@pytest.mark.parametrize("alpha_split", [0.0, 0.3])
-def test_alpha_learns_from_the_batch_as_a_whole(
-    estimator: str, alpha_split: float, corpus: Path, tmp_path: Path
-) -> None:
-    if estimator == "uniform" and not alpha_split:
-        pytest.skip("uniform learns from text of its own")
-    changes = {"search__estimator": estimator, "search__alpha_split": alpha_split, "search__alpha_every": 1}
-    config = small_config(corpus, model__dropout=0.0, data__batch_size=8, **changes)
-    whole = search(config, tmp_path / "whole", Silent()).records(PI)
-    parts = search(config.replace(train__accumulate=4), tmp_path / "parts", Silent()).records(PI)
-    for one, other in zip(whole, parts, strict=True):
-        np.testing.assert_allclose(one["pi"], other["pi"], atol=1e-4)
-
-
-@pytest.mark.parametrize("phase", [search, retrain])
-@pytest.mark.parametrize("estimator", ["soft", "single_path"])
-def test_checkpointed_activations_give_the_same_bits(
-    phase: Phase, estimator: str, corpus: Path, tmp_path: Path
-) -> None:
-    config = small_config(corpus, model__arch="scf", model__dropout=0.2, search__estimator=estimator)
-    kept = phase(config, tmp_path / "kept", Silent())
-    twice = phase(config.replace(runtime__checkpoint_activations=True), tmp_path / "twice", Silent())
-    assert_same_weights(kept, twice)
-
-
-def test_checkpointed_activations_keep_less(corpus: Path) -> None:
-    kept: list[int] = []
-    tokens = torch.zeros(4, 16, dtype=torch.long)
-    for twice in (False, True):
-        network = TransformerXL.build(Config().model, Architecture("sf"), 40)
-        network.checkpoint_activations = twice
-        sizes: dict[int, int] = {}
-
-        def pack(tensor: torch.Tensor, sizes: dict[int, int] = sizes) -> torch.Tensor:
-            sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            network(tokens).hidden.sum()
-        weights = {parameter.data_ptr() for parameter in network.parameters()}
-        kept.append(sum(size for pointer, size in sizes.items() if pointer not in weights))
-    assert kept[1] < kept[0] / 3
-
-
 def test_evaluate_takes_the_best_weights_where_asked(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -518,16 +253,7 @@ def test_evaluate_takes_the_best_weights_where_asked(
     assert best == pytest.approx(by_step[12], rel=1e-5)
 
 
-# Limits, refusals and leftovers.
-
-
-def test_a_limit_that_was_lowered_still_holds(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = small_config(corpus, model__arch="sf", train__skip_bad_steps=5)
-    poison(monkeypatch, {3, 4, 12})
-    with pytest.raises(Stop):
-        retrain(config, tmp_path / "run", StopAfter(9))
-    with pytest.raises(Diverged, match="at step 11"):  # the 12th call, since the ninth step was done twice
-        retrain(config.replace(train__skip_bad_steps=1), tmp_path / "run", Silent())
+# Refusals and leftovers.
 
 
 def test_a_refusal_leaves_a_finished_run_as_it_was(corpus: Path, tmp_path: Path) -> None:
@@ -573,80 +299,3 @@ def test_what_killed_writers_left_is_removed(corpus: Path, tmp_path: Path) -> No
     (tmp_path / "run" / "checkpoints" / ".step-00000123.77.tmp").mkdir(parents=True)
     run = retrain(config, tmp_path / "run", Silent())
     assert sorted(path.name for path in run.checkpoints.iterdir()) == ["step-00000003", "step-00000004"]
-
-
-def test_memory_that_ends_on_resuming_is_not_told_as_damage(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
-
-    config = small_config(corpus, model__arch="sf")
-    with pytest.raises(Stop):
-        retrain(config, tmp_path / "run", StopAfter(9))
-    for place in ("parnas.training.trainer.Trainer.restore", "torch.load", "parnas.training.checkpoint.load_model"):
-        with monkeypatch.context() as patch:
-            patch.setattr(place, refuse)
-            with pytest.raises(OutOfMemory, match="Out of memory at step 8"):
-                retrain(config, tmp_path / "run", Silent())
-
-
-@pytest.mark.parametrize("skips", [0, 1])
-def test_alpha_learns_nothing_from_what_is_not_finite(
-    skips: int, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from parnas.nas.search import SearchTrainer
-
-    original = SearchTrainer._regularise
-
-    def spoil(self: SearchTrainer) -> None:
-        original(self)
-        if self.step == 12:
-            self.architecture_parameters[0].grad = torch.full_like(self.architecture_parameters[0], torch.nan)
-
-    monkeypatch.setattr(SearchTrainer, "_regularise", spoil)
-    changes = {"search__estimator": "soft", "train__skip_bad_steps": skips}
-    if not skips:
-        with pytest.raises(Diverged, match="gradient of alpha is not finite at step 13, first in block 1"):
-            search(small_config(corpus, **changes), tmp_path / "run", Silent())
-        return
-    run = search(small_config(corpus, **changes), tmp_path / "run", Silent())
-    assert run.summary()["skipped_steps"] == 1
-    assert np.isfinite([record["pi"] for record in run.records(PI)]).all()
-
-
-def test_an_interrupted_demo_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    import parnas.demo
-    from parnas.cli import main
-
-    def stop(folder: Path, *_: object) -> None:
-        raise Stopped(signal.SIGTERM, 7)
-
-    monkeypatch.setattr(parnas.demo, "run_demo", stop)
-    with pytest.raises(SystemExit) as leaving:
-        main(["demo", "--run", str(tmp_path / "a demo")])
-    assert leaving.value.code == 128 + signal.SIGTERM
-    assert f"go on with: parnas demo --run '{tmp_path / 'a demo'}'" in capsys.readouterr().err
-
-
-def test_before_a_run_is_begun_the_same_command_is_what_goes_on(tmp_path: Path, retrain_run: Run) -> None:
-    from parnas.commands import way_on
-
-    assert way_on("search", tmp_path / "run") == f"the same command again, with --run {tmp_path / 'run'}"
-    assert way_on("retrain", retrain_run.folder) == f"parnas retrain --run {retrain_run.folder} --resume"
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("CUDA error: an illegal memory access was encountered", False),
-        ("Unsupported memory format", False),
-        ("CUDA out of memory. Tried to allocate 1 GiB", True),
-        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling", True),
-        ("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried", True),
-    ],
-)
-def test_only_refused_memory_is_told_as_such(text: str, told: bool) -> None:
-    assert says_out_of_memory(RuntimeError(text)) == told

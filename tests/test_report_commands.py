@@ -29,7 +29,7 @@ def told_of(*paths: Path) -> str:
         (["C:\\x\\parnas.exe", "search"], "parnas search"),
         (["/x/site-packages/parnas/__main__.py", "search"], "python -m parnas search"),
         (["../search.py", "a.yaml"], "python search.py a.yaml"),
-        (["/x/ipykernel_launcher.py", "-f", "/root/k.json"], None),
+        (["/x/ipykernel_launcher.py", "-f", "/x/k.json"], None),
         (["small.py"], None),
         (["/x/pytest/__main__.py"], None),
         ([""], None),

@@ -27,6 +27,16 @@ class StopAfter(Silent):
             raise Stop
 
 
+class Notes(Silent):
+    """A reporter that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
 def final_weights(run: Run) -> dict[str, torch.Tensor]:
     return load_file(list_checkpoints(run.checkpoints)[-1] / "model.safetensors")
 

@@ -14,7 +14,6 @@ from parnas.errors import ParnasError
 from parnas.evaluation.entries import Entry
 from parnas.model.blocks import Block
 from parnas.model.memory import Memory
-from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import TransformerXL
 
 PARTS = "compressed memory", "memory", "segment"
@@ -36,7 +35,7 @@ def attention_by_age(entries: Sequence[Entry], split: str) -> pd.DataFrame:
 
 
 def _rows(entry: Entry, split: str) -> list[dict[str, object]]:
-    network = discrete(entry)
+    network = entry.loaded.discrete().to(entry.device.device)
     rows = []
     layers = drop_identity(entry.loaded.architecture)
     for number, (layer, parts) in enumerate(zip(layers, _mean_weights(network, entry, split), strict=True), 1):
@@ -47,14 +46,6 @@ def _rows(entry: Entry, split: str) -> list[dict[str, object]]:
                     share = float(keys.sum())
                     rows.append(row | {"positions": len(keys), "weight": share, "per_position": share / len(keys)})
     return rows
-
-
-def discrete(entry: Entry) -> TransformerXL:
-    """The network of a run; of a search the derived one with the SuperNet's weights."""
-    model = entry.network
-    if isinstance(model, SuperNet):
-        model = model.extract(entry.loaded.architecture).to(entry.device.device)
-    return model.eval()
 
 
 @torch.no_grad()

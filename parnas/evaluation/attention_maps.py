@@ -12,7 +12,6 @@ from parnas.architecture import IDENTITY
 from parnas.errors import ParnasError
 from parnas.model.blocks import Block
 from parnas.model.memory import Memory
-from parnas.model.supernet import SuperNet
 from parnas.training.phases import LoadedRun
 
 LONGEST = 512  # tokens
@@ -37,10 +36,7 @@ def attention_maps(loaded: LoadedRun, text: str, before: str = "") -> list[Atten
     before: a text that is read first, so that it is in memory. Raises `ParnasError` for a text without tokens, or one
     of more than 512, and for a network without attention.
     """
-    network = loaded.model
-    if isinstance(network, SuperNet):
-        network = network.extract(loaded.architecture)
-    network.eval()
+    network = loaded.discrete()
     ids, earlier = (torch.tensor([loaded.tokenizer.encode(part)], dtype=torch.long) for part in (text, before))
     if not 1 <= ids.shape[1] <= LONGEST:
         raise ParnasError(f"The text has {ids.shape[1]} tokens; give one of 1 to {LONGEST}.")

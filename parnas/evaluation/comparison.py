@@ -36,7 +36,6 @@ class Comparison:
 
     def write(self, folder: Path) -> list[Path]:
         """Write comparison.csv, .md and .json into `folder`; the last one also tells the run folders and conditions."""
-        folder.mkdir(parents=True, exist_ok=True)
         notes = "".join(f"\n* {note}" for note in self.notes)
         texts = {
             "csv": self.table.to_csv(index=False),

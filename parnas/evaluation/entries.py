@@ -7,6 +7,7 @@ from pathlib import Path
 from torch import Tensor
 
 from parnas.config import Config
+from parnas.data.corpora import SPLITS
 from parnas.data.streams import TokenStreams, prepare
 from parnas.errors import ParnasError
 from parnas.model.estimators import ESTIMATORS
@@ -21,7 +22,7 @@ from parnas.training.phases import LoadedRun, load, refuse_other_text
 
 @dataclass(frozen=True)
 class Conditions:
-    """How a comparison measures; none means as the runs were configured."""
+    """How a comparison measures; none means as the runs were configured. Raises `ParnasError` for an unknown split."""
 
     split: str | None = None  # none: evaluation.split of the first run
     tgt_len: int | None = None
@@ -30,6 +31,10 @@ class Conditions:
     clamp_len: int | None = None
     same_length: bool | None = None
     best: bool = False  # the weights of the least validation loss, not the last ones
+
+    def __post_init__(self) -> None:
+        if self.split not in (None, *SPLITS):
+            raise ParnasError(f"split (--split) is {self.split!r}; give {', '.join(SPLITS[:-1])} or {SPLITS[-1]}.")
 
     def given(self) -> dict[str, str | int | bool]:
         """What is not left to the configurations."""
@@ -112,7 +117,7 @@ def open_entry(name: str, run: Run, loaded: LoadedRun, threads: int | None, cond
 def network_of(loaded: LoadedRun) -> TransformerXL:
     """What is scored: the network, or of a search the SuperNet by pi (the derived one where gates are one-hot)."""
     if isinstance(loaded.model, SuperNet) and ESTIMATORS[loaded.config.search.estimator].one_hot:
-        return loaded.model.extract(loaded.architecture)
+        return loaded.discrete()
     return loaded.model
 
 

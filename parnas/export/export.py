@@ -91,9 +91,9 @@ def to_safetensors(source: Source, folder: Path) -> float:
 
     def step(tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
         output = read_back(tokens, state, inference=True)
-        return read_back.head.log_probs(output.hidden.flatten(0, 1)).unflatten(0, tokens.shape), output.memory
+        return read_back.log_probs(output.hidden), output.memory
 
-    return largest_difference(source.network, step, lambda rows: None, source.loaded.config.data.tgt_len)  # noqa: ARG005
+    return largest_difference(source.network, step, lambda _: None, source.loaded.config.data.tgt_len)
 
 
 def to_x_transformers(source: Source, folder: Path) -> None:

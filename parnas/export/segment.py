@@ -71,8 +71,11 @@ class SegmentNetwork(nn.Module):
                 x = block(x, None, context).hidden
         if self.network.final_norm is not None:
             x = self.network.final_norm(x)
-        log_probs = self.network.head.log_probs(x.flatten(0, 1)).unflatten(0, tokens.shape)
-        return log_probs, (lengths + tgt_len).clamp(max=self.mem_len), tuple(kept) if self.mem_len else ()
+        return (
+            self.network.log_probs(x),
+            (lengths + tgt_len).clamp(max=self.mem_len),
+            tuple(kept) if self.mem_len else (),
+        )
 
     def _hidden(self, tgt_len: int, lengths: Tensor) -> Tensor:
         """[B, 1, T, K], true where a query must not see a key: later ones, memory not filled, and beyond the window."""

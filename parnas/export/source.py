@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 from parnas.architecture import Architecture
 from parnas.errors import ParnasError
-from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import TransformerXL
 from parnas.run import Run
 from parnas.training.phases import LoadedRun, load
@@ -28,10 +27,7 @@ def open_source(run: Run, best: bool = False) -> Source:
     best: with the weights of the least validation loss. Raises `ParnasError` where the run cannot be loaded.
     """
     loaded = load(run.folder, best=best)
-    network = loaded.model
-    if isinstance(network, SuperNet):
-        network = network.extract(loaded.architecture)
-    return Source(run, loaded, network.float().eval(), loaded.architecture.canonical())
+    return Source(run, loaded, loaded.discrete().float(), loaded.architecture.canonical())
 
 
 def need(package: str, target: str) -> None:

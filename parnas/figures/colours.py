@@ -22,10 +22,16 @@ def candidate_colours(space: Sequence[str]) -> dict[str, str]:
     for letter, names in variants.items():
         for number, name in enumerate(names):
             white = PALEST * number / max(1, len(names) - 1)
-            colours[name] = _pale({**LETTER_COLOURS, **own}[letter], white)
+            colours[name] = mix({**LETTER_COLOURS, **own}[letter], "#ffffff", white)
     return {name: colours[name] for name in space}
 
 
-def _pale(colour: str, white: float) -> str:
-    parts = (int(colour[start : start + 2], 16) for start in (1, 3, 5))
-    return "#" + "".join(f"{round(part + white * (255 - part)):02x}" for part in parts)
+def mix(one: str, other: str, share: float) -> str:
+    """`share` of the other colour in the one, all three `#rrggbb`."""
+    pairs = zip(channels(one), channels(other), strict=True)
+    return "#" + "".join(f"{round(a + share * (b - a)):02x}" for a, b in pairs)
+
+
+def channels(colour: str) -> tuple[int, int, int]:
+    """Red, green and blue of `#rrggbb`, 0 to 255."""
+    return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)

@@ -54,13 +54,12 @@ class Measured(NamedTuple):
     name: str
     unit: str
     form: str
-    worse: str
 
 
 COSTS = (
-    Measured("latency_ms", "latency per segment", " ms", ",.2f", "slower"),
-    Measured("multiply_adds_per_token", "multiply-adds per token", "", ",.0f", "more"),
-    Measured("parameters", "parameters", "", ",.0f", "more"),
+    Measured("latency_ms", "latency per segment", " ms", ",.2f"),
+    Measured("multiply_adds_per_token", "multiply-adds per token", "", ",.0f"),
+    Measured("parameters", "parameters", "", ",.0f"),
 )
 
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
+from matplotlib.ticker import MaxNLocator
+
 from parnas.figures.heatmap import thin
 from parnas.figures.pareto import Marker, front
 from parnas.figures.report_colours import GREY, Shade, run_shade
@@ -194,9 +196,7 @@ def _round_values(low: float, high: float, most: int) -> list[float]:
     """At most `most` + 1 values at steps of 1, 2 or 5 times a power of ten."""
     if not high > low:
         return [low]
-    power = 10.0 ** math.floor(math.log10((high - low) / most))
-    step = next((step * power for step in (1, 2, 5) if (high - low) / (step * power) <= most), 10 * power)
-    return [number * step for number in range(math.ceil(low / step), math.floor(high / step + 1e-9) + 1)]
+    return [value for value in MaxNLocator(most, steps=[1, 2, 5, 10]).tick_values(low, high) if low <= value <= high]
 
 
 def _log_values(low: float, high: float) -> list[float]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from parnas.figures.colours import candidate_colours
+from parnas.figures.colours import candidate_colours, channels, mix
 from parnas.figures.style import RUN_COLOURS
 
 LIGHT, DARK = "#ffffff", "#171b22"  # what lies behind the charts
@@ -43,23 +43,13 @@ def contrast(one: str, other: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
-def mix(one: str, other: str, share: float) -> str:
-    """`share` of the other colour in the one."""
-    pairs = zip(_parts(one), _parts(other), strict=True)
-    return "#" + "".join(f"{round(a + share * (b - a)):02x}" for a, b in pairs)
-
-
 def _until(colour: str, towards: str, behind: str, least: float) -> str:
     mixed = (mix(colour, towards, step / 20) for step in range(21))
     return next(found for found in mixed if contrast(found, behind) >= least)
 
 
-def _parts(colour: str) -> tuple[int, int, int]:
-    return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)
-
-
 def _luminance(colour: str) -> float:
-    red, green, blue = (_linear(part / 255) for part in _parts(colour))
+    red, green, blue = (_linear(part / 255) for part in channels(colour))
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 

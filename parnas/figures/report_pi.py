@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from parnas.architecture import describe_layer
+from parnas.figures.colours import mix
 from parnas.figures.heatmap import thin
 from parnas.figures.history import PiHistory
 from parnas.figures.report_charts import DASHES, Chart, Line, line_chart
-from parnas.figures.report_colours import LIGHT, candidate_shades, ink_on, mix, run_shade
+from parnas.figures.report_colours import LIGHT, candidate_shades, ink_on, run_shade
 from parnas.figures.report_fronts import number
 from parnas.figures.report_runs import Member
 

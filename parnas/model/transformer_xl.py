@@ -102,6 +102,11 @@ class TransformerXL(nn.Module):
         nll: Tensor = self.head.nll(hidden.flatten(0, 1), targets.reshape(-1)).view_as(targets)
         return nll
 
+    def log_probs(self, hidden: Tensor) -> Tensor:
+        """Natural logarithms of the probabilities of the next token [B, T, V], by hidden states [B, T, D]."""
+        log_probs: Tensor = self.head.log_probs(hidden.flatten(0, 1)).unflatten(0, hidden.shape[:2])
+        return log_probs
+
     def nll(
         self,
         tokens: Tensor,

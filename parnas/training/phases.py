@@ -62,6 +62,11 @@ class LoadedRun:
         """Steps that the weights were trained for."""
         return step_of(self.checkpoint)
 
+    def discrete(self) -> TransformerXL:
+        """The network in evaluation mode; of a search the one that it stands for, with the SuperNet's weights."""
+        network = self.model
+        return (network.extract(self.architecture) if isinstance(network, SuperNet) else network).eval()
+
     def generate(self, prompt: str, tokens: int = 100, temperature: float = 1.0, top_k: int | None = None) -> str:
         """Continue a text by so many sampled tokens."""
         return continue_text(self.model, self.tokenizer, prompt, tokens, temperature, top_k)

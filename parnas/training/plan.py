@@ -100,7 +100,6 @@ class Plan:
 
     def write(self, folder: Path) -> Path:
         """`plan.json` in a folder, which is made."""
-        folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / PLAN, asdict(self))
         return folder / PLAN
 
