@@ -22,7 +22,7 @@ from time_to_quality import require_corpus
 
 from parnas.architecture import IDENTITY, Architecture
 from parnas.config import Config, load_config
-from parnas.data.batching import TrainingBatches
+from parnas.data.batching import Order, TrainingBatches
 from parnas.data.streams import prepare
 from parnas.model.transformer_xl import TransformerXL
 from parnas.training.phases import open_session, run_training
@@ -59,7 +59,8 @@ def train(config: Config, job: tuple[str, int]) -> Row:
             config, data = session.config, session.config.data
             # Not by `retrain`, which refuses the network without blocks.
             model = TransformerXL.build(config.model, Architecture(arch), session.streams.tokenizer.vocab_size)
-            batches = TrainingBatches(session.streams.tokens("train"), data.batch_size, data.tgt_len)
+            tokens = session.streams.tokens("train")
+            batches = TrainingBatches(tokens, data.batch_size, data.tgt_len, order=Order.of(session.config))
             plan = Plan(config.train.steps, config.train.lr, config.train.warmup_steps)
             run = run_training(Trainer(session, model, batches, plan), lambda: Architecture(arch))
         return Row(arch, seed, config.train.steps, run.summary()["valid"]["ppl"])

@@ -41,9 +41,21 @@ def relative_attention(
     return fused.Attended(seen.transpose(1, 2), weights.detach().transpose(0, 1))
 
 
-def linear_cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
+def linear_cross_entropy(
+    hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, smoothing: float = 0.0
+) -> Tensor:
     """As `fused.linear_cross_entropy`: logits, then their cross-entropy."""
-    return F.cross_entropy(F.linear(hidden, weight, bias).float(), targets, reduction="none")
+    logits = F.linear(hidden, weight, bias).float()
+    nll = F.cross_entropy(logits, targets, reduction="none")
+    if not smoothing:
+        return nll
+    smoothed = F.cross_entropy(logits, targets, reduction="none", label_smoothing=smoothing)
+    return smoothed + (nll - smoothed).detach()
+
+
+def dropout(x: Tensor, p: float, locked: bool = False) -> Tensor:
+    """As `fused.dropout`: by torch's own, of one position for all where it is locked."""
+    return x * F.dropout(torch.ones_like(x[..., :1, :]), p) if locked else F.dropout(x, p)
 
 
 def relative_shift(scores: Tensor) -> Tensor:
@@ -60,5 +72,5 @@ def relative_shift(scores: Tensor) -> Tensor:
 def plain_operations() -> AbstractContextManager[object]:
     """Within it, networks compute in the textbook forms."""
     return patch.multiple(
-        fused, relative_attention=relative_attention, linear_cross_entropy=linear_cross_entropy, dropout=F.dropout
+        fused, relative_attention=relative_attention, linear_cross_entropy=linear_cross_entropy, dropout=dropout
     )

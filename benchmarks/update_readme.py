@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from parnas.files import read_json, write_json, write_text
-from parnas.run import METRICS, Run
+from parnas.run import METRICS, PLAIN, Run
 
 ROOT = Path(__file__).resolve().parent.parent
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
@@ -19,7 +19,7 @@ TARGET = 1.488  # bits per byte of the TensorFlow forerunner, after 37 minutes o
 
 def main(search: Run, comparison: Path, retrained: list[Run]) -> None:
     """Rewrite the README's block between the markers, the pictures in docs/images and the result file."""
-    rows = read_json(comparison / "comparison.json")
+    rows = [row for row in read_json(comparison / "comparison.json") if row.get("evaluation", PLAIN) == PLAIN]
     derivation = search.arch_file()
     environment = search.environment()
     images = ROOT / "docs" / "images"

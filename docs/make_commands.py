@@ -74,6 +74,12 @@ MORE = {
         "parnas evaluate runs/search runs/derived --split test --out runs/comparison",
     ),
     "plot": ("", "parnas plot runs/search runs/derived"),
+    "pipeline": (
+        "The same command with the same `--run` goes on where it was stopped, whatever phase that was. The folder gets "
+        "`search/`, `finalists/`, `derived/`, a run for each baseline, the comparison on the validation split and "
+        "`report.html`. What `--finalists` settles: [search.md](search.md#how-much-attention).",
+        "parnas pipeline configs/demo.yaml --finalists 2 --baselines equal-cost,all-f --run runs/pipeline",
+    ),
     "demo": (
         "The whole journey on Python's own documentation, into `runs/`; `make demo` installs first.",
         "parnas demo",
@@ -110,6 +116,11 @@ MORE = {
         "Writes `pareto.csv` and `arch.yaml`. Many machines can share a study: "
         "[scaling.md](scaling.md#many-machines-one-study).",
         "parnas blackbox --supernet runs/search --trials 5 --storage sqlite:///study.db --study first",
+    ),
+    "tune": (
+        "Writes `best.yaml`, tables and pictures, with a training in a subfolder for each trial. What can be tuned, and "
+        "which trials end early: [tuning.md](tuning.md).",
+        "parnas tune configs/demo.yaml --arch sfsfff --trials 4 --set train.lr=log:1e-3..1e-2 --run runs/tuned",
     ),
 }
 

@@ -1,7 +1,7 @@
 """Write docs/evidence.md, and its part of the README, from the results of the benchmarks: `docs/make_evidence.py`."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -14,7 +14,6 @@ from parnas.sections import SearchConfig
 
 PAGE = Path(__file__).with_name("evidence.md")
 README = PAGE.parent.parent / "README.md"
-BEGIN, END = "<!-- evidence: begin -->", "<!-- evidence: end -->"
 DEFAULT = SearchConfig().estimator
 CEILING_SHARE = 0.9  # of the table's own reliability, that a search's ranking is to reach
 MOST_LATENCY = 0.65  # of the interleaved network's blocks
@@ -84,8 +83,14 @@ def render_readme() -> str:
     if "search_quality" in results:
         told += islice(judge_ranking(results["search_quality"]), 2)
         told += judge_derived(results["search_quality"])
-    block = "\n".join([BEGIN, *(f"* {line}" for line in told or ["Nothing has been measured yet."]), END])
-    return re.sub(f"{BEGIN}.*{END}", lambda _: block, README.read_text(encoding="utf-8"), flags=re.DOTALL)
+    return fill_readme("evidence", told or ["Nothing has been measured yet."])
+
+
+def fill_readme(name: str, told: Iterable[str]) -> str:
+    """The README with the list between the markers of that name made anew."""
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    block = "\n".join([begin, *(f"* {line}" for line in told), end])
+    return re.sub(f"{begin}.*{end}", lambda _: block, README.read_text(encoding="utf-8"), flags=re.DOTALL)
 
 
 def render() -> str:

@@ -43,16 +43,19 @@ its vocabulary is the published or configured one, and how rows divide among the
 from Zipf's law (`parnas/data/foreseen.py`).
 
 * **Memory is counted**, not estimated: a whole step, forward with full memory, loss and backward, runs on tensors that
-  have shapes and types but no data, and the storages alive are added up after each operation; besides these the two
-  moments of Adam, and with several GPUs the buckets in which gradients are averaged. `train.accumulate` and
-  `runtime.checkpoint_activations` count as in training. In a search it is the step of its estimator; where that draws
-  paths, the path that keeps most. Precision is bf16 unless `runtime.precision` is fp32.
-* **Not counted** are the workspace of kernels, the allocator's rounding and fragmentation, and what CUDA and NCCL take:
-  for these stand {margin:.0%} and {context:.0f} GB more. `torch.compile` is planned as if it were not there.
+  have shapes and types but no data, and the storages alive are added up after each operation; besides these the
+  moments of the optimizer (two of each weight by AdamW, one by Muon), and with several GPUs the buckets in which
+  gradients are averaged. `train.accumulate` and `runtime.checkpoint_activations` count as in training. In a search it is
+  the step of its estimator; where that draws paths, the path that keeps most. Precision is bf16 unless
+  `runtime.precision` is fp32.
+* **Not counted** are the workspace of kernels, the copies that Muon makes for a step, the allocator's rounding and
+  fragmentation, and what CUDA and NCCL take: for these stand {margin:.0%} and {context:.0f} GB more.
+  `torch.compile` is planned as if it were not there.
 * **Speed must be measured**: by a run of some 200 steps (`--from RUN`, the median of its lines), or given
   (`--tokens-per-s`). That of another network is scaled by the FLOPs per token of matrix products, which takes for
   granted that both use the device equally well; small networks do not. Nor do GPUs with few rows each: measure with as
-  many rows as a GPU will have. Validation and checkpoints are not in it.
+  many rows as a GPU will have, and with the optimizer of the training: what that computes is not among the FLOPs.
+  Validation and checkpoints are not in it.
 * **Several GPUs** are as many times as fast, less what averaging the gradients takes longer than the backward pass;
   `--bandwidth` is {nvlink:.0f} GB/s by default within eight GPUs, as NVLink reaches, and {network:.0f} GB/s beyond.
 

@@ -54,6 +54,7 @@ No figure was measured on a GPU.
 `parnas blackbox` is the command that many machines share. Workers given the same `--storage` and `--study` make
 `--trials` trials together, with nobody in charge: start as many as you like, whenever you like, and start them again
 after whatever happened. [architecture.md](architecture.md#a-shared-study) says how they keep out of each other's way.
+All this holds for [`parnas tune`](tuning.md) too, whose trials are taken up where a cut-off training left off.
 
 ### A server
 

@@ -3,9 +3,10 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from parnas.api import derive, evaluate, load, retrain, search
+    from parnas.api import adapt, derive, evaluate, load, pipeline, retrain, search, tune
     from parnas.config import Config
     from parnas.errors import ParnasError
+    from parnas.evaluation.adapt import Grid
     from parnas.trained import TrainedRun
     from parnas.training.phases import LoadedRun
 
@@ -14,8 +15,9 @@ else:
     import importlib
 
     _PLACES = {
-        **dict.fromkeys(("derive", "evaluate", "load", "retrain", "search"), "api"),
+        **dict.fromkeys(("adapt", "derive", "evaluate", "load", "pipeline", "retrain", "search", "tune"), "api"),
         "Config": "config",
+        "Grid": "evaluation.adapt",
         "LoadedRun": "training.phases",
         "ParnasError": "errors",
         "TrainedRun": "trained",
@@ -35,13 +37,17 @@ else:
 
 __all__ = [
     "Config",
+    "Grid",
     "LoadedRun",
     "ParnasError",
     "TrainedRun",
     "__version__",
+    "adapt",
     "derive",
     "evaluate",
     "load",
+    "pipeline",
     "retrain",
     "search",
+    "tune",
 ]

@@ -10,10 +10,20 @@ from typing import Annotated
 import typer
 
 from parnas.cli_comparisons import comparisons
-from parnas.cli_options import Out, Resume, RunFolder, Runs, Settings, with_output
+from parnas.cli_options import Out, Resume, RunFolder, Settings, with_output
 from parnas.cli_runs import on_runs
 from parnas.cli_tools import tools
-from parnas.commands import draw, evaluate_runs, interruptible, leads, settle, way_on
+from parnas.commands import (
+    draw,
+    evaluate_runs,
+    interruptible,
+    leads,
+    refuse_several,
+    settle,
+    show_pipeline,
+    split_settings,
+    way_on,
+)
 from parnas.exits import told_in_one_message
 from parnas.inputs import fresh_folder, not_left_empty
 from parnas.output import Output
@@ -154,7 +164,10 @@ def retrain(
 @with_output
 def evaluate(
     output: Output,
-    runs: Runs,
+    given: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN... [evaluation.KEY=VALUE ...]", help="Run folders, and changes of their settings."),
+    ],
     split: Annotated[str | None, typer.Option("--split", help="train, valid or test; default: as configured.")] = None,
     mem_len: Annotated[
         int | None, typer.Option("--mem-len", min=0, help="Positions of memory; default: as trained.")
@@ -175,6 +188,9 @@ def evaluate(
     best: Annotated[
         bool, typer.Option("--best", help="Take the weights of the least validation loss, not the last ones.")
     ] = False,
+    adapted: Annotated[
+        bool, typer.Option("--adapted", help="Also in the ways, and with the settings, that parnas adapt chose.")
+    ] = False,
     analyses: Annotated[
         str | None,
         typer.Option("--analyse", metavar="LIST", help="Some of attention,frequency,memory: tables and pictures."),
@@ -184,7 +200,8 @@ def evaluate(
     """Compare perplexities and costs of runs. Further tables say what they attend to, with --analyse."""
     from parnas.evaluation.entries import Conditions
 
-    conditions = Conditions(split, tgt_len, mem_len, cmem_len, clamp_len, same_length, best)
+    runs, changes = split_settings(given)
+    conditions = Conditions(split, tgt_len, mem_len, cmem_len, clamp_len, same_length, best, changes, adapted)
     folder = out or Path("runs") / "comparison"
     evaluate_runs(runs, conditions, analyses, folder, output)
 
@@ -201,12 +218,63 @@ def demo(
     ] = None,
 ) -> None:
     """Do all of it on an embedded corpus, in minutes. Searches, derives, retrains and compares."""
+    refuse_several("demo")
     from parnas.demo import run_demo
 
     folder = run or fresh_folder("demo")
     again = f"parnas demo --run {shlex.quote(str(folder))}"
     with not_left_empty(None if run else folder), interruptible(lambda: again):
         run_demo(folder, output)
+
+
+@app.command()
+@with_output
+def pipeline(
+    output: Output,
+    settings: Settings = None,
+    run: Annotated[
+        Path | None,
+        typer.Option("--run", help="Folder for the runs, or to go on with; default: runs/pipeline-CONFIG."),
+    ] = None,
+    baselines: Annotated[
+        str,
+        typer.Option(
+            "--baselines",
+            metavar="LIST",
+            help="Networks trained beside: equal-cost (interleaved, of the derived one's cost), interleaved, all-f.",
+        ),
+    ] = "equal-cost",
+    finalists: Annotated[
+        int,
+        typer.Option(
+            "--finalists",
+            min=1,
+            metavar="N",
+            help="Train up to N networks of less and less attention for an eighth of the steps and take the best.",
+        ),
+    ] = 1,
+    adapt: Annotated[
+        bool, typer.Option("--adapt", help="Evaluate dynamically and with a cache besides, as parnas adapt chooses.")
+    ] = False,
+    test: Annotated[
+        bool, typer.Option("--test", help="Read the test split at the end, once, into FOLDER/test.")
+    ] = False,
+) -> None:
+    """Do all of it under one configuration. Searches, derives, retrains beside baselines and compares."""
+    refuse_several("pipeline")
+    from parnas.pipelines import read_baselines, run_pipeline
+
+    names = read_baselines(baselines)
+    config, folder = settle(settings, run, False, "pipeline")
+    again = shlex.join(["parnas", "pipeline", *(settings or []), "--baselines", baselines, "--run", str(folder)])
+    again += (
+        (f" --finalists {finalists}" if finalists > 1 else "")
+        + (" --adapt" if adapt else "")
+        + (" --test" if test else "")
+    )
+    with not_left_empty(None if run else folder), interruptible(lambda: again):
+        found = run_pipeline(config, names, folder, output.reporter(), finalists=finalists, adapt=adapt, test=test)
+    show_pipeline(found, output, f"open {shlex.quote(str(folder / 'report.html'))}")
 
 
 app.add_typer(on_runs)

@@ -1,6 +1,5 @@
-"""Commands that train many networks, to find what a search is worth."""
+"""Commands that train many networks: to find what a search is worth, and which settings are the best."""
 
-import re
 import shlex
 from pathlib import Path
 from typing import Annotated
@@ -8,9 +7,9 @@ from typing import Annotated
 import typer
 
 from parnas.cli_options import RunFolder, Settings, with_output
-from parnas.commands import again, interruptible, refuse_several, settle
+from parnas.commands import again, interruptible, refuse_several, settle, split_configuration
 from parnas.errors import ParnasError
-from parnas.inputs import not_left_empty
+from parnas.inputs import folder_of_study, not_left_empty, settle_study
 from parnas.output import Output
 from parnas.run import Run
 
@@ -113,8 +112,7 @@ def blackbox(
     if supernet is not None and all("=" in setting for setting in settings or []):
         Run(supernet).config()
         settings = [str(supernet / "config.yaml"), *(settings or [])]
-    plain = re.sub(r"[^\w.-]+", "-", study)
-    config, folder = settle(settings, run or Path("runs") / f"blackbox-{plain}", False, "blackbox")
+    config, folder = settle(settings, run or folder_of_study("blackbox", study), False, "blackbox")
     from parnas.display import show_front
     from parnas.nas import trials as results
     from parnas.nas.blackbox import blackbox as go_on
@@ -140,3 +138,59 @@ def blackbox(
         output.end(result, written)
         raise ParnasError("No network that was evaluated costs so little; raise --within or --trials.")
     output.end(result, [*written, chosen], f"parnas retrain CONFIG --arch {shlex.quote(str(chosen))}")
+
+
+@comparisons.command()
+@with_output
+def tune(
+    output: Output,
+    settings: Settings = None,
+    phase: Annotated[str, typer.Option("--phase", help="retrain or search: which training is tuned.")] = "retrain",
+    arch: Annotated[str | None, typer.Option("--arch", help="As of retrain; for that phase.")] = None,
+    wanted: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUES",
+            help="A setting to tune: KEY=LOW..HIGH, KEY=log:LOW..HIGH or KEY=VALUE,VALUE; may be given several times.",
+        ),
+    ] = None,
+    space: Annotated[
+        Path | None, typer.Option("--space", metavar="FILE", help="YAML with the same, key by key; --set adds to it.")
+    ] = None,
+    trials: Annotated[int, typer.Option("--trials", min=1, help="Finished trials of all workers together.")] = 30,
+    prune: Annotated[
+        bool, typer.Option("--prune/--no-prune", help="End trials early that are behind the median of the others.")
+    ] = True,
+    storage: Annotated[
+        str | None, typer.Option("--storage", metavar="URL", help="As of blackbox; default: a file in the run folder.")
+    ] = None,
+    study: Annotated[
+        str | None, typer.Option("--study", metavar="NAME", help="Name of the study in a storage that is given.")
+    ] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option("--run", help="Folder to write, or to go on with; default: runs/tune-CONFIG, or runs/tune-STUDY."),
+    ] = None,
+) -> None:
+    """Tune learning rates, dropouts or other settings by Optuna. Given again with --run, it goes on."""
+    refuse_several("tune")
+    config, folder = settle_study(*split_configuration(settings), run, phase, arch, storage, study)
+    from parnas.figures.tuning import draw_tuning
+    from parnas.nas import tuning_space
+    from parnas.nas.tuning import ask_space
+    from parnas.nas.tuning import tune as go_on
+    from parnas.nas.tuning_trials import Demands
+    from parnas.tuning_display import show_tuned
+
+    chosen: tuning_space.Phase = "search" if phase == "search" else "retrain"
+    with not_left_empty(None if run or study else folder), interruptible(lambda: again(folder)):
+        options = tuning_space.read_options(wanted or [])
+        asked = ask_space(space, options, config, chosen, folder)
+        found = go_on(config, Demands(chosen, asked, trials, storage, study, prune), folder, output.reporter())
+    written = [*found.write(folder), *draw_tuning(folder)]
+    output.show(show_tuned, found)
+    if found.best is None:
+        output.end(found.to_dict(), written)
+        raise ParnasError("No trial came to its end with a finite loss; lower the learning rates that are tried.")
+    output.end(found.to_dict(), written, f"parnas {phase} {shlex.quote(str(folder / 'best.yaml'))}")

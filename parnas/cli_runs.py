@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from parnas.cli_options import FrameTime, Out, Runs, Width, with_output
-from parnas.commands import draw, interruptible
+from parnas.commands import draw, interruptible, refuse_several, split_settings
+from parnas.errors import ParnasError
 from parnas.output import Output
 from parnas.run import Run
 
@@ -59,6 +60,46 @@ def report(
     from parnas.figures.report import write_report
 
     output.end({"runs": [str(run) for run in runs]}, [write_report(runs, out)])
+
+
+@on_runs.command()
+@with_output
+def adapt(
+    output: Output,
+    given: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN [evaluation.KEY=VALUE ...]", help="A run folder, and changes of its settings."),
+    ],
+    lr: Annotated[str | None, typer.Option("--lr", metavar="LIST", help="Learning rates, commas between.")] = None,
+    decay: Annotated[str | None, typer.Option("--decay", metavar="LIST", help="Decays to the trained weights.")] = None,
+    theta: Annotated[str | None, typer.Option("--theta", metavar="LIST", help="Sharpnesses of the cache.")] = None,
+    weight: Annotated[str | None, typer.Option("--weight", metavar="LIST", help="Shares of the cache.")] = None,
+    ways: Annotated[str, typer.Option("--ways", metavar="LIST", help="dynamic, cache, or both.")] = "dynamic,cache",
+    tokens: Annotated[
+        int, typer.Option("--tokens", min=0, help="So many of the validation split, from its beginning; 0: all.")
+    ] = 30_000,
+    best: Annotated[
+        bool, typer.Option("--best", help="Take the weights of the least validation loss, not the last ones.")
+    ] = False,
+) -> None:
+    """Choose how a run adapts to the text it reads. For evaluate --adapted, on the validation split alone."""
+    refuse_several("adapt")
+    from parnas.comparison_display import show_adaptation
+    from parnas.evaluation.adapt import adapt as choose
+    from parnas.evaluation.adapt import read_grid
+    from parnas.evaluation.entries import Conditions
+
+    runs, changes = split_settings(given)
+    if len(runs) != 1:
+        raise ParnasError(f"One run is adapted at a time, not {len(runs)}; name one.")
+    run = runs[0]
+    lists = {"lr": lr, "decay": decay, "theta": theta, "weight": weight, "ways": ways}
+    grid = read_grid({key: text for key, text in lists.items() if text is not None}, tokens)
+    adaptation = choose(Run(run), grid, Conditions(best=best, changes=changes), output.reporter())
+    written = adaptation.write()
+    output.show(show_adaptation, adaptation)
+    hint = f"parnas evaluate {shlex.quote(str(run))}{' --best' * best} --split test --adapted"
+    output.end(adaptation.to_dict(), [written], hint)
 
 
 @on_runs.command()

@@ -1,14 +1,15 @@
 """What the commands have in common: reading their settings, being interrupted, drawing runs."""
 
 import os
+import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from parnas import inputs
-from parnas.config import Config, Override
+from parnas.config import Config, Override, read_override
 from parnas.errors import ParnasError
 from parnas.exits import Interrupted
 from parnas.files import write_text
@@ -18,7 +19,7 @@ from parnas.run import Run
 
 if TYPE_CHECKING:
     from parnas.evaluation.entries import Conditions
-    from parnas.training.reporter import Reporter
+    from parnas.pipelines import Pipeline
 
 
 @contextmanager
@@ -61,24 +62,38 @@ def settle(
     settings: list[str] | None, run: Path | None, resume: bool, command: str, arch: str | None = None
 ) -> tuple[Config, Path]:
     """The configuration and the run folder that a training command means."""
+    return inputs.settle(*split_configuration(settings), run, resume, command, arch)
+
+
+def split_configuration(settings: list[str] | None) -> tuple[str | None, list[Override]]:
+    """The configuration among the arguments of a training command, none where there is none, and the overrides."""
     overrides: list[Override] = [setting for setting in settings or [] if "=" in setting]
     files = [setting for setting in settings or [] if "=" not in setting]
     if len(files) > 1:
         raise ParnasError(
             f"One configuration is read, not {len(files)}: {', '.join(files)}. Overrides look like key=value."
         )
-    return inputs.settle(files[0] if files else None, overrides, run, resume, command, arch)
+    return files[0] if files else None, overrides
+
+
+def split_settings(given: Sequence[str]) -> tuple[list[Path], dict[str, Any]]:
+    """The run folders among the arguments of a command, and the settings, by dotted key."""
+    settings = [each for each in given if re.match(r"\w+\.[\w.]+=", each) and not Path(each).exists()]
+    changes = dict(read_override(each) for each in settings)
+    return [Path(each) for each in given if each not in settings], changes
 
 
 def evaluate_runs(
     runs: Sequence[Path], conditions: "Conditions", analyses: str | None, folder: Path, output: Output
 ) -> None:
     """Compare runs and analyse them: shows tables, writes tables and pictures into a folder."""
-    from parnas.display import show_analysis, show_comparison
+    from parnas.comparison_display import show_comparison
+    from parnas.display import show_analysis
     from parnas.evaluation.analyses import analyse, read_names
     from parnas.evaluation.comparison import compare, to_rows
     from parnas.figures.analyses import DRAW
     from parnas.figures.curves import draw_learning_curves
+    from parnas.figures.draw import draw_report
 
     names, reporter = [] if analyses is None else read_names(analyses), output.reporter()
     comparison = compare(runs, conditions, reporter)
@@ -92,18 +107,22 @@ def evaluate_runs(
         write_text(written[-1], analysis.table.to_csv(index=False))
         written += DRAW[analysis.name](analysis.table, folder)
         result[analysis.name] = {"rows": to_rows(analysis.table), "notes": list(analysis.notes)}
-    output.end(result, [*written, *report([folder, *runs], folder, reporter)])
+    output.end(result, [*written, *draw_report([folder, *runs], folder, reporter.note)])
 
 
-def report(paths: Sequence[Path], folder: Path, reporter: "Reporter") -> list[Path]:
-    """Write `report.html` at the end of a command; where its other files cannot be shown, it ends well all the same."""
-    from parnas.figures.report import write_report
+def show_pipeline(found: "Pipeline", output: Output, hint: str) -> None:
+    """Print string, tables and where the pictures are."""
+    from parnas.comparison_display import show_comparison
+    from parnas.display import show_derivation, show_finalists
 
-    try:
-        return [write_report(paths, folder)]
-    except ParnasError as error:
-        reporter.note(f"warning: there is no report: {error}")
-        return []
+    output.show(show_derivation, found.derivation)
+    if found.finalists:
+        output.show(show_finalists, found.finalists)
+    for comparison in (found.comparison, found.test):
+        if comparison is not None:
+            output.show(show_comparison, comparison)
+    output.show(print)
+    output.end(found.to_dict(), found.written, hint)
 
 
 def draw(runs: Sequence[Run], frame_ms: int | None = None, width: int | None = None) -> list[Path]:

@@ -84,7 +84,7 @@ def check_config(tree: dict[Any, Any], source: str, overrides: Sequence[Override
     """Apply overrides to a nested dictionary and validate it; raises `ParnasError` naming `source` and all mistakes."""
     tree, found = _own_copy(tree), []
     for override in overrides:
-        key, value = _read_override(override) if isinstance(override, str) else override
+        key, value = read_override(override) if isinstance(override, str) else override
         if not key:
             found.append(f"{override!r:.80} is not of the form section.key=value")
         elif problem := _put(tree, key.split("."), value):
@@ -106,7 +106,8 @@ def check_config(tree: dict[Any, Any], source: str, overrides: Sequence[Override
     if found:
         lines = [f"  - {line if len(line) <= LONGEST_TOLD else line[: LONGEST_TOLD - 3] + '...'}" for line in found]
         more = [f"  and {left_out} more"] if left_out else []
-        raise ParnasError(f"{source} has {len(found) + left_out} mistake(s):\n" + "\n".join(lines + more))
+        told_of = f"{source} has {len(found) + left_out} mistake(s):\n"
+        raise ParnasError(told_of + "\n".join(lines + more), mistakes=found)
     return config
 
 
@@ -123,7 +124,7 @@ def walk_fields(section: type[Section] = Config, prefix: str = "") -> Iterator[t
             yield from walk_fields(field.annotation, f"{prefix}{name}.")
 
 
-def _read_override(text: str) -> tuple[str, Any]:
+def read_override(text: str) -> tuple[str, Any]:
     """Key and value; an empty key where there are not both."""
     key, equals, value = text.partition("=")
     return (key, read_yaml(value, f"The value of {key}")) if equals and key else ("", None)

@@ -1,7 +1,7 @@
 """What commands show of their results on the terminal: tables."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.columns import Columns
@@ -14,15 +14,13 @@ from parnas.reporters import pi_bar
 from parnas.training.reporter import describe_metrics
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from parnas import doctor
     from parnas.data.streams import StreamHeader
     from parnas.evaluation.analyses import Analysis
-    from parnas.evaluation.comparison import Comparison
     from parnas.nas.baselines import Baselines
     from parnas.nas.contest import Contest
     from parnas.nas.derive import Derivation, Ranked
+    from parnas.nas.finalists import Finalist
     from parnas.nas.profile import Check, Profile
     from parnas.nas.stability import Stability
     from parnas.nas.trials import Finding
@@ -74,6 +72,18 @@ def ranking_table(ranking: Sequence["Ranked"]) -> Table:
         odds = f"{each.probability:.2e}", f"{each.behind:.3f}"
         table.add_row(str(number), str(each.architecture), *odds, cost, *losses)
     return table
+
+
+def show_finalists(finalists: Sequence["Finalist"]) -> None:
+    """The strings that were trained for a while, the best first."""
+    table = Table(box=None, header_style="bold")
+    for title in ("finalist", "string", "cost", "ppl per token"):
+        table.add_column(title, justify="left" if title == "string" else "right")
+    for number, each in enumerate(finalists, 1):
+        arch, costs = each.derivation.architecture, each.derivation.costs
+        reached = "diverged" if each.ppl == math.inf else f"{each.ppl:.2f}"
+        table.add_row(str(number), str(arch), "" if costs is None else f"{costs.share(arch):.3f}", reached)
+    Console().print(table)
 
 
 def show_stability(stability: "Stability") -> None:
@@ -150,50 +160,6 @@ def show_with_notes(table: Table, metric: str, notes: Sequence[str]) -> None:
     console.print(table)
     for note in (f"cost share: predicted {metric} of the blocks, of the interleaved network's", *notes):
         console.print(f"* {note}", highlight=False)
-
-
-QUALITY = {
-    "network": ("network", "{}"),
-    "arch": ("string", "{}"),
-    "bits_per_byte": ("bits/byte", "{:.4f}"),
-    "ppl": ("ppl/token", "{:.2f}"),
-    "word_ppl": ("ppl/word", "{:.2f}"),
-    "parameters": ("parameters", "{:,.0f}"),
-}
-COST = {
-    "without_embeddings": ("w/o embed.", "{:,.0f}"),
-    "multiply_adds_per_token": ("MACs/tok", "{:,.0f}"),
-    "latency_ms": ("ms/seg.", "{:.2f}"),
-    "latency_p95_ms": ("p95", "{:.2f}"),
-    "train_tokens_per_s": ("train tok/s", "{:,.0f}"),
-    "train_seconds": ("train s", "{:,.0f}"),
-    "tgt_len": ("tgt", "{:.0f}"),
-    "mem_len": ("mem", "{:.0f}"),
-    "cmem_len": ("cmem", "{:.0f}"),
-}
-
-
-def show_comparison(comparison: "Comparison") -> None:
-    """The comparison as two tables that fit a terminal, what the runs reach and what they cost, and its notes."""
-    console = Console()
-    for columns in (QUALITY, COST):
-        console.print(comparison_table(comparison.table, columns))
-    first = comparison.table.iloc[0]
-    divisors = ", ".join(f"{first[key]:,.0f} {key}" for key in ("tokens", "words", "bytes") if key in first)
-    for note in [f"divided by {divisors}", *comparison.notes]:
-        console.print(f"* {note}", highlight=False)
-
-
-def comparison_table(frame: "pd.DataFrame", columns: Mapping[str, tuple[str, str]]) -> Table:
-    """The given columns (title and format by name) of the frame, one row per run."""
-    shown = {key: column for key, column in columns.items() if key in frame}
-    table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0))
-    table.add_column("run", overflow="fold")
-    for title, form in shown.values():
-        table.add_column(title, justify="left" if form == "{}" else "right", overflow="fold")
-    for _, row in frame.iterrows():
-        table.add_row(escape(str(row["run"])), *(form.format(row[key]) for key, (_, form) in shown.items()))
-    return table
 
 
 def show_analysis(analysis: "Analysis") -> None:

@@ -1,11 +1,18 @@
 """Exceptions for mistakes that a user can mend."""
 
+from collections.abc import Sequence
+
 
 class ParnasError(Exception):
     """A mistake in input, configuration or surroundings; its text says what is wrong and how to cure it.
 
-    The command line prints the text without a traceback and exits with code 2.
+    The command line prints the text without a traceback and exits with code 2. `mistakes` are the lines of a text that
+    tells of several.
     """
+
+    def __init__(self, *message: str, mistakes: Sequence[str] = ()) -> None:
+        super().__init__(*message)
+        self.mistakes = tuple(mistakes)
 
 
 class OverBudget(ParnasError):

@@ -2,16 +2,17 @@
 
 import itertools
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 from parnas.architecture import Architecture
 from parnas.config import Config, Override, check_config, load_config
 from parnas.errors import ParnasError
-from parnas.run import ENVIRONMENT, LOCK, Run, read_arch_file
+from parnas.run import ENVIRONMENT, LOCK, Kind, Run, read_arch_file
 
 DEMO = "demo"
 
@@ -53,7 +54,7 @@ def read_config(settings: Settings, overrides: list[Override]) -> Config:
     return check_config(tree, "The configuration", overrides)
 
 
-def read_overrides(changes: Mapping[str, Any], prefix: str = "") -> Iterator[Override]:
+def read_overrides(changes: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Settings by dotted keys, or nested by section."""
     for key, value in changes.items():
         if isinstance(value, Mapping):
@@ -110,6 +111,41 @@ def fresh_folder(stem: str) -> Path:
             continue
         return folder
     raise AssertionError("the numbers do not end")
+
+
+def folder_of_study(command: str, study: str) -> Path:
+    """Where a command writes what it says of a study, unless told otherwise."""
+    plain = re.sub(r"[^\w.-]+", "-", study)
+    return Path("runs") / f"{command}-{plain}"
+
+
+def refuse_half_a_study(storage: str | None, study: str | None) -> None:
+    """Raise where a study is named without its storage, or the other way round."""
+    if (storage is None) != (study is None):
+        raise ParnasError("storage and study (--storage, --study) go together; give both, or neither.")
+
+
+def settle_study(
+    settings: Settings | None,
+    overrides: list[Override],
+    run: Path | None,
+    phase: str,
+    arch: str | None,
+    storage: str | None,
+    study: str | None,
+) -> tuple[Config, Path]:
+    """The configuration and the folder that a tuning means, by default that of the study or a fresh one.
+
+    Without settings, a folder that was begun goes on with its own. Raises `ParnasError` for what does not go together.
+    """
+    if phase not in get_args(Kind):
+        raise ParnasError(f"phase (--phase) is {phase!r:.40}; give retrain or search.")
+    if arch is not None and phase == "search":
+        raise ParnasError("arch (--arch) is for phase retrain (--phase); a search finds its own.")
+    refuse_half_a_study(storage, study)
+    named = folder_of_study("tune", study) if run is None and study is not None else run
+    begun = named is not None and (named / "config.yaml").is_file()
+    return settle(settings, overrides, named, begun, "tune", arch)
 
 
 @contextmanager

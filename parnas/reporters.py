@@ -80,7 +80,7 @@ class PlainReporter:
         self.title, self.steps, self.latest, self.every = "", 0, "", every
 
     def start(self, loop: Loop) -> None:
-        self.title, self.steps = loop.title, loop.steps
+        self.title, self.steps, self.latest = loop.title, loop.steps, ""
         self.note(f"{loop.title}: {loop.unit} {loop.first_step} to {loop.steps}")
 
     def advance(self, step: int) -> None:

@@ -30,9 +30,20 @@ from parnas.files import (
 from parnas.yaml_text import MAX_BYTES, read_yaml
 
 Kind = Literal["search", "retrain"]
+
+OF_THE_OTHER_PHASE: dict[str, tuple[str, ...]] = {
+    "retrain": ("search",),
+    "search": ("train.lr", "train.steps", "train.warmup_steps", "model.arch"),
+}
+"""Settings, or sections of them, that a kind of run does not read."""
 METRICS, PI, STREAMS, ENVIRONMENT, LOCK = "metrics.jsonl", "pi.jsonl", "streams.json", "environment.json", ".lock"
 SPEEDS = ("tokens_per_s", "step_ms")
 """What a line of metrics says of the machine: all else is the same whenever a training is repeated."""
+ADAPTED = "adapted.json"
+TUNING = "tuning.json"
+"""What a study of settings came to; it is no run, so it has no summary.json."""
+PLAIN = "plain"
+"""The name of the evaluation that reads a text once, in segments, with the trained weights alone."""
 FIRST_FILES = {ENVIRONMENT, "config.yaml", "tokenizer", STREAMS, METRICS, PI}
 FIRST_FILES |= {"costs.json", "run.log", "tensorboard", "checkpoints"}
 """What a run may hold before its first checkpoint; STREAMS comes after those before it, and with it a run is begun."""
@@ -173,6 +184,10 @@ class Run:
     def summary(self) -> dict[str, Any]:
         """The final figures; only a finished run has them."""
         return read_json_object(self._existing("summary.json", "a run that ends"))
+
+    def adapted(self) -> dict[str, Any]:
+        """What `parnas adapt` chose for the run."""
+        return read_json_object(self._existing(ADAPTED, f"parnas adapt {self.folder}"))
 
     def finished(self) -> bool:
         """Whether the run came to its end."""

@@ -1,6 +1,7 @@
 """The sections of the configuration: every setting with its default, unit and meaning, here and nowhere else.
 
-The reference page is made from this file and `model_section.py`; `config.py` joins the sections and reads them.
+The reference page is made from this file, `model_section.py` and `evaluation_section.py`; `config.py` joins the
+sections and reads them.
 """
 
 from collections.abc import Iterator
@@ -8,14 +9,17 @@ from typing import Literal
 
 from pydantic import Field
 
+from parnas.evaluation_section import CacheConfig, DynamicConfig, EvaluationConfig
 from parnas.model_section import AUTO_CLUSTERS, MemoryConfig, ModelConfig, Reach
 from parnas.section import Mistake, Section
 from parnas.space import space_problem, spread_space, unite
 
 __all__ = [
     "AUTO_CLUSTERS",
+    "CacheConfig",
     "CostConfig",
     "DataConfig",
+    "DynamicConfig",
     "EvaluationConfig",
     "MemoryConfig",
     "ModelConfig",
@@ -70,6 +74,19 @@ class DataConfig(Section):
     tokenizer: TokenizerConfig = Field(TokenizerConfig(), description="How text becomes tokens.")
     batch_size: int = Field(32, ge=1, description="Rows read side by side, each going on where it left off.")
     tgt_len: int = Field(32, ge=1, description="Tokens of a segment in each row.")
+    random_tgt_len: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Share of the segments in training that are half as long (Merity et al. 2017, arXiv 1708.02182, "
+        "section 4.1: 0.05). Each of these is then up to an eighth of tgt_len shorter, and so are the others; their "
+        "order is drawn by runtime.seed for each epoch. The learning rate is the same for all. 0: all have tgt_len.",
+    )
+    shuffle: Literal["none", "partial"] = Field(
+        "none",
+        description="partial: in each epoch every row begins at a place of its own, drawn by runtime.seed, and goes on "
+        "at its beginning after its end (Press 2019, arXiv 1903.04167).",
+    )
 
 
 class CostConfig(Section):
@@ -229,6 +246,12 @@ class SearchConfig(Section):
 
 class TrainConfig(Section):
     steps: int = Field(2000, ge=1, description="Training steps of the discrete network.")
+    optimizer: Literal["adamw", "muon"] = Field(
+        "adamw",
+        description="adamw: of all weights (Loshchilov & Hutter 2019); muon: orthogonalised momentum for the matrices "
+        "of layers (Jordan et al. 2024), scaled to AdamW's learning rate (Liu et al. 2025, arXiv 2502.16982), and "
+        "AdamW for the rest; both phases.",
+    )
     lr: float = Field(2e-3, gt=0, description="Peak learning rate.")
     warmup_steps: int = Field(
         100, ge=0, description="Steps over which the learning rate rises, before it falls to zero in a line."
@@ -236,7 +259,19 @@ class TrainConfig(Section):
     weight_decay: float = Field(
         0.01, ge=0, description="Decoupled weight decay of matrices (Loshchilov & Hutter 2019); both phases."
     )
-    clip: float = Field(1.0, gt=0, description="Largest norm of the gradient; both phases.")
+    clip: float = Field(
+        1.0,
+        gt=0,
+        description="Largest norm of the gradient; both phases. With Muon it bounds the momentum, not the step.",
+    )
+    label_smoothing: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Share of each softmax's probability that training wants spread evenly over its classes (Szegedy "
+        "et al. 2016, arXiv 1512.00567, section 7); of an adaptive softmax, over those of the head, and of the tail "
+        "that a target is in. In the gradients alone: losses are logged without it. Both phases.",
+    )
     accumulate: int = Field(
         1,
         ge=1,
@@ -254,18 +289,10 @@ class TrainConfig(Section):
     save_every: int = Field(500, ge=1, description="Steps between two checkpoints; both phases.")
 
 
-class EvaluationConfig(Section):
-    split: Literal["train", "valid", "test"] = Field("valid", description="Split that evaluate reads.")
-    tgt_len: int | None = Field(None, ge=1, description="Tokens of a segment; null: as trained.")
-    mem_len: int | None = Field(None, ge=0, description="Positions of memory; null: as trained.")
-    cmem_len: int | None = Field(None, ge=0, description="Positions of compressed memory; null: as trained.")
-    clamp_len: int | None = Field(None, ge=1, description="Larger distances count as this one; null: as trained.")
-    same_length: bool | None = Field(None, description="Whether every query sees equally far back; null: as trained.")
-    batch_size: int = Field(32, ge=1, description="Rows read side by side; changes the speed, not the result.")
-
-
 class RuntimeConfig(Section):
-    seed: int = Field(1, ge=0, lt=2**32, description="Fixes initial weights, dropout and Gumbel noise.")
+    seed: int = Field(
+        1, ge=0, lt=2**32, description="Fixes initial weights, the order of the text, dropout and all noise."
+    )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
     precision: Literal["auto", "fp32", "bf16"] = Field(
         "auto", description="Of matrix products; auto: bf16 by autocast where the processor computes in it."

@@ -137,6 +137,6 @@ def trained(retrain_run: Run, tmp_path: Path) -> Run:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers of a study look for each other often."""
-    from parnas.nas import blackbox
+    from parnas.nas import workers
 
-    monkeypatch.setattr(blackbox, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(workers, "POLL_SECONDS", 0.02)

@@ -4,7 +4,10 @@ import os
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from parnas.data.batching import Batch, TrainingBatches
 
 _DATA = os.environ.get("PARNAS_DATA") or Path(__file__).parent.parent.parent / "shared"
 WIKITEXT_2 = Path(_DATA) / "wikitext-2"
@@ -44,3 +47,13 @@ def write_corpus(folder: Path, train: str = "", valid: str = "", test: str = "")
     for split, text in given.items():
         (folder / f"{split}.txt").write_bytes(text.encode())
     return folder
+
+
+def distinct_tokens(length: int) -> np.ndarray:
+    """A stream of tokens that are all different, so that each tells where it stood."""
+    return np.arange(100, 100 + length, dtype=np.uint32)
+
+
+def read_epoch(batches: TrainingBatches, epoch: int) -> list[Batch]:
+    """All batches of an epoch, in order."""
+    return [batches.batch(epoch * batches.segments + segment) for segment in range(batches.segments)]

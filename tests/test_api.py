@@ -109,6 +109,12 @@ def test_all_mistakes_are_told_at_once_with_those_of_the_overrides(tmp_path: Pat
         parnas.search(resume=True)
     with pytest.raises(ParnasError, match=r"split \(--split\) is 'all'"):
         parnas.evaluate(tmp_path, split="all")  # type: ignore[arg-type]
+    with pytest.raises(ParnasError, match=r"phase \(--phase\) is 'derive'; give retrain or search"):
+        parnas.tune(phase="derive")  # type: ignore[arg-type]
+    with pytest.raises(ParnasError, match="a search finds its own"):
+        parnas.tune(arch="sf", phase="search")
+    with pytest.raises(ParnasError, match="go together"):
+        parnas.tune(study="alone")
 
 
 def test_a_failed_start_leaves_no_folder_behind(corpus: Path, elsewhere: None) -> None:

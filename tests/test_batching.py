@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from data_helpers import distinct_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -11,18 +12,13 @@ from parnas.errors import ParnasError
 EOS = 7
 
 
-def stream(length: int) -> np.ndarray:
-    """Tokens that are all different, so that each tells where it stood."""
-    return np.arange(100, 100 + length, dtype=np.uint16)
-
-
 def joined(rows: list[list[int]]) -> list[int]:
     return [token for row in rows for token in row]
 
 
 @given(length=st.integers(2, 400), rows=st.integers(1, 5), tgt_len=st.integers(1, 9))
 def test_training_rows_read_on_where_they_left_off(length: int, rows: int, tgt_len: int) -> None:
-    tokens = stream(length)
+    tokens = distinct_tokens(length)
     if length < rows * tgt_len + 1:
         with pytest.raises(ParnasError, match="batch_size"):
             TrainingBatches(tokens, rows, tgt_len)
@@ -47,7 +43,7 @@ def test_training_rows_read_on_where_they_left_off(length: int, rows: int, tgt_l
 
 
 def test_a_training_step_needs_no_state() -> None:
-    batches = TrainingBatches(stream(101), 2, 5)
+    batches = TrainingBatches(distinct_tokens(101), 2, 5)
     assert batches.segments == 10
     for step in (0, 3, 9):
         again = batches.batch(step + 30)
@@ -60,7 +56,7 @@ def test_a_training_step_needs_no_state() -> None:
 def test_evaluation_scores_every_token_once_after_its_own_past(
     length: int, rows: int, tgt_len: int, burn_in: int
 ) -> None:
-    tokens = stream(length)
+    tokens = distinct_tokens(length)
     sequence = [EOS, *tokens.tolist()]
     scored: list[int] = []
     read = 0
@@ -85,25 +81,25 @@ def test_evaluation_scores_every_token_once_after_its_own_past(
 
 def test_evaluation_uses_the_rows_it_is_given_where_burn_in_is_small() -> None:
     # 625 segments, of which row 0 scores 6 during burn-in; 620 are 20 for each of 31 rows, and the 32nd would idle.
-    batches = list(evaluation_batches(stream(20_000), EOS, 32, 32, 6))
+    batches = list(evaluation_batches(distinct_tokens(20_000), EOS, 32, 32, 6))
     assert batches[0].inputs.shape == (31, 32)
     assert len(batches) == 6 + 20
 
 
 def test_evaluation_rows_are_cut_at_the_segments_of_batch_1() -> None:
-    alone = [batch.inputs[0].tolist() for batch in evaluation_batches(stream(200), EOS, 1, 4, 2)]
-    for batch in evaluation_batches(stream(200), EOS, 5, 4, 2):
+    alone = [batch.inputs[0].tolist() for batch in evaluation_batches(distinct_tokens(200), EOS, 1, 4, 2)]
+    for batch in evaluation_batches(distinct_tokens(200), EOS, 5, 4, 2):
         for row in batch.inputs[batch.scored.all(axis=1)].tolist():
             assert row in alone
 
 
 def test_evaluation_of_nothing_is_refused() -> None:
     with pytest.raises(ParnasError, match="no tokens"):
-        next(evaluation_batches(stream(0), EOS, 1, 4, 0))
+        next(evaluation_batches(distinct_tokens(0), EOS, 1, 4, 0))
 
 
 @pytest.mark.parametrize("share, left", [(0.0, 100), (0.25, 75), (0.5, 50)])
 def test_split_share_cuts_off_the_end(share: float, left: int) -> None:
-    weights, alpha = split_share(stream(100), share)
+    weights, alpha = split_share(distinct_tokens(100), share)
     assert weights.tolist() == list(range(100, 100 + left))
     assert alpha.tolist() == list(range(100 + left, 200))

@@ -12,12 +12,7 @@ from optuna.trial import TrialState
 from parnas.architecture import Architecture
 from parnas.config import Config
 from parnas.errors import ParnasError
-from parnas.nas.blackbox import (
-    findings,
-    finished,
-    open_study,
-    refuse_other_terms,
-)
+from parnas.nas.blackbox import findings, open_study
 from parnas.nas.cost import count_costs
 from parnas.nas.storage import open_storage
 from parnas.nas.trials import (
@@ -25,6 +20,7 @@ from parnas.nas.trials import (
     best_within,
     pareto_front,
 )
+from parnas.nas.workers import finished, refuse_other_terms
 
 pytestmark = pytest.mark.usefixtures("impatient")
 

@@ -12,18 +12,11 @@ import pytest
 from blackbox_helpers import STORAGES, Counting, make_task, run_study
 from optuna.trial import TrialState
 
-import parnas.nas.blackbox as module
+import parnas.nas.workers as module
 from parnas.architecture import Architecture
 from parnas.errors import ParnasError
-from parnas.nas.blackbox import (
-    Watch,
-    beating,
-    blackbox,
-    find_equal,
-    findings,
-    finished,
-    open_study,
-)
+from parnas.nas.blackbox import blackbox, findings, open_study
+from parnas.nas.workers import Watch, beating, find_equal, finished
 from parnas.training.reporter import Silent
 from parnas.training.stopping import Stopped
 
@@ -35,13 +28,14 @@ import sys
 import time
 from pathlib import Path
 sys.path.insert(0, {tests!r})
-import parnas.nas.blackbox as module
+import parnas.nas.workers as module
 from blackbox_helpers import Counting, make_task
+from parnas.nas.blackbox import blackbox, open_study
 from parnas.training.reporter import Silent
 module.POLL_SECONDS = 0.02
 url, log = sys.argv[1:]
 task = make_task(Counting(Path(log), 0.03), 3)
-study = module.open_study(url, "test", "tpe", task)
+study = open_study(url, "test", "tpe", task)
 ask = study.ask
 def ask_together():
     # Until each worker has a trial: neither shall make all of them before the other begins.
@@ -51,7 +45,7 @@ def ask_together():
         time.sleep(0.01)
     return trial
 study.ask = ask_together
-module.blackbox(study, task, 20, Silent())
+blackbox(study, task, 20, Silent())
 """
 
 
@@ -125,10 +119,9 @@ def test_equal_networks_at_once_are_evaluated_once(url: str, tmp_path: Path) -> 
         trial = trials[index]
         time.sleep(0.05 * (3 - index))  # the earliest announces last
         trial.set_user_attr("network", "sf")
-        equal = find_equal(study, trial.number, "sf", Watch())
+        equal = find_equal(study, trial.number, "sf", Watch(), "network")
         found[index] = None if equal is None else equal.number
-        if equal is not None:
-            trial.set_user_attr("reused_from", equal.number)
+        trial.set_user_attr(*(("source", "trained") if equal is None else ("reused_from", equal.number)))
         study.tell(trial, [1.0, 2.0])
 
     threads_at_once(4, announce_and_look)

@@ -110,3 +110,59 @@ def test_written_files_agree_with_each_other(retrain_run: Run, tmp_path: Path) -
 def test_the_same_run_twice_is_refused(retrain_run: Run) -> None:
     with pytest.raises(ParnasError, match="given twice"):
         compare([retrain_run.folder, retrain_run.folder], Conditions(), Silent())
+
+
+SEVERAL = {
+    "evaluation.stride": 4,
+    "evaluation.dynamic.lr": 1e-3,
+    "evaluation.dynamic.batches": 2,
+    "evaluation.cache.size": 30,
+}
+WAYS = ["plain", "sliding", "cache", "dynamic", "dynamic + cache"]
+
+
+def test_each_way_of_evaluation_has_a_row_of_its_own(retrain_run: Run, tmp_path: Path) -> None:
+    alone = compare([retrain_run.folder], Conditions(), Silent()).table.iloc[0]
+    comparison = compare([retrain_run.folder], Conditions(changes=SEVERAL), Silent())
+    table = comparison.table.set_index("evaluation")
+    assert list(table.index) == WAYS
+    assert alone["evaluation"] == "plain"
+    assert table.loc["plain", "ppl"] == alone["ppl"]
+    assert table["ppl"].nunique() == len(WAYS)
+    assert table["tokens"].nunique() == table["bytes"].nunique() == 1
+    assert table.loc["dynamic", "settings"] == "lr 0.001, decay 0, update rms, epsilon 1"
+    rows = json.loads(comparison.write(tmp_path)[-1].read_text())
+    assert [row["evaluation"] for row in rows] == WAYS
+    assert [row["latency_ms"] is None for row in rows] == [False] + 4 * [True]
+    assert [row["multiply_adds_per_token"] is None for row in rows] == [False] + 4 * [True]
+    assert type(rows[0]["multiply_adds_per_token"]) is int
+    assert rows[0]["conditions"] == {"changes": SEVERAL}
+
+
+def test_a_search_is_read_in_every_way_as_the_network_that_it_derived(search_run: Run) -> None:
+    comparison = compare([search_run.folder], Conditions(changes=SEVERAL), Silent())
+    assert list(comparison.table["evaluation"]) == WAYS
+
+
+def test_lengths_may_be_settings_too_and_are_told_where_training_had_others(retrain_run: Run) -> None:
+    by_option = compare([retrain_run.folder], Conditions(mem_len=20), Silent())
+    by_setting = compare([retrain_run.folder], Conditions(changes={"evaluation.mem_len": 20}), Silent())
+    assert by_option.table.loc[0, "ppl"] == by_setting.table.loc[0, "ppl"]
+    assert by_setting.table.loc[0, "mem_len"] == 20
+    for comparison in (by_option, by_setting):
+        assert f"{retrain_run.name}: read with mem_len 20 (trained with 8)" in comparison.notes
+
+
+def test_settings_of_other_sections_are_refused(retrain_run: Run) -> None:
+    with pytest.raises(ParnasError, match=r"model\.d_model is settled in a run; only settings of evaluation"):
+        compare([retrain_run.folder], Conditions(changes={"model.d_model": 3}), Silent())
+    with pytest.raises(ParnasError, match=r"evaluation\.cache\.weight is 1\.0"):
+        compare([retrain_run.folder], Conditions(changes={"evaluation.cache.weight": 1.0}), Silent())
+
+
+def test_settings_given_by_hand_on_the_test_split_are_told(retrain_run: Run) -> None:
+    changes = {"evaluation.cache.size": 30}
+    notes = [
+        compare([retrain_run.folder], Conditions(split, changes=changes), Silent()).notes for split in ("valid", "test")
+    ]
+    assert [any("given by hand" in note for note in each) for each in notes] == [False, True]

@@ -78,9 +78,9 @@ def test_penalty_has_a_gradient_in_alpha_above_the_target_alone() -> None:
 
 @pytest.mark.parametrize("estimator", ["soft", "single_path", "uniform"])
 def test_search_brings_the_expected_cost_to_its_target(corpus: Path, tmp_path: Path, estimator: str) -> None:
-    changes = {"search__steps": 80, "search__alpha_lr": 0.1, "search__alpha_split": 0.2, "search__estimator": estimator}
+    changes = {"search__steps": 80, "search__alpha_lr": 0.1, "search__alpha_split": 0.2, "search__alpha_every": 2}
     cost = {"search__cost__target": 0.4, "search__cost__metric": "parameters", "search__cost__weight": 20.0}
-    run = search(small_config(corpus, **changes, **cost), tmp_path / "run", Silent())
+    run = search(small_config(corpus, search__estimator=estimator, **changes, **cost), tmp_path / "run", Silent())
     shares = [line["expected_cost"] for line in run.records(METRICS) if line["split"] == "train"]
     costs = read_costs(run.folder)
     assert costs is not None

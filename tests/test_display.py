@@ -6,7 +6,8 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from parnas.display import COST, QUALITY, check_table, comparison_table, profile_table
+from parnas.comparison_display import COST, QUALITY, comparison_table
+from parnas.display import check_table, profile_table
 from parnas.nas.profile import Check, CheckedNetwork, ModeTable, Profile, Timing
 from parnas.reporters import LiveReporter, PlainReporter, make_shown, pi_bar
 from parnas.training.reporter import Loop, describe_metrics

@@ -19,9 +19,11 @@ PAGES = [
     "configuration",
     "performance",
     "evidence",
+    "results",
     "compressive",
     "reliability",
     "scaling",
+    "tuning",
     pytest.param("planning", marks=pytest.mark.slow),
 ]
 
@@ -33,12 +35,13 @@ def test_pages_are_made_from_the_models_and_the_results(name: str, monkeypatch: 
     assert (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") == page, f"run docs/make_{name}.py"
 
 
-def test_the_readme_says_what_the_evidence_is(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("name", "block"), [("evidence", "evidence"), ("results", "words")])
+def test_the_readme_says_what_the_results_are(name: str, block: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
-    readme = runpy.run_path(str(ROOT / "docs" / "make_evidence.py"))["render_readme"]()
-    assert (ROOT / "README.md").read_text(encoding="utf-8") == readme, "run docs/make_evidence.py"
-    assert "<!-- evidence: begin -->\n* " in readme
-    assert "\n<!-- evidence: end -->\n" in readme
+    readme = runpy.run_path(str(ROOT / "docs" / f"make_{name}.py"))["render_readme"]()
+    assert (ROOT / "README.md").read_text(encoding="utf-8") == readme, f"run docs/make_{name}.py"
+    assert f"<!-- {block}: begin -->\n* " in readme
+    assert f"\n<!-- {block}: end -->\n" in readme
 
 
 def test_the_readme_says_what_the_runs_gave() -> None:

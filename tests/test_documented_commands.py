@@ -35,7 +35,11 @@ NOT_RUN = {
     ".venv/bin/pip install torch": "installs",
     "pip install": "installs",
     "python benchmarks/update_readme.py": "writes into the project; tests/test_benchmark_figures.py runs it",
+    "python benchmarks/tuning_pruners.py": "wants a long study; tests/test_benchmark_pruners.py replays a short one",
+    "python benchmarks/word_level.py": "writes into the project; tests/test_benchmark_word_level.py runs it",
+    "python docs/make_results.py": "writes into the project; tests/test_docs.py compares what it makes",
     "parnas demo": "takes minutes; tests/test_demo.py runs it",
+    "parnas pipeline": "takes minutes; tests/test_pipeline.py runs it",
     "tensorboard --logdir": "does not end; tests/test_tensorboard.py reads what it would show",
     "torchrun": "wants GPUs, and minutes; tests/test_ranks.py runs several processes",
     "srun": "is of a cluster",
@@ -49,7 +53,7 @@ NOT_RUN = {
 }
 """How commands begin that are not run, and why not. They must parse all the same."""
 
-NO_CODE = ("text ──▶", "runs/NAME/", "RUN/baselines/", "cross-entropy ")
+NO_CODE = ("theta ← theta", "text ──▶", "runs/NAME/", "RUN/baselines/", "cross-entropy ")
 """How blocks begin that are neither commands nor code."""
 
 GIVEN = {
@@ -83,10 +87,14 @@ SMALL = {
     **{"search.cost.metric": "macs", "runtime.threads": 1, "runtime.device": "cpu"},
 }
 FEW = {
+    "adapt": ("--lr", "1e-3", "--decay", "0", "--tokens", "100"),
     "stability": ("--seeds", "2"),
     "baselines": ("--random", "1", "--seeds", "2"),
     "blackbox": ("--trials", "2"),
+    "tune": ("--trials", "2"),
 }
+TRAINING = ("search", "retrain", "stability", "blackbox", "tune", "profile", "plan", "data")
+"""Commands that take settings."""
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 
 
@@ -115,9 +123,12 @@ def shrink(found: list[str]) -> list[str]:
     """A command of parnas with small settings at its end, which go before those that stand there."""
     name, *rest = found
     rest = [each.replace("/shared/", "shared/") for each in rest]
-    if name not in ("search", "retrain", "stability", "blackbox", "profile", "plan", "data") or "--supernet" in rest:
-        return [name, *rest, *FEW.get(name, ())]
-    overrides = [each for each in rest if "=" in each and not each.startswith("--")]
+    if name not in TRAINING or "--supernet" in rest:
+        return [name, *rest, *(() if "--ways" in rest else FEW.get(name, ()))]
+    wanted = {number + 1 for number, each in enumerate(rest) if each == "--set"}  # what is tuned is no override
+    overrides = [
+        each for number, each in enumerate(rest) if "=" in each and not each.startswith("--") and number not in wanted
+    ]
     files = [each for each in rest if each == "CONFIG" or (each.endswith(".yaml") and "arch" not in each)]
     if name == "data" and not files:
         return found

@@ -1,11 +1,13 @@
 """What a training step takes, counted without data, against steps on real tensors."""
 
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from conftest import small_config
 from model_helpers import model_config
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
@@ -19,6 +21,7 @@ from parnas.model import fused
 from parnas.model.estimators import ESTIMATORS, LooseGates
 from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import TransformerXL
+from parnas.training.checkpoint import list_checkpoints, load_state
 from parnas.training.device import Device
 from parnas.training.footprint import (
     MIXED,
@@ -32,15 +35,19 @@ from parnas.training.footprint import (
     without_data,
 )
 from parnas.training.passes import Passes
+from parnas.training.reporter import Silent
+from parnas.training.retrain import retrain
 
 ROWS, TGT_LEN, VOCABULARY = 3, 5, 20
 IDS = range(4, 4 + ROWS * TGT_LEN)  # in all clusters
 NETWORKS: dict[str, dict[str, Any]] = {
     "plain": {},
     "dropout": {"dropout": 0.1, "attention_dropout": 0.1},
+    "locked": {"dropout": 0.1, "locked_dropout": True},
     "pre": {"norm": "pre", "dropout": 0.1},
     "adaptive": {"cutoffs": (6, 12), "proj_factor": 2, "tie_weights": False, "dropout": 0.1},
     "narrowing": {"cutoffs": (6, 12), "div_val": 2},
+    "words left out": {"cutoffs": (6, 12), "div_val": 2, "embedding_dropout": 0.1},
     "compressive": {"memory": {"cmem_len": 4, "ratio": 2}, "same_length": True},
 }
 STEPS = [
@@ -168,6 +175,19 @@ def test_the_parameters_are_those_of_the_published_network() -> None:
     assert found.parameters == 4 * 151_107_538
     # Of each block the segments' 150 positions are remembered, float32 of width 410; feed-forward ones remember none.
     assert found.memory == 16 * 150 * 410 * 4
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("arch", ["sf", "cf"])
+def test_moments_are_those_that_a_training_keeps(optimizer: str, arch: str, corpus: Path, tmp_path: Path) -> None:
+    config = small_config(corpus, train__optimizer=optimizer, train__steps=6, model__arch=arch)
+    run = retrain(config, tmp_path / "run", Silent())
+    state = load_state(list_checkpoints(run.checkpoints)[-1])
+    optimizers = [state[name] for name in ("optimizer", "muon", "compression_optimizer") if name in state]
+    kept = [of for each in optimizers for of in each["state"].values()]
+    counts = foresee(config.data).counts.tolist()
+    found = count_retraining(config, Architecture.parse(arch), counts, config.data.batch_size, "fp32")
+    assert found.moments == sum(moment.nbytes for of in kept for name, moment in of.items() if name != "step")
 
 
 def test_nothing_of_a_count_is_left_for_later_networks() -> None:

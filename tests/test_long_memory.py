@@ -8,7 +8,7 @@ import torch
 from conftest import small_config
 from model_helpers import make_network, make_supernet, random_ids, reach
 from test_compressive import KINDS, settings
-from training_helpers import Phase, Stop, StopAfter, assert_same_weights, without_times
+from training_helpers import Phase, assert_resumes
 
 from parnas.architecture import Architecture
 from parnas.data.batching import evaluation_batches
@@ -19,7 +19,7 @@ from parnas.nas.cost import count_costs
 from parnas.nas.derive import derive
 from parnas.nas.profile import profile, read_profile
 from parnas.nas.search import search
-from parnas.run import METRICS, PI, Run
+from parnas.run import METRICS, Run
 from parnas.sections import RuntimeConfig
 from parnas.training.device import choose_device
 from parnas.training.latency import Candidate, Shape, prepare_training, read_memory
@@ -82,15 +82,7 @@ def test_metrics_tell_the_auxiliary_loss_of_networks_that_have_one(
     ],
 )
 def test_resumed_run_is_bit_identical(phase: Phase, changes: dict[str, object], corpus: Path, tmp_path: Path) -> None:
-    config = small_config(corpus, **MEMORY, **changes)
-    whole = phase(config, tmp_path / "whole", Silent())
-    with pytest.raises(Stop):
-        phase(config, tmp_path / "killed", StopAfter(14))
-    resumed = phase(config, tmp_path / "killed", Silent(), resume=True)
-    assert_same_weights(whole, resumed)
-    assert without_times(whole.records(METRICS)) == without_times(resumed.records(METRICS))
-    if phase is search:
-        assert whole.records(PI) == resumed.records(PI)
+    assert_resumes(phase, small_config(corpus, **MEMORY, **changes), tmp_path, 14)
 
 
 @pytest.mark.parametrize("loss", ["attention", "autoencode", "bptt"])

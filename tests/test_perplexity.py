@@ -9,13 +9,14 @@ import torch
 from conftest import small_config
 
 from parnas.architecture import Architecture
+from parnas.data.batching import evaluation_batches
 from parnas.data.streams import SplitCounts, TokenStreams, prepare
 from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import TransformerXL
 from parnas.sections import ModelConfig, Reach
 from parnas.training.device import Device
 from parnas.training.latency import Candidate, Shape, measure_latencies
-from parnas.training.perplexity import TotalLoss, measure_loss
+from parnas.training.perplexity import TotalLoss, measure_loss, score_batches
 
 CPU = Device(torch.device("cpu"), "fp32")
 
@@ -76,6 +77,17 @@ def test_a_train_mode_network_is_scored_without_dropout_and_left_in_train_mode(
 ) -> None:
     quiet = loss_of(model.eval(), streams, 4)
     assert loss_of(model.train(), streams, 4) == quiet
+    assert model.training
+
+
+def test_a_network_is_left_in_train_mode_where_reading_fails(model: TransformerXL, streams: TokenStreams) -> None:
+    def fail(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("out of memory")
+
+    tokens, eos = streams.tokens("valid"), streams.tokenizer.eos_id
+    batches = evaluation_batches(tokens, eos, 4, 8, model.burn_in(8, Reach(12)), model.alignment())
+    with pytest.raises(RuntimeError, match="out of memory"):
+        score_batches(model.train(), fail, batches, len(tokens), CPU)
     assert model.training
 
 

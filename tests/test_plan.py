@@ -37,13 +37,13 @@ from parnas.training.reporter import Silent
 
 CONFIG = Config().replace(model__d_model=16, model__n_heads=2, model__d_inner=40, search__blocks=3)
 COUNTS = list(range(50, 0, -1))
-FOOTPRINT = Footprint(parameters=400, memory=30, kept=500, softmax=50, gradients=400, peak=700)
+FOOTPRINT = Footprint(parameters=400, memory=30, kept=500, softmax=50, gradients=400, peak=700, moments=800)
 
 
 def test_memory_adds_up() -> None:
     assert memory_of(FOOTPRINT, 1) == {
         "parameters": 400,
-        "moments of Adam": 800,
+        "moments of the optimizer": 800,
         "memory of segments": 30,
         "a step at its peak": 700,
     }

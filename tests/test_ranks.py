@@ -44,6 +44,7 @@ NETWORKS = {
     "compressive": {"model__arch": "cfc", "model__memory__cmem_len": 4, "model__memory__ratio": 2},
     "accumulated": {"model__arch": "sfs", "train__accumulate": 2},
     "checkpointed": {"model__arch": "sfs", "runtime__checkpoint_activations": True},
+    "muon": {"model__arch": "sfs", "train__optimizer": "muon"},
 }
 
 
@@ -234,7 +235,7 @@ def test_a_process_that_dies_ends_the_job_and_torchrun_brings_it_back(corpus: Pa
     assert "GLHF" not in errors, "torch's own message is shown"
     kept = list_checkpoints(folder / "checkpoints")
     assert kept
-    process = start_torchrun(config, folder, "--max-restarts", "2")
+    process = start_torchrun(config, folder, "--max-restarts", "3")  # as the message above advises
     wait_until(lambda: list_checkpoints(folder / "checkpoints")[-1] != kept[-1], process)
     os.kill(workers_of(process)[0], signal.SIGKILL)
     _, errors = process.communicate(timeout=180)
@@ -302,6 +303,9 @@ def test_torchrun_needs_a_run_folder(
         (["search"], "torchrun needs run (--run FOLDER)"),
         (["stability"], "torchrun is for search and retrain"),
         (["baselines", str(tmp_path)], "torchrun is for search and retrain"),
+        (["pipeline", "--run", str(tmp_path)], "torchrun is for search and retrain"),
+        (["demo", "--run", str(tmp_path)], "torchrun is for search and retrain"),
+        (["adapt", str(tmp_path)], "torchrun is for search and retrain"),
     ):
         with pytest.raises(SystemExit):
             main(command)

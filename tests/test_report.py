@@ -37,6 +37,18 @@ def test_the_answer_tells_what_is_better_and_what_is_worse(tmp_path: Path) -> No
     assert "on the test split" in page.text
 
 
+def test_an_interleaved_network_of_another_depth_is_compared_with_and_named(tmp_path: Path) -> None:
+    """As the one of equal cost that a pipeline trains."""
+    make_search(tmp_path / "search")
+    rows = [row("derived", "sf", ppl=64.2), row("equal-cost", "sfsf", ppl=60.0), row("short", "s", ppl=70.0)]
+    page = page_of(tmp_path / "search", write_comparison(tmp_path / "comparison", rows))
+    assert "64.20 perplexity per token, 7.0 % higher (worse) than the interleaved network sfsf's 60.00" in page.text
+    assert "No interleaved network" not in page.text
+    rows.append(row("interleaved", "sfs", ppl=65.0))
+    page = page_of(tmp_path / "search", write_comparison(tmp_path / "comparison", rows))
+    assert "1.2 % lower (better) than the interleaved network's 65.00" in page.text
+
+
 def test_only_a_network_trained_by_itself_stands_for_the_derived_one(tmp_path: Path) -> None:
     make_search(tmp_path / "search")
     rows = [row("search", "sfi", "derived, in SuperNet", ppl=50.0), row("plain", "sfs", ppl=60.0)]

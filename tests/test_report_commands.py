@@ -46,15 +46,18 @@ def test_only_commands_of_parnas_are_shown_as_such(line: list[str], shown: str |
 
 
 @pytest.mark.parametrize("start", [["/x/bin/parnas"], ["/x/parnas/__main__.py"]])
-def test_the_demo_is_one_command(start: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("verb", ["demo", "pipeline"])
+def test_the_demo_and_a_pipeline_are_one_command(start: list[str], verb: str, tmp_path: Path) -> None:
     make_all(tmp_path)
     rows = [row("derived", "sfi", folder="derived"), row("interleaved", "sfs", folder="interleaved")]
     for name in ("search", "derived", "interleaved"):
-        made_by(Run(tmp_path / name), *start, "demo", "--run", "runs/demo")
+        made_by(Run(tmp_path / name), *start, verb, "--run", "runs/demo")
     told = told_of(write_comparison(tmp_path, rows))
-    assert told.count("parnas demo --run runs/demo") == 1
+    assert told.count(f"parnas {verb} --run runs/demo") == 1
     assert "parnas derive" not in told
     assert "parnas evaluate" not in told
+    (tmp_path / "search" / "arch.yaml").write_text("arch: sfi\ndemands: {max: {s: 1}}\nfinalists: [sfi, sfs]\n")
+    assert "parnas derive" not in told_of(tmp_path)
 
 
 def test_what_was_done_by_hand_with_the_runs_of_the_demo_is_shown(tmp_path: Path) -> None:

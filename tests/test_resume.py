@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 from conftest import small_config
-from training_helpers import Phase, Stop, StopAfter, assert_same_weights, without_times
+from training_helpers import Phase, Stop, StopAfter, assert_resumes, assert_same_weights
 
 from parnas.errors import ParnasError
 from parnas.nas.search import search
-from parnas.run import METRICS, PI, Run
+from parnas.run import METRICS, Run
 from parnas.training.checkpoint import list_checkpoints
 from parnas.training.reporter import Silent
 from parnas.training.retrain import retrain
@@ -32,16 +32,7 @@ from parnas.training.retrain import retrain
 def test_resumed_run_is_bit_identical(
     phase: Phase, changes: dict[str, object], killed_after: int, corpus: Path, tmp_path: Path
 ) -> None:
-    config = small_config(corpus, **changes)
-    whole = phase(config, tmp_path / "whole", Silent())
-    with pytest.raises(Stop):
-        phase(config, tmp_path / "killed", StopAfter(killed_after))
-    resumed = phase(config, tmp_path / "killed", Silent(), resume=True)
-
-    assert_same_weights(whole, resumed)
-    assert without_times(whole.records(METRICS)) == without_times(resumed.records(METRICS))
-    if phase is search:
-        assert whole.records(PI) == resumed.records(PI)
+    assert_resumes(phase, small_config(corpus, **changes), tmp_path, killed_after)
 
 
 def test_run_killed_before_its_first_checkpoint_starts_again(corpus: Path, tmp_path: Path) -> None:

@@ -15,21 +15,23 @@ from blackbox_helpers import Counting, make_task
 from optuna.trial import TrialState
 from postgresql_server import Server, find_binaries
 
-import parnas.nas.blackbox as module
 import parnas.nas.storage as storage_module
+import parnas.nas.workers as module
 from parnas.architecture import Architecture
 from parnas.config import Config
 from parnas.errors import ParnasError
-from parnas.nas.blackbox import blackbox, findings, finished, open_study
+from parnas.nas.blackbox import blackbox, findings, open_study
 from parnas.nas.cost import count_costs
+from parnas.nas.workers import finished
 from parnas.training.reporter import Silent
 
 WORKER = """
 import os, sys, time
 from pathlib import Path
 sys.path.insert(0, {tests!r})
-import parnas.nas.blackbox as module
+import parnas.nas.workers as module
 from blackbox_helpers import Counting, make_task
+from parnas.nas.blackbox import blackbox, open_study
 from parnas.training.reporter import Silent
 
 url, log, trials, seconds = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
@@ -51,7 +53,7 @@ class Printing(Silent):
         print(text, flush=True)
 
 task = make_task(Told(seconds=seconds), 4)
-module.blackbox(module.open_study(url, "test", "tpe", task), task, trials, Printing())
+blackbox(open_study(url, "test", "tpe", task), task, trials, Printing())
 """
 
 

@@ -101,6 +101,20 @@ def test_lessons_read_alphas_text_without_gaps(corpus: Path, tmp_path: Path, mon
         assert inputs.tolist() == rows.batch(number).inputs.tolist()
 
 
+def test_pairs_are_read_without_dropout_and_steps_with_it(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where all paths are one network, the two of a pair have one loss."""
+    differences: list[float] = []
+    monkeypatch.setattr(UniformPath, "observe", lambda self, paths, losses: differences.append(float(losses)))
+    config = small_config(corpus, search__space=("f",), model__dropout=0.5)
+    run = search(config, tmp_path / "run", Silent())
+    assert differences
+    assert set(differences) == {0.0}
+    plain = search(config.replace(model__dropout=0.0), tmp_path / "plain", Silent())
+    assert run.records(METRICS)[-1]["loss"] != plain.records(METRICS)[-1]["loss"]
+
+
 def test_weights_from_before_settling_are_kept(corpus: Path, tmp_path: Path) -> None:
     changes = {"search__fair_share": 0.5, "search__alpha_start_step": 2, "search__steps": 20, "train__save_every": 10}
     run = search(small_config(corpus, **changes), tmp_path / "run", Silent())

@@ -1,11 +1,14 @@
 """Trainings that are cut off, and comparisons of what they leave."""
 
 from collections.abc import Callable
+from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
-from parnas.run import SPEEDS, Run
+from parnas.config import Config
+from parnas.run import METRICS, PI, SPEEDS, Run
 from parnas.training.checkpoint import list_checkpoints
 from parnas.training.reporter import Silent
 
@@ -50,3 +53,16 @@ def assert_same_weights(one: Run, other: Run) -> None:
 
 def without_times(records: list[dict[str, object]]) -> list[dict[str, object]]:
     return [{key: value for key, value in record.items() if key not in SPEEDS} for record in records]
+
+
+def assert_resumes(phase: Phase, config: Config, folder: Path, killed_after: int) -> Run:
+    """A run that is cut off and gone on with is, bit for bit, the one that was not, which is given back."""
+    whole = phase(config, folder / "whole", Silent())
+    with pytest.raises(Stop):
+        phase(config, folder / "killed", StopAfter(killed_after))
+    resumed = phase(config, folder / "killed", Silent(), resume=True)
+    assert_same_weights(whole, resumed)
+    assert without_times(whole.records(METRICS)) == without_times(resumed.records(METRICS))
+    if whole.kind() == "search":
+        assert whole.records(PI) == resumed.records(PI)
+    return whole

@@ -2,27 +2,36 @@
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from torch import Tensor
 
+from parnas.data.batching import mean_len
 from parnas.errors import ParnasError
+from parnas.evaluation.adapt import adapted_ways
 from parnas.evaluation.entries import Conditions, Entry, open_entries, several_tokenizers, split_of
+from parnas.evaluation.sliding import refuse_uneven
+from parnas.evaluation.ways import Way, configured_ways, score_ways
 from parnas.files import to_json, write_text
 from parnas.model.supernet import SuperNet
-from parnas.run import METRICS
+from parnas.run import METRICS, PLAIN
+from parnas.sections import EvaluationConfig
 from parnas.training.latency import Candidate, Latency, Shape, measure_latencies
 from parnas.training.perplexity import TotalLoss
 from parnas.training.reporter import Reporter
 
+OF_RMS = ("evaluation.dynamic.epsilon", "evaluation.dynamic.batches")
+"""Settings of dynamic evaluation that plain gradient descent does not read."""
+
 
 @dataclass(frozen=True)
 class Comparison:
-    """The table, one row per run, and what must be known to read it."""
+    """The table, one row per run and way of scoring it, and what must be known to read it."""
 
     table: pd.DataFrame
     notes: tuple[str, ...]
@@ -83,22 +92,88 @@ def compare(folders: Sequence[Path], conditions: Conditions, reporter: Reporter)
     """
     entries = open_entries(folders, conditions)
     split = split_of(entries, conditions)
+    notes, ways = [], {}
+    for entry in entries:  # before anything is measured
+        ways[entry.name], told = ways_of(entry, conditions)
+        notes += told + [f"{entry.name}: {each}" for each in cautions(entry, split, ways[entry.name], conditions)]
     notes = [
         f"split {split}; words include the line ends, since they are predicted",
         "latency: scoring one segment of one row with full memory, networks taking turns, median and 95 %",
+        *notes,
     ]
     rows = []
     for entry in entries:
-        reporter.note(f"scoring {entry.name} on {split}")
-        rows.append({**describe_network(entry), **score(entry, split), **training_figures(entry)})
+        rows += rows_of(entry, split, ways[entry.name], reporter)
     latencies = measure_in_turns(entries)
-    for row, entry in zip(rows, entries, strict=True):
-        row |= {"latency_ms": latencies[entry.name].median, "latency_p95_ms": latencies[entry.name].p95}
+    for row in rows:
+        if row["evaluation"] == PLAIN:
+            row |= {"latency_ms": latencies[row["run"]].median, "latency_p95_ms": latencies[row["run"]].p95}
     table = pd.DataFrame(rows)
+    if any(ways.values()):
+        table = table.astype({"multiply_adds_per_token": "Int64"})  # whole, though other ways have none
+        notes.append("each way of evaluation is a measure of its own: compare rows of one way alone")
+    else:
+        table = table.drop(columns=["settings"])
     if several_tokenizers(entries):
         table = table.drop(columns=["ppl", "tokens"])
         notes.append("the runs have different tokenizers, so perplexities per token are left out")
-    return Comparison(table, tuple(notes), split, tuple(entry.run.folder for entry in entries), conditions)
+    places = {entry.name: entry.run.folder for entry in entries}
+    return Comparison(table, tuple(notes), split, tuple(places[row["run"]] for row in rows), conditions)
+
+
+def ways_of(entry: Entry, conditions: Conditions) -> tuple[list[Way], list[str]]:
+    """In which ways a run is scored besides the plain one, and notes on them.
+
+    Raises `ParnasError` for settings that were given for the comparison and that none of its ways reads, and for a
+    stride that does not divide the run's segments.
+    """
+    configured = configured_ways(entry.loaded.config.evaluation)
+    refuse_unread(entry.loaded.config.evaluation, conditions)
+    for way in configured:
+        refuse_uneven(way.stride or entry.tgt_len, entry.tgt_len)
+    if not conditions.adapted:
+        return configured, []
+    chosen, notes = adapted_ways(entry)
+    return [way for way in configured if way.stride] + chosen, notes
+
+
+def refuse_unread(evaluation: EvaluationConfig, conditions: Conditions) -> None:
+    """Raise where a setting was given of a way that is not asked for, or that `adapt` has chosen."""
+    asked = {"lr": evaluation.dynamic.lr is not None, "size": evaluation.cache.size is not None}
+    for key in conditions.changes:
+        for switch, way in (("lr", "evaluation.dynamic"), ("size", "evaluation.cache")):
+            if not f"{key}.".startswith(f"{way}."):
+                continue
+            if conditions.adapted:
+                raise ParnasError(f"{key} is not read with adapted (--adapted), where adapt chose it; leave out one.")
+            if not asked[switch] and key != f"{way}.{switch}":
+                raise ParnasError(f"{key} has no effect without {way}.{switch}; give that too.")
+            if evaluation.dynamic.update == "sgd" and key in OF_RMS:
+                raise ParnasError(f"{key} has no effect on evaluation.dynamic.update=sgd; leave out one.")
+
+
+def cautions(entry: Entry, split: str, ways: Sequence[Way], conditions: Conditions) -> Iterator[str]:
+    """What is told of lengths that training did not have, and of settings that may have been chosen on a test text."""
+    trained = entry.loaded.config.data.tgt_len, entry.loaded.config.model.reach
+    before, now = ({"tgt_len": of[0], **of[1]._asdict()} for of in (trained, (entry.tgt_len, entry.reach)))
+    if other := [f"{key} {now[key]} (trained with {before[key]})" for key in now if now[key] != before[key]]:
+        yield f"read with {', '.join(other)}"
+    if split == "test" and not conditions.adapted and any(way.dynamic or way.cache for way in ways):
+        yield (
+            "the settings were given by hand; parnas adapt chooses them on the validation split, and --adapted takes "
+            "them, so that the test split is read once"
+        )
+
+
+def rows_of(entry: Entry, split: str, ways: Sequence[Way], reporter: Reporter) -> list[dict[str, Any]]:
+    """The row of a run's plain evaluation, and one for each other way, without the costs, which are of the plain."""
+    reporter.note(f"scoring {entry.name} on {split}")
+    network, training = describe_network(entry), training_figures(entry)
+    rows = [{**network, **figures_of(entry, entry.score(split), split), **training}]
+    for way, nats in score_ways(entry, split, ways, reporter):
+        own = {"evaluation": way.name, "settings": way.settings, "multiply_adds_per_token": None}
+        rows.append({**network, **own, **figures_of(entry, nats, split), **training})
+    return rows
 
 
 def describe_kind(entry: Entry) -> str:
@@ -117,6 +192,8 @@ def describe_network(entry: Entry) -> dict[str, Any]:
         "run": entry.name,
         "network": describe_kind(entry),
         "arch": str(entry.loaded.architecture),
+        "evaluation": PLAIN,
+        "settings": "",
         "parameters": total,
         "without_embeddings": total - network.embedding_parameters(),
         "multiply_adds_per_token": round(network.multiply_adds(entry.tgt_len, entry.reach, counts)),
@@ -127,10 +204,9 @@ def describe_network(entry: Entry) -> dict[str, Any]:
     }
 
 
-def score(entry: Entry, split: str) -> dict[str, Any]:
-    """Perplexities of a run on a split, with what they divide by."""
-    loss = TotalLoss.of(entry.score(split))
-    figures = loss.describe(entry.streams.header.splits[split])
+def figures_of(entry: Entry, nats: Tensor, split: str) -> dict[str, Any]:
+    """Perplexities of a run by the nats of each token of a split [N], with what they divide by."""
+    figures = TotalLoss.of(nats).describe(entry.streams.header.splits[split])
     return {key: figures[key] for key in ("ppl", "word_ppl", "bits_per_byte", "tokens", "words", "bytes")}
 
 
@@ -146,7 +222,7 @@ def training_figures(entry: Entry) -> dict[str, Any]:
             summary, config = entry.run.summary(), entry.loaded.config
             steps, seconds = int(summary["steps"]), float(summary["seconds"])
             share = 1 - config.search.alpha_share if summary["kind"] == "search" else 1
-            read = steps * config.data.batch_size * config.data.tgt_len
+            read = steps * config.data.batch_size * mean_len(config.data)
             epochs = read / (share * entry.streams.header.splits["train"].tokens)
             figures |= {"steps": steps, "epochs": round(epochs, 2), "train_seconds": seconds}
     except (KeyError, TypeError, ValueError) as error:

@@ -1,12 +1,13 @@
 """The runs of a comparison: loaded, checked to be comparable, and ready to be measured."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
-from parnas.config import Config
+from parnas.config import Config, check_config
 from parnas.data.corpora import SPLITS
 from parnas.data.streams import TokenStreams, prepare
 from parnas.errors import ParnasError
@@ -31,14 +32,24 @@ class Conditions:
     clamp_len: int | None = None
     same_length: bool | None = None
     best: bool = False  # the weights of the least validation loss, not the last ones
+    changes: Mapping[str, Any] = field(default_factory=dict)  # of the configurations, such as evaluation.stride
+    adapted: bool = False  # in the ways besides, too, that `parnas adapt` chose for each run
 
     def __post_init__(self) -> None:
+        if foreign := [key for key in self.changes if not key.startswith("evaluation.")]:
+            raise ParnasError(f"{foreign[0]} is settled in a run; only settings of evaluation may be changed here.")
+        for key in self.changes:
+            name = key.removeprefix("evaluation.")
+            if getattr(self, name, None) is not None:
+                raise ParnasError(f"{key} is given as {name} (--{name.replace('_', '-')}), too; give one of them.")
         if self.split not in (None, *SPLITS):
             raise ParnasError(f"split (--split) is {self.split!r}; give {', '.join(SPLITS[:-1])} or {SPLITS[-1]}.")
 
-    def given(self) -> dict[str, str | int | bool]:
+    def given(self) -> dict[str, Any]:
         """What is not left to the configurations."""
-        return {name: value for name, value in asdict(self).items() if value is not None and (name != "best" or value)}
+        unless_set = ("best", "changes", "adapted")
+        told = asdict(self).items()
+        return {key: value for key, value in told if value or (value is not None and key not in unless_set)}
 
 
 @dataclass(frozen=True)
@@ -87,7 +98,7 @@ def open_entries(folders: Sequence[Path], conditions: Conditions) -> list[Entry]
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise ParnasError("A run is given twice; name each one once.")
     runs = [Run(folder) for folder in folders]
-    loaded = [load(folder, best=conditions.best) for folder in folders]
+    loaded = [changed(load(folder, best=conditions.best), conditions) for folder in folders]
     if len({each.header.fingerprint for each in loaded}) > 1:
         listed = "".join(f"\n  - {run.folder}: {of.header.corpus}" for run, of in zip(runs, loaded, strict=True))
         raise ParnasError(f"The runs were trained on different texts and cannot be compared:{listed}")
@@ -103,6 +114,14 @@ def open_entries(folders: Sequence[Path], conditions: Conditions) -> list[Entry]
             f"compare those that lose the same by themselves:{listed}"
         )
     return entries
+
+
+def changed(loaded: LoadedRun, conditions: Conditions) -> LoadedRun:
+    """A run with the changes of its configuration; raises `ParnasError` with all mistakes in them."""
+    if not conditions.changes:
+        return loaded
+    overrides = list(conditions.changes.items())
+    return replace(loaded, config=check_config(loaded.config.model_dump(), "The changed configuration", overrides))
 
 
 def open_entry(name: str, run: Run, loaded: LoadedRun, threads: int | None, conditions: Conditions) -> Entry:

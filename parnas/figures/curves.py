@@ -1,7 +1,7 @@
 """Learning curves of any number of runs in one picture."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -74,8 +74,14 @@ def draw_learning_curves(runs: Sequence[Run], path: Path) -> Path:
     """
     if not runs:
         raise ParnasError("There is no run to draw; give at least one run folder.")
-    curves = sorted(map(Curves.from_run, runs, name_runs(runs)), key=lambda run: run.last)
-    notes = _notes(runs, curves)
+    curves = [Curves.from_run(run, name) for run, name in zip(runs, name_runs(runs), strict=True)]
+    return draw_curves(curves, path, _warnings(runs))
+
+
+def draw_curves(curves: Sequence[Curves], path: Path, warnings: Iterable[str] = ()) -> Path:
+    """The same of curves that were read before, with sentences of warning below them."""
+    curves = sorted(curves, key=lambda run: run.last)
+    notes = [*_notes(curves), *warnings]
     legend_height = ROW_HEIGHT * (len(curves) + len(notes) + 1.2)
     height = TOP + PLOT_HEIGHT + BOTTOM + legend_height
     figure = new_figure(WIDTH, height)
@@ -135,14 +141,17 @@ def _draw_legend(figure: Figure, handles: Sequence[Line2D], curves: Sequence[Cur
         text.set_parse_math(False)  # a run may be called $x$
 
 
-def _notes(runs: Sequence[Run], curves: Sequence[Curves]) -> list[str]:
-    """What the lines mean, and a warning where their perplexities do not compare."""
-    notes = ["Thick lines: validation, its last value in front of the name. Thin: training."]
-    if any(run.argmax for run in curves):
-        notes[0] += " Dotted: validation of a search's derived network."
+def _notes(curves: Sequence[Curves]) -> Iterator[str]:
+    """What the lines mean."""
+    yield "Thick lines: validation, its last value in front of the name. Thin: training." + (
+        " Dotted: validation of a search's derived network." if any(run.argmax for run in curves) else ""
+    )
+
+
+def _warnings(runs: Sequence[Run]) -> Iterator[str]:
+    """A sentence where the perplexities of runs do not compare."""
     if len({(data.corpus, data.tokenizer) for data in (run.config().data for run in runs)}) > 1:
-        notes.append("Corpora or tokenizers differ: perplexities per token do not compare between these runs.")
-    return notes
+        yield "Corpora or tokenizers differ: perplexities per token do not compare between these runs."
 
 
 def _string(run: Run) -> str:

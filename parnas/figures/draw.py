@@ -1,7 +1,9 @@
-"""Every picture that the files of a run allow."""
+"""Every picture that the files of a run allow, and the page of several."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from parnas.errors import ParnasError
 from parnas.figures.curves import draw_learning_curves
 from parnas.figures.heatmap import DEFAULTS, AnimationOptions, draw_pi_animation, draw_pi_frames
 from parnas.figures.history import PiHistory
@@ -22,3 +24,14 @@ def draw_run(run: Run, options: AnimationOptions = DEFAULTS) -> list[Path]:
         paths.append(draw_pi_lines(history, run.figures / "pi-lines.png"))
     paths.append(draw_learning_curves([run], run.figures / "curves.png"))
     return paths
+
+
+def draw_report(paths: Sequence[Path], folder: Path, note: Callable[[str], None]) -> list[Path]:
+    """Write `report.html` at the end of a command; where its other files cannot be shown, it ends well all the same."""
+    from parnas.figures.report import write_report
+
+    try:
+        return [write_report(paths, folder)]
+    except ParnasError as error:
+        note(f"warning: there is no report: {error}")
+        return []

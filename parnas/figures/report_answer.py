@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from parnas.architecture import ATTENTION, COMPRESSIVE, Architecture, describe_layer
+from parnas.architecture import ATTENTION, COMPRESSIVE, Architecture, describe_layer, drop_identity
 from parnas.figures.report_runs import (
     Comparison,
     Material,
@@ -106,18 +106,19 @@ def tell_blocks(architecture: Architecture) -> str:
 
 
 def compare(answer: Answer, search: Member, material: Material) -> None:
-    """Add how the derived network stands against the interleaved one of as many blocks."""
+    """Add how the derived network stands against the interleaved one of as many blocks, or else of another depth."""
     blocks = len(answer.architecture)
-    interleaved = Architecture.parse(f"interleaved-{blocks}")
     ours = rows_like(answer.architecture, search, material)
-    if same_network(answer.architecture, interleaved):
+    if same_network(answer.architecture, interleave(blocks)):
         answer.sentences.append("It is the interleaved network itself, so there is nothing to compare it with.")
         answer.sentences.extend(_reached(next(filter(None, ours), None)))
         return
-    theirs = rows_like(interleaved, search, material)
+    depth = find_depth(answer.architecture, search, material)
+    theirs = rows_like(interleave(depth), search, material)
+    called = "the interleaved network" if depth == blocks else f"the interleaved network {interleave(depth)}"
     for derived, other in zip(ours, theirs, strict=True):
         if derived and other:
-            _stand(answer, derived, other)
+            _stand(answer, derived, other, called)
             break
     else:
         _alone(answer, search, next(filter(None, ours), None), any(theirs), blocks)
@@ -137,12 +138,31 @@ def compare(answer: Answer, search: Member, material: Material) -> None:
 
 def rows_like(architecture: Architecture, search: Member, material: Material) -> list[Row | None]:
     """A trained network of that architecture in each comparison, and last among the runs themselves; or none."""
-    alone = [summary_row(each) for each in material.members if each.text == search.text and each.summary]
     found: list[Row | None] = []
-    for rows in [*(_rows_with(search, each) for each in material.comparisons), alone]:
-        alike = [row for row in rows if row.network == "discrete" and same_network(read(row.arch), architecture)]
+    for rows in _trained(search, material):
+        alike = [row for row in rows if same_network(read(row.arch), architecture)]
         found.append(alike[0] if alike else None)
     return found
+
+
+def interleave(depth: int) -> Architecture:
+    """The interleaved network of so many blocks."""
+    return Architecture.parse(f"interleaved-{depth}")
+
+
+def find_depth(derived: Architecture, search: Member, material: Material) -> int:
+    """Of the interleaved network to compare with: as deep as the search where that is here, else the deepest one."""
+    networks = {drop_identity(read(row.arch) or ()) for rows in _trained(search, material) for row in rows}
+    others = networks - {(), drop_identity(derived)}
+    depths = {len(layers) for layers in others if same_network(layers, interleave(len(layers)))}
+    return len(derived) if not depths or len(derived) in depths else max(depths)
+
+
+def _trained(search: Member, material: Material) -> list[list[Row]]:
+    """The rows of discrete networks in each comparison, and last those of the runs themselves."""
+    alone = [summary_row(each) for each in material.members if each.text == search.text and each.summary]
+    tables = [*(_rows_with(search, each) for each in material.comparisons), alone]
+    return [[row for row in rows if row.network == "discrete"] for rows in tables]
 
 
 def _rows_with(search: Member, comparison: Comparison) -> Sequence[Row]:
@@ -164,7 +184,7 @@ def change(ours: float, theirs: float) -> float:
     return 100 * (ours / theirs - 1) if theirs else 0.0
 
 
-def _stand(answer: Answer, derived: Row, other: Row) -> None:
+def _stand(answer: Answer, derived: Row, other: Row, called: str) -> None:
     members = [row.member for row in (derived, other) if row.member]
     figures = derived.figures, other.figures
     key = shared_perplexity(figures, members)
@@ -176,8 +196,7 @@ def _stand(answer: Answer, derived: Row, other: Row) -> None:
         card = _card(PERPLEXITIES[key], f"{one:,.{digits}f}", f"{two:,.{digits}f}", change(one, two))
         answer.cards.append(card)
         answer.sentences.append(
-            f"Trained from scratch, the derived network reaches {card.value} {PERPLEXITIES[key]}"
-            f"{_than(card, 'the interleaved network')}."
+            f"Trained from scratch, the derived network reaches {card.value} {PERPLEXITIES[key]}{_than(card, called)}."
         )
     for cost in COSTS:
         if all(cost.key in each for each in figures):
@@ -186,7 +205,7 @@ def _stand(answer: Answer, derived: Row, other: Row) -> None:
             card = _card(cost.name, written[0], written[1], change(one, two))
             answer.cards.append(card)
             if cost.key == "latency_ms":
-                answer.sentences.append(f"It takes {card.value} per segment{_than(card, 'the interleaved network')}.")
+                answer.sentences.append(f"It takes {card.value} per segment{_than(card, called)}.")
 
 
 def _card(title: str, value: str, against: str, percent: float) -> Card:

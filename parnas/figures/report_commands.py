@@ -9,9 +9,12 @@ from typing import Any
 from parnas.figures.report_fronts import number
 from parnas.figures.report_runs import Comparison, Material, Member, analyses_of
 from parnas.figures.report_secrets import hide, hide_command
+from parnas.files import to_json
 
 SCRIPTS = ("search.py", "derive.py", "retrain.py", "evaluate.py")
 OPTIONS = {"tgt_len": "--tgt-len", "mem_len": "--mem-len", "cmem_len": "--cmem-len", "clamp_len": "--clamp-len"}
+FLAGS = {"best": "--best", "adapted": "--adapted"}
+WHOLE = ("demo", "pipeline")  # commands that do all of it
 LIMITS = {"within": "--within", "metric": "--metric", "top_k": "--top-k", "rescore": "--rescore"}
 
 
@@ -20,7 +23,7 @@ def commands_of(material: Material) -> list[str]:
     lines = []
     for member in material.members:
         lines += [_made(member), *_derived(member)]
-    lines += [_evaluated(comparison) for comparison in material.comparisons if not _demos(comparison)]
+    lines += [_evaluated(comparison) for comparison in material.comparisons if not _of_the_whole(comparison)]
     return list(dict.fromkeys(line for line in lines if line))
 
 
@@ -59,7 +62,7 @@ def _derived(member: Member) -> list[str]:
         return []
     demands = member.derivation.get("demands")
     told = isinstance(demands, Mapping)
-    if _verb(member) == "demo" and not demands:
+    if _verb(member) in WHOLE and (not demands or "finalists" in member.derivation):
         return []
     words = ["parnas", "derive", str(member.run.folder)]
     if isinstance(demands, Mapping):
@@ -70,11 +73,11 @@ def _derived(member: Member) -> list[str]:
     return [hide_command(words) + ("" if told else "  # whether with --within, --max or --rescore is not known")]
 
 
-def _demos(comparison: Comparison) -> bool:
-    """Whether `parnas demo` itself has written a comparison, beside its runs."""
+def _of_the_whole(comparison: Comparison) -> bool:
+    """Whether one of `WHOLE` itself has written a comparison, beside its runs."""
     members = [row.member for row in comparison.rows if row.member]
     beside = {os.path.realpath(member.run.folder.parent) for member in members} == {os.path.realpath(comparison.folder)}
-    return beside and not comparison.conditions and all(_verb(member) == "demo" for member in members)
+    return beside and not comparison.conditions and all(_verb(member) in WHOLE for member in members)
 
 
 def _evaluated(comparison: Comparison) -> str:
@@ -90,11 +93,19 @@ def _evaluated(comparison: Comparison) -> str:
         words += [] if length is None else [option, f"{length:.0f}"]
     if given and isinstance(given.get("same_length"), bool):
         words.append("--same-length" if given["same_length"] else "--any-length")
-    words += ["--best"] if given and given.get("best") is True else []
+    words += [flag for key, flag in FLAGS.items() if given and given.get(key) is True]
+    changes = given.get("changes") if given else None
+    words += _changes(changes) if isinstance(changes, Mapping) else []
     if names := analyses_of(comparison):
         words += ["--analyse", ",".join(names)]
     line = hide_command([*words, "--out", str(comparison.folder)])
     return line if given is not None else f"{line}  # whether with --best or other lengths is not known"
+
+
+def _changes(changes: Mapping[str, Any]) -> list[str]:
+    """Settings of evaluation, as they were given."""
+    plain = {key: each for key, each in changes.items() if key.startswith("evaluation.")}
+    return [f"{key}={each if isinstance(each, str) else to_json(each)}" for key, each in plain.items()]
 
 
 def _lengths(comparison: Comparison, members: list[Member]) -> dict[str, float]:

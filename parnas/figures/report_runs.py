@@ -13,7 +13,7 @@ from parnas.errors import ParnasError
 from parnas.figures.history import PiHistory
 from parnas.figures.report_fronts import BASELINES, FRONT, Front, number, read_front, read_table
 from parnas.files import leads_out, read_json, read_json_object, refuse_foreign_link
-from parnas.run import ENVIRONMENT, METRICS, PI, STREAMS, Run, name_runs
+from parnas.run import ENVIRONMENT, METRICS, PI, PLAIN, STREAMS, Run, name_runs
 
 COMPARISON = "comparison.json"
 ANALYSES = ("attention", "frequency", "memory")
@@ -59,6 +59,8 @@ class Row:
     arch: str
     figures: Mapping[str, float]
     member: Member | None = None
+    evaluation: str = PLAIN  # the way of scoring; figures of different ways do not compare
+    settings: str = ""  # of the way
 
 
 @dataclass(frozen=True)
@@ -66,10 +68,11 @@ class Comparison:
     """What `evaluate` wrote into a folder."""
 
     folder: Path
-    rows: tuple[Row, ...]
+    rows: tuple[Row, ...]  # of the plain evaluation
     split: str | None  # not in files of older versions
     missing: tuple[str, ...]  # run folders that it names and that are not here
     conditions: Mapping[str, Any] | None  # what evaluate was asked for; none in files of older versions
+    others: tuple[Row, ...] = ()  # of other ways of evaluation
 
 
 @dataclass(frozen=True)
@@ -192,8 +195,11 @@ def _read_rows(path: Path) -> Records:
     fine = isinstance(rows, list) and rows and all(isinstance(row, dict) for row in rows)
     if not fine or not all(isinstance(row.get(key), str) for row in rows for key in ("run", "arch")):
         raise ParnasError(f"{path} is no comparison; give evaluate again.")
-    if not all(isinstance(row.get(key, ""), str) for row in rows for key in ("folder", "split", "network")):
-        raise ParnasError(f"{path} names a folder or split that is no text; give evaluate again.")
+    texts = ("folder", "split", "network", "evaluation", "settings")
+    if not all(isinstance(row.get(key, ""), str) for row in rows for key in texts):
+        raise ParnasError(f"{path} names a folder, split or evaluation that is no text; give evaluate again.")
+    if not any(row.get("evaluation", PLAIN) == PLAIN for row in rows):
+        raise ParnasError(f"{path} has no row of the plain evaluation; give evaluate again.")
     return list(rows)
 
 
@@ -228,12 +234,25 @@ def _comparison(path: Path, rows: Records, runs: Mapping[str, Run], members: Map
         run = runs.get(row["run"])
         return None if run is None else members[os.path.realpath(run.folder)]
 
+    read_rows = [
+        Row(
+            row["run"],
+            row.get("network", ""),
+            row["arch"],
+            _figures(row),
+            of(row),
+            row.get("evaluation", PLAIN),
+            row.get("settings", ""),
+        )
+        for row in rows
+    ]
     return Comparison(
         path,
-        tuple(Row(row["run"], str(row.get("network", "")), row["arch"], _figures(row), of(row)) for row in rows),
+        tuple(row for row in read_rows if row.evaluation == PLAIN),
         rows[0].get("split"),
-        tuple(row["folder"] for row in rows if row.get("folder") and row["run"] not in runs),
+        tuple(dict.fromkeys(row["folder"] for row in rows if row.get("folder") and row["run"] not in runs)),
         conditions if isinstance(conditions := rows[0].get("conditions"), Mapping) else None,
+        tuple(row for row in read_rows if row.evaluation != PLAIN),
     )
 
 

@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,6 +45,7 @@ COLUMNS = (
 BEST = {"ppl", "word_ppl", "bits_per_byte", "latency_ms"}  # columns whose least is marked
 
 
+WAYS = {"cache": "a continuous cache", "dynamic + cache": "dynamic evaluation with a continuous cache"}
 LENGTHS = ("tgt_len", "mem_len", "cmem_len")  # told once where all networks have the same
 
 
@@ -66,16 +68,35 @@ class Table(NamedTuple):
 
 def tables_of(material: Material) -> list[Table]:
     """One for each comparison, and one of the runs that stand in none."""
-    tables = [_compared(comparison) for comparison in material.comparisons]
+    tables = [table for comparison in material.comparisons for table in _ways(comparison)]
     compared = {id(row.member) for comparison in material.comparisons for row in comparison.rows}
     if others := [member for member in material.members if id(member) not in compared]:
         tables.append(_alone(others, bool(tables)))
     return tables
 
 
-def _compared(comparison: Comparison) -> Table:
+def _ways(comparison: Comparison) -> list[Table]:
+    """The plain evaluation and each other way by itself, since their figures do not compare."""
+    ways = dict.fromkeys(row.evaluation for row in comparison.others)
+    return [_compared(comparison), *(_other_way(comparison, way) for way in ways)]
+
+
+def _other_way(comparison: Comparison, way: str) -> Table:
+    rows = [row for row in comparison.others if row.evaluation == way]
+    told = "; ".join(f"{row.name}: {row.settings}" for row in rows if row.settings)
+    notes = ["Read otherwise than above: the figures compare within this table alone, and divide by the same."]
+    shown = {*PERPLEXITIES, "tokens", "words", "bytes", "parameters", "steps", *LENGTHS}
+    figures = [replace(row, figures={key: row.figures[key] for key in row.figures.keys() & shown}) for row in rows]
+    settings = [f"Settings: {told}."] if told else []
+    return _table(f"The same by {WAYS.get(way, f'{way} evaluation')}{_on(comparison)}", figures, notes + settings)
+
+
+def _on(comparison: Comparison) -> str:
     splits = {"valid": "validation", "train": "training"}
-    split = f" on the {splits.get(comparison.split, comparison.split)} split" if comparison.split else ""
+    return f" on the {splits.get(comparison.split, comparison.split)} split" if comparison.split else ""
+
+
+def _compared(comparison: Comparison) -> Table:
     notes = [_divisors(comparison.rows)]
     figures = [row.figures for row in comparison.rows]
     if any("latency_ms" in each for each in figures):
@@ -85,7 +106,7 @@ def _compared(comparison: Comparison) -> Table:
     if not any("ppl" in each for each in figures):
         notes.append("The runs have different tokenizers, so perplexities per token do not compare and are left out.")
     notes += [f"The run folder {place} is not here any more." for place in comparison.missing]
-    return _table(f"Networks compared by evaluate{split}", comparison.rows, notes)
+    return _table(f"Networks compared by evaluate{_on(comparison)}", comparison.rows, notes)
 
 
 def _alone(members: Sequence[Member], besides: bool) -> Table:

@@ -109,6 +109,9 @@ class Estimator:
     """Whether the gates of each step choose one candidate per block, so that the SuperNet stands for one network."""
     lesson_part = 1
     """A lesson on text of alpha's own reads one in so many rows of a batch."""
+    forward_only = False
+    """Whether such a lesson is read forward only, and then as in evaluation: without dropout, which differs between
+    candidates and between the readings of a pair, more than networks do."""
 
     settled: Tensor | None = None
     """One-hot [blocks, candidates] of the network that the weights are to settle on, once alpha rests."""
@@ -273,6 +276,7 @@ class UniformPath(Estimator):
 
     one_hot = True
     lesson_part = 4  # pairs of paths teach more than longer texts
+    forward_only = True
 
     def __init__(self, blocks: int, space: Space) -> None:
         super().__init__(blocks, space)

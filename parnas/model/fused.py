@@ -71,18 +71,24 @@ def relative_attention(
     return Attended(*result)
 
 
-def linear_cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
+def linear_cross_entropy(
+    hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, smoothing: float = 0.0
+) -> Tensor:
     """-log softmax(hidden weightᵀ + bias)[target] of each row in nats and float32: [N].
 
-    hidden [N, E], weight [V, E], bias [V], targets [N]. See `LinearCrossEntropy`.
+    hidden [N, E], weight [V, E], bias [V], targets [N]. The gradient is that of (1 - smoothing) times this, and
+    smoothing times the mean of -log softmax over all V (Szegedy et al. 2016, section 7). See `LinearCrossEntropy`.
     """
-    nll: Tensor = LinearCrossEntropy.apply(hidden, weight, bias, targets)  # type: ignore[no-untyped-call]
+    nll: Tensor = LinearCrossEntropy.apply(hidden, weight, bias, targets, smoothing)  # type: ignore[no-untyped-call]
     return nll
 
 
-def dropout(x: Tensor, p: float) -> Tensor:
-    """`x` with elements zeroed with probability `p` and the others divided by 1 - p; any shape. See `Dropout`."""
-    dropped: Tensor = Dropout.apply(x, p)  # type: ignore[no-untyped-call]
+def dropout(x: Tensor, p: float, locked: bool = False) -> Tensor:
+    """`x` with elements zeroed with probability `p` and the others divided by 1 - p; any shape. See `Dropout`.
+
+    `locked`: what is zeroed is the same along the last dimension but one, the positions of [..., T, D].
+    """
+    dropped: Tensor = Dropout.apply(x, p, locked)  # type: ignore[no-untyped-call]
     return dropped
 
 
@@ -203,10 +209,13 @@ def drop(weights: Tensor, kept: Tensor | None, p: float) -> Tensor:
 
 
 class LinearCrossEntropy(torch.autograd.Function):
-    """Keeps one matrix of [N, V] for the gradient, and that in the type of matrix products."""
+    """Keeps one matrix of [N, V] for the gradient, and that in the type of matrix products.
+
+    Smoothing is in the gradient alone: the value needs no sum over V, and compares with that of an evaluation.
+    """
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, smoothing: float) -> Tensor:
         """As `linear_cross_entropy`."""
         dtype = product_dtype(hidden)
         hidden, weight_cast = hidden.to(dtype), weight.to(dtype)
@@ -214,8 +223,10 @@ class LinearCrossEntropy(torch.autograd.Function):
         rows = torch.arange(len(targets), device=targets.device)
         nll = -log_probs[rows, targets]
         if any(ctx.needs_input_grad):
-            d_logits = log_probs.exp_()  # of nll with regard to the logits: probabilities, less 1 at the target
-            d_logits[rows, targets] -= 1
+            d_logits = log_probs.exp_()  # with regard to the logits: probabilities, less those that are wanted
+            d_logits[rows, targets] -= 1 - smoothing
+            if smoothing:
+                d_logits -= smoothing / len(bias)
             ctx.save_for_backward(hidden, weight_cast, d_logits.to(dtype))
             ctx.dtypes = weight.dtype, bias.dtype
         return nll
@@ -230,16 +241,16 @@ class LinearCrossEntropy(torch.autograd.Function):
         d_hidden = (d_logits @ weight) * column
         # The bias is the weight of a hidden value that is always 1.
         d_both = d_logits.t() @ torch.cat([hidden * column, column], dim=1)  # [V, E + 1]
-        return d_hidden, d_both[:, :-1].to(weight_dtype), d_both[:, -1].to(bias_dtype), None
+        return d_hidden, d_both[:, :-1].to(weight_dtype), d_both[:, -1].to(bias_dtype), None, None
 
 
 class Dropout(torch.autograd.Function):
     """Dropout whose mask takes 16 random bits for an element: on CPU, torch draws a double for each."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, p: float, locked: bool) -> Tensor:
         """As `dropout`."""
-        kept, ctx.scale = keep_mask(x, p), 1 / (1 - p)
+        kept, ctx.scale = keep_mask(x[..., :1, :] if locked else x, p), 1 / (1 - p)
         ctx.save_for_backward(kept)  # as an attribute it would outlive the backward pass
         return torch.addcmul(x.new_zeros(()), x, kept, value=ctx.scale)
 
@@ -248,7 +259,7 @@ class Dropout(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """The same mask."""
         (kept,) = ctx.saved_tensors
-        return torch.addcmul(grad.new_zeros(()), grad, kept, value=ctx.scale), None
+        return torch.addcmul(grad.new_zeros(()), grad, kept, value=ctx.scale), None, None
 
 
 def keep_mask(like: Tensor, p: float) -> Tensor:

@@ -36,7 +36,7 @@ class Embedding(nn.Module):
 
     def __init__(self, config: ModelConfig, vocab_size: int) -> None:
         super().__init__()
-        self.d_model = config.d_model
+        self.d_model, self.dropout = config.d_model, config.embedding_dropout
         self.bounds = cluster_bounds(config, vocab_size) if config.div_val > 1 else [0, vocab_size]
         widths = config.embedding_dims() if config.div_val > 1 else [config.d_model]
         sizes = [stop - start for start, stop in pairwise(self.bounds)]
@@ -44,7 +44,15 @@ class Embedding(nn.Module):
         self.projections = matrices([(config.d_model, width) for width in widths] if config.div_val > 1 else [])
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Ids [B, T] to vectors [B, T, D]."""
+        """Ids [B, T] to vectors [B, T, D]; with dropout, all of an id are zero or none is."""
+        vectors = self._look_up(tokens)
+        if not (self.training and self.dropout):
+            return vectors
+        kept = fused.keep_mask(vectors.new_empty(self.bounds[-1]), self.dropout) / (1 - self.dropout)  # [V]
+        dropped: Tensor = vectors * kept[tokens][..., None]
+        return dropped
+
+    def _look_up(self, tokens: Tensor) -> Tensor:
         if not self.projections:
             whole: Tensor = F.embedding(tokens, self.tables[0]) * math.sqrt(self.d_model)
             return whole
@@ -68,6 +76,10 @@ class Embedding(nn.Module):
 class SoftmaxHead(nn.Module):
     """Full or adaptive softmax; a full one is an adaptive one with a single cluster."""
 
+    label_smoothing = 0.0
+    """In training, the share of what each softmax shall give that is spread evenly over its classes: those of the head
+    for each target, and of a tail for its own. In the gradient of `nll`, not in its value."""
+
     def __init__(self, config: ModelConfig, vocab_size: int, embedding: Embedding) -> None:
         super().__init__()
         self.d_model, self.bounds = config.d_model, cluster_bounds(config, vocab_size)
@@ -88,18 +100,19 @@ class SoftmaxHead(nn.Module):
 
     def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Negative log-likelihood in nats of each target: [N, D] and [N] to [N], in float32."""
-        first = self.bounds[1]
+        first, smoothing = self.bounds[1], self.label_smoothing if self.training else 0.0
         head_targets, members = targets, []
         for cluster, (start, stop) in enumerate(pairwise(self.bounds[1:]), 1):
             inside = (targets >= start) & (targets < stop)
             head_targets = torch.where(inside, first + cluster - 1, head_targets)
             members.append((cluster, start, inside.nonzero().squeeze(-1)))
         tables = self._tables()
-        nll: Tensor = fused.linear_cross_entropy(self._project(hidden, 0), *self._head_matrix(tables[0]), head_targets)
+        projected, of_head = self._project(hidden, 0), self._head_matrix(tables[0])
+        nll: Tensor = fused.linear_cross_entropy(projected, *of_head, head_targets, smoothing)
         for cluster, start, rows in members:
             projected = self._project(hidden[round_up_rows(rows)], cluster)
             within = fused.linear_cross_entropy(
-                projected, tables[cluster], self.biases[cluster], round_up_rows(targets[rows] - start)
+                projected, tables[cluster], self.biases[cluster], round_up_rows(targets[rows] - start), smoothing
             )
             nll = nll.index_add(0, rows, within[: len(rows)])
         return nll

@@ -1,163 +1,78 @@
-"""A black-box search as a baseline: Optuna proposes strings, knowing only what the ones before were worth.
+"""A black-box search as a baseline: Optuna proposes strings, knowing only what the ones before were worth."""
 
-Many workers, on many machines, may share a study; its storage is all they have in common. Four things follow.
-A worker asks for a trial and then counts the ones before it: only the first N may go on, so that all workers together
-make N. It announces its network and then waits for earlier trials of the same one, as in Lamport's bakery (1974), so
-that each network is evaluated once and no two wait for each other. And it shows that it lives, by a beat that others
-watch with their own clocks: a trial whose beat stands still is given up, and its place is free again. What such a
-trial was evaluating, the next trial evaluates (`proposals.py`).
-"""
-
-import itertools
-import json
-import threading
-import time
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import optuna
-from optuna.exceptions import OptunaError, UpdateFinishedTrialError
-from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
-from sqlalchemy.exc import SQLAlchemyError
 
 from parnas.architecture import Architecture
-from parnas.errors import ParnasError
-from parnas.nas.proposals import INTERRUPTED, NETWORK, SOURCE, TRIES, Proposals, Sampler, failures
-from parnas.nas.storage import answered, open_storage
+from parnas.nas.proposals import NETWORK, SOURCE, Sampler
+from parnas.nas.storage import answered
 from parnas.nas.trials import Finding, Task, name_network
-from parnas.training.reporter import Loop, Reporter
-from parnas.training.stopping import Stopped
-
-FINISHED, RUNNING = (TrialState.COMPLETE, TrialState.PRUNED), (TrialState.RUNNING,)
-REUSED, RETRIED, BEAT, TERMS = "reused_from", "retries", "beat", "terms"  # names of attributes
-POLL_SECONDS, BEAT_SECONDS, STALE_SECONDS = 0.5, 20.0, 120.0
+from parnas.nas.workers import REUSED, Outcome, Proposal, open_shared, work
+from parnas.training.reporter import Reporter
 
 
-class Outcome(NamedTuple):
-    """How a trial ends: with two values, or in a state; and what people are told."""
+@dataclass(frozen=True)
+class Networks:
+    """Trials that evaluate a string: its perplexity, and the cost of its blocks."""
 
-    values: list[float] | None = None
-    state: TrialState | None = None
-    note: str = ""
+    task: Task
+    command: str = "blackbox"
+    key: str = NETWORK
+    objectives: int = 2
+    pruner: None = None
+    first: None = None
 
+    @property
+    def source(self) -> str:
+        """As the task."""
+        return self.task.source
 
-GIVEN_BACK = Outcome(state=TrialState.FAIL)
+    @property
+    def terms(self) -> Mapping[str, Any]:
+        """As the task."""
+        return self.task.terms
+
+    @property
+    def seed(self) -> int:
+        """As configured."""
+        return self.task.config.runtime.seed
+
+    def propose(self, trial: Trial) -> Proposal:
+        """A layer for each block; identity alone is no language model: counted, and never evaluated."""
+        network = name_network(self.layers(trial))
+        return Proposal(network, None if network else "identity alone")
+
+    def layers(self, trial: Trial) -> list[str]:
+        """The layers that are drawn for a trial, the same ones whenever it is asked."""
+        return [trial.suggest_categorical(f"block {n}", each) for n, each in enumerate(self.task.candidates, 1)]
+
+    def evaluate(self, trial: Trial, name: str, lost: FrozenTrial | None) -> Outcome:  # noqa: ARG002
+        """Perplexity and cost."""
+        layers = self.layers(trial)
+        values = [self.task.perplexity(trial.number, Architecture(layers)), self.task.costs.cost(layers)]
+        return Outcome(values, note=self.describe(name, values))
+
+    def describe(self, name: str, values: Sequence[float]) -> str:
+        """The network, its perplexity, and its cost as a share of the interleaved network's."""
+        return f"{name}  ppl {values[0]:.2f}  cost {values[1] / self.task.costs.interleaved:.2f}"
 
 
 def blackbox(study: optuna.Study, task: Task, trials: int, reporter: Reporter) -> None:
-    """Go on with a study until all its workers together have finished `trials` trials; a complete one is left as is.
+    """Go on with a study until all its workers together have finished `trials` trials; see `workers.py`."""
+    work(study, Networks(task), trials, reporter)
 
-    Raises `ParnasError` where the storage does not answer any more.
+
+def open_study(storage: str, name: str, sampler: Sampler, task: Task) -> optuna.Study:
+    """Open or begin a study that minimises perplexity and cost.
+
+    Raises `ParnasError` where the storage cannot be opened, or the study was begun on other terms.
     """
-    watch = Watch()
-    reporter.start(Loop("blackbox", len(finished(study)), trials, "trials"))
-    before = ""
-    try:
-        while (now := answered(partial(go_on, study, task, trials, watch, reporter), reporter.note)) != "complete":
-            if now == "waited" != before:
-                reporter.note("other workers have the last trials; waiting for them")
-            before = now
-        reporter.advance(trials)
-    finally:
-        reporter.stop()
-
-
-def go_on(
-    study: optuna.Study, task: Task, trials: int, watch: "Watch", reporter: Reporter
-) -> Literal["ran", "waited", "complete"]:
-    """Run a trial, or wait where other workers have the last places."""
-    if (done := len(study.get_trials(deepcopy=False, states=FINISHED))) >= trials:
-        return "complete"
-    reporter.advance(done)
-    watch.give_up_stale(study)
-    if len(study.get_trials(deepcopy=False, states=FINISHED + RUNNING)) >= trials:
-        time.sleep(POLL_SECONDS)  # one of the last places may yet be given up
-        return "waited"
-    run_trial(study, study.ask(), task, trials, watch, reporter)
-    return "ran"
-
-
-def run_trial(study: optuna.Study, trial: Trial, task: Task, trials: int, watch: "Watch", reporter: Reporter) -> None:
-    """Find a trial's values and write them down; whatever happens, the trial is not left as running."""
-    try:
-        with beating(study, trial, watch):
-            outcome = evaluate(study, trial, task, trials, watch, reporter)
-        tell = partial(study.tell, trial, outcome.values, outcome.state, skip_if_finished=True)
-        lost = answered(tell, reporter.note).state == TrialState.FAIL and outcome is not GIVEN_BACK
-    except UpdateFinishedTrialError:
-        lost = True
-    except BaseException as error:
-        with suppress(OptunaError, SQLAlchemyError):
-            if isinstance(error, KeyboardInterrupt | Stopped):
-                trial.set_user_attr(INTERRUPTED, True)
-            study.tell(trial, state=TrialState.FAIL, skip_if_finished=True)
-        raise
-    if lost:
-        reporter.note(f"trial {trial.number} had been given up by another worker, which heard no beat of it")
-    elif outcome.note:
-        reporter.note(f"trial {trial.number}: {outcome.note}")
-
-
-def evaluate(study: optuna.Study, trial: Trial, task: Task, trials: int, watch: "Watch", reporter: Reporter) -> Outcome:
-    """Evaluate one string, take over the values of its network, or leave the place to earlier trials."""
-    before = study.get_trials(deepcopy=False, states=FINISHED + RUNNING)
-    if sum(other.number < trial.number for other in before) >= trials:
-        return GIVEN_BACK
-    layers = [trial.suggest_categorical(f"block {n}", each) for n, each in enumerate(task.candidates, 1)]
-    assert isinstance(study.sampler, Proposals)
-    network, lost = name_network(layers), study.sampler.lost
-    if lost is not None:
-        trial.set_user_attr(RETRIED, lost.number)
-    trial.set_user_attr(NETWORK, network)
-    if not network:  # identity alone is no language model: counted, never evaluated, and not proposed gladly
-        return Outcome(state=TrialState.PRUNED, note="identity alone, passed over")
-    equal = find_equal(study, trial.number, network, watch, wait=lost is None)
-    if equal is not None and lost is not None:
-        return GIVEN_BACK  # another worker was faster to try it again
-    if equal is not None:
-        trial.set_user_attr(REUSED, equal.number)
-        return Outcome(list(equal.values), note=describe(network, equal.values, task, f", known from {equal.number}"))
-    if failures(study.get_trials(deepcopy=False))[network] >= TRIES:
-        return Outcome(state=TrialState.PRUNED, note=f"{network}, passed over: {TRIES} workers ended with it")
-    trial.set_user_attr(SOURCE, task.source)
-    if lost is not None:
-        reporter.note(f"trial {trial.number}: {network} again, which trial {lost.number} did not finish")
-    values = [task.perplexity(trial.number, Architecture(layers)), task.costs.cost(layers)]
-    return Outcome(values, note=describe(network, values, task))
-
-
-def describe(network: str, values: list[float], task: Task, known: str = "") -> str:
-    """What people are told of a network."""
-    return f"{network}  ppl {values[0]:.2f}  cost {values[1] / task.costs.interleaved:.2f}{known}"
-
-
-def find_equal(study: optuna.Study, number: int, network: str, watch: "Watch", wait: bool = True) -> FrozenTrial | None:
-    """The trial that evaluated the same network; waits for earlier ones that do so now, or have not said which.
-
-    Without `wait` also an earlier trial that evaluates the same network now.
-    """
-    while True:
-        others = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.RUNNING))
-        alike = [other for other in others if other.user_attrs.get(NETWORK, network) == network]
-        for other in alike:
-            if other.state == TrialState.COMPLETE and REUSED not in other.user_attrs:
-                return other
-        earlier = [other for other in alike if other.number < number]
-        if not earlier:
-            return None
-        if not wait and NETWORK in earlier[0].user_attrs:
-            return earlier[0]
-        watch.give_up_stale(study)
-        time.sleep(POLL_SECONDS)
-
-
-def finished(study: optuna.Study) -> list[FrozenTrial]:
-    """The trials that count."""
-    return answered(partial(study.get_trials, deepcopy=False, states=FINISHED))
+    return open_shared(storage, name, sampler, Networks(task))
 
 
 def findings(study: optuna.Study) -> list[Finding]:
@@ -167,96 +82,3 @@ def findings(study: optuna.Study) -> list[Finding]:
         for trial in answered(partial(study.get_trials, deepcopy=False, states=(TrialState.COMPLETE,)))
         if REUSED not in trial.user_attrs
     ]
-
-
-# Signs of life.
-
-
-@contextmanager
-def beating(study: optuna.Study, trial: Trial, watch: "Watch") -> Iterator[None]:
-    """Count up an attribute of the trial as long as the body runs, and look for other trials that no longer do."""
-    stop = threading.Event()
-
-    def beat() -> None:
-        for number in itertools.count(1):
-            if stop.wait(BEAT_SECONDS):
-                return
-            with suppress(Exception):  # the next beat may come through; the body finds out by itself
-                trial.set_user_attr(BEAT, number)
-                watch.give_up_stale(study)
-
-    thread = threading.Thread(target=beat, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-
-
-class Watch:
-    """Gives up running trials whose beat has stood still for so long by this clock that its worker must be dead.
-
-    What it saw before it could not look for a while counts for nothing: this worker was suspended then, or the storage
-    was away, and others may have had no chance to beat.
-    """
-
-    def __init__(self) -> None:
-        self.seen: dict[int, tuple[int, float]] = {}  # by trial: its beat, and when that was first seen
-        self.looked = time.monotonic()
-
-    def give_up_stale(self, study: optuna.Study) -> None:
-        """Mark such trials as failed; another worker may do the same at once."""
-        running = study.get_trials(deepcopy=False, states=RUNNING)
-        now = time.monotonic()
-        if now - self.looked > STALE_SECONDS / 2:
-            self.seen.clear()
-        self.looked = now
-        for trial in running:
-            beat = trial.user_attrs.get(BEAT, 0)
-            before, since = self.seen.setdefault(trial.number, (beat, now))
-            if beat != before:
-                self.seen[trial.number] = beat, now
-            elif now - since > STALE_SECONDS:
-                with suppress(UpdateFinishedTrialError):
-                    study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
-
-
-# The study.
-
-
-def open_study(storage: str, name: str, sampler: Sampler, task: Task) -> optuna.Study:
-    """Open or begin a study that minimises perplexity and cost.
-
-    Raises `ParnasError` where the storage cannot be opened, or the study was begun on other terms.
-    """
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
-    proposals = Proposals(sampler, task.config.runtime.seed)
-    return answered(partial(load_or_begin, open_storage(storage), name, proposals, task))
-
-
-def load_or_begin(storage: BaseStorage, name: str, proposals: Proposals, task: Task) -> optuna.Study:
-    """The study of that name in a storage."""
-    study = optuna.create_study(
-        storage=storage, study_name=name, sampler=proposals, directions=["minimize", "minimize"], load_if_exists=True
-    )
-    terms = json.loads(json.dumps(task.terms))
-    trials = study.get_trials(deepcopy=False)  # read before the terms, which another worker writes before its first
-    if TERMS not in study.user_attrs:
-        if trials or len(study.directions) != 2:
-            raise ParnasError(f"The study {name} was not begun by parnas blackbox; choose another --study.")
-        study.set_user_attr(TERMS, terms)
-    refuse_other_terms(study.user_attrs[TERMS], terms, name)
-    return study
-
-
-def refuse_other_terms(before: dict[str, Any], now: dict[str, Any], name: str) -> None:
-    """Raise where values of a study's trials would not compare with new ones."""
-    keys = list(dict.fromkeys([*before, *now]))
-    changed = [key for key in keys if before.get(key) != now.get(key)]
-    if changed:
-        lines = [f"  - {key}: {before.get(key)} before, {now.get(key)} now" for key in changed]
-        if changed == ["costs"] and now.get("metric") == "latency":
-            lines.append("Latencies are each machine's own: give all workers one search.cost.table, or other costs.")
-        raise ParnasError(f"The study {name} was begun on other terms; choose another --study:\n" + "\n".join(lines))

@@ -85,6 +85,7 @@ class Derivation:
     costs: Costs | None
     target: float | None  # share of the interleaved network's cost
     demands: Demands
+    finalists: tuple[str, ...] = ()  # the strings, this one first, among which short trainings chose
 
     def to_dict(self, run: Run) -> dict[str, Any]:
         """The content of `arch.yaml`."""
@@ -107,7 +108,7 @@ class Derivation:
                 for each in self.ranking
             ],
             "warnings": list(self.warnings),
-        }
+        } | ({"finalists": list(self.finalists)} if self.finalists else {})
 
     def describe_cost(self) -> dict[str, Any] | None:
         """The predicted cost of the blocks; none where nothing was asked of it."""

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from parnas.architecture import Architecture
 from parnas.config import Config
-from parnas.data.batching import Batch, TrainingBatches, split_share
+from parnas.data.batching import Batch, Order, TrainingBatches, split_share
 from parnas.data.streams import Tokens
 from parnas.errors import ParnasError
 from parnas.model.estimators import ESTIMATORS, Gates, LooseGates, drop_candidates
@@ -26,7 +26,7 @@ from parnas.nas.monitor import Monitor, describe_collapse, entropies
 from parnas.nas.temperature import temperature
 from parnas.run import PI, Run
 from parnas.training.checkpoint import Snapshot, save_checkpoint
-from parnas.training.optimizers import gradient_norm
+from parnas.training.optimizers import gradient_norm, refuse_misshapen
 from parnas.training.passes import join_parts
 from parnas.training.perplexity import TotalLoss
 from parnas.training.phases import open_session, run_training
@@ -166,7 +166,9 @@ class SearchTrainer(Trainer):
             self.ranks.average([loose.leaf.grad])
             return (loose.drawn * loose.leaf.grad).sum()
 
+        self.supernet.train(not self.estimator.forward_only)
         lesson = self.estimator.lesson(self.supernet.alpha(), self.tau(), loss_of, self.noise)
+        self.supernet.train()
         self.alpha_memory = memory[-1]
         gradients = torch.autograd.grad(lesson, self.architecture_parameters, allow_unused=True)
         for parameter, gradient in zip(self.architecture_parameters, gradients, strict=True):
@@ -261,6 +263,11 @@ class SearchTrainer(Trainer):
             "found": None if self.found is None else str(self.found),
         }
 
+    def refuse_unfit_state(self) -> None:
+        """Looks at alpha's optimizer too."""
+        super().refuse_unfit_state()
+        refuse_misshapen(self.alpha_optimizer)
+
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take up the state of a checkpoint."""
         super().restore(state)
@@ -283,7 +290,8 @@ def search(config: Config, folder: Path, reporter: Reporter, resume: bool = Fals
         config, data, streams, ranks = session.config, session.config.data, session.streams, session.device.ranks
         model = SuperNet(config.model, config.search.space, config.search.blocks, streams.tokenizer.vocab_size)
         for_weights, for_alpha = split_share(streams.tokens("train"), config.search.alpha_share)
-        batches = TrainingBatches(for_weights, data.batch_size, data.tgt_len, ranks.share(data.batch_size))
+        rows, order = ranks.share(data.batch_size), Order.of(config)
+        batches = TrainingBatches(for_weights, data.batch_size, data.tgt_len, rows, order)
         alpha_batches = make_alpha_batches(config, for_alpha, ranks) if len(for_alpha) else None
         costs = settle_costs(session) if config.search.cost.target is not None else None
         trainer = SearchTrainer(session, model, batches, alpha_batches, costs)
@@ -315,4 +323,4 @@ def make_alpha_batches(config: Config, tokens: Tokens, ranks: Ranks = ALONE) -> 
     """Batches of the text that alpha has for itself."""
     rows = alpha_rows(config)
     own = ranks.share(rows, f"data.batch_size with estimator {config.search.estimator}")
-    return TrainingBatches(tokens, rows, config.data.tgt_len, own)
+    return TrainingBatches(tokens, rows, config.data.tgt_len, own, Order.of(config))

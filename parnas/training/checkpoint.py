@@ -226,14 +226,6 @@ def restoring(path: Path) -> Iterator[None]:
         ) from error
 
 
-def refuse_misshapen(optimizer: torch.optim.Optimizer) -> None:
-    """Raise `ValueError` where an optimizer's state has not the shape of what it is about, which no kernel checks."""
-    for parameter, state in optimizer.state.items():
-        for name in ("exp_avg", "exp_avg_sq", "step"):
-            if state[name].shape != (() if name == "step" else parameter.shape):
-                raise ValueError(f"the optimizer's {name} has not the shape of its parameter")
-
-
 def copied(tree: Any) -> Any:
     """Nested dictionaries, lists and tuples with copies of their tensors on the CPU."""
     if isinstance(tree, Tensor):

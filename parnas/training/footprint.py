@@ -2,10 +2,10 @@
 
 `Ledger` adds up the storages that are alive, from each operation to the next. The step is the one of `Trainer`, forward
 with full memory, loss and backward, under torch's FakeTensorMode, which keeps shapes, types, autocast and what autograd
-saves, and computes nothing. What is left out: the workspace inside kernels, the rounding and fragmentation of the
-allocator, what the driver and the processes of a GPU take for themselves (about half a GB), and validation, which needs
-less than training. `tests/test_plan.py` compares the count with steps on real tensors, `benchmarks/plan.py` with what
-the system says that processes took.
+saves, and computes nothing. What is left out: the workspace inside kernels, what Muon copies for its step, the rounding
+and fragmentation of the allocator, what the driver and the processes of a GPU take for themselves (about half a GB),
+and validation, which needs less than training. `tests/test_plan.py` compares the count with steps on real tensors,
+`benchmarks/plan.py` with what the system says that processes took.
 """
 
 import math
@@ -34,6 +34,7 @@ from parnas.model.memory import Memory, join_rows
 from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import TransformerXL
 from parnas.sections import ModelConfig, SearchConfig
+from parnas.training.optimizers import suits_muon
 from parnas.training.passes import take_rows
 
 MIXED = ("soft", "straight_through")  # estimators that run all candidates
@@ -49,6 +50,7 @@ class Footprint:
     softmax: int  # the part of them that the softmax and the loss keep
     gradients: int
     peak: int  # most at once besides parameters and memory: activations, gradients and what comes and goes
+    moments: int = 0  # of the optimizer, where the step has one
 
 
 class Ledger(TorchDispatchMode):
@@ -188,7 +190,17 @@ def count_step(
     """Footprint of a step of a network that was made without data."""
     network.train().checkpoint_activations = config.runtime.checkpoint_activations
     tails, parts = network.head.cluster_shares(counts), math.gcd(config.train.accumulate, rows)
-    return Step(network, rows, config.data.tgt_len, precision, gates, tails, parts).count()
+    found = Step(network, rows, config.data.tgt_len, precision, gates, tails, parts).count()
+    return replace(found, moments=moment_bytes(network, config.train.optimizer))
+
+
+def moment_bytes(network: TransformerXL, optimizer: str) -> int:
+    """Bytes of the optimizers' state: two moments of each weight by AdamW, one by Muon."""
+    one = set()
+    if optimizer == "muon":
+        one = {name for name, weight in network.named_parameters() if suits_muon(name, weight)}
+        one -= network.compression_names()
+    return sum(weight.nbytes * (1 if name in one else 2) for name, weight in network.named_parameters())
 
 
 def count_retraining(

@@ -1,15 +1,17 @@
 """The one perplexity: every token scored once, without noise; sums first, one division at the end."""
 
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from parnas.data.batching import evaluation_batches
+from parnas.data.batching import EvaluationBatch, evaluation_batches
 from parnas.data.streams import SplitCounts
+from parnas.model.memory import Memory
 from parnas.model.transformer_xl import TransformerXL
 from parnas.sections import Reach
 from parnas.training.device import Device
@@ -73,7 +75,6 @@ def measure_loss(
     return TotalLoss.of(score_tokens(model, tokens, first, device, batch_size=batch_size, tgt_len=tgt_len, reach=reach))
 
 
-@torch.no_grad()
 def score_tokens(
     model: TransformerXL,
     tokens: np.ndarray,
@@ -87,30 +88,57 @@ def score_tokens(
     """Negative log-likelihood of each token in nats, [N] in float32, on the device.
 
     Rows are read side by side for speed; each later row first reads as much as its memory can reach back, unscored,
-    so that the result does not depend on `batch_size` beyond rounding. Of several processes that train together, each
-    reads some of the rows, and all get the result. Stochastic blocks weigh by pi.
+    so that the result does not depend on `batch_size` beyond rounding. Stochastic blocks weigh by pi.
+    """
+    memory: Memory | None = None
+
+    def read(inputs: Tensor, targets: Tensor) -> Tensor:
+        nonlocal memory
+        nll, memory = model.nll(inputs, targets, memory, reach=reach, inference=True)
+        return nll
+
+    burn_in = model.burn_in(tgt_len, reach)
+    batches = evaluation_batches(tokens, first, batch_size, tgt_len, burn_in, model.alignment())
+    return score_batches(model, read, batches, len(tokens), device)
+
+
+Read: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""From inputs and targets [B, T], those of the next batch of an evaluation, to losses [B, T] or several [S, B, T]."""
+
+
+@torch.no_grad()
+def score_batches(
+    model: TransformerXL, read: Read, batches: Iterable[EvaluationBatch], count: int, device: Device
+) -> Tensor:
+    """What `read` gives for each of `count` tokens, [N] or [S, N] in float32, every token scored exactly once.
+
+    Everything is read without dropout and, unless `read` says otherwise, without gradients. Of several processes that
+    train together, each reads some of the rows, and all get the result.
     """
     was_training = model.training
     model.eval()
-    burn_in, alignment = model.burn_in(tgt_len, reach), model.alignment()
-    memory, ranks = None, device.ranks
+    ranks = device.ranks
     scored = torch.zeros((), dtype=torch.long, device=device.device)
-    nats = torch.zeros(len(tokens) + 1, device=device.device)  # one more place, for what is not scored
-    for batch in evaluation_batches(tokens, first, batch_size, tgt_len, burn_in, alignment):
-        places = np.where(batch.scored, batch.places, len(tokens))
-        own = [part[ranks.rank :: ranks.count] for part in (*batch[:2], places, batch.scored)]
-        if not len(own[0]):
-            break
-        inputs, targets, to = (torch.from_numpy(part).to(device.device) for part in own[:3])
-        with device.autocast():
-            nll, memory = model.nll(inputs, targets, memory, reach=reach, inference=True)
-        nats[to] = nll.float()
-        scored += int(own[3].sum())
-    model.train(was_training)
+    nats = torch.zeros(count + 1, device=device.device)  # one more place, for what is not scored
+    try:
+        for batch in batches:
+            places = np.where(batch.scored, batch.places, count)
+            own = [part[ranks.rank :: ranks.count] for part in (*batch[:2], places, batch.scored)]
+            if not len(own[0]):
+                break
+            inputs, targets, to = (torch.from_numpy(part).to(device.device) for part in own[:3])
+            with device.autocast():
+                losses = read(inputs, targets)
+            if losses.shape[:-2] != nats.shape[:-1]:  # the first of several
+                nats = nats.new_zeros(*losses.shape[:-2], count + 1)
+            nats[..., to] = losses.float()
+            scored += int(own[3].sum())
+    finally:
+        model.train(was_training)
     ranks.add([nats])
     ranks.add([scored])
-    assert int(scored) == len(tokens), "every token is scored exactly once"
-    return nats[:-1]
+    assert int(scored) == count, "every token is scored exactly once"
+    return nats[..., :-1]
 
 
 def exp_or_infinity(value: float) -> float:

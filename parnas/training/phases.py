@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from parnas.architecture import IDENTITY, Architecture
-from parnas.config import Config, dump_config
+from parnas.config import Config, dump_config, walk_fields
 from parnas.data.cache import Note
 from parnas.data.corpora import NAMES, expand_user
 from parnas.data.streams import StreamHeader, TokenStreams, prepare
@@ -21,7 +21,7 @@ from parnas.files import folder_in_one_piece, write_json, write_text
 from parnas.model.cutoffs import optimal_cutoffs
 from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import TransformerXL
-from parnas.run import STREAMS, Kind, Run
+from parnas.run import OF_THE_OTHER_PHASE, STREAMS, Kind, Run
 from parnas.sections import AUTO_CLUSTERS, EvaluationConfig
 from parnas.training.checkpoint import (
     best_checkpoint,
@@ -40,7 +40,7 @@ from parnas.training.trainer import Session, Trainer
 MAY_CHANGE = {
     *("train.steps", "train.log_every", "train.eval_every", "train.save_every", "train.skip_bad_steps"),
     *("train.accumulate", "runtime.checkpoint_activations"),
-    *(f"evaluation.{name}" for name in EvaluationConfig.model_fields),
+    *(key for key, _ in walk_fields(EvaluationConfig, "evaluation.")),
 }
 """Settings with which a run may be gone on with, whatever they were when it was begun. `train.steps` may grow, which
 changes the learning rates of the steps that are left."""
@@ -186,7 +186,8 @@ def take_up(trainer: Trainer) -> None:
 def refuse_changes(run: Run, config: Config, allowed: Collection[str] = ()) -> None:
     """Raise where a run was begun with another configuration, but for the `allowed` keys."""
     if changed := [f"  - {line}" for line in changed_settings(run.config(), config, allowed)]:
-        raise ParnasError(f"{run.folder} was begun with another configuration:\n" + "\n".join(changed))
+        told = "\n".join([f"{run.folder} was begun with another configuration:", *changed])
+        raise ParnasError(f"{told}\nGive these as before, or choose another --run.")
 
 
 def changed_settings(before: Config, now: Config, but: Collection[str] = ()) -> list[str]:
@@ -201,6 +202,16 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in tree.items():
         flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
     return flat
+
+
+def refuse_other_results(run: Run, config: Config) -> None:
+    """Raise where a finished run was made with another configuration, but for what its phase does not read."""
+    config = resolve_corpus(config)  # as what the run keeps was resolved when it was begun
+    if config.model.cutoffs == "auto":
+        config = resolve_cutoffs(config, prepare(config.data))
+    unread = OF_THE_OTHER_PHASE[run.kind()]
+    keys = flatten(config.model_dump())
+    refuse_changes(run, config, [key for key in keys if any(f"{key}.".startswith(f"{of}.") for of in unread)])
 
 
 def refuse_other_text(now: StreamHeader, then: StreamHeader, run: str) -> None:

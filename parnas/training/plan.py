@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, cast
 
 from parnas.architecture import IDENTITY, Architecture
 from parnas.config import Config
+from parnas.data.batching import mean_len
 from parnas.data.cache import Note, silent
 from parnas.data.foreseen import foresee, zipf
 from parnas.data.streams import StreamHeader
@@ -134,7 +135,7 @@ def plan_phase(config: Config, phase: Kind, counts: Sequence[int], machine: Mach
     footprint = count(config, phase, counts, rows)
     held = memory_of(footprint, machine.gpus)
     steps = config.search.steps if phase == "search" else config.train.steps
-    segment = config.data.batch_size * config.data.tgt_len
+    segment = round(config.data.batch_size * mean_len(config.data))
     flops = flops_of(config, phase, counts)
     fits = None if machine.memory_gb is None else needed(held) <= machine.memory_gb * GB
     found = PhasePlan(
@@ -174,7 +175,7 @@ def throughput(tokens_per_s: float, gpus: int, segment: int, gradient_bytes: int
 
 def memory_of(footprint: Footprint, gpus: int) -> dict[str, int]:
     """Bytes on one GPU when most are held at once, by what they are for; all parameters are float32."""
-    held = {"parameters": footprint.parameters, "moments of Adam": 2 * footprint.parameters}
+    held = {"parameters": footprint.parameters, "moments of the optimizer": footprint.moments}
     if gpus > 1:
         held["buckets for averaging"] = footprint.parameters
     return held | {"memory of segments": footprint.memory, "a step at its peak": footprint.peak}

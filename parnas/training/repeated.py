@@ -8,7 +8,7 @@ from parnas.config import Config, dump_config
 from parnas.errors import Diverged, ParnasError
 from parnas.files import write_text
 from parnas.run import Run
-from parnas.training.phases import refuse_changes
+from parnas.training.phases import refuse_changes, refuse_other_results
 from parnas.training.reporter import Reporter
 
 Train = Callable[[Config, Path, Reporter, bool], Run]
@@ -18,19 +18,27 @@ Train = Callable[[Config, Path, Reporter, bool], Run]
 def settle_folder(folder: Path, config: Config) -> None:
     """Keep the configuration that the trainings in `folder` have in common; raises for another, or for other files."""
     base = Run(folder)
-    if (folder / "config.yaml").is_file():
-        refuse_changes(base, config)
-        return
-    base.refuse_used()
-    folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / "config.yaml", dump_config(config))
+    path = folder / "config.yaml"
+    if not path.is_file():
+        try:
+            base.refuse_used()
+        except ParnasError:
+            if not path.is_file():  # else another worker has begun here in the meantime
+                raise
+        else:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_text(path, dump_config(config))
+    refuse_changes(base, config)
 
 
 def train_once(train: Train, config: Config, folder: Path, reporter: Reporter) -> Run:
-    """A training that is kept where it is finished, else gone on with or begun; raises for another configuration."""
+    """A training that is kept where it is finished, else gone on with or begun.
+
+    Raises for another configuration; where it is finished, only for what that training reads.
+    """
     run = Run(folder)
     if run.finished():
-        refuse_changes(run, config)
+        refuse_other_results(run, config)
         reporter.note(f"{folder} is finished and kept")
         return run
     return train(config, folder, reporter, False)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from parnas.config import Config
-from parnas.data.batching import TrainingBatches
+from parnas.data.batching import Order, TrainingBatches
 from parnas.model.transformer_xl import TransformerXL
 from parnas.run import Run
 from parnas.training.phases import open_session, run_architecture, run_training
@@ -21,6 +21,7 @@ def retrain(config: Config, folder: Path, reporter: Reporter, resume: bool = Fal
         config, data = session.config, session.config.data
         model = TransformerXL.build(config.model, architecture, session.streams.tokenizer.vocab_size)
         rows = session.device.ranks.share(data.batch_size)
-        batches = TrainingBatches(session.streams.tokens("train"), data.batch_size, data.tgt_len, rows)
+        tokens, order = session.streams.tokens("train"), Order.of(config)
+        batches = TrainingBatches(tokens, data.batch_size, data.tgt_len, rows, order)
         plan = Plan(config.train.steps, config.train.lr, config.train.warmup_steps)
         return run_training(Trainer(session, model, batches, plan), lambda: architecture)

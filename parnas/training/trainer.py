@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from parnas.config import Config
-from parnas.data.batching import Batch, TrainingBatches
+from parnas.data.batching import Batch, TrainingBatches, mean_len
 from parnas.data.streams import TokenStreams
 from parnas.errors import Diverged, ParnasError
 from parnas.model.estimators import Gates
@@ -27,14 +27,13 @@ from parnas.training.checkpoint import (
     load_state,
     load_weights,
     newest_checkpoint,
-    refuse_misshapen,
     restoring,
     step_of,
     verify_checkpoint,
 )
 from parnas.training.device import Device
 from parnas.training.diagnosis import describe_kept, explained, first_wrong, place_of_gradient, place_of_loss
-from parnas.training.optimizers import gradient_norm, make_adamw, step_clipped
+from parnas.training.optimizers import Muon, gradient_norm, make_adamw, refuse_misshapen, step_clipped, suits_muon
 from parnas.training.passes import Passes, join_parts
 from parnas.training.perplexity import TotalLoss, measure_loss
 from parnas.training.randomness import random_states, restore_random_states
@@ -73,6 +72,7 @@ class Trainer:
         config = session.config
         self.model = model.to(session.device.device)
         self.model.checkpoint_activations = config.runtime.checkpoint_activations
+        self.model.head.label_smoothing = config.train.label_smoothing
         if config.runtime.compile:
             self.model.compile()
         self.passes = Passes(self.model, self.weights().values(), session.device, config.train.accumulate)
@@ -83,11 +83,19 @@ class Trainer:
         compressing, decay = model.compression_names(), config.train.weight_decay
         weights = {name: weight for name, weight in self.weights().items() if name not in compressing}
         self.parameters = list(weights.values())
-        self.optimizer = make_adamw(weights, plan.lr, decay)
         # By itself, since clipping both together would let the size of an auxiliary loss reach the other weights.
         compression = {name: weight for name, weight in self.weights().items() if name in compressing}
         self.compression_parameters = list(compression.values())
-        self.compression_optimizer = make_adamw(compression, plan.lr, decay) if compression else None
+        matrices = {name: weight for name, weight in weights.items() if suits_muon(name, weight)}
+        if config.train.optimizer == "adamw":
+            matrices = {}
+        others = {name: weight for name, weight in weights.items() if name not in matrices}
+        self.optimizers: dict[str, torch.optim.Optimizer] = {"optimizer": make_adamw(others, plan.lr, decay)}
+        if matrices:
+            dtype = torch.bfloat16 if session.device.precision == "bf16" else torch.float32
+            self.optimizers["muon"] = Muon(matrices.values(), plan.lr, decay, dtype)
+        if compression:
+            self.optimizers["compression_optimizer"] = make_adamw(compression, plan.lr, decay)
         self.step = 0
         self.memory: Memory | None = None
         self.seconds = 0.0
@@ -131,8 +139,7 @@ class Trainer:
         return {
             "step": self.step,  # with which the position in the text is given, see `TrainingBatches.batch`
             "seconds": self.seconds,
-            "optimizer": self.optimizer.state_dict(),
-            "compression_optimizer": self.compression_optimizer and self.compression_optimizer.state_dict(),
+            **{name: optimizer.state_dict() for name, optimizer in self.optimizers.items()},
             "memory": map_memory(self.ranks.gather, self.memory),  # of all rows, in the first process
             "recent": self.recent,
             "skipped": self.skipped,
@@ -146,9 +153,8 @@ class Trainer:
         self.step, self.seconds, self.skipped = state["step"], state["seconds"], state["skipped"]
         self.best = state["best"] and Best(*state["best"])
         self.recent = [(loss.to(device), norm.to(device)) for loss, norm in state["recent"]]
-        self.optimizer.load_state_dict(state["optimizer"])
-        if self.compression_optimizer is not None:
-            self.compression_optimizer.load_state_dict(state["compression_optimizer"])
+        for name, optimizer in self.optimizers.items():
+            optimizer.load_state_dict(state[name])
         self.memory = self.own_rows(state["memory"], self.session.config.data.batch_size)
         restore_random_states(state["rng"], self.session.device, self.session.config.runtime.seed + self.step)
 
@@ -161,9 +167,8 @@ class Trainer:
             raise ValueError("its losses are no single numbers")
         if self.memory is not None and len(self.memory) != len(self.model.blocks):
             raise ValueError(f"its memory is of {len(self.memory)} blocks")
-        for optimizer in vars(self).values():
-            if isinstance(optimizer, torch.optim.Optimizer):
-                refuse_misshapen(optimizer)
+        for optimizer in self.optimizers.values():
+            refuse_misshapen(optimizer)
 
     def log(self, record: dict[str, Any]) -> None:
         """Write and show the metrics of the last steps."""
@@ -260,14 +265,15 @@ class Trainer:
         """Clip the gradients and take a step; or skip it, where they are not finite and the configuration allows."""
         clip, norm = self.session.config.train.clip, gradient_norm(self.parameters).detach()
         norms = [norm]
-        if self.compression_optimizer is not None:
+        if self.compression_parameters:
             norms.append(gradient_norm(self.compression_parameters).detach())
         if self.looks and not all(math.isfinite(each.item()) for each in norms):
             self.skip_step("loss" if self.ranks.any(not bool(loss.isfinite())) else "gradient")
             return False
-        step_clipped(self.optimizer, norm, clip, guarded=not self.looks)
-        if self.compression_optimizer is not None:
-            step_clipped(self.compression_optimizer, norms[1], clip, guarded=not self.looks)
+        for name, optimizer in self.optimizers.items():
+            own = norms[1] if name == "compression_optimizer" else norm
+            step_clipped(optimizer, own, clip, guarded=not self.looks)
+        if self.compression_parameters:
             norm = norm + 0 * norms[1]  # not finite where either is not
         self.recent.append((loss, norm))
         return True
@@ -293,8 +299,8 @@ class Trainer:
 
     def _apply_settings(self) -> dict[str, float]:
         settings = self.settings()
-        for optimizer in (self.optimizer, self.compression_optimizer):
-            for group in [] if optimizer is None else optimizer.param_groups:
+        for optimizer in self.optimizers.values():
+            for group in optimizer.param_groups:
                 group["lr"] = settings["lr"]
         return settings
 
@@ -308,7 +314,7 @@ class Trainer:
         self.ranks.average([] if self.compression_loss is None else [self.compression_loss])
         now, data, recent = time.perf_counter(), self.session.config.data, self.recent
         steps, seconds = self.step - self.logged_step, now - self.logged_at
-        rate = steps * data.batch_size * data.tgt_len / seconds
+        rate = steps * data.batch_size * mean_len(data) / seconds
         self.recent, self.logged_at, self.logged_step = [], now, self.step
         if not recent or not self.ranks.leads:  # all steps since the last line were skipped; or another writes
             return

@@ -1,0 +1,183 @@
+"""What each part of a training recipe is worth, one changed at a time: `python benchmarks/ablation.py`.
+
+    python benchmarks/ablation.py [--workers N] [--runs DIR] [--report] [--only NAME]
+
+ablation.yaml names the recipe, the budget and the changes. All trainings have the same budget of steps on the same
+share of the training text, on one thread each. A finished one appends a row to ablation.csv, and a later start trains
+only what is missing; rows of another budget or recipe count for nothing. The recipe is trained from several seeds,
+which tells what is chance.
+"""
+
+import hashlib
+import re
+import shutil
+from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any, NamedTuple
+
+import harness
+from rows import append_rows, read_rows, work_off
+from time_to_quality import require_corpus
+from tried import TRIED
+
+from parnas.config import Config
+from parnas.data.corpora import find_corpus
+from parnas.data.streams import prepare
+from parnas.files import to_json, write_text
+from parnas.inputs import read_config, read_overrides
+from parnas.run import Run
+from parnas.training.repeated import train_once
+from parnas.training.reporter import Silent
+from parnas.training.retrain import retrain
+from parnas.yaml_text import read_yaml
+
+CONFIG = Path(__file__).with_suffix(".yaml")
+RECIPE = "the recipe"
+TINY = {
+    "data": {"batch_size": 2, "tgt_len": 4},
+    "model": {"d_model": 16, "n_heads": 2, "d_inner": 32, "mem_len": 4, "cutoffs": [5, 12]},
+    "train": {"steps": 8, "warmup_steps": 2, "log_every": 4, "eval_every": 8, "save_every": 8},
+    "runtime": {"precision": "fp32"},
+}
+
+
+class Variant(NamedTuple):
+    """A change of the recipe."""
+
+    name: str
+    source: str  # the paper
+    changes: dict[str, Any]  # by dotted key
+    tried: str | None = None  # of benchmarks/tried.py
+    seeds: Sequence[int] = ()  # none: those of all changes
+
+
+class Row(NamedTuple):
+    """A finished training; perplexity per word on the validation split."""
+
+    name: str
+    seed: int
+    steps: int
+    ppl: float
+    seconds: float
+    parameters: int
+    settings: str  # a hash of them
+
+
+class Job(NamedTuple):
+    """A training to be done."""
+
+    variant: Variant
+    seed: int
+
+
+def read_plan(plan: dict[str, Any]) -> list[Job]:
+    """The recipe with its seeds, then each change with its own."""
+    variants = [Variant(**{"source": "", "changes": {}, **each}) for each in plan["variants"]]
+    recipe = [Job(Variant(RECIPE, "", {}), seed) for seed in plan["recipe_seeds"]]
+    return recipe + [Job(variant, seed) for variant in variants for seed in variant.seeds or plan["seeds"]]
+
+
+def cut_corpus(name: str, share: float, folder: Path) -> Path:
+    """A corpus with the first share of the lines of another's training text; its other splits whole."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, text in find_corpus(name).splits.items():
+        lines = b"".join(text.blocks()).decode("utf-8").splitlines(keepends=True)
+        kept = round(share * len(lines)) if split == "train" else len(lines)
+        write_text(folder / f"{split}.txt", "".join(islice(lines, kept)))
+    return folder
+
+
+def changed_config(config: Config, job: Job) -> Config:
+    """The configuration of a training."""
+    return read_config(config, [("runtime.seed", job.seed), *read_overrides(job.variant.changes)])
+
+
+def hash_settings(config: Config, share: float, job: Job) -> str:
+    """Equal for trainings that would come out the same."""
+    told = changed_config(config, job).model_dump(mode="json", include={"data", "model", "train"})
+    told["data"]["corpus"] = share
+    return hashlib.sha256(to_json([told, job.variant.tried]).encode()).hexdigest()[:8]
+
+
+def train(config: Config, share: float, runs: Path, job: Job) -> Row:
+    """Train one and measure it."""
+    variant, seed = job
+    settings = hash_settings(config, share, job)
+    folder = runs / f"{re.sub('[^a-z0-9.]+', '-', variant.name.lower())}-seed-{seed}-{settings}"
+    if variant.tried and not Run(folder).finished():
+        shutil.rmtree(folder, ignore_errors=True)  # averages are in no checkpoint
+    with TRIED[variant.tried]() if variant.tried else nullcontext():
+        summary = train_once(retrain, changed_config(config, job), folder, Silent()).summary()
+    figures = summary["steps"], summary["valid"]["ppl"], summary["seconds"], summary["parameters"]
+    return Row(variant.name, seed, *figures, settings)
+
+
+def rows_of(path: Path, jobs: list[Job], config: Config, share: float) -> list[Row]:
+    """What there is of the jobs."""
+    wanted = {(job.variant.name, job.seed, hash_settings(config, share, job)) for job in jobs}
+    return [row for row in read_rows(path, Row) if (row.name, row.seed, row.settings) in wanted]
+
+
+def tabulate(jobs: list[Job], rows: list[Row]) -> list[dict[str, Any]]:
+    """A line for each change: what it makes worse or better than the recipe, by how much."""
+    base = [row for row in rows if row.name == RECIPE]
+    variants = list(dict.fromkeys(job.variant.name for job in jobs))
+    sources = {job.variant.name: job.variant.source for job in jobs}
+    table = []
+    for name in variants:
+        found = [row for row in rows if row.name == name]
+        if not found:
+            continue
+        ppl = mean(row.ppl for row in found)
+        line = {"change": name, "source": sources[name] or "–", "seeds": len(found), "ppl": f"{ppl:.2f}"}
+        line["± sd"] = f"{stdev(row.ppl for row in found):.2f}" if len(found) > 1 else "–"
+        line["against the recipe"] = "–" if name == RECIPE else f"{100 * (ppl / mean(r.ppl for r in base) - 1):+.2f} %"
+        line["time"] = f"{mean(row.seconds for row in found) / mean(row.seconds for row in base):.2f}"
+        line["parameters"] = found[0].parameters
+        table.append(line)
+    return table
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the benchmark."""
+    parser = harness.make_parser(__doc__, ["tiny"])
+    parser.add_argument("--corpus", type=Path, help="a folder of text files in place of WikiText-2")
+    parser.add_argument("--workers", type=int, default=2, help="networks that are trained at a time")
+    parser.add_argument("--runs", type=Path, default=Path("runs/ablation"), help="folder of the run folders")
+    parser.add_argument("--report", action="store_true", help="train nothing; the table of what there is")
+    parser.add_argument("--only", action="append", help="train only the change of that name; may be repeated")
+    parsed = parser.parse_args(arguments)
+    settings = read_yaml(CONFIG.read_text(encoding="utf-8"), CONFIG.name)
+    plan = settings.pop("ablation")
+    if parsed.size == "tiny":
+        settings |= {section: settings.get(section, {}) | changes for section, changes in TINY.items()}
+        plan |= {"seeds": [1], "recipe_seeds": [1, 2], "share": 1.0}
+    if parsed.corpus is not None:
+        settings["data"]["corpus"] = str(parsed.corpus)
+    config = read_config(settings, [("runtime.device", parsed.device)])
+    require_corpus(config)
+    path = (parsed.out or harness.RESULTS) / "ablation.csv"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    jobs = read_plan(plan)
+    if not parsed.report:
+        corpus = cut_corpus(config.data.corpus, plan["share"], parsed.runs / "corpus")
+        config = config.replace(data__corpus=str(corpus.resolve()))
+        prepare(config.data)  # once, not in every process
+        done = {(row.name, row.seed) for row in rows_of(path, jobs, config, plan["share"])}
+        left = [job for job in jobs if (job.variant.name, job.seed) not in done]
+        left = [job for job in left if not parsed.only or job.variant.name in parsed.only]
+        for row in work_off(partial(train, config, plan["share"], parsed.runs), left, parsed.workers):
+            append_rows(path, [row])
+            print(f"{row.name} seed {row.seed}: {row.ppl:.2f}", flush=True)
+    table = tabulate(jobs, rows_of(path, jobs, config, plan["share"]))
+    harness.print_table("Validation perplexity per word at the same budget, one change at a time", table)
+    device = harness.choose(parsed.device, config.runtime.precision)
+    harness.write_result("ablation", device, {"precisions": [device.precision], "changes": table}, parsed)
+
+
+if __name__ == "__main__":
+    harness.run(main)

@@ -1,0 +1,205 @@
+"""What benchmarks/ablation.py tries that is no option of parnas, as contexts in which `retrain` does otherwise.
+
+Each is called with nothing and lasts for one training, which must not be resumed in the middle.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from parnas.model import fused
+from parnas.model.blocks import Block, BlockOutput, Context
+from parnas.model.memory import BlockMemory
+from parnas.training import optimizers, trainer
+from parnas.training.optimizers import make_adamw, orthogonalise
+from parnas.training.perplexity import TotalLoss
+from parnas.training.trainer import Trainer
+
+EMA_DECAY = 0.999
+LATE_SHARE = 0.25  # of the steps, at the end, whose weights are averaged
+BETA = 0.9  # of schedule-free
+DROPPED = 0.1  # of weights, or of layers
+
+
+def cosine(step: int, steps: int, peak: float, warmup_steps: int) -> float:
+    """Linear warm-up, then a half cosine to zero (Loshchilov & Hutter 2017, arXiv 1608.03983)."""
+    if step < warmup_steps:
+        return peak * (step + 1) / warmup_steps
+    return peak * (1 + math.cos(math.pi * (step - warmup_steps) / (steps - warmup_steps))) / 2
+
+
+def constant(step: int, steps: int, peak: float, warmup_steps: int) -> float:  # noqa: ARG001
+    """Linear warm-up, then the peak."""
+    return peak * min(1.0, (step + 1) / max(1, warmup_steps))
+
+
+@contextmanager
+def validating_with(weights_of: Callable[[Trainer], Sequence[Tensor]]) -> Iterator[None]:
+    """Validate with other values of the parameters, in their order, than those that are trained."""
+    validate = Trainer.validate
+
+    def validate_otherwise(self: Trainer) -> dict[str, TotalLoss]:
+        parameters = list(self.model.parameters())
+        own = [parameter.detach().clone() for parameter in parameters]
+        copy_into(parameters, weights_of(self))
+        try:
+            return validate(self)
+        finally:
+            copy_into(parameters, own)
+
+    with patch.object(Trainer, "validate", validate_otherwise):
+        yield
+
+
+@torch.no_grad()
+def copy_into(parameters: Sequence[nn.Parameter], values: Sequence[Tensor]) -> None:
+    """Give parameters new values."""
+    for parameter, value in zip(parameters, values, strict=True):
+        parameter.copy_(value)
+
+
+@contextmanager
+def averaging(share_of: Callable[[Trainer], float]) -> Iterator[None]:
+    """Validate with an average of the weights, into which each step's go by a share of (0: not yet)."""
+    update, averages = Trainer.update_weights, dict[int, list[Tensor]]()
+
+    def average_of(self: Trainer) -> list[Tensor]:
+        return averages.setdefault(id(self), [weight.detach().clone() for weight in self.model.parameters()])
+
+    def update_and_average(self: Trainer, loss: Tensor) -> bool:
+        updated = update(self, loss)
+        with torch.no_grad():
+            torch._foreach_lerp_(average_of(self), list(self.model.parameters()), share_of(self))
+        return updated
+
+    with patch.object(Trainer, "update_weights", update_and_average), validating_with(average_of):
+        yield
+
+
+def ema_share(self: Trainer) -> float:
+    """Of an exponential average whose beginning is not the initial weights (Polyak & Juditsky 1992)."""
+    return 1 - min(EMA_DECAY, (self.step + 1) / (self.step + 10))
+
+
+def late_share(self: Trainer) -> float:
+    """Of a plain average over the last steps (Izmailov et al. 2018, arXiv 1803.05407)."""
+    first = round((1 - LATE_SHARE) * self.plan.steps)
+    return 1 / (self.step + 1 - first) if self.step >= first else 1.0
+
+
+@contextmanager
+def late_averaging() -> Iterator[None]:
+    """A constant learning rate, and the average of the last quarter of the steps."""
+    with patch.object(trainer, "learning_rate", constant), averaging(late_share):
+        yield
+
+
+class ScheduleFree(torch.optim.Optimizer):
+    """AdamW without a schedule: gradients at a mixture of the iterate z and its average x (Defazio et al. 2024).
+
+    arXiv 2405.15682, algorithm 1, with weight decay at the mixture. Parameters hold the mixture.
+    """
+
+    grad_scale: Tensor
+    found_inf: Tensor | None = None
+
+    def __init__(self, groups: Sequence[dict[str, Any]], lr: float) -> None:
+        super().__init__(groups, {"lr": lr})
+        self.count, self.weights = 0, 0.0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # noqa: ARG002
+        """One update."""
+        self.count += 1
+        for group in self.param_groups:
+            self.weights += group["lr"] ** 2 / len(self.param_groups)
+            for y in group["params"]:
+                if y.grad is None:
+                    continue
+                state = self.state[y]
+                if not state:
+                    state |= {"z": y.detach().clone(), "exp_avg_sq": torch.zeros_like(y), "step": torch.zeros(())}
+                    state["exp_avg"] = y.detach().clone()  # x, by the name that checkpoints look for
+                gradient, z, x = y.grad / self.grad_scale, state["z"], state["exp_avg"]
+                state["exp_avg_sq"].mul_(0.99).addcmul_(gradient, gradient, value=0.01)
+                denominator = (state["exp_avg_sq"] / (1 - 0.99**self.count)).sqrt_().add_(1e-8)
+                z.addcdiv_(gradient, denominator, value=-group["lr"]).sub_(y, alpha=group["lr"] * group["weight_decay"])
+                x.lerp_(z, group["lr"] ** 2 / self.weights)
+                y.copy_(z.lerp(x, BETA))
+
+
+def make_schedule_free(parameters: Mapping[str, nn.Parameter], lr: float, weight_decay: float) -> ScheduleFree:
+    """In place of `make_adamw`, with its weight decay."""
+    groups = make_adamw(parameters, lr, weight_decay).param_groups
+    return ScheduleFree([{key: group[key] for key in ("params", "weight_decay")} for group in groups], lr)
+
+
+@contextmanager
+def schedule_free() -> Iterator[None]:
+    """Schedule-free AdamW for all weights, at a constant learning rate; validates with its averages."""
+
+    def averages(self: Trainer) -> list[Tensor]:
+        state = self.optimizers["optimizer"].state
+        return [state[weight]["exp_avg"] if weight in state else weight.detach() for weight in self.model.parameters()]
+
+    with (
+        patch.object(trainer, "make_adamw", make_schedule_free),
+        patch.object(trainer, "learning_rate", constant),
+        validating_with(averages),
+    ):
+        yield
+
+
+def orthogonalise_apart(matrices: Tensor) -> Tensor:
+    """In place of `orthogonalise`: keys and values, which lie in one matrix twice as high as wide, each by itself."""
+    rows, columns = matrices.shape[1:]
+    if rows != 2 * columns:
+        return orthogonalise(matrices)
+    return orthogonalise(matrices.view(-1, columns, columns)).view(-1, rows, columns) / 2**0.5
+
+
+@contextmanager
+def weight_dropout() -> Iterator[None]:
+    """Each step drops weights of the layers' matrices, one mask for all rows: DropConnect (Wan et al. 2013)."""
+    multiply = nn.Linear.forward
+
+    def multiply_by_some(self: nn.Linear, x: Tensor) -> Tensor:
+        if not self.training:
+            return multiply(self, x)
+        return F.linear(x, fused.dropout(self.weight, DROPPED), self.bias)
+
+    with patch.object(nn.Linear, "forward", multiply_by_some):
+        yield
+
+
+@contextmanager
+def layer_drop() -> Iterator[None]:
+    """Each step leaves out layers; x passes unchanged, and memory goes on (Fan et al. 2020, arXiv 1909.11556)."""
+
+    def run_or_skip(self: Block, x: Tensor, memory: BlockMemory, context: Context) -> BlockOutput:
+        if self.training and torch.rand(()) < DROPPED:
+            return BlockOutput(x, self.skip(x, memory, context))
+        output: BlockOutput = nn.Module.__call__(self, x, memory, context)
+        return output
+
+    with patch.object(Block, "__call__", run_or_skip):
+        yield
+
+
+TRIED: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "cosine": partial(patch.object, trainer, "learning_rate", cosine),
+    "ema": partial(averaging, ema_share),
+    "keys_apart": partial(patch.object, optimizers, "orthogonalise", orthogonalise_apart),
+    "late_averaging": late_averaging,
+    "layer_drop": layer_drop,
+    "schedule_free": schedule_free,
+    "weight_dropout": weight_dropout,
+}
+"""By the name that ablation.yaml gives."""

@@ -1,0 +1,113 @@
+"""Copy what a pipeline reached into a result file and pictures, for docs/results.md.
+
+    python benchmarks/word_level.py FOLDER [NAME]
+
+FOLDER is what `parnas pipeline CONFIG --finalists N --test --run FOLDER` made; its name is that of the result where
+none is given. Every figure comes from the run folders in it, from `comparison.json` for the validation split and from
+`test/comparison.json` for the test split, where it was read. Search and retrainings may come from several machines:
+what an earlier call copied, and FOLDER does not hold, stays, if it was made by the same settings.
+"""
+
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from harness import RESULTS, ROOT
+
+from parnas.architecture import Architecture
+from parnas.errors import ParnasError
+from parnas.figures.curves import Curves, draw_curves
+from parnas.files import read_json, to_json, write_json
+from parnas.nas.cost import costs_of_run
+from parnas.run import Run
+from parnas.training.reporter import Silent
+
+IMAGES = ROOT / "docs" / "images"
+PICTURES = {"pi.gif": "pi", "pi-lines.png": "pi-lines"}
+PLACES = {"valid": "", "test": "test"}
+NOTHING: Mapping[str, Any] = {"search": None, "finalists": [], "runs": {}, "comparison": {}}
+
+
+def collect(folder: Path, earlier: Mapping[str, Any] = NOTHING) -> dict[str, Any]:
+    """What docs/results.md tells of a pipeline, with what an earlier call collected and the folder does not hold.
+
+    Raises `ParnasError` for a pipeline that has not ended, and for parts that do not belong together.
+    """
+    rows = {split: read_rows(folder / place, split) for split, place in PLACES.items()}
+    if not rows["valid"]:
+        raise ParnasError(f"{folder} has no comparison.json; run the pipeline to its end first.")
+    runs = {row["run"]: Run(folder / row["run"]) for row in rows["valid"]}
+    search, final = Run(folder / "search"), folder / "finalists" / "finalists.json"
+    if not search.finished() and not earlier["search"]:
+        raise ParnasError(f"{folder} has no search; give one where it is first.")
+    result = {
+        "search": describe_search(search) if search.finished() else earlier["search"],
+        "finalists": read_json(final) if final.is_file() else [] if search.finished() else earlier["finalists"],
+        "runs": {**earlier["runs"], **{name: describe(run) for name, run in runs.items()}},
+        "comparison": {
+            split: [*rows[split], *(row for row in earlier["comparison"].get(split, []) if row["run"] not in runs)]
+            for split in rows
+        },
+    }
+    if len({to_json(run["settings"]) for run in result["runs"].values()}) > 1:
+        raise ParnasError(f"{folder} was made by other settings than the result file's; remove that first.")
+    archs = [result["search"]["derivation"]["arch"], *(each["arch"] for each in result["finalists"][:1])]
+    archs += [run["arch"] for run in [result["runs"].get("derived")] if run]
+    if len({Architecture.parse(arch).canonical() for arch in archs}) > 1:
+        raise ParnasError(f"The search derived {archs[0]}, but {archs[-1]} was trained as that; train the derived one.")
+    return result
+
+
+def describe_search(search: Run) -> dict[str, Any]:
+    """As `describe`, with what was derived, what layers cost and the settings of the search."""
+    config = search.config()
+    settings = config.search.model_dump(mode="json")
+    costs = asdict(costs_of_run(search.folder, config, config.search.cost.metric, Silent()))
+    return {**describe(search), "derivation": search.arch_file(), "costs": costs, "settings": settings}
+
+
+def read_rows(folder: Path, split: str) -> list[dict[str, Any]]:
+    """The rows of a comparison, without the folders of their runs; none where there is none."""
+    path = folder / "comparison.json"
+    rows = read_json(path) if path.is_file() else []
+    if any(row["split"] != split for row in rows):
+        raise ParnasError(f"{path} is not of the split {split}.")
+    return [{key: value for key, value in row.items() if key != "folder"} for row in rows]
+
+
+def describe(run: Run) -> dict[str, Any]:
+    """String, settings, steps, seconds, device and the curves of a run: points of step and perplexity per token."""
+    config = run.config().replace(model__arch=None)
+    summary, environment, curves = run.summary(), run.environment(), Curves.from_run(run, run.name)
+    kept = ("device_name", "cores", "precision", "threads", "versions", "git_commit")
+    return {
+        "arch": summary["arch"],
+        **{key: summary[key] for key in ("steps", "seconds", "parameters", "parameters_without_embeddings")},
+        "machine": {key: environment[key] for key in kept if key in environment},
+        "settings": config.model_dump(mode="json", include={"data", "model", "train"}),
+        "curves": {"train": curves.train, "valid": curves.valid, "argmax": curves.argmax},
+    }
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Write the result file and the pictures."""
+    given = sys.argv[1:] if arguments is None else arguments
+    if not 1 <= len(given) <= 2:
+        sys.exit(__doc__)
+    folder = Path(given[0])
+    name = given[1] if len(given) > 1 else folder.name
+    path = RESULTS / f"word_level-{name}.json"
+    result = collect(folder, read_json(path) if path.is_file() else NOTHING)
+    write_json(path, {**result, "name": name})
+    for picture, kind in PICTURES.items():
+        if (made := folder / "search" / "figures" / picture).is_file():
+            shutil.copyfile(made, IMAGES / f"{name}-{kind}{made.suffix}")
+    curves = [Curves(of, run["arch"], **run["curves"]) for of, run in result["runs"].items()]
+    draw_curves(curves, IMAGES / f"{name}-curves.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,262 @@
+"""Write docs/results.md, and its part of the README, from the results of the benchmarks: `docs/make_results.py`."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from make_evidence import README, fill_readme, mark
+from make_performance import RESULTS, render_part
+from tabulate import tabulate
+
+from parnas.architecture import Architecture
+from parnas.files import read_json, write_text
+from parnas.run import PLAIN
+
+PAGE = Path(__file__).with_name("results.md")
+CONFIGS = {
+    "wikitext2-word-cpu": "two CPU cores, within two hours for each phase",
+    "wikitext2-word": "two CPU cores, within three hours for each phase",
+    "wikitext2-word-gpu": "planned for one GPU of the H200 class, nine minutes for each phase",
+    "wikitext2-pieces-cpu": "two CPU cores, by cased pieces",
+}
+IN_PIECES = ("wikitext2-pieces-cpu",)
+"""Those whose tokens are not words, of which no word is unknown."""
+GOALS = {"wikitext2-word-cpu": (110.0, 105.0), "wikitext2-word": (95.0, 91.0), "wikitext2-word-gpu": (68.6, 65.8)}
+"""Perplexities in validation and test that the derived network was to reach, set before any was trained."""
+
+
+class Published(NamedTuple):
+    """A figure of the literature."""
+
+    network: str
+    source: str
+    valid: float
+    test: float
+    dynamic: bool = False
+
+
+PUBLISHED = (
+    Published("AWD-LSTM", "Merity et al. 2017, arXiv 1708.02182", 68.6, 65.8),
+    Published("AWD-LSTM-MoS", "Yang et al. 2018, arXiv 1711.03953", 63.9, 61.5),
+    Published("AWD-LSTM-DOC", "Takase et al. 2018, arXiv 1808.10143", 60.3, 58.0),
+    Published("Mogrifier LSTM", "Melis et al. 2020, arXiv 1909.01792", 57.3, 55.1),
+    Published("AWD-LSTM, dynamic evaluation", "Krause et al. 2018, arXiv 1709.07432", 46.4, 44.3, dynamic=True),
+    Published("Mogrifier LSTM, dynamic evaluation", "Melis et al. 2020, arXiv 1909.01792", 40.2, 38.6, dynamic=True),
+)
+INTRODUCTION = """# Results on WikiText-2
+
+Made by `python docs/make_results.py` from `benchmarks/results/`, which `python benchmarks/word_level.py` copied from run
+folders: no figure here was typed, but for the published ones.
+
+All 33,278 words of the training text, case kept, no other data. The line end is predicted and counted as a word
+(217,646 of them in validation, 245,569 in test), so that perplexities are those of the literature. Choices were made on
+the validation split; the test split was read once by each final network. Plain evaluation means: the trained weights
+as they are, each word scored once, given the words before it as far as memory reaches, with the lengths of training.
+Each network was trained from one seed: differences as small as those between seeds in the ablation below say nothing.
+
+    parnas pipeline wikitext2-word-cpu --finalists 2 --adapt --test --run runs/wikitext2-word-cpu
+    python benchmarks/word_level.py runs/wikitext2-word-cpu
+    python docs/make_results.py
+
+One command searches, derives ([how much attention](search.md#how-much-attention) by trainings of an eighth of the
+steps), trains the derived network from scratch and beside it the interleaved network of equal cost, and compares both;
+stopped, it goes on where it was.
+"""
+
+
+def read_results() -> dict[str, dict[str, Any]]:
+    """The results that there are, by configuration."""
+    return {name: read_json(path) for name in CONFIGS if (path := RESULTS / f"word_level-{name}.json").is_file()}
+
+
+def render_readme() -> str:
+    """The README with what was reached made anew."""
+    by_words = [result for name, result in read_results().items() if name not in IN_PIECES]
+    told = [line for result in by_words for line in (describe_derived(result), *judge(result))]
+    return fill_readme("words", told or ["Nothing has been measured yet."])
+
+
+def render() -> str:
+    """The whole page."""
+    results = read_results()
+    parts = [INTRODUCTION, "## Beside the literature\n", render_table(results)]
+    for name, title in CONFIGS.items():
+        parts += [f"## `{name}`: {title}\n"]
+        parts += render_pipeline(results[name]) if name in results else [f"`configs/{name}.yaml` has not been run.\n"]
+    path = RESULTS / "ablation-cpu.json"
+    if path.is_file():
+        parts += [render_ablation(read_json(path))]
+    return "\n".join(parts)
+
+
+def render_table(results: Mapping[str, Mapping[str, Any]]) -> str:
+    """Published perplexities with those of the derived networks, the lowest in validation first."""
+    lines = [(each.network, each.source, each.valid, each.test, None) for each in PUBLISHED if not each.dynamic]
+    adapted = [(each.network, each.source, each.valid, each.test, None) for each in PUBLISHED if each.dynamic]
+    for name, result in results.items():
+        tested = {(row["run"], row["evaluation"]): row["word_ppl"] for row in result["comparison"]["test"]}
+        parameters = {row["run"]: row["parameters"] for row in plain(result, "valid")}
+        for row in result["comparison"]["valid"]:
+            run, way = row["run"], row["evaluation"]
+            told = f"**parnas, {run}**" + ", in pieces" * (name in IN_PIECES) + f", {way}" * (way != PLAIN)
+            line = (told, f"`{name}`", row["word_ppl"], tested.get((run, way)), parameters[run])
+            (lines if way == PLAIN else adapted).append(line)
+    headers = ("plain evaluation", "source", "validation", "test", "parameters")
+    return "\n\n".join(
+        [
+            table(headers, sorted(lines, key=lambda line: line[2])),
+            table(("dynamic evaluation and caches", *headers[1:]), sorted(adapted, key=lambda line: line[2])),
+            "",
+        ]
+    )
+
+
+def render_pipeline(result: Mapping[str, Any]) -> Iterator[str]:
+    """String, table, curves, ways to evaluate and times of one pipeline."""
+    name, search = result["name"], result["search"]
+    yield describe_derived(result) + "\n"
+    yield from render_finalists(result["finalists"])
+    tested = {row["run"]: row for row in plain(result, "test")}
+    lines = []
+    for row in plain(result, "valid"):
+        run = result["runs"][row["run"]]
+        lines.append(
+            (
+                row["run"],
+                f"`{canonical(row['arch'])}`",
+                row["word_ppl"],
+                tested.get(row["run"], {}).get("word_ppl"),
+                row["parameters"],
+                row["multiply_adds_per_token"],
+                share_of_cost(row["arch"], search["costs"]),
+                row["steps"],
+                row["epochs"],
+                run["machine"]["threads"],
+                f"{run['seconds'] / 3600:.2f}",
+            )
+        )
+    headers = ("network", "string", "validation", "test", "parameters", "MACs per token", "cost of blocks")
+    yield table((*headers, "steps", "epochs", "threads", "hours"), lines) + "\n"
+    yield "\n".join(f"* {line}" for line in judge(result)) + "\n"
+    yield f"![validation perplexity over the steps](images/{name}-curves.png)\n"
+    yield f"![pi over the search](images/{name}-pi.gif)\n"
+    yield from render_ways(result)
+    machine = search["machine"]
+    yield (
+        f"Search: {search['steps']:,} steps in {search['seconds'] / 3600:.2f} hours. {machine['cores']} cores of "
+        f"{machine['device_name']}, {machine['threads']} thread(s) in the search, {machine['precision']}, torch "
+        f"{machine['versions']['torch']}. Hours are wall clock, with validations and with whatever else the machine did.\n"
+    )
+
+
+def describe_derived(result: Mapping[str, Any]) -> str:
+    """The string that was found, and what its blocks cost."""
+    arch, told = result["search"]["derivation"]["arch"], describe_cost(result["search"])
+    return f"The search of `{result['name']}` derived `{arch}`, which is `{canonical(arch)}` without identity ({told})."
+
+
+def judge(result: Mapping[str, Any]) -> Iterator[str]:
+    """What was to be reached, and what was."""
+    reached = {
+        row["run"]: [
+            row["word_ppl"],
+            *(test["word_ppl"] for test in plain(result, "test") if test["run"] == row["run"]),
+        ]
+        for row in plain(result, "valid")
+    }
+    if "derived" not in reached:
+        yield "The derived network has not been trained yet."
+        return
+    derived = reached["derived"]
+    if goals := GOALS.get(result["name"]):
+        pairs = list(zip(("validation", "test"), derived, goals, strict=False))
+        told = " and ".join(f"{ppl:.1f} in {split} (aim: {goal:g} at most)" for split, ppl, goal in pairs)
+        yield f"Derived network: {told}, {mark(all(ppl <= goal for _, ppl, goal in pairs))}."
+    for name in [each for each in reached if each != "derived"]:
+        shares = [100 * (own / other - 1) for own, other in zip(derived, reached[name], strict=False)]
+        told = " and ".join(
+            f"{share:+.1f} % in {split}" for split, share in zip(("validation", "test"), shares, strict=False)
+        )
+        yield f"Against {name}, same steps and recipe: {told} (aim: lower, {mark(max(shares) < 0)})."
+
+
+def canonical(arch: str) -> str:
+    """A string without identity."""
+    return str(Architecture.parse(arch).canonical())
+
+
+def share_of_cost(arch: str, costs: Mapping[str, Any]) -> float:
+    """What a string's blocks cost, by the costs of the search, as a share of its interleaved network."""
+    return sum(costs["of"][layer] for layer in Architecture.parse(arch).layers) / costs["interleaved"]
+
+
+def describe_cost(search: Mapping[str, Any]) -> str:
+    """What the blocks cost, and what was asked for."""
+    derivation, cost = search["derivation"], search["derivation"]["cost"]
+    if cost is None:
+        return "no target of cost"
+    return (
+        f"predicted cost of its blocks: {cost['share']:.3f} of the interleaved network of {len(derivation['blocks'])} "
+        f"blocks, {cost['target']} asked for, metric {cost['metric']}"
+    )
+
+
+def render_finalists(finalists: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """What short trainings made of the networks that the search proposed; nothing where there were none."""
+    if finalists:
+        yield "The search proposed these, each the best by it with less attention than the one before. In a training of"
+        yield f"{finalists[0]['steps']:,} steps they reached, per token of the validation split:\n"
+        lines = [(f"`{canonical(each['arch'])}`", each["ppl"], each["cost"]) for each in finalists]
+        yield table(("finalist", "validation", "cost of blocks"), lines) + "\n"
+
+
+def plain(result: Mapping[str, Any], split: str) -> list[Mapping[str, Any]]:
+    """The rows of the plain evaluation."""
+    return [row for row in result["comparison"][split] if row["evaluation"] == PLAIN]
+
+
+def render_ways(result: Mapping[str, Any]) -> Iterator[str]:
+    """Other ways to evaluate, each in a row of its own."""
+    reached = {
+        split: {(row["run"], row["evaluation"]): row["word_ppl"] for row in rows}
+        for split, rows in result["comparison"].items()
+    }
+    others = [key for key in reached["valid"] if key[1] != PLAIN]
+    if others:
+        lines = [(*key, reached["valid"][key], reached["test"].get(key)) for key in others]
+        yield "Ways to evaluate that use the text they have read ([evaluation.md](evaluation.md)); of their settings,"
+        yield "chosen on the validation split, the figures for that split are the best of many:\n"
+        yield table(("network", "way", "validation", "test"), lines) + "\n"
+
+
+def render_ablation(result: dict[str, Any]) -> str:
+    """The table of the recipe's parts."""
+    return "\n".join(
+        [
+            "## What each part of the recipe is worth\n",
+            "Made by `python benchmarks/ablation.py`, at the budget of `benchmarks/ablation.yaml`: a small network on an",
+            "eighth of the text. The recipe was trained from several seeds, whose standard deviation is what chance",
+            "does; most changes from one, so that only differences of more than twice that deviation say anything. Rates",
+            "were tried for the optimizers alone; no change has any other setting tuned for it.\n",
+            render_part("ablation", result),
+        ]
+    )
+
+
+def table(headers: Sequence[str], lines: Sequence[Sequence[Any]]) -> str:
+    """A Markdown table with two digits behind the point."""
+    return tabulate([[cell(value) for value in line] for line in lines], headers, "github", disable_numparse=True)
+
+
+def cell(value: object) -> str:
+    """A number as people read it, a dash where there is none."""
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if value.is_integer() and value >= 1000 else f"{value:,.2f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+if __name__ == "__main__":
+    write_text(PAGE, render())
+    write_text(README, render_readme())

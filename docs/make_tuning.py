@@ -1,0 +1,41 @@
+"""Write what ending trials early saves into docs/tuning.md, from its benchmark: `python docs/make_tuning.py`."""
+
+from pathlib import Path
+from typing import Any
+
+from make_performance import RESULTS
+
+from parnas.files import read_json, write_text
+
+PAGE = Path(__file__).with_name("tuning.md")
+BEGIN, END = "<!-- pruners: begin -->", "<!-- pruners: end -->"
+
+
+def render() -> str:
+    """The page with its block between the markers made anew."""
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    after = rest.partition(END)[2]
+    return f"{before}{BEGIN}\n{render_block(read_json(RESULTS / 'tuning_pruners-cpu.json'))}\n{END}{after}"
+
+
+def render_block(result: dict[str, Any]) -> str:
+    """What the study was, the table, and what it says of being careful."""
+    config, steps, trials = result["config"], result["validated_at"], result["trials"]
+    model = f"`{config['model']['arch']}` with {config['model']['d_model']} features on `{config['data']['corpus']}`"
+    *others, last = (f"`{key}`" for key in result["space"])
+    mild, *stricter = (record["nats_behind"] for record in result["records"])
+    return "\n".join(
+        [
+            f"Of {trials} trainings of {model}, {steps[-1]} steps each with {len(steps)} validations, where",
+            f"{', '.join(others)} and {last} were tuned, told to each rule in {result['orders']} orders:",
+            "",
+            result["tables"][0].partition("\n\n")[2],
+            "",
+            f"At its first validation the best trial was number {result['best_at_first']} of {trials}: being careful "
+            f"gained {max(stricter) - mild:.4f} nats at most here.",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    write_text(PAGE, render())

@@ -1,0 +1,149 @@
+"""What a study of settings came to: the losses of its trials in order, and how much each setting mattered."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from parnas.errors import ParnasError
+from parnas.figures.style import FRAME, INK, LABEL_SIZE, RUN_COLOURS, SMALL_SIZE, new_figure, save_png, shorten, tidy
+from parnas.files import read_json_object
+from parnas.run import TUNING
+
+WIDTH, HEIGHT = 6.4, 3.6  # inches
+LEFT, RIGHT, TOP, BOTTOM = 0.75, 0.2, 0.35, 0.5  # inches around the plot
+BAR_HEIGHT, BAR_TOP, NAME_WIDTH = 0.32, 0.15, 2.3  # inches
+LONGEST_NAME = 30  # characters
+GREY = "#a6a6a6"
+BLUE, VERMILION = RUN_COLOURS[:2]
+FAR = 1.5  # so many times the range of the middle half above it, a loss is drawn at the upper edge
+
+
+def draw_tuning(folder: Path) -> list[Path]:
+    """Draw the `tuning.json` of a study as `history.png` and `importance.png` in its folder `figures`."""
+    path = folder / TUNING
+    content = read_json_object(path)
+    try:
+        history = draw_history(content["trials"], content["configured"], folder / "figures" / "history.png")
+        shares = draw_importance(content["importance"], len(content["trials"]), folder / "figures" / "importance.png")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ParnasError(f"{path} is not what parnas tune wrote; give it again.") from error
+    return [history, shares]
+
+
+def draw_history(trials: Sequence[Mapping[str, Any]], configured: Mapping[str, Any] | None, path: Path) -> Path:
+    """Write the loss of each trial by its number, and the least one so far as steps.
+
+    trials: `number`, `state` and `loss` (nats per token). What was ended early stands where it was then, in grey;
+    what diverged or is far above the others, at the upper edge.
+    """
+    figure = new_figure(WIDTH, HEIGHT)
+    inner = 1 - (LEFT + RIGHT) / WIDTH, 1 - (TOP + BOTTOM) / HEIGHT
+    axes = figure.add_axes((LEFT / WIDTH, BOTTOM / HEIGHT, *inner))
+    tidy(axes)
+    complete = [(each["number"], float(each["loss"])) for each in trials if each["state"] == "complete"]
+    early = [(each["number"], float(each["loss"])) for each in trials if each["state"] == "pruned"]
+    edge = upper_edge([loss for _, loss in complete], [loss for _, loss in early])
+    low = min((loss for _, loss in complete + early), default=0.0)
+    margin = 0.06 * (edge - low) or 0.1
+    axes.set_ylim(low - margin, edge + margin)
+    lost = [(each["number"], math.inf) for each in trials if each["state"] in ("diverged", "passed over")]
+    handles = [
+        draw_points(axes, complete, edge, "o", BLUE, "whole training"),
+        draw_points(axes, early, edge, "v", GREY, "ended early"),
+        draw_points(axes, lost, edge, "x", VERMILION, "no finite loss"),
+    ]
+    if complete:
+        numbers, losses = zip(*complete, strict=True)
+        least = np.minimum.accumulate(losses)
+        last = max(each["number"] for each in trials)
+        (line,) = axes.plot(
+            [*numbers, last], [*least, least[-1]], color=BLUE, linewidth=1.4, drawstyle="steps-post", zorder=2
+        )
+        handles.append(line)
+        line.set_label("least so far")
+    if configured is not None and configured["loss"] is not None:
+        line = axes.axhline(configured["loss"], color=INK, linewidth=0.9, linestyle=":", zorder=1)
+        line.set_label("as configured")
+        handles.append(line)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("trial", fontsize=LABEL_SIZE, color=INK)
+    axes.set_ylabel("validation loss, nats per token", fontsize=LABEL_SIZE, color=INK)
+    put_legend(figure, [handle for handle in handles if handle is not None])
+    return save_png(figure, path)
+
+
+def upper_edge(complete: Sequence[float], early: Sequence[float]) -> float:
+    """The largest loss that is drawn in its place: none that would press the others together."""
+    losses = sorted(complete) or sorted(early) or [1.0]
+    lower, middle, upper = np.quantile(losses, [0.25, 0.5, 0.75])
+    bound = upper + FAR * max(upper - lower, 0.02 * middle)
+    return float(max(loss for loss in [*losses, *early] if loss <= bound))
+
+
+def draw_points(
+    axes: Axes, points: Sequence[tuple[int, float]], edge: float, marker: str, colour: str, label: str
+) -> Line2D | None:
+    """Markers, hollow ones at the upper edge; none where there are no points."""
+    if not points:
+        return None
+    for hollow in (False, True):
+        shown = [(number, min(loss, edge)) for number, loss in points if (loss > edge) is hollow]
+        x, y = [number for number, _ in shown], [loss for _, loss in shown]
+        face = "white" if hollow else colour
+        axes.plot(x, y, linestyle="", marker=marker, color=colour, markerfacecolor=face, markersize=5, zorder=3)
+    return Line2D([], [], linestyle="", marker=marker, color=colour, markersize=5, label=label)
+
+
+def put_legend(figure: Figure, handles: Sequence[Line2D]) -> None:
+    """The legend above the plot, in one row."""
+    figure.legend(
+        handles=handles,
+        loc="upper left",
+        bbox_to_anchor=(LEFT / WIDTH, 1 - 0.06 / HEIGHT),
+        ncols=len(handles),
+        frameon=False,
+        fontsize=SMALL_SIZE,
+        labelcolor=INK,
+        borderaxespad=0,
+        borderpad=0,
+        handlelength=1.4,
+        handletextpad=0.4,
+        columnspacing=1.2,
+    )
+
+
+def draw_importance(shares: Mapping[str, float] | None, trials: int, path: Path) -> Path:
+    """Write a bar for each setting, the largest first; or that so many trials are too few to tell."""
+    ordered = sorted((shares or {}).items(), key=lambda each: -each[1])
+    height = BAR_TOP + BAR_HEIGHT * max(2, len(ordered)) + BOTTOM
+    figure = new_figure(WIDTH, height)
+    if not ordered:
+        told = f"{trials} trials are too few to tell which settings matter:\nit takes twenty, five of them to the end."
+        figure.text(0.5, 0.5, told, fontsize=LABEL_SIZE, color=INK, ha="center", va="center")
+        return save_png(figure, path)
+    box = NAME_WIDTH / WIDTH, BOTTOM / height, 1 - (NAME_WIDTH + 0.55) / WIDTH, 1 - (BAR_TOP + BOTTOM) / height
+    axes = figure.add_axes(box)
+    tidy(axes)
+    axes.grid(False, axis="y")
+    places = range(len(ordered))
+    axes.barh(places, [share for _, share in ordered], height=0.62, color=BLUE)
+    for place, (_, share) in enumerate(ordered):
+        label = (4, 0)
+        axes.annotate(
+            f"{share:.0%}", (share, place), label, textcoords="offset points", va="center", fontsize=SMALL_SIZE
+        )
+    axes.set_yticks(places, [shorten(name, LONGEST_NAME) for name, _ in ordered])
+    axes.invert_yaxis()
+    axes.set_xlim(0, max(share for _, share in ordered) * 1.05 or 1)
+    axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axes.xaxis.set_major_locator(MaxNLocator(5))
+    axes.set_xlabel("share in what the best quarter of the trials has in common", fontsize=LABEL_SIZE, color=INK)
+    axes.spines["left"].set_color(FRAME)
+    return save_png(figure, path)

@@ -1,0 +1,86 @@
+"""Rows that begin at other places in each epoch, against Python lists, and in trainings that are cut off."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import small_config
+from data_helpers import distinct_tokens, read_epoch
+from hypothesis import given
+from hypothesis import strategies as st
+from training_helpers import Phase, assert_resumes, without_times
+
+from parnas.data.batching import Order, TrainingBatches
+from parnas.data.streams import StreamHeader
+from parnas.nas.search import search
+from parnas.run import METRICS, STREAMS
+from parnas.training.ranks import Ranks
+from parnas.training.reporter import Silent
+from parnas.training.retrain import retrain
+
+
+def read_rows(batches: TrainingBatches, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs and targets of all rows, [B, tokens of a row] each."""
+    read = read_epoch(batches, epoch)
+    assert [batch.starts_epoch for batch in read] == [True] + [False] * (batches.segments - 1)
+    return np.hstack([batch.inputs for batch in read]), np.hstack([batch.targets for batch in read])
+
+
+@given(
+    rows=st.integers(1, 5),
+    tgt_len=st.integers(1, 9),
+    segments=st.integers(1, 9),
+    rest=st.integers(0, 4),
+    seed=st.integers(0, 2**32 - 1),
+    epoch=st.integers(0, 9),
+)
+def test_each_row_is_rotated_by_itself_and_every_token_is_a_target_once(
+    rows: int, tgt_len: int, segments: int, rest: int, seed: int, epoch: int
+) -> None:
+    tokens = distinct_tokens(rows * tgt_len * segments + 1 + rest % (rows * tgt_len))
+    plain = read_rows(TrainingBatches(tokens, rows, tgt_len), epoch)
+    found = read_rows(TrainingBatches(tokens, rows, tgt_len, order=Order(seed, rotated=True)), epoch)
+    assert (found[1] == found[0] + 1).all()  # after its end a row predicts what follows there, not its beginning
+    for one, other in zip(found[1].tolist(), plain[1].tolist(), strict=True):
+        place = other.index(one[0])
+        assert one == other[place:] + other[:place]
+
+
+def test_places_differ_between_rows_epochs_and_seeds() -> None:
+    batches = [TrainingBatches(distinct_tokens(8001), 4, 5, order=Order(seed, rotated=True)) for seed in (1, 2)]
+    firsts = {
+        int(first) - 2000 * row
+        for each in batches
+        for epoch in range(3)
+        for row, first in enumerate(each.batch(epoch * each.segments).inputs[:, 0])
+    }
+    assert len(firsts) == 2 * 3 * 4
+
+
+def test_a_step_needs_no_state() -> None:
+    one, other = (TrainingBatches(distinct_tokens(401), 2, 5, order=Order(7, rotated=True)) for _ in range(2))
+    expected = [one.batch(step).inputs.tolist() for step in range(90)]
+    assert [other.batch(step).inputs.tolist() for step in reversed(range(90))] == expected[::-1]
+
+
+def test_several_processes_read_the_rows_of_one() -> None:
+    whole = TrainingBatches(distinct_tokens(401), 4, 5, order=Order(7, rotated=True))
+    shares = [
+        TrainingBatches(distinct_tokens(401), 4, 5, Ranks(rank, 2).share(4), Order(7, rotated=True)) for rank in (0, 1)
+    ]
+    for step in (0, 3, 25):
+        parts = [share.batch(step) for share in shares]
+        assert np.array_equal(np.vstack([part.inputs for part in parts]), whole.batch(step).inputs)
+        assert np.array_equal(np.vstack([part.targets for part in parts]), whole.batch(step).targets)
+
+
+@pytest.mark.parametrize("phase", [search, retrain])
+def test_a_run_cut_off_within_an_epoch_goes_on_as_if_it_had_not_been(
+    phase: Phase, corpus: Path, tmp_path: Path
+) -> None:
+    shuffled = {"data__shuffle": "partial", "data__batch_size": 16, "data__tgt_len": 48}
+    config = small_config(corpus, model__arch="sf", **shuffled)
+    whole = assert_resumes(phase, config, tmp_path, 18)
+    assert StreamHeader.read(whole.folder / STREAMS).splits["train"].tokens / 16 / 48 < 18, "it is the first epoch"
+    other = phase(config.replace(data__shuffle="none"), tmp_path / "other", Silent())
+    assert without_times(whole.records(METRICS)) != without_times(other.records(METRICS))

@@ -1,0 +1,92 @@
+"""Studies of settings without training: losses that follow from the settings."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import small_config
+from training_helpers import Notes
+
+import parnas.nas.tuning_trials as module
+from parnas.config import Config
+from parnas.errors import Diverged
+from parnas.files import write_json
+from parnas.nas.tuned import Tuned
+from parnas.nas.tuning import tune
+from parnas.nas.tuning_space import Phase, read_space
+from parnas.nas.tuning_trials import Demands
+from parnas.run import METRICS, Run
+from parnas.training.reporter import Loop, Reporter
+
+SPACE = {"train.lr": "log:1e-4..1e-1", "model.dropout": "0..0.5", "model.norm": "pre,post"}
+
+
+class Pretending:
+    """A stand-in for retraining: three validations, of a loss that the settings make; what was asked is written down.
+
+    It diverges from `too_fast` on. `before` is called with the number of the call and the step, before each validation.
+    """
+
+    def __init__(self, log: Path | None = None, too_fast: float = 1.0, seconds: float = 0.0) -> None:
+        self.asked: list[tuple[Path, Config]] = []
+        self.log, self.too_fast, self.seconds = log, too_fast, seconds
+        self.before: Callable[[int, int], None] = lambda number, step: None
+
+    def __call__(self, config: Config, folder: Path, reporter: Reporter, resume: bool = False) -> Run:
+        number = len(self.asked)
+        self.asked.append((folder, config))
+        folder.mkdir(parents=True, exist_ok=True)
+        if self.log is not None:
+            with self.log.open("a") as file:
+                file.write(f"{folder.name} {os.getpid()}\n")
+        run, steps = Run(folder), config.train.steps
+        done = max((record["step"] for record in run.records(METRICS)), default=0) if (folder / METRICS).exists() else 0
+        reporter.start(Loop("retrain", done, steps, folder=folder))
+        for step in (steps // 3, 2 * steps // 3, steps):
+            if step <= done:
+                continue
+            self.before(number, step)
+            time.sleep(self.seconds)
+            if config.train.lr > self.too_fast:
+                raise Diverged("The loss is not finite at step 3.")
+            record = {"step": step, "split": "valid", "loss": loss_of(config) + 1 - step / steps, "ppl": 1.0}
+            run.append(METRICS, record)
+            (run.checkpoints / f"step-{step:08}").mkdir(parents=True)
+            reporter.metrics(record)
+        write_json(folder / "summary.json", {"valid": {"loss": loss_of(config)}})
+        reporter.stop()
+        return run
+
+
+def loss_of(config: Config) -> float:
+    """Least at a learning rate of 0.003 without dropout."""
+    return 4 + abs(config.train.lr / 0.003 - 1) + config.model.dropout
+
+
+@pytest.fixture
+def pretending(monkeypatch: pytest.MonkeyPatch) -> Pretending:
+    """Trials that are not trained."""
+    found = Pretending()
+    monkeypatch.setitem(module.TRAIN, "retrain", found)
+    return found
+
+
+def run_study(
+    corpus: Path,
+    folder: Path,
+    trials: int,
+    space: dict[str, object] | None = None,
+    reporter: Reporter | None = None,
+    phase: Phase = "retrain",
+    prune: bool = True,
+    storage: str | None = None,
+    **changes: object,
+) -> Tuned:
+    """The study in a folder after so many trials."""
+    config = small_config(corpus, model__arch="sfs", **changes)
+    demands = Demands(
+        phase, read_space(space or SPACE, config, phase), trials, storage, "test" if storage else None, prune
+    )
+    return tune(config, demands, folder, reporter or Notes())
