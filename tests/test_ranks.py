@@ -11,11 +11,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from conftest import small_config
 from training_helpers import Stop, StopAfter, assert_same_weights, final_weights
 
@@ -24,7 +26,7 @@ from parnas.errors import ParnasError
 from parnas.run import METRICS, PI, Run
 from parnas.training.checkpoint import list_checkpoints, load_state
 from parnas.training.randomness import seed_process
-from parnas.training.ranks import Ranks
+from parnas.training.ranks import Ranks, own_store
 from parnas.training.reporter import Silent
 from parnas.training.retrain import retrain
 
@@ -283,6 +285,22 @@ def test_each_process_has_dropout_of_its_own() -> None:
     torch.manual_seed(7)
     assert drawn[0] == torch.rand(3).tolist()
     assert len({tuple(numbers) for numbers in drawn}) == 4
+
+
+@pytest.mark.parametrize("late", range(3))
+def test_a_restart_reads_no_address_of_an_earlier_start(late: int) -> None:
+    store = dist.HashStore()
+
+    def meet(rank: int, start: int) -> list[bytes]:
+        time.sleep(0.1 * (rank == late))
+        own = own_store(store, rank, 3)
+        own.set(f"address/{rank}", f"{start}:{rank}")
+        return [own.get(f"address/{other}") for other in range(3)]
+
+    with ThreadPoolExecutor(3) as threads:
+        for start in range(3):
+            for found in threads.map(meet, range(3), [start] * 3):
+                assert found == [f"{start}:{other}".encode() for other in range(3)]
 
 
 def test_rows_are_shared_out_evenly_or_not_at_all() -> None:

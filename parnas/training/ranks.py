@@ -2,14 +2,18 @@
 
 import atexit
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from parnas.errors import ParnasError
 
@@ -130,9 +134,43 @@ def join_ranks(cuda: bool) -> Ranks:
     if not launched_by_torchrun():
         return ALONE
     if not dist.is_initialized():
-        dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=PATIENCE)
+        store, rank, count = next(rendezvous("env://", timeout=PATIENCE))
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if cuda else "gloo",
+            store=own_store(store, rank, count),
+            rank=rank,
+            world_size=count,
+            timeout=PATIENCE,
+        )
         atexit.register(_leave)
     return Ranks(dist.get_rank(), dist.get_world_size())
+
+
+def own_store(store: Store, rank: int, count: int) -> Store:
+    """The part of a store that belongs to this start of the job alone.
+
+    torchrun hands one store to all its restarts, and with it the addresses of processes that died: whoever reads them
+    before the new ones stand there is refused. Here the first process answers to names that are drawn anew at each
+    start, so that nothing of an earlier one can be taken for an answer.
+    """
+    name = uuid4().hex
+    if rank > 0:
+        store.set(f"asks/{rank}", name)
+        own = PrefixStore(store.get(f"answer/{name}").decode(), store)
+        own.set(f"met/{rank}", "")
+        return own
+    own = PrefixStore(name, store)
+    missing = set(range(1, count))
+    until = time.monotonic() + PATIENCE.total_seconds()
+    while missing:
+        if time.monotonic() > until:
+            raise LostProcess(f"Not all processes of this job came within {PATIENCE}; start it again.")
+        for other in missing:
+            if store.check([f"asks/{other}"]):
+                store.set(f"answer/{store.get(f'asks/{other}').decode()}", name)
+        missing = {other for other in missing if not own.check([f"met/{other}"])}
+        time.sleep(0.01)
+    return own
 
 
 def _leave() -> None:
