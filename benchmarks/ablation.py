@@ -12,7 +12,7 @@ import hashlib
 import re
 import shutil
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -51,7 +51,7 @@ class Variant(NamedTuple):
     name: str
     source: str  # the paper
     changes: dict[str, Any]  # by dotted key
-    tried: str | None = None  # of benchmarks/tried.py
+    tried: Sequence[str]  # of benchmarks/tried.py
     seeds: Sequence[int] = ()  # none: those of all changes
 
 
@@ -76,8 +76,9 @@ class Job(NamedTuple):
 
 def read_plan(plan: dict[str, Any]) -> list[Job]:
     """The recipe with its seeds, then each change with its own."""
-    variants = [Variant(**{"source": "", "changes": {}, **each}) for each in plan["variants"]]
-    recipe = [Job(Variant(RECIPE, "", {}), seed) for seed in plan["recipe_seeds"]]
+    unchanged = Variant(RECIPE, "", {}, plan["tried"])
+    variants = [Variant(**{**unchanged._asdict(), **each}) for each in plan["variants"]]
+    recipe = [Job(unchanged, seed) for seed in plan["recipe_seeds"]]
     return recipe + [Job(variant, seed) for variant in variants for seed in variant.seeds or plan["seeds"]]
 
 
@@ -108,9 +109,11 @@ def train(config: Config, share: float, runs: Path, job: Job) -> Row:
     variant, seed = job
     settings = hash_settings(config, share, job)
     folder = runs / f"{re.sub('[^a-z0-9.]+', '-', variant.name.lower())}-seed-{seed}-{settings}"
-    if variant.tried and not Run(folder).finished():
-        shutil.rmtree(folder, ignore_errors=True)  # averages are in no checkpoint
-    with TRIED[variant.tried]() if variant.tried else nullcontext():
+    if not Run(folder).finished():
+        shutil.rmtree(folder, ignore_errors=True)  # what is tried, such as averages, is in no checkpoint
+    with ExitStack() as stack:
+        for name in variant.tried:
+            stack.enter_context(TRIED[name]())
         summary = train_once(retrain, changed_config(config, job), folder, Silent()).summary()
     figures = summary["steps"], summary["valid"]["ppl"], summary["seconds"], summary["parameters"]
     return Row(variant.name, seed, *figures, settings)

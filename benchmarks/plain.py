@@ -53,11 +53,6 @@ def linear_cross_entropy(
     return smoothed + (nll - smoothed).detach()
 
 
-def dropout(x: Tensor, p: float, locked: bool = False) -> Tensor:
-    """As `fused.dropout`: by torch's own, of one position for all where it is locked."""
-    return x * F.dropout(torch.ones_like(x[..., :1, :]), p) if locked else F.dropout(x, p)
-
-
 def relative_shift(scores: Tensor) -> Tensor:
     """Turn scores by distance into scores by key: column k of row t moves to distance t + M - k.
 
@@ -72,5 +67,5 @@ def relative_shift(scores: Tensor) -> Tensor:
 def plain_operations() -> AbstractContextManager[object]:
     """Within it, networks compute in the textbook forms."""
     return patch.multiple(
-        fused, relative_attention=relative_attention, linear_cross_entropy=linear_cross_entropy, dropout=dropout
+        fused, relative_attention=relative_attention, linear_cross_entropy=linear_cross_entropy, dropout=F.dropout
     )

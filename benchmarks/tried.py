@@ -10,14 +10,18 @@ from functools import partial
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from parnas.data.batching import Batch, Int64s, Order, TrainingBatches
+from parnas.data.streams import Tokens
 from parnas.model import fused
 from parnas.model.blocks import Block, BlockOutput, Context
+from parnas.model.heads import Embedding
 from parnas.model.memory import BlockMemory
-from parnas.training import optimizers, trainer
+from parnas.training import optimizers, retrain, trainer
 from parnas.training.optimizers import make_adamw, orthogonalise
 from parnas.training.perplexity import TotalLoss
 from parnas.training.trainer import Trainer
@@ -25,7 +29,8 @@ from parnas.training.trainer import Trainer
 EMA_DECAY = 0.999
 LATE_SHARE = 0.25  # of the steps, at the end, whose weights are averaged
 BETA = 0.9  # of schedule-free
-DROPPED = 0.1  # of weights, or of layers
+DROPPED = 0.1  # of weights, layers or words
+HALVED = 0.05  # share of the segments that are about half as long
 
 
 def cosine(step: int, steps: int, peak: float, warmup_steps: int) -> float:
@@ -193,12 +198,69 @@ def layer_drop() -> Iterator[None]:
         yield
 
 
+def drop_features(x: Tensor, p: float) -> Tensor:
+    """In place of `fused.dropout`: the same features at all positions T of [..., T, D] (Gal & Ghahramani 2016).
+
+    arXiv 1512.05287; Merity et al. 2017, arXiv 1708.02182, section 4.2.
+    """
+    return torch.addcmul(x.new_zeros(()), x, fused.keep_mask(x[..., :1, :], p), value=1 / (1 - p))
+
+
+@contextmanager
+def embedding_dropout() -> Iterator[None]:
+    """Each step leaves out words of the vocabulary, wherever they are input (Merity et al. 2017, section 4.3)."""
+    embed = Embedding.forward
+
+    def embed_some(self: Embedding, tokens: Tensor) -> Tensor:
+        vectors = embed(self, tokens)
+        if not self.training:
+            return vectors
+        kept = fused.keep_mask(vectors.new_empty(self.bounds[-1]), DROPPED) / (1 - DROPPED)  # [V]
+        dropped: Tensor = vectors * kept[tokens][..., None]
+        return dropped
+
+    with patch.object(Embedding, "forward", embed_some):
+        yield
+
+
+class RandomLengths(TrainingBatches):
+    """Segments of lengths that are drawn for each epoch (Merity et al. 2017, arXiv 1708.02182, section 4.1).
+
+    About `tgt_len`, or a share of `HALVED` half of it, and up to an eighth of `tgt_len` less. Never more, so that no
+    step takes more memory; and ten lengths at most, since kernels are prepared for each.
+    """
+
+    def __init__(self, tokens: Tokens, batch_size: int, tgt_len: int, rows: slice | None, order: Order) -> None:
+        super().__init__(tokens, batch_size, tgt_len, rows, order)
+        possible = [base - number * tgt_len // 32 for base in (tgt_len, tgt_len // 2) for number in range(5)]
+        shares = np.repeat([1 - HALVED, HALVED], 5) / 5
+        # Multiples of the golden ratio, which fall evenly: each length is as often as it should be, in any text.
+        room = (len(tokens) - 1) // batch_size
+        even = np.arange(room // min(possible)) * ((1 + math.sqrt(5)) / 2) % 1
+        lengths = np.array(possible)[np.searchsorted(np.cumsum(shares)[:-1], even)]
+        self._lengths: Int64s = lengths[: np.searchsorted(lengths.cumsum(), room, side="right")]
+        self.segments, used = len(self._lengths), batch_size * int(self._lengths.sum())
+        self._inputs = np.asarray(tokens[:used]).reshape(batch_size, -1)[self._own]
+        self._targets = np.asarray(tokens[1 : used + 1]).reshape(batch_size, -1)[self._own]
+
+    def batch(self, step: int) -> Batch:
+        """As of `TrainingBatches`."""
+        epoch, segment = divmod(step, self.segments)
+        lengths = np.random.default_rng([self._order.seed, epoch, 1]).permutation(self._lengths)
+        start = int(lengths[:segment].sum())
+        places = self._places(epoch, start, start + int(lengths[segment]))
+        return Batch(self._inputs[places].astype(np.int64), self._targets[places].astype(np.int64), segment == 0)
+
+
 TRIED: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "cosine": partial(patch.object, trainer, "learning_rate", cosine),
     "ema": partial(averaging, ema_share),
+    "embedding_dropout": embedding_dropout,
     "keys_apart": partial(patch.object, optimizers, "orthogonalise", orthogonalise_apart),
     "late_averaging": late_averaging,
     "layer_drop": layer_drop,
+    "locked_dropout": partial(patch.object, fused, "dropout", drop_features),
+    "random_lengths": partial(patch.object, retrain, "TrainingBatches", RandomLengths),
     "schedule_free": schedule_free,
     "weight_dropout": weight_dropout,
 }

@@ -63,12 +63,6 @@ class ModelConfig(Section):
     memory: MemoryConfig = Field(MemoryConfig(), description="Compressed memory, of layers c.")
     dropout: float = Field(0.1, ge=0, lt=1, description="Dropout on embeddings and layer outputs, a probability.")
     attention_dropout: float = Field(0.0, ge=0, lt=1, description="Dropout on attention weights, a probability.")
-    locked_dropout: bool = Field(
-        False,
-        description="`dropout` zeroes the same features at all positions of a row's segment, instead of others at each "
-        "(variational dropout, Gal & Ghahramani 2016, arXiv 1512.05287; Merity et al. 2017, arXiv 1708.02182, section "
-        "4.2), and so of the encodings of all distances.",
-    )
     norm: Literal["post", "pre"] = Field(
         "post", description="LayerNorm after each residual (Transformer-XL) or before each layer."
     )
@@ -88,14 +82,6 @@ class ModelConfig(Section):
     )
     tie_weights: bool = Field(True, description="Share the weights of embedding and softmax.")
     div_val: int = Field(1, ge=1, description="Each cluster of the input embedding is this many times narrower.")
-    embedding_dropout: float = Field(
-        0.0,
-        ge=0,
-        lt=1,
-        description="Probability of leaving out a word of the vocabulary wherever it stands in the rows that are read "
-        "at once, as input alone (Gal & Ghahramani 2016, arXiv 1512.05287; Merity et al. 2017, arXiv 1708.02182, "
-        "section 4.3).",
-    )
 
     @property
     def head_width(self) -> int:

@@ -74,14 +74,6 @@ class DataConfig(Section):
     tokenizer: TokenizerConfig = Field(TokenizerConfig(), description="How text becomes tokens.")
     batch_size: int = Field(32, ge=1, description="Rows read side by side, each going on where it left off.")
     tgt_len: int = Field(32, ge=1, description="Tokens of a segment in each row.")
-    random_tgt_len: float = Field(
-        0.0,
-        ge=0,
-        lt=1,
-        description="Share of the segments in training that are half as long (Merity et al. 2017, arXiv 1708.02182, "
-        "section 4.1: 0.05). Each of these is then up to an eighth of tgt_len shorter, and so are the others; their "
-        "order is drawn by runtime.seed for each epoch. The learning rate is the same for all. 0: all have tgt_len.",
-    )
     shuffle: Literal["none", "partial"] = Field(
         "none",
         description="partial: in each epoch every row begins at a place of its own, drawn by runtime.seed, and goes on "

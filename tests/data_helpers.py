@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from parnas.data.batching import Batch, TrainingBatches
+from parnas.data.batching import TrainingBatches
 
 _DATA = os.environ.get("PARNAS_DATA") or Path(__file__).parent.parent.parent / "shared"
 WIKITEXT_2 = Path(_DATA) / "wikitext-2"
@@ -54,6 +54,8 @@ def distinct_tokens(length: int) -> np.ndarray:
     return np.arange(100, 100 + length, dtype=np.uint32)
 
 
-def read_epoch(batches: TrainingBatches, epoch: int) -> list[Batch]:
-    """All batches of an epoch, in order."""
-    return [batches.batch(epoch * batches.segments + segment) for segment in range(batches.segments)]
+def read_rows(batches: TrainingBatches, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs and targets of all rows in an epoch, [B, tokens of a row] each."""
+    read = [batches.batch(epoch * batches.segments + segment) for segment in range(batches.segments)]
+    assert [batch.starts_epoch for batch in read] == [True] + [False] * (batches.segments - 1)
+    return np.hstack([batch.inputs for batch in read]), np.hstack([batch.targets for batch in read])

@@ -63,21 +63,3 @@ def read_in_segments(network, ids, tgt_len, **settings):
         memory = output.memory
         hidden.append(output.hidden)
     return torch.cat(hidden, dim=1), memory
-
-
-def assert_off_in_evaluation(**changes):
-    """A setting that regularises changes nothing in evaluation, of plain networks and of SuperNets."""
-    ids = random_ids(2, 9)
-    for make in (make_network, make_supernet):
-        (expected, _), (found, _) = (make(cutoffs=(5, 9), **each).nll(ids, ids.flip(1)) for each in ({}, changes))
-        assert torch.equal(found, expected)
-
-
-def assert_seed_fixes_training(**changes):
-    """In training it draws anew for each segment, from torch's generator alone."""
-    network, ids, drawn = make_network(**changes).train(), random_ids(2, 9), []
-    for _ in range(2):
-        torch.manual_seed(3)
-        drawn += [network(ids).hidden for _ in range(6)]
-    assert all(torch.equal(one, other) for one, other in zip(drawn[:6], drawn[6:], strict=True))
-    assert any(not torch.equal(drawn[0], other) for other in drawn[1:6])

@@ -1,6 +1,7 @@
 """The ablation of the recipe in tiny form, and what it tries besides the options."""
 
 import shutil
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,13 +10,18 @@ import pytest
 import torch
 import tried
 from conftest import small_config
-from model_helpers import make_network, random_ids
-from rows import read_rows
+from data_helpers import distinct_tokens, read_rows
+from hypothesis import given
+from hypothesis import strategies as st
+from model_helpers import VOCABULARY, make_network, model_config, random_ids, randomise
 from torch import Tensor, nn
 
 from parnas.config import load_config
+from parnas.data.batching import Order
 from parnas.data.streams import prepare
 from parnas.inputs import read_config
+from parnas.model import fused
+from parnas.model.heads import Embedding
 from parnas.run import METRICS, Run
 from parnas.training.optimizers import orthogonalise
 from parnas.training.reporter import Silent
@@ -36,17 +42,21 @@ def test_every_change_names_settings_that_there_are_and_differs_from_the_recipe(
     recipe = read_config(read, [])
     assert len({job.variant.name for job in jobs}) > 10
     for job in jobs:
-        changed = ablation.changed_config(recipe, job)
-        assert (changed.replace(runtime__seed=1) != recipe) or job.variant.tried or job.variant.name == ablation.RECIPE
+        changed = ablation.changed_config(recipe, job).replace(runtime__seed=recipe.runtime.seed)
+        same = changed == recipe and job.variant.tried == jobs[0].variant.tried
+        assert same == (job.variant.name == ablation.RECIPE)
 
 
-def test_the_recipe_is_that_of_the_configuration():
-    recipe = read_config({section: given for section, given in settings().items() if section != "ablation"}, [])
+def test_the_last_recipe_is_that_of_the_configuration():
+    read = settings()
+    last = ablation.read_plan(read.pop("ablation"))[-1]
+    assert not last.variant.tried
+    recipe = ablation.changed_config(read_config(read, []), last)
     config = load_config(ROOT / "configs" / "wikitext2-word-cpu.yaml")
     for section, names in {
-        "model": ("norm", "dropout", "attention_dropout", "locked_dropout", "cutoffs", "mem_len", "div_val"),
-        "train": ("optimizer", "weight_decay", "clip"),
-        "data": ("tgt_len",),
+        "model": ("norm", "dropout", "attention_dropout", "cutoffs", "mem_len", "div_val"),
+        "train": ("optimizer", "weight_decay", "clip", "label_smoothing"),
+        "data": ("tgt_len", "shuffle"),
     }.items():
         for name in names:
             assert getattr(getattr(recipe, section), name) == getattr(getattr(config, section), name), name
@@ -57,7 +67,7 @@ def test_tiny_trainings_fill_the_table_once(corpus, tmp_path, capsys):
     arguments = ["--tiny", "--corpus", corpus, "--runs", tmp_path / "runs", "--out", tmp_path, "--workers", 1]
     chosen = [word for name in (ablation.RECIPE, "AdamW alone, lr 2e-3", "cosine to zero") for word in ("--only", name)]
     ablation.main(list(map(str, [*arguments, *chosen])))
-    rows = read_rows(tmp_path / "ablation.csv", ablation.Row)
+    rows = ablation.read_rows(tmp_path / "ablation.csv", ablation.Row)
     assert [(row.name, row.seed) for row in rows[:2]] == [(ablation.RECIPE, 1), (ablation.RECIPE, 2)]
     assert len(rows) == 4
     assert len({row.ppl for row in rows}) == 4
@@ -73,7 +83,7 @@ def test_a_training_is_kept_where_finished_and_one_with_averages_begun_anew_wher
     corpus: Path, tmp_path: Path
 ) -> None:
     config = small_config(corpus, model__arch="f", train__steps=4)
-    job = ablation.Job(ablation.Variant("averages", "", {}, "ema"), 1)
+    job = ablation.Job(ablation.Variant("averages", "", {}, ["ema"]), 1)
     whole = ablation.train(config, 1.0, tmp_path / "whole", job)
     assert ablation.train(config, 1.0, tmp_path / "whole", job) == whole
     (made,) = (tmp_path / "whole").iterdir()
@@ -113,10 +123,83 @@ def test_layers_left_out_pass_x_and_remember_it(monkeypatch: pytest.MonkeyPatch)
     assert torch.equal(output.memory[0], x)
 
 
+@pytest.mark.parametrize("p", [0.2, 0.5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_locked_dropout_zeroes_the_same_features_at_all_positions_of_a_row(p: float, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x = torch.ones(151, 7, 201, dtype=dtype, requires_grad=True)
+    dropped = tried.drop_features(x, p)
+    assert torch.equal(dropped, dropped[:, :1].expand_as(dropped))
+    first = dropped[:, 0]
+    assert float((first != 0).float().mean()) == pytest.approx(1 - p, abs=0.02)
+    assert first.detach().unique().tolist() == pytest.approx([0, 1 / (1 - p)], rel=0.005)
+    for neighbours in (first[1:] * first[:-1], first[:, 1:] * first[:, :-1]):
+        assert float((neighbours != 0).float().mean()) == pytest.approx((1 - p) ** 2, abs=0.02)
+    dropped.sum().backward()
+    assert torch.equal(x.grad, dropped.detach())
+
+
+def test_all_dropout_of_a_network_is_locked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of embeddings, distances, inner activations, outputs of layers and the last hidden states."""
+    drop_features, shapes = tried.drop_features, []
+    monkeypatch.setattr(fused, "dropout", lambda x, p: shapes.append(x.shape) or drop_features(x, p))
+    make_network("sf", dropout=0.1).train()(random_ids(2, 5))
+    assert shapes == [(2, 5, 8), (5, 8), (2, 5, 8), (2, 5, 12), *[(2, 5, 8)] * 2]
+
+
+@pytest.mark.parametrize("changes", [{}, {"cutoffs": (5, 9), "div_val": 2}])
+def test_a_tenth_of_the_words_is_left_out_everywhere_as_input_alone(changes: dict) -> None:
+    ids, left_out = random_ids(6, 30), 0
+    embedding = randomise(Embedding(model_config(**changes), VOCABULARY))
+    plain = embedding(ids)
+    torch.manual_seed(0)
+    with tried.embedding_dropout():
+        for _ in range(200):
+            shares = (embedding(ids) / plain).detach()[..., 0]
+            of_words = [shares[ids == word].unique().tolist() for word in range(VOCABULARY)]
+            assert all(len(found) == 1 for found in of_words)
+            assert {round(found[0], 4) for found in of_words} <= {0, round(1 / 0.9, 4)}
+            left_out += sum(not found[0] for found in of_words)
+        assert torch.equal(embedding.eval()(ids), plain)
+    assert left_out / 200 / VOCABULARY == pytest.approx(0.1, abs=0.02)
+
+
+@given(
+    rows=st.integers(1, 4),
+    tgt_len=st.integers(2, 70),
+    length=st.integers(300, 900),
+    seed=st.integers(0, 2**32 - 1),
+    epoch=st.integers(0, 3),
+    rotated=st.booleans(),
+)
+def test_with_random_lengths_every_token_of_an_epoch_is_a_target_once(
+    rows: int, tgt_len: int, length: int, seed: int, epoch: int, rotated: bool
+) -> None:
+    batches = tried.RandomLengths(distinct_tokens(length), rows, tgt_len, None, Order(seed, rotated))
+    inputs, targets = read_rows(batches, epoch)
+    assert (targets == inputs + 1).all()
+    assert sorted(targets.flatten().tolist()) == list(range(101, 101 + targets.size))
+    assert 0 <= length - 1 - targets.size < rows * tgt_len
+
+
+def test_random_lengths_are_as_often_as_asked_and_in_another_order_in_each_epoch() -> None:
+    batches = tried.RandomLengths(distinct_tokens(100_001), 2, 64, None, Order(7))
+    orders = [
+        [batches.batch(epoch * batches.segments + segment).inputs.shape[1] for segment in range(batches.segments)]
+        for epoch in range(2)
+    ]
+    assert orders[0] != orders[1]
+    counts = Counter(orders[0])
+    assert counts == Counter(orders[1])
+    assert sorted(counts) == [24, 26, 28, 30, 32, 56, 58, 60, 62, 64]
+    halved = sum(count for length, count in counts.items() if length <= 32)
+    assert halved / batches.segments == pytest.approx(0.05, abs=0.002)
+
+
 @pytest.mark.parametrize("name", tried.TRIED)
 def test_what_is_tried_trains_and_validates(name: str, corpus: Path, tmp_path: Path) -> None:
     of_muon = {"model__arch": "s", "train__optimizer": "muon"} if name == "keys_apart" else {}
-    config = small_config(corpus, **{"model__arch": "f", **of_muon})
+    config = small_config(corpus, model__dropout=0.1, **{"model__arch": "f", **of_muon})
     with tried.TRIED[name]():
         run = retrain(config, tmp_path / "run", Silent())
     plain = retrain(config, tmp_path / "plain", Silent())

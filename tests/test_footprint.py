@@ -43,11 +43,9 @@ IDS = range(4, 4 + ROWS * TGT_LEN)  # in all clusters
 NETWORKS: dict[str, dict[str, Any]] = {
     "plain": {},
     "dropout": {"dropout": 0.1, "attention_dropout": 0.1},
-    "locked": {"dropout": 0.1, "locked_dropout": True},
     "pre": {"norm": "pre", "dropout": 0.1},
     "adaptive": {"cutoffs": (6, 12), "proj_factor": 2, "tie_weights": False, "dropout": 0.1},
     "narrowing": {"cutoffs": (6, 12), "div_val": 2},
-    "words left out": {"cutoffs": (6, 12), "div_val": 2, "embedding_dropout": 0.1},
     "compressive": {"memory": {"cmem_len": 4, "ratio": 2}, "same_length": True},
 }
 STEPS = [

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import small_config
-from data_helpers import distinct_tokens, read_epoch
+from data_helpers import distinct_tokens, read_rows
 from hypothesis import given
 from hypothesis import strategies as st
 from training_helpers import Phase, assert_resumes, without_times
@@ -17,13 +17,6 @@ from parnas.run import METRICS, STREAMS
 from parnas.training.ranks import Ranks
 from parnas.training.reporter import Silent
 from parnas.training.retrain import retrain
-
-
-def read_rows(batches: TrainingBatches, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs and targets of all rows, [B, tokens of a row] each."""
-    read = read_epoch(batches, epoch)
-    assert [batch.starts_epoch for batch in read] == [True] + [False] * (batches.segments - 1)
-    return np.hstack([batch.inputs for batch in read]), np.hstack([batch.targets for batch in read])
 
 
 @given(

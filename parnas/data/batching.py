@@ -1,7 +1,6 @@
 """Batches of segments: how a stream of N tokens is laid out in B rows of segments of T tokens, to train or to score."""
 
 import math
-import operator
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Self
 
@@ -11,7 +10,6 @@ from numpy.typing import NDArray
 from parnas.config import Config
 from parnas.data.streams import Tokens
 from parnas.errors import ParnasError
-from parnas.sections import DataConfig
 
 Int64s = NDArray[np.int64]
 
@@ -32,32 +30,15 @@ class Order(NamedTuple):
 
     seed: int = 0
     rotated: bool = False  # each row begins at a place of its own, and goes on at its beginning after its end
-    halved: float = 0.0  # share of the segments that are about half as long; 0: all are equally long
 
     @classmethod
     def of(cls, config: Config) -> Self:
         """What a configuration says."""
-        return cls(config.runtime.seed, config.data.shuffle == "partial", config.data.random_tgt_len)
+        return cls(config.runtime.seed, config.data.shuffle == "partial")
 
     def offsets(self, epoch: int, rows: int, tokens: int) -> Int64s:
         """Where in its `tokens` each of so many rows begins (Press 2019, arXiv 1903.04167), [rows]."""
         return np.random.default_rng([self.seed, epoch]).integers(tokens, size=rows)
-
-    def lengths(self, tgt_len: int, tokens: int) -> Int64s:
-        """Of as many segments as a row of so many tokens has room for, [segments]."""
-        if not self.halved:
-            return np.full(tokens // tgt_len, tgt_len)
-        possible, shares = random_lengths(tgt_len, self.halved)
-        # Multiples of the golden ratio, which fall evenly: each length is as often as it should be, in any text.
-        even = np.arange(tokens // min(possible)) * ((1 + math.sqrt(5)) / 2) % 1
-        lengths = np.array(possible)[np.searchsorted(np.cumsum(shares)[:-1], even)]
-        return lengths[: np.searchsorted(lengths.cumsum(), tokens, side="right")]
-
-    def bounds(self, epoch: int, lengths: Int64s) -> Int64s:
-        """Where the segments of an epoch begin and end, [segments + 1]."""
-        if self.halved:
-            lengths = np.random.default_rng([self.seed, epoch, 1]).permutation(lengths)
-        return np.concatenate([[0], lengths.cumsum()])
 
 
 class EvaluationBatch(NamedTuple):
@@ -73,9 +54,8 @@ class TrainingBatches:
     """Contiguous batching: row b of every batch reads on where row b of the batch before left off, in an epoch.
 
     Of N tokens, each row gets `segments` = (N - 1) // (B T) segments of T, the rows following each other in the
-    stream; where lengths are random, as many as it has room for. Targets are the inputs one token on, across the ends
-    of segments and rows alike. So in an epoch every token is a target once, except the first of the stream and
-    fewer than B T at its end.
+    stream. Targets are the inputs one token on, across the ends of segments and rows alike. So in an epoch every
+    token is a target once, except the first of the stream and fewer than B T at its end.
 
     tokens: [N], memory-mapped or not. `rows` of the batch alone, where others are read elsewhere. Raises `ParnasError`
     where N does not fill one segment in every row.
@@ -85,16 +65,14 @@ class TrainingBatches:
         self, tokens: Tokens, batch_size: int, tgt_len: int, rows: slice | None = None, order: Order | None = None
     ) -> None:
         self._order = order or Order()
-        self._lengths = self._order.lengths(tgt_len, max(0, len(tokens) - 1) // batch_size)
-        self._bounds = 0, self._order.bounds(0, self._lengths)  # of an epoch
-        self.segments = len(self._lengths)
+        self.segments = (len(tokens) - 1) // (batch_size * tgt_len)
         if self.segments < 1:
             raise ParnasError(
                 f"The text, or what search.alpha_split leaves of it, has {len(tokens):,} tokens, too few for "
                 f"data.batch_size {batch_size} rows of "
                 f"data.tgt_len {tgt_len}, which need {batch_size * tgt_len + 1:,}. Lower one of them."
             )
-        self._batch_size, used = batch_size, batch_size * int(self._lengths.sum())
+        self._batch_size, self._tgt_len, used = batch_size, tgt_len, batch_size * tgt_len * self.segments
         self._own = slice(None) if rows is None else rows
         self._inputs = np.asarray(tokens[:used]).reshape(batch_size, -1)[self._own]
         self._targets = np.asarray(tokens[1 : used + 1]).reshape(batch_size, -1)[self._own]
@@ -102,10 +80,7 @@ class TrainingBatches:
     def batch(self, step: int) -> Batch:
         """The batch of a training step, counted from 0 through all epochs; depends on nothing but `step`."""
         epoch, segment = divmod(step, self.segments)
-        if self._bounds[0] != epoch:
-            self._bounds = epoch, self._order.bounds(epoch, self._lengths)
-        start, stop = self._bounds[1][segment : segment + 2]
-        places = self._places(epoch, start, stop)
+        places = self._places(epoch, segment * self._tgt_len, (segment + 1) * self._tgt_len)
         return Batch(self._inputs[places].astype(np.int64), self._targets[places].astype(np.int64), segment == 0)
 
     def _places(self, epoch: int, start: int, stop: int) -> tuple[Any, Any]:
@@ -149,24 +124,6 @@ def evaluation_batches(
         inputs[places == 0] = first
         inputs[~inside] = targets[~inside] = 0
         yield EvaluationBatch(inputs, targets, inside & ~(burning & (step < burn_in))[:, None], places)
-
-
-def random_lengths(tgt_len: int, halved: float) -> tuple[list[int], list[float]]:
-    """Lengths of segments (Merity et al. 2017, arXiv 1708.02182, section 4.1), and how often there are any.
-
-    About `tgt_len`, or a share of `halved` half of it, and up to an eighth of `tgt_len` less. Never more, so that no
-    step takes more memory than planned; and ten lengths at most, since kernels are prepared for each.
-    """
-    less = [number * tgt_len // 32 for number in range(5)]
-    possible = [max(1, base - each) for base in (tgt_len, tgt_len // 2) for each in less]
-    return possible, [share / len(less) for share in (1 - halved, halved) for _ in less]
-
-
-def mean_len(data: DataConfig) -> float:
-    """Tokens that a row of a training batch has on average."""
-    if not data.random_tgt_len:
-        return data.tgt_len
-    return math.fsum(map(operator.mul, *random_lengths(data.tgt_len, data.random_tgt_len)))
 
 
 def split_share(tokens: Tokens, share: float) -> tuple[Tokens, Tokens]:

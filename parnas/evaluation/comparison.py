@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from parnas.data.batching import mean_len
 from parnas.errors import ParnasError
 from parnas.evaluation.adapt import adapted_ways
 from parnas.evaluation.entries import Conditions, Entry, open_entries, several_tokenizers, split_of
@@ -222,7 +221,7 @@ def training_figures(entry: Entry) -> dict[str, Any]:
             summary, config = entry.run.summary(), entry.loaded.config
             steps, seconds = int(summary["steps"]), float(summary["seconds"])
             share = 1 - config.search.alpha_share if summary["kind"] == "search" else 1
-            read = steps * config.data.batch_size * mean_len(config.data)
+            read = steps * config.data.batch_size * config.data.tgt_len
             epochs = read / (share * entry.streams.header.splits["train"].tokens)
             figures |= {"steps": steps, "epochs": round(epochs, 2), "train_seconds": seconds}
     except (KeyError, TypeError, ValueError) as error:

@@ -41,15 +41,15 @@ def add_up(losses: Iterable[Tensor | None]) -> Tensor | None:
 
 
 class Dropout(nn.Module):
-    """Dropout of probability `p` while training, `locked` or not; see `fused.dropout`."""
+    """Dropout of probability `p` while training; see `fused.dropout`."""
 
-    def __init__(self, p: float, locked: bool = False) -> None:
+    def __init__(self, p: float) -> None:
         super().__init__()
-        self.p, self.locked = p, locked
+        self.p = p
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., T, D]."""
-        return fused.dropout(x, self.p, self.locked) if self.training and self.p else x
+        """Any shape."""
+        return fused.dropout(x, self.p) if self.training and self.p else x
 
 
 class Block(nn.Module):
@@ -96,7 +96,7 @@ class ResidualLayer(Block):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.layer_norm = nn.LayerNorm(config.d_model)
-        self.dropout = Dropout(config.dropout, config.locked_dropout)
+        self.dropout = Dropout(config.dropout)
         self.pre_norm = config.norm == "pre"
 
     def forward(self, x: Tensor, memory: BlockMemory, context: Context) -> BlockOutput:

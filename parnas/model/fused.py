@@ -83,12 +83,9 @@ def linear_cross_entropy(
     return nll
 
 
-def dropout(x: Tensor, p: float, locked: bool = False) -> Tensor:
-    """`x` with elements zeroed with probability `p` and the others divided by 1 - p; any shape. See `Dropout`.
-
-    `locked`: what is zeroed is the same along the last dimension but one, the positions of [..., T, D].
-    """
-    dropped: Tensor = Dropout.apply(x, p, locked)  # type: ignore[no-untyped-call]
+def dropout(x: Tensor, p: float) -> Tensor:
+    """`x` with elements zeroed with probability `p` and the others divided by 1 - p; any shape. See `Dropout`."""
+    dropped: Tensor = Dropout.apply(x, p)  # type: ignore[no-untyped-call]
     return dropped
 
 
@@ -248,9 +245,9 @@ class Dropout(torch.autograd.Function):
     """Dropout whose mask takes 16 random bits for an element: on CPU, torch draws a double for each."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, p: float, locked: bool) -> Tensor:
+    def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
         """As `dropout`."""
-        kept, ctx.scale = keep_mask(x[..., :1, :] if locked else x, p), 1 / (1 - p)
+        kept, ctx.scale = keep_mask(x, p), 1 / (1 - p)
         ctx.save_for_backward(kept)  # as an attribute it would outlive the backward pass
         return torch.addcmul(x.new_zeros(()), x, kept, value=ctx.scale)
 
@@ -259,7 +256,7 @@ class Dropout(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """The same mask."""
         (kept,) = ctx.saved_tensors
-        return torch.addcmul(grad.new_zeros(()), grad, kept, value=ctx.scale), None, None
+        return torch.addcmul(grad.new_zeros(()), grad, kept, value=ctx.scale), None
 
 
 def keep_mask(like: Tensor, p: float) -> Tensor:

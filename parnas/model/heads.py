@@ -36,7 +36,7 @@ class Embedding(nn.Module):
 
     def __init__(self, config: ModelConfig, vocab_size: int) -> None:
         super().__init__()
-        self.d_model, self.dropout = config.d_model, config.embedding_dropout
+        self.d_model = config.d_model
         self.bounds = cluster_bounds(config, vocab_size) if config.div_val > 1 else [0, vocab_size]
         widths = config.embedding_dims() if config.div_val > 1 else [config.d_model]
         sizes = [stop - start for start, stop in pairwise(self.bounds)]
@@ -44,15 +44,7 @@ class Embedding(nn.Module):
         self.projections = matrices([(config.d_model, width) for width in widths] if config.div_val > 1 else [])
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Ids [B, T] to vectors [B, T, D]; with dropout, all of an id are zero or none is."""
-        vectors = self._look_up(tokens)
-        if not (self.training and self.dropout):
-            return vectors
-        kept = fused.keep_mask(vectors.new_empty(self.bounds[-1]), self.dropout) / (1 - self.dropout)  # [V]
-        dropped: Tensor = vectors * kept[tokens][..., None]
-        return dropped
-
-    def _look_up(self, tokens: Tensor) -> Tensor:
+        """Ids [B, T] to vectors [B, T, D]."""
         if not self.projections:
             whole: Tensor = F.embedding(tokens, self.tables[0]) * math.sqrt(self.d_model)
             return whole

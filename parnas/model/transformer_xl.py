@@ -46,7 +46,7 @@ class TransformerXL(nn.Module):
         self.embedding = Embedding(config, vocab_size)
         self.blocks = nn.ModuleList(blocks)
         self.head = SoftmaxHead(config, vocab_size, self.embedding)
-        self.dropout = Dropout(config.dropout, config.locked_dropout)
+        self.dropout = Dropout(config.dropout)
         self.final_norm = nn.LayerNorm(config.d_model) if config.norm == "pre" else None
         self.u: nn.Parameter | None = None
         self.v: nn.Parameter | None = None

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple, cast
 
 from parnas.architecture import IDENTITY, Architecture
 from parnas.config import Config
-from parnas.data.batching import mean_len
 from parnas.data.cache import Note, silent
 from parnas.data.foreseen import foresee, zipf
 from parnas.data.streams import StreamHeader
@@ -135,7 +134,7 @@ def plan_phase(config: Config, phase: Kind, counts: Sequence[int], machine: Mach
     footprint = count(config, phase, counts, rows)
     held = memory_of(footprint, machine.gpus)
     steps = config.search.steps if phase == "search" else config.train.steps
-    segment = round(config.data.batch_size * mean_len(config.data))
+    segment = config.data.batch_size * config.data.tgt_len
     flops = flops_of(config, phase, counts)
     fits = None if machine.memory_gb is None else needed(held) <= machine.memory_gb * GB
     found = PhasePlan(

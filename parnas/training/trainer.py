@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from parnas.config import Config
-from parnas.data.batching import Batch, TrainingBatches, mean_len
+from parnas.data.batching import Batch, TrainingBatches
 from parnas.data.streams import TokenStreams
 from parnas.errors import Diverged, ParnasError
 from parnas.model.estimators import Gates
@@ -314,7 +314,7 @@ class Trainer:
         self.ranks.average([] if self.compression_loss is None else [self.compression_loss])
         now, data, recent = time.perf_counter(), self.session.config.data, self.recent
         steps, seconds = self.step - self.logged_step, now - self.logged_at
-        rate = steps * data.batch_size * mean_len(data) / seconds
+        rate = steps * data.batch_size * data.tgt_len / seconds
         self.recent, self.logged_at, self.logged_step = [], now, self.step
         if not recent or not self.ranks.leads:  # all steps since the last line were skipped; or another writes
             return
