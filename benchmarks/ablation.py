@@ -27,6 +27,7 @@ from tried import TRIED
 from parnas.config import Config
 from parnas.data.corpora import find_corpus
 from parnas.data.streams import prepare
+from parnas.errors import ParnasError
 from parnas.files import to_json, write_text
 from parnas.inputs import read_config, read_overrides
 from parnas.run import Run
@@ -138,8 +139,10 @@ def tabulate(jobs: list[Job], rows: list[Row]) -> list[dict[str, Any]]:
         ppl = mean(row.ppl for row in found)
         line = {"change": name, "source": sources[name] or "–", "seeds": len(found), "ppl": f"{ppl:.2f}"}
         line["± sd"] = f"{stdev(row.ppl for row in found):.2f}" if len(found) > 1 else "–"
-        line["against the recipe"] = "–" if name == RECIPE else f"{100 * (ppl / mean(r.ppl for r in base) - 1):+.2f} %"
-        line["time"] = f"{mean(row.seconds for row in found) / mean(row.seconds for row in base):.2f}"
+        line |= {"against the recipe": "–", "time": "–"}
+        if base and name != RECIPE:
+            line["against the recipe"] = f"{100 * (ppl / mean(row.ppl for row in base) - 1):+.2f} %"
+            line["time"] = f"{mean(row.seconds for row in found) / mean(row.seconds for row in base):.2f}"
         line["parameters"] = found[0].parameters
         table.append(line)
     return table
@@ -166,6 +169,8 @@ def main(arguments: list[str] | None = None) -> None:
     path = (parsed.out or harness.RESULTS) / "ablation.csv"
     path.parent.mkdir(parents=True, exist_ok=True)
     jobs = read_plan(plan)
+    if unknown := set(parsed.only or ()) - {job.variant.name for job in jobs}:
+        raise ParnasError(f"There is no change {min(unknown)!r} (--only) in {CONFIG.name}.")
     if not parsed.report:
         corpus = cut_corpus(config.data.corpus, plan["share"], parsed.runs / "corpus")
         config = config.replace(data__corpus=str(corpus.resolve()))

@@ -30,6 +30,7 @@ EMA_DECAY = 0.999
 LATE_SHARE = 0.25  # of the steps, at the end, whose weights are averaged
 BETA = 0.9  # of schedule-free
 DROPPED = 0.1  # of weights, layers or words
+PLAIN_DROPOUT = fused.dropout  # whatever else is tried
 HALVED = 0.05  # share of the segments that are about half as long
 
 
@@ -76,7 +77,9 @@ def averaging(share_of: Callable[[Trainer], float]) -> Iterator[None]:
     update, averages = Trainer.update_weights, dict[int, list[Tensor]]()
 
     def average_of(self: Trainer) -> list[Tensor]:
-        return averages.setdefault(id(self), [weight.detach().clone() for weight in self.model.parameters()])
+        if id(self) not in averages:
+            averages[id(self)] = [weight.detach().clone() for weight in self.model.parameters()]
+        return averages[id(self)]
 
     def update_and_average(self: Trainer, loss: Tensor) -> bool:
         updated = update(self, loss)
@@ -123,8 +126,8 @@ class ScheduleFree(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> None:  # noqa: ARG002
         """One update."""
         self.count += 1
+        self.weights += self.param_groups[0]["lr"] ** 2  # of all groups
         for group in self.param_groups:
-            self.weights += group["lr"] ** 2 / len(self.param_groups)
             for y in group["params"]:
                 if y.grad is None:
                     continue
@@ -178,7 +181,7 @@ def weight_dropout() -> Iterator[None]:
     def multiply_by_some(self: nn.Linear, x: Tensor) -> Tensor:
         if not self.training:
             return multiply(self, x)
-        return F.linear(x, fused.dropout(self.weight, DROPPED), self.bias)
+        return F.linear(x, PLAIN_DROPOUT(self.weight, DROPPED), self.bias)
 
     with patch.object(nn.Linear, "forward", multiply_by_some):
         yield

@@ -8,7 +8,7 @@ from make_evidence import README, fill_readme, mark
 from make_performance import RESULTS, render_part
 from tabulate import tabulate
 
-from parnas.architecture import Architecture
+from parnas.architecture import ATTENTION, Architecture
 from parnas.files import read_json, write_text
 from parnas.run import PLAIN
 
@@ -206,7 +206,8 @@ def render_finalists(finalists: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     if finalists:
         yield "The search proposed these, each the best by it with less attention than the one before. In a training of"
         yield f"{finalists[0]['steps']:,} steps they reached, per token of the validation split:\n"
-        lines = [(f"`{canonical(each['arch'])}`", each["ppl"], each["cost"]) for each in finalists]
+        ordered = sorted(finalists, key=lambda each: -Architecture.parse(each["arch"]).layers.count(ATTENTION))
+        lines = [(f"`{canonical(each['arch'])}`", each["ppl"], each["cost"]) for each in ordered]
         yield table(("finalist", "validation", "cost of blocks"), lines) + "\n"
 
 

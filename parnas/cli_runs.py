@@ -87,7 +87,8 @@ def adapt(
     from parnas.comparison_display import show_adaptation
     from parnas.evaluation.adapt import adapt as choose
     from parnas.evaluation.adapt import read_grid
-    from parnas.evaluation.entries import Conditions
+    from parnas.evaluation.entries import LENGTHS, Conditions
+    from parnas.files import to_json
 
     runs, changes = split_settings(given)
     if len(runs) != 1:
@@ -95,10 +96,12 @@ def adapt(
     run = runs[0]
     lists = {"lr": lr, "decay": decay, "theta": theta, "weight": weight, "ways": ways}
     grid = read_grid({key: text for key, text in lists.items() if text is not None}, tokens)
-    adaptation = choose(Run(run), grid, Conditions(best=best, changes=changes), output.reporter())
+    conditions = Conditions(best=best, changes=changes)
+    adaptation = choose(Run(run), grid, conditions, output.reporter())
     written = adaptation.write()
     output.show(show_adaptation, adaptation)
-    hint = f"parnas evaluate {shlex.quote(str(run))}{' --best' * best} --split test --adapted"
+    lengths = [f"{key}={to_json(value)}" for key, value in conditions.changes.items() if key in LENGTHS]
+    hint = shlex.join(["parnas", "evaluate", str(run), *["--best"] * best, "--split", "test", "--adapted", *lengths])
     output.end(adaptation.to_dict(), [written], hint)
 
 

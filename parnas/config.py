@@ -11,11 +11,12 @@ from pydantic import Field, ValidationError
 
 from parnas.errors import ParnasError
 from parnas.files import read_text
-from parnas.section import Mistaken
+from parnas.section import Mistake, Mistaken
 from parnas.sections import (
     DataConfig,
     EvaluationConfig,
     ModelConfig,
+    Reach,
     RuntimeConfig,
     SearchConfig,
     Section,
@@ -41,6 +42,25 @@ class Config(Section):
     train: TrainConfig = Field(default=TrainConfig(), description="Training of the discrete network.")
     evaluation: EvaluationConfig = Field(default=EvaluationConfig(), description="How perplexity is measured.")
     runtime: RuntimeConfig = Field(default=RuntimeConfig(), description="Device, precision and seed.")
+
+    @property
+    def evaluated_lengths(self) -> tuple[int, Reach]:
+        """Segment length and reach of an evaluation: its own, else those of training."""
+        trained = {"tgt_len": self.data.tgt_len, **self.model.reach._asdict()}
+        told = {key: getattr(self.evaluation, key) for key in trained}
+        trained |= {key: value for key, value in told.items() if value is not None}
+        return trained.pop("tgt_len"), Reach(**trained)
+
+    def mistakes(self) -> Iterator[Mistake]:
+        stride, (tgt_len, reach) = self.evaluation.stride, self.evaluated_lengths
+        if stride and tgt_len % stride:
+            yield Mistake(
+                "evaluation.stride", f"is {stride}, which does not divide segments of {tgt_len}; give one that does"
+            )
+        if reach.same_length and not reach.mem_len:
+            yield Mistake(
+                "evaluation.same_length", "is true, but without memory nothing would be seen; give mem_len, or false"
+            )
 
     def replace(self, **changes: Any) -> "Config":
         """A copy with dotted keys changed, the dots written as `__`: `replace(model__d_model=64)`."""

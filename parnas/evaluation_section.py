@@ -1,11 +1,10 @@
 """The section `evaluation` of the configuration: the split, the lengths, and ways of scoring besides the plain one."""
 
-from collections.abc import Iterator
 from typing import Literal
 
 from pydantic import Field
 
-from parnas.section import Mistake, Section
+from parnas.section import Section
 
 
 class DynamicConfig(Section):
@@ -63,9 +62,3 @@ class EvaluationConfig(Section):
         description="A continuous cache besides the plain evaluation: tokens that followed hidden states like this one "
         "become more probable (Grave et al. 2017, arXiv 1612.04426).",
     )
-
-    def mistakes(self) -> Iterator[Mistake]:
-        if self.stride and self.tgt_len and self.tgt_len % self.stride:
-            yield Mistake(
-                "stride", f"is {self.stride}, which does not divide tgt_len {self.tgt_len}; give one that does"
-            )

@@ -1,5 +1,6 @@
 """The whole journey of one configuration: search, derive, retrain beside baselines, compare, draw."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -11,7 +12,7 @@ from parnas.config import Config
 from parnas.errors import ParnasError
 from parnas.evaluation.adapt import Grid
 from parnas.evaluation.adapt import adapt as choose_adaptation
-from parnas.evaluation.comparison import Comparison, compare
+from parnas.evaluation.comparison import Comparison, compare, median_rate
 from parnas.evaluation.entries import Conditions
 from parnas.figures.curves import draw_learning_curves
 from parnas.figures.draw import draw_report, draw_run
@@ -137,10 +138,16 @@ def run_pipeline(
 
 
 def refuse_other_networks(path: Path, runs: Mapping[str, Run]) -> None:
-    """Raise where a comparison, made before, has figures of a run that has since been trained anew."""
+    """Raise where a comparison, made before, has figures of a run that has since been trained anew.
+
+    That is told by its string, its steps and its rate, which no two trainings share.
+    """
     for row in read_json(path):
-        now = runs.get(row["run"])
-        if now is not None and (row["arch"], row["steps"]) != (now.summary()["arch"], now.summary()["steps"]):
+        if (run := runs.get(row["run"])) is None:
+            continue
+        now, then, rate = run.summary(), row["train_tokens_per_s"], median_rate(run)
+        trained_anew = not (math.isnan(rate) if then is None else math.isclose(then, rate))
+        if trained_anew or (row["arch"], row["steps"]) != (now["arch"], now["steps"]):
             raise ParnasError(
                 f"{path.parent} was made of another network named {row['run']}; remove it, and give --test to read the "
                 "test split anew."

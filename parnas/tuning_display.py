@@ -18,14 +18,19 @@ def show_tuned(tuned: Tuned) -> None:
         table.add_column(title, justify="right", overflow="fold")
     first = tuned.configured
     complete = sorted((each for each in tuned.trials if each.state == "complete"), key=lambda each: each.loss or 0.0)
+    if first not in complete:
+        told = "" if first is None else f"; as configured: {first.state}"
+        first = None
+    else:
+        told = "; *: as configured"
     for each in [*complete[:MOST_SHOWN], *([first] if first in complete[MOST_SHOWN:] else [])]:
         table.add_row(*trial_cells(each, first))
     Console().print(table)
     counts = ", ".join(f"{count} {state}" for state, count in tuned.counts().items() if count)
-    print(f"{len(tuned.trials)} trials: {counts}{'; *: as configured' * (first is not None)}")
+    print(f"{len(tuned.trials)} trials: {counts}{told}")
     if tuned.importance is not None:
         shares = ", ".join(f"{key} {share:.0%}" for key, share in tuned.importance.items())
-        print(f"what the best quarter has in common: {shares}")
+        print(f"what the best ones have in common: {shares}")
     if tuned.best is None or tuned.best.loss is None:
         return
     gain = 0.0 if first is None or first.loss is None else first.loss - tuned.best.loss

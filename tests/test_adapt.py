@@ -1,8 +1,10 @@
 """The settings of dynamic evaluation and of the cache are chosen on the validation split, and read from there."""
 
+import dataclasses
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command_helpers import refusal, run_command
@@ -70,11 +72,32 @@ def test_a_setting_that_adapt_looks_for_is_refused_with_its_option(name: str, ke
         adapt(trained, SMALL, Conditions(changes={f"evaluation.{key}": 0.1}), Silent())
 
 
+@pytest.mark.parametrize(
+    ("changes", "ways", "message"),
+    [
+        ({"evaluation.dynamic": {"lr": 0.1}}, ("dynamic",), r"dynamic\.lr is what adapt looks for"),
+        ({"evaluation.dynamic": {"update": "sgd"}}, ("cache",), r"dynamic\.update has no effect on what is asked for"),
+        ({"evaluation.dynamic": {"update": "sgd", "epsilon": 0.5}}, ("dynamic",), "no effect on .*update=sgd"),
+    ],
+)
+def test_a_section_of_settings_is_looked_at_like_its_parts(
+    changes: dict[str, Any], ways: tuple[str, ...], message: str, trained: Run
+) -> None:
+    with pytest.raises(ParnasError, match=message):
+        adapt(trained, dataclasses.replace(SMALL, ways=ways), Conditions(changes=changes), Silent())
+
+
+def test_a_cache_without_a_finite_loss_is_not_chosen(trained: Run) -> None:
+    grid = Grid(theta=(1e38,), weight=(0.1,), ways=("cache",), tokens=100)
+    with pytest.raises(ParnasError, match="give lower sharpnesses"):
+        adapt(trained, grid, Conditions(), Silent())
+
+
 def test_settings_of_evaluate_that_nothing_reads_are_refused(trained: Run) -> None:
     for changes, adapted, message in (
         ({"evaluation.dynamic.decay": 0.1}, False, r"dynamic\.decay has no effect without evaluation\.dynamic\.lr"),
         ({**SGD, "evaluation.dynamic.epsilon": 2.0}, False, r"no effect on evaluation\.dynamic\.update=sgd"),
-        ({"evaluation.stride": 3}, False, "stride is 3, but segments have 8 tokens"),
+        ({"evaluation.stride": 3}, False, "stride is 3, which does not divide segments of 8"),
         ({"evaluation.cache.theta": 0.1}, False, r"cache\.theta has no effect without evaluation\.cache\.size"),
         ({"evaluation.cache.size": 9}, True, r"cache\.size is not read with adapted"),
     ):
@@ -102,10 +125,10 @@ def test_without_adapt_or_with_a_broken_file_the_cure_is_named(trained: Run) -> 
 
 def test_the_commands(trained: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     few = ["--lr", "1e-3", "--decay", "0", "--theta", "0.1,0.2", "--weight", "0.1", "--tokens", "200"]
-    assert run_command("adapt", trained.folder, "evaluation.dynamic.batches=2", *few) == 0
+    assert run_command("adapt", trained.folder, "evaluation.dynamic.batches=2", "evaluation.mem_len=8", *few) == 0
     shown = capsys.readouterr().out
     assert "dynamic + cache" in shown
-    assert f"next: parnas evaluate {trained.folder} --split test --adapted" in shown
+    assert f"next: parnas evaluate {trained.folder} --split test --adapted evaluation.mem_len=8" in shown
     out = tmp_path / "out"
     assert run_command("evaluate", trained.folder, "evaluation.stride=4", "--adapted", "--out", out) == 0
     shown = " ".join(capsys.readouterr().out.split())
@@ -138,7 +161,7 @@ def test_mistakes_of_the_command_line(trained: Run, capsys: pytest.CaptureFixtur
     assert "name one" in refusal(capsys, "adapt", "evaluation.stride=2")
     assert "did you mean evaluation.stride" in refusal(capsys, "evaluate", folder, "evaluation.strude=2")
     assert "only settings of evaluation" in refusal(capsys, "evaluate", folder, "train.lr=2")
-    assert "evaluation.stride is 3, but segments" in refusal(capsys, "evaluate", folder, "evaluation.stride=3")
+    assert "evaluation.stride is 3, which does not divide" in refusal(capsys, "evaluate", folder, "evaluation.stride=3")
 
 
 def test_a_run_is_gone_on_with_whatever_other_ways_it_is_evaluated_in(trained: Run) -> None:

@@ -216,7 +216,7 @@ def test_same_length_is_never_tried_without_memory(compressive_run: Run) -> None
     entries = open_entries([compressive_run.folder], Conditions(same_length=True))
     table = perplexity_by_memory(entries, "valid", Silent())
     assert table[table["varied"] == "mem_len"]["length"].min() == 1
-    with pytest.raises(ParnasError, match="without memory nothing is seen"):
+    with pytest.raises(ParnasError, match="without memory nothing would be seen"):
         open_entries([compressive_run.folder], Conditions(same_length=True, mem_len=0))
 
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from parnas.config import load_config
 from parnas.data.batching import Order
 from parnas.data.streams import prepare
+from parnas.errors import ParnasError
 from parnas.inputs import read_config
 from parnas.model import fused
 from parnas.model.heads import Embedding
@@ -60,6 +61,14 @@ def test_the_last_recipe_is_that_of_the_configuration():
     }.items():
         for name in names:
             assert getattr(getattr(recipe, section), name) == getattr(getattr(config, section), name), name
+
+
+def test_an_unknown_change_is_refused_and_a_table_without_the_recipe_made():
+    with pytest.raises(ParnasError, match=r"no change 'dropout 0\.51' \(--only\)"):
+        ablation.main(["--tiny", "--only", "dropout 0.51"])
+    job = ablation.Job(ablation.Variant("wider", "", {}, []), 1)
+    (line,) = ablation.tabulate([job], [ablation.Row("wider", 1, 8, 50.0, 1.0, 9, "0123abcd")])
+    assert (line["ppl"], line["against the recipe"]) == ("50.00", "–")
 
 
 @pytest.mark.slow
@@ -105,7 +114,7 @@ def test_keys_and_values_apart_are_two_matrices_of_the_same_size_of_step() -> No
 
 def test_a_tenth_of_the_weights_is_dropped_in_training_alone() -> None:
     layer, x = nn.Linear(300, 200, bias=False), torch.eye(300)
-    with tried.weight_dropout():
+    with tried.TRIED["locked_dropout"](), tried.weight_dropout():  # which is not of the rows of a text
         shares = (layer(x).T / layer.weight).detach()
         assert torch.equal(layer.eval()(x).T, layer.weight)
     assert shares.round(decimals=3).unique().tolist() == pytest.approx([0, 1 / 0.9], abs=1e-3)
@@ -272,23 +281,21 @@ def test_a_schedule_that_is_tried_is_the_one_that_trains(name: str, corpus: Path
 
 def test_schedule_free_is_its_slow_twin() -> None:
     draw = torch.Generator().manual_seed(0)
-    weight = nn.Parameter(torch.randn(5, generator=draw))
-    x = z = weight.detach().clone()
-    optimizer, second, weights = (
-        tried.ScheduleFree([{"params": [weight], "weight_decay": 0.0}], 0.1),
-        torch.zeros(5),
-        0.0,
-    )
+    x = z = torch.randn(5, generator=draw)
+    parts = [nn.Parameter(part.clone()) for part in x.split([2, 3])]
+    optimizer = tried.ScheduleFree([{"params": [part], "weight_decay": 0.0} for part in parts], 0.1)
     optimizer.grad_scale = torch.ones(())
+    second, weights = torch.zeros(5), 0.0
     for step in range(1, 6):
-        optimizer.param_groups[0]["lr"] = lr = 0.1 * min(1, step / 3)
+        lr = 0.1 * min(1, step / 3)
         y = 0.1 * z + 0.9 * x
-        torch.testing.assert_close(weight.detach(), y)
+        torch.testing.assert_close(torch.cat(parts).detach(), y)
         gradient = torch.randn(5, generator=draw)
-        weight.grad = gradient.clone()
+        for part, group, of in zip(parts, optimizer.param_groups, gradient.split([2, 3]), strict=True):
+            part.grad, group["lr"] = of.clone(), lr
         optimizer.step()
         second = 0.99 * second + 0.01 * gradient**2
         z = z - lr * gradient / ((second / (1 - 0.99**step)).sqrt() + 1e-8)
         weights += lr**2
         x = x + lr**2 / weights * (z - x)
-    torch.testing.assert_close(optimizer.state[weight]["exp_avg"], x)
+    torch.testing.assert_close(torch.cat([optimizer.state[part]["exp_avg"] for part in parts]), x)

@@ -160,6 +160,23 @@ def test_settings_of_other_sections_are_refused(retrain_run: Run) -> None:
         compare([retrain_run.folder], Conditions(changes={"evaluation.cache.weight": 1.0}), Silent())
 
 
+def test_impossible_lengths_and_unknown_settings_are_refused(retrain_run: Run) -> None:
+    for conditions, message in (
+        (Conditions(tgt_len=0), r"evaluation\.tgt_len is 0"),
+        (Conditions(mem_len=-3), r"evaluation\.mem_len is -3"),
+        (Conditions(changes={"evaluation": {"best": True}}), r"evaluation\.best is no known key"),
+        (Conditions(changes={"evaluation.dynamic": {"epsilon": 2}}), r"dynamic\.epsilon has no effect without"),
+    ):
+        with pytest.raises(ParnasError, match=message):
+            compare([retrain_run.folder], conditions, Silent())
+
+
+def test_a_way_that_diverges_is_told(retrain_run: Run) -> None:
+    changes = {"evaluation.dynamic.lr": 1e6, "evaluation.dynamic.batches": 1}
+    comparison = compare([retrain_run.folder], Conditions(changes=changes), Silent())
+    assert f"{retrain_run.name}: dynamic gives no finite loss" in comparison.notes
+
+
 def test_settings_given_by_hand_on_the_test_split_are_told(retrain_run: Run) -> None:
     changes = {"evaluation.cache.size": 30}
     notes = [

@@ -1,5 +1,6 @@
 """All phases under one command, with the networks that the derived one is compared with."""
 
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -96,6 +97,10 @@ def test_the_pipeline_goes_on_and_reads_the_test_split_once(
     assert "on test" not in third.output
     assert "all/test is kept" in third.output.replace("\n", "")
     assert "on the test split" in Path("all/report.html").read_text(encoding="utf-8")
+    for name in ("derived", "equal-cost"):
+        shutil.rmtree(Path("all", name))
+    otherwise = CliRunner().invoke(app, [*command, "--test", "train.lr=0.001"])
+    assert "all/test was made of another network named derived" in str(otherwise.exception), "though of equal string"
 
 
 @pytest.mark.slow

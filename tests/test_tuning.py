@@ -16,6 +16,7 @@ from tuning_helpers import SPACE, Pretending, loss_of, pretending, run_study
 
 from parnas.config import Config, dump_config, load_config
 from parnas.errors import ParnasError
+from parnas.figures.tuning import draw_tuning
 from parnas.nas.storage import open_storage
 from parnas.nas.tuning import importance
 from parnas.nas.tuning_space import read_space
@@ -79,6 +80,9 @@ def test_settings_that_ended_early_are_not_trained_again(corpus: Path, tmp_path:
     assert any(drawn.count(settings) > 1 for settings in early)
     assert len(pretending.asked) == len(set(drawn))
     assert found.counts()["passed over"] == 0
+    assert all(each.loss is not None and each.step in (8, 16) for each in found.trials if each.state == "pruned")
+    found.write(tmp_path / "s")
+    assert draw_tuning(tmp_path / "s")
 
 
 def test_a_trial_that_diverges_is_survived_and_never_the_best(
@@ -95,6 +99,19 @@ def test_a_trial_that_diverges_is_survived_and_never_the_best(
     assert any("It counts as infinite here" in note for note in notes.notes)
     pretending.too_fast = 0.0
     assert run_study(corpus, tmp_path / "none", 2).best is None
+
+
+def test_a_training_that_ended_untold_is_told_whole(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as dying:
+        dying.setattr(Tuning, "keep_best", lambda *_: sys.exit(1))
+        with pytest.raises(SystemExit):
+            run_study(corpus, tmp_path / "s", 1, train__steps=4, train__eval_every=2)
+    (found,) = run_study(corpus, tmp_path / "s", 1, train__steps=4, train__eval_every=2).trials
+    assert (found.folder, found.step) == ("trial-0", 4)
+    (told,) = finished(study_in(tmp_path / "s"))
+    assert sorted(told.intermediate_values) == [2, 4]
 
 
 def test_settings_that_do_not_go_together_are_passed_over(corpus: Path, tmp_path: Path, pretending: Pretending) -> None:
@@ -269,6 +286,7 @@ def test_a_study_keeps_its_terms(corpus: Path, tmp_path: Path, pretending: Prete
         ({"search__estimator": "gdas"}, {}, 1500),
         ({}, {"search.fair_share": "0.2..0.9"}, 1800),
         ({}, {"search.estimator": "uniform,soft"}, 1500),
+        ({"search__fair_share": 1.0}, {}, 1500),
     ],
 )
 def test_no_search_is_ended_before_alpha_rests_in_any(
@@ -338,6 +356,12 @@ def test_trials_that_ended_early_or_diverged_count_as_the_worst() -> None:
     assert importance(trials, keys) == importance([each for each in trials if each.state == COMPLETE], keys), (
         "what was passed over says nothing"
     )
+
+
+@pytest.mark.parametrize("finite", [5, 10, 20])
+def test_the_best_are_never_more_than_came_to_their_end(finite: int) -> None:
+    trials = make_trials(60, lambda p: (COMPLETE, p["train.lr"] if p["train.lr"] * 60 < finite else math.inf))
+    assert importance(trials, SPACE.fromkeys(["train.lr", "model.dropout"]))["train.lr"] > 0.7
 
 
 @pytest.mark.parametrize(("count", "finite"), [(19, 19), (30, 4)])

@@ -228,10 +228,10 @@ def test_histories_of_all_kinds_are_drawn(rows: list[dict[str, object]], tmp_pat
 
 
 def test_few_trials_get_a_picture_that_says_so(tmp_path: Path) -> None:
-    few = Image.open(draw_importance(None, 3, tmp_path / "few.png"))
-    many = Image.open(draw_importance({"train.lr": 0.7, "$x$": 0.3}, 30, tmp_path / "many.png"))
+    few = Image.open(draw_importance(None, (25, 4), tmp_path / "few.png"))
+    many = Image.open(draw_importance({"train.lr": 0.7, "$x$": 0.3}, (30, 30), tmp_path / "many.png"))
     assert few.width == many.width
-    draw_importance({"train.lr": 0.0}, 30, tmp_path / "none.png")
+    draw_importance({"train.lr": 0.0}, (30, 30), tmp_path / "none.png")
 
 
 def test_another_summary_is_refused(tmp_path: Path) -> None:

@@ -124,6 +124,15 @@ def test_mean_squared_gradients_equal_those_of_a_loop(
         torch.testing.assert_close(found, (of / 3).sqrt())
 
 
+def test_segments_too_long_for_all_rows_are_read_in_fewer(model: TransformerXL, streams: TokenStreams) -> None:
+    tokens = streams.tokens("train")
+    third = (len(tokens) - 1) // 3
+    found = [
+        gradient_rms(model, tokens, CPU, batch_size=rows, tgt_len=third, reach=Reach(12), batches=1) for rows in (8, 3)
+    ]
+    assert all(torch.equal(*each) for each in zip(*found, strict=True))
+
+
 @pytest.mark.parametrize("device", [CPU, BF16], ids=["fp32", "bf16"])
 def test_without_a_learning_rate_nothing_changes(
     model: TransformerXL, tokens: np.ndarray, rms: list[Tensor], device: Device

@@ -13,7 +13,7 @@ from torch import Tensor
 from parnas.errors import ParnasError
 from parnas.evaluation.cache import mix
 from parnas.evaluation.entries import Conditions, Entry, open_entries
-from parnas.evaluation.ways import OrderedReader, Way, as_section, read_way
+from parnas.evaluation.ways import OrderedReader, Way, as_section, read_way, refuse_idle
 from parnas.files import write_json
 from parnas.run import ADAPTED, PLAIN, Run
 from parnas.sections import CacheConfig, DynamicConfig
@@ -48,16 +48,16 @@ class Grid:
     tokens: int | None = 30_000  # of the beginning of the validation split; none: all
 
     def __post_init__(self) -> None:
-        most = {"lr": math.inf, "decay": 1.0, "theta": math.inf, "weight": 1 - 1e-9}
+        most = {"lr": math.inf, "decay": 1.0, "theta": math.inf, "weight": math.nextafter(1, 0)}
         for name, limit in most.items():
             values = getattr(self, name)
             if not values or not all(0 <= value <= limit and math.isfinite(value) for value in values):
-                told = f"from 0 to {limit:g}" if math.isfinite(limit) else "of 0 or more, and finite"
+                told = {math.inf: "of 0 or more, and finite", 1.0: "from 0 to 1"}.get(limit, "from 0 to below 1")
                 raise ParnasError(f"{name} (--{name}) is {list(values)}; give numbers {told}.")
         if not self.ways or not set(self.ways) <= set(WAYS):
             raise ParnasError(f"ways (--ways) is {list(self.ways)}; give some of {', '.join(WAYS)}.")
         if self.tokens is not None and self.tokens < 1:
-            raise ParnasError(f"tokens (--tokens) is {self.tokens}; give 1 or more, or 0 for all.")
+            raise ParnasError(f"tokens (--tokens) is {self.tokens}; give 1 or more, or None for all.")
 
 
 def read_grid(lists: Mapping[str, str], tokens: int) -> Grid:
@@ -138,7 +138,7 @@ def adapt(run: Run, grid: Grid, conditions: Conditions, reporter: Reporter) -> A
     """Try a grid of settings on the validation split, whatever split the conditions name.
 
     The cache beside a dynamic evaluation is chosen for itself, at the dynamic settings that are best alone. Raises
-    `ParnasError` for changes that it does not read, and where no dynamic evaluation gives a finite loss.
+    `ParnasError` for changes that it does not read, and where no trial of a way gives a finite loss.
     """
     for key in conditions.changes:
         if key in SOUGHT:
@@ -149,6 +149,7 @@ def adapt(run: Run, grid: Grid, conditions: Conditions, reporter: Reporter) -> A
         if any(key.startswith(f"evaluation.{way}.") for way in set(WAYS) - set(grid.ways)):
             raise ParnasError(f"{key} has no effect on what is asked for (--ways {','.join(grid.ways)}); leave it out.")
     entry = open_entries([run.folder], conditions)[0]
+    refuse_idle(entry.loaded.config.evaluation.dynamic, conditions.changes)
     reader = OrderedReader(entry, entry.streams.tokens("valid")[: grid.tokens], reporter)
     cached = cache_trials(entry, grid) if "cache" in grid.ways else []
     plain, *trials = try_caches(reader, None, cached)
@@ -162,6 +163,8 @@ def adapt(run: Run, grid: Grid, conditions: Conditions, reporter: Reporter) -> A
             trials += try_caches(reader, best.way.dynamic, cached)[1:]
     measured = {**conditions_of(entry), "split": "valid", "tokens": len(reader.tokens)}
     adaptation = Adaptation(run, measured, plain, tuple(trials))
+    if not all(math.isfinite(trial.loss) for trial in adaptation.chosen.values()):
+        raise ParnasError("No cache gives a finite loss; give lower sharpnesses (--theta).")
     return Adaptation(run, measured, plain, tuple(trials), tuple(at_the_edge(adaptation.chosen, grid)))
 
 

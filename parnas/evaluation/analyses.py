@@ -9,7 +9,7 @@ import pandas as pd
 from parnas.errors import ParnasError
 from parnas.evaluation.ages import attention_by_age
 from parnas.evaluation.context import effective_lengths, perplexity_by_memory
-from parnas.evaluation.entries import Conditions, Entry, open_entries, split_of
+from parnas.evaluation.entries import Conditions, Entry, open_entries
 from parnas.evaluation.frequency import perplexity_by_frequency
 from parnas.training.reporter import Reporter
 
@@ -69,4 +69,4 @@ def analyse(
     """The analyses of runs by name, one after the other."""
     entries = open_entries(folders, conditions)
     for name in names:
-        yield ANALYSES[name](entries, split_of(entries, conditions), reporter)
+        yield ANALYSES[name](entries, entries[0].loaded.config.evaluation.split, reporter)

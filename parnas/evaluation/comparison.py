@@ -1,6 +1,7 @@
 """One table for any number of runs: what they reach, and what they cost."""
 
 import json
+import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,18 +14,16 @@ from torch import Tensor
 
 from parnas.errors import ParnasError
 from parnas.evaluation.adapt import adapted_ways
-from parnas.evaluation.entries import Conditions, Entry, open_entries, several_tokenizers, split_of
-from parnas.evaluation.sliding import refuse_uneven
-from parnas.evaluation.ways import Way, configured_ways, score_ways
+from parnas.evaluation.entries import Conditions, Entry, open_entries, several_tokenizers
+from parnas.evaluation.ways import Way, configured_ways, refuse_idle, score_ways
 from parnas.files import to_json, write_text
 from parnas.model.supernet import SuperNet
-from parnas.run import METRICS, PLAIN
+from parnas.run import METRICS, PLAIN, Run
 from parnas.sections import EvaluationConfig
 from parnas.training.latency import Candidate, Latency, Shape, measure_latencies
 from parnas.training.perplexity import TotalLoss
 from parnas.training.reporter import Reporter
 
-OF_RMS = ("evaluation.dynamic.epsilon", "evaluation.dynamic.batches")
 """Settings of dynamic evaluation that plain gradient descent does not read."""
 
 
@@ -90,7 +89,7 @@ def compare(folders: Sequence[Path], conditions: Conditions, reporter: Reporter)
     same information, since a text that lost more is easier to predict.
     """
     entries = open_entries(folders, conditions)
-    split = split_of(entries, conditions)
+    split = entries[0].loaded.config.evaluation.split
     notes, ways = [], {}
     for entry in entries:  # before anything is measured
         ways[entry.name], told = ways_of(entry, conditions)
@@ -107,6 +106,9 @@ def compare(folders: Sequence[Path], conditions: Conditions, reporter: Reporter)
     for row in rows:
         if row["evaluation"] == PLAIN:
             row |= {"latency_ms": latencies[row["run"]].median, "latency_p95_ms": latencies[row["run"]].p95}
+    notes += [
+        f"{row['run']}: {row['evaluation']} gives no finite loss" for row in rows if not math.isfinite(row["ppl"])
+    ]
     table = pd.DataFrame(rows)
     if any(ways.values()):
         table = table.astype({"multiply_adds_per_token": "Int64"})  # whole, though other ways have none
@@ -123,13 +125,10 @@ def compare(folders: Sequence[Path], conditions: Conditions, reporter: Reporter)
 def ways_of(entry: Entry, conditions: Conditions) -> tuple[list[Way], list[str]]:
     """In which ways a run is scored besides the plain one, and notes on them.
 
-    Raises `ParnasError` for settings that were given for the comparison and that none of its ways reads, and for a
-    stride that does not divide the run's segments.
+    Raises `ParnasError` for settings that were given for the comparison and that none of its ways reads.
     """
     configured = configured_ways(entry.loaded.config.evaluation)
     refuse_unread(entry.loaded.config.evaluation, conditions)
-    for way in configured:
-        refuse_uneven(way.stride or entry.tgt_len, entry.tgt_len)
     if not conditions.adapted:
         return configured, []
     chosen, notes = adapted_ways(entry)
@@ -138,6 +137,7 @@ def ways_of(entry: Entry, conditions: Conditions) -> tuple[list[Way], list[str]]
 
 def refuse_unread(evaluation: EvaluationConfig, conditions: Conditions) -> None:
     """Raise where a setting was given of a way that is not asked for, or that `adapt` has chosen."""
+    refuse_idle(evaluation.dynamic, conditions.changes)
     asked = {"lr": evaluation.dynamic.lr is not None, "size": evaluation.cache.size is not None}
     for key in conditions.changes:
         for switch, way in (("lr", "evaluation.dynamic"), ("size", "evaluation.cache")):
@@ -147,8 +147,6 @@ def refuse_unread(evaluation: EvaluationConfig, conditions: Conditions) -> None:
                 raise ParnasError(f"{key} is not read with adapted (--adapted), where adapt chose it; leave out one.")
             if not asked[switch] and key != f"{way}.{switch}":
                 raise ParnasError(f"{key} has no effect without {way}.{switch}; give that too.")
-            if evaluation.dynamic.update == "sgd" and key in OF_RMS:
-                raise ParnasError(f"{key} has no effect on evaluation.dynamic.update=sgd; leave out one.")
 
 
 def cautions(entry: Entry, split: str, ways: Sequence[Way], conditions: Conditions) -> Iterator[str]:
@@ -215,8 +213,7 @@ def training_figures(entry: Entry) -> dict[str, Any]:
     Raises `ParnasError` where the run's files do not tell.
     """
     try:
-        rates = [float(line["tokens_per_s"]) for line in entry.run.records(METRICS) if line["split"] == "train"]
-        figures = {"train_tokens_per_s": float(np.median(rates)) if rates else float("nan")}
+        figures = {"train_tokens_per_s": median_rate(entry.run)}
         if entry.run.finished():
             summary, config = entry.run.summary(), entry.loaded.config
             steps, seconds = int(summary["steps"]), float(summary["seconds"])
@@ -229,6 +226,12 @@ def training_figures(entry: Entry) -> dict[str, Any]:
             f"{entry.run.folder} has a {METRICS} or summary.json that no training wrote ({error!r:.80}); restore it."
         ) from error
     return figures
+
+
+def median_rate(run: Run) -> float:
+    """Tokens per second of a run's training, the median of its lines; nan where there are none."""
+    rates = [float(line["tokens_per_s"]) for line in run.records(METRICS) if line["split"] == "train"]
+    return float(np.median(rates)) if rates else math.nan
 
 
 def measure_in_turns(entries: Sequence[Entry]) -> dict[str, Latency]:

@@ -38,9 +38,10 @@ def gradient_rms(
     """√MS_g of each of the `learning_weights`: the root of its mean squared gradient over the first training batches.
 
     The gradients are those of the mean loss of a batch, without dropout, with trained weights. `tokens` [N] are the
-    training text; raises `ParnasError` where they do not fill a batch.
+    training text; where they do not fill so many rows, fewer are read, and `ParnasError` is raised for none.
     """
-    weights, text = learning_weights(model), TrainingBatches(tokens, batch_size, tgt_len)
+    rows = max(1, min(batch_size, (len(tokens) - 1) // tgt_len))
+    weights, text = learning_weights(model), TrainingBatches(tokens, rows, tgt_len)
     sums = [torch.zeros_like(weight) for weight in weights]
     memory: Memory | None = None
     count = min(batches, text.segments)

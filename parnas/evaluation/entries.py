@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from parnas.config import Config, check_config
+from parnas.config import check_config
 from parnas.data.corpora import SPLITS
 from parnas.data.streams import TokenStreams, prepare
 from parnas.errors import ParnasError
@@ -18,7 +18,12 @@ from parnas.run import Run, name_runs
 from parnas.sections import Reach
 from parnas.training.device import Device, choose_device
 from parnas.training.perplexity import score_tokens
-from parnas.training.phases import LoadedRun, load, refuse_other_text
+from parnas.training.phases import LoadedRun, flatten, load, refuse_other_text
+
+BY_NAME = ("split", "tgt_len", *Reach._fields)
+"""What of section `evaluation` a comparison is given by name."""
+LENGTHS = tuple(f"evaluation.{name}" for name in BY_NAME[1:])
+"""On what the choice of `parnas adapt` depends."""
 
 
 @dataclass(frozen=True)
@@ -36,14 +41,20 @@ class Conditions:
     adapted: bool = False  # in the ways besides, too, that `parnas adapt` chose for each run
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "changes", flatten(self.changes))
         if foreign := [key for key in self.changes if not key.startswith("evaluation.")]:
             raise ParnasError(f"{foreign[0]} is settled in a run; only settings of evaluation may be changed here.")
         for key in self.changes:
             name = key.removeprefix("evaluation.")
-            if getattr(self, name, None) is not None:
+            if name in BY_NAME and getattr(self, name) is not None:
                 raise ParnasError(f"{key} is given as {name} (--{name.replace('_', '-')}), too; give one of them.")
         if self.split not in (None, *SPLITS):
             raise ParnasError(f"split (--split) is {self.split!r}; give {', '.join(SPLITS[:-1])} or {SPLITS[-1]}.")
+
+    def overrides(self) -> list[tuple[str, Any]]:
+        """All that differs from the configurations, by dotted key."""
+        told = [(f"evaluation.{name}", getattr(self, name)) for name in BY_NAME]
+        return [*self.changes.items(), *(each for each in told if each[1] is not None)]
 
     def given(self) -> dict[str, Any]:
         """What is not left to the configurations."""
@@ -103,10 +114,7 @@ def open_entries(folders: Sequence[Path], conditions: Conditions) -> list[Entry]
         listed = "".join(f"\n  - {run.folder}: {of.header.corpus}" for run, of in zip(runs, loaded, strict=True))
         raise ParnasError(f"The runs were trained on different texts and cannot be compared:{listed}")
     threads = loaded[0].config.runtime.threads  # one number for all runs, since it holds for the whole process
-    entries = [
-        open_entry(name, run, of, threads, conditions)
-        for name, run, of in zip(name_runs(runs), runs, loaded, strict=True)
-    ]
+    entries = [open_entry(name, run, of, threads) for name, run, of in zip(name_runs(runs), runs, loaded, strict=True)]
     if several_tokenizers(entries) and len({entry.lost for entry in entries}) > 1:
         listed = "".join(f"\n  - {entry.name}: {entry.lost or 'nothing'}" for entry in entries)
         raise ParnasError(
@@ -118,19 +126,19 @@ def open_entries(folders: Sequence[Path], conditions: Conditions) -> list[Entry]
 
 def changed(loaded: LoadedRun, conditions: Conditions) -> LoadedRun:
     """A run with the changes of its configuration; raises `ParnasError` with all mistakes in them."""
-    if not conditions.changes:
+    overrides = conditions.overrides()
+    if not overrides:
         return loaded
-    overrides = list(conditions.changes.items())
     return replace(loaded, config=check_config(loaded.config.model_dump(), "The changed configuration", overrides))
 
 
-def open_entry(name: str, run: Run, loaded: LoadedRun, threads: int | None, conditions: Conditions) -> Entry:
+def open_entry(name: str, run: Run, loaded: LoadedRun, threads: int | None) -> Entry:
     """Prepare text, device and network of one run."""
     device = choose_device(loaded.config.runtime.model_copy(update={"threads": threads}))
     streams = prepare(loaded.config.data)
     refuse_other_text(streams.header, loaded.header, name)
     network = network_of(loaded).to(device.device)
-    return Entry(name, run, loaded, network, streams, device, *lengths(loaded.config, conditions))
+    return Entry(name, run, loaded, network, streams, device, *loaded.config.evaluated_lengths)
 
 
 def network_of(loaded: LoadedRun) -> TransformerXL:
@@ -138,26 +146,6 @@ def network_of(loaded: LoadedRun) -> TransformerXL:
     if isinstance(loaded.model, SuperNet) and ESTIMATORS[loaded.config.search.estimator].one_hot:
         return loaded.discrete()
     return loaded.model
-
-
-def lengths(config: Config, conditions: Conditions) -> tuple[int, Reach]:
-    """Segment length and reach: the command's, else the configuration's for evaluation, else those of training.
-
-    Raises `ParnasError` where nothing could be seen.
-    """
-    trained = {"tgt_len": config.data.tgt_len, **config.model.reach._asdict()}
-    for given in (config.evaluation, conditions):
-        told = {key: getattr(given, key) for key in trained}
-        trained |= {key: value for key, value in told.items() if value is not None}
-    tgt_len, reach = trained.pop("tgt_len"), Reach(**trained)
-    if reach.same_length and not reach.mem_len:
-        raise ParnasError("With same_length and without memory nothing is seen; give a mem_len of 1 or more.")
-    return tgt_len, reach
-
-
-def split_of(entries: Sequence[Entry], conditions: Conditions) -> str:
-    """The split that is read: the command's, else that of the first run."""
-    return conditions.split or entries[0].loaded.config.evaluation.split
 
 
 def several_tokenizers(entries: Sequence[Entry]) -> bool:

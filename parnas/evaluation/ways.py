@@ -1,6 +1,6 @@
 """The ways of scoring a text that `evaluate` has: plain, sliding, dynamic, by a cache, and dynamic with a cache."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import groupby
@@ -8,6 +8,7 @@ from itertools import groupby
 import numpy as np
 from torch import Tensor
 
+from parnas.errors import ParnasError
 from parnas.evaluation.cache import ContinuousCache, mix
 from parnas.evaluation.dynamic import adapting, gradient_rms
 from parnas.evaluation.entries import Entry
@@ -16,6 +17,9 @@ from parnas.evaluation.sliding import score_sliding
 from parnas.run import PLAIN
 from parnas.sections import CacheConfig, DynamicConfig, EvaluationConfig
 from parnas.training.reporter import Loop, Reporter
+
+OF_RMS = ("evaluation.dynamic.epsilon", "evaluation.dynamic.batches")
+"""What the update `sgd` does not read."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,12 @@ def configured_ways(evaluation: EvaluationConfig) -> list[Way]:
     if dynamic and cache:
         ways.append(Way(dynamic=dynamic, cache=cache))
     return [way for way in ways if way.name != PLAIN]
+
+
+def refuse_idle(dynamic: DynamicConfig, changes: Iterable[str]) -> None:
+    """Raise `ParnasError` where one of the changed settings has no effect on the update that is asked for."""
+    if dynamic.update == "sgd" and (idle := [key for key in changes if key in OF_RMS]):
+        raise ParnasError(f"{idle[0]} has no effect on evaluation.dynamic.update=sgd; leave out one.")
 
 
 def score_ways(entry: Entry, split: str, ways: Sequence[Way], reporter: Reporter) -> Iterator[tuple[Way, Tensor]]:

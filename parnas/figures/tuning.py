@@ -31,7 +31,9 @@ def draw_tuning(folder: Path) -> list[Path]:
     content = read_json_object(path)
     try:
         history = draw_history(content["trials"], content["configured"], folder / "figures" / "history.png")
-        shares = draw_importance(content["importance"], len(content["trials"]), folder / "figures" / "importance.png")
+        states = [each["state"] for each in content["trials"] if each["state"] != "passed over"]
+        counts = len(states), states.count("complete")
+        shares = draw_importance(content["importance"], counts, folder / "figures" / "importance.png")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ParnasError(f"{path} is not what parnas tune wrote; give it again.") from error
     return [history, shares]
@@ -68,7 +70,7 @@ def draw_history(trials: Sequence[Mapping[str, Any]], configured: Mapping[str, A
         )
         handles.append(line)
         line.set_label("least so far")
-    if configured is not None and configured["loss"] is not None:
+    if configured is not None and configured["state"] == "complete":
         line = axes.axhline(configured["loss"], color=INK, linewidth=0.9, linestyle=":", zorder=1)
         line.set_label("as configured")
         handles.append(line)
@@ -119,13 +121,14 @@ def put_legend(figure: Figure, handles: Sequence[Line2D]) -> None:
     )
 
 
-def draw_importance(shares: Mapping[str, float] | None, trials: int, path: Path) -> Path:
-    """Write a bar for each setting, the largest first; or that so many trials are too few to tell."""
+def draw_importance(shares: Mapping[str, float] | None, counts: tuple[int, int], path: Path) -> Path:
+    """Write a bar for each setting, the largest first; or that so many trials, and whole ones, are too few to tell."""
     ordered = sorted((shares or {}).items(), key=lambda each: -each[1])
     height = BAR_TOP + BAR_HEIGHT * max(2, len(ordered)) + BOTTOM
     figure = new_figure(WIDTH, height)
     if not ordered:
-        told = f"{trials} trials are too few to tell which settings matter:\nit takes twenty, five of them to the end."
+        told = "{} trials, {} of them to the end, are too few to tell\n".format(*counts)
+        told += "which settings matter: it takes twenty, five of them to the end."
         figure.text(0.5, 0.5, told, fontsize=LABEL_SIZE, color=INK, ha="center", va="center")
         return save_png(figure, path)
     box = NAME_WIDTH / WIDTH, BOTTOM / height, 1 - (NAME_WIDTH + 0.55) / WIDTH, 1 - (BAR_TOP + BOTTOM) / height
@@ -144,6 +147,6 @@ def draw_importance(shares: Mapping[str, float] | None, trials: int, path: Path)
     axes.set_xlim(0, max(share for _, share in ordered) * 1.05 or 1)
     axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     axes.xaxis.set_major_locator(MaxNLocator(5))
-    axes.set_xlabel("share in what the best quarter of the trials has in common", fontsize=LABEL_SIZE, color=INK)
+    axes.set_xlabel("share in what the best trials have in common", fontsize=LABEL_SIZE, color=INK)
     axes.spines["left"].set_color(FRAME)
     return save_png(figure, path)

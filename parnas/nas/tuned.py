@@ -123,8 +123,7 @@ class TrialReporter(Silent):
         self.steps = loop.steps
         self.reporter.start(loop._replace(title=self.title))
         if loop.first_step and loop.folder is not None:
-            for record in Run(loop.folder).records(METRICS):
-                self.validated(record)
+            self.retell(loop.folder)
 
     def advance(self, step: int) -> None:
         self.reporter.advance(step)
@@ -141,6 +140,11 @@ class TrialReporter(Silent):
 
     def stop(self) -> None:
         self.reporter.stop()
+
+    def retell(self, folder: Path) -> None:
+        """Report the validations that a run folder holds; all as the last ones, where nothing has started."""
+        for record in Run(folder).records(METRICS):
+            self.validated(record)
 
     def validated(self, record: Mapping[str, Any]) -> None:
         """Report a line of the metrics, where it is of a validation."""

@@ -126,8 +126,8 @@ def terms_of(config: Config, demands: Demands, streams: TokenStreams, reporter: 
 def collect(study: optuna.Study, job: Tuning, name: str) -> Tuned:
     """What the finished trials of a study tell."""
     trials = finished(study)
-    places = {trial.number: trial.user_attrs.get(PLACE) for trial in trials}
-    results = tuple(result_of(trial, job, places) for trial in trials)
+    by_number = {trial.number: trial for trial in trials}
+    results = tuple(result_of(trial, by_number[trial.user_attrs.get(REUSED, trial.number)], job) for trial in trials)
     given = None if job.first is None else job.settings(job.first)  # to the digits that a trial has
     first = next((each for each in results if each.settings == given), None)
     complete = [each for each in results if each.loss is not None and each.state == "complete"]
@@ -141,9 +141,9 @@ def collect(study: optuna.Study, job: Tuning, name: str) -> Tuned:
     )
 
 
-def result_of(trial: FrozenTrial, job: Tuning, places: Mapping[int, str | None]) -> TrialResult:
-    """What a finished trial came to; the folder is that of the trial whose values it has, where it has another's."""
-    reached = sorted(trial.intermediate_values.items())
+def result_of(trial: FrozenTrial, trained: FrozenTrial, job: Tuning) -> TrialResult:
+    """What a finished trial came to; losses and folder are of the trial that `trained` its settings."""
+    reached = sorted(trained.intermediate_values.items())
     step, loss = reached[-1] if reached else (None, None)
     if trial.state == TrialState.PRUNED:
         state = "passed over" if passed_over(trial) else "pruned"
@@ -152,7 +152,7 @@ def result_of(trial: FrozenTrial, job: Tuning, places: Mapping[int, str | None])
     seconds = None
     if trial.datetime_start is not None and trial.datetime_complete is not None:
         seconds = (trial.datetime_complete - trial.datetime_start).total_seconds()
-    folder = places.get(trial.user_attrs.get(REUSED, trial.number))
+    folder = trained.user_attrs.get(PLACE)
     return TrialResult(trial.number, state, loss, step, seconds, folder, job.settings(trial.params))
 
 
@@ -162,10 +162,11 @@ def passed_over(trial: FrozenTrial) -> bool:
 
 
 def importance(trials: Sequence[FrozenTrial], space: Space) -> dict[str, float] | None:
-    """The share of each setting in what tells the best quarter of the trials from all; none of too few trials.
+    """The share of each setting in what tells the best trials from all; none of too few trials.
 
-    By PED-ANOVA (Watanabe et al. 2023), which asks only which trials are the best ones. So those that were ended early
-    or diverged count too: as worse than any other. Those that were passed over say nothing.
+    By PED-ANOVA (Watanabe et al. 2023), which asks only which trials are the best ones: a quarter of all, or those that
+    came to their end, if these are fewer. Those that were ended early or diverged count as worse than any other, and
+    those that were passed over say nothing.
     """
     losses = [float(trial.values[0]) for trial in trials if is_finite(trial)]
     drawn = [trial for trial in trials if trial.params.keys() == space.keys() and not passed_over(trial)]
@@ -178,5 +179,5 @@ def importance(trials: Sequence[FrozenTrial], space: Space) -> dict[str, float] 
     evaluator: Any = PedAnovaImportanceEvaluator
     known = inspect.signature(evaluator).parameters
     quantile = "target_quantile" if "target_quantile" in known else "baseline_quantile"  # its name in Optuna 4
-    found = get_param_importances(study, evaluator=evaluator(**{quantile: TOP_SHARE}))
+    found = get_param_importances(study, evaluator=evaluator(**{quantile: min(TOP_SHARE, len(losses) / len(drawn))}))
     return {key: float(value) for key, value in found.items()}

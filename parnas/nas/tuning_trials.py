@@ -29,6 +29,7 @@ TRAIN: Mapping[Phase, Callable[[Config, Path, Reporter, bool], Run]] = {"retrain
 LOSS: Mapping[Phase, str] = {"retrain": "valid", "search": "argmax"}  # whose loss counts, in summary.json
 SETTINGS, PLACE = "settings", "folder"  # attributes of a trial
 STARTUP_TRIALS = 5  # that end before any is pruned
+NEVER_RESTS = 3 / 4  # of a search in which alpha learns to the end, before which no trial is
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,8 @@ class Tuning:
         self.reporter.note(f"trial {trial.number}: {name}")
         config = configure(self.config, self.settings(trial.params))
         told = TrialReporter(self.reporter, f"trial {trial.number}", LOSS[self.phase], partial(self.report, trial))
+        if Run(place).finished():  # by a worker that could not tell the study any more
+            told.retell(place)
         try:
             loss = self.loss_of(train_once(TRAIN[self.phase], config, place, told))
         except Hopeless as hopeless:
@@ -184,9 +187,10 @@ def first_telling_step(config: Config, phase: Phase, space: Space) -> int:
     def possible(key: str, configured: Any) -> list[Any]:
         return space[key].ends() if key in space else [configured]
 
-    rest = max(possible("search.fair_share", config.search.fair_share))
-    ends = [rest if name == "uniform" else 3 / 4 for name in possible("search.estimator", config.search.estimator)]
-    return round(max(ends) * config.search.steps)
+    shares = possible("search.fair_share", config.search.fair_share)
+    rest = max(shares) if min(shares) < 1 else NEVER_RESTS
+    names = possible("search.estimator", config.search.estimator)
+    return round(max(rest if name == "uniform" else NEVER_RESTS for name in names) * config.search.steps)
 
 
 def describe_settings(settings: Mapping[str, Any]) -> str:
