@@ -66,6 +66,7 @@ class Row(NamedTuple):
     seconds: float
     parameters: int
     settings: str  # a hash of them
+    device: str  # the processor's name
 
 
 class Job(NamedTuple):
@@ -115,9 +116,10 @@ def train(config: Config, share: float, runs: Path, job: Job) -> Row:
     with ExitStack() as stack:
         for name in variant.tried:
             stack.enter_context(TRIED[name]())
-        summary = train_once(retrain, changed_config(config, job), folder, Silent()).summary()
+        run = train_once(retrain, changed_config(config, job), folder, Silent())
+    summary, device = run.summary(), str(run.environment()["device_name"])
     figures = summary["steps"], summary["valid"]["ppl"], summary["seconds"], summary["parameters"]
-    return Row(variant.name, seed, *figures, settings)
+    return Row(variant.name, seed, *figures, settings, device)
 
 
 def rows_of(path: Path, jobs: list[Job], config: Config, share: float) -> list[Row]:
@@ -127,8 +129,9 @@ def rows_of(path: Path, jobs: list[Job], config: Config, share: float) -> list[R
 
 
 def tabulate(jobs: list[Job], rows: list[Row]) -> list[dict[str, Any]]:
-    """A line for each change: what it makes worse or better than the recipe, by how much."""
+    """A line for each change: what it makes worse or better than the recipe, by how much; times of one device each."""
     base = [row for row in rows if row.name == RECIPE]
+    usual = {device: mean(row.seconds for row in base if row.device == device) for device in {r.device for r in base}}
     variants = list(dict.fromkeys(job.variant.name for job in jobs))
     sources = {job.variant.name: job.variant.source for job in jobs}
     table = []
@@ -142,7 +145,8 @@ def tabulate(jobs: list[Job], rows: list[Row]) -> list[dict[str, Any]]:
         line |= {"against the recipe": "–", "time": "–"}
         if base and name != RECIPE:
             line["against the recipe"] = f"{100 * (ppl / mean(row.ppl for row in base) - 1):+.2f} %"
-            line["time"] = f"{mean(row.seconds for row in found) / mean(row.seconds for row in base):.2f}"
+        if times := [row.seconds / usual[row.device] for row in found if row.device in usual]:
+            line["time"] = f"{mean(times):.2f}"
         line["parameters"] = found[0].parameters
         table.append(line)
     return table
@@ -181,10 +185,13 @@ def main(arguments: list[str] | None = None) -> None:
         for row in work_off(partial(train, config, plan["share"], parsed.runs), left, parsed.workers):
             append_rows(path, [row])
             print(f"{row.name} seed {row.seed}: {row.ppl:.2f}", flush=True)
-    table = tabulate(jobs, rows_of(path, jobs, config, plan["share"]))
+    rows = rows_of(path, jobs, config, plan["share"])
+    table = tabulate(jobs, rows)
     harness.print_table("Validation perplexity per word at the same budget, one change at a time", table)
     device = harness.choose(parsed.device, config.runtime.precision)
-    harness.write_result("ablation", device, {"precisions": [device.precision], "changes": table}, parsed)
+    harness.write_result(
+        "ablation", device, {"devices": sorted({row.device for row in rows}), "changes": table}, parsed
+    )
 
 
 if __name__ == "__main__":

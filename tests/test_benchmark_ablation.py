@@ -67,7 +67,7 @@ def test_an_unknown_change_is_refused_and_a_table_without_the_recipe_made():
     with pytest.raises(ParnasError, match=r"no change 'dropout 0\.51' \(--only\)"):
         ablation.main(["--tiny", "--only", "dropout 0.51"])
     job = ablation.Job(ablation.Variant("wider", "", {}, []), 1)
-    (line,) = ablation.tabulate([job], [ablation.Row("wider", 1, 8, 50.0, 1.0, 9, "0123abcd")])
+    (line,) = ablation.tabulate([job], [ablation.Row("wider", 1, 8, 50.0, 1.0, 9, "0123abcd", "CPU")])
     assert (line["ppl"], line["against the recipe"]) == ("50.00", "–")
 
 
@@ -81,7 +81,7 @@ def test_tiny_trainings_fill_the_table_once(corpus, tmp_path, capsys):
     assert len(rows) == 4
     assert len({row.ppl for row in rows}) == 4
     path = tmp_path / "ablation.csv"
-    path.write_text(path.read_text() + '"schedule-free AdamW, lr 2e-3",1,8,1.0,1.0,9,0123abcd\n')
+    path.write_text(path.read_text() + '"schedule-free AdamW, lr 2e-3",1,8,1.0,1.0,9,0123abcd,CPU\n')
     ablation.main(list(map(str, [*arguments, "--report"])))
     out = capsys.readouterr().out
     assert "against the recipe" in out
