@@ -189,9 +189,8 @@ def main(arguments: list[str] | None = None) -> None:
     table = tabulate(jobs, rows)
     harness.print_table("Validation perplexity per word at the same budget, one change at a time", table)
     device = harness.choose(parsed.device, config.runtime.precision)
-    harness.write_result(
-        "ablation", device, {"devices": sorted({row.device for row in rows}), "changes": table}, parsed
-    )
+    payload = {"precisions": [device.precision], "devices": sorted({row.device for row in rows}), "changes": table}
+    harness.write_result("ablation", device, payload, parsed)
 
 
 if __name__ == "__main__":
