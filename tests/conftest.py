@@ -3,6 +3,7 @@
 import os
 import random
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,12 @@ def make_text(sentences: int, seed: int) -> str:
     draw = random.Random(seed)
     lines = [f" {draw.choice(SUBJECTS)} {draw.choice(VERBS)} {draw.choice(OBJECTS)} . " for _ in range(sentences)]
     return "\n".join(lines) + "\n"
+
+
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # as in a shell's background; the tests' commands inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
