@@ -51,9 +51,8 @@ def make_text(sentences: int, seed: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-if (
-    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-):  # as in a shell's background; the tests' commands inherit it
+# Ignored in a shell's background, and so by the commands that tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
