@@ -154,11 +154,7 @@ def tabulate(jobs: list[Job], rows: list[Row]) -> list[dict[str, Any]]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the benchmark."""
-    parser = harness.make_parser(__doc__, ["tiny"])
-    parser.add_argument("--corpus", type=Path, help="a folder of text files in place of WikiText-2")
-    parser.add_argument("--workers", type=int, default=2, help="networks that are trained at a time")
-    parser.add_argument("--runs", type=Path, default=Path("runs/ablation"), help="folder of the run folders")
-    parser.add_argument("--report", action="store_true", help="train nothing; the table of what there is")
+    parser = harness.make_parser(__doc__, ["tiny"], [*harness.OF_TRAININGS], runs=Path("runs/ablation"))
     parser.add_argument("--only", action="append", help="train only the change of that name; may be repeated")
     parsed = parser.parse_args(arguments)
     settings = read_yaml(CONFIG.read_text(encoding="utf-8"), CONFIG.name)

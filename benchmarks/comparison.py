@@ -292,11 +292,9 @@ def report(study: Study, parsed: Namespace) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the benchmark."""
-    parser: ArgumentParser = harness.make_parser(__doc__, ["tiny"])
+    parser: ArgumentParser = harness.make_parser(__doc__, ["tiny"], ["corpus", "workers"])
     for stage in ("profile", "search", "train", "latency"):
         parser.add_argument(f"--{stage}", dest="stage", action="store_const", const=stage)
-    parser.add_argument("--corpus", type=Path, help="a folder of text files in place of WikiText-2")
-    parser.add_argument("--workers", type=int, default=2, help="networks that are trained at a time")
     parsed = parser.parse_args(arguments)
     study = read_study(parsed)
     study = study._replace(config=study.config.replace(runtime__device=parsed.device))

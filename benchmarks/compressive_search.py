@@ -46,10 +46,8 @@ def train(job: tuple[Config, Path]) -> float:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the benchmark."""
-    parser = harness.make_parser(__doc__, ["tiny"])
-    parser.add_argument("--corpus", type=Path, help="a folder of text files in place of WikiText-2")
-    parser.add_argument("--runs", type=Path, default=Path("runs/compressive"), help="folder of the run folders")
-    parser.add_argument("--workers", type=int, default=2, help="networks that are trained at a time")
+    options = ("corpus", "runs", "workers")
+    parser = harness.make_parser(__doc__, ["tiny"], options, runs=Path("runs/compressive"))
     parsed = parser.parse_args(arguments)
     settings = read_yaml(CONFIG.read_text(encoding="utf-8"), CONFIG.name)
     seeds = settings.pop("compressive")["seeds"]

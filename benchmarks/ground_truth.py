@@ -88,11 +88,10 @@ def fill(config: Config, path: Path, seeds: int, workers: int) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the benchmark."""
-    parser = harness.make_parser(__doc__, [])
+    parser = harness.make_parser(__doc__, [], ["workers"])
     parser.add_argument("--config", type=Path, default=CONFIG)
     parser.add_argument("--rows", type=Path, default=ROWS, help="the table")
     parser.add_argument("--seeds", type=int, default=SEEDS, help="networks are trained from seeds 1 to this")
-    parser.add_argument("--workers", type=int, default=2, help="networks that are trained at a time")
     parsed: Namespace = parser.parse_args(arguments)
     config = load_config(parsed.config).replace(runtime__device=parsed.device)
     require_corpus(config)

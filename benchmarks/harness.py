@@ -108,15 +108,31 @@ def device_slug(device: Device) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name).strip("-")
 
 
-def make_parser(description: str | None, sizes: Sequence[str] = tuple(SIZES)) -> argparse.ArgumentParser:
-    """The arguments of all benchmarks; `description` is a module's docstring, whose first line is shown."""
+OF_TRAININGS: dict[str, dict[str, Any]] = {
+    "corpus": {"type": Path, "help": "a folder of text files in place of WikiText-2"},
+    "workers": {"type": int, "default": 2, "help": "networks that are trained at a time"},
+    "runs": {"type": Path, "help": "folder of the run folders"},
+    "report": {"action": "store_true", "help": "train nothing; the table of what there is"},
+}
+"""Options of benchmarks that train many networks."""
+
+
+def make_parser(
+    description: str | None, sizes: Sequence[str] = tuple(SIZES), options: Sequence[str] = (), **defaults: object
+) -> argparse.ArgumentParser:
+    """The arguments of all benchmarks, and those of `OF_TRAININGS` that are named, with defaults by name.
+
+    `description` is a module's docstring, whose first line is shown.
+    """
     parser = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
     size = parser.add_mutually_exclusive_group()
     for name in sizes:
         size.add_argument(f"--{name}", dest="size", action="store_const", const=name, help=SIZES[name])
-    parser.set_defaults(size="full")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     parser.add_argument("--out", type=Path, help="folder of the result file (default: benchmarks/results)")
+    for name in options:
+        parser.add_argument(f"--{name}", **OF_TRAININGS[name])
+    parser.set_defaults(size="full", **defaults)
     return parser
 
 

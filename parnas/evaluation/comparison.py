@@ -24,8 +24,6 @@ from parnas.training.latency import Candidate, Latency, Shape, measure_latencies
 from parnas.training.perplexity import TotalLoss
 from parnas.training.reporter import Reporter
 
-"""Settings of dynamic evaluation that plain gradient descent does not read."""
-
 
 @dataclass(frozen=True)
 class Comparison:

@@ -33,7 +33,8 @@ def score_sliding(
     from before its first token. With a stride of `tgt_len` it is the plain evaluation. Raises `ParnasError` for a
     stride that does not divide the segment.
     """
-    refuse_uneven(stride, tgt_len)
+    if tgt_len % stride:
+        raise ParnasError(f"evaluation.stride is {stride}, but segments have {tgt_len} tokens; give a divisor of that.")
     strides = tgt_len // stride
     window: deque[tuple[Tensor, Memory | None]] = deque(maxlen=strides)  # inputs, and the memory from before them
     memory: Memory | None = None
@@ -51,9 +52,3 @@ def score_sliding(
     burn_in = model.burn_in(stride, reach) + strides - 1
     batches = evaluation_batches(tokens, first, batch_size, stride, burn_in, model.alignment())
     return score_batches(model, read, batches, len(tokens), device)
-
-
-def refuse_uneven(stride: int, tgt_len: int) -> None:
-    """Raise `ParnasError` for a stride that does not divide a segment."""
-    if tgt_len % stride:
-        raise ParnasError(f"evaluation.stride is {stride}, but segments have {tgt_len} tokens; give a divisor of that.")

@@ -111,8 +111,8 @@ def step_clipped(optimizer: torch.optim.Optimizer, norm: Tensor, clip: float, gu
     """A step of AdamW or Muon made here, with gradients of that norm scaled to at most `clip`.
 
     Parameters without gradient stay as they are; `guarded`, so do all where the norm is not finite. All gradients are
-    gone afterwards. Muon's steps have one size whatever the gradients': clipping bounds what one
-    of them has of the momentum.
+    gone afterwards. Muon's steps have one size whatever the gradients': clipping bounds what one of them has of the
+    momentum.
     """
     # The fused AdamW divides by this as it reads the gradients: scaling them before would be one more pass.
     optimizer.grad_scale = (norm / clip).clamp(min=1)  # type: ignore[attr-defined]
