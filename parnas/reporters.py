@@ -77,7 +77,7 @@ class PlainReporter:
     """One line per validation, note and tenth of a loop; or with `every`, per line of the metrics."""
 
     def __init__(self, every: bool = False) -> None:
-        self.title, self.steps, self.latest, self.every = "", 0, "", every
+        self.title, self.steps, self.latest, self.every = "", 0, "", every  # latest: what was logged and not yet shown
 
     def start(self, loop: Loop) -> None:
         self.title, self.steps, self.latest = loop.title, loop.steps, ""
@@ -85,13 +85,15 @@ class PlainReporter:
 
     def advance(self, step: int) -> None:
         if not self.every and step % max(1, self.steps // 10) == 0 and self.latest:
-            self.note(f"{self.title} {step}/{self.steps}: {self.latest}")
+            self.note(self.latest)
+            self.latest = ""
 
     def metrics(self, record: Mapping[str, Any]) -> None:
+        line = f"{self.title} {record['step']}/{self.steps}: {describe_metrics(record)}"
         if record["split"] == "train" and not self.every:
-            self.latest = describe_metrics(record)
+            self.latest = line
         else:
-            self.note(f"{self.title} {record['step']}/{self.steps}: {describe_metrics(record)}")
+            self.note(line)
 
     def pi(self, space: Sequence[str], record: Mapping[str, Any]) -> None:
         likeliest = Architecture([space[max(range(len(row)), key=row.__getitem__)] for row in record["pi"]])

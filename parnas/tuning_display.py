@@ -12,18 +12,20 @@ MOST_SHOWN = 5  # trials
 
 
 def show_tuned(tuned: Tuned) -> None:
-    """The best trials and the one as configured, how all ended, and what mattered."""
+    """The best trials of different settings and the one as configured, how all ended, and what mattered."""
     table = Table(box=None, header_style="bold")
     for title in ("trial", "loss", "ppl/token", *(escape(key.rpartition(".")[2]) for key in tuned.space)):
         table.add_column(title, justify="right", overflow="fold")
     first = tuned.configured
     complete = sorted((each for each in tuned.trials if each.state == "complete"), key=lambda each: each.loss or 0.0)
+    settings = [each.settings for each in complete]
     if first not in complete:
         told = "" if first is None else f"; as configured: {first.state}"
         first = None
     else:
         told = "; *: as configured"
-    for each in [*complete[:MOST_SHOWN], *([first] if first in complete[MOST_SHOWN:] else [])]:
+    distinct = [each for place, each in enumerate(complete) if each.settings not in settings[:place]]
+    for each in [*distinct[:MOST_SHOWN], *([first] if first in distinct[MOST_SHOWN:] else [])]:
         table.add_row(*trial_cells(each, first))
     Console().print(table)
     counts = ", ".join(f"{count} {state}" for state, count in tuned.counts().items() if count)

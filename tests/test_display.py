@@ -1,16 +1,23 @@
 """What the terminal shows: live bars, plain lines, and tables that fit 80 columns."""
 
 import io
+from pathlib import Path
 
 import pandas as pd
 import pytest
+from conftest import small_config
+from optuna.distributions import FloatDistribution
 from rich.console import Console
 
 from parnas.comparison_display import COST, QUALITY, comparison_table
 from parnas.display import check_table, profile_table
 from parnas.nas.profile import Check, CheckedNetwork, ModeTable, Profile, Timing
+from parnas.nas.tuned import TrialResult, Tuned
 from parnas.reporters import LiveReporter, PlainReporter, make_shown, pi_bar
+from parnas.run import METRICS
 from parnas.training.reporter import Loop, describe_metrics
+from parnas.training.retrain import retrain
+from parnas.tuning_display import show_tuned
 
 TRAIN = {"step": 50, "split": "train", "loss": 4.0, "ppl": 54.6, "lr": 1e-3, "tau": 0.5, "tokens_per_s": 14213.0}
 VALID = {"step": 50, "split": "valid", "loss": 3.9, "ppl": 49.4, "argmax_ppl": 50.1, "bits_per_byte": 1.468}
@@ -72,6 +79,17 @@ def test_plain_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[st
     assert not any("\x1b" in line for line in lines)
 
 
+def test_each_line_of_a_training_has_the_figures_of_its_step(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = small_config(corpus, train__log_every=5, model__arch="sf")
+    run = retrain(config, tmp_path / "run", PlainReporter())
+    lines = [line for line in capsys.readouterr().err.splitlines() if " loss " in line]
+    records = run.records(METRICS)
+    assert [record["step"] for record in records] == [5, 10, 12, 15, 20, 24, 24]
+    assert lines == [f"retrain {record['step']}/24: {describe_metrics(record)}" for record in records]
+
+
 def test_verbose_has_a_line_for_each_logged_step_and_quiet_warnings_alone(capsys: pytest.CaptureFixture[str]) -> None:
     for quiet, verbose, expected in ((False, True, 8), (True, False, 1)):
         reporter = make_shown(quiet, every=verbose)
@@ -128,6 +146,20 @@ def test_a_profile_is_shown_beside_a_feed_forward_layer() -> None:
     lines = shown(check_table(Check(0.1, 0.2, networks))).splitlines()
     assert lines[1].split() == ["sf" * 20, "12.35", "10.00", "+23.4%"]
     assert lines[2].split() == ["f", "9.00", "10.00", "-10.0%"]
+
+
+def test_of_trials_with_equal_settings_one_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    losses = [6.2, 6.0, 6.0, 6.0, 6.0, 6.0, 6.1]
+    dropouts = [0.0, 0.1, 0.1, 0.1, 0.1, 0.1, 0.2]
+    trials = tuple(
+        TrialResult(number, "complete", loss, 9, 1.0, None, {"model.dropout": dropout})
+        for number, (loss, dropout) in enumerate(zip(losses, dropouts, strict=True))
+    )
+    space = {"model.dropout": FloatDistribution(0.0, 0.5)}
+    show_tuned(Tuned(tmp_path, "study", "retrain", space, trials, trials[1], None, trials[0], None))
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [line[:2] for line in lines[1:4]] == [["1", "6.0000"], ["6", "6.1000"], ["*0", "6.2000"]]
+    assert lines[4][:2] == ["7", "trials:"]
 
 
 def test_names_with_options_are_shown() -> None:

@@ -22,7 +22,7 @@ class Reporter(Protocol):
         """A loop begins."""
 
     def advance(self, step: int) -> None:
-        """So many steps are done."""
+        """So many steps are done, and what is logged of them is told."""
 
     def metrics(self, record: Mapping[str, Any]) -> None:
         """A line of `metrics.jsonl`."""

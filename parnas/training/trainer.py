@@ -195,9 +195,9 @@ class Trainer:
                     settings = self._apply_settings()
                     self.train_step()
                     self.step += 1
-                    reporter.advance(self.step)
                     if last or self.step % train.log_every == 0:
                         self._log_training(settings)
+                    reporter.advance(self.step)
                     if last or self.step % train.eval_every == 0:
                         self._log_validation(settings)
                     self.seconds = before + time.perf_counter() - started
