@@ -9,6 +9,7 @@ import typer
 from typer.models import ArgumentInfo, OptionInfo
 
 from parnas.cli import app
+from parnas.evaluation.adapt import CACHE_SIZE, Grid
 from parnas.files import write_text
 
 PAGE = Path(__file__).with_name("commands.md")
@@ -18,8 +19,9 @@ INTRODUCTION = """# Commands
 Made by `python docs/make_commands.py` from the program. `parnas --help` lists the commands, `parnas COMMAND --help`
 tells of one. `search`, `derive`, `retrain` and `evaluate` are scripts too: `python search.py …` is `parnas search …`.
 
-* `CONFIG` is a YAML file such as those in `configs/`; without one the demo's is taken. Every setting of
-  [configuration.md](configuration.md) can be given as `section.key=value` after it.
+* `CONFIG` is a YAML file such as those in `configs/`, or the name of one of these, such as `wikitext2-word-cpu`; without
+  one the demo's is taken. Every setting of [configuration.md](configuration.md) can be given as `section.key=value`
+  after it.
 * `ARCH` is a string such as `sfsff` or `(sf)*8`, an `arch.yaml`, a run folder, or a preset: `interleaved-N`,
   `compressive-N`, `sandwich-N-K`, `all-f-N`, `random-N-SEED`. A search stands for what its `arch.yaml` says, which
   `derive` writes, and where there is none for what pi spoke for last.
@@ -50,6 +52,10 @@ started several processes, each but the first puts its number before its message
 | `PARNAS_LAYERS` | Python files or modules with layers of your own, with commas between ([layers.md](layers.md)) |
 """
 
+GRID = ", ".join(
+    f"{name} {', '.join(f'{value:g}' for value in getattr(Grid(), name))}"
+    for name in ("lr", "decay", "theta", "weight")
+)
 # More than the program's own help says, and a command to begin with: for those that need it.
 MORE = {
     "search": (
@@ -79,6 +85,11 @@ MORE = {
         "`search/`, `finalists/`, `derived/`, a run for each baseline, the comparison on the validation split and "
         "`report.html`. What `--finalists` settles: [search.md](search.md#how-much-attention).",
         "parnas pipeline configs/demo.yaml --finalists 2 --baselines equal-cost,all-f --run runs/pipeline",
+    ),
+    "adapt": (
+        f"Tries {GRID}, for a cache of {CACHE_SIZE:,} positions; `adapted.json` in the run folder keeps what all of them "
+        "reached. What the settings mean: [evaluation.md](evaluation.md).",
+        "parnas adapt runs/derived",
     ),
     "demo": (
         "The whole journey on Python's own documentation, into `runs/`; `make demo` installs first.",

@@ -75,11 +75,11 @@ def read_results() -> dict[str, dict[str, Any]]:
 
 
 def render_readme() -> str:
-    """The README with its block between the markers, the first lines of each judge, made anew."""
+    """The README with its block between the markers, what was found of the comparison and first of the table, made anew."""
     results = read_results()
     told: list[str] = []
     if "comparison" in results:
-        told += islice(judge_comparison(results["comparison"]), 3)
+        told += judge_comparison(results["comparison"])
     if "search_quality" in results:
         told += islice(judge_ranking(results["search_quality"]), 2)
         told += judge_derived(results["search_quality"])
@@ -141,6 +141,11 @@ def judge_comparison(result: dict[str, Any]) -> Iterator[str]:
     derived, interleaved = row["derived"], row["interleaved"]
     whole = derived["whole network, ms"] / interleaved["whole network, ms"]
     share = derived["stack, share of interleaved"]
+    yield (
+        f"The comparison: a search of {result['search']['search']['blocks']} blocks, and {derived['steps']:,} steps for every "
+        f"network but *interleaved, longer*, which has {result['search']['longer_steps']:,}: the time of search and "
+        "retraining together."
+    )
     yield (
         f"The blocks of the derived `{derived['string']}` take {share:.3f} of the interleaved network's latency "
         f"(aim: 0.65 at most, {mark(share <= MOST_LATENCY)}), the whole network {whole:.3f}."

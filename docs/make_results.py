@@ -34,16 +34,19 @@ class Published(NamedTuple):
     source: str
     valid: float
     test: float
+    parameters: str
     dynamic: bool = False
 
 
 PUBLISHED = (
-    Published("AWD-LSTM", "Merity et al. 2017, arXiv 1708.02182", 68.6, 65.8),
-    Published("AWD-LSTM-MoS", "Yang et al. 2018, arXiv 1711.03953", 63.9, 61.5),
-    Published("AWD-LSTM-DOC", "Takase et al. 2018, arXiv 1808.10143", 60.3, 58.0),
-    Published("Mogrifier LSTM", "Melis et al. 2020, arXiv 1909.01792", 57.3, 55.1),
-    Published("AWD-LSTM, dynamic evaluation", "Krause et al. 2018, arXiv 1709.07432", 46.4, 44.3, dynamic=True),
-    Published("Mogrifier LSTM, dynamic evaluation", "Melis et al. 2020, arXiv 1909.01792", 40.2, 38.6, dynamic=True),
+    Published("AWD-LSTM", "Merity et al. 2017, arXiv 1708.02182", 68.6, 65.8, "33M"),
+    Published("AWD-LSTM-MoS", "Yang et al. 2018, arXiv 1711.03953", 63.9, 61.5, "35M"),
+    Published("AWD-LSTM-DOC", "Takase et al. 2018, arXiv 1808.10143", 60.3, 58.0, "37M"),
+    Published("Mogrifier LSTM", "Melis et al. 2020, arXiv 1909.01792", 57.3, 55.1, "35M"),
+    Published("AWD-LSTM, dynamic evaluation", "Krause et al. 2018, arXiv 1709.07432", 46.4, 44.3, "33M", dynamic=True),
+    Published(
+        "Mogrifier LSTM, dynamic evaluation", "Melis et al. 2020, arXiv 1909.01792", 40.2, 38.6, "35M", dynamic=True
+    ),
 )
 INTRODUCTION = """# Results on WikiText-2
 
@@ -93,8 +96,8 @@ def render() -> str:
 
 def render_table(results: Mapping[str, Mapping[str, Any]]) -> str:
     """Published perplexities with those of the derived networks, the lowest in validation first."""
-    lines = [(each.network, each.source, each.valid, each.test, None) for each in PUBLISHED if not each.dynamic]
-    adapted = [(each.network, each.source, each.valid, each.test, None) for each in PUBLISHED if each.dynamic]
+    lines: list[tuple[Any, ...]] = [each[:-1] for each in PUBLISHED if not each.dynamic]
+    adapted: list[tuple[Any, ...]] = [each[:-1] for each in PUBLISHED if each.dynamic]
     for name, result in results.items():
         tested = {(row["run"], row["evaluation"]): row["word_ppl"] for row in result["comparison"]["test"]}
         parameters = {row["run"]: row["parameters"] for row in plain(result, "valid")}
@@ -117,6 +120,7 @@ def render_pipeline(result: Mapping[str, Any]) -> Iterator[str]:
     """String, table, curves, ways to evaluate and times of one pipeline."""
     name, search = result["name"], result["search"]
     yield describe_derived(result) + "\n"
+    yield describe_pi(search["derivation"]["blocks"]) + "\n"
     if name in SEARCHED_EARLIER:
         yield "Search and finalists are from an earlier recipe, without partial shuffling and with dropout of 0.3 locked"
         yield "over positions. The retrainings have partial shuffling, dropout of 0.3 and label smoothing; the configuration"
@@ -164,9 +168,28 @@ def describe_machine(run: Mapping[str, Any]) -> str:
 
 
 def describe_derived(result: Mapping[str, Any]) -> str:
-    """The string that was found, and what its blocks cost."""
-    arch, told = result["search"]["derivation"]["arch"], describe_cost(result["search"])
-    return f"The search of `{result['name']}` derived `{arch}`, which is `{canonical(arch)}` without identity ({told})."
+    """The string that was found, how, and what its blocks cost."""
+    arch, cost = result["search"]["derivation"]["arch"], describe_cost(result["search"])
+    found = f"`{canonical(arch)}`, which is `{arch}` without identity ({cost})"
+    own = [canonical(each["arch"]) for each in result["finalists"] if not each["max"]]
+    if not own or own == [canonical(arch)]:
+        return f"The search of `{result['name']}` derived {found}."
+    return (
+        f"The search of `{result['name']}` took `{own[0]}`. Of {len(result['finalists'])} finalists, each the best by it "
+        f"with less attention than the one before, the derived network was the better in a short training: {found}."
+    )
+
+
+def describe_pi(blocks: Sequence[Mapping[str, Any]]) -> str:
+    """What pi alone says, and how often budget and second look went against it."""
+    likeliest = [max(block["pi"], key=block["pi"].__getitem__) for block in blocks]
+    leading = [block["pi"][ATTENTION] for block, layer in zip(blocks, likeliest, strict=True) if layer == ATTENTION]
+    spread = f" ({min(leading):.2f} to {max(leading):.2f})" if leading else ""
+    against = sum(block["margin"] < 0 for block in blocks)
+    return (
+        f"pi has attention as the likeliest layer of {len(leading)} of {len(blocks)} blocks{spread}; in {against} of them "
+        "the budget or a second look took another layer than the likeliest."
+    )
 
 
 def judge(result: Mapping[str, Any]) -> Iterator[str]:
@@ -209,9 +232,11 @@ def describe_cost(search: Mapping[str, Any]) -> str:
     derivation, cost = search["derivation"], search["derivation"]["cost"]
     if cost is None:
         return "no target of cost"
+    during = search["settings"]["cost"]["target"]
+    asked = f"{during} during the search, " * (during != cost["target"])
     return (
         f"predicted cost of its blocks: {cost['share']:.3f} of the interleaved network of {len(derivation['blocks'])} "
-        f"blocks, {cost['target']} asked for, metric {cost['metric']}"
+        f"blocks, {cost['target']} asked for, {asked}metric {cost['metric']}"
     )
 
 

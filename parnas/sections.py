@@ -138,7 +138,7 @@ class SearchConfig(Section):
         gt=0,
         le=1,
         description="uniform: share of the steps in which paths are even and alpha learns; then alpha rests, and the "
-        "weights settle on the network to be derived, of whose blocks a share of tau still draws by pi.",
+        "weights settle on the network to be derived; in each step a share tau of its blocks is still drawn by pi.",
     )
     tau_start: float = Field(1.0, gt=0, description="Temperature at the first step.")
     tau_end: float = Field(
