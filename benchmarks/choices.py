@@ -2,7 +2,7 @@
 
 Whole training steps of the interleaved network at the shapes of configs/wikitext2-par.yaml, with dropout 0.1, beside
 the same step with one choice taken back; where a choice concerns memory or the compiler, in a process of its own, since
-it holds for all of a process. A ratio above 1 says that the choice pays, but for `compiled`, which is no choice of
+it holds for all of a process. A ratio above 1 says that the choice pays, but for the compiler, which is no choice of
 parnas on CPU. `--one NAME` is such a process.
 """
 

@@ -25,6 +25,7 @@ from parnas.config import Config, check_config
 from parnas.data.streams import prepare
 from parnas.evaluation.entries import Conditions, open_entries
 from parnas.evaluation.frequency import BUCKETS, perplexity_by_frequency
+from parnas.training.repeated import train_once
 from parnas.training.reporter import Silent
 from parnas.training.retrain import retrain
 from parnas.yaml_text import read_yaml
@@ -48,6 +49,10 @@ class Network(NamedTuple):
     name: str
     arch: str
     changes: dict[str, Any]
+
+    def changed(self, config: Config) -> Config:
+        """The configuration that it is trained with."""
+        return config.replace(model__arch=self.arch, **self.changes)
 
 
 class Row(NamedTuple):
@@ -99,8 +104,8 @@ def train(config: Config, runs: Path, job: tuple[Network, int]) -> Row:
     """Train a network and measure it by word frequency."""
     network, seed = job
     folder = runs / f"{network.name.replace(', ', '-').replace(' ', '-').replace(':', '-')}-seed-{seed}"
-    changed = config.replace(model__arch=network.arch, runtime__seed=seed, **network.changes)
-    run = retrain(changed, folder, Silent())
+    changed = network.changed(config).replace(runtime__seed=seed)
+    run = train_once(retrain, changed, folder, Silent())
     summary = run.summary()
     entries = open_entries([folder], Conditions())
     buckets = perplexity_by_frequency(entries, "valid").set_index("occurrences")["ppl"]
@@ -111,11 +116,11 @@ def train(config: Config, runs: Path, job: tuple[Network, int]) -> Row:
 
 
 def run_trainings(config: Config, plan: dict[str, Any], path: Path, runs: Path, workers: int) -> None:
-    """Train what has no row yet, `workers` networks at a time."""
+    """Train what has no row of as many steps yet, `workers` networks at a time."""
     prepare(config.data)  # once, not in every process
-    done = {(row.name, row.seed) for row in read_rows(path, Row)}
+    done = {(row.name, row.seed, row.steps) for row in read_rows(path, Row)}
     wanted = [(network, seed) for seed in plan["seeds"] for network in design(config, plan["ratios"])]
-    left = [job for job in wanted if (job[0].name, job[1]) not in done]
+    left = [(of, seed) for of, seed in wanted if (of.name, seed, of.changed(config).train.steps) not in done]
     for row in work_off(partial(train, config, runs), left, workers):
         append_rows(path, [row])
         print(f"{row.name} seed {row.seed}: {row.ppl:.2f}", flush=True)

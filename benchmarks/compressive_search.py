@@ -19,6 +19,7 @@ from parnas.nas.cost import read_costs
 from parnas.nas.derive import Demands, derive, write_derivation
 from parnas.nas.search import search
 from parnas.run import Run
+from parnas.training.repeated import train_once
 from parnas.training.reporter import Silent
 from parnas.training.retrain import retrain
 from parnas.yaml_text import read_yaml
@@ -28,9 +29,7 @@ TINY_SEARCH = {"blocks": 3, "steps": 12, "warmup_steps": 2, "alpha_start_step": 
 
 def run_search(config: Config, folder: Path) -> Run:
     """The search, gone on with where it was begun."""
-    run = Run(folder)
-    if not (folder / "summary.json").is_file():
-        run = search(config, folder, Silent())
+    run = train_once(search, config, folder, Silent())
     write_derivation(derive(run), run, folder / "arch.yaml")
     return run
 
@@ -38,10 +37,7 @@ def run_search(config: Config, folder: Path) -> Run:
 def train(job: tuple[Config, Path]) -> float:
     """Validation perplexity of a network."""
     config, folder = job
-    run = Run(folder)
-    if not (folder / "summary.json").is_file():
-        run = retrain(config, folder, Silent())
-    return float(run.summary()["valid"]["ppl"])
+    return float(train_once(retrain, config, folder, Silent()).summary()["valid"]["ppl"])
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -1,6 +1,6 @@
 """All that is to be found out on a GPU, in one command of less than nine minutes: `python benchmarks/gpu_round.py`.
 
-    PARNAS_DATA=DIR python benchmarks/gpu_round.py --out "$OUT"
+    PARNAS_DATA=DIR python benchmarks/gpu_round.py --out FOLDER
 
 Needed are what parnas itself needs and WikiText-2 in DIR, no network and no other library. Every part runs in a process
 of its own with a limit of its own, so that whatever fails there, a broken CUDA context included, costs that part alone;
@@ -278,6 +278,10 @@ class Round:
         """Take up a finding and write the result anew."""
         self.parts[part][name] = value
         print(f"{self.passed():5.0f} s  {part}: {value if name == 'error' else name}", flush=True)
+        self.write()
+
+    def write(self) -> None:
+        """Write the result, with the tables that were printed."""
         payload = {"precisions": list(TOLERANCE), "goals": GOALS, "parts": self.parts}
         harness.write_result("gpu_round", self.device, payload, self.parsed)
 
@@ -301,14 +305,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser = harness.make_parser(__doc__, ["tiny"])
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="only these, in this order")
     parsed = parser.parse_args(arguments)
-    if parsed.out is None and "OUT" in os.environ:
-        parsed.out = Path(os.environ["OUT"])
     device = harness.choose(parsed.device, "bf16")
     if parsed.size == "full" and device.device.type != "cuda":
         raise ParnasError("There is no GPU here; --tiny tries all parts on the CPU.")
     gpu_round = Round(parsed, device)
     gpu_round.run()
     print_round(gpu_round.parts)
+    gpu_round.write()
 
 
 if __name__ == "__main__":

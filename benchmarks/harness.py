@@ -7,8 +7,8 @@ Ratios count, not seconds: candidates take turns in one process, on the same inp
 import argparse
 import re
 import sys
-import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
@@ -22,6 +22,7 @@ from parnas.errors import ParnasError
 from parnas.files import write_json
 from parnas.run import describe_machine, package_version
 from parnas.sections import RuntimeConfig
+from parnas.training import latency
 from parnas.training.device import Device, choose_device
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -43,24 +44,19 @@ def take_turns(
     warm_up: int,
     device: torch.device | None = None,
 ) -> dict[Name, list[float]]:
-    """Seconds of each of `rounds` calls of every candidate, after `warm_up` calls of each that do not count.
+    """Seconds of each of `rounds` calls of every candidate in turns, after `warm_up` calls of each that do not count.
 
-    The candidates are called in turn (A B A B …), so that a change of the machine's speed meets all of them alike. On
-    a CUDA `device` the clock is read when all that was started is done. Raises `ParnasError` for fewer than one round.
+    On a CUDA `device` the clock is read when all that was started is done; see `parnas.training.latency.take_turns`.
+    Raises `ParnasError` for fewer than one round.
     """
     if rounds < 1:
         raise ParnasError(f"{rounds} rounds measure nothing; give 1 or more.")
-    synchronize = torch.cuda.synchronize if device is not None and device.type == "cuda" else lambda _: None
-    seconds: dict[Name, list[float]] = {name: [] for name in candidates}
-    for number in range(warm_up + rounds):
-        for name, call in candidates.items():
-            synchronize(device)
-            started = time.perf_counter()
-            call()
-            synchronize(device)
-            if number >= warm_up:
-                seconds[name].append(time.perf_counter() - started)
-    return seconds
+    synchronize = partial(torch.cuda.synchronize, device) if device is not None and device.type == "cuda" else _ready
+    return latency.take_turns(candidates, rounds, warm_up, synchronize)
+
+
+def _ready() -> None:
+    """A CPU has done what it was asked for."""
 
 
 def matrix_rate(precision: torch.dtype, device: torch.device, size: int | None = None, rounds: int = 5) -> float:

@@ -134,8 +134,8 @@ def make_training(config: Config, device: Device, ids: Tokens) -> training.Train
     """The training of a new interleaved network."""
     session = make_session(config, device)
     model = TransformerXL.build(config.model, Architecture.parse(INTERLEAVED), VOCABULARY)
-    plan = training.Plan(config.train.steps, config.train.lr, 0)
-    return training.Trainer(session, model, make_batches(config, ids), plan)
+    schedule = training.Schedule(config.train.steps, config.train.lr, 0)
+    return training.Trainer(session, model, make_batches(config, ids), schedule)
 
 
 def make_steps(

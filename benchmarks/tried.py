@@ -98,7 +98,7 @@ def ema_share(self: Trainer) -> float:
 
 def late_share(self: Trainer) -> float:
     """Of a plain average over the last steps (Izmailov et al. 2018, arXiv 1803.05407)."""
-    first = round((1 - LATE_SHARE) * self.plan.steps)
+    first = round((1 - LATE_SHARE) * self.schedule.steps)
     return 1 / (self.step + 1 - first) if self.step >= first else 1.0
 
 

@@ -13,8 +13,8 @@ from parnas.sections import Section
 PAGE = Path(__file__).with_name("configuration.md")
 INTRODUCTION = """# Configuration
 
-Made by `python docs/make_configuration.py` from `parnas/sections.py`. A YAML file sets what differs from the defaults;
-the command line overrides by dotted key: `python search.py configs/wikitext2-par.yaml search.steps=20000`.
+Made by `python docs/make_configuration.py` from the sections in `parnas/`. A YAML file sets what differs from the
+defaults; the command line overrides by dotted key: `python search.py configs/wikitext2-par.yaml search.steps=20000`.
 """
 SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 

@@ -1,7 +1,7 @@
-"""The sections of the configuration: every setting with its default, unit and meaning, here and nowhere else.
+"""The sections of the configuration: every setting with its default, unit and meaning.
 
-The reference page is made from this file, `model_section.py` and `evaluation_section.py`; `config.py` joins the
-sections and reads them.
+Those of the model and of evaluation are in `model_section.py` and `evaluation_section.py`. The reference page is made
+from all three; `config.py` joins the sections and reads them.
 """
 
 from collections.abc import Iterator

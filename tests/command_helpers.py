@@ -1,5 +1,9 @@
 """The command line in this process."""
 
+import json
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from parnas.cli import main
@@ -23,3 +27,17 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     assert error.count("error: ") == 1
     assert len(error) < 4000
     return error
+
+
+def result_of(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
+    """The one object that a command writes to standard output."""
+    capsys.readouterr()
+    assert run_command(*arguments, "--json") == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert all(Path(path).is_file() for path in found["written"])
+    return found
+
+
+def files_of(folder: Path) -> dict[str, tuple[int, float]]:
+    """Size and time of every file below a folder: equal where nothing was written."""
+    return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()}

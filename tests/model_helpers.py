@@ -1,5 +1,7 @@
 """Small networks with weights that hide nothing, for the tests of the model."""
 
+import math
+
 import torch
 
 from parnas.architecture import Architecture
@@ -63,3 +65,14 @@ def read_in_segments(network, ids, tgt_len, **settings):
         memory = output.memory
         hidden.append(output.hidden)
     return torch.cat(hidden, dim=1), memory
+
+
+def sinusoids(distance, width):
+    """The encoding of one distance: a sine for each frequency, falling from 1, then the cosines."""
+    angles = [distance / 10000 ** (2 * j / width) for j in range(math.ceil(width / 2))]
+    return torch.tensor([math.sin(a) for a in angles] + [math.cos(a) for a in angles])[:width]
+
+
+def near(found, expected, atol=1e-5):
+    """Assert that tensors are equal but for rounding."""
+    torch.testing.assert_close(found, expected, atol=atol, rtol=1e-5)

@@ -6,8 +6,20 @@ For networks of compressive attention and feed-forward layers, with the weights 
 import math
 
 import torch
-from test_layers import sinusoids
+from model_helpers import sinusoids
 from torch.nn import functional as F
+
+TRAINED = ["conv", "dilated_conv"]
+POOLS = ["max_pool", "mean_pool", "most_used"]
+KINDS = [(function, "attention") for function in POOLS] + [
+    (function, loss) for function in TRAINED for loss in ("attention", "autoencode", "bptt")
+]
+
+
+def settings(function="conv", loss="attention", mem_len=4, ratio=2, cmem_len=3, distance="slots", **more):
+    """Changes of a model's configuration that give it compressive memory."""
+    memory = {"function": function, "loss": loss, "ratio": ratio, "cmem_len": cmem_len, "distance": distance}
+    return {"mem_len": mem_len, "memory": memory, **more}
 
 
 class SlowCompressive:

@@ -14,10 +14,6 @@ VARIANTS = {
 }
 
 
-def near(found, expected, atol=1e-5):
-    torch.testing.assert_close(found, expected, atol=atol, rtol=1e-5)
-
-
 def one_hot(arch):
     """Gates [blocks, candidates] that choose the letters of a string."""
     return F.one_hot(torch.tensor([SPACE.index(letter) for letter in arch]), len(SPACE)).float()

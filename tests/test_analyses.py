@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from command_helpers import refusal, run_command
 from conftest import small_config
-from test_cli import refusal, run_command
 
 from parnas.errors import ParnasError
 from parnas.evaluation.ages import attention_by_age

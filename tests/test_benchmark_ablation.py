@@ -1,5 +1,6 @@
 """The ablation of the recipe in tiny form, and what it tries besides the options."""
 
+import math
 import shutil
 from collections import Counter
 from collections.abc import Sequence
@@ -212,8 +213,8 @@ def test_what_is_tried_trains_and_validates(name: str, corpus: Path, tmp_path: P
     with tried.TRIED[name]():
         run = retrain(config, tmp_path / "run", Silent())
     plain = retrain(config, tmp_path / "plain", Silent())
-    first = [line["loss"] for line in run.records(METRICS) if line["split"] == "valid"]
-    assert first[-1] < prepare(config.data).tokenizer.vocab_size
+    losses = [line["loss"] for line in run.records(METRICS) if line["split"] == "valid"]
+    assert losses[-1] < 0.98 * math.log(prepare(config.data).tokenizer.vocab_size), "it learns"
     assert run.summary()["valid"]["ppl"] != plain.summary()["valid"]["ppl"]
 
 

@@ -3,15 +3,10 @@
 import pytest
 import torch
 from model_helpers import make_network, make_supernet, random_ids, reach, read_in_segments
-from slow_compressive import SlowCompressive
+from slow_compressive import KINDS, TRAINED, SlowCompressive, settings
 
 from parnas.model.compressive import COMPRESSORS
 
-TRAINED = ["conv", "dilated_conv"]
-POOLS = ["max_pool", "mean_pool", "most_used"]
-KINDS = [(function, "attention") for function in POOLS] + [
-    (function, loss) for function in TRAINED for loss in ("attention", "autoencode", "bptt")
-]
 SHAPES = {
     "even": (4, 4, 2, 3),
     "some wait": (3, 4, 2, 2),
@@ -19,11 +14,6 @@ SHAPES = {
     "no plain memory": (3, 0, 3, 2),
     "more at once than there is room for": (8, 1, 2, 2),
 }  # tgt_len, mem_len, ratio, cmem_len
-
-
-def settings(function="conv", loss="attention", mem_len=4, ratio=2, cmem_len=3, distance="slots", **more):
-    memory = {"function": function, "loss": loss, "ratio": ratio, "cmem_len": cmem_len, "distance": distance}
-    return {"mem_len": mem_len, "memory": memory, **more}
 
 
 def train_fast(network, segments, targets, **options):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from command_helpers import files_of, run_command
 from conftest import small_config
 from PIL import Image
 from scipy.stats import ttest_1samp
@@ -113,16 +114,6 @@ def test_infinite_perplexities_are_shown_and_stored_as_what_they_are(tmp_path: P
 # A whole contest.
 
 
-def files_of(folder: Path) -> dict[str, tuple[int, float]]:
-    return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()}
-
-
-def main_ends_well(*arguments: object) -> None:
-    with pytest.raises(SystemExit) as leaving:
-        main([str(argument) for argument in arguments])
-    assert not leaving.value.code
-
-
 @pytest.fixture(scope="module")
 def searched(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A search of four blocks, whose arch.yaml says `sfif`."""
@@ -135,7 +126,7 @@ def searched(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 @pytest.fixture(scope="module")
 def held(searched: Run) -> Path:
     """The folder of two seeds and two random networks, from the command line."""
-    main_ends_well("baselines", searched.folder, "--random", 2, "--seeds", 2)
+    assert run_command("baselines", searched.folder, "--random", 2, "--seeds", 2) == 0
     return searched.folder / "baselines"
 
 
@@ -148,7 +139,7 @@ def test_list_shows_strings_and_costs_and_trains_nothing(
     monkeypatch.setattr(Trainer, "train_step", None)
     shutil.copytree(searched.folder, tmp_path / "run", ignore=shutil.ignore_patterns("baselines"))
     before = files_of(tmp_path / "run")
-    main_ends_well("baselines", tmp_path / "run", "--random", 3, "--list")
+    assert run_command("baselines", tmp_path / "run", "--random", 3, "--list") == 0
     assert files_of(tmp_path / "run") == before
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     found = find_baselines(searched, 3, 5, Silent())
@@ -195,7 +186,7 @@ def test_a_second_call_trains_nothing_and_finds_the_same(
     before = files_of(tmp_path / "run")
     kept = {path: values for path, values in before.items() if "-seed-" in path}
     monkeypatch.setattr(Trainer, "train_step", None)
-    main_ends_well("baselines", searched.folder, "--random", 2, "--seeds", 2, "--run", tmp_path / "run")
+    assert run_command("baselines", searched.folder, "--random", 2, "--seeds", 2, "--run", tmp_path / "run") == 0
     after = files_of(tmp_path / "run")
     assert after.keys() == before.keys()
     assert kept == {path: values for path, values in after.items() if "-seed-" in path}
@@ -204,7 +195,7 @@ def test_a_second_call_trains_nothing_and_finds_the_same(
     out = capsys.readouterr().out
     for answer in json.loads((held / "baselines.json").read_text())["answers"]:
         assert answer["text"] in out
-    main_ends_well("baselines", searched.folder, "--random", 1, "--seeds", 1, "--run", tmp_path / "run")
+    assert run_command("baselines", searched.folder, "--random", 1, "--seeds", 1, "--run", tmp_path / "run") == 0
     assert "one seed, so no interval" in capsys.readouterr().out
 
 
@@ -233,7 +224,7 @@ def test_an_interrupted_contest_goes_on(
     begun = folder / "interleaved-seed-6"  # the second: all are trained from the first seed before
     assert [path.name for path in list_checkpoints(begun / "checkpoints")] == ["step-00000004"]
     steps[:] = [0] * 100
-    main_ends_well(*command)
+    assert run_command(*command) == 0
     assert steps[100:] == list(range(4, 12))
     assert (folder / "baselines.json").read_text() == (held / "baselines.json").read_text()
 
@@ -278,12 +269,12 @@ def test_a_network_that_diverges_counts_as_infinite_and_the_rest_goes_on(
         return nll * torch.nan if self.training else nll
 
     monkeypatch.setattr(TransformerXL, "score", poisoned)
-    main_ends_well("baselines", searched.folder, "--random", 2, "--seeds", 2, "--run", tmp_path / "run")
+    assert run_command("baselines", searched.folder, "--random", 2, "--seeds", 2, "--run", tmp_path / "run") == 0
     content = json.loads((tmp_path / "run" / "baselines.json").read_text())
     assert "random-1 from seed 5 diverged, and counts as infinite" in content["notes"]
     assert content["networks"][4]["valid_ppl"] == {"5": None}
     assert content["networks"][:4] == json.loads((held / "baselines.json").read_text())["networks"][:4]
     assert content["answers"][-1]["percent"]["mean"] is None
     monkeypatch.setattr(TransformerXL, "score", original)
-    main_ends_well("baselines", searched.folder, "--random", 2, "--seeds", 2, "--run", tmp_path / "run")
+    assert run_command("baselines", searched.folder, "--random", 2, "--seeds", 2, "--run", tmp_path / "run") == 0
     assert (tmp_path / "run" / "baselines.json").read_text() == (held / "baselines.json").read_text()

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from model_helpers import make_supernet, random_ids
-from supernet_helpers import SPACE, VARIANTS, draw_gates, generator, near, one_hot
+from model_helpers import make_supernet, near, random_ids
+from supernet_helpers import SPACE, VARIANTS, draw_gates, generator, one_hot
 from torch.nn import functional as F
 
 from parnas.model.estimators import (

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from model_helpers import model_config, randomise, reach
+from model_helpers import model_config, randomise, reach, sinusoids
 
 from parnas.model.attention import encode_distances, relative_biases
 from parnas.model.layers import Context, make_layer
@@ -19,12 +19,6 @@ def random(*shape, seed=0):
 def make_context(tgt_len, mem_len, d_model, u=None, v=None):
     keys = tgt_len + mem_len
     return Context(encode_distances(keys, d_model, CPU), u, v)
-
-
-def sinusoids(distance, width):
-    """The encoding of one distance: a sine for each frequency, falling from 1, then the cosines."""
-    angles = [distance / 10000 ** (2 * j / width) for j in range(math.ceil(width / 2))]
-    return torch.tensor([math.sin(a) for a in angles] + [math.cos(a) for a in angles])[:width]
 
 
 def slow_attention(layer, x, memory, u, v):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import small_config
 from model_helpers import make_network, make_supernet, random_ids, reach
-from test_compressive import KINDS, settings
+from slow_compressive import KINDS, settings
 from training_helpers import Phase, assert_resumes
 
 from parnas.architecture import Architecture

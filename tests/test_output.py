@@ -2,11 +2,10 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import typer
-from command_helpers import refusal, run_command
+from command_helpers import refusal, result_of, run_command
 from conftest import small_config
 
 from parnas.cli import app
@@ -15,15 +14,6 @@ from parnas.output import Output
 from parnas.run import Run, package_version
 
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-
-
-def result_of(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
-    """The one object that a command writes to standard output."""
-    capsys.readouterr()
-    assert run_command(*arguments, "--json") == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    assert all(Path(path).is_file() for path in found["written"])
-    return found
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from command_helpers import refusal, run_command
 from conftest import small_config
 from model_helpers import make_network, make_supernet, model_config, random_ids, randomise, reach
-from test_cli import refusal, run_command
 from torch.nn import functional as F
 
 from parnas.architecture import LETTERS, Architecture

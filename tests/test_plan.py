@@ -6,8 +6,8 @@ from typing import Any
 
 import plan as benchmark
 import pytest
+from command_helpers import run_command
 from conftest import small_config
-from test_cli import run_command
 
 from parnas.architecture import Architecture
 from parnas.config import Config, load_config

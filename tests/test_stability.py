@@ -9,11 +9,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+from command_helpers import files_of, run_command
 from conftest import small_config
 from PIL import Image
 
 from parnas.architecture import Architecture
-from parnas.cli import main
 from parnas.config import dump_config
 from parnas.errors import ParnasError
 from parnas.figures.votes import draw_votes
@@ -151,23 +151,13 @@ def test_the_consensus_keeps_to_the_target_of_cost(corpus: Path, tmp_path: Path)
     assert stability(config, tmp_path / "run", 2, Silent()).consensus == best != ("s", "s", "s")
 
 
-def files_of(folder: Path) -> dict[str, tuple[int, float]]:
-    return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()}
-
-
 @pytest.fixture(scope="module")
 def repeated(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two seeds, from the command line."""
     folder = tmp_path_factory.mktemp("stability")
     (folder / "small.yaml").write_text(dump_config(small_config(corpus, runtime__seed=3)))
-    main_ends_well(["stability", str(folder / "small.yaml"), "--seeds", "2", "--run", str(folder / "run")])
+    assert run_command("stability", str(folder / "small.yaml"), "--seeds", "2", "--run", str(folder / "run")) == 0
     return folder / "run"
-
-
-def main_ends_well(arguments: list[str]) -> None:
-    with pytest.raises(SystemExit) as leaving:
-        main(arguments)
-    assert not leaving.value.code
 
 
 def test_each_seed_is_the_search_of_that_seed(repeated: Path, corpus: Path, tmp_path: Path) -> None:
@@ -198,7 +188,7 @@ def test_finished_seeds_are_kept_and_more_are_added(repeated: Path, tmp_path: Pa
     folder = tmp_path / "run"
     shutil.copytree(repeated, folder)
     before = files_of(folder / "seed-3") | files_of(folder / "seed-4")
-    main_ends_well(["stability", "--seeds", "3", "--run", str(folder)])
+    assert run_command("stability", "--seeds", "3", "--run", str(folder)) == 0
     assert files_of(folder / "seed-3") | files_of(folder / "seed-4") == before
     assert json.loads((folder / "stability.json").read_text())["seeds"] == [3, 4, 5]
     out = capsys.readouterr().out

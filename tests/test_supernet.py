@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 import torch
-from model_helpers import make_network, make_supernet, random_ids, reach, read_in_segments
-from supernet_helpers import SPACE, VARIANTS, draw_gates, generator, near, one_hot
+from model_helpers import make_network, make_supernet, near, random_ids, reach, read_in_segments
+from supernet_helpers import SPACE, VARIANTS, draw_gates, generator, one_hot
 from torch.nn import functional as F
 
 from parnas.architecture import Architecture

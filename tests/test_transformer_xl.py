@@ -9,6 +9,7 @@ from model_helpers import (
     make_network,
     make_supernet,
     model_config,
+    near,
     plain_memories,
     random_ids,
     reach,
@@ -45,10 +46,6 @@ def variant(request):
 @pytest.fixture(params=[make_network, make_supernet], ids=["plain", "SuperNet"])
 def network(request, variant):
     return request.param(mem_len=16, **variant)
-
-
-def near(found, expected):
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
 def log_probs(network, ids):

@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from command_helpers import run_command
 from conftest import small_config
 
 from parnas.architecture import Architecture
-from parnas.cli import main
 from parnas.config import dump_config
 from parnas.data.streams import prepare
 from parnas.errors import Diverged, ParnasError
@@ -119,12 +119,6 @@ def test_a_supernet_that_does_not_fit_is_refused(search_run: Run, retrain_run: R
 
 
 # The command.
-
-
-def run_command(*arguments: object) -> int:
-    with pytest.raises(SystemExit) as leaving:
-        main([str(argument) for argument in arguments])
-    return int(leaving.value.code or 0)
 
 
 def read_front(folder: Path) -> list[dict[str, str]]:

@@ -6,11 +6,10 @@ import random
 from pathlib import Path
 
 import pytest
-from command_helpers import refusal, run_command
+from command_helpers import refusal, result_of, run_command
 from conftest import small_config
 from page_helpers import ROOT, blocks
 from PIL import Image
-from test_output import result_of
 from tuning_helpers import Pretending, pretending
 
 from parnas.config import Config, dump_config, load_config

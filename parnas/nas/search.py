@@ -32,7 +32,7 @@ from parnas.training.perplexity import TotalLoss
 from parnas.training.phases import open_session, run_training
 from parnas.training.ranks import ALONE, Ranks
 from parnas.training.reporter import Reporter
-from parnas.training.trainer import Plan, Session, Trainer
+from parnas.training.trainer import Schedule, Session, Trainer
 
 
 class SearchTrainer(Trainer):
@@ -49,7 +49,7 @@ class SearchTrainer(Trainer):
         costs: Costs | None = None,
     ) -> None:
         self.supernet, self.search = model, session.config.search
-        super().__init__(session, model, batches, Plan(self.search.steps, self.search.lr, self.search.warmup_steps))
+        super().__init__(session, model, batches, Schedule(self.search.steps, self.search.lr, self.search.warmup_steps))
         self.alpha_batches = alpha_batches
         self.alpha_memory: Memory | None = None
         self.estimator = ESTIMATORS[self.search.estimator](self.search.blocks, self.search.space)

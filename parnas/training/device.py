@@ -74,7 +74,7 @@ def keep_freed_memory() -> None:
     """Have glibc keep freed memory for the next tensor; without effect where there is no glibc.
 
     By default it returns every tensor above some hundred kilobytes to the system and asks for it anew, and a training
-    step then spends a sixth of its time in page faults (`benchmarks/train_step.py` on CPU).
+    step then spends much of its time in page faults (`benchmarks/choices.py`).
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:

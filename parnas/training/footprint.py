@@ -4,8 +4,8 @@
 with full memory, loss and backward, under torch's FakeTensorMode, which keeps shapes, types, autocast and what autograd
 saves, and computes nothing. What is left out: the workspace inside kernels, what Muon copies for its step, the rounding
 and fragmentation of the allocator, what the driver and the processes of a GPU take for themselves (about half a GB),
-and validation, which needs less than training. `tests/test_plan.py` compares the count with steps on real tensors,
-`benchmarks/plan.py` with what the system says that processes took.
+and validation, which needs less than training. `tests/test_footprint.py` compares the count with steps on real
+tensors, `benchmarks/plan.py` with what the system says that processes took.
 """
 
 import math

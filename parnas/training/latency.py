@@ -51,23 +51,30 @@ def measure_latencies(
     return {name: Latency(float(np.median(of)), float(np.percentile(of, 95))) for name, of in times.items()}
 
 
-def time_in_turns(calls: Mapping[Key, Callable[[], None]], device: Device, rounds: int) -> dict[Key, np.ndarray]:
-    """Milliseconds of each call in each round, [rounds].
+def time_in_turns(calls: Mapping[Key, Callable[[], object]], device: Device, rounds: int) -> dict[Key, np.ndarray]:
+    """Milliseconds of each call in each round, [rounds], after a warm-up; see `take_turns`."""
+    seconds = take_turns(calls, rounds, max(3, rounds // 10), device.synchronize)
+    return {key: 1000 * np.array(of) for key, of in seconds.items()}
 
-    The calls take turns (A B A B …), so that a change of the machine's speed meets all of them alike; the first
-    rounds are a warm-up and not counted.
+
+def take_turns(
+    calls: Mapping[Key, Callable[[], object]], rounds: int, warm_up: int, synchronize: Callable[[], None]
+) -> dict[Key, list[float]]:
+    """Seconds of each of `rounds` calls of each, after `warm_up` calls of each that do not count.
+
+    The calls take turns (A B A B …), so that a change of the machine's speed meets all of them alike. `synchronize`
+    waits until a device has done what was started.
     """
-    warm_up = max(3, rounds // 10)
-    times: dict[Key, list[float]] = {key: [] for key in calls}
+    seconds: dict[Key, list[float]] = {key: [] for key in calls}
     for number in range(warm_up + rounds):
         for key, call in calls.items():
-            device.synchronize()
+            synchronize()
             started = time.perf_counter()
             call()
-            device.synchronize()
+            synchronize()
             if number >= warm_up:
-                times[key].append(1000 * (time.perf_counter() - started))
-    return {key: np.array(of) for key, of in times.items()}
+                seconds[key].append(time.perf_counter() - started)
+    return seconds
 
 
 def prepare_scoring(candidate: Candidate, device: Device, shape: Shape) -> Callable[[], None]:

@@ -42,7 +42,7 @@ from parnas.training.schedules import learning_rate, shorten_warmup
 from parnas.training.stopping import Stopped, StopSignals
 
 
-class Plan(NamedTuple):
+class Schedule(NamedTuple):
     """How long a phase trains its weights, and how fast."""
 
     steps: int
@@ -67,7 +67,7 @@ class Trainer:
 
     title = "retrain"
 
-    def __init__(self, session: Session, model: TransformerXL, batches: TrainingBatches, plan: Plan) -> None:
+    def __init__(self, session: Session, model: TransformerXL, batches: TrainingBatches, schedule: Schedule) -> None:
         self.session, self.batches, self.ranks = session, batches, session.device.ranks
         config = session.config
         self.model = model.to(session.device.device)
@@ -76,10 +76,12 @@ class Trainer:
         if config.runtime.compile:
             self.model.compile()
         self.passes = Passes(self.model, self.weights().values(), session.device, config.train.accumulate)
-        warmup = shorten_warmup(plan.warmup_steps, plan.steps)
-        if warmup != plan.warmup_steps:
-            session.reporter.note(f"the warm-up of {plan.warmup_steps} steps is shortened to {warmup} of {plan.steps}")
-        self.plan = plan._replace(warmup_steps=warmup)
+        warmup = shorten_warmup(schedule.warmup_steps, schedule.steps)
+        if warmup != schedule.warmup_steps:
+            session.reporter.note(
+                f"the warm-up of {schedule.warmup_steps} steps is shortened to {warmup} of {schedule.steps}"
+            )
+        self.schedule = schedule._replace(warmup_steps=warmup)
         compressing, decay = model.compression_names(), config.train.weight_decay
         weights = {name: weight for name, weight in self.weights().items() if name not in compressing}
         self.parameters = list(weights.values())
@@ -90,12 +92,12 @@ class Trainer:
         if config.train.optimizer == "adamw":
             matrices = {}
         others = {name: weight for name, weight in weights.items() if name not in matrices}
-        self.optimizers: dict[str, torch.optim.Optimizer] = {"optimizer": make_adamw(others, plan.lr, decay)}
+        self.optimizers: dict[str, torch.optim.Optimizer] = {"optimizer": make_adamw(others, schedule.lr, decay)}
         if matrices:
             dtype = torch.bfloat16 if session.device.precision == "bf16" else torch.float32
-            self.optimizers["muon"] = Muon(matrices.values(), plan.lr, decay, dtype)
+            self.optimizers["muon"] = Muon(matrices.values(), schedule.lr, decay, dtype)
         if compression:
-            self.optimizers["compression_optimizer"] = make_adamw(compression, plan.lr, decay)
+            self.optimizers["compression_optimizer"] = make_adamw(compression, schedule.lr, decay)
         self.step = 0
         self.memory: Memory | None = None
         self.seconds = 0.0
@@ -127,7 +129,7 @@ class Trainer:
 
     def settings(self) -> dict[str, float]:
         """The scheduled values of the current step, as they go into the metrics."""
-        return {"lr": learning_rate(self.step, *self.plan)}
+        return {"lr": learning_rate(self.step, *self.schedule)}
 
     def validate(self) -> dict[str, TotalLoss]:
         """Losses on the validation split: `valid` is the network's own, others say what they are of."""
@@ -160,7 +162,7 @@ class Trainer:
 
     def refuse_unfit_state(self) -> None:
         """Raise `ValueError` where what was restored cannot be trained on; see `restoring`."""
-        if type(self.step) is not int or not 0 <= self.step <= self.plan.steps:
+        if type(self.step) is not int or not 0 <= self.step <= self.schedule.steps:
             raise ValueError(f"its step is {self.step!r:.40}")
         self.seconds = float(self.seconds)
         if any(value.dim() for pair in self.recent for value in pair):
@@ -188,10 +190,10 @@ class Trainer:
         started, before = time.perf_counter(), self.seconds
         self.logged_at, self.logged_step = started, self.step
         try:
-            reporter.start(Loop(self.title, self.step, self.plan.steps, folder=self.session.run.folder))
+            reporter.start(Loop(self.title, self.step, self.schedule.steps, folder=self.session.run.folder))
             with StopSignals() as signals, explained(lambda: self.step + 1, self.last_good):
-                while self.step < self.plan.steps:
-                    last = self.step + 1 == self.plan.steps
+                while self.step < self.schedule.steps:
+                    last = self.step + 1 == self.schedule.steps
                     settings = self._apply_settings()
                     self.train_step()
                     self.step += 1
@@ -229,7 +231,7 @@ class Trainer:
             with restoring(path):
                 self.restore(state)
                 self.refuse_unfit_state()
-        note(f"resuming after step {self.step} of {self.plan.steps}")
+        note(f"resuming after step {self.step} of {self.schedule.steps}")
 
     def save(self) -> None:
         """Begin to write a checkpoint, unless the steps behind it went wrong."""
