@@ -1,6 +1,7 @@
 """The configuration: one frozen tree of the sections in `sections.py`, read from YAML and overridden by dotted keys."""
 
 import difflib
+import re
 import reprlib
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -54,9 +55,8 @@ class Config(Section):
     def mistakes(self) -> Iterator[Mistake]:
         stride, (tgt_len, reach) = self.evaluation.stride, self.evaluated_lengths
         if stride and tgt_len % stride:
-            yield Mistake(
-                "evaluation.stride", f"is {stride}, which does not divide segments of {tgt_len}; give one that does"
-            )
+            told = f"is {stride}, which does not divide segments of {tgt_len} tokens (tgt_len); give one that does"
+            yield Mistake("evaluation.stride", told)
         if reach.same_length and not reach.mem_len:
             yield Mistake(
                 "evaluation.same_length", "is true, but without memory nothing would be seen; give mem_len, or false"
@@ -107,9 +107,9 @@ def check_config(tree: dict[Any, Any], source: str, overrides: Sequence[Override
         key, value = read_override(override) if isinstance(override, str) else override
         if not key:
             found.append(f"{override!r:.80} is not of the form section.key=value")
-        elif problem := _put(tree, key.split("."), value):
+        elif problem := _put(tree, key.split("."), _own_copy(value)):
             found.append(f"{override!r:.80}: {problem}")
-    left_out = 0
+    left_out, defaulted = 0, set[str]()
     while True:
         try:
             config = Config.model_validate(tree)
@@ -118,11 +118,14 @@ def check_config(tree: dict[Any, Any], source: str, overrides: Sequence[Override
             details = error.errors(include_url=False, include_context=True)
             told = details[: MOST_TOLD - len(found)] if len(found) < MOST_TOLD else []
             left_out += len(details) - len(told)
-            found += [line for detail in told for line in _describe(detail)]
+            lines = [line for detail in told for line in _describe(detail)]
+            found += [line for line in lines if defaulted.isdisjoint(re.findall(r"\w+", line))]
             # Mistakes across fields show only once each field is right by itself: take the wrong ones out, look again.
-            taken = [_take_out(tree, detail["loc"]) for detail in details]
-            if not any(taken):
+            # Those that name one of these then speak of its default, which nobody gave.
+            taken = [(detail["type"], _take_out(tree, detail["loc"])) for detail in details]
+            if not any(names for _, names in taken):
                 break
+            defaulted.update(*(names for kind, names in taken if kind != "extra_forbidden"))
     if found:
         lines = [f"  - {line if len(line) <= LONGEST_TOLD else line[: LONGEST_TOLD - 3] + '...'}" for line in found]
         more = [f"  and {left_out} more"] if left_out else []
@@ -151,7 +154,12 @@ def read_override(text: str) -> tuple[str, Any]:
 
 
 def _own_copy(tree: Any) -> Any:
-    """Nested dictionaries anew, each place its own, so that what is set in one does not show where YAML repeats it."""
+    """Nested dictionaries anew, each place its own, so that what is set in one does not show where YAML repeats it.
+
+    Lists become tuples, as the sections have them.
+    """
+    if isinstance(tree, list | tuple):
+        return tuple(_own_copy(value) for value in tree)
     return {key: _own_copy(value) for key, value in tree.items()} if isinstance(tree, dict) else tree
 
 
@@ -166,14 +174,17 @@ def _put(tree: dict[Any, Any], keys: Sequence[str], value: Any) -> str | None:
     return None
 
 
-def _take_out(tree: Any, location: Sequence[int | str]) -> bool:
-    """Remove the deepest key of a location that is still there; whether anything was removed."""
+def _take_out(tree: Any, location: Sequence[int | str]) -> set[str]:
+    """Remove the deepest key of a location that is still there; its name, and those in it where it is a section."""
     for key in location[:-1]:
         if not isinstance(tree, dict) or not isinstance(tree.get(key), dict):
             break
         tree = tree[key]
         location = location[1:]
-    return bool(location) and isinstance(tree, dict) and tree.pop(location[0], None) is not None
+    if not location or not isinstance(tree, dict) or location[0] not in tree:
+        return set()
+    removed = tree.pop(location[0])
+    return {str(location[0]), *(map(str, removed) if isinstance(removed, dict) else ())}
 
 
 def _describe(detail: Any) -> list[str]:

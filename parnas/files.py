@@ -19,6 +19,16 @@ MAX_INTEGER = 2**64
 """JSON integers are smaller by magnitude, so that they fit floats."""
 
 
+def expand_user(name: str) -> Path:
+    """A path whose `~` or `~user` is that home; raises `ParnasError` for a user who is not known here."""
+    try:
+        return Path(name).expanduser()
+    except RuntimeError as error:
+        raise ParnasError(
+            f"The path {name!r:.80} names a user who has no home here; write the path in full."
+        ) from error
+
+
 def flush_to_disk(path: Path) -> None:
     """fsync a file or a folder (a folder's fsync makes a rename inside it durable)."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -268,13 +268,14 @@ class TrainConfig(Section):
         1,
         ge=1,
         description="Parts of a batch's rows that are read one after another before a step: the same gradients in less "
-        "memory; both phases.",
+        "memory; both phases. Parts are equal: where so many do not divide the rows of a process, it is the largest "
+        "divisor that both have.",
     )
     skip_bad_steps: int = Field(
         0,
         ge=0,
         description="So many steps of a run whose gradients are not finite are left out, with empty memory after them, "
-        "before it ends with a diagnosis; both phases.",
+        "before it ends with a diagnosis; both phases. Where it is the gradient of alpha alone, alpha stays as it is.",
     )
     log_every: int = Field(50, ge=1, description="Steps between two lines of metrics; both phases.")
     eval_every: int = Field(500, ge=1, description="Steps between two validations; both phases.")

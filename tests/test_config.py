@@ -310,7 +310,31 @@ def test_all_mistakes_are_reported_at_once(complaints):
     assert all(line.startswith(start) for line, start in zip(sorted(lines), starts, strict=True)), sorted(lines)
 
 
+@pytest.mark.parametrize(
+    "text, starts",
+    [
+        ("search: {steps: 20k, alpha_start_step: 3000}", ["search.steps is '20k'"]),
+        ("model: {d_model: 384x, n_heads: 6}", ["model.d_model is '384x'"]),
+        ("data: {tgt_len: 0}\nevaluation: {stride: 48}", ["data.tgt_len is 0"]),
+        (
+            "model: {d_model: null, same_length: true, mem_len: 0}",
+            ["model.d_model is None", "model.same_length is true"],
+        ),
+    ],
+)
+def test_no_mistake_speaks_of_the_default_of_a_key_that_is_wrong(complaints, text, starts):
+    lines = sorted(complaints(text))
+    assert len(lines) == len(starts), lines
+    assert all(line.startswith(start) for line, start in zip(lines, starts, strict=True))
+
+
 # Overrides
+
+
+def test_overrides_from_python_may_hold_lists():
+    config = load_config("demo", [("model.cutoffs", [100, 1000]), ("search.space", [["s", "f"]] * 6)])
+    assert config.model.cutoffs == (100, 1000)
+    assert config.search.space == (("s", "f"),) * 6
 
 
 def test_overrides_go_before_the_file(load):

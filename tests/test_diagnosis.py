@@ -13,10 +13,11 @@ from conftest import small_config
 from training_helpers import Notes, Phase, Stop, StopAfter, final_weights
 
 from parnas.config import dump_config
+from parnas.data.batching import Batch
 from parnas.errors import Diverged, OutOfMemory, says_out_of_memory
 from parnas.model.blocks import BlockOutput
 from parnas.model.layers import FeedForward
-from parnas.nas.search import search
+from parnas.nas.search import SearchTrainer, search
 from parnas.run import PI
 from parnas.training.optimizers import gradient_norm, make_adamw, step_clipped
 from parnas.training.reporter import Silent
@@ -72,6 +73,36 @@ def test_bad_steps_are_skipped_up_to_a_limit(
     poison(monkeypatch, {11, 14, 17})
     with pytest.raises(Diverged, match="at step 17"):
         phase(config, tmp_path / "another", Silent())
+
+
+@pytest.mark.parametrize("estimator", ["uniform", "single_path"])
+def test_a_bad_lesson_of_alpha_is_skipped_and_forgotten(
+    estimator: str, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither what the estimator has learnt nor the memory of alpha's text keeps what is not finite."""
+    original, bad = SearchTrainer._learn_from, [True]
+
+    def learn(self: SearchTrainer, batch: Batch) -> None:
+        if bad and bad.pop():
+            with monkeypatch.context() as patch:
+                patch.setattr(FeedForward, "forward", infinite)
+                return original(self, batch)
+        return original(self, batch)
+
+    forward = FeedForward.forward
+
+    def infinite(self: FeedForward, *given: object) -> BlockOutput:
+        output = forward(self, *given)  # type: ignore[arg-type]
+        return output._replace(hidden=output.hidden * torch.inf)
+
+    monkeypatch.setattr(SearchTrainer, "_learn_from", learn)
+    changes = {"search__estimator": estimator, "search__space": ("f",), "train__skip_bad_steps": 1}
+    config, reporter = small_config(corpus, search__alpha_split=0.3, **changes), Notes()
+    run = search(config, tmp_path / "run", reporter)
+    assert [note for note in reporter.notes if "skipped" in note] == [
+        "warning: step 7 is skipped, its gradient of alpha is not finite (1 of 1 allowed)"
+    ]
+    assert all(np.isfinite(record["pi"]).all() for record in run.records(PI))
 
 
 def test_a_guarded_step_leaves_the_weights_where_the_norm_is_not_finite() -> None:

@@ -162,6 +162,9 @@ def test_running_means_follow_what_is_probed():
     for _ in range(200):
         estimator._complete(torch.tensor([[0.0, 2.0, 0.0]]), [2], Probe(0, 1, 0.5))
     near(estimator.means, torch.tensor([[0.0, 2.0, 0.0]]))
+    completed = estimator._complete(torch.tensor([[0.0, torch.inf, 0.0]]), [2], Probe(0, 1, 0.5))
+    assert not completed.isfinite().all()
+    near(estimator.means, torch.tensor([[0.0, 2.0, 0.0]]))
 
 
 def test_nothing_is_probed_where_alpha_is_not_trained():

@@ -94,6 +94,18 @@ def test_two_masks_differ_and_the_seed_fixes_them():
     assert not torch.equal(masks[0], masks[1])
 
 
+def test_an_evaluation_finds_no_gradient_of_the_softmax(monkeypatch):
+    """Neither that matrix nor a copy of it."""
+    called = []
+    monkeypatch.setattr(torch.Tensor, "exp_", lambda x: called.append(x.shape) or x.copy_(x.exp()))
+    hidden, weight, bias = (torch.randn(*shape, requires_grad=True) for shape in ((4, 3), (5, 3), (5,)))
+    with torch.no_grad():
+        evaluated = fused.linear_cross_entropy(hidden, weight, bias, torch.arange(4))
+    assert not called
+    assert torch.equal(evaluated, fused.linear_cross_entropy(hidden, weight, bias, torch.arange(4)))
+    assert called == [(4, 5)]
+
+
 def test_a_target_without_probability_has_its_loss_all_the_same():
     """exp would underflow: the loss is taken from the logits."""
     hidden, weight = torch.tensor([[200.0]], requires_grad=True), torch.tensor([[1.0], [-1.0]])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import small_config
-from training_helpers import Phase, assert_same_weights, final_weights
+from training_helpers import Notes, Phase, assert_same_weights, final_weights
 
 from parnas.architecture import Architecture
 from parnas.config import Config
@@ -32,6 +32,13 @@ def test_accumulated_gradients_are_those_of_the_batch(changes: dict[str, object]
         found = final_weights(retrain(config.replace(train__accumulate=parts), tmp_path / str(parts), Silent()))
         for name, expected in whole.items():
             torch.testing.assert_close(found[name], expected, rtol=1e-3, atol=2e-5)
+
+
+def test_parts_that_do_not_divide_the_rows_are_told(corpus: Path, tmp_path: Path) -> None:
+    reporter = Notes()
+    retrain(small_config(corpus, model__arch="f", train__accumulate=6), tmp_path / "run", reporter)
+    told = "warning: train.accumulate is 6, which does not divide the 4 rows of a batch; they are read in 2 part(s)"
+    assert [note for note in reporter.notes if "accumulate" in note] == [told]
 
 
 @pytest.mark.parametrize("estimator", ["soft", "straight_through", "gdas", "single_path", "uniform"])

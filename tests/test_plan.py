@@ -13,6 +13,7 @@ from parnas.architecture import Architecture
 from parnas.config import Config, load_config
 from parnas.data.foreseen import foresee
 from parnas.errors import ParnasError
+from parnas.model.estimators import lesson_rows
 from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import TransformerXL
 from parnas.nas.search import search
@@ -33,6 +34,7 @@ from parnas.training.plan import (
     rows_that_fit,
     throughput,
 )
+from parnas.training.ranks import Ranks
 from parnas.training.reporter import Silent
 
 CONFIG = Config().replace(model__d_model=16, model__n_heads=2, model__d_inner=40, search__blocks=3)
@@ -145,6 +147,18 @@ def test_what_does_not_fit_is_told_what_to_set() -> None:
 def test_gpus_that_do_not_divide_the_batch_are_refused() -> None:
     with pytest.raises(ParnasError, match=r"batch_size is 60, which 8 GPUs do not divide; .* 64"):
         plan(load_config("configs/wikitext103-base.yaml"), Machine(8))
+
+
+def test_rows_that_a_search_cannot_share_out_are_told() -> None:
+    """Those of alpha's own text, a quarter of the batch's: the search is refused, the retraining is not."""
+    searching, retraining = plan(load_config("configs/wikitext103-base.yaml"), Machine(4)).phases
+    assert searching.advice == (
+        "alpha's text has 15 of the 60 rows, which 4 GPUs do not divide: a search needs a data.batch_size such as 64",
+    )
+    assert not retraining.advice
+    with pytest.raises(ParnasError, match="cannot share"):
+        Ranks(0, 4).share(lesson_rows("uniform", 60))
+    Ranks(0, 4).share(lesson_rows("uniform", 64))
 
 
 @pytest.mark.parametrize("given", [{"memory": -1.0}, {"bandwidth": 0.0}, {"memory": float("inf")}])

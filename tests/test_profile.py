@@ -47,6 +47,13 @@ def measured(corpus: Path) -> Profile:
     return profile(small_config(corpus), Silent(), rounds=3, check=4)
 
 
+def test_measuring_uses_up_no_random_number(corpus: Path) -> None:
+    """Else a search that finds its costs in the cache would differ from the one that measured them."""
+    before = torch.get_rng_state()
+    profile(small_config(corpus, model__dropout=0.5), Silent(), rounds=1, check=1)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def made_profile() -> Profile:
     """Figures chosen by hand."""
     inference = ModeTable(Timing(7.0, 6.0, 8.0), {"s": Timing(5.0, 4.0, 6.0), "f": Timing(2.0, 1.5, 2.5)})

@@ -159,6 +159,17 @@ def test_fit_equals_weighted_least_squares_with_a_ridge() -> None:
     torch.testing.assert_close(estimator.contributions(), expected.view(2, 3), atol=1e-4, rtol=1e-3)
 
 
+def test_a_loss_that_is_not_finite_is_in_the_gradient_and_not_in_the_fit() -> None:
+    alpha, estimator = torch.zeros(2, 3, requires_grad=True), UniformPath(2, SPACE)
+    losses = iter([1.0, 2.0, torch.inf, 1.0, 2.0, 1.0])
+    finite = []
+    for _ in range(3):
+        lesson = estimator.lesson(alpha, 1.0, lambda _: torch.tensor(next(losses)), generator())
+        finite.append(bool(torch.autograd.grad(lesson, alpha)[0].isfinite().all()))
+    assert finite == [True, False, True]
+    assert estimator.contributions().isfinite().all()
+
+
 def test_alpha_learns_the_best_of_losses_that_add_up() -> None:
     """Pairs are read on the same text, so that what all paths have in common does not count."""
     truth = torch.tensor([[0.0, 0.3, 0.1], [0.5, 0.2, 0.6], [0.2, 0.2, 0.0]])

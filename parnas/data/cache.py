@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from parnas.errors import ParnasError
+from parnas.files import expand_user
 
 Note = Callable[[str], None]
 """Takes a short line of progress, such as "training tokenizer"."""
@@ -18,7 +19,7 @@ def silent(_: str) -> None:
 def cache_dir() -> Path:
     """`$PARNAS_CACHE`, or the user's cache folder for parnas."""
     if given := os.environ.get("PARNAS_CACHE"):
-        return Path(given).expanduser()
+        return expand_user(given)
     from platformdirs import user_cache_dir
 
     return Path(user_cache_dir("parnas"))

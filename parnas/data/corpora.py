@@ -17,6 +17,7 @@ from parnas.data.pydoc_text import gather_pydoc
 from parnas.data.remembered import remember
 from parnas.data.text import TextSlice
 from parnas.errors import ParnasError
+from parnas.files import expand_user
 
 __all__ = ["SPLITS", "Corpus", "TextSlice", "find_corpus"]
 
@@ -59,16 +60,6 @@ def find_corpus(name: str, note: Note = silent) -> Corpus:
     except OSError as error:
         raise ParnasError(
             f"The corpus {name} cannot be read: {error}. See that the file is there and readable."
-        ) from error
-
-
-def expand_user(name: str) -> Path:
-    """A path whose `~` or `~user` is that home; raises `ParnasError` for a user who is not known here."""
-    try:
-        return Path(name).expanduser()
-    except RuntimeError as error:
-        raise ParnasError(
-            f"The path {name!r:.80} names a user who has no home here; write the path in full."
         ) from error
 
 

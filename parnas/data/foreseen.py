@@ -1,7 +1,6 @@
 """What is known of a text before it is encoded, or where it is not: its vocabulary, and how often each token occurs."""
 
 import os
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +11,7 @@ from parnas.data.known import KNOWN
 from parnas.data.pieces import DEFAULT_VOCAB_SIZE
 from parnas.data.streams import prepare
 from parnas.errors import ParnasError
+from parnas.files import expand_user
 from parnas.sections import DataConfig
 
 PUBLISHED = {
@@ -53,9 +53,9 @@ def foresee(config: DataConfig, note: Note = silent) -> Foreseen:
 def at_hand(corpus: str) -> bool:
     """Whether a corpus can be read without fetching it."""
     if corpus not in KNOWN:
-        return corpus == "pydoc" or Path(corpus).expanduser().exists()
+        return corpus == "pydoc" or expand_user(corpus).exists()
     given = os.environ.get("PARNAS_DATA")
-    folders = [cache_dir() / "corpora" / corpus, *([Path(given).expanduser() / corpus] if given else [])]
+    folders = [cache_dir() / "corpora" / corpus, *([expand_user(given) / corpus] if given else [])]
     return any(folder.is_dir() for folder in folders)
 
 

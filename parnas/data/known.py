@@ -14,7 +14,7 @@ from parnas.data.cache import Note, cache_dir, locked, silent
 from parnas.data.remembered import remember
 from parnas.data.text import TextSlice
 from parnas.errors import ParnasError
-from parnas.files import folder_in_one_piece
+from parnas.files import expand_user, folder_in_one_piece
 
 SPLITS = ("train", "valid", "test")
 LARGEST_FILE = 1 << 30
@@ -120,7 +120,7 @@ def find_known(corpus: KnownCorpus, note: Note = silent) -> dict[str, TextSlice]
     Raises `ParnasError` for a missing file, a wrong hash, no network or no room on the disk.
     """
     if data := os.environ.get("PARNAS_DATA"):
-        given = Path(data).expanduser() / corpus.name
+        given = expand_user(data) / corpus.name
         if given.is_dir():
             return _given_corpus(corpus, given, note)
     return _unpacked(corpus, None, note)

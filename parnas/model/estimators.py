@@ -223,7 +223,8 @@ class ProbedPath(Estimator):
             place = probe.block, probe.candidate
             surprise = observed[place] - self.means[place]
             completed[place] += surprise / probe.probability
-            self.means[place] += MEAN_RATE * surprise
+            # What is not finite ends in the gradient, where a step is skipped for it, and not in what later steps read.
+            self.means[place] += MEAN_RATE * surprise.nan_to_num(0.0, 0.0, 0.0)
         return completed
 
 
@@ -312,14 +313,15 @@ class UniformPath(Estimator):
             one, other = (make_path(harden(gumbel_softmax(alpha, 1.0, generator))) for _ in range(2))
             difference = loss_of(one) - loss_of(other)
             self.observe(torch.stack([a.weights - b.weights for a, b in zip(one, other, strict=True)]), difference)
-        return (alpha.softmax(dim=-1) * self.contributions()).sum()
+        # What is not finite ends in the gradient, where a step is skipped for it, and not in the fit.
+        return (alpha.softmax(dim=-1) * (self.contributions() + 0 * difference)).sum()
 
     def observe(self, paths: Tensor, losses: Tensor) -> None:
-        """Take in that paths which differ by `paths` [blocks, candidates] differ by `losses`."""
+        """Take in that paths which differ by `paths` [blocks, candidates] differ by `losses`, if that is finite."""
         self.gram, self.moment = self.gram.to(paths), self.moment.to(paths)
-        x = paths.flatten()
+        x = torch.where(losses.isfinite(), paths.flatten(), 0.0)
         self.gram.mul_(self.forgetting).addr_(x, x)
-        self.moment.mul_(self.forgetting).add_(x * losses)
+        self.moment.mul_(self.forgetting).add_(x * losses.nan_to_num(0.0, 0.0, 0.0))
 
     def contributions(self) -> Tensor:
         """What each candidate adds to the loss by the fit, in nats per token: [blocks, candidates], zero on average."""
@@ -343,3 +345,8 @@ ESTIMATORS: dict[str, type[Estimator]] = {
     "single_path": ProbedPath,
     "uniform": UniformPath,
 }
+
+
+def lesson_rows(estimator: str, rows: int) -> int:
+    """Rows of a batch of the text that alpha has for itself, where the weights' has so many."""
+    return max(1, rows // ESTIMATORS[estimator].lesson_part)

@@ -79,6 +79,8 @@ def linear_cross_entropy(
     hidden [N, E], weight [V, E], bias [V], targets [N]. The gradient is that of (1 - smoothing) times this, and
     smoothing times the mean of -log softmax over all V (Szegedy et al. 2016, section 7). See `LinearCrossEntropy`.
     """
+    if not torch.is_grad_enabled():  # which `forward` below cannot see
+        hidden, weight, bias = hidden.detach(), weight.detach(), bias.detach()
     nll: Tensor = LinearCrossEntropy.apply(hidden, weight, bias, targets, smoothing)  # type: ignore[no-untyped-call]
     return nll
 

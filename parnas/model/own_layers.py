@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from parnas.errors import ParnasError
+from parnas.files import expand_user
 
 VARIABLE = "PARNAS_LAYERS"
 
@@ -20,11 +21,11 @@ def import_own_layers(listed: str) -> None:
     """
     for name in filter(None, map(str.strip, listed.split(","))):
         is_file = name.endswith(".py") or "/" in name
-        if is_file and not Path(name).expanduser().is_file():
+        if is_file and not expand_user(name).is_file():
             raise ParnasError(f"{VARIABLE} names {name}, which is no file; mend the path or take it out.")
         try:
             if is_file:
-                _import_file(Path(name).expanduser().resolve())
+                _import_file(expand_user(name).resolve())
             else:
                 importlib.import_module(name)
         except ModuleNotFoundError as error:

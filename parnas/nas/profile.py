@@ -172,9 +172,17 @@ def profile(config: Config, reporter: Reporter, *, rounds: int = 50, check: int 
     """Measure the layers of the search space, `s` and `f`, training only if asked; predict `check` whole networks.
 
     The networks of the check take turns with those that the layers are measured in: so the check says how well the
-    sum holds, not whether the machine was as busy before as it is now.
+    sum holds, not whether the machine was as busy before as it is now. No random number of the caller's is used up.
     """
     device = choose_device(config.runtime)
+    with torch.random.fork_rng([device.device] if device.device.type == "cuda" else []):
+        return measure_layers(config, device, reporter, rounds, check, training)
+
+
+def measure_layers(
+    config: Config, device: Device, reporter: Reporter, rounds: int, check: int, training: bool
+) -> Profile:
+    """See `profile`."""
     streams = prepare(config.data, reporter.note)
     config = resolve_cutoffs(config, streams)
     names, depth = layer_names(config), config.search.blocks

@@ -15,7 +15,7 @@ from parnas.config import Config
 from parnas.data.batching import Batch, Order, TrainingBatches, split_share
 from parnas.data.streams import Tokens
 from parnas.errors import ParnasError
-from parnas.model.estimators import ESTIMATORS, Gates, LooseGates, drop_candidates
+from parnas.model.estimators import ESTIMATORS, Gates, LooseGates, drop_candidates, lesson_rows
 from parnas.model.memory import Memory, map_memory
 from parnas.model.supernet import SuperNet
 from parnas.nas.cost import Costs, costs_of_run, penalty, write_costs
@@ -113,6 +113,11 @@ class SearchTrainer(Trainer):
         if self.step + 1 == self.search.alpha_end_step:
             self._end_alpha(self.step + 1)
         return updated
+
+    def skip_step(self, what: str) -> None:
+        """As in any training; alpha's text begins with empty memory as well."""
+        super().skip_step(what)
+        self.alpha_memory = None
 
     def architecture(self) -> Architecture:
         """What derive would take now: the most probable network within the target, or what a second look found."""
@@ -272,7 +277,8 @@ class SearchTrainer(Trainer):
         """Take up the state of a checkpoint."""
         super().restore(state)
         self.alpha_optimizer.load_state_dict(state["alpha_optimizer"])
-        self.alpha_memory = self.own_rows(state["alpha_memory"], alpha_rows(self.session.config))
+        rows = lesson_rows(self.search.estimator, self.session.config.data.batch_size)
+        self.alpha_memory = self.own_rows(state["alpha_memory"], rows)
         self.log_tau.data.copy_(state["log_tau"])
         self.noise.set_state(state["noise"])
         self.estimator.restore(state["estimator"], self.log_tau.device)
@@ -298,9 +304,7 @@ def search(config: Config, folder: Path, reporter: Reporter, resume: bool = Fals
         try:
             trainer.architecture()
         except ParnasError as error:  # no network meets the target
-            raise ParnasError(
-                f"{error} Nothing was trained: remove {session.run.folder} to use that name again."
-            ) from error
+            raise ParnasError(f"{error} Nothing was trained; {session.run.folder} can be given again.") from error
         return run_training(trainer, trainer.architecture)
 
 
@@ -314,13 +318,8 @@ def settle_costs(session: Session) -> Costs:
     return costs_of_run(folder, config, metric, session.reporter)
 
 
-def alpha_rows(config: Config) -> int:
-    """Rows of a batch of the text that alpha has for itself, of all processes."""
-    return max(1, config.data.batch_size // ESTIMATORS[config.search.estimator].lesson_part)
-
-
 def make_alpha_batches(config: Config, tokens: Tokens, ranks: Ranks = ALONE) -> TrainingBatches:
     """Batches of the text that alpha has for itself."""
-    rows = alpha_rows(config)
+    rows = lesson_rows(config.search.estimator, config.data.batch_size)
     own = ranks.share(rows, f"data.batch_size with estimator {config.search.estimator}")
     return TrainingBatches(tokens, rows, config.data.tgt_len, own, Order.of(config))

@@ -29,7 +29,7 @@ from parnas.architecture import IDENTITY, Architecture
 from parnas.config import Config
 from parnas.errors import ParnasError
 from parnas.model.blocks import Block
-from parnas.model.estimators import ESTIMATORS, Gates, LooseGates, PathGate
+from parnas.model.estimators import Gates, LooseGates, PathGate, lesson_rows
 from parnas.model.memory import Memory, join_rows
 from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import TransformerXL
@@ -225,7 +225,7 @@ def count_search(config: Config, counts: Sequence[int], rows: int, precision: st
         found = count_step(network, config, counts, rows, precision, LooseGates(drawn).gates)
     if not search.alpha_share:
         return found
-    of_alpha = found.memory * max(1, rows // ESTIMATORS[search.estimator].lesson_part) // rows
+    of_alpha = found.memory * lesson_rows(search.estimator, rows) // rows
     return replace(found, memory=found.memory + of_alpha)
 
 

@@ -85,8 +85,12 @@ class Passes:
             yield run(inputs[own], targets[own], memory if parts == 1 else take_rows(memory, own), gates)
 
     def _divide(self, batch: Batch) -> int:
-        """Into how many parts of equal size a batch comes: fewer than asked for where they do not divide its rows."""
-        return math.gcd(self.parts, len(batch.inputs))
+        return divide(self.parts, len(batch.inputs))
+
+
+def divide(parts: int, rows: int) -> int:
+    """Into how many parts of equal size so many rows come: fewer than asked for where those do not divide them."""
+    return math.gcd(parts, rows)
 
 
 @contextmanager

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from parnas.architecture import IDENTITY, Architecture
 from parnas.config import Config, dump_config, walk_fields
 from parnas.data.cache import Note
-from parnas.data.corpora import NAMES, expand_user
+from parnas.data.corpora import NAMES
 from parnas.data.streams import StreamHeader, TokenStreams, prepare
 from parnas.data.tokenizers import Tokenizer, load_tokenizer
 from parnas.errors import ParnasError
-from parnas.files import folder_in_one_piece, write_json, write_text
+from parnas.files import expand_user, folder_in_one_piece, write_json, write_text
 from parnas.model.cutoffs import optimal_cutoffs
 from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import TransformerXL

@@ -10,7 +10,7 @@ two thirds of a step: only what takes longer is waited for. Left out are validat
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -24,7 +24,7 @@ from parnas.data.streams import StreamHeader
 from parnas.errors import ParnasError
 from parnas.files import write_json
 from parnas.model.blocks import Block
-from parnas.model.estimators import ESTIMATORS, IDENTITY_WEIGHT
+from parnas.model.estimators import ESTIMATORS, IDENTITY_WEIGHT, lesson_rows
 from parnas.model.supernet import StochasticBlock, SuperNet
 from parnas.model.transformer_xl import TransformerXL
 from parnas.run import METRICS, STREAMS, Kind, Run
@@ -148,7 +148,10 @@ def plan_phase(config: Config, phase: Kind, counts: Sequence[int], machine: Mach
         footprint.gradients,
         needed(held),
         fits,
-        tuple(advise(config, phase, counts, machine)) if fits is False else (),
+        (
+            *(refused_rows(config, machine.gpus) if phase == "search" else ()),
+            *(advise(config, phase, counts, machine) if fits is False else ()),
+        ),
         flops,
         steps,
         steps * segment,
@@ -191,6 +194,18 @@ def count(config: Config, phase: Kind, counts: Sequence[int], rows: int) -> Foot
     if phase == "search":
         return count_search(config, counts, rows, precision)
     return count_retraining(config, run_architecture(config), counts, rows, precision)
+
+
+def refused_rows(config: Config, gpus: int) -> Iterator[str]:
+    """What to change where a search would be refused, since its GPUs cannot share the rows of alpha's own text."""
+    rows, search = config.data.batch_size, config.search
+    of_alpha = lesson_rows(search.estimator, rows)
+    if search.alpha_share and of_alpha % gpus:
+        divisor = gpus * (rows // of_alpha)
+        yield (
+            f"alpha's text has {of_alpha} of the {rows} rows, which {gpus} GPUs do not divide: a search needs a "
+            f"data.batch_size such as {divisor * math.ceil(rows / divisor)}"
+        )
 
 
 def advise(config: Config, phase: Kind, counts: Sequence[int], machine: Machine) -> list[str]:
