@@ -143,11 +143,18 @@ def refuse_other_networks(path: Path, runs: Mapping[str, Run]) -> None:
     That is told by its string, its steps and its rate, which no two trainings share.
     """
     for row in read_json(path):
-        if (run := runs.get(row["run"])) is None:
-            continue
-        now, then, rate = run.summary(), row["train_tokens_per_s"], median_rate(run)
-        trained_anew = not (math.isnan(rate) if then is None else math.isclose(then, rate))
-        if trained_anew or (row["arch"], row["steps"]) != (now["arch"], now["steps"]):
+        try:
+            if (run := runs.get(row["run"])) is None:
+                continue
+            now, then, rate = run.summary(), row["train_tokens_per_s"], median_rate(run)
+            trained_anew = not (math.isnan(rate) if then is None else math.isclose(then, rate))
+            trained_anew |= (row["arch"], row["steps"]) != (now["arch"], now["steps"])
+            of_test = row["split"] == "test"
+        except (KeyError, TypeError) as error:
+            raise ParnasError(f"{path} is not what evaluate wrote; remove {path.parent}.") from error
+        if not of_test:
+            raise ParnasError(f"{path} is of the split {row['split']}; remove {path.parent}, or move it elsewhere.")
+        if trained_anew:
             raise ParnasError(
                 f"{path.parent} was made of another network named {row['run']}; remove it, and give --test to read the "
                 "test split anew."

@@ -22,6 +22,7 @@ from parnas.training.reporter import Silent
 SMALL = Grid(lr=(1e-4, 1e-2), decay=(0.0, 0.1), theta=(0.0, 1.0), weight=(0.05, 0.5), tokens=None)
 SGD = {"evaluation.dynamic.lr": 1e-3, "evaluation.dynamic.update": "sgd"}
 FEW_BATCHES = {"evaluation.dynamic.batches": 2}
+CACHE_ALONE = Conditions(changes={"evaluation.cache.size": 40})
 FEW = Conditions(changes={**FEW_BATCHES, "evaluation.cache.size": 40})
 
 
@@ -37,6 +38,20 @@ def test_the_best_of_each_way_is_what_evaluate_then_measures(trained: Run) -> No
         assert table.loc[name, "ppl"] == pytest.approx(math.exp(trial.loss), rel=1e-6)
         assert table.loc[name, "settings"] == trial.way.settings
     assert table.loc["plain", "ppl"] == pytest.approx(math.exp(adaptation.plain.loss), rel=1e-6)
+
+
+def test_ways_that_are_not_asked_for_stay_if_they_were_measured_alike(trained: Run) -> None:
+    adapt(trained, SMALL, FEW, Silent()).write()
+    before = trained.adapted()
+    again = adapt(trained, dataclasses.replace(SMALL, ways=("cache",), theta=(0.5,)), CACHE_ALONE, Silent())
+    again.write()
+    now = trained.adapted()
+    assert now["chosen"].keys() == before["chosen"].keys()
+    assert now["chosen"]["dynamic"] == before["chosen"]["dynamic"]
+    assert now["chosen"]["cache"]["loss"] == again.chosen["cache"].loss
+    assert [each["evaluation"] for each in now["trials"]].count("cache") == 2
+    adapt(trained, dataclasses.replace(SMALL, ways=("cache",), tokens=100), CACHE_ALONE, Silent()).write()
+    assert trained.adapted()["chosen"].keys() == {"cache"}, "other tokens do not compare"
 
 
 def test_no_other_split_than_validation_and_training_is_read(trained: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,10 +124,10 @@ def test_a_study_keeps_its_terms(tmp_path: Path) -> None:
     with pytest.raises(ParnasError, match=r"lr: 0\.1 before, 0\.2 now"):
         open_study(url, "test", "tpe", make_task(Counting(), widths=(1, 2), lr=0.2))
     with pytest.raises(ParnasError, match="steps: None before, 5 now"):
-        refuse_other_terms({}, {"steps": 5}, "test")
+        refuse_other_terms({}, {"steps": 5}, "test", "cure")
     with pytest.raises(ParnasError, match=r"give all workers one search\.cost\.table"):
         refuse_other_terms(
-            {"metric": "latency", "costs": {"s": 1.0}}, {"metric": "latency", "costs": {"s": 1.1}}, "test"
+            {"metric": "latency", "costs": {"s": 1.0}}, {"metric": "latency", "costs": {"s": 1.1}}, "test", "cure"
         )
     foreign = optuna.create_study(storage=open_storage(url), study_name="foreign")
     with pytest.raises(ParnasError, match="not begun by parnas"):

@@ -1,5 +1,6 @@
 """All phases under one command, with the networks that the derived one is compared with."""
 
+import json
 import shutil
 from functools import partial
 from pathlib import Path
@@ -97,6 +98,13 @@ def test_the_pipeline_goes_on_and_reads_the_test_split_once(
     assert "on test" not in third.output
     assert "all/test is kept" in third.output.replace("\n", "")
     assert "on the test split" in Path("all/report.html").read_text(encoding="utf-8")
+    kept = Path("all/test/comparison.json").read_text()
+    for content, message in (([*rows[:1], {"a": 1}], "not what evaluate wrote"), (None, "is of the split valid")):
+        changed = read_json(Path("all/comparison.json")) if content is None else content
+        Path("all/test/comparison.json").write_text(json.dumps(changed))
+        refused = CliRunner().invoke(app, command)
+        assert message in str(refused.exception)
+    Path("all/test/comparison.json").write_text(kept)
     for name in ("derived", "equal-cost"):
         shutil.rmtree(Path("all", name))
     otherwise = CliRunner().invoke(app, [*command, "--test", "train.lr=0.001"])

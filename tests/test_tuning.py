@@ -15,10 +15,12 @@ from training_helpers import Notes
 from tuning_helpers import SPACE, Pretending, loss_of, pretending, run_study
 
 from parnas.config import Config, dump_config, load_config
+from parnas.data.streams import prepare
 from parnas.errors import ParnasError
 from parnas.figures.tuning import draw_tuning
-from parnas.nas.storage import open_storage
-from parnas.nas.tuning import importance
+from parnas.files import write_json
+from parnas.nas.storage import has_password, open_storage
+from parnas.nas.tuning import STORAGE, STUDY, importance, tune
 from parnas.nas.tuning_space import read_space
 from parnas.nas.tuning_trials import PLACE, Demands, Tuning, first_telling_step
 from parnas.nas.workers import finished
@@ -167,6 +169,55 @@ def test_the_trial_as_configured_is_told_whatever_digits_the_configuration_has(
     assert found.configured.settings["train.lr"] == 0.001235
 
 
+def test_choices_are_what_the_configuration_has(corpus: Path, tmp_path: Path, pretending: Pretending) -> None:
+    """Also where a number is written without its point, and a network by another string."""
+    space = {"train.label_smoothing": "0,0.1", "train.clip": [1, 2], "model.arch": ["sfs", "(sf)*2"]}
+    config = small_config(corpus, model__arch="sfsf", train__clip=1.0)
+    study = tune(config, Demands("retrain", read_space(space, config, "retrain"), 1), tmp_path / "run", Silent())
+    assert study.configured == study.trials[0]
+    assert study.configured.settings == {"train.label_smoothing": 0.0, "train.clip": 1.0, "model.arch": "sfsf"}
+
+
+def test_what_the_text_refuses_is_told_before_and_passed_over_when_drawn(
+    corpus: Path, tmp_path: Path, pretending: Pretending
+) -> None:
+    beyond = {"model.cutoffs": [[], [5, 5000]], "data.batch_size": "4,1000000", "train.lr": "1e-3,1e-2"}
+    with pytest.raises(
+        ParnasError, match=r"refuses 2 of what(.|\n)*model\.cutoffs \[5, 5000\](.|\n)*1000000: .*too few"
+    ):
+        run_study(corpus, tmp_path / "a", 1, beyond)
+    # Each by itself is right, and some together are not.
+    most = len(prepare(small_config(corpus).data).tokens("train")) // 8 - 1
+    space = {"data.batch_size": [4, most], "data.tgt_len": [8, 16], "train.lr": "1e-3,1e-2"}
+    study = run_study(corpus, tmp_path / "b", 30, space)
+    together = [
+        each for each in study.trials if (each.settings["data.batch_size"], each.settings["data.tgt_len"]) == (most, 16)
+    ]
+    assert together
+    assert {each.state for each in together} == {"passed over"}
+    assert not any(config.data.batch_size == most and config.data.tgt_len == 16 for _, config in pretending.asked)
+
+
+def test_a_folder_keeps_which_study_it_belongs_to(corpus: Path, tmp_path: Path, pretending: Pretending) -> None:
+    url = f"sqlite:///{tmp_path}/s.db"
+    run_study(corpus, tmp_path / "run", 2, storage=url)
+    study = run_study(corpus, tmp_path / "run", 3)
+    assert (study.study, len(study.trials)) == ("test", 3)
+    assert not (tmp_path / "run" / STORAGE).exists()
+    config = small_config(corpus, model__arch="sfs")
+    demands = Demands("retrain", read_space(SPACE, config, "retrain"), 3, url, "other")
+    with pytest.raises(ParnasError, match="belongs to the study test; choose another --run for other"):
+        tune(config, demands, tmp_path / "run", Silent())
+    run_study(corpus, tmp_path / "own", 1)
+    with pytest.raises(ParnasError, match="has a study of its own"):
+        tune(config, demands, tmp_path / "own", Silent())
+    write_json(tmp_path / "run" / STUDY, {"storage": None, "study": "test"})  # as where its address has a password
+    with pytest.raises(ParnasError, match="belongs to the study test; give its --storage and --study"):
+        run_study(corpus, tmp_path / "run", 3)
+    assert has_password("postgresql://me:secret@host/db")
+    assert not any(map(has_password, ("postgresql://me@host/db", "journal:file", url)))
+
+
 def test_a_study_whose_folder_was_moved_goes_on(corpus: Path, tmp_path: Path, pretending: Pretending) -> None:
     before = run_study(corpus, tmp_path / "s", 3)
     (tmp_path / "s").rename(tmp_path / "moved")
@@ -300,7 +351,7 @@ def test_the_median_is_of_five_that_came_as_far(corpus: Path, tmp_path: Path) ->
     """Trials that diverged have come to their end, but not to that step."""
     config = small_config(corpus)
     demands = Demands("retrain", read_space(SPACE, config, "retrain"), 9)
-    study = optuna.create_study(pruner=Tuning(config, demands, tmp_path, {}, Silent()).pruner)
+    study = optuna.create_study(pruner=Tuning(config, demands, tmp_path, prepare(config.data), {}, Silent()).pruner)
     for number in range(6):
         trial = study.ask()
         if number < 4:

@@ -128,9 +128,14 @@ class Adaptation:
         }
 
     def write(self) -> Path:
-        """Write `adapted.json` into the run's folder."""
-        path = self.run.folder / ADAPTED
-        write_json(path, self.to_dict())
+        """Write `adapted.json` into the run's folder; what is there of other ways stays, if it was measured alike."""
+        path, content = self.run.folder / ADAPTED, self.to_dict()
+        before = self.run.adapted() if path.is_file() else {}
+        if all(before.get(key) == value for key, value in self.measured.items()):
+            trials = [each for each in before.get("trials", []) if each.get("evaluation") not in self.chosen]
+            content["chosen"] = {**before.get("chosen", {}), **content["chosen"]}
+            content["trials"] = [*trials, *content["trials"]]
+        write_json(path, content)
         return path
 
 
@@ -207,7 +212,8 @@ def at_the_edge(chosen: Mapping[str, Trial], grid: Grid) -> Iterator[str]:
         for key, value in values.items():
             tried = getattr(grid, key)
             if value and len(tried) > 1 and value in (min(tried), max(tried)):  # nothing is below 0
-                yield f"{name}: the best {key}, {value:g}, is at the edge of what was tried; widen --{key}"
+                listed = ", ".join(f"{each:g}" for each in tried)
+                yield f"{name}: the best {key}, {value:g}, is at the edge of what was tried ({listed}); widen --{key}"
 
 
 def conditions_of(entry: Entry) -> dict[str, Any]:

@@ -64,8 +64,9 @@ def adapting(model: TransformerXL, settings: DynamicConfig, rms: Sequence[Tensor
 
         theta - lr g / (√MS_g + epsilon m) + decay √MS_g / m (theta_0 - theta),
 
-    m being the mean over all matrices of their means of √MS_g, and `decay √MS_g / m` at most 1. The paper's epsilon is
-    `epsilon m`. With the update `sgd`, theta - lr g + decay (theta_0 - theta), `rms` is not read (section 5).
+    m being the mean over all parameters (matrices, biases, gains) of their means of √MS_g, and `decay √MS_g / m` at
+    most 1. The paper's epsilon is `epsilon m`. With the update `sgd`, theta - lr g + decay (theta_0 - theta), `rms` is
+    not read (section 5).
     """
     weights = learning_weights(model)
     trained = [weight.detach().clone() for weight in weights]

@@ -22,6 +22,7 @@ class Networks:
 
     task: Task
     command: str = "blackbox"
+    cure: str = "choose another --study"
     key: str = NETWORK
     objectives: int = 2
     pruner: None = None

@@ -72,6 +72,14 @@ def open_database(url: str, settings: dict[str, Any]) -> RDBStorage:
     raise AssertionError("the last try returns or raises")
 
 
+def has_password(url: str) -> bool:
+    """Whether the address of a storage holds a secret."""
+    try:
+        return make_url(url).password is not None
+    except ArgumentError:
+        return False
+
+
 def with_driver(address: URL) -> URL:
     """PostgreSQL by psycopg 3, unless the address names a driver or psycopg2 alone is there."""
     if address.drivername not in ("postgresql", "postgres"):

@@ -7,6 +7,7 @@ minimised is the loss of the validation split; the test split is never read.
 import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,10 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from parnas.config import Config
 from parnas.data.streams import TokenStreams, prepare
-from parnas.files import write_text
+from parnas.errors import ParnasError
+from parnas.files import read_json_object, write_json, write_text
 from parnas.nas.cost import find_costs
-from parnas.nas.storage import answered, open_storage
+from parnas.nas.storage import answered, has_password, open_storage
 from parnas.nas.trials import FREE
 from parnas.nas.tuned import TrialResult, Tuned
 from parnas.nas.tuning_space import (
@@ -33,8 +35,10 @@ from parnas.nas.tuning_space import (
     read_file,
     read_mapping,
     read_space,
+    refused,
+    to_label,
 )
-from parnas.nas.tuning_trials import PLACE, Demands, Tuning, drop_checkpoints, is_finite
+from parnas.nas.tuning_trials import PLACE, Demands, Tuning, drop_checkpoints, is_finite, refuse_misfit
 from parnas.nas.workers import REUSED, finished, open_shared, work
 from parnas.run import OF_THE_OTHER_PHASE
 from parnas.training.device import choose_device
@@ -42,7 +46,7 @@ from parnas.training.phases import flatten, resolve_corpus, run_architecture
 from parnas.training.repeated import settle_folder
 from parnas.training.reporter import Reporter, Silent
 
-SPACE, STORAGE = "space.yaml", "study.log"
+SPACE, STORAGE, STUDY = "space.yaml", "study.log", "study.json"
 TOP_SHARE, LEAST_TOP = 0.25, 5  # of the trials, those whose settings importance is told from; and how many they must be
 """Fewer than five are too few for their density (Optuna on PED-ANOVA)."""
 
@@ -57,8 +61,10 @@ def tune(config: Config, demands: Demands, folder: Path, reporter: Reporter) -> 
     if demands.phase == "retrain" and "model.arch" not in demands.space:
         run_architecture(config)
     streams = prepare(config.data, reporter.note)
-    settle_folder(folder, config)
-    job = Tuning(config, demands, folder, terms_of(config, demands, streams, reporter), reporter)
+    refuse_misfits(config, demands.space, streams)
+    settle_folder(folder, config, FREE - {"model.arch"})
+    demands = settle_study(demands, folder)
+    job = Tuning(config, demands, folder, streams, terms_of(config, demands, streams, reporter), reporter)
     storage = demands.storage or f"journal:{folder / STORAGE}"
     name = demands.study or own_study(storage) or folder.resolve().name
     study = open_shared(storage, name, "tpe", job)
@@ -72,6 +78,38 @@ def tune(config: Config, demands: Demands, folder: Path, reporter: Reporter) -> 
             collect(study, job, name).write(folder)
         raise
     return collect(study, job, name)
+
+
+def refuse_misfits(config: Config, space: Space, streams: TokenStreams) -> None:
+    """Raise `ParnasError` with all ends of ranges and choices that the vocabulary or the text refuses by themselves."""
+    found = []
+    for key, dimension in space.items():
+        for value in dimension.ends():
+            if not refused(config, {key: value}):
+                try:
+                    refuse_misfit(configure(config, {key: value}), streams)
+                except ParnasError as error:
+                    found.append(f"{key} {to_label(value)}: {error}")
+    if found:
+        raise ParnasError("\n  - ".join([f"The text refuses {len(found)} of what is to be tuned:", *found]))
+
+
+def settle_study(demands: Demands, folder: Path) -> Demands:
+    """The demands with the study that the folder belongs to, which it keeps; raises `ParnasError` for another one."""
+    path = folder / STUDY
+    kept = read_json_object(path) if path.is_file() else None
+    if kept is not None and demands.storage is None:
+        if kept["storage"] is None:
+            raise ParnasError(f"{folder} belongs to the study {kept['study']}; give its --storage and --study.")
+        return replace(demands, storage=str(kept["storage"]), study=str(kept["study"]))
+    if kept is not None and kept["study"] != demands.study:
+        raise ParnasError(f"{folder} belongs to the study {kept['study']}; choose another --run for {demands.study}.")
+    if demands.storage is not None:
+        if kept is None and (folder / STORAGE).exists():
+            raise ParnasError(f"{folder} has a study of its own; choose another --run for {demands.study}.")
+        secret = has_password(demands.storage)
+        write_json(path, {"storage": None if secret else demands.storage, "study": demands.study})
+    return demands
 
 
 def own_study(storage: str) -> str | None:

@@ -5,10 +5,12 @@ import math
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
+from parnas.architecture import Architecture
 from parnas.config import Config, check_config, walk_fields
 from parnas.errors import ParnasError
 from parnas.files import read_text
@@ -135,7 +137,7 @@ def read_space(wanted: Mapping[str, Any], config: Config, phase: Phase) -> Space
             found.append(f"{key:.80} {problem}")
             continue
         try:
-            space[key] = read_dimension(values, is_whole(key))
+            space[key] = read_dimension(key, values)
         except ParnasError as error:
             found.append(f"{key:.80} {error}")
     found += check_space(space, config)
@@ -166,16 +168,16 @@ def unfit(key: str, phase: Phase) -> str | None:
     return None
 
 
-def read_dimension(values: Any, whole: bool) -> Dimension:
-    """`LOW..HIGH`, `log:LOW..HIGH` or `VALUE,VALUE`; or the values in a list. Raises `ParnasError` for other things."""
+def read_dimension(key: str, values: Any) -> Dimension:
+    """What a setting may be, by `LOW..HIGH`, `log:LOW..HIGH`, `VALUE,VALUE` or a list; raises `ParnasError`."""
     if isinstance(values, str):
         if found := RANGE.fullmatch(values.strip()):
-            return read_numbers(values, bool(found[1]), found[2], found[3], whole)
+            return read_numbers(values, bool(found[1]), found[2], found[3], is_whole(key))
         if values.startswith("log:"):
             raise ParnasError(f"is {values!r:.60}; give log:LOW..HIGH with two numbers")
         values = read_yaml(f"[{values}]", "the list")
     several = tuple(values) if isinstance(values, list | tuple) else (values,)
-    several = tuple({to_label(value): value for value in several}.values())
+    several = tuple({to_label(value): value for value in (as_configured(key, value) for value in several)}.values())
     if len(several) < 2:
         raise ParnasError(f"has {'one value' if several else 'no value'}; give LOW..HIGH, log:LOW..HIGH or VALUE,VALUE")
     return Choices(several)
@@ -195,8 +197,24 @@ def read_numbers(text: str, log: bool, low: str, high: str, whole: bool) -> Numb
 
 def is_whole(key: str) -> bool:
     """Whether a setting takes whole numbers alone."""
+    kinds = kinds_of(key)
+    return int in kinds and float not in kinds
+
+
+def kinds_of(key: str) -> set[Any]:
+    """The types of a setting's values; none for an unknown one."""
     kinds = {name: {field.annotation, *get_args(field.annotation)} for name, field in walk_fields()}
-    return int in kinds.get(key, ()) and float not in kinds[key]
+    return kinds.get(key, set())
+
+
+def as_configured(key: str, value: Any) -> Any:
+    """A value as the configuration has it, so that equal ones are told to be: 0.0 for 0, one string for a network."""
+    if isinstance(value, int) and not isinstance(value, bool) and float in kinds_of(key):
+        return float(value)
+    if key == "model.arch" and isinstance(value, str):
+        with suppress(ParnasError):  # which the configuration tells of
+            return str(Architecture.parse(value))
+    return value
 
 
 def check_space(space: Space, config: Config) -> Iterator[str]:

@@ -13,11 +13,14 @@ from optuna.pruners import BasePruner, MedianPruner, NopPruner
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from parnas.config import Config
+from parnas.data.batching import TrainingBatches
+from parnas.data.streams import TokenStreams
 from parnas.errors import Diverged, OutOfMemory, ParnasError
+from parnas.model.heads import cluster_bounds
 from parnas.nas.search import search
 from parnas.nas.storage import answered
 from parnas.nas.tuned import Hopeless, TrialReporter
-from parnas.nas.tuning_space import Choices, Phase, Space, configure, to_label
+from parnas.nas.tuning_space import Choices, Phase, Space, as_configured, configure, to_label
 from parnas.nas.workers import Outcome, Proposal, finished
 from parnas.run import Run
 from parnas.training.phases import flatten
@@ -51,12 +54,20 @@ class Tuning:
     config: Config
     demands: Demands
     folder: Path
+    streams: TokenStreams
     terms: Mapping[str, Any]
     reporter: Reporter
     command: str = "tune"
     key: str = SETTINGS
     source: str = "trained"
     objectives: int = 1
+
+    @property
+    def cure(self) -> str:
+        """What to do where the study was begun with other things."""
+        if self.demands.storage is not None:
+            return "choose another --study"
+        return "choose another --run, or tune the same settings (--set, --space) of the same configuration"
 
     @property
     def phase(self) -> Phase:
@@ -85,17 +96,19 @@ class Tuning:
     @property
     def first(self) -> Mapping[str, Any] | None:
         """The configuration as it is, so that others are held against it; none where the space does not have it."""
-        params = self._configured()
+        params = {key: found for key, (_, found) in self._configured().items()}
         return None if None in params.values() else params
 
     def outside(self) -> str:
         """The settings of the configuration that the space does not have; empty where it has all."""
-        configured, found = flatten(self.config.model_dump()), self._configured()
-        return ", ".join(f"{key} {to_label(configured.get(key))}" for key in found if found[key] is None)
+        left_out = {key: value for key, (value, found) in self._configured().items() if found is None}
+        return ", ".join(f"{key} {to_label(value)}" for key, value in left_out.items() if value is not None)
 
-    def _configured(self) -> dict[str, Any]:
+    def _configured(self) -> dict[str, tuple[Any, Any]]:
+        """Of each setting that is tuned, the configured value, and what stands for it in the space."""
         configured = flatten(self.config.model_dump())
-        return {key: each.find(configured.get(key)) for key, each in self.demands.space.items()}
+        values = {key: as_configured(key, configured.get(key)) for key in self.demands.space}
+        return {key: (value, self.demands.space[key].find(value)) for key, value in values.items()}
 
     def propose(self, trial: Trial) -> Proposal:
         """Draw the settings; such as do not go together are passed over."""
@@ -109,9 +122,9 @@ class Tuning:
         settings = self.settings(trial.params)
         name = describe_settings(settings)
         try:
-            configure(self.config, settings)
+            refuse_misfit(configure(self.config, settings), self.streams)
         except ParnasError as error:
-            return Proposal(name, f"{name}: {'; '.join(error.mistakes)}")
+            return Proposal(name, f"{name}: {'; '.join(error.mistakes) or error}")
         return Proposal(name)
 
     def settings(self, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -162,7 +175,9 @@ class Tuning:
         """Tell the study of a validation; raises `Hopeless` where the training is not worth going on with."""
         answered(partial(trial.report, loss, step), self.reporter.note)
         if not last and answered(trial.should_prune, self.reporter.note):
-            raise Hopeless(f"ended early after step {step}, where its loss of {loss:.4f} is behind the median's")
+            raise Hopeless(
+                f"ended early after step {step} with a loss of {loss:.4f}: its least one so far is behind the median's"
+            )
 
     def keep_best(self, trial: Trial, place: Path, loss: float) -> float:
         """Of the checkpoints of finished trials, keep those of the best, which can be used as it is; the least loss."""
@@ -177,6 +192,13 @@ class Tuning:
     def describe(self, name: str, values: Sequence[float]) -> str:
         """The loss and the settings."""
         return f"loss {values[0]:.4f}  {name}"
+
+
+def refuse_misfit(config: Config, streams: TokenStreams) -> None:
+    """Raise `ParnasError` for settings that the vocabulary or the length of the text refuses."""
+    if config.model.cutoffs != "auto":
+        cluster_bounds(config.model, streams.header.vocab_size)
+    TrainingBatches(streams.tokens("train"), config.data.batch_size, config.data.tgt_len)
 
 
 def first_telling_step(config: Config, phase: Phase, space: Space) -> int:

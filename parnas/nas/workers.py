@@ -78,6 +78,10 @@ class Job(Protocol):
         """From which all draws follow."""
 
     @property
+    def cure(self) -> str:
+        """What a user should do where the study was begun on other terms."""
+
+    @property
     def objectives(self) -> int:
         """How many values a trial has, all to be minimised."""
 
@@ -296,19 +300,19 @@ def load_or_begin(storage: BaseStorage, name: str, proposals: Proposals, job: Jo
     terms = json.loads(json.dumps(job.terms))
     trials = study.get_trials(deepcopy=False)  # read before the terms, which another worker writes before its first
     if len(study.directions) != job.objectives or (trials and TERMS not in study.user_attrs):
-        raise ParnasError(f"The study {name} was not begun by parnas {job.command}; choose another --study.")
+        raise ParnasError(f"The study {name} was not begun by parnas {job.command}; {job.cure}.")
     if TERMS not in study.user_attrs:
         study.set_user_attr(TERMS, terms)
-    refuse_other_terms(study.user_attrs[TERMS], terms, name)
+    refuse_other_terms(study.user_attrs[TERMS], terms, name, job.cure)
     return study
 
 
-def refuse_other_terms(before: dict[str, Any], now: dict[str, Any], name: str) -> None:
+def refuse_other_terms(before: dict[str, Any], now: dict[str, Any], name: str, cure: str) -> None:
     """Raise where values of a study's trials would not compare with new ones."""
-    keys = list(dict.fromkeys([*before, *now]))
-    changed = [key for key in keys if before.get(key) != now.get(key)]
-    if changed:
+    if before != now:
+        changed = [key for key in before if key in now and before[key] != now[key]]
+        changed = changed or [*(before.keys() ^ now.keys())]  # which alone say less: they follow from others
         lines = [f"  - {key}: {before.get(key)} before, {now.get(key)} now" for key in changed]
         if changed == ["costs"] and now.get("metric") == "latency":
             lines.append("Latencies are each machine's own: give all workers one search.cost.table, or other costs.")
-        raise ParnasError(f"The study {name} was begun on other terms; choose another --study:\n" + "\n".join(lines))
+        raise ParnasError(f"The study {name} was begun on other terms; {cure}:\n" + "\n".join(lines))

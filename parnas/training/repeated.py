@@ -1,7 +1,7 @@
 """Several trainings of one configuration in subfolders of one folder: kept where finished, gone on with where begun."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from parnas.config import Config, dump_config
@@ -15,8 +15,11 @@ Train = Callable[[Config, Path, Reporter, bool], Run]
 """`search` or `retrain`: configuration, run folder, reporter, whether to go on with what is there."""
 
 
-def settle_folder(folder: Path, config: Config) -> None:
-    """Keep the configuration that the trainings in `folder` have in common; raises for another, or for other files."""
+def settle_folder(folder: Path, config: Config, allowed: Collection[str] = ()) -> None:
+    """Keep the configuration that the trainings in `folder` have in common.
+
+    Raises for another one, but for the `allowed` keys, and for other files.
+    """
     base = Run(folder)
     path = folder / "config.yaml"
     if not path.is_file():
@@ -28,13 +31,13 @@ def settle_folder(folder: Path, config: Config) -> None:
         else:
             folder.mkdir(parents=True, exist_ok=True)
             write_text(path, dump_config(config))
-    refuse_changes(base, config)
+    refuse_changes(base, config, allowed)
 
 
 def train_once(train: Train, config: Config, folder: Path, reporter: Reporter) -> Run:
     """A training that is kept where it is finished, else gone on with or begun.
 
-    Raises for another configuration; where it is finished, only for what that training reads.
+    Raises for another configuration; where it is finished, not for settings of the other phase.
     """
     run = Run(folder)
     if run.finished():
