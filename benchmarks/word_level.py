@@ -5,12 +5,13 @@
 FOLDER is what `parnas pipeline CONFIG --finalists N --test --run FOLDER` made; its name is that of the result where
 none is given. Every figure comes from the run folders in it, from `comparison.json` for the validation split and from
 `test/comparison.json` for the test split, where it was read. Search and retrainings may come from several machines:
-what an earlier call copied, and FOLDER does not hold, stays, if it was made by the same settings.
+what an earlier call copied, and FOLDER does not hold, stays. Retrainings by other settings than FOLDER's stay as well,
+in the list `earlier`, without their curves.
 """
 
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from parnas.training.reporter import Silent
 IMAGES = ROOT / "docs" / "images"
 PICTURES = {"pi.gif": "pi", "pi-lines.png": "pi-lines"}
 PLACES = {"valid": "", "test": "test"}
-NOTHING: Mapping[str, Any] = {"search": None, "finalists": [], "runs": {}, "comparison": {}}
+NOTHING: Mapping[str, Any] = {"search": None, "finalists": [], "runs": {}, "comparison": {}, "earlier": []}
 
 
 def collect(folder: Path, earlier: Mapping[str, Any] = NOTHING) -> dict[str, Any]:
@@ -40,25 +41,38 @@ def collect(folder: Path, earlier: Mapping[str, Any] = NOTHING) -> dict[str, Any
     if not rows["valid"]:
         raise ParnasError(f"{folder} has no comparison.json; run the pipeline to its end first.")
     runs = {row["run"]: Run(folder / row["run"]) for row in rows["valid"]}
+    described = {name: describe(run) for name, run in runs.items()}
+    settings = {to_json(run["settings"]) for run in described.values()}
+    if len(settings) > 1:
+        raise ParnasError(f"The runs of {folder} were made by several settings; give those of one recipe.")
+    earlier = set_aside(earlier, settings)
     search, final = Run(folder / "search"), folder / "finalists" / "finalists.json"
     if not search.finished() and not earlier["search"]:
         raise ParnasError(f"{folder} has no search; give one where it is first.")
     result = {
         "search": describe_search(search) if search.finished() else earlier["search"],
         "finalists": read_json(final) if final.is_file() else [] if search.finished() else earlier["finalists"],
-        "runs": {**earlier["runs"], **{name: describe(run) for name, run in runs.items()}},
+        "runs": {**earlier["runs"], **described},
         "comparison": {
             split: [*rows[split], *(row for row in earlier["comparison"].get(split, []) if row["run"] not in runs)]
             for split in rows
         },
+        "earlier": earlier["earlier"],
     }
-    if len({to_json(run["settings"]) for run in result["runs"].values()}) > 1:
-        raise ParnasError(f"{folder} was made by other settings than the result file's; remove that first.")
     archs = [result["search"]["derivation"]["arch"], *(each["arch"] for each in result["finalists"][:1])]
     archs += [run["arch"] for run in [result["runs"].get("derived")] if run]
     if len({Architecture.parse(arch).canonical() for arch in archs}) > 1:
         raise ParnasError(f"The search derived {archs[0]}, but {archs[-1]} was trained as that; train the derived one.")
     return result
+
+
+def set_aside(earlier: Mapping[str, Any], settings: Collection[str]) -> Mapping[str, Any]:
+    """What was collected, with retrainings by other settings than these, as JSON, moved into its list `earlier`."""
+    if all(to_json(run["settings"]) in settings for run in earlier["runs"].values()):
+        return earlier
+    runs = {name: {key: run[key] for key in run if key != "curves"} for name, run in earlier["runs"].items()}
+    moved = {"runs": runs, "comparison": earlier["comparison"]}
+    return {**earlier, "runs": {}, "comparison": {}, "earlier": [*earlier["earlier"], moved]}
 
 
 def describe_search(search: Run) -> dict[str, Any]:
@@ -100,7 +114,7 @@ def main(arguments: list[str] | None = None) -> None:
     folder = Path(given[0])
     name = given[1] if len(given) > 1 else folder.name
     path = RESULTS / f"word_level-{name}.json"
-    result = collect(folder, read_json(path) if path.is_file() else NOTHING)
+    result = collect(folder, {**NOTHING, **read_json(path)} if path.is_file() else NOTHING)
     write_json(path, {**result, "name": name})
     for picture, kind in PICTURES.items():
         if (made := folder / "search" / "figures" / picture).is_file():

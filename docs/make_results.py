@@ -9,8 +9,9 @@ from make_performance import RESULTS
 from tabulate import tabulate
 
 from parnas.architecture import ATTENTION, Architecture
-from parnas.files import read_json, write_text
+from parnas.files import read_json, to_json, write_text
 from parnas.run import PLAIN
+from parnas.training.phases import flatten
 
 PAGE = Path(__file__).with_name("results.md")
 CONFIGS = {
@@ -148,6 +149,7 @@ def render_pipeline(result: Mapping[str, Any]) -> Iterator[str]:
     headers = ("network", "string", "validation", "test", "parameters", "MACs per token", "cost of blocks")
     yield table((*headers, "steps", "epochs", "threads", "hours"), lines) + "\n"
     yield "\n".join(f"* {line}" for line in judge(result)) + "\n"
+    yield from render_earlier(result)
     yield f"![validation perplexity over the steps](images/{name}-curves.png)\n"
     yield f"![pi over the search](images/{name}-pi.gif)\n"
     yield from render_ways(result)
@@ -156,6 +158,34 @@ def render_pipeline(result: Mapping[str, Any]) -> Iterator[str]:
         f"Retrainings: {'; '.join(dict.fromkeys(map(describe_machine, result['runs'].values())))}. "
         "Hours are wall clock, with validations and with whatever else the machine did.\n"
     )
+
+
+def render_earlier(result: Mapping[str, Any]) -> Iterator[str]:
+    """What the same networks reached by the recipes before; nothing where there was none."""
+    if not result["earlier"]:
+        return
+    yield "The same networks by the recipes before:\n"
+    now = next(iter(result["runs"].values()))["settings"]
+    lines: list[tuple[Any, ...]] = []
+    shares: list[str] = []
+    for each in [*result["earlier"], result]:
+        rows = {(row["run"], split): row for split in ("valid", "test") for row in plain(each, split)}
+        told = ", ".join(differences(next(iter(each["runs"].values()))["settings"], now)) or "as above"
+        for run in sorted(each["runs"]):
+            lines.append((told, run, *(rows.get((run, split), {}).get("word_ppl") for split in ("valid", "test"))))
+        if {"derived", "equal-cost"} <= each["runs"].keys():
+            own, other = (rows[run, "valid"]["word_ppl"] for run in ("derived", "equal-cost"))
+            shares.append(f"{100 * (own / other - 1):+.1f} %")
+    yield table(("recipe, where it differs", "network", "validation", "test"), lines) + "\n"
+    yield f"Derived against equal-cost in validation, recipe by recipe: {', '.join(shares)}.\n"
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """Settings of a recipe that are others now; options that are gone, where they were in use."""
+    then, today = flatten(before), flatten(now)
+    for key, value in then.items():
+        if value != today.get(key, value if not value else None):
+            yield f"{key} {to_json(value)}"
 
 
 def describe_machine(run: Mapping[str, Any]) -> str:

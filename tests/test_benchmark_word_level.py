@@ -94,10 +94,32 @@ def test_search_and_retrainings_may_come_from_several_machines(folder: Path, res
     assert set(result["runs"]) == {"derived", "equal-cost"}
     assert [row["run"] for row in result["comparison"]["valid"]] == ["derived", "equal-cost"]
     assert [row["run"] for row in result["comparison"]["test"]] == ["equal-cost"], "the other was trained anew"
-    others = {**result["runs"]["equal-cost"], "settings": {}}
-    write_json(path, {**result, "runs": {"equal-cost": others}})
-    with pytest.raises(ParnasError, match="by other settings"):
-        word_level.main([str(elsewhere), folder.name])
+
+
+def test_retrainings_by_an_earlier_recipe_stay_beside_those_of_today(
+    folder: Path, results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    word_level.main([str(folder)])
+    path = results / "word_level-wikitext2-word-cpu.json"
+    result = read_json(path)
+    for run in result["runs"].values():
+        run["settings"]["model"]["dropout"] = 0.625
+        run["settings"]["model"]["gone"] = True
+    write_json(path, result)
+    word_level.main([str(folder)])
+    word_level.main([str(folder)])
+    now = read_json(path)
+    assert (now["runs"], now["comparison"]) == (read_json(path)["runs"], result["comparison"])
+    assert [each["comparison"] for each in now["earlier"]] == [result["comparison"]]
+    assert [list(each["runs"]) for each in now["earlier"]] == [["derived", "equal-cost"]]
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    page = runpy.run_path(str(ROOT / "docs" / "make_results.py"), init_globals={})
+    _, written, told = page["render_earlier"](now)
+    ppl = now["comparison"]["valid"][0]["word_ppl"]
+    assert written.count("| model.dropout 0.625, model.gone true | derived ") == 1
+    assert written.count(f" {ppl:,.2f} ") >= 2
+    assert told.startswith("Derived against equal-cost in validation, recipe by recipe: +0.0 %, +0.0 %.")
+    assert not list(page["render_earlier"]({**now, "earlier": []}))
 
 
 def test_a_pipeline_that_has_not_ended_is_refused(folder: Path) -> None:
