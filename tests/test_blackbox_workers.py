@@ -1,11 +1,13 @@
 """Workers of a shared study: who makes which trial, and what becomes of those of a dead one."""
 
+import itertools
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import optuna
 import pytest
@@ -16,7 +18,7 @@ import parnas.nas.workers as module
 from parnas.architecture import Architecture
 from parnas.errors import ParnasError
 from parnas.nas.blackbox import blackbox, findings, open_study
-from parnas.nas.workers import Watch, beating, find_equal, finished
+from parnas.nas.workers import BEAT, Watch, beating, find_equal, finished
 from parnas.training.reporter import Silent
 from parnas.training.stopping import Stopped
 
@@ -166,19 +168,29 @@ def test_a_worker_says_that_it_waits_once(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_living_worker_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "STALE_SECONDS", 0.3)
-    monkeypatch.setattr(module, "BEAT_SECONDS", 0.05)
+    clock = itertools.count(0.0, module.STALE_SECONDS / 3)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=clock.__next__))
     study = open_study(f"sqlite:///{tmp_path}/s.db", "test", "tpe", make_task(Counting()))
     trial, watch = study.ask(), Watch()
-    with beating(study, trial, Watch()):
-        for _ in range(20):
-            watch.give_up_stale(study)
-            time.sleep(0.05)
-    assert study.get_trials()[0].state == TrialState.RUNNING
-    for _ in range(20):
+    for number in range(20):
+        trial.set_user_attr(BEAT, number)
         watch.give_up_stale(study)
-        time.sleep(0.05)
+    assert study.get_trials()[0].state == TrialState.RUNNING
+    for _ in range(4):
+        watch.give_up_stale(study)
     assert study.get_trials()[0].state == TrialState.FAIL
+
+
+def test_a_worker_beats_as_long_as_it_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BEAT_SECONDS", 0.01)
+    study = open_study(f"sqlite:///{tmp_path}/s.db", "test", "tpe", make_task(Counting()))
+    trial = study.ask()
+    with beating(study, trial, Watch()):
+        while study.get_trials()[0].user_attrs.get(BEAT, 0) < 3:
+            time.sleep(0.01)
+    last = study.get_trials()[0].user_attrs[BEAT]
+    time.sleep(0.1)
+    assert study.get_trials()[0].user_attrs[BEAT] == last
 
 
 def test_a_worker_that_was_given_up_goes_on_with_another_trial(tmp_path: Path) -> None:
