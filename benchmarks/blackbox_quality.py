@@ -16,7 +16,7 @@ from typing import Any
 
 import harness
 from ground_truth import CONFIG, ROWS
-from search_quality import PROFILE, Truth, name_network, read_truth
+from search_quality import PROFILE, Truth, read_truth, table_name
 
 from parnas.architecture import Architecture
 from parnas.config import Config, load_config
@@ -35,7 +35,7 @@ def run_study(truth: Truth, config: Config, seed: int, trials: int) -> list[Find
     single = truth.single((seed - 1) % truth.seeds)
 
     def look_up(_: int, architecture: Architecture) -> float:
-        return math.exp(single.mean(name_network(architecture)))
+        return math.exp(single.mean(table_name(architecture)))
 
     config = config.replace(runtime__seed=seed)
     task = Task(config.search.block_spaces, truth.costs, look_up, "looked up", {}, config, vocab_size=0)

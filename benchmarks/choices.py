@@ -20,7 +20,7 @@ from unittest.mock import patch
 import harness
 import plain
 import torch
-from search_step import TINY, VOCABULARY, Step, make_config, make_training
+from search_step import TINY, Step, make_config, make_training
 from torch import nn
 
 from parnas.files import read_json, write_json
@@ -80,7 +80,7 @@ def make_step(name: str, precision: str, device: str, plan: Plan) -> Step:
     config = make_config(DROPOUT, "soft", plan.overrides).replace(runtime__compile=name == "blocks compiled")
     data = config.data
     tokens = (plan.warm_up + plan.rounds) * data.batch_size * data.tgt_len + 1
-    ids = harness.draw_ids(VOCABULARY, tokens)
+    ids = harness.draw_ids(harness.VOCABULARY, tokens)
     return Step(make_training(config, harness.choose(device, precision), ids))
 
 

@@ -31,8 +31,6 @@ from parnas.data.tokenizers import load_tokenizer, train_tokenizer
 from parnas.errors import ParnasError
 from parnas.files import read_json
 
-ROOT = Path(__file__).resolve().parent.parent
-CONFIG = ROOT / "configs" / "wikitext2-par.yaml"
 COMMANDS = ("search", "retrain", "derive", "evaluate")
 WORK = {
     "parnas": "read the file, decode, encode on all cores, number by frequency, count words, lines, bytes and unknown "
@@ -130,7 +128,7 @@ def measure_encoding(path: Path, folder: Path, plan: Plan) -> dict[str, Any]:
     """Seconds and MB/s of parnas, which has a file to begin and to end with, and of sentencepiece, in turn."""
     text, saved, target = TextSlice.whole(path), folder / "tokenizer", folder / "text.bin"
     saved.mkdir()
-    config = load_config(CONFIG, [f"data.tokenizer.vocab_size={plan.vocab_size}"])
+    config = load_config(harness.PAR_CONFIG, [f"data.tokenizer.vocab_size={plan.vocab_size}"])
     train_tokenizer(config.data.tokenizer, text).save(saved)
     tokenizer = load_tokenizer(saved)
     processor = SentencePieceProcessor(model_file=str(saved / "sentencepiece.model"))
@@ -166,7 +164,7 @@ def measure_encoding(path: Path, folder: Path, plan: Plan) -> dict[str, Any]:
 def measure_memory(path: Path, folder: Path, plan: Plan) -> dict[str, Any]:
     """Seconds and peak memory of `parnas data` on a large text: with an empty cache, and twice with a full one."""
     settings = [f"data.corpus={path}", f"data.tokenizer.vocab_size={plan.vocab_size}"]
-    command = ["-m", "parnas", "data", str(CONFIG), *settings]
+    command = ["-m", "parnas", "data", str(harness.PAR_CONFIG), *settings]
     # What is found out about a file just written is not remembered.
     time.sleep(max(0, path.stat().st_mtime + 1.1 * SETTLED_NS / 1e9 - time.time()))
     names = ("cold", "cached", "cached again")
@@ -181,21 +179,20 @@ def run_whole(command: list[str], cache: Path) -> dict[str, float]:
         code, seconds, peak = json.loads(report)
         if code:
             raise failed(command, output.seek(0) or output.read())
-    per_unit = 1 if sys.platform == "darwin" else 1024
-    return {"seconds": seconds, "peak_MB": peak * per_unit / 1e6}
+    return {"seconds": seconds, "peak_MB": peak * harness.RSS_UNIT / 1e6}
 
 
 def measure_start(corpus: Path, folder: Path, plan: Plan, device: str) -> dict[str, Any]:
     """Seconds of every command's `--help`, and to the first step of the two that train, in turn."""
     helps = {
-        f"{name} --help": lambda name=name: run_whole([str(ROOT / f"{name}.py"), "--help"], folder / "help")
+        f"{name} --help": lambda name=name: run_whole([str(harness.ROOT / f"{name}.py"), "--help"], folder / "help")
         for name in COMMANDS
     }
-    settings = [str(CONFIG), f"data.corpus={corpus}", f"data.tokenizer.vocab_size={plan.vocab_size}"]
+    settings = [str(harness.PAR_CONFIG), f"data.corpus={corpus}", f"data.tokenizer.vocab_size={plan.vocab_size}"]
     settings += ["train.log_every=1", *plan.overrides, f"runtime.device={device}"]
     commands = {
-        "search": [str(ROOT / "search.py"), *settings],
-        "retrain": [str(ROOT / "retrain.py"), *settings, "--arch", "sf"],
+        "search": [str(harness.ROOT / "search.py"), *settings],
+        "retrain": [str(harness.ROOT / "retrain.py"), *settings, "--arch", "sf"],
     }
     steps: dict[str, list[float]] = {f"{name}, {state}": [] for name in commands for state in ("cold", "cached")}
     for number in range(plan.rounds):
@@ -227,7 +224,7 @@ def first_step(command: list[str], run: Path, cache: Path) -> float:
 
 def start(command: list[str], cache: Path, output: int, stdout: int | None = None) -> "subprocess.Popen[bytes]":
     """Start this Python with a cache of its own; the file of descriptor `output` gets all it says, or its errors."""
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    path = os.pathsep.join(filter(None, [str(harness.ROOT), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PARNAS_CACHE": str(cache), "PYTHONPATH": path}
     return subprocess.Popen([sys.executable, *command], env=environment, stdout=stdout or output, stderr=output)
 

@@ -70,7 +70,7 @@ def check_operations(task: Task) -> Iterator[Finding]:
     """Losses and gradients of the fused operations beside those of the textbook forms."""
     overrides = search_step.TINY if task.size == "tiny" else ()
     config = search_step.make_config(0.0, search_step.DEFAULT, overrides)
-    text = harness.draw_ids(search_step.VOCABULARY, 3 * config.data.batch_size * config.data.tgt_len + 1)
+    text = harness.draw_ids(harness.VOCABULARY, 3 * config.data.batch_size * config.data.tgt_len + 1)
     batches = TrainingBatches(text, config.data.batch_size, config.data.tgt_len)
     for precision, tolerance in TOLERANCE.items():
         device = harness.choose(task.device, precision)
@@ -92,7 +92,7 @@ def check_operations(task: Task) -> Iterator[Finding]:
 def run_segments(model: ModelConfig, batches: TrainingBatches, device: Device) -> tuple[Tensor, dict[str, Tensor]]:
     """Losses of three segments with memory carried on, [3, B, T], and the gradients of all weights by name."""
     torch.manual_seed(1)
-    network = TransformerXL.build(model, Architecture.parse(search_step.INTERLEAVED), search_step.VOCABULARY)
+    network = TransformerXL.build(model, Architecture.parse(harness.INTERLEAVED), harness.VOCABULARY)
     network.to(device.device)
     memory, losses = None, []
     for step in range(3):

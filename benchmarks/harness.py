@@ -35,6 +35,8 @@ SIZES = {
     "tiny": "seconds, with shapes that say nothing about speed: for tests",
 }
 PRODUCT_SIZE = {"cpu": 2048, "cuda": 8192}
+VOCABULARY, INTERLEAVED = 12_000, "sfsfsf"  # of that configuration
+RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # of getrusage's ru_maxrss: bytes there, KiB elsewhere
 PRINTED: list[str] = []  # tables since the last result
 
 

@@ -18,8 +18,6 @@ from parnas.model.transformer_xl import TransformerXL
 from parnas.training.device import Device
 from parnas.training.latency import Candidate, Shape, measure_latencies
 
-INTERLEAVED = "sfsfsf"
-VOCABULARY = 12_000
 BATCHES = (1, 32)
 
 
@@ -41,10 +39,10 @@ def derived_architecture() -> str:
 
 def make_candidates(config: Config, archs: Sequence[str], tokens: int) -> dict[str, Candidate]:
     """Networks of these architectures, and ids drawn by Zipf's law for them to read."""
-    ids = harness.draw_ids(VOCABULARY, tokens)
+    ids = harness.draw_ids(harness.VOCABULARY, tokens)
     torch.manual_seed(1)
     return {
-        arch: Candidate(TransformerXL.build(config.model, Architecture.parse(arch), VOCABULARY), ids)
+        arch: Candidate(TransformerXL.build(config.model, Architecture.parse(arch), harness.VOCABULARY), ids)
         for arch in dict.fromkeys(archs)
     }
 
@@ -85,12 +83,12 @@ def main(arguments: list[str] | None = None) -> None:
     parsed = parser.parse_args(arguments)
     devices = {precision: harness.choose(parsed.device, precision) for precision in harness.DTYPES}
     config = load_config(harness.PAR_CONFIG, TINY if parsed.size == "tiny" else ())
-    archs = [INTERLEAVED, parsed.arch or derived_architecture()]
+    archs = [harness.INTERLEAVED, parsed.arch or derived_architecture()]
     records = measure(config, archs, devices, PLANS[parsed.size])
-    baselines = {(r["precision"], r["batch_size"]): r for r in records if r["arch"] == INTERLEAVED}
+    baselines = {(r["precision"], r["batch_size"]): r for r in records if r["arch"] == harness.INTERLEAVED}
     rows = [describe(record, baselines[record["precision"], record["batch_size"]]) for record in records]
     harness.print_table("Latency of a segment", rows)
-    payload = {"precisions": list(devices), "archs": archs, "vocab_size": VOCABULARY, "records": records}
+    payload = {"precisions": list(devices), "archs": archs, "vocab_size": harness.VOCABULARY, "records": records}
     harness.write_result("inference", devices["fp32"], payload, parsed)
 
 

@@ -13,7 +13,6 @@ for its speed (`keep_freed_memory`), there is fragmentation besides, which the p
 import ctypes
 import multiprocessing
 import resource
-import sys
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any, NamedTuple
@@ -112,8 +111,7 @@ def measure(case: Case, precision: str, steps: int, mapped: bool) -> int:
 
 def peak_memory() -> int:
     """Most bytes that were resident at once so far."""
-    unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss: bytes there, KiB elsewhere
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * harness.RSS_UNIT
 
 
 def compare(name: str, case: Case, precision: str, steps: int, pool: ProcessPoolExecutor) -> dict[str, Any]:

@@ -24,7 +24,6 @@ from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import TransformerXL
 from parnas.run import METRICS, Run
 
-VOCABULARY = 12_000
 ARCH = "interleaved-6"
 
 
@@ -49,7 +48,7 @@ def make_config(plan: Plan, folder: Path) -> Config:
     corpus = folder / "corpus"
     corpus.mkdir()
     for split, size in (("train", 400_000), ("valid", 2_000), ("test", 2_000)):
-        ids = harness.draw_ids(VOCABULARY, size).reshape(-1, 20)
+        ids = harness.draw_ids(harness.VOCABULARY, size).reshape(-1, 20)
         (corpus / f"{split}.txt").write_text("\n".join(" ".join(f"w{n}" for n in line) for line in np.asarray(ids)))
     settings = {
         **{"data__corpus": str(corpus), "data__tokenizer__kind": "word", "data__tokenizer__vocab_size": None},
@@ -75,8 +74,8 @@ def train(phase: str, config: Path, folder: Path, processes: int, threads: int) 
 def sent_bytes(config: Config) -> dict[str, int]:
     """Bytes of gradients that a step averages, 4 for each weight."""
     networks = {
-        "search": SuperNet(config.model, config.search.space, config.search.blocks, VOCABULARY),
-        "retrain": TransformerXL.build(config.model, Architecture.parse(ARCH), VOCABULARY),
+        "search": SuperNet(config.model, config.search.space, config.search.blocks, harness.VOCABULARY),
+        "retrain": TransformerXL.build(config.model, Architecture.parse(ARCH), harness.VOCABULARY),
     }
     return {phase: 4 * sum(weight.numel() for weight in network.parameters()) for phase, network in networks.items()}
 

@@ -25,7 +25,6 @@ from parnas.training.device import Device
 from parnas.training.reporter import Silent
 from parnas.training.trainer import Schedule, Session, Trainer
 
-VOCABULARY = 12_000
 SAVE_EVERY = Config().train.save_every
 
 
@@ -48,11 +47,11 @@ PLANS = {
 def measure(config: Config, device: Device, plan: Plan) -> dict[str, Any]:
     """Seconds of groups of steps with and without a checkpoint."""
     torch.manual_seed(config.runtime.seed)
-    ids = harness.draw_ids(VOCABULARY, 50 * config.data.batch_size * config.data.tgt_len + 1)
+    ids = harness.draw_ids(harness.VOCABULARY, 50 * config.data.batch_size * config.data.tgt_len + 1)
     batches = TrainingBatches(ids, config.data.batch_size, config.data.tgt_len)
     with tempfile.TemporaryDirectory(prefix="parnas-saving-") as folder:
         session = Session(config, None, device, Run(folder), Silent())  # type: ignore[arg-type]
-        network = TransformerXL.build(config.model, Architecture.parse("interleaved-6"), VOCABULARY)
+        network = TransformerXL.build(config.model, Architecture.parse("interleaved-6"), harness.VOCABULARY)
         trainer = Trainer(session, network, batches, Schedule(10**6, 1e-4, 0))
 
         def group(saving: bool) -> None:

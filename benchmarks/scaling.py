@@ -10,7 +10,6 @@ process held after a step of a tiny network: of the resident set on the CPU, of 
 
 import multiprocessing
 import resource
-import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
@@ -93,8 +92,7 @@ def peak_memory(device: Device) -> int:
     """Most bytes that this process held at once so far."""
     if device.device.type == "cuda":
         return torch.cuda.max_memory_allocated(device.device)
-    unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss: bytes there, KiB elsewhere
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * harness.RSS_UNIT
 
 
 def sweep(base: Point, plan: Plan) -> dict[str, list[Point]]:

@@ -87,7 +87,7 @@ class Score(NamedTuple):
     estimate: float
 
 
-def name_network(layers: Iterable[str]) -> str:
+def table_name(layers: Iterable[str]) -> str:
     """The string without identity, as the table has it."""
     return "".join(drop_identity(layers)) or IDENTITY
 
@@ -123,7 +123,7 @@ def run_search(config: Config, job: Job) -> tuple[list[Search], list[Score]]:
         found, seconds = [], float(run.summary()["seconds"])
         for target in job.derive:
             within = math.inf if target == NO_TARGET else float(target)
-            arch, by_pi = (name_network(derive(run, Demands(within, rescore=n)).architecture) for n in (None, 0))
+            arch, by_pi = (table_name(derive(run, Demands(within, rescore=n)).architecture) for n in (None, 0))
             found.append(Search(job.estimator, target, job.seed, config.search.steps, arch, by_pi, seconds))
         _, pi = read_pi(run, config)
         model = load(run.folder).model
@@ -131,7 +131,7 @@ def run_search(config: Config, job: Job) -> tuple[list[Search], list[Score]]:
     likeliest: dict[str, tuple[float, Architecture]] = {}
     for string in itertools.product(*config.search.block_spaces):
         chance = sum(math.log(max(row[name], 1e-38)) for row, name in zip(pi, string, strict=True))
-        name = name_network(string)
+        name = table_name(string)
         if name not in likeliest or chance > likeliest[name][0]:
             likeliest[name] = chance, Architecture(string)
     streams, scores = prepare(config.data), []
@@ -329,12 +329,11 @@ def report(config: Config, parsed: Namespace) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the benchmark."""
-    parser = harness.make_parser(__doc__, [])
+    parser = harness.make_parser(__doc__, [], ["workers"])
     parser.add_argument("--config", type=Path, default=CONFIG)
     parser.add_argument("--truth", type=Path, default=ROWS, help="the table of networks")
     parser.add_argument("--profile", action="store_true", help="measure what the layers cost")
     parser.add_argument("--search", action="store_true", help="run the searches that have no row yet")
-    parser.add_argument("--workers", type=int, default=2, help="searches at a time")
     parser.add_argument("--estimators", nargs="+", default=list(SEARCHES_BY), choices=SEARCHES_BY)
     parser.add_argument("--targets", nargs="+", default=list(TARGETS), help="shares of the latency, or none")
     parser.add_argument("--seeds", type=int, default=SEEDS)

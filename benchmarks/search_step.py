@@ -36,15 +36,12 @@ from parnas.training import trainer as training
 from parnas.training.device import Device
 from parnas.training.reporter import Silent
 
-VOCABULARY = 12_000
-INTERLEAVED = "sfsfsf"
 DROPOUTS = (0.1, 0.0)
 DEFAULT = SearchConfig().estimator
 SITUATIONS = ("uniform", "interleaved")
 TRAINING, BASELINE = "training", "baseline"
 CERTAIN = 30.0  # an alpha above zeros that no noise outweighs
 FLOOR_STEPS, FLOOR_FLOPS = 10.0, 155e9  # steps/s of the plain draft where a float32 product reached that many FLOP/s
-PRODUCT_SIZE = 2048
 TIMES_BASELINE = 5.0  # goals of the default estimator: tokens/s over the baseline's,
 TIMES_TRAINING = {"uniform": 0.9, "interleaved": 1.1}  # and seconds of a step over those of training at most
 TINY = ["data.batch_size=3", "data.tgt_len=6", "model.d_model=16", "model.n_heads=2", "model.d_inner=32"]
@@ -56,7 +53,7 @@ class Plan(NamedTuple):
     rounds: int
     warm_up: int = 5  # rounds until the allocator has seen what all candidates need
     overrides: Sequence[str] = ()
-    product_size: int = PRODUCT_SIZE
+    product_size: int | None = None  # of the whole benchmark: as large as the harness has it
 
 
 PLANS = {"tiny": Plan(2, 1, TINY, 64), "short": Plan(20), "full": Plan(200)}
@@ -114,9 +111,9 @@ def make_session(config: Config, device: Device) -> training.Session:
 def make_search(config: Config, device: Device, ids: Tokens, situation: str) -> SearchTrainer:
     """The search of a new SuperNet whose pi stays as the situation says."""
     session = make_session(config, device)
-    model = SuperNet(config.model, config.search.space, config.search.blocks, VOCABULARY)
+    model = SuperNet(config.model, config.search.space, config.search.blocks, harness.VOCABULARY)
     if situation == "interleaved":
-        for alpha, letter in zip(model.alphas(), INTERLEAVED, strict=True):
+        for alpha, letter in zip(model.alphas(), harness.INTERLEAVED, strict=True):
             alpha.data[config.search.candidates.index(letter)] = CERTAIN
     of_alpha = make_alpha_batches(config, ids) if config.search.alpha_share else None
     trainer = SearchTrainer(session, model, make_batches(config, ids), of_alpha)
@@ -133,7 +130,7 @@ def make_batches(config: Config, ids: Tokens) -> TrainingBatches:
 def make_training(config: Config, device: Device, ids: Tokens) -> training.Trainer:
     """The training of a new interleaved network."""
     session = make_session(config, device)
-    model = TransformerXL.build(config.model, Architecture.parse(INTERLEAVED), VOCABULARY)
+    model = TransformerXL.build(config.model, Architecture.parse(harness.INTERLEAVED), harness.VOCABULARY)
     schedule = training.Schedule(config.train.steps, config.train.lr, 0)
     return training.Trainer(session, model, make_batches(config, ids), schedule)
 
@@ -144,7 +141,7 @@ def make_steps(
     """All candidates with that dropout, on the same text; `devices` by precision."""
     data = make_config(dropout, "soft", plan.overrides).data
     tokens = (plan.warm_up + plan.rounds) * data.batch_size * data.tgt_len + 1  # one epoch: memory stays full
-    ids = harness.draw_ids(VOCABULARY, tokens)
+    ids = harness.draw_ids(harness.VOCABULARY, tokens)
     config = {name: make_config(dropout, name, plan.overrides) for name in ESTIMATORS}
     exact = harness.choose(str(next(iter(devices.values())).device), "fp32")
     baseline = make_search(config["soft"], exact, ids, "uniform")
@@ -252,8 +249,8 @@ def main(arguments: list[str] | None = None) -> None:
     payload = {
         "precisions": list(devices),
         "settings": {name: getattr(config, name).model_dump(mode="json") for name in ("data", "model", "search")},
-        "vocab_size": VOCABULARY,
-        "interleaved": INTERLEAVED,
+        "vocab_size": harness.VOCABULARY,
+        "interleaved": harness.INTERLEAVED,
         "default_estimator": DEFAULT,
         "rates": rates,
         "baseline": baseline,

@@ -25,7 +25,7 @@ def test_two_processes_are_measured_beside_one(tmp_path: Path) -> None:
 
 def test_the_gradients_of_all_weights_are_counted() -> None:
     config = load_config(ranks.harness.PAR_CONFIG).replace(model__d_model=16, model__d_inner=32)
-    network = TransformerXL.build(config.model, Architecture.parse(ranks.ARCH), ranks.VOCABULARY)
+    network = TransformerXL.build(config.model, Architecture.parse(ranks.ARCH), ranks.harness.VOCABULARY)
     sent = ranks.sent_bytes(config)
     assert sent["retrain"] == sum(weight.numel() * weight.element_size() for weight in network.parameters())
     assert sent["search"] > sent["retrain"]

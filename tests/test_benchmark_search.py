@@ -68,10 +68,10 @@ def test_alpha_is_trained_and_pi_stays(steps):
             updates = {int(trainer.alpha_optimizer.state[alpha]["step"]) for alpha in trainer.supernet.alphas()}
             assert updates == ({1} if key.name == "uniform" else {2}), "a lesson in every fourth step, or in each"
             if key.situation == "interleaved":
-                assert str(trainer.supernet.architecture()) == search_step.INTERLEAVED
+                assert str(trainer.supernet.architecture()) == harness.INTERLEAVED
                 drawn = trainer.gates()
                 chosen = drawn.argmax(-1).tolist() if isinstance(drawn, torch.Tensor) else [g.chosen for g in drawn]
-                assert key.name == "soft" or "".join("sfi"[index] for index in chosen) == search_step.INTERLEAVED
+                assert key.name == "soft" or "".join("sfi"[index] for index in chosen) == harness.INTERLEAVED
             else:
                 torch.testing.assert_close(trainer.supernet.pi(), torch.full((6, 3), 1 / 3))
             moments = [trainer.alpha_optimizer.state[alpha]["exp_avg"] for alpha in trainer.supernet.alphas()]

@@ -214,7 +214,7 @@ def test_inference_compares_the_networks_in_both_batches(tmp_path):
 
 
 def test_inference_takes_the_derived_architecture_by_default():
-    assert len(Architecture.parse(inference.derived_architecture())) == len(inference.INTERLEAVED)
+    assert len(Architecture.parse(inference.derived_architecture())) == len(harness.INTERLEAVED)
 
 
 def test_cutoffs_are_those_of_the_search_that_was_timed(tmp_path):
