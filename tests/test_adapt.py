@@ -182,5 +182,7 @@ def test_mistakes_of_the_command_line(trained: Run, capsys: pytest.CaptureFixtur
 def test_a_run_is_gone_on_with_whatever_other_ways_it_is_evaluated_in(trained: Run) -> None:
     changed = trained.config().replace(evaluation__cache__size=5, evaluation__dynamic__lr=1e-3, evaluation__stride=2)
     refuse_changes(trained, changed, MAY_CHANGE)
-    with pytest.raises(ParnasError, match=r"model\.d_model"):
+    with pytest.raises(ParnasError, match=r"model\.d_model(.|\n)*choose another --run"):
         refuse_changes(trained, changed.replace(model__d_model=32), MAY_CHANGE)
+    with pytest.raises(ParnasError, match=r"evaluation\.stride: None before, 2 now(.|\n)*give them to parnas evaluate"):
+        refuse_changes(trained, changed)
