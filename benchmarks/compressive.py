@@ -54,6 +54,10 @@ class Network(NamedTuple):
         """The configuration that it is trained with."""
         return config.replace(model__arch=self.arch, **self.changes)
 
+    def steps(self, config: Config) -> int:
+        """For how long."""
+        return self.changed(config).train.steps
+
 
 class Row(NamedTuple):
     """A trained network; perplexities on the validation split, the last of them per word by the word's frequency."""
@@ -120,7 +124,7 @@ def run_trainings(config: Config, plan: dict[str, Any], path: Path, runs: Path, 
     prepare(config.data)  # once, not in every process
     done = {(row.name, row.seed, row.steps) for row in read_rows(path, Row)}
     wanted = [(network, seed) for seed in plan["seeds"] for network in design(config, plan["ratios"])]
-    left = [(of, seed) for of, seed in wanted if (of.name, seed, of.changed(config).train.steps) not in done]
+    left = [(of, seed) for of, seed in wanted if (of.name, seed, of.steps(config)) not in done]
     for row in work_off(partial(train, config, runs), left, workers):
         append_rows(path, [row])
         print(f"{row.name} seed {row.seed}: {row.ppl:.2f}", flush=True)
@@ -129,7 +133,10 @@ def run_trainings(config: Config, plan: dict[str, Any], path: Path, runs: Path, 
 def tabulate(config: Config, plan: dict[str, Any], path: Path) -> list[dict[str, Any]]:
     """A line for each network: means over its seeds, and by how much it is better than plain memory of its span."""
     rows = read_rows(path, Row)
-    of = {network.name: [row for row in rows if row.name == network.name] for network in design(config, plan["ratios"])}
+    of = {
+        network.name: [row for row in rows if (row.name, row.steps) == (network.name, network.steps(config))]
+        for network in design(config, plan["ratios"])
+    }
     base = mean(row.ppl for row in of[SAME_SPAN])
     table = []
     for name, found in of.items():

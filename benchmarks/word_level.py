@@ -42,7 +42,7 @@ def collect(folder: Path, earlier: Mapping[str, Any] = NOTHING) -> dict[str, Any
         raise ParnasError(f"{folder} has no comparison.json; run the pipeline to its end first.")
     runs = {row["run"]: Run(folder / row["run"]) for row in rows["valid"]}
     described = {name: describe(run) for name, run in runs.items()}
-    settings = {to_json(run["settings"]) for run in described.values()}
+    settings = recipes({"runs": described})
     if len(settings) > 1:
         raise ParnasError(f"The runs of {folder} were made by several settings; give those of one recipe.")
     earlier = set_aside(earlier, settings)
@@ -68,11 +68,17 @@ def collect(folder: Path, earlier: Mapping[str, Any] = NOTHING) -> dict[str, Any
 
 def set_aside(earlier: Mapping[str, Any], settings: Collection[str]) -> Mapping[str, Any]:
     """What was collected, with retrainings by other settings than these, as JSON, moved into its list `earlier`."""
-    if all(to_json(run["settings"]) in settings for run in earlier["runs"].values()):
+    if recipes(earlier) <= set(settings):
         return earlier
     runs = {name: {key: run[key] for key in run if key != "curves"} for name, run in earlier["runs"].items()}
     moved = {"runs": runs, "comparison": earlier["comparison"]}
-    return {**earlier, "runs": {}, "comparison": {}, "earlier": [*earlier["earlier"], moved]}
+    others = [each for each in earlier["earlier"] if not recipes(each) <= set(settings)]
+    return {**earlier, "runs": {}, "comparison": {}, "earlier": [*others, moved]}
+
+
+def recipes(collected: Mapping[str, Any]) -> set[str]:
+    """The settings of retrainings, as JSON."""
+    return {to_json(run["settings"]) for run in collected["runs"].values()}
 
 
 def describe_search(search: Run) -> dict[str, Any]:

@@ -182,8 +182,9 @@ def render_earlier(result: Mapping[str, Any]) -> Iterator[str]:
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
     """Settings of a recipe that are others now; options that are gone, where they were in use."""
     then, today = flatten(before), flatten(now)
-    for key, value in then.items():
-        if value != today.get(key, value if not value else None):
+    for key in {**then, **today}:
+        value, other = then.get(key), today.get(key)
+        if value != other and (value or other):  # an option that was not there is as good as one that was off
             yield f"{key} {to_json(value)}"
 
 

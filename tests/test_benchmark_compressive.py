@@ -97,10 +97,14 @@ def test_a_step_trains_with_memory_carried_on():
 def test_tables_are_means_over_seeds_and_the_page_tells_them(tmp_path, monkeypatch):
     plan, config = plan_and_config()
     values = {"plain, same span": (30.0, 32.0), "max_pool, 3:1": (29.0, 30.0), "conv, attention, 3:1": (31.0,)}
+    steps = {each.name: each.steps(config) for each in compressive.design(config, plan["ratios"])}
     for name, ppl in values.items():
         append_rows(
             tmp_path / "rows.csv",
-            [compressive.Row(name, seed, 10, of, 1.5, 2.0, 3.0, 4.0, 100 * of) for seed, of in enumerate(ppl, 1)],
+            [
+                compressive.Row(name, seed, steps[name], of, 1.5, 2.0, 3.0, 4.0, 100 * of)
+                for seed, of in enumerate(ppl, 1)
+            ],
         )
     table = compressive.tabulate(config, plan, tmp_path / "rows.csv")
     lines = {line["memory"]: line for line in table}

@@ -112,6 +112,11 @@ def test_retrainings_by_an_earlier_recipe_stay_beside_those_of_today(
     assert (now["runs"], now["comparison"]) == (read_json(path)["runs"], result["comparison"])
     assert [each["comparison"] for each in now["earlier"]] == [result["comparison"]]
     assert [list(each["runs"]) for each in now["earlier"]] == [["derived", "equal-cost"]]
+    for run in now["runs"].values():
+        run["settings"]["model"]["dropout"] = 0.5
+    again = word_level.set_aside(now, word_level.recipes(now["earlier"][0]))
+    assert [word_level.recipes(each) for each in again["earlier"]] == [word_level.recipes(now)], "each recipe once"
+    now = read_json(path)
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
     page = runpy.run_path(str(ROOT / "docs" / "make_results.py"), init_globals={})
     _, written, told = page["render_earlier"](now)

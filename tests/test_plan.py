@@ -31,6 +31,7 @@ from parnas.training.plan import (
     needed,
     plan,
     read_rate,
+    refused_rows,
     rows_that_fit,
     throughput,
 )
@@ -158,7 +159,17 @@ def test_rows_that_a_search_cannot_share_out_are_told() -> None:
     assert not retraining.advice
     with pytest.raises(ParnasError, match="cannot share"):
         Ranks(0, 4).share(lesson_rows("uniform", 60))
-    Ranks(0, 4).share(lesson_rows("uniform", 64))
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 3, 4, 6])
+@pytest.mark.parametrize("per_gpu", [1, 2, 3, 5, 15])
+def test_a_search_takes_the_rows_that_it_is_advised(gpus: int, per_gpu: int) -> None:
+    for line in refused_rows(Config().replace(data__batch_size=gpus * per_gpu), gpus):
+        advised = int(line.rpartition(" ")[2])
+        assert advised > gpus * per_gpu
+        assert not list(refused_rows(Config().replace(data__batch_size=advised), gpus))
+        for rows in (advised, lesson_rows("uniform", advised)):
+            Ranks(0, gpus).share(rows)
 
 
 @pytest.mark.parametrize("given", [{"memory": -1.0}, {"bandwidth": 0.0}, {"memory": float("inf")}])

@@ -19,7 +19,7 @@ from parnas.data.streams import prepare
 from parnas.errors import ParnasError
 from parnas.figures.tuning import draw_tuning
 from parnas.files import write_json
-from parnas.nas.storage import has_password, open_storage
+from parnas.nas.storage import keepable, open_storage
 from parnas.nas.tuning import STORAGE, STUDY, importance, tune
 from parnas.nas.tuning_space import read_space
 from parnas.nas.tuning_trials import PLACE, Demands, Tuning, first_telling_step
@@ -186,6 +186,11 @@ def test_what_the_text_refuses_is_told_before_and_passed_over_when_drawn(
         ParnasError, match=r"refuses 2 of what(.|\n)*model\.cutoffs \[5, 5000\](.|\n)*1000000: .*too few"
     ):
         run_study(corpus, tmp_path / "a", 1, beyond)
+    # What is tuned may mend what the text refuses of the configuration.
+    mended = run_study(
+        corpus, tmp_path / "c", 2, {"data.batch_size": "4,8", "train.lr": "1e-3,1e-2"}, data__batch_size=10**6
+    )
+    assert {each.state for each in mended.trials} == {"complete"}
     # Each by itself is right, and some together are not.
     most = len(prepare(small_config(corpus).data).tokens("train")) // 8 - 1
     space = {"data.batch_size": [4, most], "data.tgt_len": [8, 16], "train.lr": "1e-3,1e-2"}
@@ -206,7 +211,7 @@ def test_a_folder_keeps_which_study_it_belongs_to(corpus: Path, tmp_path: Path, 
     assert not (tmp_path / "run" / STORAGE).exists()
     config = small_config(corpus, model__arch="sfs")
     demands = Demands("retrain", read_space(SPACE, config, "retrain"), 3, url, "other")
-    with pytest.raises(ParnasError, match="belongs to the study test; choose another --run for other"):
+    with pytest.raises(ParnasError, match=r"belongs to the study test in .*; choose another --run"):
         tune(config, demands, tmp_path / "run", Silent())
     run_study(corpus, tmp_path / "own", 1)
     with pytest.raises(ParnasError, match="has a study of its own"):
@@ -214,8 +219,24 @@ def test_a_folder_keeps_which_study_it_belongs_to(corpus: Path, tmp_path: Path, 
     write_json(tmp_path / "run" / STUDY, {"storage": None, "study": "test"})  # as where its address has a password
     with pytest.raises(ParnasError, match="belongs to the study test; give its --storage and --study"):
         run_study(corpus, tmp_path / "run", 3)
-    assert has_password("postgresql://me:secret@host/db")
-    assert not any(map(has_password, ("postgresql://me@host/db", "journal:file", url)))
+    assert keepable(url) == url
+    assert keepable("journal:file") == f"journal:{Path('file').resolve()}"
+    assert keepable("postgresql://me@host/db") == "postgresql://me@host/db"
+    assert keepable("postgresql://me:secret@host/db") is keepable("postgresql://host/db?password=secret") is None
+    write_json(tmp_path / "run" / STUDY, {})
+    with pytest.raises(ParnasError, match="does not say which study"):
+        run_study(corpus, tmp_path / "run", 3)
+
+
+def test_a_study_that_cannot_be_opened_leaves_the_folder_free(
+    corpus: Path, tmp_path: Path, pretending: Pretending
+) -> None:
+    with pytest.raises(ParnasError, match="is no storage"):
+        run_study(corpus, tmp_path / "run", 1, storage="nonsense:/x")
+    url = f"sqlite:///{tmp_path}/s.db"
+    assert len(run_study(corpus, tmp_path / "run", 1, storage=url).trials) == 1
+    with pytest.raises(ParnasError, match="belongs to the study test in"):
+        run_study(corpus, tmp_path / "run", 1, storage=f"sqlite:///{tmp_path}/another.db")
 
 
 def test_a_study_whose_folder_was_moved_goes_on(corpus: Path, tmp_path: Path, pretending: Pretending) -> None:

@@ -128,13 +128,25 @@ class Adaptation:
         }
 
     def write(self) -> Path:
-        """Write `adapted.json` into the run's folder; what is there of other ways stays, if it was measured alike."""
+        """Write `adapted.json` into the run's folder.
+
+        What is there of the other way stays, if it was measured alike; both together only where both were asked for.
+        """
         path, content = self.run.folder / ADAPTED, self.to_dict()
         before = self.run.adapted() if path.is_file() else {}
-        if all(before.get(key) == value for key, value in self.measured.items()):
-            trials = [each for each in before.get("trials", []) if each.get("evaluation") not in self.chosen]
-            content["chosen"] = {**before.get("chosen", {}), **content["chosen"]}
-            content["trials"] = [*trials, *content["trials"]]
+        try:
+            alike = all(before[key] == value for key, value in self.measured.items())
+            kept = {way for way in WAYS if way not in self.chosen and way in before["chosen"]} if alike else set()
+            chosen = {way: before["chosen"][way] for way in kept}
+            trials = [each for each in before["trials"] if each["evaluation"] in kept] if kept else []
+            notes = [note for note in before["notes"] if note.partition(":")[0] in kept] if kept else []
+        except (KeyError, TypeError, AttributeError):  # not what is written here
+            chosen, trials, notes = {}, [], []
+        content |= {
+            "chosen": {**chosen, **content["chosen"]},
+            "trials": [*trials, *content["trials"]],
+            "notes": [*notes, *content["notes"]],
+        }
         write_json(path, content)
         return path
 

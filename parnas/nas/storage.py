@@ -72,12 +72,15 @@ def open_database(url: str, settings: dict[str, Any]) -> RDBStorage:
     raise AssertionError("the last try returns or raises")
 
 
-def has_password(url: str) -> bool:
-    """Whether the address of a storage holds a secret."""
-    try:
-        return make_url(url).password is not None
-    except ArgumentError:
-        return False
+def keepable(url: str) -> str | None:
+    """The address of a storage as a file may hold it, of use in any folder; none where it holds a password."""
+    kind, _, place = url.partition(":")
+    if kind == "journal":
+        return f"journal:{Path(place).resolve()}"
+    if kind == "sqlite":
+        return f"sqlite:///{Path(place.removeprefix('///')).resolve()}"
+    address = make_url(url)
+    return None if address.password is not None or "password" in address.query else url
 
 
 def with_driver(address: URL) -> URL:

@@ -21,7 +21,7 @@ from parnas.data.streams import TokenStreams, prepare
 from parnas.errors import ParnasError
 from parnas.files import read_json_object, write_json, write_text
 from parnas.nas.cost import find_costs
-from parnas.nas.storage import answered, has_password, open_storage
+from parnas.nas.storage import answered, keepable, open_storage
 from parnas.nas.trials import FREE
 from parnas.nas.tuned import TrialResult, Tuned
 from parnas.nas.tuning_space import (
@@ -35,7 +35,6 @@ from parnas.nas.tuning_space import (
     read_file,
     read_mapping,
     read_space,
-    refused,
     to_label,
 )
 from parnas.nas.tuning_trials import PLACE, Demands, Tuning, drop_checkpoints, is_finite, refuse_misfit
@@ -61,13 +60,15 @@ def tune(config: Config, demands: Demands, folder: Path, reporter: Reporter) -> 
     if demands.phase == "retrain" and "model.arch" not in demands.space:
         run_architecture(config)
     streams = prepare(config.data, reporter.note)
-    refuse_misfits(config, demands.space, streams)
+    refuse_misfits(config, demands, streams)
     settle_folder(folder, config, FREE - {"model.arch"})
     demands = settle_study(demands, folder)
     job = Tuning(config, demands, folder, streams, terms_of(config, demands, streams, reporter), reporter)
     storage = demands.storage or f"journal:{folder / STORAGE}"
     name = demands.study or own_study(storage) or folder.resolve().name
     study = open_shared(storage, name, "tpe", job)
+    if demands.storage is not None:
+        write_json(folder / STUDY, {"storage": keepable(demands.storage), "study": demands.study})
     if outside := job.outside():
         reporter.note(f"the configuration as it is will not be tried, since what is tuned leaves out its {outside}")
     write_text(folder / SPACE, dump_space(demands.space))
@@ -80,35 +81,42 @@ def tune(config: Config, demands: Demands, folder: Path, reporter: Reporter) -> 
     return collect(study, job, name)
 
 
-def refuse_misfits(config: Config, space: Space, streams: TokenStreams) -> None:
-    """Raise `ParnasError` with all ends of ranges and choices that the vocabulary or the text refuses by themselves."""
-    found = []
-    for key, dimension in space.items():
-        for value in dimension.ends():
-            if not refused(config, {key: value}):
-                try:
-                    refuse_misfit(configure(config, {key: value}), streams)
-                except ParnasError as error:
-                    found.append(f"{key} {to_label(value)}: {error}")
-    if found:
-        raise ParnasError("\n  - ".join([f"The text refuses {len(found)} of what is to be tuned:", *found]))
+def refuse_misfits(config: Config, demands: Demands, streams: TokenStreams) -> None:
+    """Raise `ParnasError` with all ends of ranges and choices that the vocabulary or the text refuses by themselves.
+
+    Where they refuse the configuration itself, what is tuned may mend that, and the draws are judged alone.
+    """
+
+    def misfit(settings: Mapping[str, Any]) -> str:
+        try:
+            refuse_misfit(configure(config, settings), demands.phase, streams)
+        except ParnasError as error:
+            return "" if error.mistakes else str(error)  # such as the configuration has are told elsewhere
+        return ""
+
+    ends = [(key, value) for key, dimension in demands.space.items() for value in dimension.ends()]
+    told = [f"{key} {to_label(value)}: {problem}" for key, value in ends if (problem := misfit({key: value}))]
+    if told and not misfit({}):
+        raise ParnasError("\n  - ".join([f"The text refuses {len(told)} of what is to be tuned:", *told]))
 
 
 def settle_study(demands: Demands, folder: Path) -> Demands:
-    """The demands with the study that the folder belongs to, which it keeps; raises `ParnasError` for another one."""
+    """The demands with the study that the folder keeps; raises `ParnasError` for another one than that."""
     path = folder / STUDY
-    kept = read_json_object(path) if path.is_file() else None
-    if kept is not None and demands.storage is None:
+    if not path.is_file():
+        if demands.storage is not None and (folder / STORAGE).exists():
+            raise ParnasError(f"{folder} has a study of its own; choose another --run for {demands.study}.")
+        return demands
+    kept = read_json_object(path)
+    if not isinstance(kept.get("study"), str) or not isinstance(kept.get("storage"), str | None):
+        raise ParnasError(f"{path} does not say which study it is; remove it, and give --storage and --study.")
+    if demands.storage is None:
         if kept["storage"] is None:
             raise ParnasError(f"{folder} belongs to the study {kept['study']}; give its --storage and --study.")
-        return replace(demands, storage=str(kept["storage"]), study=str(kept["study"]))
-    if kept is not None and kept["study"] != demands.study:
-        raise ParnasError(f"{folder} belongs to the study {kept['study']}; choose another --run for {demands.study}.")
-    if demands.storage is not None:
-        if kept is None and (folder / STORAGE).exists():
-            raise ParnasError(f"{folder} has a study of its own; choose another --run for {demands.study}.")
-        secret = has_password(demands.storage)
-        write_json(path, {"storage": None if secret else demands.storage, "study": demands.study})
+        return replace(demands, storage=kept["storage"], study=kept["study"])
+    if (kept["storage"], kept["study"]) != (keepable(demands.storage), demands.study):
+        place = "" if kept["storage"] is None else f" in {kept['storage']}"
+        raise ParnasError(f"{folder} belongs to the study {kept['study']}{place}; choose another --run.")
     return demands
 
 

@@ -13,11 +13,11 @@ from optuna.pruners import BasePruner, MedianPruner, NopPruner
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from parnas.config import Config
-from parnas.data.batching import TrainingBatches
+from parnas.data.batching import TrainingBatches, split_share
 from parnas.data.streams import TokenStreams
 from parnas.errors import Diverged, OutOfMemory, ParnasError
 from parnas.model.heads import cluster_bounds
-from parnas.nas.search import search
+from parnas.nas.search import make_alpha_batches, search
 from parnas.nas.storage import answered
 from parnas.nas.tuned import Hopeless, TrialReporter
 from parnas.nas.tuning_space import Choices, Phase, Space, as_configured, configure, to_label
@@ -66,7 +66,7 @@ class Tuning:
     def cure(self) -> str:
         """What to do where the study was begun with other things."""
         if self.demands.storage is not None:
-            return "choose another --study"
+            return "choose another --study, and another --run"
         return "choose another --run, or tune the same settings (--set, --space) of the same configuration"
 
     @property
@@ -102,7 +102,9 @@ class Tuning:
     def outside(self) -> str:
         """The settings of the configuration that the space does not have; empty where it has all."""
         left_out = {key: value for key, (value, found) in self._configured().items() if found is None}
-        return ", ".join(f"{key} {to_label(value)}" for key, value in left_out.items() if value is not None)
+        if left_out == {"model.arch": None}:  # none was given
+            return ""
+        return ", ".join(f"{key} {to_label(value)}" for key, value in left_out.items())
 
     def _configured(self) -> dict[str, tuple[Any, Any]]:
         """Of each setting that is tuned, the configured value, and what stands for it in the space."""
@@ -122,7 +124,7 @@ class Tuning:
         settings = self.settings(trial.params)
         name = describe_settings(settings)
         try:
-            refuse_misfit(configure(self.config, settings), self.streams)
+            refuse_misfit(configure(self.config, settings), self.phase, self.streams)
         except ParnasError as error:
             return Proposal(name, f"{name}: {'; '.join(error.mistakes) or error}")
         return Proposal(name)
@@ -194,11 +196,14 @@ class Tuning:
         return f"loss {values[0]:.4f}  {name}"
 
 
-def refuse_misfit(config: Config, streams: TokenStreams) -> None:
+def refuse_misfit(config: Config, phase: Phase, streams: TokenStreams) -> None:
     """Raise `ParnasError` for settings that the vocabulary or the length of the text refuses."""
     if config.model.cutoffs != "auto":
         cluster_bounds(config.model, streams.header.vocab_size)
-    TrainingBatches(streams.tokens("train"), config.data.batch_size, config.data.tgt_len)
+    for_weights, for_alpha = split_share(streams.tokens("train"), config.search.alpha_share if phase == "search" else 0)
+    TrainingBatches(for_weights, config.data.batch_size, config.data.tgt_len)
+    if len(for_alpha):
+        make_alpha_batches(config, for_alpha)
 
 
 def first_telling_step(config: Config, phase: Phase, space: Space) -> int:

@@ -201,7 +201,7 @@ def refused_rows(config: Config, gpus: int) -> Iterator[str]:
     rows, search = config.data.batch_size, config.search
     of_alpha = lesson_rows(search.estimator, rows)
     if search.alpha_share and of_alpha % gpus:
-        divisor = gpus * (rows // of_alpha)
+        divisor = gpus * ESTIMATORS[search.estimator].lesson_part
         yield (
             f"alpha's text has {of_alpha} of the {rows} rows, which {gpus} GPUs do not divide: a search needs a "
             f"data.batch_size such as {divisor * math.ceil(rows / divisor)}"
