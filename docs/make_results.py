@@ -237,7 +237,7 @@ def judge(result: Mapping[str, Any]) -> Iterator[str]:
     derived = reached["derived"]
     if goals := GOALS.get(result["name"]):
         pairs = list(zip(("validation", "test"), derived, goals, strict=False))
-        told = " and ".join(f"{ppl:.1f} in {split} (aim: {goal:g} at most)" for split, ppl, goal in pairs)
+        told = " and ".join(f"{ppl:.2f} in {split} (aim: {goal:g} at most)" for split, ppl, goal in pairs)
         yield f"Derived network: {told}, {mark(all(ppl <= goal for _, ppl, goal in pairs))}."
     for name in [each for each in reached if each != "derived"]:
         shares = [100 * (own / other - 1) for own, other in zip(derived, reached[name], strict=False)]

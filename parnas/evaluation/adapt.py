@@ -42,7 +42,7 @@ class Grid:
 
     lr: Sequence[float] = (5e-5, 1e-4, 2e-4, 4e-4)
     decay: Sequence[float] = (0.0, 3e-3, 1e-2, 3e-2)
-    theta: Sequence[float] = (0.01, 0.03, 0.1, 0.2, 0.3, 1.0)
+    theta: Sequence[float] = (0.003, 0.01, 0.03, 0.1, 0.2, 0.3, 1.0)
     weight: Sequence[float] = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4)
     ways: Sequence[str] = WAYS
     tokens: int | None = 30_000  # of the beginning of the validation split; none: all
