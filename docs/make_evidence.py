@@ -79,7 +79,7 @@ def render_readme() -> str:
     results = read_results()
     told: list[str] = []
     if "comparison" in results:
-        told += judge_comparison(results["comparison"])
+        told += [describe_comparison(results["comparison"]), *judge_comparison(results["comparison"])]
     if "search_quality" in results:
         told += islice(judge_ranking(results["search_quality"]), 2)
         told += judge_derived(results["search_quality"])
@@ -108,6 +108,7 @@ def render() -> str:
 def verdicts(results: Mapping[str, dict[str, Any]]) -> Iterator[str]:
     """What was to be shown, and what was found."""
     if "comparison" in results:
+        yield describe_comparison(results["comparison"])
         yield from judge_comparison(results["comparison"])
     if "search_quality" in results:
         yield from judge_ranking(results["search_quality"])
@@ -135,17 +136,22 @@ def judge_profile(profile: dict[str, Any]) -> Iterator[str]:
     )
 
 
+def describe_comparison(result: dict[str, Any]) -> str:
+    """What was trained for how long."""
+    steps = {row["network"]: row["steps"] for row in result["networks"]}
+    return (
+        f"The comparison: a search of {result['search']['search']['blocks']} blocks, and {steps['derived']:,} steps for "
+        f"every network but *interleaved, longer*, which has {result['search']['longer_steps']:,}: the time of search "
+        "and retraining together."
+    )
+
+
 def judge_comparison(result: dict[str, Any]) -> Iterator[str]:
     """The derived network's latency and perplexity."""
     row = {row["network"]: row for row in result["networks"]}
     derived, interleaved = row["derived"], row["interleaved"]
     whole = derived["whole network, ms"] / interleaved["whole network, ms"]
     share = derived["stack, share of interleaved"]
-    yield (
-        f"The comparison: a search of {result['search']['search']['blocks']} blocks, and {derived['steps']:,} steps for every "
-        f"network but *interleaved, longer*, which has {result['search']['longer_steps']:,}: the time of search and "
-        "retraining together."
-    )
     yield (
         f"The blocks of the derived `{derived['string']}` take {share:.3f} of the interleaved network's latency "
         f"(aim: 0.65 at most, {mark(share <= MOST_LATENCY)}), the whole network {whole:.3f}."

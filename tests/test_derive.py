@@ -241,7 +241,9 @@ def test_a_damaged_second_look_is_refused(search_run: Run, tmp_path: Path) -> No
 
 def test_a_target_that_no_network_meets_is_refused_before_training(corpus: Path, tmp_path: Path) -> None:
     config = small_config(corpus, search__space=("s", "f"), search__cost__target=0.1)
-    with pytest.raises(ParnasError, match=r"costs 0\.1 .* set the target, .* to 0\.\d+ at least.*remove .*run to use"):
+    with pytest.raises(
+        ParnasError, match=r"costs 0\.1 .* set the target, .* to 0\.\d+ at least.*run can be given again"
+    ):
         search(config, tmp_path / "run", Silent())
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
