@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -134,21 +135,20 @@ class Adaptation:
         """
         path, content = self.run.folder / ADAPTED, self.to_dict()
         before = self.run.adapted() if path.is_file() else {}
-        try:
-            alike = all(before[key] == value for key, value in self.measured.items())
-            kept = {way for way in WAYS if way not in self.chosen and way in before["chosen"]} if alike else set()
-            chosen = {way: before["chosen"][way] for way in kept}
-            trials = [each for each in before["trials"] if each["evaluation"] in kept] if kept else []
-            notes = [note for note in before["notes"] if note.partition(":")[0] in kept] if kept else []
-        except (KeyError, TypeError, AttributeError):  # not what is written here
-            chosen, trials, notes = {}, [], []
-        content |= {
-            "chosen": {**chosen, **content["chosen"]},
-            "trials": [*trials, *content["trials"]],
-            "notes": [*notes, *content["notes"]],
-        }
+        if all(before.get(key) == value for key, value in self.measured.items()):
+            with suppress(KeyError, TypeError, AttributeError):  # of what is not written here
+                content |= self._beside(before, content)
         write_json(path, content)
         return path
+
+    def _beside(self, before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+        """What is written of all ways: `now`, and `before` of those that were not asked for now."""
+        kept = [way for way in WAYS if way in before["chosen"] and way not in self.chosen]
+        return {
+            "chosen": {**{way: before["chosen"][way] for way in kept}, **now["chosen"]},
+            "trials": [*(trial for trial in before["trials"] if trial["evaluation"] in kept), *now["trials"]],
+            "notes": [*(note for note in before["notes"] if note.partition(":")[0] in kept), *now["notes"]],
+        }
 
 
 def adapt(run: Run, grid: Grid, conditions: Conditions, reporter: Reporter) -> Adaptation:

@@ -182,7 +182,7 @@ def profile(config: Config, reporter: Reporter, *, rounds: int = 50, check: int 
 def measure_layers(
     config: Config, device: Device, reporter: Reporter, rounds: int, check: int, training: bool
 ) -> Profile:
-    """See `profile`."""
+    """What `profile` gives; it seeds the global generator."""
     streams = prepare(config.data, reporter.note)
     config = resolve_cutoffs(config, streams)
     names, depth = layer_names(config), config.search.blocks

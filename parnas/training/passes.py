@@ -66,7 +66,7 @@ class Passes:
         results = []
         for result in self._read(self.parallel or self.loss, batch, memory, gates):
             total = result.loss if result.compression is None else result.loss + result.compression
-            (total / self._divide(batch)).backward()
+            (total / self.divide(len(batch.inputs))).backward()
             compression = None if result.compression is None else result.compression.detach()
             results.append(Forward(result.loss.detach(), result.memory, compression))
         return join_parts(results)
@@ -76,7 +76,7 @@ class Passes:
     ) -> Iterator[Forward]:
         inputs, targets = (torch.from_numpy(part).to(self.device.device) for part in (batch.inputs, batch.targets))
         memory = None if batch.starts_epoch else memory
-        parts = self._divide(batch)
+        parts = self.divide(len(batch.inputs))
         rows = len(inputs) // parts
         for part in range(parts):
             if self.parallel is not None:  # before forward: only with the last part are gradients exchanged
@@ -84,13 +84,9 @@ class Passes:
             own = slice(part * rows, (part + 1) * rows)
             yield run(inputs[own], targets[own], memory if parts == 1 else take_rows(memory, own), gates)
 
-    def _divide(self, batch: Batch) -> int:
-        return divide(self.parts, len(batch.inputs))
-
-
-def divide(parts: int, rows: int) -> int:
-    """Into how many parts of equal size so many rows come: fewer than asked for where those do not divide them."""
-    return math.gcd(parts, rows)
+    def divide(self, rows: int) -> int:
+        """Into how many parts of equal size so many rows come: fewer than asked for where those do not divide them."""
+        return math.gcd(self.parts, rows)
 
 
 @contextmanager

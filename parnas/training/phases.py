@@ -185,9 +185,9 @@ def take_up(trainer: Trainer) -> None:
 
 def refuse_changes(run: Run, config: Config, allowed: Collection[str] = ()) -> None:
     """Raise where a run was begun with another configuration, but for the `allowed` keys."""
-    if changed := [f"  - {line}" for line in changed_settings(run.config(), config, allowed)]:
-        told = "\n".join([f"{run.folder} was begun with another configuration:", *changed])
-        of_evaluation = all(line.startswith("  - evaluation.") for line in changed)
+    if changed := changed_settings(run.config(), config, allowed):
+        told = "\n  - ".join([f"{run.folder} was begun with another configuration:", *changed])
+        of_evaluation = all(line.startswith("evaluation.") for line in changed)
         cure = "give them to parnas evaluate" if of_evaluation else "choose another --run"
         raise ParnasError(f"{told}\nGive these as before, or {cure}.")
 

@@ -34,7 +34,7 @@ from parnas.training.checkpoint import (
 from parnas.training.device import Device
 from parnas.training.diagnosis import describe_kept, explained, first_wrong, place_of_gradient, place_of_loss
 from parnas.training.optimizers import Muon, gradient_norm, make_adamw, refuse_misshapen, step_clipped, suits_muon
-from parnas.training.passes import Passes, divide, join_parts
+from parnas.training.passes import Passes, join_parts
 from parnas.training.perplexity import TotalLoss, measure_loss
 from parnas.training.randomness import random_states, restore_random_states
 from parnas.training.reporter import Loop, Reporter, describe_metrics
@@ -77,7 +77,7 @@ class Trainer:
             self.model.compile()
         self.passes = Passes(self.model, self.weights().values(), session.device, config.train.accumulate)
         rows = config.data.batch_size // self.ranks.count
-        if (parts := divide(config.train.accumulate, rows)) < config.train.accumulate:
+        if (parts := self.passes.divide(rows)) < config.train.accumulate:
             told = f"train.accumulate is {config.train.accumulate}, which does not divide the {rows} rows of a batch"
             session.reporter.note(f"warning: {told}; they are read in {parts} part(s)")
         warmup = shorten_warmup(schedule.warmup_steps, schedule.steps)
