@@ -1,16 +1,17 @@
 """Copy what a pipeline reached into a result file and pictures, for docs/results.md.
 
-    python benchmarks/word_level.py FOLDER [NAME]
+    python benchmarks/word_level.py FOLDER [NAME] [--string-of OTHER]
 
 FOLDER is what `parnas pipeline CONFIG --finalists N --test --run FOLDER` made; its name is that of the result where
 none is given. Every figure comes from the run folders in it, from `comparison.json` for the validation split and from
 `test/comparison.json` for the test split, where it was read. Search and retrainings may come from several machines:
 what an earlier call copied, and FOLDER does not hold, stays. Retrainings by other settings than FOLDER's stay as well,
-in the list `earlier`, without their curves.
+in the list `earlier`, without their curves. OTHER is the result whose search FOLDER's string comes from, where that is
+not its own.
 """
 
 import shutil
-import sys
+from argparse import ArgumentParser
 from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -48,7 +49,7 @@ def collect(folder: Path, earlier: Mapping[str, Any] = NOTHING) -> dict[str, Any
     earlier = set_aside(earlier, settings)
     search, final = Run(folder / "search"), folder / "finalists" / "finalists.json"
     if not search.finished() and not earlier["search"]:
-        raise ParnasError(f"{folder} has no search; give one where it is first.")
+        raise ParnasError(f"{folder} has no search; give one where it is first, or --string-of.")
     result = {
         "search": describe_search(search) if search.finished() else earlier["search"],
         "finalists": read_json(final) if final.is_file() else [] if search.finished() else earlier["finalists"],
@@ -112,15 +113,24 @@ def describe(run: Run) -> dict[str, Any]:
     }
 
 
+def result_file(name: str) -> Path:
+    """The result of that name."""
+    return RESULTS / f"word_level-{name}.json"
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Write the result file and the pictures."""
-    given = sys.argv[1:] if arguments is None else arguments
-    if not 1 <= len(given) <= 2:
-        sys.exit(__doc__)
-    folder = Path(given[0])
-    name = given[1] if len(given) > 1 else folder.name
-    path = RESULTS / f"word_level-{name}.json"
-    result = collect(folder, {**NOTHING, **read_json(path)} if path.is_file() else NOTHING)
+    parser = ArgumentParser(description=str(__doc__).partition("\n")[0])
+    parser.add_argument("folder", type=Path, help="what parnas pipeline made")
+    parser.add_argument("name", nargs="?", help="of the result; default: the folder's")
+    parser.add_argument("--string-of", metavar="OTHER", help="the result whose search the string comes from")
+    given = parser.parse_args(arguments)
+    folder, name = given.folder, given.name or given.folder.name
+    path = result_file(name)
+    earlier = {**NOTHING, **read_json(path)} if path.is_file() else NOTHING
+    if given.string_of:
+        earlier = {**earlier, "search": {**read_json(result_file(given.string_of))["search"], "of": given.string_of}}
+    result = collect(folder, earlier)
     write_json(path, {**result, "name": name})
     for picture, kind in PICTURES.items():
         if (made := folder / "search" / "figures" / picture).is_file():

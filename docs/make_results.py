@@ -26,6 +26,7 @@ SEARCHED_EARLIER = ("wikitext2-word-cpu",)
 """Those whose search is from before the recipe of the retrainings."""
 GOALS = {"wikitext2-word-cpu": (110.0, 105.0), "wikitext2-word": (95.0, 91.0), "wikitext2-word-gpu": (68.6, 65.8)}
 """Perplexities in validation and test that the derived network was to reach, set before any was trained."""
+NOT_RUN = "`configs/{}.yaml` has not been run.\n"
 
 
 class Published(NamedTuple):
@@ -88,7 +89,7 @@ def render() -> str:
     parts = [INTRODUCTION, "## Beside the literature\n", render_table(results)]
     for name, title in CONFIGS.items():
         parts += [f"## `{name}`: {title}\n"]
-        parts += render_pipeline(results[name]) if name in results else [f"`configs/{name}.yaml` has not been run.\n"]
+        parts += render_pipeline(results[name], results) if name in results else [NOT_RUN.format(name)]
     path = RESULTS / "ablation-cpu.json"
     if path.is_file():
         parts += [render_ablation(read_json(path))]
@@ -117,11 +118,13 @@ def render_table(results: Mapping[str, Mapping[str, Any]]) -> str:
     )
 
 
-def render_pipeline(result: Mapping[str, Any]) -> Iterator[str]:
-    """String, table, curves, ways to evaluate and times of one pipeline."""
+def render_pipeline(result: Mapping[str, Any], results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """String, table, curves, ways to evaluate and times of one pipeline; `results` are those of all."""
     name, search = result["name"], result["search"]
+    other = search.get("of")  # the result that was searched, where this one was not
     yield describe_derived(result) + "\n"
-    yield describe_pi(search["derivation"]["blocks"]) + "\n"
+    if not other:
+        yield describe_pi(search["derivation"]["blocks"]) + "\n"
     if name in SEARCHED_EARLIER:
         yield "Search and finalists are from the first recipe of the table of recipes below, the retrainings from that of the"
         yield "configuration as it is.\n"
@@ -147,16 +150,18 @@ def render_pipeline(result: Mapping[str, Any]) -> Iterator[str]:
         )
     headers = ("network", "string", "validation", "test", "parameters", "MACs per token", "cost of blocks")
     yield table((*headers, "steps", "epochs", "threads", "hours"), lines) + "\n"
-    yield "\n".join(f"* {line}" for line in judge(result)) + "\n"
+    told = [*judge(result), *([describe_same_string(result, results[other])] if other else [])]
+    yield "\n".join(f"* {line}" for line in told) + "\n"
     yield from render_earlier(result)
     yield f"![validation perplexity over the steps](images/{name}-curves.png)\n"
-    yield f"![pi over the search](images/{name}-pi.gif)\n"
+    if not other:
+        yield f"![pi over the search](images/{name}-pi.gif)\n"
     yield from render_ways(result)
-    yield (
-        f"Search: {search['steps']:,} steps in {search['seconds'] / 3600:.2f} hours, {describe_machine(search)}. "
-        f"Retrainings: {'; '.join(dict.fromkeys(map(describe_machine, result['runs'].values())))}. "
-        "Hours are wall clock, with validations and with whatever else the machine did.\n"
-    )
+    times = [f"Retrainings: {'; '.join(dict.fromkeys(map(describe_machine, result['runs'].values())))}."]
+    if not other:
+        hours = search["seconds"] / 3600
+        times = [f"Search: {search['steps']:,} steps in {hours:.2f} hours, {describe_machine(search)}.", *times]
+    yield " ".join([*times, "Hours are wall clock, with validations and with whatever else the machine did."]) + "\n"
 
 
 def render_earlier(result: Mapping[str, Any]) -> Iterator[str]:
@@ -200,6 +205,8 @@ def describe_machine(run: Mapping[str, Any]) -> str:
 def describe_derived(result: Mapping[str, Any]) -> str:
     """The string that was found, how, and what its blocks cost."""
     arch, cost = result["search"]["derivation"]["arch"], describe_cost(result["search"])
+    if other := result["search"].get("of"):
+        return f"`{result['name']}` has not been searched: its string, `{canonical(arch)}`, is that of `{other}`."
     found = f"`{canonical(arch)}`, which is `{arch}` without identity ({cost})"
     own = [canonical(each["arch"]) for each in result["finalists"] if not each["max"]]
     if not own or own == [canonical(arch)]:
@@ -208,6 +215,17 @@ def describe_derived(result: Mapping[str, Any]) -> str:
         f"The search of `{result['name']}` took `{own[0]}`. Of {len(result['finalists'])} finalists, each the best by it "
         f"with less attention than the one before, the derived network was the better in a short training: {found}."
     )
+
+
+def describe_same_string(result: Mapping[str, Any], searched: Mapping[str, Any]) -> str:
+    """What the derived network reaches here and with the tokens that its search was made with."""
+    own, other = (
+        [row["word_ppl"] for split in ("valid", "test") for row in plain(each, split) if row["run"] == "derived"]
+        for each in (result, searched)
+    )
+    pairs = zip(own, other, ("validation", "test"), strict=False)
+    told = " and ".join(f"{100 * (mine / theirs - 1):+.1f} % in {split}" for mine, theirs, split in pairs)
+    return f"Per word, against the same string by `{searched['name']}`, as many tokens in training: {told}."
 
 
 def describe_pi(blocks: Sequence[Mapping[str, Any]]) -> str:

@@ -127,6 +127,33 @@ def test_retrainings_by_an_earlier_recipe_stay_beside_those_of_today(
     assert not list(page["render_earlier"]({**now, "earlier": []}))
 
 
+def test_a_string_may_come_from_the_search_of_another_result(
+    folder: Path, results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    word_level.main([str(folder)])
+    pieces = tmp_path / "wikitext2-pieces-cpu"
+    shutil.copytree(folder / "derived", pieces / "derived")
+    for split, place in (("valid", pieces), ("test", pieces / "test")):
+        compare([pieces / "derived"], Conditions(split=split), Silent()).write(place)
+    with pytest.raises(ParnasError, match="has no search; give one where it is first, or --string-of"):
+        word_level.main([str(pieces)])
+    word_level.main([str(pieces), "--string-of", folder.name])
+    word_level.main([str(pieces)])
+    path = results / "word_level-wikitext2-pieces-cpu.json"
+    both = {each.name: read_json(word_level.result_file(each.name)) for each in (folder, pieces)}
+    assert read_json(path)["search"] == {**both[folder.name]["search"], "of": folder.name}
+    for row in both[folder.name]["comparison"]["valid"]:
+        row["word_ppl"] *= 0.8
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    page = runpy.run_path(str(ROOT / "docs" / "make_results.py"), init_globals={})
+    written = "\n".join(page["render_pipeline"](both[pieces.name], both))
+    assert "has not been searched: its string, `sfs`, is that of `wikitext2-word-cpu`." in written
+    assert "+25.0 % in validation and +0.0 % in test." in written
+    assert "-pi.gif" not in written
+    assert "Search:" not in written
+    assert "pi has attention" not in written
+
+
 def test_a_pipeline_that_has_not_ended_is_refused(folder: Path) -> None:
     (folder / "comparison.json").unlink()
     with pytest.raises(ParnasError, match="run the pipeline to its end"):
