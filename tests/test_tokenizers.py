@@ -112,6 +112,13 @@ def test_user_symbols_stay_whole(tmp_path: Path) -> None:
     assert tokenizer.decode(tokenizer.encode("BA [SEP] Ke")) == "ba [SEP] ke"
 
 
+def test_spaces_at_the_ends_of_lines_teach_no_pieces(tokenizers: dict[str, Tokenizer], tmp_path: Path) -> None:
+    spaced = TEXT.replace("\n", " \n")
+    tokenizer = train_tokenizer(TokenizerConfig.model_validate(SETTINGS["unigram"]), as_file(tmp_path, spaced))
+    assert sorted(tokenizer.spellings()) == sorted(tokenizers["unigram"].spellings())
+    assert tokenizer.decode(tokenizer.encode(spaced)) == spaced
+
+
 @pytest.mark.parametrize("name", SETTINGS)
 def test_folding_case_is_declared(tokenizers: dict[str, Tokenizer], name: str) -> None:
     tokenizer = tokenizers[name]
