@@ -27,7 +27,8 @@ from parnas.data.streams import prepare
 from parnas.model.transformer_xl import TransformerXL
 from parnas.training.phases import open_session, run_training
 from parnas.training.reporter import Silent
-from parnas.training.trainer import Schedule, Trainer
+from parnas.training.schedules import Schedule
+from parnas.training.trainer import Trainer
 
 CONFIG = Path(__file__).with_suffix(".yaml")
 ROWS = harness.RESULTS / "ground_truth.csv"
@@ -61,8 +62,8 @@ def train(config: Config, job: tuple[str, int]) -> Row:
             model = TransformerXL.build(config.model, Architecture(arch), session.streams.tokenizer.vocab_size)
             tokens = session.streams.tokens("train")
             batches = TrainingBatches(tokens, data.batch_size, data.tgt_len, order=Order.of(session.config))
-            schedule = Schedule(config.train.steps, config.train.lr, config.train.warmup_steps)
-            run = run_training(Trainer(session, model, batches, schedule), lambda: Architecture(arch))
+            trainer = Trainer(session, model, batches, Schedule.of(config.train))
+            run = run_training(trainer, lambda: Architecture(arch))
         return Row(arch, seed, config.train.steps, run.summary()["valid"]["ppl"])
 
 

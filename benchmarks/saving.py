@@ -23,7 +23,8 @@ from parnas.model.transformer_xl import TransformerXL
 from parnas.run import Run
 from parnas.training.device import Device
 from parnas.training.reporter import Silent
-from parnas.training.trainer import Schedule, Session, Trainer
+from parnas.training.schedules import Schedule
+from parnas.training.trainer import Session, Trainer
 
 SAVE_EVERY = Config().train.save_every
 

@@ -35,6 +35,7 @@ from parnas.sections import SearchConfig
 from parnas.training import trainer as training
 from parnas.training.device import Device
 from parnas.training.reporter import Silent
+from parnas.training.schedules import Schedule
 
 DROPOUTS = (0.1, 0.0)
 DEFAULT = SearchConfig().estimator
@@ -131,7 +132,7 @@ def make_training(config: Config, device: Device, ids: Tokens) -> training.Train
     """The training of a new interleaved network."""
     session = make_session(config, device)
     model = TransformerXL.build(config.model, Architecture.parse(harness.INTERLEAVED), harness.VOCABULARY)
-    schedule = training.Schedule(config.train.steps, config.train.lr, 0)
+    schedule = Schedule(config.train.steps, config.train.lr, 0)
     return training.Trainer(session, model, make_batches(config, ids), schedule)
 
 

@@ -22,28 +22,30 @@ from parnas.model.blocks import Block, BlockOutput, Context
 from parnas.model.heads import Embedding
 from parnas.model.memory import BlockMemory
 from parnas.training import optimizers, retrain, trainer
+from parnas.training.averaging import copies, copy_into
 from parnas.training.optimizers import make_adamw, orthogonalise
 from parnas.training.perplexity import TotalLoss
+from parnas.training.schedules import Schedule, learning_rate
 from parnas.training.trainer import Trainer
 
 EMA_DECAY = 0.999
-LATE_SHARE = 0.25  # of the steps, at the end, whose weights are averaged
 BETA = 0.9  # of schedule-free
 DROPPED = 0.1  # of weights, layers or words
 PLAIN_DROPOUT = fused.dropout  # whatever else is tried
 HALVED = 0.05  # share of the segments that are about half as long
 
 
-def cosine(step: int, steps: int, peak: float, warmup_steps: int) -> float:
+def cosine(step: int, schedule: Schedule) -> float:
     """Linear warm-up, then a half cosine to zero (Loshchilov & Hutter 2017, arXiv 1608.03983)."""
+    steps, peak, warmup_steps, _ = schedule
     if step < warmup_steps:
-        return peak * (step + 1) / warmup_steps
+        return learning_rate(step, schedule)
     return peak * (1 + math.cos(math.pi * (step - warmup_steps) / (steps - warmup_steps))) / 2
 
 
-def constant(step: int, steps: int, peak: float, warmup_steps: int) -> float:  # noqa: ARG001
+def constant(step: int, schedule: Schedule) -> float:
     """Linear warm-up, then the peak."""
-    return peak * min(1.0, (step + 1) / max(1, warmup_steps))
+    return learning_rate(step, schedule._replace(averaged=1))
 
 
 @contextmanager
@@ -53,7 +55,7 @@ def validating_with(weights_of: Callable[[Trainer], Sequence[Tensor]]) -> Iterat
 
     def validate_otherwise(self: Trainer) -> dict[str, TotalLoss]:
         parameters = list(self.model.parameters())
-        own = [parameter.detach().clone() for parameter in parameters]
+        own = copies(parameters)
         copy_into(parameters, weights_of(self))
         try:
             return validate(self)
@@ -64,48 +66,27 @@ def validating_with(weights_of: Callable[[Trainer], Sequence[Tensor]]) -> Iterat
         yield
 
 
-@torch.no_grad()
-def copy_into(parameters: Sequence[nn.Parameter], values: Sequence[Tensor]) -> None:
-    """Give parameters new values."""
-    for parameter, value in zip(parameters, values, strict=True):
-        parameter.copy_(value)
-
-
 @contextmanager
-def averaging(share_of: Callable[[Trainer], float]) -> Iterator[None]:
-    """Validate with an average of the weights, into which each step's go by a share of (0: not yet)."""
+def ema() -> Iterator[None]:
+    """Validate with an exponential average of the weights, whose beginning is not the initial ones.
+
+    Polyak & Juditsky 1992.
+    """
     update, averages = Trainer.update_weights, dict[int, list[Tensor]]()
 
     def average_of(self: Trainer) -> list[Tensor]:
         if id(self) not in averages:
-            averages[id(self)] = [weight.detach().clone() for weight in self.model.parameters()]
+            averages[id(self)] = copies(list(self.model.parameters()))
         return averages[id(self)]
 
     def update_and_average(self: Trainer, loss: Tensor) -> bool:
         updated = update(self, loss)
+        share = 1 - min(EMA_DECAY, (self.step + 1) / (self.step + 10))
         with torch.no_grad():
-            torch._foreach_lerp_(average_of(self), list(self.model.parameters()), share_of(self))
+            torch._foreach_lerp_(average_of(self), list(self.model.parameters()), share)
         return updated
 
     with patch.object(Trainer, "update_weights", update_and_average), validating_with(average_of):
-        yield
-
-
-def ema_share(self: Trainer) -> float:
-    """Of an exponential average whose beginning is not the initial weights (Polyak & Juditsky 1992)."""
-    return 1 - min(EMA_DECAY, (self.step + 1) / (self.step + 10))
-
-
-def late_share(self: Trainer) -> float:
-    """Of a plain average over the last steps (Izmailov et al. 2018, arXiv 1803.05407)."""
-    first = round((1 - LATE_SHARE) * self.schedule.steps)
-    return 1 / (self.step + 1 - first) if self.step >= first else 1.0
-
-
-@contextmanager
-def late_averaging() -> Iterator[None]:
-    """A constant learning rate, and the average of the last quarter of the steps."""
-    with patch.object(trainer, "learning_rate", constant), averaging(late_share):
         yield
 
 
@@ -257,10 +238,9 @@ class RandomLengths(TrainingBatches):
 
 TRIED: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "cosine": partial(patch.object, trainer, "learning_rate", cosine),
-    "ema": partial(averaging, ema_share),
+    "ema": ema,
     "embedding_dropout": embedding_dropout,
     "keys_apart": partial(patch.object, optimizers, "orthogonalise", orthogonalise_apart),
-    "late_averaging": late_averaging,
     "layer_drop": layer_drop,
     "locked_dropout": partial(patch.object, fused, "dropout", drop_features),
     "random_lengths": partial(patch.object, retrain, "TrainingBatches", RandomLengths),

@@ -44,8 +44,8 @@ from Zipf's law (`parnas/data/foreseen.py`).
 
 * **Memory is counted**, not estimated: a whole step, forward with full memory, loss and backward, runs on tensors that
   have shapes and types but no data, and the storages alive are added up after each operation; besides these the
-  moments of the optimizer (two of each weight by AdamW, one by Muon), and with several GPUs the buckets in which
-  gradients are averaged. `train.accumulate` and `runtime.checkpoint_activations` count as in training. In a search it is
+  moments of the optimizer (two of each weight by AdamW, one by Muon), an average of the weights where one is asked for,
+  and with several GPUs the buckets in which gradients are averaged. `train.accumulate` and `runtime.checkpoint_activations` count as in training. In a search it is
   the step of its estimator; where that draws paths, the path that keeps most. Precision is bf16 unless
   `runtime.precision` is fp32.
 * **Not counted** are the workspace of kernels, the copies that Muon makes for a step, the allocator's rounding and

@@ -256,6 +256,14 @@ class TrainConfig(Section):
         gt=0,
         description="Largest norm of the gradient; both phases. With Muon it bounds the momentum, not the step.",
     )
+    average: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Share of the steps, at the end, whose weights are averaged (Izmailov et al. 2018, arXiv "
+        "1803.05407): the network is validated and kept with their mean. The learning rate does not fall then, so that "
+        "such a run loses nothing by being lengthened. 0: no average. Retraining alone.",
+    )
     label_smoothing: float = Field(
         0.0,
         ge=0,

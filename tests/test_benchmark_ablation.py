@@ -3,7 +3,6 @@
 import math
 import shutil
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 
 import ablation
@@ -15,7 +14,8 @@ from data_helpers import distinct_tokens, read_rows
 from hypothesis import given
 from hypothesis import strategies as st
 from model_helpers import VOCABULARY, make_network, model_config, random_ids, randomise
-from torch import Tensor, nn
+from torch import nn
+from training_helpers import Recorded
 
 from parnas.config import load_config
 from parnas.data.batching import Order
@@ -28,7 +28,7 @@ from parnas.run import METRICS, Run
 from parnas.training.optimizers import orthogonalise
 from parnas.training.reporter import Silent
 from parnas.training.retrain import retrain
-from parnas.training.trainer import Trainer
+from parnas.training.schedules import Schedule
 from parnas.yaml_text import read_yaml
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -218,66 +218,40 @@ def test_what_is_tried_trains_and_validates(name: str, corpus: Path, tmp_path: P
     assert run.summary()["valid"]["ppl"] != plain.summary()["valid"]["ppl"]
 
 
-def average_by_hand(name: str, after: Sequence[Tensor], step: int) -> Tensor:
-    """What is validated after `step` of the 8 steps, from the weights [parameters] after each step so far."""
-    if name == "late_averaging":
-        return torch.stack(list(after[6:step])).mean(0) if step > 6 else after[step - 1]
-    decays = [min(0.3, (number + 1) / (number + 10)) for number in range(step)]
-    average = after[0]
-    for decay, weights in zip(decays[1:], after[1:step], strict=True):
-        average = decay * average + (1 - decay) * weights
-    return average
-
-
-@pytest.mark.parametrize("name", ["ema", "late_averaging"])
-def test_averages_are_validated_and_the_weights_trained_on_untouched(
-    name: str, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_exponential_averages_are_validated_and_the_weights_trained_on_untouched(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    update, measure = Trainer.update_weights, Trainer.validation_loss
-    before, after, validated = list[Tensor](), list[Tensor](), dict[int, Tensor]()
-
-    def weights_of(self: Trainer) -> Tensor:
-        return nn.utils.parameters_to_vector(self.model.parameters()).detach().clone()
-
-    def recording_update(self: Trainer, loss: Tensor) -> bool:
-        before.append(weights_of(self))
-        updated = update(self, loss)
-        after.append(weights_of(self))
-        return updated
-
-    def recording_validation(self: Trainer, model: nn.Module) -> object:
-        validated[self.step] = weights_of(self)
-        return measure(self, model)
-
-    monkeypatch.setattr(Trainer, "update_weights", recording_update)
-    monkeypatch.setattr(Trainer, "validation_loss", recording_validation)
+    recorded = Recorded(monkeypatch)
     monkeypatch.setattr(tried, "EMA_DECAY", 0.3)  # which eight steps reach
-    with tried.TRIED[name]():
+    with tried.TRIED["ema"]():
         retrain(small_config(corpus, model__arch="f", train__steps=8, train__eval_every=1), tmp_path / "run", Silent())
-    assert list(validated) == list(range(1, 9))
-    for step, weights in validated.items():
-        torch.testing.assert_close(weights, average_by_hand(name, after, step))
-    assert not torch.equal(validated[8], after[7])
-    for old, new in zip(after[:-1], before[1:], strict=True):
-        torch.testing.assert_close(new, old, rtol=0, atol=0)
+    average = recorded.after[0]
+    for number, weights in enumerate(recorded.after):
+        decay = min(0.3, (number + 1) / (number + 10))
+        average = decay * average + (1 - decay) * weights
+        torch.testing.assert_close(recorded.validated[number + 1], average)
+    assert not torch.equal(recorded.validated[8], recorded.after[7])
+    recorded.assert_untouched()
 
 
 def test_the_schedules_rise_to_the_peak_and_fall_as_a_cosine_or_stay() -> None:
+    rising = Schedule(100, 2.0, 10)
     cosines = {0: 0.2, 4: 1.0, 9: 2.0, 10: 2.0, 40: 1.5, 55: 1.0, 70: 0.5, 100: 0.0}
-    assert {step: tried.cosine(step, 100, 2.0, 10) for step in cosines} == pytest.approx(cosines)
+    assert {step: tried.cosine(step, rising) for step in cosines} == pytest.approx(cosines)
     constants = {0: 0.2, 4: 1.0, 9: 2.0, 10: 2.0, 55: 2.0, 100: 2.0}
-    assert {step: tried.constant(step, 100, 2.0, 10) for step in constants} == pytest.approx(constants)
-    assert tried.constant(0, 100, 2.0, 0) == tried.cosine(0, 100, 2.0, 0) == 2.0
+    assert {step: tried.constant(step, rising) for step in constants} == pytest.approx(constants)
+    at_once = Schedule(100, 2.0, 0)
+    assert tried.constant(0, at_once) == tried.cosine(0, at_once) == 2.0
 
 
-@pytest.mark.parametrize("name", ["cosine", "late_averaging", "schedule_free"])
+@pytest.mark.parametrize("name", ["cosine", "schedule_free"])
 def test_a_schedule_that_is_tried_is_the_one_that_trains(name: str, corpus: Path, tmp_path: Path) -> None:
     config = small_config(corpus, model__arch="f", train__steps=6, train__warmup_steps=2, train__log_every=1)
     with tried.TRIED[name]():
         run = retrain(config, tmp_path / "run", Silent())
     schedule = tried.cosine if name == "cosine" else tried.constant
     rates = [line["lr"] for line in run.records(METRICS) if line["split"] == "train"]
-    assert rates == [schedule(step, 6, config.train.lr, 2) for step in range(6)]
+    assert rates == [schedule(step, Schedule(6, config.train.lr, 2)) for step in range(6)]
 
 
 def test_schedule_free_is_its_slow_twin() -> None:

@@ -177,8 +177,10 @@ def test_the_parameters_are_those_of_the_published_network() -> None:
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("arch", ["sf", "cf"])
-def test_moments_are_those_that_a_training_keeps(optimizer: str, arch: str, corpus: Path, tmp_path: Path) -> None:
-    config = small_config(corpus, train__optimizer=optimizer, train__steps=6, model__arch=arch)
+def test_moments_and_average_are_those_that_a_training_keeps(
+    optimizer: str, arch: str, corpus: Path, tmp_path: Path
+) -> None:
+    config = small_config(corpus, train__optimizer=optimizer, train__steps=6, train__average=0.5, model__arch=arch)
     run = retrain(config, tmp_path / "run", Silent())
     state = load_state(list_checkpoints(run.checkpoints)[-1])
     optimizers = [state[name] for name in ("optimizer", "muon", "compression_optimizer") if name in state]
@@ -186,6 +188,9 @@ def test_moments_are_those_that_a_training_keeps(optimizer: str, arch: str, corp
     counts = foresee(config.data).counts.tolist()
     found = count_retraining(config, Architecture.parse(arch), counts, config.data.batch_size, "fp32")
     assert found.moments == sum(moment.nbytes for of in kept for name, moment in of.items() if name != "step")
+    assert found.average == sum(weight.nbytes for weight in state["average"]["weights"])
+    plain = config.replace(train__average=0.0)
+    assert not count_retraining(plain, Architecture.parse(arch), counts, config.data.batch_size, "fp32").average
 
 
 def test_nothing_of_a_count_is_left_for_later_networks() -> None:

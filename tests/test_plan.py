@@ -1,5 +1,6 @@
 """Memory, time and price of both phases before they are trained."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,8 @@ def test_memory_adds_up() -> None:
         "a step at its peak": 700,
     }
     assert sum(memory_of(FOOTPRINT, 2).values()) == 400 + 800 + 400 + 30 + 700  # buckets of all gradients besides
+    averaged = memory_of(dataclasses.replace(FOOTPRINT, average=400), 1)
+    assert averaged == {**memory_of(FOOTPRINT, 1), "average of the weights": 400}
     assert needed({"parameters": 1000}) == 1100 + CONTEXT_BYTES
 
 

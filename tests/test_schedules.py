@@ -6,16 +6,27 @@ from itertools import pairwise
 import pytest
 
 from parnas.nas.temperature import temperature
-from parnas.training.schedules import learning_rate, shorten_warmup
+from parnas.sections import TrainConfig
+from parnas.training.schedules import Schedule, learning_rate, shorten_warmup
 
 
 def test_learning_rate_rises_to_its_peak_and_falls_to_zero() -> None:
-    rates = [learning_rate(step, 100, 0.5, 10) for step in range(100)]
+    schedule = Schedule(100, 0.5, 10)
+    rates = [learning_rate(step, schedule) for step in range(100)]
     assert rates[:10] == pytest.approx([0.05 * (step + 1) for step in range(10)])
     assert rates[10] == pytest.approx(0.5)
     assert all(later < earlier for earlier, later in pairwise(rates[10:]))
     assert rates[-1] == pytest.approx(0.5 / 90)
-    assert learning_rate(55, 100, 0.5, 10) == pytest.approx(0.25)
+    assert learning_rate(55, schedule) == pytest.approx(0.25)
+
+
+def test_learning_rate_stays_at_its_peak_where_weights_are_averaged() -> None:
+    schedule = Schedule.of(TrainConfig(steps=100, lr=0.5, warmup_steps=10, average=0.25))
+    assert schedule.averaged == 25
+    rates = [learning_rate(step, schedule) for step in range(100)]
+    assert rates[:10] == pytest.approx([0.05 * (step + 1) for step in range(10)])
+    assert set(rates[10:]) == {0.5}
+    assert [Schedule.of(TrainConfig(steps=3, average=share)).averaged for share in (0.0, 1e-3, 0.9)] == [0, 1, 3]
 
 
 @pytest.mark.parametrize(("warmup", "steps", "expected"), [(10, 100, 10), (100, 100, 10), (4000, 50, 5), (5, 1, 0)])

@@ -6,11 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import Tensor, nn
 
 from parnas.config import Config
+from parnas.model.transformer_xl import TransformerXL
 from parnas.run import METRICS, PI, SPEEDS, Run
 from parnas.training.checkpoint import list_checkpoints
+from parnas.training.perplexity import TotalLoss
 from parnas.training.reporter import Silent
+from parnas.training.trainer import Trainer
 
 Phase = Callable[..., Run]
 
@@ -28,6 +32,36 @@ class StopAfter(Silent):
     def advance(self, step: int) -> None:
         if step == self.step:
             raise Stop
+
+
+class Recorded:
+    """Weights [parameters] of a training before and after each step, and those validated after a step, by step."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.before, self.after, self.validated = list[Tensor](), list[Tensor](), dict[int, Tensor]()
+        update, measure = Trainer.update_weights, Trainer.validation_loss
+
+        def update_weights(trainer: Trainer, loss: Tensor) -> bool:
+            self.before.append(weights_of(trainer))
+            updated = update(trainer, loss)
+            self.after.append(weights_of(trainer))
+            return updated
+
+        def validation_loss(trainer: Trainer, model: TransformerXL) -> TotalLoss:
+            self.validated[trainer.step] = weights_of(trainer)
+            return measure(trainer, model)
+
+        monkeypatch.setattr(Trainer, "update_weights", update_weights)
+        monkeypatch.setattr(Trainer, "validation_loss", validation_loss)
+
+    def assert_untouched(self) -> None:
+        """Each step goes on from the weights that the one before left."""
+        for old, new in zip(self.after[:-1], self.before[1:], strict=True):
+            assert torch.equal(new, old)
+
+
+def weights_of(trainer: Trainer) -> Tensor:
+    return nn.utils.parameters_to_vector(trainer.model.parameters()).detach().clone()
 
 
 class Notes(Silent):

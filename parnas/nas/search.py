@@ -32,7 +32,8 @@ from parnas.training.perplexity import TotalLoss
 from parnas.training.phases import open_session, run_training
 from parnas.training.ranks import ALONE, Ranks
 from parnas.training.reporter import Reporter
-from parnas.training.trainer import Schedule, Session, Trainer
+from parnas.training.schedules import Schedule
+from parnas.training.trainer import Session, Trainer
 
 
 class SearchTrainer(Trainer):

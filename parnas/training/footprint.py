@@ -51,6 +51,7 @@ class Footprint:
     gradients: int
     peak: int  # most at once besides parameters and memory: activations, gradients and what comes and goes
     moments: int = 0  # of the optimizer, where the step has one
+    average: int = 0  # of the weights, where there is one
 
 
 class Ledger(TorchDispatchMode):
@@ -209,7 +210,8 @@ def count_retraining(
     """Footprint of training a discrete network on so many rows; `counts` [V] as for `TransformerXL.multiply_adds`."""
     with without_data():
         network = TransformerXL.build(config.model, architecture, len(counts))
-        return count_step(network, config, counts, rows, precision, None)
+        found = count_step(network, config, counts, rows, precision, None)
+        return replace(found, average=found.parameters) if config.train.average else found
 
 
 def count_search(config: Config, counts: Sequence[int], rows: int, precision: str) -> Footprint:

@@ -178,6 +178,8 @@ def throughput(tokens_per_s: float, gpus: int, segment: int, gradient_bytes: int
 def memory_of(footprint: Footprint, gpus: int) -> dict[str, int]:
     """Bytes on one GPU when most are held at once, by what they are for; all parameters are float32."""
     held = {"parameters": footprint.parameters, "moments of the optimizer": footprint.moments}
+    if footprint.average:
+        held["average of the weights"] = footprint.average
     if gpus > 1:
         held["buckets for averaging"] = footprint.parameters
     return held | {"memory of segments": footprint.memory, "a step at its peak": footprint.peak}

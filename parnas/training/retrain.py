@@ -8,7 +8,8 @@ from parnas.model.transformer_xl import TransformerXL
 from parnas.run import Run
 from parnas.training.phases import open_session, run_architecture, run_training
 from parnas.training.reporter import Reporter
-from parnas.training.trainer import Schedule, Trainer
+from parnas.training.schedules import Schedule
+from parnas.training.trainer import Trainer
 
 
 def retrain(config: Config, folder: Path, reporter: Reporter, resume: bool = False) -> Run:
@@ -23,5 +24,5 @@ def retrain(config: Config, folder: Path, reporter: Reporter, resume: bool = Fal
         rows = session.device.ranks.share(data.batch_size)
         tokens, order = session.streams.tokens("train"), Order.of(config)
         batches = TrainingBatches(tokens, data.batch_size, data.tgt_len, rows, order)
-        schedule = Schedule(config.train.steps, config.train.lr, config.train.warmup_steps)
-        return run_training(Trainer(session, model, batches, schedule), lambda: architecture)
+        trainer = Trainer(session, model, batches, Schedule.of(config.train))
+        return run_training(trainer, lambda: architecture)

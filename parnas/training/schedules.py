@@ -1,14 +1,35 @@
 """How the learning rate moves over the steps of a run."""
 
+from typing import NamedTuple, Self
 
-def learning_rate(step: int, steps: int, peak: float, warmup_steps: int) -> float:
-    """Linear warm-up to `peak`, then a line that reaches zero after the last of `steps` (0 ≤ step < steps).
+from parnas.sections import TrainConfig
 
-    In short runs it ends at a lower loss than a half cosine (Bergsma et al. 2025, arXiv 2502.15938).
+
+class Schedule(NamedTuple):
+    """How long a phase trains its weights, and how fast."""
+
+    steps: int
+    lr: float  # the peak
+    warmup_steps: int
+    averaged: int = 0  # last steps whose weights are averaged
+
+    @classmethod
+    def of(cls, train: TrainConfig) -> Self:
+        """That of a retraining."""
+        averaged = max(1, round(train.average * train.steps)) if train.average else 0
+        return cls(train.steps, train.lr, train.warmup_steps, averaged)
+
+
+def learning_rate(step: int, schedule: Schedule) -> float:
+    """Linear warm-up to the peak, then a line that reaches zero after the last of the steps (0 ≤ step < steps).
+
+    In short runs it ends at a lower loss than a half cosine (Bergsma et al. 2025, arXiv 2502.15938). Where weights are
+    averaged it stays at the peak: their mean does what a falling rate is for.
     """
+    steps, peak, warmup_steps, averaged = schedule
     if step < warmup_steps:
         return peak * (step + 1) / warmup_steps
-    return peak * (steps - step) / (steps - warmup_steps)
+    return peak if averaged else peak * (steps - step) / (steps - warmup_steps)
 
 
 def shorten_warmup(warmup_steps: int, steps: int) -> int:

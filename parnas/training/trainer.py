@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from parnas.model.estimators import Gates
 from parnas.model.memory import Memory, map_memory
 from parnas.model.transformer_xl import TransformerXL
 from parnas.run import METRICS, Run
+from parnas.training.averaging import WeightAverage
 from parnas.training.checkpoint import (
     Best,
     Snapshot,
@@ -38,16 +39,8 @@ from parnas.training.passes import Passes, join_parts
 from parnas.training.perplexity import TotalLoss, measure_loss
 from parnas.training.randomness import random_states, restore_random_states
 from parnas.training.reporter import Loop, Reporter, describe_metrics
-from parnas.training.schedules import learning_rate, shorten_warmup
+from parnas.training.schedules import Schedule, learning_rate, shorten_warmup
 from parnas.training.stopping import Stopped, StopSignals
-
-
-class Schedule(NamedTuple):
-    """How long a phase trains its weights, and how fast."""
-
-    steps: int
-    lr: float
-    warmup_steps: int
 
 
 @dataclass(frozen=True)
@@ -102,6 +95,7 @@ class Trainer:
             self.optimizers["muon"] = Muon(matrices.values(), schedule.lr, decay, dtype)
         if compression:
             self.optimizers["compression_optimizer"] = make_adamw(compression, schedule.lr, decay)
+        self.average = WeightAverage(self.model.parameters(), schedule.steps - schedule.averaged + 1)
         self.step = 0
         self.memory: Memory | None = None
         self.seconds = 0.0
@@ -133,7 +127,7 @@ class Trainer:
 
     def settings(self) -> dict[str, float]:
         """The scheduled values of the current step, as they go into the metrics."""
-        return {"lr": learning_rate(self.step, *self.schedule)}
+        return {"lr": learning_rate(self.step, self.schedule)}
 
     def validate(self) -> dict[str, TotalLoss]:
         """Losses on the validation split: `valid` is the network's own, others say what they are of."""
@@ -151,6 +145,7 @@ class Trainer:
             "skipped": self.skipped,
             "best": self.best and tuple(self.best),
             "rng": random_states(self.session.device),
+            "average": self.average.state(),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -161,6 +156,7 @@ class Trainer:
         self.recent = [(loss.to(device), norm.to(device)) for loss, norm in state["recent"]]
         for name, optimizer in self.optimizers.items():
             optimizer.load_state_dict(state[name])
+        self.average.restore(state["average"])
         self.memory = self.own_rows(state["memory"], self.session.config.data.batch_size)
         restore_random_states(state["rng"], self.session.device, self.session.config.runtime.seed + self.step)
 
@@ -201,6 +197,7 @@ class Trainer:
                     settings = self._apply_settings()
                     self.train_step()
                     self.step += 1
+                    self.average.add(self.step)
                     if last or self.step % train.log_every == 0:
                         self._log_training(settings)
                     reporter.advance(self.step)
@@ -249,7 +246,9 @@ class Trainer:
         if self.ranks.leads:
             self.session.run.flush()  # a checkpoint is never on the disk before the lines of its steps
             self.writer = self.writer or Writer(self.session.run.checkpoints)
-            self.writer.write(Snapshot.of(self.step, self.model, state, self.best))
+            with self.average.in_place():
+                snapshot = Snapshot.of(self.step, self.model, state, self.best)
+            self.writer.write(snapshot)
         self.logged_at += time.perf_counter() - began  # tokens per second counts training alone
 
     def finish_saving(self) -> None:
@@ -337,7 +336,8 @@ class Trainer:
         began = time.perf_counter()
         self._settle_recent()
         self._refuse_non_finite()
-        self.validation = self.validate()
+        with self.average.in_place():
+            self.validation = self.validate()
         counts = self.session.streams.header.splits["valid"]
         loss = self.validation["valid"]
         if not all(math.isfinite(each.nats) for each in self.validation.values()):
