@@ -325,7 +325,7 @@ def render_ablation(result: dict[str, Any]) -> str:
             "Made by `python benchmarks/ablation.py`, at the budget of `benchmarks/ablation.yaml`: a small network on an",
             "eighth of the text. The recipe was trained from several seeds, whose standard deviation is what chance",
             "does; most changes from one, so that only differences of more than twice that deviation say anything. Rates",
-            "were tried for the optimizers alone; no change has any other setting tuned for it.\n",
+            "were tried for the optimizers and beside the average; no change has any other setting tuned for it.\n",
             "The recipe of the table is an earlier one, with dropout locked over positions; the last change is to that of",
             "the configurations. What pays here, label smoothing, partial shuffling and an average of the last weights at a",
             "rate that does not fall (`train.average`), is an option; what does not is none: `benchmarks/tried.py` keeps",

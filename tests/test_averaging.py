@@ -57,6 +57,14 @@ def test_a_run_cut_off_before_or_in_the_average_goes_on_bit_by_bit(
     assert resumed.summary()["valid"] == whole.summary()["valid"]
 
 
+def test_a_run_cut_off_before_its_summary_is_measured_with_the_mean(corpus: Path, tmp_path: Path) -> None:
+    config = averaging(corpus, share=0.3)
+    run = retrain(config, tmp_path / "run", Silent())
+    summary = run.summary()
+    (run.folder / "summary.json").unlink()
+    assert retrain(config, run.folder, Silent(), resume=True).summary()["valid"] == summary["valid"]
+
+
 def test_a_lengthened_run_goes_on_from_its_own_weights_and_averages_its_last_steps(
     corpus: Path, tmp_path: Path
 ) -> None:

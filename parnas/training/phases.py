@@ -231,7 +231,8 @@ def run_training(trainer: Trainer, architecture: Callable[[], Architecture]) -> 
         log_model(session, trainer.model, architecture())
     trainer.fit()
     counts = session.streams.header.splits["valid"]
-    losses = trainer.validation or trainer.validate()
+    if not trainer.validation:  # it was cut off after its last step
+        trainer.validate_average()
     total = sum(parameter.numel() for parameter in trainer.model.parameters())
     summary = {
         "kind": session.run.kind(),
@@ -242,7 +243,7 @@ def run_training(trainer: Trainer, architecture: Callable[[], Architecture]) -> 
         "parameters_without_embeddings": total - trainer.model.embedding_parameters(),
         "best": trainer.best and trainer.best._asdict(),
         "skipped_steps": trainer.skipped,
-        **{name: loss.describe(counts) for name, loss in losses.items()},
+        **{name: loss.describe(counts) for name, loss in trainer.validation.items()},
     }
     with session.device.ranks.led():  # so that all processes find it
         if session.device.ranks.leads:

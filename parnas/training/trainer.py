@@ -133,6 +133,11 @@ class Trainer:
         """Losses on the validation split: `valid` is the network's own, others say what they are of."""
         return {"valid": self.validation_loss(self.model)}
 
+    def validate_average(self) -> None:
+        """Validate with the mean of the weights, once there is one."""
+        with self.average.in_place():
+            self.validation = self.validate()
+
     def state(self) -> dict[str, Any]:
         """What a resumed run needs besides the weights, as tensors and plain values, of all processes together."""
         self._settle_recent()
@@ -336,8 +341,7 @@ class Trainer:
         began = time.perf_counter()
         self._settle_recent()
         self._refuse_non_finite()
-        with self.average.in_place():
-            self.validation = self.validate()
+        self.validate_average()
         counts = self.session.streams.header.splits["valid"]
         loss = self.validation["valid"]
         if not all(math.isfinite(each.nats) for each in self.validation.values()):
