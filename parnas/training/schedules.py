@@ -1,5 +1,6 @@
 """How the learning rate moves over the steps of a run."""
 
+from collections.abc import Callable
 from typing import NamedTuple, Self
 
 from parnas.sections import TrainConfig
@@ -30,6 +31,15 @@ def learning_rate(step: int, schedule: Schedule) -> float:
     if step < warmup_steps:
         return peak * (step + 1) / warmup_steps
     return peak if averaged else peak * (steps - step) / (steps - warmup_steps)
+
+
+def fit_warmup(schedule: Schedule, note: Callable[[str], None]) -> Schedule:
+    """The schedule with a warm-up that its steps have room for; tells where that is a shorter one."""
+    steps, asked = schedule.steps, schedule.warmup_steps
+    warmup = shorten_warmup(asked, steps)
+    if warmup != asked:
+        note(f"the warm-up of {asked} steps is shortened to {warmup} of {steps}")
+    return schedule._replace(warmup_steps=warmup)
 
 
 def shorten_warmup(warmup_steps: int, steps: int) -> int:

@@ -39,7 +39,7 @@ from parnas.training.passes import Passes, join_parts
 from parnas.training.perplexity import TotalLoss, measure_loss
 from parnas.training.randomness import random_states, restore_random_states
 from parnas.training.reporter import Loop, Reporter, describe_metrics
-from parnas.training.schedules import Schedule, learning_rate, shorten_warmup
+from parnas.training.schedules import Schedule, fit_warmup, learning_rate
 from parnas.training.stopping import Stopped, StopSignals
 
 
@@ -73,12 +73,7 @@ class Trainer:
         if (parts := self.passes.divide(rows)) < config.train.accumulate:
             told = f"train.accumulate is {config.train.accumulate}, which does not divide the {rows} rows of a batch"
             session.reporter.note(f"warning: {told}; they are read in {parts} part(s)")
-        warmup = shorten_warmup(schedule.warmup_steps, schedule.steps)
-        if warmup != schedule.warmup_steps:
-            session.reporter.note(
-                f"the warm-up of {schedule.warmup_steps} steps is shortened to {warmup} of {schedule.steps}"
-            )
-        self.schedule = schedule._replace(warmup_steps=warmup)
+        self.schedule = fit_warmup(schedule, session.reporter.note)
         compressing, decay = model.compression_names(), config.train.weight_decay
         weights = {name: weight for name, weight in self.weights().items() if name not in compressing}
         self.parameters = list(weights.values())
