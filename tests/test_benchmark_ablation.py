@@ -57,7 +57,7 @@ def test_the_last_recipe_is_that_of_the_configuration():
     config = load_config(ROOT / "configs" / "wikitext2-word-cpu.yaml")
     for section, names in {
         "model": ("norm", "dropout", "attention_dropout", "cutoffs", "mem_len", "div_val"),
-        "train": ("optimizer", "weight_decay", "clip", "label_smoothing"),
+        "train": ("optimizer", "average", "weight_decay", "clip", "label_smoothing"),
         "data": ("tgt_len", "shuffle"),
     }.items():
         for name in names:
