@@ -64,7 +64,7 @@ def main(arguments: list[str] | None = None) -> None:
         device = harness.choose(parsed.device, config.runtime.precision)
     digits = dict.fromkeys(("argmax", "mixture"), "{:.4f}")
     shown = [{key: digits.get(key, "{}").format(value) for key, value in record.items()} for record in records]
-    harness.print_table("Searches of the same time, bits per byte", shown)
+    harness.print_table("Searches planned for the same time, and bits per byte", shown)
     harness.write_result("estimators", device, {"precisions": [device.precision], "records": records}, parsed)
 
 

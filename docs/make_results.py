@@ -4,11 +4,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from make_evidence import README, fill_readme, mark
-from make_performance import RESULTS
+from make_evidence import README, fill_readme
+from make_performance import RESULTS, mark
 from tabulate import tabulate
 
 from parnas.architecture import ATTENTION, Architecture
+from parnas.config import load_config
 from parnas.files import read_json, to_json, write_text
 from parnas.run import PLAIN
 from parnas.training.phases import flatten
@@ -57,8 +58,9 @@ folders: no figure here was typed, but for the published ones.
 
 All 33,278 words of the training text, case kept, no other data. The line end is predicted and counted as a word
 (217,646 of them in validation, 245,569 in test), so that perplexities are those of the literature. Choices were made on
-the validation split; the test split was read once by each final network. Plain evaluation means: the trained weights
-as they are, each word scored once, given the words before it as far as memory reaches, with the lengths of training.
+the validation split; the test split was read by each network once, when it was final, so once for each recipe below, and
+no choice was made on it. Plain evaluation means: the trained weights as they are, each word scored once, given the words
+before it as far as memory reaches, with the lengths of training.
 Each network was trained from one seed: differences as small as those between seeds in the ablation below say nothing.
 
     parnas pipeline wikitext2-word-cpu --finalists 2 --adapt --test --run runs/wikitext2-word-cpu
@@ -128,6 +130,7 @@ def render_pipeline(result: Mapping[str, Any], results: Mapping[str, Mapping[str
     if name in SEARCHED_EARLIER:
         yield "Search and finalists are from the first recipe of the table of recipes below, the retrainings from that of the"
         yield "configuration as it is.\n"
+    yield from describe_changes(result)
     yield from render_finalists(result["finalists"])
     tested = {row["run"]: row for row in plain(result, "test")}
     lines = []
@@ -168,19 +171,21 @@ def render_earlier(result: Mapping[str, Any]) -> Iterator[str]:
     """What the same networks reached by the recipes before; nothing where there was none."""
     if not result["earlier"]:
         return
-    yield "The same networks by the recipes before:\n"
+    yield "The same networks, recipe by recipe; the last is that of the configuration:\n"
     now = next(iter(result["runs"].values()))["settings"]
     lines: list[tuple[Any, ...]] = []
     shares: list[str] = []
     for each in [*result["earlier"], result]:
         rows = {(row["run"], split): row for split in ("valid", "test") for row in plain(each, split)}
-        told = ", ".join(differences(next(iter(each["runs"].values()))["settings"], now)) or "as above"
+        told = ", ".join(differences(next(iter(each["runs"].values()))["settings"], now)) or "that of the configuration"
         for run in sorted(each["runs"]):
             lines.append((told, run, *(rows.get((run, split), {}).get("word_ppl") for split in ("valid", "test"))))
         if {"derived", "equal-cost"} <= each["runs"].keys():
             own, other = (rows[run, "valid"]["word_ppl"] for run in ("derived", "equal-cost"))
             shares.append(f"{100 * (own / other - 1):+.1f} %")
     yield table(("recipe, where it differs", "network", "validation", "test"), lines) + "\n"
+    if any("model.locked_dropout" in line[0] for line in lines):
+        yield "`model.locked_dropout`, no option any more, drew one mask of dropout for all positions of a segment.\n"
     yield f"Derived against equal-cost in validation, recipe by recipe: {', '.join(shares)}.\n"
 
 
@@ -190,7 +195,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[s
     for key in {**then, **today}:
         value, other = then.get(key), today.get(key)
         if value != other and (value or other):  # an option that was not there is as good as one that was off
-            yield f"{key} {to_json(value)}"
+            yield f"{key} {to_json(value)}" if value else f"no {key}"
 
 
 def describe_machine(run: Mapping[str, Any]) -> str:
@@ -212,20 +217,39 @@ def describe_derived(result: Mapping[str, Any]) -> str:
     if not own or own == [canonical(arch)]:
         return f"The search of `{result['name']}` derived {found}."
     return (
-        f"The search of `{result['name']}` took `{own[0]}`. Of {len(result['finalists'])} finalists, each the best by it "
-        f"with less attention than the one before, the derived network was the better in a short training: {found}."
+        f"The search of `{result['name']}` found `{own[0]}` best. {len(result['finalists'])} finalists were trained for a "
+        "short time: that one, and the best of the search with fewer layers of attention than the one before; the derived "
+        f"network is the one that came out ahead, {found}."
     )
 
 
 def describe_same_string(result: Mapping[str, Any], searched: Mapping[str, Any]) -> str:
-    """What the derived network reaches here and with the tokens that its search was made with."""
+    """What the derived network reaches here and, by the same recipe, with the tokens that its search was made with."""
+    recipe = result["runs"]["derived"]["settings"]
+    alike = [
+        each
+        for each in (searched, *searched["earlier"])
+        if not [
+            told for told in differences(each["runs"]["derived"]["settings"], recipe) if "data.tokenizer" not in told
+        ]
+    ]
+    if not alike:
+        return f"`{searched['name']}` was never trained by this recipe, so that there is nothing to compare with."
     own, other = (
         [row["word_ppl"] for split in ("valid", "test") for row in plain(each, split) if row["run"] == "derived"]
-        for each in (result, searched)
+        for each in (result, alike[0])
     )
     pairs = zip(own, other, ("validation", "test"), strict=False)
     told = " and ".join(f"{100 * (mine / theirs - 1):+.1f} % in {split}" for mine, theirs, split in pairs)
-    return f"Per word, against the same string by `{searched['name']}`, as many tokens in training: {told}."
+    return f"Per word, against the same string and recipe by `{searched['name']}`, as many tokens in training: {told}."
+
+
+def describe_changes(result: Mapping[str, Any]) -> Iterator[str]:
+    """Where a result is from before a change of its configuration; nothing where the recipe is today's."""
+    today = load_config(result["name"]).model_dump(mode="json", include={"data", "model", "train"})
+    changed = {told for run in result["runs"].values() for told in differences(run["settings"], today)}
+    if changed:
+        yield f"These retrainings are from before the recipe of today; they had: {', '.join(sorted(changed))}.\n"
 
 
 def describe_pi(blocks: Sequence[Mapping[str, Any]]) -> str:
@@ -284,15 +308,14 @@ def describe_cost(search: Mapping[str, Any]) -> str:
     asked = f"{during} during the search, " * (during != cost["target"])
     return (
         f"predicted cost of its blocks: {cost['share']:.3f} of the interleaved network of {len(derivation['blocks'])} "
-        f"blocks, {cost['target']} asked for, {asked}metric {cost['metric']}"
+        f"blocks, at most {cost['target']} asked for, {asked}metric {cost['metric']}"
     )
 
 
 def render_finalists(finalists: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """What short trainings made of the networks that the search proposed; nothing where there were none."""
     if finalists:
-        yield "The search proposed these, each the best by it with less attention than the one before. In a training of"
-        yield f"{finalists[0]['steps']:,} steps they reached, per token of the validation split:\n"
+        yield f"What the finalists reached in {finalists[0]['steps']:,} steps, per token of the validation split:\n"
         ordered = sorted(finalists, key=lambda each: -Architecture.parse(each["arch"]).layers.count(ATTENTION))
         lines = [(f"`{canonical(each['arch'])}`", each["ppl"], each["cost"]) for each in ordered]
         yield table(("finalist", "validation", "cost of blocks"), lines) + "\n"

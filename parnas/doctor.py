@@ -51,9 +51,9 @@ def versions() -> Iterator[Finding]:
     yield Finding("versions", "parnas", package_version("parnas"))
     for name, extra in requirements():
         if extra is None or extra in EXTRAS:
-            advice = (
-                "missing: install parnas anew" if extra is None else f"{EXTRAS[extra]}: pip install 'parnas[{extra}]'"
-            )
+            advice = "missing: install parnas anew"
+            if extra is not None:
+                advice = f"{EXTRAS[extra]}: pip install -e '.[{extra}]' in its repository"
             version = package_version(name)
             yield Finding("versions", name, version, advice if version is None else None)
 

@@ -33,10 +33,12 @@ Kind = Literal["search", "retrain"]
 
 OF_THE_OTHER_PHASE: dict[str, tuple[str, ...]] = {
     "retrain": ("search",),
-    "search": ("train.lr", "train.steps", "train.warmup_steps", "model.arch"),
+    "search": ("train.lr", "train.steps", "train.warmup_steps", "train.average", "model.arch"),
 }
 """Settings, or sections of them, that a kind of run does not read."""
 METRICS, PI, STREAMS, ENVIRONMENT, LOCK = "metrics.jsonl", "pi.jsonl", "streams.json", "environment.json", ".lock"
+EVEN, SECOND_LOOK = "even", "second_look.json"
+"""What a search leaves when alpha comes to rest: its weights of then, and the losses of the most probable networks."""
 SPEEDS = ("tokens_per_s", "step_ms")
 """What a line of metrics says of the machine: all else is the same whenever a training is repeated."""
 ADAPTED = "adapted.json"
@@ -45,7 +47,7 @@ TUNING = "tuning.json"
 PLAIN = "plain"
 """The name of the evaluation that reads a text once, in segments, with the trained weights alone."""
 FIRST_FILES = {ENVIRONMENT, "config.yaml", "tokenizer", STREAMS, METRICS, PI}
-FIRST_FILES |= {"costs.json", "run.log", "tensorboard", "checkpoints"}
+FIRST_FILES |= {"costs.json", "run.log", "tensorboard", "checkpoints", EVEN, SECOND_LOOK}
 """What a run may hold before its first checkpoint; STREAMS comes after those before it, and with it a run is begun."""
 
 
@@ -62,9 +64,10 @@ class Run:
         """
         self.refuse_used()
         self.folder.mkdir(parents=True, exist_ok=True)
-        for name in (STREAMS, METRICS, PI, "costs.json"):  # the first one first: now no run is begun here
+        for name in (STREAMS, METRICS, PI, "costs.json", SECOND_LOOK):  # the first one first: now no run is begun here
             (self.folder / name).unlink(missing_ok=True)
-        shutil.rmtree(self.folder / "tensorboard", ignore_errors=True)
+        for folder in (self.folder / "tensorboard", self.even):
+            shutil.rmtree(folder, ignore_errors=True)
         write_json(self.folder / ENVIRONMENT, {"kind": kind, **describe_machine(), **environment})
         write_text(self.folder / "config.yaml", dump_config(config))
 
@@ -120,7 +123,7 @@ class Run:
     @property
     def even(self) -> Path:
         """Folder of the one checkpoint from when alpha came to rest, before the weights settled on one network."""
-        return self.folder / "even"
+        return self.folder / EVEN
 
     @property
     def tokenizer(self) -> Path:

@@ -246,7 +246,10 @@ class TrainConfig(Section):
     )
     lr: float = Field(2e-3, gt=0, description="Peak learning rate.")
     warmup_steps: int = Field(
-        100, ge=0, description="Steps over which the learning rate rises, before it falls to zero in a line."
+        100,
+        ge=0,
+        description="Steps over which the learning rate rises, before it falls to zero in a line (or stays, "
+        "where weights are averaged).",
     )
     weight_decay: float = Field(
         0.01, ge=0, description="Decoupled weight decay of matrices (Loshchilov & Hutter 2019); both phases."

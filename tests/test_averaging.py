@@ -73,3 +73,13 @@ def test_a_lengthened_run_goes_on_from_its_own_weights_and_averages_its_last_ste
     whole = retrain(long, tmp_path / "whole", Silent())
     run = retrain(short, tmp_path / "run", Silent())
     assert_same_weights(whole, retrain(long, run.folder, Silent(), resume=True))
+
+
+def test_a_run_lengthened_by_less_than_its_average_keeps_what_that_has(corpus: Path, tmp_path: Path) -> None:
+    """Steps 9 to 16, asked for 11 to 20: 9 to 20, since what is in a mean cannot be taken out of it."""
+    whole = retrain(averaging(corpus, share=0.6, train__steps=20), tmp_path / "whole", Silent())
+    run = retrain(averaging(corpus, share=0.5, train__steps=16), tmp_path / "run", Silent())
+    longer = averaging(corpus, share=0.5, train__steps=20)
+    with pytest.raises(Stop):
+        retrain(longer, run.folder, StopAfter(18), resume=True)
+    assert_same_weights(whole, retrain(longer, run.folder, Silent(), resume=True))

@@ -4,6 +4,7 @@ import json
 import re
 import runpy
 import shutil
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -72,7 +73,7 @@ def test_every_figure_of_the_page_is_copied_from_the_runs(
     assert f"`{Run(folder / 'search').arch_file()['arch']}`" in written
     assert "| derived" in written.partition("Ways to evaluate")[2]
     assert "+0.0 % in validation" in written
-    assert "training of\n1,200 steps" in written
+    assert "finalists reached in 1,200 steps" in written
     assert "| `sfs`      | 61.25" in written
     assert "`configs/wikitext2-word-gpu.yaml` has not been run." in written
     assert result["runs"]["derived"]["curves"]["valid"][-1][1] == Run(folder / "derived").summary()["valid"]["ppl"]
@@ -104,7 +105,8 @@ def test_retrainings_by_an_earlier_recipe_stay_beside_those_of_today(
     result = read_json(path)
     for run in result["runs"].values():
         run["settings"]["model"]["dropout"] = 0.625
-        run["settings"]["model"]["gone"] = True
+        run["settings"]["model"]["locked_dropout"] = True
+        run["settings"]["train"]["clip"] = None
     write_json(path, result)
     word_level.main([str(folder)])
     word_level.main([str(folder)])
@@ -119,9 +121,11 @@ def test_retrainings_by_an_earlier_recipe_stay_beside_those_of_today(
     now = read_json(path)
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
     page = runpy.run_path(str(ROOT / "docs" / "make_results.py"), init_globals={})
-    _, written, told = page["render_earlier"](now)
+    _, written, gone, told = page["render_earlier"](now)
     ppl = now["comparison"]["valid"][0]["word_ppl"]
-    assert written.count("| model.dropout 0.625, model.gone true | derived ") == 1
+    assert gone.startswith("`model.locked_dropout`")
+    assert written.count("| model.dropout 0.625, model.locked_dropout true, no train.clip | derived ") == 1
+    assert written.count("| that of the configuration ") == 2
     assert written.count(f" {ppl:,.2f} ") >= 2
     assert told.startswith("Derived against equal-cost in validation, recipe by recipe: +0.0 %, +0.0 %.")
     assert not list(page["render_earlier"]({**now, "earlier": []}))
@@ -148,10 +152,16 @@ def test_a_string_may_come_from_the_search_of_another_result(
     page = runpy.run_path(str(ROOT / "docs" / "make_results.py"), init_globals={})
     written = "\n".join(page["render_pipeline"](both[pieces.name], both))
     assert "has not been searched: its string, `sfs`, is that of `wikitext2-word-cpu`." in written
-    assert "+25.0 % in validation and +0.0 % in test." in written
+    assert "same string and recipe by `wikitext2-word-cpu`, as many tokens in training: +25.0 % in valid" in written
+    assert "These retrainings are from before the recipe of today" in written, "since the test's is a smaller one"
     assert "-pi.gif" not in written
     assert "Search:" not in written
     assert "pi has attention" not in written
+    words, own = both[folder.name], both[pieces.name]
+    before = {"runs": deepcopy(words["runs"]), "comparison": words["comparison"]}
+    words["runs"]["derived"]["settings"]["train"]["average"] = 0.25
+    assert "never trained by this recipe" in page["describe_same_string"](own, words)
+    assert "+25.0 % in validation" in page["describe_same_string"](own, {**words, "earlier": [before]})
 
 
 def test_a_pipeline_that_has_not_ended_is_refused(folder: Path) -> None:

@@ -88,7 +88,8 @@ def test_answers_to_every_guess_and_to_chance() -> None:
     assert [each.against for each in answers] == ["interleaved", "sandwich-4-1", "random"]
     assert answers[0].difference == paired_difference({0: 58, 1: 62}, {0: 61, 1: 63})
     assert answers[2].difference.mean == pytest.approx(100 * (60 / 64 - 1))
-    assert answers[2].text.endswith("random networks of its cost: -6.25 % perplexity; better than 2 of 3")
+    told = answers[2].text.partition("random networks of its cost: -6.25 % perplexity; ")[2]
+    assert told == "better than 2 of 3 in the mean of its 2 seeds, than 3 by the seed that they have"
     assert [each.against for each in compare_standings(named)] == ["interleaved", "sandwich-4-1"]
 
 
@@ -108,7 +109,7 @@ def test_infinite_perplexities_are_shown_and_stored_as_what_they_are(tmp_path: P
     assert "inf" in out
     assert "nan" not in out
     assert "no difference can be told" in out
-    assert "random networks of its cost: better than 1 of 1" in out
+    assert "random networks of its cost: better than 1 of 1 in the mean of its 2 seeds" in out
 
 
 # A whole contest.

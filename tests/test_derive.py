@@ -16,9 +16,9 @@ from parnas.files import read_json
 from parnas.model.transformer_xl import TransformerXL
 from parnas.nas.cost import Metric, count_costs, read_costs
 from parnas.nas.derive import BlockChoice, Demands, derive, read_demands, write_derivation
-from parnas.nas.inherited import SECOND_LOOK, held_out, read_second_look
+from parnas.nas.inherited import held_out, read_second_look
 from parnas.nas.search import search
-from parnas.run import PI, Run
+from parnas.run import PI, SECOND_LOOK, Run
 from parnas.sections import Reach
 from parnas.training.device import choose_device
 from parnas.training.perplexity import measure_loss

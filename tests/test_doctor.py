@@ -57,7 +57,7 @@ def test_it_advises_where_room_or_a_package_is_missing(monkeypatch: pytest.Monke
     assert "make room" in str(found("free for runs here").advice)
     extra = "no-such-package>=1; extra == 'export'"
     monkeypatch.setattr(metadata, "requires", lambda _: ["torch>=2", extra, "pytest; extra == 'dev'"])
-    asked = "for parnas export --to onnx or x-transformers: pip install 'parnas[export]'"
+    asked = "for parnas export --to onnx or x-transformers: pip install -e '.[export]' in its repository"
     assert found("no-such-package") == Finding("versions", "no-such-package", None, asked)
     assert not any(each.name == "pytest" for each in examine())
 

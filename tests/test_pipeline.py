@@ -48,7 +48,7 @@ def test_baselines_are_named_and_refused() -> None:
 
 def test_a_finished_training_is_kept_where_only_the_other_phase_is_configured_otherwise(search_run: Run) -> None:
     config, kept = search_run.config(), Notes()
-    train_once(search, config.replace(train__steps=7, train__lr=0.5), search_run.folder, kept)
+    train_once(search, config.replace(train__steps=7, train__lr=0.5, train__average=0.5), search_run.folder, kept)
     assert kept.notes == [f"{search_run.folder} is finished and kept"]
     with pytest.raises(ParnasError, match=r"weight_decay: .* before, 0.5 now"):
         train_once(search, config.replace(train__weight_decay=0.5), search_run.folder, kept)

@@ -8,8 +8,9 @@ from conftest import small_config
 from training_helpers import Phase, Stop, StopAfter, assert_resumes, assert_same_weights
 
 from parnas.errors import ParnasError
+from parnas.files import read_json, write_json
 from parnas.nas.search import search
-from parnas.run import METRICS, Run
+from parnas.run import METRICS, SECOND_LOOK, Run
 from parnas.training.checkpoint import list_checkpoints
 from parnas.training.reporter import Silent
 from parnas.training.retrain import retrain
@@ -41,6 +42,22 @@ def test_run_killed_before_its_first_checkpoint_starts_again(corpus: Path, tmp_p
         retrain(config, tmp_path / "run", StopAfter(5))
     run = retrain(config, tmp_path / "run", Silent(), resume=True)
     assert [line["step"] for line in run.records(METRICS) if line["split"] == "train"] == [4, 8, 12, 16, 20, 24]
+
+
+def test_search_killed_after_alpha_rests_but_before_its_first_checkpoint_starts_again(
+    corpus: Path, tmp_path: Path
+) -> None:
+    config = small_config(corpus, train__eval_every=24, train__save_every=24)
+    assert config.search.alpha_end_step < 20
+    whole = search(config, tmp_path / "whole", Silent())
+    with pytest.raises(Stop):
+        search(config, tmp_path / "run", StopAfter(20))
+    left = Run(tmp_path / "run")
+    assert list_checkpoints(left.even)
+    assert not list_checkpoints(left.checkpoints)
+    write_json(left.folder / SECOND_LOOK, {"step": -1, "networks": []})
+    assert_same_weights(whole, search(config, left.folder, Silent(), resume=True))
+    assert read_json(left.folder / SECOND_LOOK) == read_json(whole.folder / SECOND_LOOK)
 
 
 def test_damaged_checkpoint_gives_way_to_the_one_before(corpus: Path, tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ import math
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import optuna
 import pytest
@@ -206,6 +207,20 @@ def test_checkpoints_of_the_best_alone_are_kept(corpus: Path, tmp_path: Path, pr
     kept = [path.parent.name for path in (tmp_path / "s").glob("trial-*/checkpoints")]
     assert kept == [found.best.folder]
     assert len(list((tmp_path / "s").glob("trial-*/metrics.jsonl"))) >= 10, "what they reached stays"
+
+
+def test_of_equal_trials_the_first_is_kept_whichever_ends_first(tmp_path: Path) -> None:
+    """As the study names it the best; two workers may train one network by two names."""
+    study = optuna.create_study()
+    first, second = study.ask(), study.ask()
+    for number in (0, 1):
+        (tmp_path / f"trial-{number}" / "checkpoints").mkdir(parents=True)
+    tuning = cast(Tuning, SimpleNamespace(folder=tmp_path))
+    assert Tuning.keep_best(tuning, second, tmp_path / "trial-1", 3.5) == 3.5
+    second.set_user_attr(PLACE, "trial-1")
+    study.tell(second, 3.5)
+    assert Tuning.keep_best(tuning, first, tmp_path / "trial-0", 3.5) == 3.5
+    assert [path.parent.name for path in tmp_path.glob("trial-*/checkpoints")] == ["trial-0"]
 
 
 @pytest.mark.parametrize(

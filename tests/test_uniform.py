@@ -18,9 +18,9 @@ from parnas.data.streams import prepare
 from parnas.files import read_json
 from parnas.model.estimators import RIDGE, UniformPath
 from parnas.nas.derive import derive
-from parnas.nas.inherited import SECOND_LOOK, held_out, rescorer
+from parnas.nas.inherited import held_out, rescorer
 from parnas.nas.search import SearchTrainer, make_alpha_batches, search
-from parnas.run import METRICS, PI
+from parnas.run import METRICS, PI, SECOND_LOOK
 from parnas.training.checkpoint import WEIGHTS
 from parnas.training.phases import load
 from parnas.training.reporter import Silent

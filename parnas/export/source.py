@@ -8,7 +8,7 @@ from parnas.model.transformer_xl import TransformerXL
 from parnas.run import Run
 from parnas.training.phases import LoadedRun, load
 
-EXTRA = "pip install 'parnas[export]'"
+EXTRA = "pip install -e '.[export]' in the repository of parnas"
 
 
 @dataclass(frozen=True)

@@ -144,7 +144,7 @@ def compare_standings(standings: Sequence[Standing]) -> list[Answer]:
     named = {each.name: each for each in standings}
     derived = named.pop(DERIVED)
     answers = [answer(derived, each) for each in named.values() if not each.random]
-    if chance := [each.mean for each in named.values() if each.random]:
+    if chance := [each for each in named.values() if each.random]:
         answers.append(answer_chance(derived, chance))
     return answers
 
@@ -161,13 +161,16 @@ def answer(derived: Standing, other: Standing) -> Answer:
     return Answer(other.name, difference, text)
 
 
-def answer_chance(derived: Standing, chance: Sequence[float]) -> Answer:
+def answer_chance(derived: Standing, chance: Sequence[Standing]) -> Answer:
     """The derived network's mean against the median of random networks' perplexities, which form no pairs."""
-    difference = Difference(relative(derived.mean, median(chance)), None, None, 0)
+    difference = Difference(relative(derived.mean, median(each.mean for each in chance)), None, None, 0)
     size = "" if math.isnan(difference.mean) else f"{difference.mean:+.2f} % perplexity; "
-    worse = sum(derived.mean < each for each in chance)
+    worse = sum(derived.mean < each.mean for each in chance)
     text = (
         f"derived against the median of {len(chance)} random networks of its cost: {size}better than {worse} of "
         f"{len(chance)}"
     )
+    if len(derived.ppl) > 1:  # the others have one seed, which may be a good or a bad one
+        same = sum(derived.ppl[seed] < ppl for each in chance for seed, ppl in each.ppl.items())
+        text += f" in the mean of its {len(derived.ppl)} seeds, than {same} by the seed that they have"
     return Answer(RANDOM, difference, text)

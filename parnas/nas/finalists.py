@@ -78,7 +78,7 @@ def hold_final(
 ) -> list[Finalist]:
     """Up to `count` finalists of a search, the best first; writes `finalists.json` beside their trainings.
 
-    Each is trained by the recipe of `config` in an eighth of its steps, the learning rate down to its end, in a
+    Each is trained by the recipe of `config` in an eighth of its steps, the schedule shrunk to them, in a
     subfolder of its own. Finished trainings are kept, begun ones gone on with. One that diverges comes last, and is
     tried again in the next call; raises `Diverged` where all do. A single one is not trained: empty.
     """

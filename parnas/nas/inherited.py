@@ -24,13 +24,12 @@ from parnas.errors import ParnasError
 from parnas.files import read_json, write_json
 from parnas.model.supernet import SuperNet
 from parnas.nas.knapsack import Choice
-from parnas.run import Run
+from parnas.run import SECOND_LOOK, Run
 from parnas.training.device import choose_device
 from parnas.training.perplexity import TotalLoss, measure_loss
 from parnas.training.phases import load, refuse_other_text
 from parnas.training.reporter import Reporter
 
-SECOND_LOOK = "second_look.json"
 READ_TOKENS = 32_768  # differences of 0.005 nats per token are then three times their error
 
 

@@ -84,9 +84,10 @@ class Tuning:
         """The median rule (Golovin et al. 2017, section 3.2.1), from a step on that tells something.
 
         Not successive halving, which ends three quarters of the trials by their first validations: the learning rate
-        falls to zero in a line, so a high one may be behind in the middle and ahead at the end. For the same reason the
-        first quarter of a training decides nothing; nor does a search before alpha rests, or before its last quarter
-        where alpha does not, since until then its weights are not those of one network.
+        falls to zero in a line, or weights are averaged at the end, so a high rate may be behind in the middle, and
+        ahead at the end. For the same reason the first quarter of a training decides nothing; nor does a search before
+        alpha rests, or before its last quarter where alpha does not, since until then its weights are not those of one
+        network.
         """
         if not self.demands.prune:
             return NopPruner()
@@ -184,8 +185,8 @@ class Tuning:
     def keep_best(self, trial: Trial, place: Path, loss: float) -> float:
         """Of the checkpoints of finished trials, keep those of the best, which can be used as it is; the least loss."""
         others = [each for each in finished(trial.study) if is_finite(each) and PLACE in each.user_attrs]
-        least = min((float(each.values[0]) for each in others), default=math.inf)
-        if loss < least:
+        least, number = min(((float(each.values[0]), each.number) for each in others), default=(math.inf, -1))
+        if (loss, trial.number) < (least, number):  # of equal ones the first, as the study has it
             drop_checkpoints(*(self.folder / str(each.user_attrs[PLACE]) for each in others))
         else:
             drop_checkpoints(place)

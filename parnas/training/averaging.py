@@ -54,18 +54,19 @@ class WeightAverage:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take up such a state, in a network with the weights of its checkpoint.
 
-        Where the run has been lengthened since, so that its last steps begin later, the mean begins anew. Raises
-        `ValueError` for what is no such state.
+        Where the run has been lengthened since, the steps to average begin later: after all of the mean's, and it
+        begins anew; among them, and it keeps those before as well, which it cannot lose. Raises `ValueError` for what
+        is no such state.
         """
-        count, weights = state["count"], state["weights"]
+        first, count, weights = state["first"], state["count"], state["weights"]
         if type(count) is not int or count < 0:
             raise ValueError(f"its average is of {count!r:.40} steps")
         if not count:
             return
         if [weight.shape for weight in weights] != [parameter.shape for parameter in self.parameters]:
             raise ValueError("the weights beside its average have not the shapes of the network's")
-        if state["first"] == self.first:
-            self.mean, self.count = copies(self.parameters), count
+        if self.first < first + count:
+            self.first, self.mean, self.count = first, copies(self.parameters), count
         copy_into(self.parameters, weights)
 
 
