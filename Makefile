@@ -1,4 +1,5 @@
-# make demo: install and run the main job.  make test: all checks.  Nothing but Python 3.11+ and make is needed.
+# make demo: install and run the main job.  make test: all checks.  Nothing but Python 3.11+ and make is needed;
+# tests and benchmarks of torch.compile want g++ besides.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin

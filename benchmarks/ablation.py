@@ -166,7 +166,7 @@ def main(arguments: list[str] | None = None) -> None:
         settings["data"]["corpus"] = str(parsed.corpus)
     config = read_config(settings, [("runtime.device", parsed.device)])
     require_corpus(config)
-    path = (parsed.out or harness.RESULTS) / "ablation.csv"
+    path = harness.results_folder(parsed) / "ablation.csv"
     path.parent.mkdir(parents=True, exist_ok=True)
     jobs = read_plan(plan)
     if unknown := set(parsed.only or ()) - {job.variant.name for job in jobs}:

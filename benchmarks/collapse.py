@@ -93,7 +93,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=1)
     parsed: Namespace = parser.parse_args(arguments)
     tiny, seeds = parsed.size == "tiny", range(1, 1 + parsed.seeds)
-    path = (parsed.out or harness.RESULTS) / "collapse.csv"
+    path = harness.results_folder(parsed) / "collapse.csv"
     with tempfile.TemporaryDirectory(prefix="parnas-collapse-") as name:
         config = load_config(make_tiny(Path(name)) if tiny else harness.PAR_CONFIG)
         steps = config.search.steps if tiny else parsed.steps

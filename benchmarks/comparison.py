@@ -117,7 +117,7 @@ class Study(NamedTuple):
 def read_study(parsed: Namespace) -> Study:
     """The study of the configuration beside this file; its costs are those of the profile, once there is one."""
     settings = read_yaml(CONFIG.read_text(encoding="utf-8"), CONFIG.name)
-    plan, folder = settings.pop("comparison"), parsed.out or harness.RESULTS
+    plan, folder = settings.pop("comparison"), harness.results_folder(parsed)
     if parsed.size == "tiny":
         for section, changes in TINY.items():
             settings[section] |= changes

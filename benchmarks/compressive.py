@@ -174,7 +174,7 @@ def main(arguments: list[str] | None = None) -> None:
         settings["data"]["corpus"] = str(parsed.corpus)
     config = check_config(settings, CONFIG.name).replace(runtime__device=parsed.device)
     require_corpus(config)
-    path = (parsed.out or harness.RESULTS) / "compressive.csv"
+    path = harness.results_folder(parsed) / "compressive.csv"
     path.parent.mkdir(parents=True, exist_ok=True)
     if not parsed.report:
         run_trainings(config, plan, path, parsed.runs, parsed.workers)

@@ -131,7 +131,12 @@ def main(arguments: list[str] | None = None) -> None:
         if row["memory"] != FAR and not row["memory"].startswith("most_used")
     )
     print(f"slowest but for most_used: {slowest:.2f} of plain memory with the same span (goal {GOAL})")
-    payload = {"precisions": sorted({of["precision"] for of in results}), "slowest": slowest, "results": results}
+    payload = {
+        "precisions": sorted({of["precision"] for of in results}),
+        "slowest": slowest,
+        "goal": GOAL,
+        "results": results,
+    }
     harness.write_result("compressive_step", device, payload, parsed)
 
 

@@ -6,6 +6,7 @@ Ratios count, not seconds: candidates take turns in one process, on the same inp
 
 import argparse
 import re
+import resource
 import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
@@ -77,6 +78,18 @@ def matrix_rate(precision: torch.dtype, device: torch.device, size: int | None =
     finally:
         torch.backends.cuda.matmul.allow_tf32 = tf32
     return 2 * size**3 / min(seconds)
+
+
+def peak_memory() -> int:
+    """Most bytes of this process that were resident at once so far.
+
+    On Linux of what it runs now: the peak that getrusage tells goes on from that of the process which started it.
+    """
+    status = Path("/proc/self/status")
+    if status.is_file():
+        (line,) = (line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
+        return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT
 
 
 def draw_ids(vocab_size: int, shape: int | tuple[int, ...], seed: int = 1) -> NDArray[np.int64]:
@@ -158,6 +171,13 @@ def write_result(name: str, device: Device, payload: Mapping[str, Any], argument
     write_json(path, {**head, "tables": tables, **payload})
     print(f"Written to {path}")
     return path
+
+
+def results_folder(parsed: argparse.Namespace) -> Path:
+    """Where a benchmark keeps its files; raises `ParnasError` where tiny figures would come among measured ones."""
+    if parsed.size == "tiny" and parsed.out is None:
+        raise ParnasError("--tiny wants --out, so that what was measured is kept.")
+    return Path(parsed.out or RESULTS)
 
 
 def print_table(title: str, rows: Sequence[Mapping[str, Any]]) -> None:

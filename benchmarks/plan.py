@@ -12,7 +12,6 @@ for its speed (`keep_freed_memory`), there is fragmentation besides, which the p
 
 import ctypes
 import multiprocessing
-import resource
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any, NamedTuple
@@ -104,14 +103,9 @@ def measure(case: Case, precision: str, steps: int, mapped: bool) -> int:
         keep_freed_memory()
     device = Device(torch.device("cpu"), precision)
     train(TINY["tiny network"], device, steps=1)
-    before = peak_memory()
+    before = harness.peak_memory()
     train(case, device, steps)
-    return peak_memory() - before
-
-
-def peak_memory() -> int:
-    """Most bytes that were resident at once so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * harness.RSS_UNIT
+    return harness.peak_memory() - before
 
 
 def compare(name: str, case: Case, precision: str, steps: int, pool: ProcessPoolExecutor) -> dict[str, Any]:

@@ -20,6 +20,7 @@ import numpy as np
 
 from parnas.architecture import Architecture
 from parnas.config import Config, dump_config, load_config
+from parnas.errors import ParnasError
 from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import TransformerXL
 from parnas.run import METRICS, Run
@@ -56,6 +57,7 @@ def make_config(plan: Plan, folder: Path) -> Config:
         **{"search__cost__target": None, "search__steps": 2 * plan.steps, "train__steps": plan.steps},
         **{"search__alpha_start_step": 1, "search__fair_share": 1.0, "search__second_look": 0},
         **{"train__log_every": 10, "train__eval_every": 10**6, "train__save_every": 10**6, "runtime__threads": None},
+        **{"runtime__device": "cpu", "runtime__precision": "bf16"},
     }
     return load_config(harness.PAR_CONFIG).replace(**{**settings, **plan.overrides})
 
@@ -66,7 +68,9 @@ def train(phase: str, config: Path, folder: Path, processes: int, threads: int) 
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), "--"]
     command = [sys.executable, *(launcher if processes > 1 else []), *script]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-    subprocess.run(command, env=environment, check=True, capture_output=True)
+    done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise ParnasError(f"{' '.join(command)} ended with {done.returncode}: {done.stderr[-2000:]}")
     lines = [line["tokens_per_s"] for line in Run(folder).records(METRICS) if line["split"] == "train"]
     return median(lines[1:])
 

@@ -9,7 +9,6 @@ process held after a step of a tiny network: of the resident set on the CPU, of 
 """
 
 import multiprocessing
-import resource
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
@@ -92,7 +91,7 @@ def peak_memory(device: Device) -> int:
     """Most bytes that this process held at once so far."""
     if device.device.type == "cuda":
         return torch.cuda.max_memory_allocated(device.device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * harness.RSS_UNIT
+    return harness.peak_memory()
 
 
 def sweep(base: Point, plan: Plan) -> dict[str, list[Point]]:

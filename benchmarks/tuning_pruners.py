@@ -166,9 +166,8 @@ def find_study(parsed: argparse.Namespace) -> dict[str, Any]:
     if not parsed.train:
         return read_study(parsed.study) if parsed.study else read_json(kept)
     tiny = parsed.size == "tiny"
-    if tiny and not parsed.out:
-        raise ParnasError("--tiny --train wants --out, so that the measured trials are kept.")
-    folder = parsed.study or (parsed.out / "study" if tiny else FOLDER)
+    results = harness.results_folder(parsed)
+    folder = parsed.study or (results / "study" if tiny else FOLDER)
     base = make_tiny(parsed.out) if tiny else harness.ROOT / "configs" / "demo.yaml"
     changes = {"model.arch": "sfs"} if tiny else SETTINGS
     config = load_config(base, [*changes.items(), ("runtime.device", "cpu")])

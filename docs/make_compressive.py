@@ -72,7 +72,8 @@ Of three runs of the table below, the first seed each, by `parnas evaluate --ana
   here says little about networks that are trained to the end. In the paper, after long training on longer texts, `conv`
   with `attention` was best, and the gain larger: perplexity 17.1 against 18.1 on the test split of WikiText-103, with
   about a fifth less on rare words.
-* A network was trained from one seed or two, as the table says, and seeds differ by 0.1 to 0.3 in perplexity. What
+* A network was trained from one seed or two, as the table says, and the two differ by a standard deviation of {spread}
+  in perplexity. What
   holds for one function at every ratio and seed, as with `max_pool`, is more than chance; what holds for one line is
   not.
 * All choices were made on the validation split, which is what the tables show; the test split was not read.
@@ -91,7 +92,14 @@ def render() -> str:
     images = PAGE.parent / "images"
     shown = {name: images / f"compressive-{name}.png" for name in PICTURES}
     pictures = "\n".join(f"![{PICTURES[name]}](images/{path.name})\n" for name, path in shown.items() if path.is_file())
-    parts = [INTRODUCTION.format(pictures=pictures, verdicts="\n".join(f"* {line}" for line in verdicts(results)))]
+    lines = results["compressive"]["networks"] if "compressive" in results else []
+    deviations = [float(line["± sd"]) for line in lines if line["± sd"] != "–"]
+    spread = f"{min(deviations):.2f} to {max(deviations):.2f}" if deviations else "an unknown size"
+    parts = [
+        INTRODUCTION.format(
+            pictures=pictures, spread=spread, verdicts="\n".join(f"* {line}" for line in verdicts(results))
+        )
+    ]
     parts += [render_part(name, result) for name, result in results.items()]
     return "\n".join(parts)
 
@@ -155,7 +163,7 @@ def judge_step(result: dict[str, Any]) -> Iterator[str]:
     """The cost of a training step."""
     yield (
         f"A training step takes at most {result['slowest']:.2f} times one with plain memory of the same span (goal: "
-        "1.35), `most_used` aside."
+        f"{result['goal']:g}), `most_used` aside."
     )
     exempt = max(
         row["of plain, same span"]

@@ -127,10 +127,13 @@ def render_pipeline(result: Mapping[str, Any], results: Mapping[str, Mapping[str
     yield describe_derived(result) + "\n"
     if not other:
         yield describe_pi(search["derivation"]["blocks"]) + "\n"
+    changes = sorted(
+        {told for run in result["runs"].values() for told in differences(run["settings"], recipe_of(name))}
+    )
     if name in SEARCHED_EARLIER:
-        yield "Search and finalists are from the first recipe of the table of recipes below, the retrainings from that of the"
-        yield "configuration as it is.\n"
-    yield from describe_changes(result)
+        yield "Search and finalists are from the first recipe of the table of recipes below.\n"
+    if changes:
+        yield f"The retrainings are from before the recipe of the configuration; they had {', '.join(changes)}.\n"
     yield from render_finalists(result["finalists"])
     tested = {row["run"]: row for row in plain(result, "test")}
     lines = []
@@ -171,8 +174,8 @@ def render_earlier(result: Mapping[str, Any]) -> Iterator[str]:
     """What the same networks reached by the recipes before; nothing where there was none."""
     if not result["earlier"]:
         return
-    yield "The same networks, recipe by recipe; the last is that of the configuration:\n"
-    now = next(iter(result["runs"].values()))["settings"]
+    yield "The same networks, recipe by recipe:\n"
+    now = recipe_of(result["name"])
     lines: list[tuple[Any, ...]] = []
     shares: list[str] = []
     for each in [*result["earlier"], result]:
@@ -187,6 +190,11 @@ def render_earlier(result: Mapping[str, Any]) -> Iterator[str]:
     if any("model.locked_dropout" in line[0] for line in lines):
         yield "`model.locked_dropout`, no option any more, drew one mask of dropout for all positions of a segment.\n"
     yield f"Derived against equal-cost in validation, recipe by recipe: {', '.join(shares)}.\n"
+
+
+def recipe_of(name: str) -> dict[str, Any]:
+    """The settings of a retraining by a configuration as it is."""
+    return load_config(name).model_dump(mode="json", include={"data", "model", "train"})
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
@@ -242,14 +250,6 @@ def describe_same_string(result: Mapping[str, Any], searched: Mapping[str, Any])
     pairs = zip(own, other, ("validation", "test"), strict=False)
     told = " and ".join(f"{100 * (mine / theirs - 1):+.1f} % in {split}" for mine, theirs, split in pairs)
     return f"Per word, against the same string and recipe by `{searched['name']}`, as many tokens in training: {told}."
-
-
-def describe_changes(result: Mapping[str, Any]) -> Iterator[str]:
-    """Where a result is from before a change of its configuration; nothing where the recipe is today's."""
-    today = load_config(result["name"]).model_dump(mode="json", include={"data", "model", "train"})
-    changed = {told for run in result["runs"].values() for told in differences(run["settings"], today)}
-    if changed:
-        yield f"These retrainings are from before the recipe of today; they had: {', '.join(sorted(changed))}.\n"
 
 
 def describe_pi(blocks: Sequence[Mapping[str, Any]]) -> str:

@@ -109,7 +109,7 @@ def blackbox(
         raise ParnasError(f"--sampler is {sampler!r}; give tpe or nsga2.")
     if (train_steps is None) == (supernet is None):
         raise ParnasError("Give one of --train-steps STEPS, to train each network, and --supernet RUN, a search.")
-    if supernet is not None and all("=" in setting for setting in settings or []):
+    if supernet is not None and split_configuration(settings)[0] is None:
         Run(supernet).config()
         settings = [str(supernet / "config.yaml"), *(settings or [])]
     config, folder = settle(settings, run or folder_of_study("blackbox", study), False, "blackbox")

@@ -67,8 +67,9 @@ def settle(
 
 def split_configuration(settings: list[str] | None) -> tuple[str | None, list[Override]]:
     """The configuration among the arguments of a training command, none where there is none, and the overrides."""
-    overrides: list[Override] = [setting for setting in settings or [] if "=" in setting]
-    files = [setting for setting in settings or [] if "=" not in setting]
+    given = settings or []
+    overrides: list[Override] = [each for each in given if "=" in each and not Path(each).is_file()]
+    files = [each for each in given if each not in overrides]
     if len(files) > 1:
         raise ParnasError(
             f"One configuration is read, not {len(files)}: {', '.join(files)}. Overrides look like key=value."
@@ -94,9 +95,12 @@ def evaluate_runs(
     from parnas.figures.analyses import DRAW
     from parnas.figures.curves import draw_learning_curves
     from parnas.figures.draw import draw_report
+    from parnas.figures.report_runs import analysis_files
 
     names, reporter = [] if analyses is None else read_names(analyses), output.reporter()
     comparison = compare(runs, conditions, reporter)
+    for path in analysis_files(folder):  # of an earlier comparison there
+        path.unlink()
     written = comparison.write(folder)
     written.append(draw_learning_curves([Run(run) for run in runs], folder / "curves.png"))
     output.show(show_comparison, comparison)

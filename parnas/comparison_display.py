@@ -70,12 +70,15 @@ def show_adaptation(adaptation: "Adaptation") -> None:
 
 
 def comparison_table(frame: "pd.DataFrame", columns: Mapping[str, tuple[str, str]]) -> Table:
-    """The given columns (title and format by name) of the frame, one row per run."""
+    """The given columns (title and format by name) of the frame, one row per run; a dash where there is no figure."""
+    import pandas as pd
+
     shown = {key: column for key, column in columns.items() if key in frame}
     table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0))
     table.add_column("run", overflow="fold")
     for title, form in shown.values():
         table.add_column(title, justify="left" if form == "{}" else "right", overflow="fold")
     for _, row in frame.iterrows():
-        table.add_row(escape(str(row["run"])), *(form.format(row[key]) for key, (_, form) in shown.items()))
+        cells = ("–" if pd.isna(row[key]) else form.format(row[key]) for key, (_, form) in shown.items())
+        table.add_row(escape(str(row["run"])), *cells)
     return table

@@ -31,6 +31,10 @@ class OutOfMemory(ParnasError):
     """A training that needs more memory than there is."""
 
 
+class NotCounted(ParnasError, NotImplementedError):
+    """A layer of the user's own that does not count its multiply-adds, which it need not to be trained."""
+
+
 REFUSALS = ("out of memory", "can't allocate memory", "not enough memory", "Cannot allocate memory", "ALLOC_FAILED")
 """What torch and the libraries below it say where memory is refused, some of them in a plain RuntimeError."""
 

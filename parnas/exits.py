@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from parnas.errors import ParnasError, says_out_of_memory
 
 CURES = {
-    errno.ENOSPC: "Make room, then go on with --resume; what was written before is whole.",
-    errno.EDQUOT: "Your quota is used up: make room, then go on with --resume.",
+    errno.ENOSPC: "Make room, then give the same command again, with the same --run; what was written before is whole.",
+    errno.EDQUOT: "Your quota is used up: make room, then give the same command again, with the same --run.",
     errno.EFBIG: "The file is larger than this place allows; choose another folder.",
     errno.EROFS: "The file system is read-only; choose another folder with --run or --out.",
     errno.EACCES: "You may not read or write there; choose another folder with --run or --out.",

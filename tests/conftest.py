@@ -72,6 +72,12 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+needs_compiler = pytest.mark.skipif(
+    shutil.which(os.environ.get("CXX", "g++")) is None,
+    reason="torch.compile wants a C++ compiler: g++, or what CXX names",
+)
+
+
 def small_config(corpus: Path, **changes: object) -> Config:
     """A configuration that trains within seconds, in float32 on the CPU; changes as `section__key=value`."""
     settings = {

@@ -231,6 +231,13 @@ def test_lengths_come_from_the_command_then_the_evaluation_then_training(corpus:
     assert entry.reach == Reach(5, 0, 4, False)
 
 
+def test_a_block_is_named_by_its_place_in_the_string(corpus: Path, tmp_path: Path) -> None:
+    """As derive and the attention maps name it; identity counts."""
+    run = retrain(small_config(corpus, model__arch="sifs", train__steps=2), tmp_path / "run", Silent())
+    table = attention_by_age(open_entries([run.folder], Conditions()), "valid")
+    assert list(table["block"].unique()) == [1, 4]
+
+
 # The command and its pictures
 
 
@@ -253,6 +260,9 @@ def test_the_command_writes_tables_and_pictures(
         "is enough",
     ):
         assert text in shown
+    assert run_command("evaluate", str(retrain_run.folder), "--out", str(tmp_path)) == 0
+    left = {path.name for path in tmp_path.iterdir() if path.name.startswith(("attention", "frequency", "memory"))}
+    assert not left, "what an earlier comparison had is none of this one's"
 
 
 @pytest.mark.parametrize("listed, message", [("attention,age", "names 'age'"), (" ,", "is empty")])

@@ -14,6 +14,7 @@ from command_helpers import refusal, run_command
 from conftest import make_text, small_config
 from safetensors.torch import load_file
 
+from parnas.commands import split_configuration
 from parnas.config import dump_config
 from parnas.errors import ParnasError
 from parnas.inputs import not_left_empty
@@ -28,6 +29,16 @@ def config_file(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("config") / "small.yaml"
     path.write_text(dump_config(small_config(corpus)))
     return path
+
+
+def test_a_file_whose_path_has_an_equals_sign_is_a_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("lr=0.1").mkdir()
+    Path("lr=0.1/best.yaml").touch()
+    found = split_configuration(["lr=0.1/best.yaml", "train.lr=0.2"])
+    assert found == ("lr=0.1/best.yaml", ["train.lr=0.2"])
 
 
 def test_the_whole_journey(config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,8 +15,10 @@ from torch.nn import functional as F
 from parnas.architecture import LETTERS, Architecture
 from parnas.config import dump_config
 from parnas.errors import ParnasError
+from parnas.files import read_json
 from parnas.model.attention import encode_distances
-from parnas.model.layers import MAKERS, Context, SelfAttention, make_layer, register_layer
+from parnas.model.blocks import Block
+from parnas.model.layers import MAKERS, Context, FeedForward, SelfAttention, make_layer, register_layer
 from parnas.model.own_layers import import_own_layers
 from parnas.run import METRICS, PI, Run
 from parnas.training.phases import load
@@ -248,6 +250,26 @@ def test_help_imports_nothing(page_file, monkeypatch):
     """Help stays fast, and works where the file is broken."""
     monkeypatch.setenv("PARNAS_LAYERS", "missing.py")
     assert run_command("--help") == 0
+
+
+def test_a_layer_that_does_not_count_its_multiply_adds_is_trained_and_compared(corpus, tmp_path, capsys):
+    class Uncounted(FeedForward):
+        multiply_adds = Block.multiply_adds
+
+    register_layer("u", Uncounted, "uncounted")
+    config, trained = tmp_path / "config.yaml", tmp_path / "su"
+    config.write_text(dump_config(small_config(corpus, train__steps=4)))
+    assert run_command("retrain", config, "--arch", "su", "--run", trained) == 0
+    assert run_command("retrain", config, "--arch", "sf", "--run", tmp_path / "sf") == 0
+    capsys.readouterr()
+    assert run_command("evaluate", trained, tmp_path / "sf", "--out", tmp_path / "out") == 0
+    rows = read_json(tmp_path / "out" / "comparison.json")
+    assert rows[0]["multiply_adds_per_token"] is None
+    assert type(rows[1]["multiply_adds_per_token"]) is int
+    assert "–" in capsys.readouterr().out
+    space = ["search.space=[s, u]", "search.cost.metric=macs", "search.cost.target=0.65"]
+    told = refusal(capsys, "search", config, *space, "--run", tmp_path / "search")
+    assert "Uncounted does not count its multiply-adds" in told
 
 
 def test_the_whole_journey_with_letters_of_ones_own(corpus, page_file, tmp_path, monkeypatch, capsys):

@@ -2,6 +2,9 @@
 
 import dataclasses
 import json
+import multiprocessing
+import sys
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -233,7 +236,9 @@ def test_the_command_shows_both_phases_and_writes_them(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", sorted(Path("configs").glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted((benchmark.harness.ROOT / "configs").glob("*.yaml")), ids=lambda path: path.stem
+)
 def test_every_shipped_configuration_has_a_plan(path: Path) -> None:
     for phase in plan(load_config(path), Machine(memory_gb=80)).phases:
         assert phase.needed_bytes > 4 * phase.parameters
@@ -248,6 +253,22 @@ def test_the_benchmark_compares_the_count_with_what_a_process_takes(tmp_path: Pa
         assert record["predicted_sum"] == sum(record["predicted_bytes"].values())
         assert record["measured_over_predicted"] == record["measured_bytes"] / record["predicted_sum"]
         assert record["kept_heap_bytes"] >= 0
+
+
+def grown_by(megabytes: int) -> int:
+    """What the peak of a process grows by when it fills so much memory."""
+    before = benchmark.harness.peak_memory()
+    bytearray(megabytes * 2**20)
+    return benchmark.harness.peak_memory() - before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a peak goes on from that of the process before")
+def test_the_peak_of_a_new_process_does_not_start_from_that_of_its_parent() -> None:
+    taken = b"1" * (200 * 2**20)
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        grown = pool.submit(grown_by, 150).result()
+    assert len(taken) > 0
+    assert 140 * 2**20 < grown < 160 * 2**20
 
 
 def test_the_shipped_measurement_is_within_its_goal() -> None:

@@ -1,6 +1,7 @@
 """Latencies of layers: how they are made of timings, what they predict, and the file that holds them."""
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -17,6 +18,7 @@ from model_helpers import model_config
 
 from parnas.architecture import Architecture
 from parnas.errors import ParnasError
+from parnas.model import layers
 from parnas.model.heads import SoftmaxHead
 from parnas.model.layers import MAKERS, FeedForward, SelfAttention
 from parnas.model.transformer_xl import TransformerXL
@@ -200,9 +202,9 @@ def test_networks_of_the_check_differ_and_follow_the_seed(corpus: Path) -> None:
     drawn = draw_architectures(config, 20, known)
     assert len(drawn) == 20
     assert not known & set(drawn)
-    for layers, architecture in drawn.items():
+    for names, architecture in drawn.items():
         assert len(architecture) == 5
-        assert str(architecture.canonical()) == "".join(layers)
+        assert str(architecture.canonical()) == "".join(names)
     assert draw_architectures(config, 20, known) == drawn
     assert draw_architectures(small_config(corpus, search__blocks=5, runtime__seed=2), 20, known) != drawn
     assert draw_architectures(config, 0, known) == {}
@@ -268,7 +270,16 @@ def test_code_of_layers_is_told_apart(tmp_path: Path, monkeypatch: pytest.Monkey
         found.append(layer_code(["s", "g"]))
     assert found[0] != found[1]
     monkeypatch.setitem(MAKERS, "g", partial(names["make"]))
-    assert layer_code(["g"]) == [], "no file is known"
+    assert layer_code(["g"]) == layer_code([]), "no file is known"
+
+
+def test_code_that_layers_are_made_of_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(Path(layers.__file__).parent, tmp_path / "model")
+    monkeypatch.setattr(layers, "__file__", str(tmp_path / "model" / "layers.py"))
+    before = layer_code(["s"])
+    with (tmp_path / "model" / "attention.py").open("a") as file:
+        file.write("# faster\n")
+    assert layer_code(["s"]) != before
 
 
 def test_the_file_round_trips(measured: Profile, tmp_path: Path) -> None:

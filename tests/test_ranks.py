@@ -186,6 +186,9 @@ def test_a_run_goes_on_with_another_number_of_processes(
         for key, weight in expected.items():
             torch.testing.assert_close(found[key], weight, rtol=1e-2, atol=2e-4)
         assert len(losses(Run(folder))) == len(losses(Run(trained[1] / name)))
+        assert any("resuming after step 8 of" in line for line in (folder / "run.log").read_text().splitlines())
+    drawn = json.loads((tmp_path / "uniform" / "recorded-0.json").read_text())
+    assert min(step for _, step, _ in drawn) == 8, "it went on, and did not begin anew"
 
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

@@ -1,6 +1,7 @@
 """What the report page says of runs: the answer, and what is missing, unfinished or odd."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from report_helpers import (
 from parnas.architecture import Architecture
 from parnas.figures.report import write_report
 from parnas.figures.report_answer import headline, tell_blocks
-from parnas.run import METRICS, PI
+from parnas.run import METRICS, PI, STREAMS
 
 # The answer
 
@@ -168,6 +169,17 @@ def test_runs_of_other_tokenizers_are_compared_by_words_alone(tmp_path: Path) ->
     assert "perplexities per token do not compare and are left out" in page.text
     assert "Bits per byte over the steps" in page.text
     assert page.text.count("ppl per token") == 1  # of the search, which stands outside the comparison
+
+
+def test_runs_whose_tokens_are_others_do_not_compare_by_token(tmp_path: Path) -> None:
+    """Two versions of a tokenizer's library may make different tokens of one text by the same settings."""
+    for name, tokens in (("one", 100), ("two", 90)):
+        run = make_retraining(tmp_path / name, "sf")
+        counts = {"valid": {"tokens": tokens}}
+        (run.folder / STREAMS).write_text(json.dumps({"fingerprint": "the text", "splits": counts}))
+    assert "so perplexities per token do not compare" in page_of(tmp_path / "one", tmp_path / "two").text
+    shutil.copyfile(tmp_path / "one" / STREAMS, tmp_path / "two" / STREAMS)
+    assert "so perplexities per token do not compare" not in page_of(tmp_path / "one", tmp_path / "two").text
 
 
 @pytest.mark.parametrize("warnings", ["5", "undecided", "{block: 2}", "[3, [4]]", "null"])

@@ -57,6 +57,11 @@ def test_evaluate_writes_where_its_runs_are(retrain_run: Run, tmp_path: Path) ->
     assert found["conditions"] == {"split": "test", "mem_len": 4, "same_length": False, "best": True}
     assert "folder" not in (tmp_path / "comparison" / "comparison.csv").read_text()
     assert "sfs" in page_of(tmp_path / "comparison").text
+    elsewhere = tmp_path / "deep" / "down"
+    elsewhere.mkdir(parents=True)
+    (tmp_path / "short").symlink_to(elsewhere)
+    compare([retrain_run.folder], Conditions(), Silent()).write(tmp_path / "short" / "comparison")
+    assert "is not here any more" not in page_of(tmp_path / "short" / "comparison").text
 
 
 def test_old_comparisons_and_runs_that_are_gone_still_give_a_table(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from parnas.nas.storage import answered, open_storage, with_driver
         ("sqlite:///", "is no storage"),
         ("journal:", "is no storage"),
         ("abacus://host/base", "is no address of a database"),
+        ("postgresql://me@host:PORT/base", "is no address of a database"),
         ("mysql+pymysql://me:secret@localhost/base", "pip install pymysql"),
     ],
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import small_config
+from conftest import needs_compiler, small_config
 from training_helpers import assert_same_weights, final_weights
 
 from parnas.architecture import Architecture
@@ -315,6 +315,7 @@ def test_relative_path_of_the_corpus_is_kept_absolute(
 
 
 @pytest.mark.slow
+@needs_compiler
 def test_compiled_network_trains_as_the_eager_one(corpus: Path, tmp_path: Path) -> None:
     changes = {"model__arch": "sf", "train__steps": 4, "train__log_every": 2, "model__dropout": 0.0}
     eager = retrain(small_config(corpus, **changes), tmp_path / "eager", Silent())

@@ -57,6 +57,8 @@ def test_a_study_that_cannot_be_opened_leaves_the_folder_free(
     assert len(run_study(corpus, tmp_path / "run", 1, storage=url).trials) == 1
     with pytest.raises(ParnasError, match="belongs to the study test in"):
         run_study(corpus, tmp_path / "run", 1, storage=f"sqlite:///{tmp_path}/another.db")
+    with pytest.raises(ParnasError, match="is no address of a database"):
+        run_study(corpus, tmp_path / "run", 1, storage="nonsense")
 
 
 def test_a_study_whose_folder_was_moved_goes_on(corpus: Path, tmp_path: Path, pretending: Pretending) -> None:

@@ -33,7 +33,7 @@ from parnas.sections import DataConfig
 Tokens = NDArray[np.uint16] | NDArray[np.uint32]
 Count = Annotated[int, Field(ge=0, strict=True)]
 
-FORMAT = 2
+FORMAT = 3
 """Raise it whenever the same corpus and settings would give other files."""
 
 HEADER_FILE = "header.json"

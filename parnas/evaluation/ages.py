@@ -8,7 +8,7 @@ import pandas as pd
 import torch
 from torch.nn import functional as F
 
-from parnas.architecture import drop_identity
+from parnas.architecture import IDENTITY
 from parnas.data.batching import evaluation_batches
 from parnas.errors import ParnasError
 from parnas.evaluation.entries import Entry
@@ -24,7 +24,7 @@ SEGMENTS = 64
 
 
 def attention_by_age(entries: Sequence[Entry], split: str) -> pd.DataFrame:
-    """For each run, block with attention and bucket: the share of attention that goes there.
+    """For each run, block with attention (its place in the string) and bucket: the share of attention that goes there.
 
     The keys of each part (compressed memory, memory, segment) are divided in order, the oldest first, into `BUCKETS` as
     equal as can be. `weight` is the mean over heads and over all queries of `SEGMENTS` segments or more, read with full
@@ -37,12 +37,12 @@ def attention_by_age(entries: Sequence[Entry], split: str) -> pd.DataFrame:
 def _rows(entry: Entry, split: str) -> list[dict[str, object]]:
     network = entry.loaded.discrete().to(entry.device.device)
     rows = []
-    layers = drop_identity(entry.loaded.architecture)
-    for number, (layer, parts) in enumerate(zip(layers, _mean_weights(network, entry, split), strict=True), 1):
+    places = [(place, name) for place, name in enumerate(entry.loaded.architecture, 1) if name != IDENTITY]
+    for (place, layer), parts in zip(places, _mean_weights(network, entry, split), strict=True):
         for part, weights in parts.items():
             for bucket, keys in enumerate(np.array_split(weights, BUCKETS), 1):
                 if len(keys):
-                    row = {"run": entry.name, "block": number, "layer": layer, "part": part, "bucket": bucket}
+                    row = {"run": entry.name, "block": place, "layer": layer, "part": part, "bucket": bucket}
                     share = float(keys.sum())
                     rows.append(row | {"positions": len(keys), "weight": share, "per_position": share / len(keys)})
     return rows

@@ -4,6 +4,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from parnas.errors import ParnasError
+from parnas.errors import NotCounted, ParnasError
 from parnas.evaluation.adapt import adapted_ways
 from parnas.evaluation.entries import Conditions, Entry, open_entries, several_tokenizers
 from parnas.evaluation.ways import Way, configured_ways, refuse_idle, score_ways
@@ -107,9 +108,8 @@ def compare(folders: Sequence[Path], conditions: Conditions, reporter: Reporter)
     notes += [
         f"{row['run']}: {row['evaluation']} gives no finite loss" for row in rows if not math.isfinite(row["ppl"])
     ]
-    table = pd.DataFrame(rows)
+    table = pd.DataFrame(rows).astype({"multiply_adds_per_token": "Int64"})  # whole, though some rows have none
     if any(ways.values()):
-        table = table.astype({"multiply_adds_per_token": "Int64"})  # whole, though other ways have none
         notes.append("each way of evaluation is a measure of its own: compare rows of one way alone")
     else:
         table = table.drop(columns=["settings"])
@@ -182,7 +182,9 @@ def describe_network(entry: Entry) -> dict[str, Any]:
     """What a run's network is, and what it costs by count."""
     network = entry.network
     total = sum(parameter.numel() for parameter in network.parameters())
-    counts = entry.streams.train_counts().tolist()
+    counts, multiply_adds = entry.streams.train_counts().tolist(), None
+    with suppress(NotCounted):
+        multiply_adds = round(network.multiply_adds(entry.tgt_len, entry.reach, counts))
     return {
         "run": entry.name,
         "network": describe_kind(entry),
@@ -191,7 +193,7 @@ def describe_network(entry: Entry) -> dict[str, Any]:
         "settings": "",
         "parameters": total,
         "without_embeddings": total - network.embedding_parameters(),
-        "multiply_adds_per_token": round(network.multiply_adds(entry.tgt_len, entry.reach, counts)),
+        "multiply_adds_per_token": multiply_adds,
         "tgt_len": entry.tgt_len,
         "mem_len": entry.reach.mem_len,
         "cmem_len": entry.reach.cmem_len if network.compresses() else 0,

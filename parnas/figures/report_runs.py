@@ -40,14 +40,17 @@ class Member:
     @property
     def text(self) -> str:
         """Equal for runs on the same text."""
-        path = self.run.folder / STREAMS
-        known = read_json_object(path).get("fingerprint") if path.is_file() else None
-        return str(known or self.config.data.corpus)
+        return str(self._streams().get("fingerprint") or self.config.data.corpus)
 
     @property
     def tokens(self) -> str:
         """Equal for runs whose perplexities per token compare."""
-        return self.text + self.config.data.tokenizer.model_dump_json()
+        counts = self._streams().get("splits")  # which the version of a tokenizer's library may change
+        return f"{self.text} {self.config.data.tokenizer.model_dump_json()} {counts}"
+
+    def _streams(self) -> Mapping[str, Any]:
+        path = self.run.folder / STREAMS
+        return read_json_object(path) if path.is_file() else {}
 
 
 @dataclass(frozen=True)
@@ -185,6 +188,12 @@ def analyses_of(comparison: Comparison) -> list[str]:
     ]
 
 
+def analysis_files(folder: Path) -> list[Path]:
+    """Tables and pictures of analyses beside a comparison."""
+    endings = (".csv", ".png", "-*.png")
+    return list(itertools.chain(*(folder.glob(f"{name}{ending}") for name in ANALYSES for ending in endings)))
+
+
 def _add(runs: dict[str, Run], run: Run) -> None:
     """Keep a run under its real place, so that none is shown twice."""
     runs.setdefault(os.path.realpath(run.folder), run)
@@ -205,7 +214,8 @@ def _read_rows(path: Path) -> Records:
 
 def _runs_of(folder: Path, rows: Records) -> dict[str, Run]:
     """The runs of a comparison that are here, by their names in it."""
-    places = {row["run"]: Path(os.path.normpath(folder / row["folder"])) for row in rows if row.get("folder")}
+    here = Path(os.path.realpath(folder))  # which is where the paths lead from
+    places = {row["run"]: Path(os.path.normpath(here / row["folder"])) for row in rows if row.get("folder")}
     return {name: Run(place) for name, place in places.items() if (place / ENVIRONMENT).is_file()}
 
 
@@ -218,8 +228,7 @@ def _searches_in(folder: Path) -> list[Run]:
 def _refuse_links(folder: Path) -> None:
     """Look at what is read of a folder that may be anything else too, such as a project's; runs look at themselves."""
     tables = [folder / name for name in (COMPARISON, BASELINES, FRONT)]
-    analyses = [folder.glob(f"{name}{ending}") for name in ANALYSES for ending in (".csv", ".png", "-*.png")]
-    for path in (*tables, *itertools.chain(*analyses)):
+    for path in (*tables, *analysis_files(folder)):
         refuse_foreign_link(path, folder)
         if path.exists() and not path.is_file():
             raise ParnasError(f"{path} is no file; remove it.")  # a pipe may never end

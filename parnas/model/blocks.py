@@ -9,6 +9,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from parnas.errors import NotCounted
 from parnas.model import fused
 from parnas.model.memory import BlockMemory, KeyLengths, remember
 from parnas.sections import ModelConfig, Reach
@@ -82,12 +83,13 @@ class Block(nn.Module):
         """Tokens before a segment that it depends on, where all segments have `tgt_len`."""
         return self.memory_tokens(reach)
 
-    def multiply_adds(self, tgt_len: int, reach: Reach) -> float:
+    def multiply_adds(self, tgt_len: int, reach: Reach) -> float:  # noqa: ARG002
         """Multiply-adds of the matrix products per token, reading segments of one row with full memory.
 
-        Keys and values of memory are not computed anew: it is what inference costs.
+        Keys and values of memory are not computed anew: it is what inference costs. Raises `NotCounted` for a layer
+        that does not say.
         """
-        raise NotImplementedError
+        raise NotCounted(f"{type(self).__name__} does not count its multiply-adds; give it a method multiply_adds.")
 
 
 class ResidualLayer(Block):

@@ -26,6 +26,7 @@ from parnas.data.cache import cache_dir, locked
 from parnas.data.streams import prepare
 from parnas.errors import ParnasError
 from parnas.files import read_json, write_json
+from parnas.model import layers
 from parnas.model.layers import MAKERS, Block, make_layer
 from parnas.model.transformer_xl import TransformerXL
 from parnas.nas.cost_band import draw_networks
@@ -258,11 +259,11 @@ def layer_names(config: Config) -> list[str]:
 
 
 def layer_code(names: Iterable[str]) -> list[str]:
-    """SHA-256 of the files that layers are written in; without those of which there is none, as in a notebook."""
+    """SHA-256 of the files that layers are written in: all of parnas's own, and those of the user's that are found."""
     makers = [MAKERS[name[0]] for name in names]
-    files = {getsourcefile(make) for make in makers if isfunction(make) or isclass(make)}
-    paths = [Path(file) for file in files if file is not None]
-    return sorted(hashlib.sha256(path.read_bytes()).hexdigest() for path in paths if path.is_file())
+    files = [getsourcefile(make) for make in makers if isfunction(make) or isclass(make)]
+    paths = [*Path(layers.__file__).parent.glob("*.py"), *(Path(file) for file in files if file is not None)]
+    return sorted({hashlib.sha256(path.read_bytes()).hexdigest() for path in paths if path.is_file()})
 
 
 def draw_architectures(config: Config, count: int, known: Iterable[Names]) -> dict[Names, Architecture]:

@@ -51,10 +51,7 @@ def lock_at_once(connection: Connection) -> None:
 
 def open_database(url: str, settings: dict[str, Any]) -> RDBStorage:
     """Open a database, several times where another worker is just making its tables."""
-    try:
-        address = with_driver(make_url(url))
-    except ArgumentError as error:
-        raise ParnasError(f"--storage is no address of a database: {error}") from error
+    address = with_driver(read_url(url))
     shown = address.render_as_string(hide_password=True)
     for tried in range(1, OPENING_TRIES + 1):
         try:
@@ -72,6 +69,14 @@ def open_database(url: str, settings: dict[str, Any]) -> RDBStorage:
     raise AssertionError("the last try returns or raises")
 
 
+def read_url(url: str) -> URL:
+    """An address of a database; raises `ParnasError` for what is none."""
+    try:
+        return make_url(url)
+    except (ArgumentError, ValueError) as error:  # the latter for a port that is no number
+        raise ParnasError(f"--storage is no address of a database: {error}") from error
+
+
 def keepable(url: str) -> str | None:
     """The address of a storage as a file may hold it, of use in any folder; none where it holds a password."""
     kind, _, place = url.partition(":")
@@ -79,7 +84,7 @@ def keepable(url: str) -> str | None:
         return f"journal:{Path(place).resolve()}"
     if kind == "sqlite":
         return f"sqlite:///{Path(place.removeprefix('///')).resolve()}"
-    address = make_url(url)
+    address = read_url(url)
     return None if address.password is not None or "password" in address.query else url
 
 

@@ -7,6 +7,7 @@ from typing import NamedTuple, cast
 from tabulate import tabulate
 from torch import nn
 
+from parnas.errors import NotCounted
 from parnas.model.blocks import Block
 from parnas.model.supernet import StochasticBlock
 from parnas.model.transformer_xl import TransformerXL
@@ -79,7 +80,7 @@ def count_multiply_adds(block: Block, tgt_len: int, reach: Reach) -> float:
     """Those of a block; a layer of the user's own need not count them to be trained."""
     try:
         return block.multiply_adds(tgt_len, reach)
-    except NotImplementedError:
+    except NotCounted:
         return math.nan
 
 

@@ -59,8 +59,8 @@ def kills(phases: list[Phase], folder: Path, tries: int, seed: int = 1) -> list[
             difference, ended = go_on(phase, run)
             row.detail["runs"] += 1
             row.count(difference, ended.told)
-        row.tries, row.told = done, done
-        row.bit_identical = done if row.bit_identical == row.detail["runs"] else 0
+        row.tries, runs = done, row.detail["runs"]
+        row.told, row.bit_identical = (done if each == runs else 0 for each in (row.told, row.bit_identical))
         rows.append(row)
     return rows
 
