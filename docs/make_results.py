@@ -354,7 +354,7 @@ def render_ablation(result: dict[str, Any]) -> str:
             "rate that does not fall (`train.average`), is an option; what does not is none: `benchmarks/tried.py` keeps",
             "what was tried. How strong such means should be does not carry over: with the whole text and a network as",
             "large as in the configurations, dropout of 0.2 without smoothing does better (the recipes above), and here it",
-            "does much worse, unless weights are averaged. The average has not been tried at that size yet.\n",
+            "does much worse, unless weights are averaged.\n",
             f"One thread each, on {' and '.join(result['devices'])}; times are ratios on one of them.\n",
             result["tables"][0].partition("\n\n")[2] + "\n",
         ]
