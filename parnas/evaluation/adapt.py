@@ -41,7 +41,7 @@ UNREAD = {
 class Grid:
     """What is tried; see `DynamicConfig` and `CacheConfig`. Raises `ParnasError` where a list is empty or wrong."""
 
-    lr: Sequence[float] = (5e-5, 1e-4, 2e-4, 4e-4)
+    lr: Sequence[float] = (1e-4, 2e-4, 4e-4, 8e-4)
     decay: Sequence[float] = (0.0, 3e-3, 1e-2, 3e-2)
     theta: Sequence[float] = (0.003, 0.01, 0.03, 0.1, 0.2, 0.3, 1.0)
     weight: Sequence[float] = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4)
