@@ -61,6 +61,22 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def start_ranks(count: int, command: list[str]) -> list[subprocess.CompletedProcess[str]]:
+    """What `count` processes of Python came to, started as torchrun does."""
+    port, processes = free_port(), []
+    for rank in range(count):
+        names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
+        names |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1}
+        environment = {**os.environ, **{name: str(value) for name, value in names.items()}}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        processes.append(subprocess.Popen([sys.executable, *command], env=environment, **pipes))
+    told = [process.communicate(timeout=300) for process in processes]
+    return [
+        subprocess.CompletedProcess(command, process.returncode, *texts)
+        for process, texts in zip(processes, told, strict=True)
+    ]
+
+
 def run_ranks(count: int, jobs: list[tuple[str, Config, Path]], folder: Path) -> None:
     """Train the jobs, one after another, in `count` processes."""
     listed = []
@@ -69,15 +85,8 @@ def run_ranks(count: int, jobs: list[tuple[str, Config, Path]], folder: Path) ->
         listed.append((phase, str(run.with_suffix(".yaml")), str(run)))
     path = folder / f"jobs-{count}.json"
     path.write_text(json.dumps(listed))
-    port, processes = free_port(), []
-    for rank in range(count):
-        names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
-        names |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1}
-        environment = {**os.environ, **{name: str(value) for name, value in names.items()}}
-        command = [sys.executable, str(WORKER), str(path)]
-        processes.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
-    errors = [process.communicate(timeout=300)[1] for process in processes]
-    assert all(process.returncode == 0 for process in processes), "\n".join(errors)
+    ended = start_ranks(count, [str(WORKER), str(path)])
+    assert all(each.returncode == 0 for each in ended), "\n".join(each.stderr for each in ended)
 
 
 @pytest.fixture(scope="module")
@@ -162,6 +171,10 @@ def test_the_first_process_alone_writes(trained: dict[int, Path]) -> None:
     assert steps == list(range(1, 21))
 
 
+def first_steps(folder: Path) -> list[dict[str, object]]:
+    return [line for line in Run(folder).records(METRICS) if line["step"] <= 8]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (2, 2)])
 def test_a_run_goes_on_with_another_number_of_processes(
@@ -180,15 +193,46 @@ def test_a_run_goes_on_with_another_number_of_processes(
         for path in list_checkpoints(folder / "checkpoints"):
             if path.name > "step-00000008":
                 shutil.rmtree(path)
+    before_it = {name: first_steps(folder) for name, (_, _, folder) in jobs.items()}
     run_ranks(after, list(jobs.values()), tmp_path)
     for name, (_, _, folder) in jobs.items():
         expected, found = final_weights(Run(trained[1] / name)), final_weights(Run(folder))
         for key, weight in expected.items():
             torch.testing.assert_close(found[key], weight, rtol=1e-2, atol=2e-4)
         assert len(losses(Run(folder))) == len(losses(Run(trained[1] / name)))
-        assert any("resuming after step 8 of" in line for line in (folder / "run.log").read_text().splitlines())
+        assert first_steps(folder) == before_it[name], "with the speeds of then: it went on, and did not begin anew"
     drawn = json.loads((tmp_path / "uniform" / "recorded-0.json").read_text())
-    assert min(step for _, step, _ in drawn) == 8, "it went on, and did not begin anew"
+    assert min(step for _, step, _ in drawn) == 8
+
+
+LEAVING = """
+from pathlib import Path
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from parnas.training.ranks import _leave, join_ranks
+
+def threads():
+    return [path.read_text() for path in Path("/proc/self/task").glob("*/comm")].count("pt_gloo_runloop\\n")
+
+ranks = join_ranks(cuda=False)
+network = DistributedDataParallel(torch.nn.Linear(2, 2))
+network(torch.ones(1, 2)).sum().backward()
+assert ranks.most(3) == 3
+before = threads()
+_leave()
+print(before, threads())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of threads are read from /proc")
+def test_threads_that_processes_spoke_by_last_end_when_they_leave() -> None:
+    """Else one that still holds a tensor aborts the process, at times, when the interpreter ends."""
+    told = start_ranks(2, ["-c", LEAVING])
+    assert all(ended.returncode == 0 for ended in told), told
+    for ended in told:
+        before, after = map(int, ended.stdout.split())
+        assert before > 0
+        assert after == before // 2, "those of DistributedDataParallel, which torch keeps"
 
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

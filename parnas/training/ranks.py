@@ -21,6 +21,14 @@ PATIENCE = timedelta(minutes=30)  # for a process that prepares text or measures
 LOST = ("closed by peer", "reset by peer", "Broken pipe", "Timed out waiting", "ncclRemoteError", "was aborted")
 """What torch says where another process does not answer."""
 
+_messages: list[dist.ProcessGroup] = []
+"""The group by which processes speak of tensors on the CPU; none before they have met, and none after they have left.
+
+DistributedDataParallel has the default group to itself: it keeps that alive to the end of the interpreter, with threads
+that abort the process where they still hold a tensor then. What is said last, just before the end, goes by this group,
+whose threads end when it is left.
+"""
+
 
 class LostProcess(ParnasError):
     """Another process of a training does not answer any more."""
@@ -54,7 +62,7 @@ class Ranks:
             return
         flat = torch.cat([tensor.detach().flatten() for tensor in tensors])
         with answered():
-            dist.all_reduce(flat)
+            dist.all_reduce(flat, group=group_of(flat))
         for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
             tensor.detach().copy_(part.view_as(tensor))
 
@@ -76,7 +84,7 @@ class Ranks:
         sent = own.view(torch.uint8)
         parts = [torch.empty_like(sent) for _ in range(self.count)] if self.leads else None
         with answered():
-            dist.gather(sent, parts)
+            dist.gather(sent, parts, group=group_of(sent))
         return own if parts is None else torch.cat([part.view(own.dtype) for part in parts])
 
     def most(self, number: int) -> int:
@@ -85,7 +93,7 @@ class Ranks:
             return number
         told = torch.tensor([number])
         with answered():
-            dist.all_reduce(told, dist.ReduceOp.MAX)
+            dist.all_reduce(told, dist.ReduceOp.MAX, group=group_of(told))
         return int(told)
 
     def any(self, flag: bool) -> bool:
@@ -108,6 +116,11 @@ class Ranks:
 
 
 ALONE = Ranks()
+
+
+def group_of(tensor: Tensor) -> dist.ProcessGroup | None:
+    """The group that a tensor is sent by; none stands for torch's default one."""
+    return _messages[0] if _messages and tensor.device.type == "cpu" else None
 
 
 @contextmanager
@@ -142,6 +155,7 @@ def join_ranks(cuda: bool) -> Ranks:
             world_size=count,
             timeout=PATIENCE,
         )
+        _messages.append(dist.new_group(backend="gloo", timeout=PATIENCE))
         atexit.register(_leave)
     return Ranks(dist.get_rank(), dist.get_world_size())
 
@@ -174,5 +188,6 @@ def own_store(store: Store, rank: int, count: int) -> Store:
 
 
 def _leave() -> None:
+    _messages.clear()
     if dist.is_initialized():
         dist.destroy_process_group()
