@@ -358,7 +358,7 @@ def test_a_missing_package_is_named_with_its_cure(retrain_run: Run, monkeypatch:
     hidden = ("onnx", "x_transformers")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in hidden else found(name))
     for target, name in {"onnx": "onnx", "x-transformers": "x-transformers"}.items():
-        with pytest.raises(ParnasError, match=rf"--to {target} needs {name}, .* pip install 'parnas\[export\]'"):
+        with pytest.raises(ParnasError, match=rf"--to {target} needs {name}, .* pip install -e '\.\[export\]'"):
             export_run(retrain_run, target)
 
 
