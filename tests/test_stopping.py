@@ -15,9 +15,10 @@ from training_helpers import assert_same_weights
 from parnas.config import Config, dump_config
 from parnas.run import METRICS, Run
 from parnas.training.checkpoint import list_checkpoints
+from parnas.training.ranks import LostProcess
 from parnas.training.reporter import Silent
 from parnas.training.retrain import retrain
-from parnas.training.stopping import Stopped
+from parnas.training.stopping import Stopped, StopSignals
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -77,6 +78,18 @@ def test_a_second_interrupt_leaves_at_once(corpus: Path, tmp_path: Path) -> None
     assert process.returncode == 130, errors
     assert "Traceback" not in errors
     assert "interrupted; go on with: parnas retrain" in errors
+
+
+@pytest.mark.parametrize(("error", "ignored"), [(LostProcess("lost"), True), (ValueError("other"), False)])
+def test_torchruns_sigterm_cannot_silence_the_word_of_a_lost_process(error: Exception, ignored: bool) -> None:
+    """It reaches the processes that are left while they end, and one that it kills says nothing of the cause."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(type(error)), StopSignals():
+            raise error
+        assert signal.getsignal(signal.SIGTERM) is (signal.SIG_IGN if ignored else before)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_signals_are_as_before_after_a_training(corpus: Path, tmp_path: Path) -> None:

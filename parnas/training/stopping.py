@@ -7,6 +7,8 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, Self
 
+from parnas.training.ranks import LostProcess
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 """Ctrl-C; what SLURM, docker and systemd send before they kill; and what SLURM's --signal=USR1@SECONDS sends ahead."""
 
@@ -22,7 +24,9 @@ class Stopped(Exception):
 class StopSignals:
     """While it is entered, a signal that would end the process is noted in `received`; a second Ctrl-C interrupts.
 
-    Outside the main thread, which alone may handle signals, it does nothing. Signals that are ignored stay so.
+    Outside the main thread, which alone may handle signals, it does nothing. Signals that are ignored stay so. Where
+    another process was lost, SIGTERM is ignored afterwards: torchrun sends it to those that are left, which are ending
+    and have yet to tell why.
     """
 
     def __init__(self) -> None:
@@ -39,6 +43,8 @@ class StopSignals:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if kind is LostProcess and signal.SIGTERM in self._before:
+            self._before[signal.SIGTERM] = signal.SIG_IGN
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
