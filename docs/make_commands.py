@@ -17,7 +17,8 @@ PAGE = Path(__file__).with_name("commands.md")
 INTRODUCTION = """# Commands
 
 Made by `python docs/make_commands.py` from the program. `parnas --help` lists the commands, `parnas COMMAND --help`
-tells of one, `parnas --version` which version it is. `search`, `derive`, `retrain` and `evaluate` are scripts too: `python search.py …` is `parnas search …`.
+tells of one, `parnas --version` which version it is. `search`, `derive`, `retrain` and `evaluate` are scripts too:
+`python search.py …` is `parnas search …`.
 
 * `CONFIG` is a YAML file such as those in `configs/`, or the name of one of these, such as `wikitext2-word-cpu`; without
   one the demo's is taken. Every setting of [configuration.md](configuration.md) can be given as `section.key=value`

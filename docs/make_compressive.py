@@ -73,9 +73,8 @@ Of three runs of the table below, the first seed each, by `parnas evaluate --ana
   with `attention` was best, and the gain larger: perplexity 17.1 against 18.1 on the test split of WikiText-103, with
   about a fifth less on rare words.
 * A network was trained from one seed or two, as the table says, and the two differ by a standard deviation of {spread}
-  in perplexity. What
-  holds for one function at every ratio and seed, as with `max_pool`, is more than chance; what holds for one line is
-  not.
+  in perplexity. What holds for one function at every ratio and seed, as with `max_pool`, is more than chance; what
+  holds for one line is not.
 * All choices were made on the validation split, which is what the tables show; the test split was not read.
 
 """

@@ -169,15 +169,16 @@ def judge_ranking(result: dict[str, Any]) -> Iterator[str]:
     ceiling = result["ceiling"]["all"]
     aim = CEILING_SHARE * ceiling
     yield (
-        f"A second experiment, the table: every network of a small space trained from scratch from several seeds. Their "
-        f"orders agree by Kendall's tau of {ceiling:.2f} from seed to seed (aim: 0.8, {mark(ceiling >= 0.8)})."
+        "A second experiment, the table: every network of a small space trained from scratch from several seeds. "
+        f"Their orders agree by Kendall's tau of {ceiling:.2f} from seed to seed (aim: 0.8, {mark(ceiling >= 0.8)})."
     )
     counts = [ranks[count, ""] for count in ("parameters", "multiply-adds")]
     for (by, target), row in ranks.items():
         if by == f"{DEFAULT}: estimate":
             yield (
-                f"Ranking of all its networks by the estimate of a search, target {target}: tau {row['tau, all']:.2f} (aim: "
-                f"{aim:.2f}, {mark(row['tau, all'] >= aim)}), and {row['tau, one training']:.2f} with one training of each."
+                f"Ranking of all its networks by the estimate of a search, target {target}: tau {row['tau, all']:.2f} "
+                f"(aim: {aim:.2f}, {mark(row['tau, all'] >= aim)}), and {row['tau, one training']:.2f} with one "
+                "training of each."
             )
             for title, among in SUBSETS.items():
                 of, *others = (each[title] for each in (row, *counts))

@@ -120,7 +120,8 @@ def judge_search_step(result: dict[str, Any]) -> Iterator[str]:
             )
         if goal["precision"] == "bf16" and goal["situation"] == "uniform":
             speed, least = goal["tokens/s over baseline"], goal["at least"]
-            yield f"Tokens/s of that step: {speed:.1f} times the baseline's (goal: {least:.0f}, {mark(goal['fast enough'])})."
+            told = mark(goal["fast enough"])
+            yield f"Tokens/s of that step: {speed:.1f} times the baseline's (goal: {least:.0f}, {told})."
     baseline = result["baseline"]
     for dropout, speed in baseline["steps_per_second"].items():
         yield (
@@ -151,9 +152,10 @@ def judge_time_to_quality(result: dict[str, Any]) -> Iterator[str]:
     target, goal = result["target_bits_per_byte"], result["goal_seconds"]
     for repetition in result["repetitions"]:
         for name, phase in ((name, repetition[name]) for name in ("search", "retrain")):
-            told = f"{phase['reached']['seconds']:.0f} s" if phase["reached"] else "not at all"
+            took = f"{phase['reached']['seconds']:.0f} s" if phase["reached"] else "not at all"
+            told = mark(repetition["within_goal"][name])
             yield (
-                f"{name.capitalize()} to {target} bits per byte from a cold start: {told} (goal: {goal:.0f} s, {mark(repetition['within_goal'][name])}), "
+                f"{name.capitalize()} to {target} bits per byte from a cold start: {took} (goal: {goal:.0f} s, {told}), "
                 f"{phase['end']['bits_per_byte']:.4f} at the end."
             )
 

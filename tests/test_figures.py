@@ -221,6 +221,12 @@ class TestCurves:
         assert "derived network" in legend[2]
         assert "do not compare" not in legend[2]
 
+    def test_a_derived_network_that_is_validated_itself_gets_no_line_of_its_own(self, tmp_path, legend):
+        lines = {PI: pi_records(7, 6, 3), METRICS: metrics(argmax_ppl=50.0)}
+        same = make_run(tmp_path / "search", "search", lines, search__blocks=6)
+        draw_learning_curves([same], tmp_path / "curves.png")
+        assert "Dotted" not in legend[1], "it would lie below the other line, where none can see it"
+
     def test_derived_string_stands_for_a_search(self, search_run, tmp_path, legend):
         (search_run.folder / "arch.yaml").write_text("arch: sfsffi\n")
         draw_learning_curves([search_run], tmp_path / "curves.png")

@@ -45,14 +45,15 @@ class Curves:
     string: str
     train: Points
     valid: Points
-    argmax: Points  # of a search: the network that derive would take, inside the SuperNet
+    argmax: Points  # of a search that validates a mixture: the network that derive would take, inside the SuperNet
 
     @classmethod
     def from_run(cls, run: Run, name: str) -> Self:
         """Read a run that the legend calls `name`; raises `ParnasError` if it logged no perplexity."""
         records = run.records(METRICS)
         train, valid = ([r for r in records if r.get("split") == split] for split in ("train", "valid"))
-        curves = cls(name, _string(run), _points(train, "ppl"), _points(valid, "ppl"), _points(valid, "argmax_ppl"))
+        own, argmax = (_points(valid, key) for key in ("ppl", "argmax_ppl"))
+        curves = cls(name, _string(run), _points(train, "ppl"), own, argmax if argmax != own else [])
         if not curves.train and not curves.valid:
             raise ParnasError(
                 f"{run.folder / METRICS} holds no finite perplexity yet; training writes a line every "
