@@ -4,6 +4,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,13 @@ needs_compiler = pytest.mark.skipif(
     shutil.which(os.environ.get("CXX", "g++")) is None,
     reason="torch.compile wants a C++ compiler: g++, or what CXX names",
 )
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
 
 
 def small_config(corpus: Path, **changes: object) -> Config:

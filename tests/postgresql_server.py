@@ -4,13 +4,13 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
 from pathlib import Path
 
 import pytest
+from conftest import free_port
 
 USER = "parnas"
 
@@ -97,10 +97,3 @@ def find_binaries() -> Path:
         if (folder / "initdb").exists() and (folder / "postgres").exists():
             return folder
     pytest.skip("PostgreSQL is not installed; on Debian: apt-get install postgresql")
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])

@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import small_config
+from conftest import free_port, small_config
 from training_helpers import Stop, StopAfter, assert_same_weights, final_weights
 
 from parnas.config import Config, dump_config
@@ -53,12 +52,6 @@ NETWORKS = {
 def make_config(corpus: Path, **changes: object) -> Config:
     schedule = {"search__steps": 20, "train__steps": 20, "search__alpha_start_step": 2, "train__log_every": 1}
     return small_config(corpus, data__batch_size=16, model__dropout=0.0, **{**schedule, **changes})
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def start_ranks(count: int, command: list[str]) -> list[subprocess.CompletedProcess[str]]:
