@@ -39,7 +39,7 @@ test-browser: $(VENV)/installed-dev
 	is found" >&2; exit 2; }
 	@$(FIND_CHROMIUM) || { apt-get update && apt-get install -y chromium; }
 	$(PIP) -e '.[browser]'
-	$(BIN)/python -m pytest tests/test_browser.py tests/test_report*.py
+	$(BIN)/python -m pytest tests/figures/test_browser.py tests/figures/test_report*.py
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
@@ -53,7 +53,7 @@ format: $(VENV)/installed-dev
 
 docs: $(VENV)/installed-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
-	$(BIN)/python -m pytest -q -n auto tests/test_documented_commands.py
+	$(BIN)/python -m pytest -q -n auto tests/meta/test_documented_commands.py
 	@echo "built: site/index.html"
 
 # pip-audit fails alike where it finds something and where it is told nothing, but then it leaves no report. --strict:

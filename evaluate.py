@@ -2,7 +2,7 @@
 
 import sys
 
-from parnas.cli import main
+from parnas.cli.main import main
 
 if __name__ == "__main__":
     main(["evaluate", *sys.argv[1:]])

@@ -24,17 +24,17 @@ from rows import append_rows, read_rows, work_off
 from time_to_quality import require_corpus
 from tried import TRIED
 
-from parnas.config import Config
+from parnas.config.loader import Config
+from parnas.config.yaml_file import read_yaml
 from parnas.data.corpora import find_corpus
 from parnas.data.streams import prepare
 from parnas.errors import ParnasError
-from parnas.files import to_json, write_text
-from parnas.inputs import read_config, read_overrides
-from parnas.run import Run
-from parnas.training.repeated import train_once
-from parnas.training.reporter import Silent
+from parnas.runs.files import to_json, write_text
+from parnas.runs.resolve import read_config, read_overrides
+from parnas.runs.run import Run
+from parnas.studies.train_or_load import train_once
+from parnas.training.progress import Silent
 from parnas.training.retrain import retrain
-from parnas.yaml_text import read_yaml
 
 CONFIG = Path(__file__).with_suffix(".yaml")
 RECIPE = "the recipe"
@@ -77,7 +77,7 @@ class Job(NamedTuple):
 
 
 def read_plan(plan: dict[str, Any]) -> list[Job]:
-    """The recipe with its seeds, then each change with its own."""
+    """Return the recipe with its seeds, then each change with its own."""
     unchanged = Variant(RECIPE, "", {}, plan["tried"])
     variants = [Variant(**{**unchanged._asdict(), **each}) for each in plan["variants"]]
     recipe = [Job(unchanged, seed) for seed in plan["recipe_seeds"]]
@@ -85,7 +85,7 @@ def read_plan(plan: dict[str, Any]) -> list[Job]:
 
 
 def cut_corpus(name: str, share: float, folder: Path) -> Path:
-    """A corpus with the first share of the lines of another's training text; its other splits whole."""
+    """Make a corpus of the first `share` of the lines of another's training text; the other splits are whole."""
     folder.mkdir(parents=True, exist_ok=True)
     for split, text in find_corpus(name).splits.items():
         lines = b"".join(text.blocks()).decode("utf-8").splitlines(keepends=True)
@@ -95,7 +95,7 @@ def cut_corpus(name: str, share: float, folder: Path) -> Path:
 
 
 def changed_config(config: Config, job: Job) -> Config:
-    """The configuration of a training."""
+    """Return the configuration of a training."""
     return read_config(config, [("runtime.seed", job.seed), *read_overrides(job.variant.changes)])
 
 
@@ -117,19 +117,19 @@ def train(config: Config, share: float, runs: Path, job: Job) -> Row:
         for name in variant.tried:
             stack.enter_context(TRIED[name]())
         run = train_once(retrain, changed_config(config, job), folder, Silent())
-    summary, device = run.summary(), str(run.environment()["device_name"])
-    figures = summary["steps"], summary["valid"]["ppl"], summary["seconds"], summary["parameters"]
+    summary, device = run.summary(), str(run.environment().device_name)
+    figures = summary.steps, summary.valid.ppl, summary.seconds, summary.parameters
     return Row(variant.name, seed, *figures, settings, device)
 
 
 def rows_of(path: Path, jobs: list[Job], config: Config, share: float) -> list[Row]:
-    """What there is of the jobs."""
+    """Return the finished rows of the jobs."""
     wanted = {(job.variant.name, job.seed, hash_settings(config, share, job)) for job in jobs}
     return [row for row in read_rows(path, Row) if (row.name, row.seed, row.settings) in wanted]
 
 
 def tabulate(jobs: list[Job], rows: list[Row]) -> list[dict[str, Any]]:
-    """A line for each change: what it makes worse or better than the recipe, by how much; times of one device each."""
+    """Return a row per change: its effect against the recipe, and the times of one device."""
     base = [row for row in rows if row.name == RECIPE]
     usual = {device: mean(row.seconds for row in base if row.device == device) for device in {r.device for r in base}}
     variants = list(dict.fromkeys(job.variant.name for job in jobs))

@@ -19,34 +19,40 @@ from ground_truth import CONFIG, ROWS
 from search_quality import PROFILE, Truth, read_truth, table_name
 
 from parnas.architecture import Architecture
-from parnas.config import Config, load_config
-from parnas.nas.blackbox import blackbox, findings, open_study
+from parnas.config.loader import Config, load_config
 from parnas.nas.cost import find_costs
-from parnas.nas.trials import Finding, Task, best_within
-from parnas.training.reporter import Silent
+from parnas.studies.blackbox import (
+    BlackboxTask,
+    EvaluatedNetwork,
+    best_within,
+    blackbox,
+    evaluated_networks,
+    open_study,
+)
+from parnas.training.progress import Silent
 
 TRIALS = (2, 4, 8, 16, 32)
 TARGETS = (0.65, 0.8)
 SEEDS = 5
 
 
-def run_study(truth: Truth, config: Config, seed: int, trials: int) -> list[Finding]:
-    """What a study of so many trials finds, in the order of the trials."""
+def run_study(truth: Truth, config: Config, seed: int, trials: int) -> list[EvaluatedNetwork]:
+    """Return the networks that a study finds, in the order of its trials."""
     single = truth.single((seed - 1) % truth.seeds)
 
     def look_up(_: int, architecture: Architecture) -> float:
         return math.exp(single.mean(table_name(architecture)))
 
     config = config.replace(runtime__seed=seed)
-    task = Task(config.search.block_spaces, truth.costs, look_up, "looked up", {}, config, vocab_size=0)
+    task = BlackboxTask(config.search.block_spaces, truth.costs, look_up, "looked up", {}, config, vocab_size=0)
     with tempfile.TemporaryDirectory(prefix="parnas-blackbox-") as folder:
         study = open_study(f"sqlite:///{folder}/study.db", "looked up", "tpe", task)
         blackbox(study, task, trials, Silent())
-        return findings(study)
+        return evaluated_networks(study, task.source)
 
 
-def judge(truth: Truth, studies: Sequence[Sequence[Finding]], target: float, trials: int) -> dict[str, Any]:
-    """A row: what studies had found after so many trials; one that had found nothing within the target counts last."""
+def judge(truth: Truth, studies: Sequence[Sequence[EvaluatedNetwork]], target: float, trials: int) -> dict[str, Any]:
+    """Return a row of results after `trials` trials; a study without a network within the target ranks last."""
     allowed = [network for network in truth.losses if truth.share(network) <= target + 1e-9]
     best, worst = min(map(truth.mean, allowed)), max(map(truth.mean, allowed))
     bound = target * truth.costs.interleaved

@@ -23,10 +23,10 @@ import torch
 from search_step import TINY, Step, make_config, make_training
 from torch import nn
 
-from parnas.files import read_json, write_json
 from parnas.model import fused, heads
+from parnas.runs.files import read_json, write_json
 from parnas.training import device as devices
-from parnas.training import trainer
+from parnas.training import weight_optimizer
 
 DROPOUT = 0.1
 AS_BUILT = "as built"
@@ -65,7 +65,7 @@ TAKEN_BACK: Mapping[str, Callable[[], AbstractContextManager[Any]]] = {
     "attention by autograd": partial(patch.object, fused, "relative_attention", plain.relative_attention),
     "cross-entropy by autograd": partial(patch.object, fused, "linear_cross_entropy", plain.linear_cross_entropy),
     "torch's dropout": partial(patch.object, fused, "dropout", torch.nn.functional.dropout),
-    "clipping in a pass of its own": partial(patch.object, trainer, "step_clipped", clip_in_a_pass_of_its_own),
+    "clipping in a pass of its own": partial(patch.object, weight_optimizer, "step_clipped", clip_in_a_pass_of_its_own),
     "rows of the tails as they come": partial(patch.object, heads, "round_up_rows", lambda rows: rows),
 }
 IN_PROCESSES: Mapping[str, Callable[[], AbstractContextManager[Any]]] = {
@@ -76,7 +76,7 @@ IN_PROCESSES: Mapping[str, Callable[[], AbstractContextManager[Any]]] = {
 
 
 def make_step(name: str, precision: str, device: str, plan: Plan) -> Step:
-    """The training step of a new network; compiled where the name says so."""
+    """Return the training step of a new network, compiled if the name says so."""
     config = make_config(DROPOUT, "soft", plan.overrides).replace(runtime__compile=name == "blocks compiled")
     data = config.data
     tokens = (plan.warm_up + plan.rounds) * data.batch_size * data.tgt_len + 1
@@ -85,7 +85,7 @@ def make_step(name: str, precision: str, device: str, plan: Plan) -> Step:
 
 
 def call_within(context: Callable[[], AbstractContextManager[Any]], step: Step) -> None:
-    """A step with a choice taken back."""
+    """Return a step with one choice reverted."""
     with context():
         step()
 
@@ -98,7 +98,7 @@ def take_turns(precision: str, device: str, plan: Plan) -> dict[str, list[float]
 
 
 def run_one(name: str, precision: str, device: str, plan: Plan, out: Path) -> None:
-    """The seconds of one candidate, alone, into a file."""
+    """Write the seconds of one candidate, run alone, to a file."""
     with IN_PROCESSES[name]():
         step = make_step(name, precision, device, plan)
         write_json(out, harness.take_turns({name: step}, plan.rounds, plan.warm_up)[name])
@@ -116,7 +116,7 @@ def run_processes(precision: str, device: str, size: str, out: Path) -> dict[str
 
 
 def describe(precision: str, kind: str, seconds: Mapping[str, list[float]]) -> list[dict[str, Any]]:
-    """A record for each candidate."""
+    """Return a record for each candidate."""
     base = median(seconds[AS_BUILT])
     return [
         {"precision": precision, "measured": kind, "choice taken back": name, **harness.describe_seconds(of)}

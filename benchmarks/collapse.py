@@ -19,10 +19,9 @@ import harness
 from rows import append_rows, read_rows
 from time_to_quality import make_tiny, require_corpus
 
-from parnas.config import Config, load_config
+from parnas.config.loader import Config, load_config
 from parnas.nas.search import search
-from parnas.run import METRICS
-from parnas.training.reporter import Silent
+from parnas.training.progress import Silent
 
 ESTIMATORS = ("gdas", "soft")
 BARE = {"search__entropy_start": 0.0, "search__entropy_end": 0.0, "search__alpha_start_step": 0}
@@ -44,7 +43,7 @@ class Row(NamedTuple):
 
 
 def countermeasures(steps: int) -> dict[str, dict[str, Any]]:
-    """Settings by name, each against a search that has nothing."""
+    """Return settings by name, each compared with a search without any."""
     starts = [round(share * steps) for share in START_SHARES]
     return {
         NOTHING: {},
@@ -63,20 +62,20 @@ def cases(steps: int) -> Iterator[tuple[str, str]]:
 
 
 def measure(config: Config, estimator: str, against: str, seed: int) -> Row:
-    """What a search ends with."""
+    """Run a search and return its final state."""
     steps = config.search.steps
     changes = {**BARE, **countermeasures(steps)[against]}
     config = config.replace(search__estimator=estimator, runtime__seed=seed, **changes)
     with tempfile.TemporaryDirectory(prefix="parnas-collapse-") as folder:
         run = search(config, Path(folder) / "run", Silent())
-        last = [line for line in run.records(METRICS) if line["split"] == "train"][-1]
+        last = [line for line in run.metrics() if line.split == "train"][-1]
         summary = run.summary()
-    bits = summary["argmax"]["bits_per_byte"]
-    return Row(estimator, against, seed, steps, summary["arch"], last["identity_share"], bits)
+    bits = summary.argmax.bits_per_byte
+    return Row(estimator, against, seed, steps, summary.arch, last.identity_share, bits)
 
 
 def describe(rows: Sequence[Row]) -> dict[str, Any]:
-    """A record of the searches of one case."""
+    """Return a record of the searches of one case."""
     return {
         "estimator": rows[0].estimator,
         "against": rows[0].against,

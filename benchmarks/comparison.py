@@ -29,25 +29,25 @@ from rows import append_rows, read_rows, work_off
 from time_to_quality import require_corpus
 
 from parnas.architecture import Architecture
-from parnas.config import Config, check_config
+from parnas.config.loader import Config, check_config
+from parnas.config.yaml_file import read_yaml
 from parnas.data.streams import prepare
 from parnas.errors import Diverged
-from parnas.figures.pareto import Marker, draw_pareto
-from parnas.files import read_json, write_json
-from parnas.nas.baselines import DERIVED, INTERLEAVED, Baseline, choose_baselines
-from parnas.nas.contest import Standing, answer, compare_standings
+from parnas.figures.pareto import ParetoPoint, draw_pareto
 from parnas.nas.cost import find_costs
 from parnas.nas.derive import derive
-from parnas.nas.profile import profile, share_layers
+from parnas.nas.latency_table import profile, share_layers
 from parnas.nas.search import search
-from parnas.run import METRICS, Run
+from parnas.runs.files import read_json, write_json
+from parnas.runs.run import Run
+from parnas.studies.baseline_comparison import NetworkResult, compare_networks, compare_pair
+from parnas.studies.baselines import DERIVED, INTERLEAVED, Baseline, choose_baselines
 from parnas.training.device import choose_device
 from parnas.training.latency import Candidate, Shape, prepare_scoring, time_in_turns
+from parnas.training.loaded_run import load
 from parnas.training.perplexity import measure_loss
-from parnas.training.phases import load
-from parnas.training.reporter import Silent
+from parnas.training.progress import Silent
 from parnas.training.retrain import retrain
-from parnas.yaml_text import read_yaml
 
 CONFIG = Path(__file__).with_suffix(".yaml")
 LONGER = "interleaved, longer"
@@ -107,7 +107,7 @@ class Study(NamedTuple):
         return self.folder / "comparison_latency.json"
 
     def networks(self) -> tuple[Baseline, ...]:
-        """The derived network and those that it is compared with."""
+        """Return the derived network and those that it is compared with."""
         costs = find_costs(self.config, self.config.search.cost.metric, Silent())
         derived = Architecture.parse(read_json(self.search)["derivation"]["arch"])
         spaces = self.config.search.block_spaces
@@ -115,7 +115,7 @@ class Study(NamedTuple):
 
 
 def read_study(parsed: Namespace) -> Study:
-    """The study of the configuration beside this file; its costs are those of the profile, once there is one."""
+    """Read the study from the configuration beside this file, with the costs of its profile once there is one."""
     settings = read_yaml(CONFIG.read_text(encoding="utf-8"), CONFIG.name)
     plan, folder = settings.pop("comparison"), harness.results_folder(parsed)
     if parsed.size == "tiny":
@@ -145,8 +145,8 @@ def run_search(study: Study) -> None:
     blocks = study.config.search.blocks
     with tempfile.TemporaryDirectory(prefix="parnas-comparison-") as folder:
         run = search(study.config, Path(folder) / "run", Silent())
-        derivation = derive(run).to_dict(run)
-        found = {"seconds": run.summary()["seconds"], "search": study.config.search.model_dump(mode="json")}
+        derivation = derive(run).to_record(run).to_dict()
+        found = {"seconds": run.summary().seconds, "search": study.config.search.model_dump(mode="json")}
     found["search"]["cost"].pop("table")
     derived, interleaved = (time_step(study.config, arch) for arch in (derivation["arch"], f"interleaved-{blocks}"))
     found["longer_steps"] = round((found["seconds"] + study.config.train.steps * derived) / interleaved)
@@ -160,8 +160,8 @@ def time_step(config: Config, arch: str) -> float:
     changed = config.replace(model__arch=arch, train__steps=steps, train__warmup_steps=0, train__log_every=steps // 2)
     with tempfile.TemporaryDirectory(prefix="parnas-comparison-") as folder:
         run = retrain(changed, Path(folder) / "run", Silent())
-        last = [line for line in run.records(METRICS) if line["split"] == "train"][-1]
-    return config.data.batch_size * config.data.tgt_len / float(last["tokens_per_s"])
+        last = [line for line in run.metrics() if line.split == "train"][-1]
+    return config.data.batch_size * config.data.tgt_len / float(last.tokens_per_s)
 
 
 def wanted(study: Study) -> Iterator[Job]:
@@ -185,7 +185,7 @@ def train(config: Config, job: Job) -> Row:
         except Diverged:
             return Row(*job, math.inf, math.inf, math.nan)
         summary, test = run.summary(), measure_test(run)
-        return Row(*job, summary["valid"]["ppl"], test, summary["seconds"])
+        return Row(*job, summary.valid.ppl, test, summary.seconds)
 
 
 def measure_test(run: Run) -> float:
@@ -209,7 +209,7 @@ def run_trainings(study: Study, workers: int) -> None:
 
 
 def finished(study: Study) -> dict[str, list[Row]]:
-    """The rows of this study's trainings by network, in the order in which networks and seeds are wanted."""
+    """Return the rows of this study's trainings by network, in the planned order of networks and seeds."""
     rows = {Job(*row[:4]): row for row in read_rows(study.rows, Row)}
     found: dict[str, list[Row]] = defaultdict(list)
     for job in wanted(study):
@@ -240,12 +240,12 @@ def run_latency(study: Study, rounds: int) -> None:
     write_json(study.latency, {"machine": harness.machine(device), "rounds": rounds, "of": found})
 
 
-def standings(study: Study) -> list[Standing]:
-    """What each network reached, its cost the measured latency of its stack over the interleaved network's."""
+def standings(study: Study) -> list[NetworkResult]:
+    """Return each network's perplexities and its latency as a share of the interleaved network's."""
     latency, rows = read_json(study.latency)["of"], finished(study)
     interleaved = latency[rows[INTERLEAVED][0].arch]["stack_ms"]
     return [
-        Standing(
+        NetworkResult(
             name,
             of[0].arch,
             latency[of[0].arch]["stack_ms"] / interleaved,
@@ -277,13 +277,13 @@ def report(study: Study, parsed: Namespace) -> None:
     shown = [row | {key: "–" if row[key] is None else f"{row[key]:.2f}" for key in figures} for row in table]
     harness.print_table("Perplexity per token, and measured inference latency", shown)
     alike = [each for each in found if each.name != LONGER]
-    answers = compare_standings(alike)
+    answers = compare_networks(alike)
     derived = next(each for each in found if each.name == DERIVED)
-    answers += [answer(derived, each) for each in found if each.name == LONGER]
+    answers += [compare_pair(derived, each) for each in found if each.name == LONGER]
     for each in answers:
         print(f"* {each.text}")
     images = study.folder if parsed.out else harness.ROOT / "docs" / "images"
-    markers = [Marker(each.name, each.share, each.mean, each.sd, each.random) for each in alike]
+    markers = [ParetoPoint(each.name, each.share, each.mean, each.sd, each.random) for each in alike]
     draw_pareto(markers, images / "comparison.png", "measured latency of the blocks, interleaved = 1")
     payload = {"networks": table, "answers": [each.text for each in answers], "search": read_json(study.search)}
     device = harness.choose(parsed.device, study.config.runtime.precision)

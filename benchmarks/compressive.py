@@ -21,14 +21,14 @@ from compressive_step import FUNCTIONS, LOSSES, TRAINED
 from rows import append_rows, read_rows, work_off
 from time_to_quality import require_corpus
 
-from parnas.config import Config, check_config
+from parnas.config.loader import Config, check_config
+from parnas.config.yaml_file import read_yaml
 from parnas.data.streams import prepare
-from parnas.evaluation.entries import Conditions, open_entries
 from parnas.evaluation.frequency import BUCKETS, perplexity_by_frequency
-from parnas.training.repeated import train_once
-from parnas.training.reporter import Silent
+from parnas.evaluation.loading import EvalOptions, open_runs
+from parnas.studies.train_or_load import train_once
+from parnas.training.progress import Silent
 from parnas.training.retrain import retrain
-from parnas.yaml_text import read_yaml
 
 CONFIG = Path(__file__).with_suffix(".yaml")
 SAME_SPAN, SAME_REACH, LONGER = "plain, same span", "plain, same reach", "plain, same span and time"
@@ -51,11 +51,11 @@ class Network(NamedTuple):
     changes: dict[str, Any]
 
     def changed(self, config: Config) -> Config:
-        """The configuration that it is trained with."""
+        """Return the configuration of its training."""
         return config.replace(model__arch=self.arch, **self.changes)
 
     def steps(self, config: Config) -> int:
-        """For how long."""
+        """Return the training steps."""
         return self.changed(config).train.steps
 
 
@@ -74,7 +74,7 @@ class Row(NamedTuple):
 
 
 def design(config: Config, ratios: Sequence[int]) -> list[Network]:
-    """The networks, those of one ratio first, then what varies it."""
+    """Return the networks: those of one ratio first, then the variations."""
     model, steps = config.model, config.train.steps
     span = model.mem_len + model.memory.cmem_len
     reach = model.mem_len + DESIGN_RATIO * model.memory.cmem_len
@@ -98,7 +98,7 @@ def design(config: Config, ratios: Sequence[int]) -> list[Network]:
 
 
 def compressive(ratio: int, function: str, loss: str) -> Network:
-    """A network of compressive attention; named by its loss where it has one."""
+    """Return a network of compressive attention, named after its loss where it has one."""
     name = ", ".join([function, *([loss] if function in TRAINED else []), f"{ratio}:1"])
     settings = {"ratio": ratio, "function": function, "loss": loss}
     return Network(name, "(cf)*3", {f"model__memory__{key}": value for key, value in settings.items()})
@@ -111,12 +111,12 @@ def train(config: Config, runs: Path, job: tuple[Network, int]) -> Row:
     changed = network.changed(config).replace(runtime__seed=seed)
     run = train_once(retrain, changed, folder, Silent())
     summary = run.summary()
-    entries = open_entries([folder], Conditions())
-    buckets = perplexity_by_frequency(entries, "valid").set_index("occurrences")["ppl"]
-    valid = summary["valid"]
+    eval_runs = open_runs([folder], EvalOptions())
+    buckets = perplexity_by_frequency(eval_runs, "valid").set_index("occurrences")["ppl"]
+    valid = summary.valid
     by_frequency = [float(buckets[name]) for name in BUCKETS]
-    reached = valid["ppl"], valid["bits_per_byte"], *by_frequency
-    return Row(network.name, seed, summary["steps"], *reached)
+    reached = valid.ppl, valid.bits_per_byte, *by_frequency
+    return Row(network.name, seed, summary.steps, *reached)
 
 
 def run_trainings(config: Config, plan: dict[str, Any], path: Path, runs: Path, workers: int) -> None:
@@ -131,7 +131,7 @@ def run_trainings(config: Config, plan: dict[str, Any], path: Path, runs: Path, 
 
 
 def tabulate(config: Config, plan: dict[str, Any], path: Path) -> list[dict[str, Any]]:
-    """A line for each network: means over its seeds, and by how much it is better than plain memory of its span."""
+    """Return a row per network: means over seeds, and the gain over plain memory of the same span."""
     rows = read_rows(path, Row)
     of = {
         network.name: [row for row in rows if (row.name, row.steps) == (network.name, network.steps(config))]

@@ -14,30 +14,30 @@ from rows import work_off
 from time_to_quality import require_corpus
 
 from parnas.architecture import Architecture
-from parnas.config import Config, check_config
+from parnas.config.loader import Config, check_config
+from parnas.config.yaml_file import read_yaml
 from parnas.nas.cost import read_costs
-from parnas.nas.derive import Demands, derive, write_derivation
+from parnas.nas.derive import Constraints, derive, write_derivation
 from parnas.nas.search import search
-from parnas.run import Run
-from parnas.training.repeated import train_once
-from parnas.training.reporter import Silent
+from parnas.runs.run import Run
+from parnas.studies.train_or_load import train_once
+from parnas.training.progress import Silent
 from parnas.training.retrain import retrain
-from parnas.yaml_text import read_yaml
 
 TINY_SEARCH = {"blocks": 3, "steps": 12, "warmup_steps": 2, "alpha_start_step": 3}
 
 
 def run_search(config: Config, folder: Path) -> Run:
-    """The search, gone on with where it was begun."""
+    """Run the search, or resume it."""
     run = train_once(search, config, folder, Silent())
     write_derivation(derive(run), run, folder / "arch.yaml")
     return run
 
 
 def train(job: tuple[Config, Path]) -> float:
-    """Validation perplexity of a network."""
+    """Train a network and return its validation perplexity."""
     config, folder = job
-    return float(train_once(retrain, config, folder, Silent()).summary()["valid"]["ppl"])
+    return float(train_once(retrain, config, folder, Silent()).summary().valid.ppl)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -56,10 +56,10 @@ def main(arguments: list[str] | None = None) -> None:
     config = check_config(settings, CONFIG.name).replace(runtime__device=parsed.device)
     require_corpus(config)
     run = run_search(config, parsed.runs / "search")
-    derived, costs = Architecture.parse(run.arch_file()["arch"]), read_costs(run.folder)
+    derived, costs = Architecture.parse(run.derivation().arch), read_costs(run.folder)
     assert costs is not None, "the search has a target"
     blocks = config.search.blocks
-    unlimited = derive(run, Demands(within=math.inf)).architecture
+    unlimited = derive(run, Constraints(cost_target=math.inf)).architecture
     networks = {"derived": derived.canonical(), "derived, at any cost": unlimited.canonical()}
     networks |= {name: Architecture.parse(f"{name}-{blocks}") for name in ("interleaved", "compressive")}
     jobs = [
@@ -83,7 +83,7 @@ def main(arguments: list[str] | None = None) -> None:
     harness.print_table(f"Searched: {derived}; validation perplexity per piece", shown)
     device = harness.choose(parsed.device, config.runtime.precision)
     told = {"arch": str(derived), "share": costs.share(derived), "target": config.search.cost.target}
-    payload = {"precisions": [device.precision], **told, "pi": [block["pi"] for block in run.arch_file()["blocks"]]}
+    payload = {"precisions": [device.precision], **told, "pi": [block.pi for block in run.derivation().blocks]}
     harness.write_result("compressive_search", device, {**payload, "networks": table}, parsed)
 
 

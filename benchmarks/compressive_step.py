@@ -16,10 +16,10 @@ import numpy as np
 import torch
 
 from parnas.architecture import Architecture
+from parnas.config.schema import MemoryConfig, ModelConfig
 from parnas.model.blocks import Block
 from parnas.model.memory import Memory
 from parnas.model.transformer_xl import TransformerXL
-from parnas.sections import MemoryConfig, ModelConfig
 from parnas.training.device import Device
 from parnas.training.latency import time_in_turns
 from parnas.training.optimizers import make_adamw, update_clipped
@@ -53,7 +53,7 @@ TINY = Size(1, {"d_model": 16, "n_heads": 2, "d_inner": 32}, 50, 2, 4, 4, {"cmem
 
 
 def variants(size: Size) -> dict[str, tuple[str, dict[str, Any]]]:
-    """The networks by name: letter of their attention, and what their configuration changes."""
+    """Return the networks by name: the letter of their attention, and the changes of their configuration."""
     slots, ratio = size.memory["cmem_len"], size.memory["ratio"]
     found: dict[str, tuple[str, dict[str, Any]]] = {
         PLAIN: ("s", {"mem_len": size.mem_len + slots}),
@@ -68,7 +68,7 @@ def variants(size: Size) -> dict[str, tuple[str, dict[str, Any]]]:
 
 
 def make_step(size: Size, letter: str, changes: dict[str, Any], device: Device) -> Callable[[], None]:
-    """A call that trains a network by one segment, after those before it."""
+    """Return a call that trains a network on the next segment."""
     torch.manual_seed(1)
     config = ModelConfig.model_validate({**size.model, "mem_len": size.mem_len, **changes})
     network = TransformerXL.build(config, Architecture.parse(f"({letter}f)*{size.layers}"), size.vocab_size)
@@ -97,7 +97,7 @@ def make_step(size: Size, letter: str, changes: dict[str, Any], device: Device) 
 
 
 def describe(size: Size) -> str:
-    """The shapes in words."""
+    """Return the shapes in words."""
     lengths = f"segment {size.tgt_len}, memory {size.mem_len} + {size.memory['cmem_len']}"
     return f"{lengths}, d_model {size.model['d_model']}, {2 * size.layers} blocks"
 

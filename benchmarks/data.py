@@ -21,15 +21,15 @@ import harness
 import numpy as np
 from sentencepiece import SentencePieceProcessor
 
-from parnas.config import load_config
-from parnas.data.cache import cache_dir
-from parnas.data.corpora import SPLITS, find_corpus
-from parnas.data.remembered import SETTLED_NS
+from parnas.config.loader import load_config
+from parnas.data.cache import RECENT_NS, cache_dir
+from parnas.data.corpora import find_corpus
+from parnas.data.datasets import SPLITS
 from parnas.data.streams import encode_file
 from parnas.data.text import TextSlice
 from parnas.data.tokenizers import load_tokenizer, train_tokenizer
 from parnas.errors import ParnasError
-from parnas.files import read_json
+from parnas.runs.files import read_json
 
 COMMANDS = ("search", "retrain", "derive", "evaluate")
 WORK = {
@@ -90,7 +90,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def make_corpus(folder: Path, plan: Plan, generated: bool) -> tuple[Path, str]:
-    """A folder with train.txt, valid.txt and test.txt, and what is in them."""
+    """Make a folder with train.txt, valid.txt and test.txt; return it with its sizes."""
     folder.mkdir(parents=True)
     given = Path(os.environ.get("PARNAS_DATA", folder)) / "wikitext-2"
     if not generated and (given.is_dir() or (cache_dir() / "corpora" / "wikitext-2").is_dir()):
@@ -166,7 +166,7 @@ def measure_memory(path: Path, folder: Path, plan: Plan) -> dict[str, Any]:
     settings = [f"data.corpus={path}", f"data.tokenizer.vocab_size={plan.vocab_size}"]
     command = ["-m", "parnas", "data", str(harness.PAR_CONFIG), *settings]
     # What is found out about a file just written is not remembered.
-    time.sleep(max(0, path.stat().st_mtime + 1.1 * SETTLED_NS / 1e9 - time.time()))
+    time.sleep(max(0, path.stat().st_mtime + 1.1 * RECENT_NS / 1e9 - time.time()))
     names = ("cold", "cached", "cached again")
     return {"bytes": path.stat().st_size, **{name: run_whole(command, folder / "cache") for name in names}}
 
@@ -230,12 +230,12 @@ def start(command: list[str], cache: Path, output: int, stdout: int | None = Non
 
 
 def failed(command: list[str], output: bytes) -> ParnasError:
-    """The error of a command that did not do what was to be measured."""
+    """Return the error of a command that failed."""
     return ParnasError(f"{' '.join(command)} failed:\n{output.decode(errors='replace')[-2000:]}")
 
 
 def print_tables(payload: Mapping[str, Any]) -> None:
-    """What counts, as tables."""
+    """Print the results as tables."""
     encoding, memory = payload["encoding"], payload["memory"]
     harness.print_table(
         f"{encoding['bytes']:,} bytes to {encoding['tokens']:,} ids ({payload['text']})",

@@ -15,17 +15,17 @@ from typing import Any
 import harness
 from time_to_quality import make_tiny, require_corpus
 
-from parnas.config import Config, load_config
+from parnas.config.loader import Config, load_config
 from parnas.model.estimators import ESTIMATORS
 from parnas.nas.search import search
-from parnas.run import METRICS, Run
-from parnas.training.reporter import Silent
+from parnas.runs.run import Run
+from parnas.training.progress import Silent
 
 PROBE_STEPS = 100  # of the short search
 
 
 def search_for(config: Config, folder: Path, estimator: str, steps: int) -> Run:
-    """A finished search of so many steps, validated at its end; warm-up and start of alpha take their usual shares."""
+    """Run a search validated at its end; warm-up and start of alpha keep their shares of the steps."""
     usual = config.search
     shares = {
         "search__warmup_steps": usual.warmup_steps * steps // usual.steps,
@@ -37,17 +37,17 @@ def search_for(config: Config, folder: Path, estimator: str, steps: int) -> Run:
 
 
 def compare(config: Config, folder: Path, seconds: float, least: int) -> list[dict[str, Any]]:
-    """A record for each estimator."""
+    """Return a record for each estimator."""
     data, records = config.data, []
     for estimator in ESTIMATORS:
-        probe = search_for(config, folder, estimator, least).records(METRICS)
-        rate = [line["tokens_per_s"] for line in probe if line["split"] == "train"][-1]
+        probe = search_for(config, folder, estimator, least).metrics()
+        rate = [line.tokens_per_s for line in probe if line.split == "train"][-1]
         steps = max(least + 1, round(seconds * rate / (data.batch_size * data.tgt_len)))
         run = search_for(config, folder, estimator, steps)
         summary = run.summary()
         records.append(
-            {"estimator": estimator, "steps": steps, "seconds": summary["seconds"], "arch": summary["arch"]}
-            | {name: summary[name]["bits_per_byte"] for name in ("argmax", "mixture")}
+            {"estimator": estimator, "steps": steps, "seconds": summary.seconds, "arch": summary.arch}
+            | {"argmax": summary.argmax.bits_per_byte, "mixture": summary.mixture.bits_per_byte}
         )
     return records
 

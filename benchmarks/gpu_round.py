@@ -32,11 +32,11 @@ from plain import plain_operations
 from torch import Tensor
 
 from parnas.architecture import Architecture
-from parnas.config import load_config
+from parnas.config.loader import load_config
+from parnas.config.schema import ModelConfig
 from parnas.data.batching import TrainingBatches
 from parnas.errors import ParnasError
 from parnas.model.transformer_xl import TransformerXL
-from parnas.sections import ModelConfig
 from parnas.training.device import Device
 
 TOTAL = 500.0  # seconds of all parts
@@ -112,7 +112,7 @@ def time_training(task: Task) -> Iterator[Finding]:
 
 
 def time_compiled(task: Task) -> Iterator[Finding]:
-    """The same, compiled."""
+    """Time the same steps, compiled."""
     yield from training_steps(task, compiled=True)
 
 
@@ -168,7 +168,7 @@ def reach_quality(task: Task) -> Iterator[Finding]:
 
 
 def reach_quality_compiled(task: Task) -> Iterator[Finding]:
-    """The retraining once more, compiled."""
+    """Repeat the retraining, compiled."""
     found = task.found.get("quality", {}).get("search")
     if found is None:
         raise ParnasError("No architecture was derived: the part quality has to run, and to succeed, before.")
@@ -182,7 +182,7 @@ def reach_quality_compiled(task: Task) -> Iterator[Finding]:
 
 
 def quality_settings(task: Task, folder: Path) -> tuple[Path, float, list[str]]:
-    """Configuration, target in bits per byte, and overrides."""
+    """Return configuration, target in bits per byte, and overrides."""
     tiny = task.size == "tiny"
     config = time_to_quality.make_tiny(folder) if tiny else harness.PAR_CONFIG
     overrides = [f"runtime.device={task.device}"]
@@ -191,7 +191,7 @@ def quality_settings(task: Task, folder: Path) -> tuple[Path, float, list[str]]:
 
 
 def judge_phase(phase: dict[str, Any]) -> dict[str, Any]:
-    """Adds the seconds from the moment when the text was ready until the target, compilation included."""
+    """Add the seconds from the start of training to the target, compilation included."""
     if phase["reached"] is None:
         return {**phase, "training_seconds_to_target": None, "goal_met": False}
     seconds = phase["reached"]["seconds"] - phase["data_seconds"]
@@ -217,7 +217,7 @@ PARTS = {
 
 
 def run_in_child(name: str, task: Task, limit: float, findings: Connection) -> None:
-    """The process of a part: sends each finding, and the traceback of what goes wrong."""
+    """Run a part in a process of its own, which sends each finding, or the traceback of an error."""
     os.setsid()  # so that what it starts can be ended with it
     faulthandler.dump_traceback_later(max(1.0, limit - 5))  # says where a part hangs, before it is ended
     try:
@@ -287,7 +287,7 @@ class Round:
 
 
 def print_round(found: Mapping[str, Mapping[str, Any]]) -> None:
-    """What each part says in a line, and the search steps as tables."""
+    """Print the result of each part in a line, and the search steps as tables."""
     rows = []
     for part, findings in found.items():
         for name, value in findings.items():

@@ -21,14 +21,14 @@ from rows import append_rows, read_rows, work_off
 from time_to_quality import require_corpus
 
 from parnas.architecture import IDENTITY, Architecture
-from parnas.config import Config, load_config
-from parnas.data.batching import Order, TrainingBatches
+from parnas.config.loader import Config, load_config
+from parnas.data.batching import Shuffle, TrainingBatches
 from parnas.data.streams import prepare
 from parnas.model.transformer_xl import TransformerXL
-from parnas.training.phases import open_session, run_training
-from parnas.training.reporter import Silent
+from parnas.training.progress import Silent
+from parnas.training.retrain import RetrainTask
 from parnas.training.schedules import Schedule
-from parnas.training.trainer import Trainer
+from parnas.training.session import open_session, run_task
 
 CONFIG = Path(__file__).with_suffix(".yaml")
 ROWS = harness.RESULTS / "ground_truth.csv"
@@ -45,7 +45,7 @@ class Row(NamedTuple):
 
 
 def networks(blocks: int, space: Sequence[str]) -> list[str]:
-    """The different networks of a space, the smallest first: strings without identity of each possible length."""
+    """Return the different networks of a space, smallest first: all strings without identity."""
     letters = [letter for letter in space if letter != IDENTITY]
     lengths = range(0, blocks + 1) if IDENTITY in space else [blocks]
     return ["".join(string) or IDENTITY for length in lengths for string in itertools.product(letters, repeat=length)]
@@ -61,10 +61,12 @@ def train(config: Config, job: tuple[str, int]) -> Row:
             # Not by `retrain`, which refuses the network without blocks.
             model = TransformerXL.build(config.model, Architecture(arch), session.streams.tokenizer.vocab_size)
             tokens = session.streams.tokens("train")
-            batches = TrainingBatches(tokens, data.batch_size, data.tgt_len, order=Order.of(session.config))
-            trainer = Trainer(session, model, batches, Schedule.of(config.train))
-            run = run_training(trainer, lambda: Architecture(arch))
-        return Row(arch, seed, config.train.steps, run.summary()["valid"]["ppl"])
+            batches = TrainingBatches(
+                tokens, data.batch_size, data.tgt_len, shuffle=Shuffle.from_config(session.config)
+            )
+            task = RetrainTask(session, model, batches, Schedule.of(config.train))
+            run = run_task(task, lambda: Architecture(arch))
+        return Row(arch, seed, config.train.steps, run.summary().valid.ppl)
 
 
 def missing(config: Config, rows: Sequence[Row], seeds: int) -> Iterator[tuple[str, int]]:

@@ -19,10 +19,10 @@ import torch
 from numpy.typing import NDArray
 from tabulate import tabulate
 
+from parnas.config.schema import RuntimeConfig
 from parnas.errors import ParnasError
-from parnas.files import write_json
-from parnas.run import describe_machine, package_version
-from parnas.sections import RuntimeConfig
+from parnas.runs.files import write_json
+from parnas.runs.run import describe_machine, package_version
 from parnas.training import latency
 from parnas.training.device import Device, choose_device
 
@@ -59,14 +59,14 @@ def take_turns(
 
 
 def _ready() -> None:
-    """A CPU has done what it was asked for."""
+    """Do nothing: a CPU has no queue to wait for."""
 
 
 def matrix_rate(precision: torch.dtype, device: torch.device, size: int | None = None, rounds: int = 5) -> float:
-    """FLOP/s of the product of two square matrices, best of `rounds`: what the machine can reach in that precision.
+    """Return the FLOP/s of a product of square matrices, best of `rounds`: the machine's limit in that precision.
 
-    A product of n × n matrices counts 2 n³. Float32 is computed without TF32. `size` is 2048 on the CPU and 8192 on
-    CUDA where none is given.
+    A product of n × n matrices counts 2 n³. Float32 is computed without TF32. `size` defaults to 2048 on a CPU and 8192
+    on CUDA.
     """
     size = size or PRODUCT_SIZE[device.type]
     left, right = (torch.randn(size, size, device=device, dtype=precision) for _ in range(2))
@@ -99,7 +99,7 @@ def draw_ids(vocab_size: int, shape: int | tuple[int, ...], seed: int = 1) -> ND
 
 
 def choose(device: str, precision: str) -> Device:
-    """The device of that name (auto, cpu, cuda, cuda:N) in a precision, fp32 or bf16."""
+    """Return the device of a name (auto, cpu, cuda, cuda:N) in a precision, fp32 or bf16."""
     return choose_device(RuntimeConfig.model_validate({"device": device, "precision": precision}))
 
 
@@ -131,7 +131,7 @@ OF_TRAININGS: dict[str, dict[str, Any]] = {
 def make_parser(
     description: str | None, sizes: Sequence[str] = tuple(SIZES), options: Sequence[str] = (), **defaults: object
 ) -> argparse.ArgumentParser:
-    """The arguments of all benchmarks, and those of `OF_TRAININGS` that are named, with defaults by name.
+    """Return a parser with the arguments of all benchmarks and the named ones of `OF_TRAININGS`, with their defaults.
 
     `description` is a module's docstring, whose first line is shown.
     """
@@ -190,7 +190,7 @@ def print_table(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _cell(value: object) -> str:
-    """A number with three digits that count, or more where it is 1,000 and above."""
+    """Return a number with three significant digits, or as an integer from 1,000 on."""
     if value is None:
         return "–"
     if isinstance(value, float):

@@ -12,9 +12,9 @@ import harness
 import torch
 
 from parnas.architecture import Architecture
-from parnas.config import Config, load_config
-from parnas.files import read_json
+from parnas.config.loader import Config, load_config
 from parnas.model.transformer_xl import TransformerXL
+from parnas.runs.files import read_json
 from parnas.training.device import Device
 from parnas.training.latency import Candidate, Shape, measure_latencies
 
@@ -33,7 +33,7 @@ TINY = ("model.d_model=16", "model.n_heads=2", "model.d_inner=16", "model.cutoff
 
 
 def derived_architecture() -> str:
-    """The architecture that the recorded search derived."""
+    """Return the architecture that the recorded search derived."""
     return str(read_json(harness.RESULTS / "wikitext2-par.json")["derivation"]["arch"])
 
 
@@ -70,7 +70,7 @@ def measure(config: Config, archs: Sequence[str], devices: Mapping[str, Device],
 
 
 def describe(record: Mapping[str, Any], interleaved: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of the table: medians over the repetitions, and how the interleaved network compares."""
+    """Return a row of the table: medians over repetitions, and the ratio to the interleaved network."""
     named = {key: record[key] for key in ("precision", "batch_size", "arch")}
     p50, p95 = median(record["p50_ms"]), median(record["p95_ms"])
     return {**named, "p50 ms": p50, "p95 ms": p95, "times as fast as sfsfsf": median(interleaved["p50_ms"]) / p50}

@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from parnas.architecture import Architecture
+from parnas.config.schema import ModelConfig
 from parnas.errors import ParnasError
 from parnas.model.heads import Embedding, SoftmaxHead
 from parnas.model.transformer_xl import INITIAL_STD, TransformerXL
-from parnas.sections import ModelConfig
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Size:
         return self.batch_size * self.tgt_len
 
     def describe(self) -> dict[str, Any]:
-        """The shapes, for a result."""
+        """Return the shapes, for a result."""
         names = ("d_model", "n_heads", "d_head", "d_inner", "mem_len", "cutoffs", "tie_weights", "div_val", "dropout")
         own = {"arch": f"(sf)*{self.layers}", "vocab_size": self.vocab_size, "batch_size": self.batch_size}
         return {**own, "tgt_len": self.tgt_len, **{name: getattr(self.model, name) for name in names}}
@@ -77,7 +77,7 @@ class Size:
         return [((targets >= start) & (targets < stop)).double().mean().item() for start, stop in tails]
 
     def _cutoffs(self) -> tuple[int, ...]:
-        assert self.model.cutoffs != "auto"
+        assert not isinstance(self.model.cutoffs, str)
         return self.model.cutoffs
 
 
@@ -142,7 +142,7 @@ class Transformers(Network):
         return self.network.transformer(inputs_embeds=x, mems=memory).last_hidden_state
 
     def _mems(self, tokens: Tensor, memory: Any) -> Any:
-        """An empty memory in place of none, which it would fill with zeros and attend to."""
+        """Return an empty memory for `None`, which the library would fill with zeros and attend to."""
         width, layers = self.network.config.d_model, self.network.config.n_layer
         return memory or [torch.zeros(0, len(tokens), width, device=tokens.device) for _ in range(layers)]
 

@@ -21,17 +21,17 @@ import numpy as np
 import torch
 
 from parnas.architecture import Architecture
-from parnas.config import Config
+from parnas.config.loader import Config
 from parnas.data.batching import Batch
-from parnas.model.estimators import Gates, LooseGates, gumbel_softmax
+from parnas.model.estimators import DetachedGates, Gates, gumbel_softmax
 from parnas.model.memory import Memory
 from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import TransformerXL
-from parnas.run import Kind
+from parnas.runs.records import Kind
 from parnas.training.device import Device, keep_freed_memory
+from parnas.training.micro_batches import GradientAccumulator
 from parnas.training.optimizers import gradient_norm, make_adamw, step_clipped
-from parnas.training.passes import Passes
-from parnas.training.plan import count, memory_of
+from parnas.training.resource_plan import estimate_step, memory_by_use
 
 GOAL = 0.15  # largest share by which the plan may be off
 
@@ -44,16 +44,16 @@ class Case(NamedTuple):
     changes: Mapping[str, Any]  # of the default configuration, as `Config.replace` takes them
 
     def config(self, precision: str) -> Config:
-        """The whole configuration."""
+        """Return the whole configuration."""
         return Config().replace(runtime__precision=precision, **self.changes)
 
     def counts(self) -> list[int]:
-        """Occurrences of the ids that `harness.draw_ids` gives, up to a factor."""
+        """Return the frequencies of the ids of `harness.draw_ids`, up to a factor."""
         return [-(-self.vocabulary * 1000 // (rank + 1)) for rank in range(self.vocabulary)]
 
 
 def shapes(width: int, batch_size: int, length: int, **more: Any) -> dict[str, Any]:
-    """Settings of the shapes; segment and memory are equally long."""
+    """Return settings of the shapes, with segment and memory of equal length."""
     model = {"model__d_model": width, "model__n_heads": width // 32, "model__d_inner": 4 * width}
     return {**model, "data__batch_size": batch_size, "data__tgt_len": length, "model__mem_len": length, **more}
 
@@ -74,7 +74,7 @@ MAPPED_BYTES = 1 << 16  # and more
 
 
 def train(case: Case, device: Device, steps: int) -> None:
-    """Steps as `Trainer` makes them, after as many as fill the memory."""
+    """Run training steps, after those that fill the memory."""
     config = case.config(device.precision)
     search = config.search
     if case.phase == "search":
@@ -83,13 +83,13 @@ def train(case: Case, device: Device, steps: int) -> None:
         network = TransformerXL.build(config.model, Architecture.parse(config.model.arch or ""), case.vocabulary)
     weights = network.weights() if isinstance(network, SuperNet) else dict(network.named_parameters())
     optimizer = make_adamw(weights, 1e-4, 0.01)
-    passes = Passes(network.train(), weights.values(), device, config.train.accumulate)
+    passes = GradientAccumulator(network.train(), weights.values(), device, config.train.accumulate)
     memory: Memory | None = None
     for step in range(1 + steps):  # the first fills the memory
         ids = harness.draw_ids(case.vocabulary, (2, config.data.batch_size, config.data.tgt_len), seed=step)
         gates: Gates | None = None
         if isinstance(network, SuperNet):
-            gates = LooseGates(gumbel_softmax(network.alpha(), 1.0)).gates
+            gates = DetachedGates(gumbel_softmax(network.alpha(), 1.0)).gates
         memory = passes.backward(Batch(*ids, starts_epoch=False), memory, gates).memory
         step_clipped(optimizer, gradient_norm(list(weights.values())), 1.0)
 
@@ -111,8 +111,8 @@ def measure(case: Case, precision: str, steps: int, mapped: bool) -> int:
 def compare(name: str, case: Case, precision: str, steps: int, pool: ProcessPoolExecutor) -> dict[str, Any]:
     """Predicted and measured bytes of a network."""
     config = case.config(precision)
-    footprint = count(config, case.phase, case.counts(), config.data.batch_size)
-    predicted = memory_of(footprint, gpus=1)
+    footprint = estimate_step(config, case.phase, case.counts(), config.data.batch_size)
+    predicted = memory_by_use(footprint, gpus=1)
     measured, kept = (pool.submit(measure, case, precision, steps, mapped).result() for mapped in (True, False))
     total = sum(predicted.values())
     return {

@@ -19,11 +19,11 @@ import harness
 import numpy as np
 
 from parnas.architecture import Architecture
-from parnas.config import Config, dump_config, load_config
+from parnas.config.loader import Config, dump_config, load_config
 from parnas.errors import ParnasError
 from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import TransformerXL
-from parnas.run import METRICS, Run
+from parnas.runs.run import Run
 
 ARCH = "interleaved-6"
 
@@ -45,7 +45,7 @@ WAYS = {"one process, two threads": (1, 2), "two processes, one thread each": (2
 
 
 def make_config(plan: Plan, folder: Path) -> Config:
-    """The forerunner's shapes on a text of words that fall by Zipf's law; what is not training is left out."""
+    """Return the forerunner's shapes on a text with Zipf-distributed words, without anything besides training."""
     corpus = folder / "corpus"
     corpus.mkdir()
     for split, size in (("train", 400_000), ("valid", 2_000), ("test", 2_000)):
@@ -55,7 +55,7 @@ def make_config(plan: Plan, folder: Path) -> Config:
         **{"data__corpus": str(corpus), "data__tokenizer__kind": "word", "data__tokenizer__vocab_size": None},
         **{"data__tokenizer__lowercase": False, "data__tokenizer__user_symbols": (), "model__arch": ARCH},
         **{"search__cost__target": None, "search__steps": 2 * plan.steps, "train__steps": plan.steps},
-        **{"search__alpha_start_step": 1, "search__fair_share": 1.0, "search__second_look": 0},
+        **{"search__alpha_start_step": 1, "search__uniform_fraction": 1.0, "search__rerank_top_k": 0},
         **{"train__log_every": 10, "train__eval_every": 10**6, "train__save_every": 10**6, "runtime__threads": None},
         **{"runtime__device": "cpu", "runtime__precision": "bf16"},
     }
@@ -71,7 +71,7 @@ def train(phase: str, config: Path, folder: Path, processes: int, threads: int) 
     done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
     if done.returncode:
         raise ParnasError(f"{' '.join(command)} ended with {done.returncode}: {done.stderr[-2000:]}")
-    lines = [line["tokens_per_s"] for line in Run(folder).records(METRICS) if line["split"] == "train"]
+    lines = [line.tokens_per_s for line in Run(folder).metrics() if line.split == "train"]
     return median(lines[1:])
 
 

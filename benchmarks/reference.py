@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from parnas.config.schema import ModelConfig
 from parnas.errors import ParnasError
 from parnas.model.transformer_xl import TransformerXL
-from parnas.sections import ModelConfig
 
 VERSION = "4.35.2"  # the last that has the model and takes today's Python; later ones dropped it
 
 
 def load_transformers() -> Any:
-    """The library; raises `ParnasError` where it is missing or of another version."""
+    """Return the library; raises `ParnasError` if it is missing or of another version."""
     cure = f"pip install -e '.[parity]' brings transformers {VERSION}, for Python up to 3.13"
     try:
         with warnings.catch_warnings():
@@ -32,7 +32,7 @@ def load_transformers() -> Any:
 
 
 def make_transfo_xl(config: ModelConfig, layers: int, vocab_size: int) -> nn.Module:
-    """A TransfoXLLMHeadModel of the shapes of a parnas network `(sf)*layers`, without dropout."""
+    """Return a TransfoXLLMHeadModel with the shapes of a parnas network `(sf)*layers`, without dropout."""
     transformers = load_transformers()
     theirs = transformers.TransfoXLConfig(
         vocab_size=vocab_size,

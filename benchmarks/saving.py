@@ -17,12 +17,13 @@ import harness
 import torch
 
 from parnas.architecture import Architecture
-from parnas.config import Config, load_config
+from parnas.config.loader import Config, load_config
 from parnas.data.batching import TrainingBatches
 from parnas.model.transformer_xl import TransformerXL
-from parnas.run import Run
+from parnas.runs.run import Run
 from parnas.training.device import Device
-from parnas.training.reporter import Silent
+from parnas.training.progress import Silent
+from parnas.training.retrain import RetrainTask
 from parnas.training.schedules import Schedule
 from parnas.training.trainer import Session, Trainer
 
@@ -53,14 +54,13 @@ def measure(config: Config, device: Device, plan: Plan) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="parnas-saving-") as folder:
         session = Session(config, None, device, Run(folder), Silent())  # type: ignore[arg-type]
         network = TransformerXL.build(config.model, Architecture.parse("interleaved-6"), harness.VOCABULARY)
-        trainer = Trainer(session, network, batches, Schedule(10**6, 1e-4, 0))
+        trainer = Trainer(RetrainTask(session, network, batches, Schedule(10**6, 1e-4, 0)))
 
         def group(saving: bool) -> None:
             if saving:
                 trainer.save()
             for _ in range(plan.group):
-                trainer.train_step()
-                trainer.step += 1
+                trainer.train_step(lr=1e-4)
             trainer.recent.clear()
             trainer.finish_saving()  # what has not ended within the group counts too
 

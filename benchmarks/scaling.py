@@ -20,7 +20,7 @@ import torch
 from networks import Parnas, Size
 from train_step import WARM_UP, TrainStep, draw_segments
 
-from parnas.sections import ModelConfig
+from parnas.config.schema import ModelConfig
 from parnas.training.device import Device
 
 VOCABULARY = 1000  # so small that blocks, not the softmax, decide
@@ -38,7 +38,7 @@ class Point:
     batch: int
 
     def size(self) -> Size:
-        """A network of attention and feed-forward in turn."""
+        """Return a network of alternating attention and feed-forward layers."""
         heads = max(1, self.width // HEAD_WIDTH)
         shapes = {"d_model": self.width, "n_heads": heads, "d_inner": 4 * self.width, "mem_len": self.memory}
         model = ModelConfig.model_validate({**shapes, "dropout": 0.0})
@@ -80,7 +80,7 @@ def measure(point: Point, device: str, rounds: int) -> dict[str, Any]:
 
 
 def make_step(point: Point, device: Device, rounds: int) -> TrainStep:
-    """The training step of a new network, with its own text."""
+    """Return the training step of a new network, with its own text."""
     torch.manual_seed(1)
     size = point.size()
     network = Parnas(size).to(device.device).train()
@@ -124,7 +124,7 @@ def fit_exponent(shapes: Sequence[float], measured: Sequence[float]) -> float | 
 
 
 def fit_all(points: Mapping[str, Sequence[Point]], records: Mapping[Point, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The exponents of seconds per step and of bytes, for each axis."""
+    """Return the exponents of seconds per step and of bytes, for each axis."""
     fits = []
     for axis, along in points.items():
         shapes = [getattr(point, axis) for point in along]
@@ -159,7 +159,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def describe(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of the table."""
+    """Return a row of the table."""
     shapes = {axis: record[axis] for axis in AXES}
     speed = {"ms": 1000 * record["median_seconds"], "tokens/s": record["tokens_per_second"]}
     return {**shapes, **speed, "peak MB": record["peak_bytes"] / 1e6}

@@ -11,7 +11,7 @@ search_quality.csv, and to search_scores.csv scores of every network. A later st
 pi         log-probability under the last pi, in nats
 inherited  minus the loss with the SuperNet's weights on text that they have not seen, in nats per token
 estimate   the sum of both, log pi times search.entropy_end: what `uniform` chooses by among the most probable networks;
-           the inherited score alone where pi says nothing of losses (parnas/nas/inherited.py)
+           the inherited score alone where pi says nothing of losses (parnas/nas/rerank.py)
 
 A network has several strings where they may hold identity; its scores are those of the likeliest of them. Without
 `--search` the tables are written: Kendall's tau and Spearman's rho between score and perplexity (the mean over the
@@ -38,18 +38,18 @@ from scipy.stats import kendalltau, spearmanr
 from time_to_quality import require_corpus
 
 from parnas.architecture import ATTENTION, IDENTITY, Architecture, drop_identity
-from parnas.config import Config, load_config
+from parnas.config.loader import Config, load_config
 from parnas.data.streams import prepare
 from parnas.errors import ParnasError
 from parnas.model.estimators import ESTIMATORS
 from parnas.model.supernet import SuperNet
 from parnas.nas.cost import Costs, count_costs, find_costs
-from parnas.nas.derive import Demands, derive, read_pi
-from parnas.nas.inherited import held_out, measure_inherited
-from parnas.nas.profile import profile
+from parnas.nas.derive import Constraints, derive, read_pi
+from parnas.nas.latency_table import profile
+from parnas.nas.rerank import held_out, shared_weight_losses
 from parnas.nas.search import search
-from parnas.training.phases import load
-from parnas.training.reporter import Silent
+from parnas.training.loaded_run import load
+from parnas.training.progress import Silent
 
 SEARCHES, SCORES = harness.RESULTS / "search_quality.csv", harness.RESULTS / "search_scores.csv"
 PROFILE = "ground_truth_profile.json"
@@ -88,7 +88,7 @@ class Score(NamedTuple):
 
 
 def table_name(layers: Iterable[str]) -> str:
-    """The string without identity, as the table has it."""
+    """Return the string without identity, as written in the table."""
     return "".join(drop_identity(layers)) or IDENTITY
 
 
@@ -102,7 +102,7 @@ class Job(NamedTuple):
 
 
 def find_jobs(config: Config, done: Sequence[Search], parsed: Namespace) -> Iterator[Job]:
-    """What has no row yet; one search for all targets where these change neither alpha, by a penalty, nor weights."""
+    """Return the jobs without a row; one search serves all targets where a target changes neither alpha nor weights."""
     steps = config.search.steps
     known = {(row.estimator, row.target, row.seed) for row in done if row.steps == steps}
     for seed, estimator in itertools.product(range(1, parsed.seeds + 1), parsed.estimators):
@@ -120,10 +120,10 @@ def run_search(config: Config, job: Job) -> tuple[list[Search], list[Score]]:
     config = config.replace(search__cost__target=aim, runtime__seed=job.seed, **SEARCHES_BY[job.estimator])
     with tempfile.TemporaryDirectory(prefix="parnas-quality-") as folder:
         run = search(config, Path(folder) / "run", Silent())
-        found, seconds = [], float(run.summary()["seconds"])
+        found, seconds = [], float(run.summary().seconds)
         for target in job.derive:
-            within = math.inf if target == NO_TARGET else float(target)
-            arch, by_pi = (table_name(derive(run, Demands(within, rescore=n)).architecture) for n in (None, 0))
+            limit = math.inf if target == NO_TARGET else float(target)
+            arch, by_pi = (table_name(derive(run, Constraints(limit, rerank_top_k=n)).architecture) for n in (None, 0))
             found.append(Search(job.estimator, target, job.seed, config.search.steps, arch, by_pi, seconds))
         _, pi = read_pi(run, config)
         model = load(run.folder).model
@@ -135,10 +135,10 @@ def run_search(config: Config, job: Job) -> tuple[list[Search], list[Score]]:
         if name not in likeliest or chance > likeliest[name][0]:
             likeliest[name] = chance, Architecture(string)
     streams, scores = prepare(config.data), []
-    loss_of = measure_inherited(model, config, streams, held_out(config, streams))
+    loss_of = shared_weight_losses(model, config, streams, held_out(config, streams))
     for network, (chance, architecture) in likeliest.items():
         inherited = -loss_of(architecture).per_token
-        estimate = inherited + config.search.weight_of_pi * chance
+        estimate = inherited + config.search.rerank_pi_weight * chance
         scores.append(Score(job.estimator, job.target, job.seed, network, chance, inherited, estimate))
     return found, scores
 
@@ -177,7 +177,7 @@ class Truth(NamedTuple):
         return self.costs.share(network)
 
     def single(self, seed: int) -> "Truth":
-        """The table of one seed, by its place."""
+        """Return the table of one seed, by its index."""
         return Truth({network: [of[seed]] for network, of in self.losses.items()}, self.costs)
 
     @property
@@ -191,11 +191,11 @@ class Truth(NamedTuple):
         return mean(kendalltau(*pair).statistic for pair in itertools.combinations(columns, 2))
 
     def seed_deviation(self, network: str) -> float:
-        """Standard deviation over the seeds, in log perplexity."""
+        """Return the standard deviation over the seeds, in log perplexity."""
         return stdev(self.losses[network])
 
     def pooled_deviation(self) -> float:
-        """The same of all networks together, root of the mean variance: of one, from few seeds, it is a rough guess."""
+        """Pooled standard deviation over all networks: with few seeds, that of a single network is too rough."""
         return math.sqrt(mean(self.seed_deviation(network) ** 2 for network in self.losses))
 
 
@@ -241,15 +241,15 @@ def agreement_in_strata(truth: Truth, score: Mapping[str, float]) -> float:
 
 
 def rank_table(truth: Truth, scores: Sequence[Score], config: Config) -> list[dict[str, Any]]:
-    """A row for each estimator and score, and one for each simple count, medians over seeds."""
+    """Return a row per estimator and score, and one per simple count, as medians over seeds."""
     by_search: dict[tuple[str, str, int], dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
     for row in scores:
         for name in SCORE_NAMES:
             by_search[row.estimator, row.target, row.seed][name][row.network] = getattr(row, name)
     rivals = {
-        "parameters": count_costs(config, "parameters").of,
-        "multiply-adds": count_costs(config, "macs").of,
-        "latency": truth.costs.of,
+        "parameters": count_costs(config, "parameters").per_layer,
+        "multiply-adds": count_costs(config, "macs").per_layer,
+        "latency": truth.costs.per_layer,
     }
     records = []
     for title, of in rivals.items():
@@ -257,7 +257,7 @@ def rank_table(truth: Truth, scores: Sequence[Score], config: Config) -> list[di
         records.append({"ranked by": title, "target": "", "seeds": "", **describe_score(truth, [score])})
     for estimator, target in dict.fromkeys((row.estimator, row.target) for row in scores):
         of_seeds = [found for key, found in by_search.items() if key[:2] == (estimator, target)]
-        names = SCORE_NAMES if config.replace(**SEARCHES_BY[estimator]).search.weight_of_pi else SCORE_NAMES[:-1]
+        names = SCORE_NAMES if config.replace(**SEARCHES_BY[estimator]).search.rerank_pi_weight else SCORE_NAMES[:-1]
         for name in names:
             figures = describe_score(truth, [found[name] for found in of_seeds])
             records.append({"ranked by": f"{estimator}: {name}", "target": target, "seeds": len(of_seeds), **figures})
@@ -281,7 +281,7 @@ def describe_score(truth: Truth, of_seeds: Sequence[Mapping[str, float]]) -> dic
 
 
 def derived_table(truth: Truth, searches: Sequence[Search]) -> list[dict[str, Any]]:
-    """A row for each estimator and target: what was derived, beside the best network of equal or lower cost."""
+    """Return a row per estimator and target: the derived network and the best one of at most equal cost."""
     records = []
     cases = dict.fromkeys((row.estimator, row.target) for row in searches)
     for (estimator, target), way in itertools.product(cases, ("arch", "by_pi")):
@@ -322,7 +322,7 @@ def report(config: Config, parsed: Namespace) -> None:
     ranks, derived = rank_table(truth, scores, config), derived_table(truth, searches)
     harness.print_table("Agreement with the table", ranks)
     harness.print_table("Derived architectures", derived)
-    payload = {"ceiling": ceiling, "ranks": ranks, "derived": derived, "layer_ms": dict(costs.of)}
+    payload = {"ceiling": ceiling, "ranks": ranks, "derived": derived, "layer_ms": dict(costs.per_layer)}
     device = harness.choose(parsed.device, config.runtime.precision)
     harness.write_result("search_quality", device, {"precisions": [device.precision], **payload}, parsed)
 

@@ -23,18 +23,19 @@ import torch
 from plain import plain_operations
 
 from parnas.architecture import Architecture
-from parnas.config import Config, load_config
+from parnas.config.loader import Config, load_config
+from parnas.config.schema import SearchConfig
 from parnas.data.batching import TrainingBatches
 from parnas.data.streams import Tokens
 from parnas.errors import ParnasError
 from parnas.model.estimators import ESTIMATORS, UniformPath
 from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import TransformerXL
-from parnas.nas.search import SearchTrainer, make_alpha_batches
-from parnas.sections import SearchConfig
+from parnas.nas.search import SearchTask, make_arch_batches
 from parnas.training import trainer as training
 from parnas.training.device import Device
-from parnas.training.reporter import Silent
+from parnas.training.progress import Silent
+from parnas.training.retrain import RetrainTask
 from parnas.training.schedules import Schedule
 
 DROPOUTS = (0.1, 0.0)
@@ -71,18 +72,17 @@ class Key(NamedTuple):
 class Step:
     """Calling it takes the next training step, as `Trainer.fit` does but at the peak of the learning rate."""
 
-    def __init__(self, trainer: training.Trainer) -> None:
-        self.trainer = trainer
+    def __init__(self, task: training.TrainingTask) -> None:
+        self.task, self.trainer = task, training.Trainer(task)
 
     def __call__(self) -> None:
-        self.trainer.train_step()
-        self.trainer.step += 1
+        self.trainer.train_step(self.task.schedule.lr)
 
     def losses(self) -> list[float]:
         """Nats per token of all steps; raises `ParnasError` where one is not finite: then it was no training."""
-        losses = [loss.item() for loss, _ in self.trainer.recent]
+        losses: list[float] = self.trainer.recent.values[:, 0].tolist()
         if not all(map(math.isfinite, losses)):
-            raise ParnasError(f"The losses of the {self.trainer.title} steps are not finite; lower the learning rate.")
+            raise ParnasError(f"The losses of the {self.task.title} steps are not finite; lower the learning rate.")
         return losses
 
 
@@ -95,45 +95,46 @@ class BaselineStep(Step):
 
 
 def make_config(dropout: float, estimator: str, overrides: Sequence[str] = ()) -> Config:
-    """The configuration of the forerunner's shapes; alpha is trained from the first step on, tau stays 1."""
+    """Return the forerunner's shapes; alpha trains from the first step on, tau stays 1."""
     config = load_config(harness.PAR_CONFIG, overrides)
     schedule = {"search__alpha_start_step": 0, "search__tau_start": 1.0, "search__tau_end": 1.0}
-    schedule["search__fair_share"] = 1.0
+    schedule["search__uniform_fraction"] = 1.0
     schedule["search__alpha_lr"] = 1e-12
     return config.replace(model__dropout=dropout, search__estimator=estimator, **schedule)
 
 
 def make_session(config: Config, device: Device) -> training.Session:
-    """What a training step needs of a session: neither text nor run folder."""
+    """Return a session with what a training step needs: no text and no run folder."""
     torch.manual_seed(config.runtime.seed)
     return training.Session(config, None, device, None, Silent())
 
 
-def make_search(config: Config, device: Device, ids: Tokens, situation: str) -> SearchTrainer:
-    """The search of a new SuperNet whose pi stays as the situation says."""
+def make_search(config: Config, device: Device, ids: Tokens, situation: str) -> SearchTask:
+    """Return the search of a new SuperNet whose pi is fixed by the situation."""
     session = make_session(config, device)
     model = SuperNet(config.model, config.search.space, config.search.blocks, harness.VOCABULARY)
     if situation == "interleaved":
         for alpha, letter in zip(model.alphas(), harness.INTERLEAVED, strict=True):
             alpha.data[config.search.candidates.index(letter)] = CERTAIN
-    of_alpha = make_alpha_batches(config, ids) if config.search.alpha_share else None
-    trainer = SearchTrainer(session, model, make_batches(config, ids), of_alpha)
-    if isinstance(trainer.estimator, UniformPath) and situation == "interleaved":
-        trainer.estimator.even = model.alpha().detach()  # since its paths are even whatever alpha is
-    return trainer
+    arch_batches = make_arch_batches(config, ids) if config.search.alpha_share else None
+    task = SearchTask(session, model, make_batches(config, ids), arch_batches)
+    estimator = task.arch_optimizer.estimator
+    if isinstance(estimator, UniformPath) and situation == "interleaved":
+        estimator.uniform_logits = model.alpha().detach()  # its paths are uniform whatever alpha is
+    return task
 
 
 def make_batches(config: Config, ids: Tokens) -> TrainingBatches:
-    """The text of the weights."""
+    """Return the text of the weights."""
     return TrainingBatches(ids, config.data.batch_size, config.data.tgt_len)
 
 
-def make_training(config: Config, device: Device, ids: Tokens) -> training.Trainer:
-    """The training of a new interleaved network."""
+def make_training(config: Config, device: Device, ids: Tokens) -> RetrainTask:
+    """Return the training of a new interleaved network."""
     session = make_session(config, device)
     model = TransformerXL.build(config.model, Architecture.parse(harness.INTERLEAVED), harness.VOCABULARY)
     schedule = Schedule(config.train.steps, config.train.lr, 0)
-    return training.Trainer(session, model, make_batches(config, ids), schedule)
+    return RetrainTask(session, model, make_batches(config, ids), schedule)
 
 
 def make_steps(
@@ -167,7 +168,7 @@ def compare(
     baseline = means[Key(BASELINE, "uniform", "fp32")]
     records = []
     for key, step in steps.items():
-        data = step.trainer.session.config.data
+        data = step.task.session.config.data
         trained = means.get(Key(TRAINING, None, key.precision))
         records.append(
             {"dropout": dropout, **key._asdict(), **harness.describe_seconds(seconds[key])}
@@ -188,7 +189,7 @@ def check_baseline(records: Sequence[Mapping[str, Any]], flops: float) -> dict[s
 
 
 def check_goals(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What the default estimator reached of its goals."""
+    """Return which goals the default estimator reached."""
     goals = []
     for r in records:
         if r["name"] == DEFAULT:

@@ -24,13 +24,12 @@ import harness
 from data import SMALL, failed, generate, start
 from update_readme import TARGET
 
-from parnas.config import Config, dump_config, load_config
-from parnas.data.corpora import SPLITS
-from parnas.data.known import KNOWN
+from parnas.config.loader import Config, dump_config, load_config
+from parnas.config.schema import SearchConfig
+from parnas.data.datasets import DATASETS, SPLITS
 from parnas.errors import ParnasError
-from parnas.files import write_text
-from parnas.run import METRICS, PI, Run
-from parnas.sections import SearchConfig
+from parnas.runs.files import write_text
+from parnas.runs.run import METRICS, Run
 
 POLL = 0.1  # seconds between two looks at metrics.jsonl
 GOAL = 240.0  # seconds of each phase on two CPU cores
@@ -62,11 +61,11 @@ class Watch:
         if self.data_seconds is None and (self.run.folder / "streams.json").is_file():
             self.data_seconds = now
         if (self.run.folder / METRICS).is_file():
-            new = self.run.records(METRICS)[len(self.lines) :]
-            self.lines += [{"seconds": now, **line} for line in new]
+            new = self.run.metrics()[len(self.lines) :]
+            self.lines += [{"seconds": now, **line.to_dict()} for line in new]
 
     def of_split(self, split: str) -> list[dict[str, Any]]:
-        """The lines of that split."""
+        """Return the lines of a split."""
         return [line for line in self.lines if line["split"] == split]
 
 
@@ -99,7 +98,7 @@ def time_phase(command: Sequence[str], run: Run, cache: Path, target: float, lim
         "command_seconds": seconds,
         "data_seconds": watch.data_seconds,
         "first_line_seconds": training[0]["seconds"] if training else None,
-        "training_seconds": run.summary()["seconds"] if ended else None,
+        "training_seconds": run.summary().seconds if ended else None,
         "tokens_per_second": training[-1]["tokens_per_s"] if training else None,
         "reached": next((each for each in validations if each["bits_per_byte"] <= target), None),
         "end": validations[-1] if validations else None,
@@ -108,13 +107,13 @@ def time_phase(command: Sequence[str], run: Run, cache: Path, target: float, lim
 
 
 def describe_search(run: Run) -> dict[str, Any]:
-    """What decides whether a search counts."""
-    search, last = run.config().search, run.records(PI)[-1]
+    """Return the values that decide whether a search counts."""
+    search, last = run.config().search, run.pi_records()[-1]
     found = {
         "estimator": search.estimator,
         "estimator_is_default": search.estimator == SearchConfig().estimator,
-        "tau_at_end": last["tau"],
-        "tau_reached_end": last["step"] == search.steps and math.isclose(last["tau"], search.tau_end, rel_tol=1e-6),
+        "tau_at_end": last.tau,
+        "tau_reached_end": last.step == search.steps and math.isclose(last.tau, search.tau_end, rel_tol=1e-6),
         "alpha_span": (search.alpha_end_step - search.alpha_start_step) / search.steps,
     }
     enough = found["alpha_span"] >= LEAST_ALPHA_SPAN
@@ -124,7 +123,7 @@ def describe_search(run: Run) -> dict[str, Any]:
 def search(
     config: Path, folder: Path, target: float, overrides: Sequence[str] = (), limit: float = math.inf
 ) -> dict[str, Any]:
-    """A search with an empty cache into `folder`/search, of `limit` seconds at most, and what it derived."""
+    """Run a search with an empty cache in `folder`/search for at most `limit` seconds, and derive its network."""
     run = Run(folder / "search")
     command = [str(harness.ROOT / "search.py"), str(config), *overrides]
     phase = time_phase(command, run, folder / "cache-search", target, limit)
@@ -132,13 +131,13 @@ def search(
     with tempfile.TemporaryFile() as output:
         if start(derive, folder / "cache-search", output.fileno()).wait():
             raise failed(derive, output.seek(0) or output.read())
-    return {**phase, **describe_search(run), "derived": run.arch_file()["arch"]}
+    return {**phase, **describe_search(run), "derived": run.derivation().arch}
 
 
 def retrain(
     config: Path, folder: Path, arch: str, target: float, overrides: Sequence[str] = (), limit: float = math.inf
 ) -> dict[str, Any]:
-    """A retraining of an architecture with an empty cache into `folder`/retrain, of `limit` seconds at most."""
+    """Retrain an architecture with an empty cache in `folder`/retrain for at most `limit` seconds."""
     command = [str(harness.ROOT / "retrain.py"), str(config), "--arch", arch, *overrides]
     phase = time_phase(command, Run(folder / "retrain"), folder / "cache-retrain", target, limit)
     return {**phase, "arch": arch}
@@ -147,7 +146,7 @@ def retrain(
 def require_corpus(config: Config) -> None:
     """Raise `ParnasError` where the corpus would have to be downloaded, which is not to be measured."""
     name, given = config.data.corpus, os.environ.get("PARNAS_DATA")
-    if name in KNOWN and not (given and (Path(given).expanduser() / name).is_dir()):
+    if name in DATASETS and not (given and (Path(given).expanduser() / name).is_dir()):
         raise ParnasError(
             f"The corpus {name} has to be there, since its download is not measured: put it into DIR/{name}/ and set "
             "PARNAS_DATA=DIR."
@@ -155,7 +154,7 @@ def require_corpus(config: Config) -> None:
 
 
 def make_tiny(folder: Path) -> Path:
-    """A configuration that trains within a second, on a generated text."""
+    """Return a configuration that trains within a second on a generated text."""
     corpus = folder / "corpus"
     corpus.mkdir(parents=True)
     for seed, split in enumerate(SPLITS):

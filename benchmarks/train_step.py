@@ -25,9 +25,9 @@ import torch
 from networks import Network, Size, make_networks
 from torch import Tensor
 
-from parnas.config import load_config
+from parnas.config.loader import load_config
+from parnas.config.schema import ModelConfig
 from parnas.errors import ParnasError
-from parnas.sections import ModelConfig
 from parnas.training.device import Device
 from parnas.training.optimizers import make_adamw, update_clipped
 
@@ -56,7 +56,7 @@ class Segment(NamedTuple):
 
 
 def sizes(size: str, device: torch.device) -> list[Size]:
-    """The shapes that are compared."""
+    """Return the shapes to compare."""
     if size == "tiny":
         model = ModelConfig(d_model=16, n_heads=2, d_inner=32, mem_len=4, dropout=0.0, cutoffs=(20, 60))
         return [Size("tiny", model, layers=1, vocab_size=200, batch_size=3, tgt_len=6)]
@@ -107,7 +107,7 @@ class TrainStep:
         self.scored = nll.numel()
 
     def describe(self) -> dict[str, Any]:
-        """What was scored, for a result."""
+        """Return the number of scored targets, for a result."""
         return {"targets": self.scored, "losses": [loss.item() for loss in self.losses]}
 
 
@@ -146,7 +146,8 @@ def loss_difference(networks: Mapping[str, Network], segments: Sequence[Segment]
     if not largest <= TOLERANCE[device.precision]:
         raise ParnasError(
             f"parnas and transformers differ by {largest:.2g} nats with the same weights in {device.precision}, "
-            f"beyond {TOLERANCE[device.precision]}: this is not the same work. Run tests/test_transformers_parity.py."
+            f"beyond {TOLERANCE[device.precision]}: this is not the same work. "
+            "Run tests/model/test_transformers_parity.py."
         )
     return largest
 

@@ -15,18 +15,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from parnas.data.batching import Batch, Int64s, Order, TrainingBatches
+from parnas.data.batching import Batch, Int64s, Shuffle, TrainingBatches
 from parnas.data.streams import Tokens
 from parnas.model import fused
 from parnas.model.blocks import Block, BlockOutput, Context
 from parnas.model.heads import Embedding
 from parnas.model.memory import BlockMemory
-from parnas.training import optimizers, retrain, trainer
-from parnas.training.averaging import copies, copy_into
-from parnas.training.optimizers import make_adamw, orthogonalise
+from parnas.training import optimizers, retrain, trainer, weight_optimizer
+from parnas.training.optimizers import clone_weights, copy_weights, make_adamw, orthogonalise
 from parnas.training.perplexity import TotalLoss
+from parnas.training.retrain import RetrainTask
 from parnas.training.schedules import Schedule, learning_rate
-from parnas.training.trainer import Trainer
+from parnas.training.trainer import StepResult, TrainingTask
 
 EMA_DECAY = 0.999
 BETA = 0.9  # of schedule-free
@@ -49,20 +49,20 @@ def constant(step: int, schedule: Schedule) -> float:
 
 
 @contextmanager
-def validating_with(weights_of: Callable[[Trainer], Sequence[Tensor]]) -> Iterator[None]:
+def validating_with(weights_of: Callable[[TrainingTask], Sequence[Tensor]]) -> Iterator[None]:
     """Validate with other values of the parameters, in their order, than those that are trained."""
-    validate = Trainer.validate
+    validate = TrainingTask.validate
 
-    def validate_otherwise(self: Trainer) -> dict[str, TotalLoss]:
+    def validate_otherwise(self: TrainingTask) -> dict[str, TotalLoss]:
         parameters = list(self.model.parameters())
-        own = copies(parameters)
-        copy_into(parameters, weights_of(self))
+        weights = clone_weights(parameters)
+        copy_weights(weights_of(self), parameters)
         try:
             return validate(self)
         finally:
-            copy_into(parameters, own)
+            copy_weights(weights, parameters)
 
-    with patch.object(Trainer, "validate", validate_otherwise):
+    with patch.object(TrainingTask, "validate", validate_otherwise):
         yield
 
 
@@ -72,21 +72,21 @@ def ema() -> Iterator[None]:
 
     Polyak & Juditsky 1992.
     """
-    update, averages = Trainer.update_weights, dict[int, list[Tensor]]()
+    train_step, averages = RetrainTask.train_step, dict[int, list[Tensor]]()
 
-    def average_of(self: Trainer) -> list[Tensor]:
+    def average_of(self: TrainingTask) -> list[Tensor]:
         if id(self) not in averages:
-            averages[id(self)] = copies(list(self.model.parameters()))
+            averages[id(self)] = clone_weights(list(self.model.parameters()))
         return averages[id(self)]
 
-    def update_and_average(self: Trainer, loss: Tensor) -> bool:
-        updated = update(self, loss)
-        share = 1 - min(EMA_DECAY, (self.step + 1) / (self.step + 10))
+    def train_and_average(self: RetrainTask, step: int) -> StepResult:
+        result = train_step(self, step)
+        share = 1 - min(EMA_DECAY, (step + 1) / (step + 10))
         with torch.no_grad():
             torch._foreach_lerp_(average_of(self), list(self.model.parameters()), share)
-        return updated
+        return result
 
-    with patch.object(Trainer, "update_weights", update_and_average), validating_with(average_of):
+    with patch.object(RetrainTask, "train_step", train_and_average), validating_with(average_of):
         yield
 
 
@@ -134,12 +134,12 @@ def make_schedule_free(parameters: Mapping[str, nn.Parameter], lr: float, weight
 def schedule_free() -> Iterator[None]:
     """Schedule-free AdamW for all weights, at a constant learning rate; validates with its averages."""
 
-    def averages(self: Trainer) -> list[Tensor]:
-        state = self.optimizers["optimizer"].state
+    def averages(self: TrainingTask) -> list[Tensor]:
+        state = self.weight_optimizer.optimizers["optimizer"].state
         return [state[weight]["exp_avg"] if weight in state else weight.detach() for weight in self.model.parameters()]
 
     with (
-        patch.object(trainer, "make_adamw", make_schedule_free),
+        patch.object(weight_optimizer, "make_adamw", make_schedule_free),
         patch.object(trainer, "learning_rate", constant),
         validating_with(averages),
     ):
@@ -214,8 +214,8 @@ class RandomLengths(TrainingBatches):
     step takes more memory; and ten lengths at most, since kernels are prepared for each.
     """
 
-    def __init__(self, tokens: Tokens, batch_size: int, tgt_len: int, rows: slice | None, order: Order) -> None:
-        super().__init__(tokens, batch_size, tgt_len, rows, order)
+    def __init__(self, tokens: Tokens, batch_size: int, tgt_len: int, rows: slice | None, shuffle: Shuffle) -> None:
+        super().__init__(tokens, batch_size, tgt_len, rows, shuffle)
         possible = [base - number * tgt_len // 32 for base in (tgt_len, tgt_len // 2) for number in range(5)]
         shares = np.repeat([1 - HALVED, HALVED], 5) / 5
         # Multiples of the golden ratio, which fall evenly: each length is as often as it should be, in any text.
@@ -230,10 +230,10 @@ class RandomLengths(TrainingBatches):
     def batch(self, step: int) -> Batch:
         """As of `TrainingBatches`."""
         epoch, segment = divmod(step, self.segments)
-        lengths = np.random.default_rng([self._order.seed, epoch, 1]).permutation(self._lengths)
+        lengths = np.random.default_rng([self._shuffle.seed, epoch, 1]).permutation(self._lengths)
         start = int(lengths[:segment].sum())
-        places = self._places(epoch, start, start + int(lengths[segment]))
-        return Batch(self._inputs[places].astype(np.int64), self._targets[places].astype(np.int64), segment == 0)
+        index = self._index(epoch, start, start + int(lengths[segment]))
+        return Batch(self._inputs[index].astype(np.int64), self._targets[index].astype(np.int64), segment == 0)
 
 
 TRIED: dict[str, Callable[[], AbstractContextManager[Any]]] = {

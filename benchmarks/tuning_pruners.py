@@ -25,14 +25,13 @@ from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, Successive
 from optuna.trial import TrialState
 from time_to_quality import make_tiny
 
-from parnas.config import Config, load_config
+from parnas.config.loader import Config, load_config
 from parnas.errors import ParnasError
-from parnas.files import read_json, read_json_object, write_json
-from parnas.nas.tuning import tune
-from parnas.nas.tuning_space import read_space
-from parnas.nas.tuning_trials import STARTUP_TRIALS, Demands
-from parnas.run import METRICS, TUNING, Run
-from parnas.training.reporter import Reporter, Silent
+from parnas.runs.files import read_json, read_json_object, write_json
+from parnas.runs.run import TUNING, Run
+from parnas.studies.tuning import STARTUP_TRIALS, TuneOptions, tune
+from parnas.studies.tuning_space import read_space
+from parnas.training.progress import Reporter, Silent
 
 ORDERS = 100
 TRIALS = {"full": 24, "tiny": 8}
@@ -82,12 +81,12 @@ def pruners(first: int, steps: int) -> dict[str, Callable[[], BasePruner]]:
 
 def train(config: Config, trials: int, folder: Path, reporter: Reporter) -> None:
     """Make the study, or go on with it: all trials to their ends."""
-    demands = Demands("retrain", read_space(SPACE, config, "retrain"), trials, prune=False)
-    tune(config, demands, folder, reporter).write(folder)
+    options = TuneOptions("retrain", read_space(SPACE, config, "retrain"), trials, prune=False)
+    tune(config, options, folder, reporter).write(folder)
 
 
 def read_study(folder: Path) -> dict[str, Any]:
-    """What a study was, and the validations of each trial that came to its end."""
+    """Return a study's settings and the validations of each finished trial."""
     path = folder / TUNING
     study = read_json_object(path) if path.is_file() else {}
     if study.get("phase") != "retrain":
@@ -97,8 +96,8 @@ def read_study(folder: Path) -> dict[str, Any]:
     trials = []
     for trial in study["trials"]:
         if trial["state"] == "complete":
-            lines = [line for line in Run(folder / trial["folder"]).records(METRICS) if line["split"] == "valid"]
-            validations = [[line["step"], line["loss"]] for line in lines]
+            lines = [line for line in Run(folder / trial["folder"]).metrics() if line.split == "valid"]
+            validations = [[line.step, line.loss] for line in lines]
             trials.append({"trial": trial["number"], "settings": trial["settings"], "validations": validations})
     if len(trials) < 2:
         raise ParnasError(f"{folder} holds no two finished trials; {REMEDY}")
@@ -128,7 +127,7 @@ def replay(curves: Sequence[Curve], pruner: BasePruner, name: str = "replay") ->
 
 
 def measure(curves: Sequence[Curve]) -> list[dict[str, Any]]:
-    """A record for each pruner."""
+    """Return a record for each pruner."""
     records = []
     for rule, make in pruners(curves[0][0][0], curves[0][-1][0]).items():
         orders = [(random.Random(order).sample(curves, len(curves)), f"order {order}") for order in range(ORDERS)]
@@ -151,7 +150,7 @@ def place_of_best(curves: Sequence[Curve]) -> int:
 
 
 def describe(record: dict[str, Any]) -> dict[str, str]:
-    """A row of the table."""
+    """Return a row of the table."""
     return {
         "rule": record["rule"],
         "steps trained": f"{record['steps_trained']:.0%}",
@@ -161,7 +160,7 @@ def describe(record: dict[str, Any]) -> dict[str, str]:
 
 
 def find_study(parsed: argparse.Namespace) -> dict[str, Any]:
-    """What was kept of the study, or what is in the folder of one, which is made first if so asked."""
+    """Return the stored study, or that of a folder, run first if asked for."""
     kept = (parsed.out or harness.RESULTS) / KEPT
     if not parsed.train:
         return read_study(parsed.study) if parsed.study else read_json(kept)

@@ -22,10 +22,10 @@ from harness import RESULTS, ROOT
 from parnas.architecture import Architecture
 from parnas.errors import ParnasError
 from parnas.figures.curves import Curves, draw_curves
-from parnas.files import read_json, to_json, write_json
 from parnas.nas.cost import costs_of_run
-from parnas.run import Run
-from parnas.training.reporter import Silent
+from parnas.runs.files import read_json, to_json, write_json
+from parnas.runs.run import Run
+from parnas.training.progress import Silent
 
 IMAGES = ROOT / "docs" / "images"
 PICTURES = {"pi.gif": "pi", "pi-lines.png": "pi-lines"}
@@ -34,9 +34,9 @@ NOTHING: Mapping[str, Any] = {"search": None, "finalists": [], "runs": {}, "comp
 
 
 def collect(folder: Path, earlier: Mapping[str, Any] = NOTHING) -> dict[str, Any]:
-    """What docs/results.md tells of a pipeline, with what an earlier call collected and the folder does not hold.
+    """Return the content of docs/results.md from a pipeline, with earlier results that the folder does not hold.
 
-    Raises `ParnasError` for a pipeline that has not ended, and for parts that do not belong together.
+    Raises `ParnasError` for an unfinished pipeline, and for parts that do not belong together.
     """
     rows = {split: read_rows(folder / place, split) for split, place in PLACES.items()}
     if not rows["valid"]:
@@ -68,7 +68,7 @@ def collect(folder: Path, earlier: Mapping[str, Any] = NOTHING) -> dict[str, Any
 
 
 def set_aside(earlier: Mapping[str, Any], settings: Collection[str]) -> Mapping[str, Any]:
-    """What was collected, with retrainings by other settings than these, as JSON, moved into its list `earlier`."""
+    """Return the results with retrainings by other settings, as JSON, moved to the list `earlier`."""
     if recipes(earlier) <= set(settings):
         return earlier
     runs = {name: {key: run[key] for key in run if key != "curves"} for name, run in earlier["runs"].items()}
@@ -78,7 +78,7 @@ def set_aside(earlier: Mapping[str, Any], settings: Collection[str]) -> Mapping[
 
 
 def recipes(collected: Mapping[str, Any]) -> set[str]:
-    """The settings of retrainings, as JSON."""
+    """Return the settings of retrainings, as JSON."""
     return {to_json(run["settings"]) for run in collected["runs"].values()}
 
 
@@ -87,11 +87,11 @@ def describe_search(search: Run) -> dict[str, Any]:
     config = search.config()
     settings = config.search.model_dump(mode="json")
     costs = asdict(costs_of_run(search.folder, config, config.search.cost.metric, Silent()))
-    return {**describe(search), "derivation": search.arch_file(), "costs": costs, "settings": settings}
+    return {**describe(search), "derivation": search.derivation().to_dict(), "costs": costs, "settings": settings}
 
 
 def read_rows(folder: Path, split: str) -> list[dict[str, Any]]:
-    """The rows of a comparison, without the folders of their runs; none where there is none."""
+    """Return the rows of a comparison without run folders; empty where there is none."""
     path = folder / "comparison.json"
     rows = read_json(path) if path.is_file() else []
     if any(row["split"] != split for row in rows):
@@ -100,21 +100,21 @@ def read_rows(folder: Path, split: str) -> list[dict[str, Any]]:
 
 
 def describe(run: Run) -> dict[str, Any]:
-    """String, settings, steps, seconds, device and the curves of a run: points of step and perplexity per token."""
+    """Return string, settings, steps, seconds, device and curves of a run: points of step and perplexity per token."""
     config = run.config().replace(model__arch=None)
     summary, environment, curves = run.summary(), run.environment(), Curves.from_run(run, run.name)
-    kept = ("device_name", "cores", "precision", "threads", "versions", "git_commit")
+    kept = {"device_name", "cores", "precision", "threads", "versions", "git_commit"}
     return {
-        "arch": summary["arch"],
-        **{key: summary[key] for key in ("steps", "seconds", "parameters", "parameters_without_embeddings")},
-        "machine": {key: environment[key] for key in kept if key in environment},
+        "arch": summary.arch,
+        **summary.model_dump(include={"steps", "seconds", "parameters", "parameters_without_embeddings"}),
+        "machine": environment.model_dump(include=kept, exclude_unset=True),
         "settings": config.model_dump(mode="json", include={"data", "model", "train"}),
         "curves": {"train": curves.train, "valid": curves.valid, "argmax": curves.argmax},
     }
 
 
 def result_file(name: str) -> Path:
-    """The result of that name."""
+    """Return the path of a result by name."""
     return RESULTS / f"word_level-{name}.json"
 
 

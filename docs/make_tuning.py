@@ -5,21 +5,21 @@ from typing import Any
 
 from make_performance import RESULTS
 
-from parnas.files import read_json, write_text
+from parnas.runs.files import read_json, write_text
 
 PAGE = Path(__file__).with_name("tuning.md")
 BEGIN, END = "<!-- pruners: begin -->", "<!-- pruners: end -->"
 
 
 def render() -> str:
-    """The page with its block between the markers made anew."""
+    """Return the page with a new block between its markers."""
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
     after = rest.partition(END)[2]
     return f"{before}{BEGIN}\n{render_block(read_json(RESULTS / 'tuning_pruners-cpu.json'))}\n{END}{after}"
 
 
 def render_block(result: dict[str, Any]) -> str:
-    """What the study was, the table, and what it says of being careful."""
+    """Return the description of the study, its table, and the caveats."""
     config, steps, trials = result["config"], result["validated_at"], result["trials"]
     model = f"`{config['model']['arch']}` with {config['model']['d_model']} features on `{config['data']['corpus']}`"
     *others, last = (f"`{key}`" for key in result["space"])
@@ -27,7 +27,7 @@ def render_block(result: dict[str, Any]) -> str:
     return "\n".join(
         [
             f"Of {trials} trainings of {model}, {steps[-1]} steps each with {len(steps)} validations, where",
-            f"{', '.join(others)} and {last} were tuned, told to each rule in {result['orders']} orders:",
+            f"{', '.join(others)} and {last} were tuned, replayed for each rule in {result['orders']} orders:",
             "",
             result["tables"][0].partition("\n\n")[2],
             "",

@@ -1,12 +1,12 @@
-"""The commands in Python: `search`, `derive`, `retrain`, `pipeline`, `tune`, `adapt`, `evaluate`, `load`.
+"""The Python API: the commands as functions.
 
->>> found = parnas.search("demo", small, run="runs/found")
->>> found.kind, len(found.arch)
+>>> searched = parnas.search("demo", small, run="runs/searched")
+>>> searched.kind, len(searched.arch)
 ('search', 3)
->>> derivation = parnas.derive(found)
+>>> derivation = parnas.derive(searched)
 >>> trained = parnas.retrain("demo", derivation, small, run="runs/trained")
->>> parnas.evaluate([found, trained]).table["run"].tolist()
-['found', 'trained']
+>>> parnas.evaluate([searched, trained]).table["run"].tolist()
+['searched', 'trained']
 >>> len(parnas.load(trained).generate("The old lobster", tokens=5)) > len("The old lobster")
 True
 
@@ -19,36 +19,38 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from parnas import inputs, pipelines
 from parnas.architecture import Architecture
-from parnas.config import Config, Override
-from parnas.evaluation import adapt as adaptations
-from parnas.evaluation.adapt import Adaptation, Grid
+from parnas.config.loader import Config, Override
 from parnas.evaluation.comparison import Comparison, compare
-from parnas.evaluation.entries import Conditions
+from parnas.evaluation.loading import EvalOptions
+from parnas.evaluation.tune_eval import EvalTuning, Grid
+from parnas.evaluation.tune_eval import tune_eval as tune_evaluation
+from parnas.figures.draw import draw_run
+from parnas.figures.heatmap import FRAME_MS, AnimationOptions
 from parnas.figures.tuning import draw_tuning
-from parnas.inputs import Settings, read_overrides
 from parnas.nas import derive as derivations
 from parnas.nas import search as searches
-from parnas.nas import tuning, tuning_trials
 from parnas.nas.cost import Metric
-from parnas.nas.derive import Demands, Derivation
-from parnas.nas.tuned import Tuned
-from parnas.nas.tuning_space import Phase, SpaceLike
-from parnas.run import Run
-from parnas.tensorboard import TensorBoard
-from parnas.trained import RunLike, TrainedRun, open_run
-from parnas.training import phases
+from parnas.nas.derive import Derivation
+from parnas.runs import resolve
+from parnas.runs.resolve import Settings, read_overrides
+from parnas.runs.run import Run
+from parnas.runs.trained_run import RunLike, TrainedRun, open_run
+from parnas.studies import tuning
+from parnas.studies.pipeline import EQUAL_COST, PipelineResult, check_baselines, run_pipeline
+from parnas.studies.tuning_result import TuningResult
+from parnas.studies.tuning_space import Phase, SpaceLike
+from parnas.training import loaded_run
 from parnas.training import retrain as retrainings
-from parnas.training.phases import LoadedRun
-from parnas.training.reporter import Reporter
-from parnas.training.stopping import Stopped
+from parnas.training.interruptions import Stopped
+from parnas.training.loaded_run import LoadedRun
+from parnas.training.progress import Reporter, TensorBoard
 
-__all__ = ["adapt", "derive", "evaluate", "load", "pipeline", "retrain", "search", "tune"]
+__all__ = ["derive", "draw", "evaluate", "load", "pipeline", "retrain", "search", "tune", "tune_eval"]
 
 Progress: TypeAlias = bool | Reporter
-"""True shows what the command line shows, False nothing, and both write TensorBoard's files into the run folder; or an
-object that is told (`parnas.training.reporter`)."""
+"""`True` shows the display of the command line, `False` nothing; both write TensorBoard files into the run folder. Or a
+`Reporter` (`parnas.training.progress`) that receives the progress."""
 ArchLike: TypeAlias = str | Path | Architecture | Derivation | Run | TrainedRun
 
 
@@ -60,22 +62,27 @@ def search(
     resume: bool = False,
     progress: Progress = False,
 ) -> TrainedRun:
-    """Train a SuperNet and learn pi (`parnas search`).
+    """Train a SuperNet and its architecture probabilities pi (`parnas search`).
 
-    config: a YAML file, the name of a shipped configuration such as "demo" (the default), nested sections as a
-    dictionary, or a `Config`. overrides: settings by dotted key (docs/configuration.md). run: the folder to write, or
-    with an unfinished search of the same configuration, to go on with; by default `runs/search-CONFIG`, with a number
-    behind where that is taken. resume: refuse to begin anew; without config, the run's own holds.
+    Args:
+        config: a YAML file, the name of a shipped configuration such as "demo" (the default), nested sections as a
+            dictionary, or a `Config`.
+        overrides: settings by dotted key (docs/configuration.md).
+        run: the run folder; an unfinished search of the same configuration in it is resumed. By default
+            `runs/search-CONFIG`, with a number appended where that is taken.
+        resume: refuse to start a new search; without `config`, use that of the run.
+        progress: show progress; see `Progress`.
 
-    Raises `ParnasError` for settings that are wrong, all told at once, for a folder that holds something else, and for
-    a text that is not there; `KeyboardInterrupt` once an interrupt is saved.
+    Raises:
+        ParnasError: settings are not valid (all are listed), the folder holds something else, or the text is missing.
+        KeyboardInterrupt: an interrupt, after a checkpoint was saved.
 
-    >>> found = parnas.search("demo", {**small, "search.steps": 30})
-    >>> found.folder.name, found.summary["steps"]
+    >>> searched = parnas.search("demo", {**small, "search.steps": 30})
+    >>> searched.folder.name, searched.summary.steps
     ('search-demo', 30)
-    >>> list(found.pi.columns)
+    >>> list(searched.pi.columns)
     ['step', 'tau', 'block', 'layer', 'pi']
-    >>> last = found.pi[found.pi["step"] == found.pi["step"].max()]
+    >>> last = searched.pi[searched.pi["step"] == searched.pi["step"].max()]
     >>> last.groupby("block")["pi"].sum().round(3).tolist()
     [1.0, 1.0, 1.0]
     """
@@ -93,54 +100,69 @@ def retrain(
 ) -> TrainedRun:
     """Train a discrete architecture from scratch (`parnas retrain`).
 
-    arch: a string such as "sfsff" or "(sf)*8", a preset such as "interleaved-6", what `derive` returned, an
-    `arch.yaml`, or a run: of a search what its `arch.yaml` says, else what pi spoke for last. By default it is
-    `model.arch` of the configuration. The rest, and what is raised, as for `search`.
+    Args:
+        config: as for `search`.
+        arch: a string such as "sfsff" or "(sf)*8", a preset such as "interleaved-6", the result of `derive`, an
+            `arch.yaml`, or a run (for a search its `arch.yaml`, or the argmax of its last pi). By default `model.arch`
+            of the configuration.
+        overrides: as for `search`.
+        run: as for `search`.
+        resume: as for `search`.
+        progress: as for `search`.
+
+    Raises:
+        ParnasError: as for `search`, or the architecture is not valid.
 
     >>> trained = parnas.retrain("demo", "sfs", small)
     >>> trained.arch, trained.kind
     ('sfs', 'retrain')
-    >>> sorted(trained.summary["valid"])[:3]
-    ['bits_per_byte', 'bytes', 'loss']
+    >>> round(trained.summary.valid.loss) < 6
+    True
     >>> trained.metrics["split"].unique().tolist()
     ['train', 'valid']
     """
-    given = None if arch is None else _arch_text(arch)
-    return _train(retrainings.retrain, "retrain", config, overrides, given, run, resume, progress)
+    text = None if arch is None else _arch_text(arch)
+    return _train(retrainings.retrain, "retrain", config, overrides, text, run, resume, progress)
 
 
 def derive(
     run: RunLike,
     *,
-    within: float | None = None,
+    cost_target: float | None = None,
     metric: Metric | None = None,
     limits: Mapping[str, int] | None = None,
     top_k: int | None = None,
-    rescore: int | None = None,
+    rerank_top_k: int | None = None,
     out: str | Path | None = None,
     progress: Progress = False,
 ) -> Derivation:
-    """The architecture that the pi of a search speaks for, within a target of cost (`parnas derive`).
+    """Return the most probable architecture of a search within a cost target (`parnas derive`).
 
-    within: largest cost, as a share of the interleaved network's; metric: "latency", "macs" or "parameters"; both as
-    the search was configured by default. limits: most blocks with a layer, such as {"s": 4}. top_k: how many networks
-    to rank; rescore: how many of the most probable are read with the SuperNet's weights. out: a folder, such as the
-    run's own, that gets `arch.yaml`; by default nothing is written.
+    Args:
+        run: a search, finished or not.
+        cost_target: largest cost as a share of the interleaved network's; by default that of the search.
+        metric: "latency", "macs" or "parameters"; by default that of the search.
+        limits: largest number of blocks with a layer, such as {"s": 4}.
+        top_k: number of networks to rank.
+        rerank_top_k: number of most probable networks to re-rank with the SuperNet's weights; 0 skips re-ranking.
+        out: a folder, such as the run's own, to write `arch.yaml` to; by default nothing is written.
+        progress: as for `search`.
 
-    Raises `ParnasError` where the run is no search, or no network meets the demands.
+    Raises:
+        ParnasError: the run is no search, or no architecture meets the constraints.
 
-    >>> derivation = parnas.derive(found, limits={"s": 1}, rescore=0)
+    >>> derivation = parnas.derive(searched, limits={"s": 1}, rerank_top_k=0)
     >>> derivation.architecture.counts()["s"] <= 1
     True
     >>> [block.layer for block in derivation.blocks] == list(derivation.architecture)
     True
     """
     most = [f"{name}={count}" for name, count in (limits or {}).items()]
-    demands: Demands = derivations.read_demands(within, metric, most, top_k, rescore)
-    of = open_run(run)
-    derivation = derivations.derive(of, demands, _reporter(progress))
+    constraints = derivations.read_constraints(cost_target, metric, most, top_k, rerank_top_k)
+    folder = open_run(run)
+    derivation = derivations.derive(folder, constraints, _reporter(progress))
     if out is not None:
-        derivations.write_derivation(derivation, of, Path(out) / "arch.yaml")
+        derivations.write_derivation(derivation, folder, Path(out) / "arch.yaml")
     return derivation
 
 
@@ -155,62 +177,80 @@ def evaluate(
     same_length: bool | None = None,
     best: bool = False,
     overrides: Mapping[str, Any] | None = None,
-    adapted: bool = False,
+    tuned: bool = False,
     out: str | Path | None = None,
     progress: Progress = False,
 ) -> Comparison:
-    """Perplexities and costs of runs, measured alike (`parnas evaluate`); `table` has a row for each.
+    """Measure perplexities and costs of runs under equal conditions (`parnas evaluate`).
 
-    split: which text, by default `evaluation.split` of the first run. tgt_len, mem_len, cmem_len, clamp_len (tokens or
-    positions) and same_length: how far is read at once and attention looks back, by default as trained. best: the
-    weights of the least validation loss. overrides: settings of `evaluation` by dotted key. adapted: also in the ways
-    that `adapt` chose for each run. out: a folder for the table as CSV, Markdown and JSON.
+    Args:
+        runs: one or several runs.
+        split: the text; by default `evaluation.split` of the first run.
+        tgt_len: tokens read at once; by default as trained, like all lengths.
+        mem_len: positions of memory.
+        cmem_len: positions of compressed memory.
+        clamp_len: largest distance that attention distinguishes.
+        same_length: let every token see equally many positions.
+        best: use the weights with the lowest validation loss.
+        overrides: settings of `evaluation` by dotted key.
+        tuned: also use the protocols that `tune_eval` chose for each run.
+        out: a folder for the table as CSV, Markdown and JSON.
+        progress: as for `search`.
 
-    A run has a row for each way of evaluation, which `evaluation` names: always `plain`, and `sliding`, `dynamic`,
-    `cache`, `dynamic + cache` where the settings ask for them. Rows of different ways do not compare. The columns are
-    those of the command: `ppl` and `word_ppl` per token and word, `bits_per_byte`, `parameters`,
-    `multiply_adds_per_token`, `latency_ms` (scoring one segment of one row) and more. Raises `ParnasError` for runs
-    that cannot be compared.
+    Returns:
+        A comparison whose `table` has a row for each run and evaluation protocol: always `plain`, and `sliding`,
+        `dynamic`, `cache` or `dynamic + cache` where the settings ask for them. Compare rows of one protocol only.
+        Columns are those of the command: `ppl` and `word_ppl` per token and word, `bits_per_byte`, `parameters`,
+        `multiply_adds_per_token`, `latency_ms` (to score one segment of one row) and others.
 
-    >>> comparison = parnas.evaluate([found, trained], split="test", mem_len=4)
+    Raises:
+        ParnasError: the runs cannot be compared.
+
+    >>> comparison = parnas.evaluate([searched, trained], split="test", mem_len=4)
     >>> comparison.table[["run", "mem_len"]].values.tolist()
-    [['found', 4], ['trained', 4]]
-    >>> several = parnas.evaluate(trained, overrides={"evaluation.stride": 2, "evaluation.cache.size": 50})
-    >>> several.table[["evaluation", "settings"]].values.tolist()
+    [['searched', 4], ['trained', 4]]
+    >>> protocols = parnas.evaluate(trained, overrides={"evaluation.stride": 2, "evaluation.cache.size": 50})
+    >>> protocols.table[["evaluation", "settings"]].values.tolist()
     [['plain', ''], ['sliding', 'stride 2'], ['cache', 'size 50, theta 0.1, weight 0.1']]
     """
-    several = [runs] if isinstance(runs, str | Path | Run | TrainedRun) else list(runs)
+    run_list = [runs] if isinstance(runs, str | Path | Run | TrainedRun) else list(runs)
     changes = dict(read_overrides(overrides or {}))
-    conditions = Conditions(split, tgt_len, mem_len, cmem_len, clamp_len, same_length, best, changes, adapted)
-    comparison = compare([open_run(run).folder for run in several], conditions, _reporter(progress))
+    options = EvalOptions(split, tgt_len, mem_len, cmem_len, clamp_len, same_length, best, changes, tuned)
+    comparison = compare([open_run(run).folder for run in run_list], options, _reporter(progress))
     if out is not None:
         comparison.write(Path(out))
     return comparison
 
 
-def adapt(
+def tune_eval(
     run: RunLike,
     grid: Grid | None = None,
     overrides: Mapping[str, Any] | None = None,
     *,
     best: bool = False,
     progress: Progress = False,
-) -> Adaptation:
-    """Choose the settings of dynamic evaluation and of a cache on the validation split (`parnas adapt`).
+) -> EvalTuning:
+    """Choose the settings of dynamic evaluation and of the cache on the validation split (`parnas tune-eval`).
 
-    grid: what is tried; overrides: other settings of `evaluation`, such as `evaluation.cache.size` (positions). Writes
-    `adapted.json` into the run folder, which `evaluate(..., adapted=True)` reads.
+    Writes `tuned_eval.json` into the run folder, which `evaluate(..., tuned=True)` reads.
 
-    >>> adaptation = parnas.adapt(trained, parnas.Grid(lr=[1e-4], decay=[0.0], theta=[0.1], tokens=500))
-    >>> sorted(adaptation.chosen)
+    Args:
+        run: a run.
+        grid: the values to try.
+        overrides: other settings of `evaluation`, such as `evaluation.cache.size` (positions).
+        best: use the weights with the lowest validation loss.
+        progress: as for `search`.
+
+    >>> tuning = parnas.tune_eval(trained, parnas.Grid(lr=[1e-4], decay=[0.0], theta=[0.1], tokens=500))
+    >>> sorted(tuning.chosen)
     ['cache', 'dynamic', 'dynamic + cache']
-    >>> parnas.evaluate(trained, split="test", adapted=True).table["evaluation"].tolist()
+    >>> parnas.evaluate(trained, split="test", tuned=True).table["evaluation"].tolist()
     ['plain', 'cache', 'dynamic', 'dynamic + cache']
     """
-    conditions = Conditions(best=best, changes=dict(read_overrides(overrides or {})))
-    adaptation = adaptations.adapt(open_run(run), grid or Grid(), conditions, _reporter(progress))
-    adaptation.write()
-    return adaptation
+    options = EvalOptions(best=best, changes=dict(read_overrides(overrides or {})))
+    result = tune_evaluation(open_run(run), grid or Grid(), options, _reporter(progress))
+    result.write()
+    return result
 
 
 def tune(
@@ -226,16 +266,26 @@ def tune(
     study: str | None = None,
     run: str | Path | None = None,
     progress: Progress = False,
-) -> Tuned:
-    """Find the best values of settings by Optuna, by validation loss (`parnas tune`).
+) -> TuningResult:
+    """Optimise settings with Optuna, by validation loss (`parnas tune`).
 
-    config, arch and overrides: as for `search` and `retrain`. phase: "retrain" or "search", which is tuned. space: what
-    each setting may be, by dotted key, as a text such as "log:1e-4..1e-2" or "0..0.5", or a list; or a YAML file of
-    such; by default that of the run folder, else the usual settings. trials: how many all workers of the study finish
-    together. prune: whether trials behind the median of the others end early. storage and study: as of `parnas
-    blackbox`, by default a file in the run folder. run: the folder to write, or to go on with.
+    Args:
+        config: as for `search`.
+        arch: as for `retrain`.
+        overrides: as for `search`.
+        phase: the phase to tune, "retrain" or "search".
+        space: values of each setting by dotted key, as a text such as "log:1e-4..1e-2" or "0..0.5", or a list; or a
+        YAML
+            file of these. By default the space of the run folder, else the usual settings.
+        trials: number of trials, of all workers of the study together.
+        prune: end trials early that are worse than the median.
+        storage: Optuna's storage URL; by default a file in the run folder.
+        study: name of the study in the storage.
+        run: the folder to write, or whose study to resume.
+        progress: as for `search`.
 
-    Raises `ParnasError` for settings that are wrong, and for a folder or study that was begun with others.
+    Raises:
+        ParnasError: settings are not valid, or the folder or study was started with others.
 
     >>> tuned = parnas.tune("demo", "sfs", small, space={"train.lr": "log:1e-3..1e-1"}, trials=2, run="runs/tuned")
     >>> tuned.table[["trial", "state"]].values.tolist()
@@ -246,14 +296,15 @@ def tune(
     changes: list[Override] = [*read_overrides(overrides or {})]
     text = None if arch is None else _arch_text(arch)
     named = None if run is None else Path(run)
-    settled, folder = inputs.settle_study(config, changes, named, phase, text, storage, study)
-    with inputs.not_left_empty(None if run or study else folder), _interruptible(folder, ""):
-        asked = tuning.ask_space(space, {}, settled, phase, folder)
-        demands = tuning_trials.Demands(phase, asked, trials, storage, study, prune)
-        found = tuning.tune(settled, demands, folder, _reporter(progress))
-        found.write(folder)
+    settled, folder = resolve.resolve_config_and_study(config, changes, named, phase, text, storage, study)
+    with resolve.remove_if_empty(None if run or study else folder), _interruptible(folder, ""):
+        options = tuning.TuneOptions(
+            phase, tuning.resolve_space(space, {}, settled, phase, folder), trials, storage, study, prune
+        )
+        result = tuning.tune(settled, options, folder, _reporter(progress))
+        result.write(folder)
         draw_tuning(folder)
-    return found
+    return result
 
 
 def pipeline(
@@ -261,18 +312,27 @@ def pipeline(
     overrides: Mapping[str, Any] | None = None,
     *,
     run: str | Path | None = None,
-    baselines: Iterable[str] = (pipelines.EQUAL_COST,),
+    baselines: Iterable[str] = (EQUAL_COST,),
     finalists: int = 1,
-    adapt: bool = False,
+    tune_eval: bool = False,
     test: bool = False,
     progress: Progress = False,
-) -> pipelines.Pipeline:
-    """Search, derive, retrain beside baselines, compare and draw (`parnas pipeline`).
+) -> PipelineResult:
+    """Search, derive, retrain next to baselines, compare and draw (`parnas pipeline`).
 
-    baselines: some of "equal-cost", "interleaved" and "all-f". finalists: up to how many networks, of less and
-    less attention, are trained for an eighth of the steps, the best of which counts as derived. adapt: evaluate
-    dynamically and with a cache besides. test: read the test split at the end, once. run: the folder of all runs; given
-    again, it goes on. The rest, and what is raised, as for `search`.
+    Args:
+        config: as for `search`.
+        overrides: as for `search`.
+        run: the folder of all runs; an unfinished pipeline in it is resumed.
+        baselines: any of "equal-cost", "interleaved" and "all-f".
+        finalists: train up to this many networks, with ever less attention, for an eighth of the steps, and retrain the
+            best.
+        tune_eval: also evaluate dynamically and with a cache.
+        test: read the test split at the end, once.
+        progress: as for `search`.
+
+    Raises:
+        ParnasError: as for `search`.
 
     >>> whole = parnas.pipeline("demo", {**small, "search.steps": 12}, baselines=["all-f"], run="runs/whole")
     >>> list(whole.runs), whole.runs["all-f"].arch
@@ -280,19 +340,44 @@ def pipeline(
     >>> whole.comparison.table["run"].tolist() == list(whole.runs)
     True
     """
-    names, changes = pipelines.check_baselines(baselines), [*read_overrides(overrides or {})]
-    settled, folder = inputs.settle(config, [*changes], None if run is None else Path(run), False, "pipeline")
-    with inputs.not_left_empty(folder if run is None else None), _interruptible(folder, ""):
-        return pipelines.run_pipeline(
-            settled, names, folder, _reporter(progress), finalists=finalists, adapt=adapt, test=test
+    names, changes = check_baselines(baselines), [*read_overrides(overrides or {})]
+    settled, folder = resolve.resolve_config_and_run(
+        config, [*changes], None if run is None else Path(run), False, "pipeline"
+    )
+    with resolve.remove_if_empty(folder if run is None else None), _interruptible(folder, ""):
+        return run_pipeline(
+            settled, names, folder, _reporter(progress), finalists=finalists, tune_eval=tune_eval, test=test
         )
 
 
-def load(run: RunLike, even: bool = False, best: bool = False) -> LoadedRun:
-    """The network of a run with its tokenizer, from its newest checkpoint, on the CPU and in evaluation mode.
+def draw(run: RunLike, *, frame_ms: int = FRAME_MS, width: int | None = None) -> dict[str, Path]:
+    """Draw every picture of a run into its folder `figures` (`parnas plot`).
 
-    best: from the checkpoint of the least validation loss. even: with a search's weights from before they settled on
-    one network, where there are such. Raises `ParnasError` where the folder has no whole checkpoint, or is not whole.
+    Args:
+        run: a run.
+        frame_ms: milliseconds per frame of the animation.
+        width: width of the animation in pixels; by default chosen by the number of blocks.
+
+    Returns:
+        The path of each picture by file name, such as `pi.gif`.
+
+    >>> sorted(parnas.draw(trained))
+    ['curves.png']
+    """
+    options = AnimationOptions(frame_ms, width)
+    return {path.name: path for path in draw_run(open_run(run), options)}
+
+
+def load(run: RunLike, supernet_weights: bool = False, best: bool = False) -> LoadedRun:
+    """Load a run's network from its newest checkpoint, with its tokenizer, on the CPU and in evaluation mode.
+
+    Args:
+        run: a run.
+        supernet_weights: load a search's shared weights from before the fine-tuning of the selected path, where stored.
+        best: load the checkpoint with the lowest validation loss.
+
+    Raises:
+        ParnasError: the folder has no intact checkpoint, or lacks a file.
 
     >>> loaded = parnas.load(trained)
     >>> loaded.architecture.layers
@@ -301,7 +386,7 @@ def load(run: RunLike, even: bool = False, best: bool = False) -> LoadedRun:
     >>> tuple(output.hidden.shape)[::2]  # [B, T, D]
     (1, 16)
     """
-    return phases.load(open_run(run).folder, even, best)
+    return loaded_run.load(open_run(run).folder, supernet_weights, best)
 
 
 def _train(
@@ -315,8 +400,10 @@ def _train(
     progress: Progress,
 ) -> TrainedRun:
     changes: list[Override] = [*read_overrides(overrides or {})]
-    settled, folder = inputs.settle(config, changes, None if run is None else Path(run), resume, command, arch)
-    with inputs.not_left_empty(folder if run is None else None), _interruptible(folder):
+    settled, folder = resolve.resolve_config_and_run(
+        config, changes, None if run is None else Path(run), resume, command, arch
+    )
+    with resolve.remove_if_empty(folder if run is None else None), _interruptible(folder):
         return TrainedRun.read(train(settled, folder, _reporter(progress), resume))
 
 
@@ -328,7 +415,7 @@ def _arch_text(arch: ArchLike) -> str:
 
 def _reporter(progress: Progress) -> Reporter:
     if progress is True:
-        from parnas.reporters import make_reporter
+        from parnas.training.progress import make_reporter
 
         return make_reporter()
     return TensorBoard() if progress is False else progress
@@ -336,10 +423,10 @@ def _reporter(progress: Progress) -> Reporter:
 
 @contextmanager
 def _interruptible(folder: Path, more: str = " and resume=True") -> Iterator[None]:
-    """Let an interrupt look as Python's own does, with the way to go on: run, and `more`."""
+    """Raise `KeyboardInterrupt` for an interrupt, with a hint how to resume: `run`, and `more`."""
     try:
         yield
     except Stopped as stopped:
         if stopped.number != signal.SIGINT:
             raise
-        raise KeyboardInterrupt(f"{stopped}; go on with run={str(folder)!r}{more}") from None
+        raise KeyboardInterrupt(f"{stopped}; resume with run={str(folder)!r}{more}") from None

@@ -4,8 +4,8 @@
     name := letter [ ':' option '=' number ( ',' option '=' number )* ]
 
 so that `sfsf`, `(sf)*2`, `s*1 f (sf)` and `s:heads=2 f` all name networks; white space ends a name with options.
-Presets stand for whole expressions: `interleaved-N`, `compressive-N`, `sandwich-N-K`, `all-f-N` and `random-N-SEED`,
-where N is the number of blocks.
+Presets are names of whole expressions: `interleaved-N`, `compressive-N`, `sandwich-N-K`, `all-f-N` and
+`random-N-SEED`, where N is the number of blocks.
 """
 
 import random
@@ -19,7 +19,7 @@ from parnas.errors import ParnasError
 
 
 class Letter(NamedTuple):
-    """What a letter stands for, and the options that its layers know."""
+    """The layer behind a letter, and the names of its options."""
 
     description: str
     options: tuple[str, ...] = ()
@@ -34,8 +34,8 @@ LETTERS = {
 }
 """All letters; `parnas.model.layers.register_layer` adds to them."""
 MAX_BLOCKS = 1000
-MAX_NAME = 99  # characters of a layer's name
-MAX_TEXT = MAX_BLOCKS * (MAX_NAME + 1)  # what `str` makes of the longest architecture can be read
+_MAX_NAME = 99  # characters of a layer's name
+MAX_TEXT = MAX_BLOCKS * (_MAX_NAME + 1)  # what `str` makes of the longest architecture can be read
 
 _TOKEN = re.compile(r"\s*(?:([a-z](?::[^\s()*]*)?)|([()])|\*\s*(\d{1,6}))")
 _OPTION = re.compile(r"([a-z][a-z0-9_]*)=0*([1-9][0-9]{0,5})")
@@ -54,7 +54,7 @@ class LayerName(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read one name; raises `ParnasError` for what is none, with what is allowed."""
+        """Parse one name; raises `ParnasError` that lists what is allowed."""
         letter, colon, listed = text.partition(":")
         if letter not in LETTERS:
             raise ParnasError(
@@ -65,16 +65,16 @@ class LayerName(NamedTuple):
         allowed = f"{letter} takes {', '.join(known)}" if known else f"{letter} takes no options"
         given: dict[str, int] = {}
         for option in listed.split(",") if colon else ():
-            read = _OPTION.fullmatch(option)
-            if not read:
+            match = _OPTION.fullmatch(option)
+            if not match:
                 raise ParnasError(f"{_shorten(option)} is no option=NUMBER from 1 to 999999; {allowed}.")
-            if read[1] not in known or read[1] in given:
-                problem = "given twice" if read[1] in given else "unknown"
-                raise ParnasError(f"Option {_shorten(read[1])} is {problem}; {allowed}.")
-            given[read[1]] = int(read[2])
+            if match[1] not in known or match[1] in given:
+                problem = "given twice" if match[1] in given else "unknown"
+                raise ParnasError(f"Option {_shorten(match[1])} is {problem}; {allowed}.")
+            given[match[1]] = int(match[2])
         name = cls(letter, tuple((option, given[option]) for option in known if option in given))
-        if len(str(name)) > MAX_NAME:
-            raise ParnasError(f"The layer name {_shorten(str(name))} has more than {MAX_NAME} characters.")
+        if len(str(name)) > _MAX_NAME:
+            raise ParnasError(f"The layer name {_shorten(str(name))} has more than {_MAX_NAME} characters.")
         return name
 
     def __str__(self) -> str:
@@ -83,31 +83,31 @@ class LayerName(NamedTuple):
 
 
 def drop_identity(layers: Iterable[str]) -> tuple[str, ...]:
-    """The layers that a network has, equal for all strings of one network; none where all are identity."""
+    """Return the layers without identity: the same for architectures that differ in identity layers only."""
     return tuple(layer for layer in layers if layer != IDENTITY)
 
 
 def describe_layer(name: str) -> str:
-    """`self-attention` for `s`, `self-attention heads=2` for `s:heads=2`."""
+    """Return a description such as `self-attention` for `s`, `self-attention heads=2` for `s:heads=2`."""
     letter, _, options = name.partition(":")
     return f"{LETTERS[letter].description} {options}".rstrip()
 
 
 @dataclass(frozen=True, init=False)
 class Architecture:
-    """The layers of a network by name; iterating gives one name per block."""
+    """The layers of a network by name; iterating yields one name per block."""
 
     layers: tuple[str, ...]
 
     def __init__(self, layers: Sequence[str]) -> None:
-        """A sequence of layer names, or a string of letters alone; raises `ParnasError` for unknown ones."""
+        """Make an architecture of layer names, or of a string of letters; raises `ParnasError` for unknown ones."""
         if not 1 <= len(layers) <= MAX_BLOCKS:
             raise ParnasError(f"An architecture has 1 to {MAX_BLOCKS} blocks, not {len(layers)}. {_HELP}")
         object.__setattr__(self, "layers", tuple(str(LayerName.parse(name)) for name in layers))
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read an expression or a preset; raises `ParnasError` with the place of the mistake."""
+        """Parse an expression or a preset; raises `ParnasError` naming the position of the error."""
         if not isinstance(text, str):  # of a file that someone wrote
             raise ParnasError(f"The architecture is {text!r:.40}, not a string. {_HELP}")
         text = text.strip()
@@ -118,18 +118,18 @@ class Architecture:
         return cls(_expand(text))
 
     def canonical(self) -> Self:
-        """The same network without identity blocks: `sifi` and `iisf` are both `sf`."""
+        """Return the same network without identity blocks: `sifi` and `iisf` are both `sf`."""
         layers = drop_identity(self)
         if not layers:
             raise ParnasError(f"{self!s:.80} has no layer besides identity, so there is no network to train.")
         return type(self)(layers)
 
     def counts(self) -> dict[str, int]:
-        """Number of blocks per layer name, every known letter included."""
+        """Return the number of blocks per layer name, every registered letter included."""
         return {**dict.fromkeys(LETTERS, 0), **Counter(self.layers)}
 
     def __str__(self) -> str:
-        """Letters without space between them, or names with options with one, so that `parse` reads them back."""
+        """Return letters without spaces, or names with options separated by spaces; `parse` reads both."""
         return (" " if any(len(name) > 1 for name in self) else "").join(self.layers)
 
     def __len__(self) -> int:
@@ -140,16 +140,16 @@ class Architecture:
 
 
 def _expand(text: str) -> list[str]:
-    """Expand groups and repeats; open groups are kept on a stack, so depth costs no recursion."""
+    """Expand groups and repeats; open groups are on a stack, so that depth needs no recursion."""
     groups: list[list[list[str]]] = [[]]  # of items, which are lists of names
     position = 0
     repeatable = False
-    mistakes: list[str] = []  # of names, told where the expression is right
+    errors: list[str] = []  # of names, raised only where the expression itself is valid
     while position < len(text):
         token = _read_token(text, position)
         name, bracket, count = token.groups()
         if name:
-            groups[-1].append([_read_name(name, token.start(1) + 1, mistakes)])
+            groups[-1].append([_read_name(name, token.start(1) + 1, errors)])
         elif bracket == "(":
             groups.append([])
         elif bracket == ")":
@@ -175,8 +175,8 @@ def _expand(text: str) -> list[str]:
         position = token.end()
     if len(groups) > 1:
         raise ParnasError(f"The architecture leaves {len(groups) - 1} bracket(s) open. {_HELP}")
-    if mistakes:
-        raise ParnasError(mistakes[0])
+    if errors:
+        raise ParnasError(errors[0])
     return [name for item in groups[0] for name in item]
 
 
@@ -186,11 +186,11 @@ def _read_token(text: str, position: int) -> re.Match[str]:
     raise ParnasError(f"Cannot read the architecture at character {position + 1}: {text[position:][:12]!r}. {_HELP}")
 
 
-def _read_name(text: str, position: int, mistakes: list[str]) -> str:
+def _read_name(text: str, position: int, errors: list[str]) -> str:
     try:
         return str(LayerName.parse(text))
     except ParnasError as error:
-        mistakes.append(f"{error} This is at character {position} of the architecture. {_HELP}")
+        errors.append(f"{error} This is at character {position} of the architecture. {_HELP}")
         return text
 
 
@@ -211,7 +211,7 @@ def _preset(name: str, numbers: list[int], text: str) -> Sequence[str]:
     if name == "all-f":
         return FEED_FORWARD * blocks
     if name == "random":
-        # The three letters of old: knowing others must not change what a seed stands for.
+        # Always the same three letters, so that a registered letter does not change the string of a seed.
         return random.Random(numbers[1]).choices((ATTENTION, FEED_FORWARD, IDENTITY), k=blocks)
     # Sandwich ordering, Press et al. 2020 (arXiv 1911.03864): s^K (sf)^(N/2-K) f^K.
     ends = numbers[1]

@@ -1,22 +1,22 @@
-"""Exceptions for mistakes that a user can mend."""
+"""Exceptions for errors that a user can fix."""
 
 from collections.abc import Sequence
 
 
 class ParnasError(Exception):
-    """A mistake in input, configuration or surroundings; its text says what is wrong and how to cure it.
+    """An error in input, configuration or environment; its text says what is wrong and how to fix it.
 
-    The command line prints the text without a traceback and exits with code 2. `mistakes` are the lines of a text that
-    tells of several.
+    The command line prints the text without a traceback and exits with code 2. `errors` are the single lines of a text
+    that lists several errors.
     """
 
-    def __init__(self, *message: str, mistakes: Sequence[str] = ()) -> None:
+    def __init__(self, *message: str, errors: Sequence[str] = ()) -> None:
         super().__init__(*message)
-        self.mistakes = tuple(mistakes)
+        self.errors = tuple(errors)
 
 
 class OverBudget(ParnasError):
-    """No network costs as little as was asked for; `cheapest` is the cost of the cheapest, in the budget's unit."""
+    """No network meets the cost target; `cheapest` is the cost of the cheapest one, in the unit of the target."""
 
     def __init__(self, message: str, cheapest: float) -> None:
         super().__init__(message)
@@ -28,17 +28,19 @@ class Diverged(ParnasError):
 
 
 class OutOfMemory(ParnasError):
-    """A training that needs more memory than there is."""
+    """A training that needs more memory than is available."""
 
 
-class NotCounted(ParnasError, NotImplementedError):
-    """A layer of the user's own that does not count its multiply-adds, which it need not to be trained."""
-
-
-REFUSALS = ("out of memory", "can't allocate memory", "not enough memory", "Cannot allocate memory", "ALLOC_FAILED")
-"""What torch and the libraries below it say where memory is refused, some of them in a plain RuntimeError."""
+_OUT_OF_MEMORY = (
+    "out of memory",
+    "can't allocate memory",
+    "not enough memory",
+    "Cannot allocate memory",
+    "ALLOC_FAILED",
+)
+"""Messages of torch and the libraries below it if an allocation fails; some come as a plain RuntimeError."""
 
 
 def says_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception tells that there is not enough memory, on whichever device."""
-    return isinstance(error, MemoryError) or any(text in str(error) for text in REFUSALS)
+    """Return whether an exception reports that memory is exhausted, on any device."""
+    return isinstance(error, MemoryError) or any(text in str(error) for text in _OUT_OF_MEMORY)

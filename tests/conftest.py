@@ -5,14 +5,16 @@ import random
 import shutil
 import signal
 import socket
+import sqlite3
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from sqlalchemy import Engine, event
 
-from parnas.config import Config
-from parnas.run import Run
+from parnas.config.loader import Config
+from parnas.runs.run import Run
 
 # Examples take longer on a busy machine; CI draws the same ones each time, so that it fails for changes alone.
 settings.register_profile(
@@ -64,13 +66,30 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     torch.set_num_threads(1)  # the networks are tiny: more threads only wait for each other
 
 
-@pytest.fixture(scope="session")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with train.txt, valid.txt and test.txt."""
-    folder = tmp_path_factory.mktemp("corpus")
+@pytest.fixture(scope="session", autouse=True)
+def _quick_sqlite() -> None:
+    """Let studies in SQLite files not wait for the disk."""
+
+    def set_pragma(connection: object, _: object) -> None:
+        if isinstance(connection, sqlite3.Connection):
+            connection.execute("PRAGMA synchronous=OFF")
+            connection.execute("PRAGMA journal_mode=MEMORY")
+
+    event.listen(Engine, "connect", set_pragma)
+
+
+def make_corpus(folder: Path) -> Path:
+    """Write train.txt, valid.txt and test.txt into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
     for seed, (split, sentences) in enumerate([("train", 1200), ("valid", 150), ("test", 150)]):
         (folder / f"{split}.txt").write_text(make_text(sentences, seed), encoding="utf-8")
     return folder
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with train.txt, valid.txt and test.txt."""
+    return make_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 needs_compiler = pytest.mark.skipif(
@@ -119,7 +138,7 @@ def small_config(corpus: Path, **changes: object) -> Config:
 def search_run(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A finished small search."""
     from parnas.nas.search import search
-    from parnas.training.reporter import Silent
+    from parnas.training.progress import Silent
 
     return search(small_config(corpus), tmp_path_factory.mktemp("runs") / "search", Silent())
 
@@ -127,7 +146,7 @@ def search_run(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 @pytest.fixture(scope="session")
 def retrain_run(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A finished small retraining of `sfs`."""
-    from parnas.training.reporter import Silent
+    from parnas.training.progress import Silent
     from parnas.training.retrain import retrain
 
     return retrain(small_config(corpus, model__arch="sfs"), tmp_path_factory.mktemp("runs") / "retrain", Silent())
@@ -152,11 +171,3 @@ def trained(retrain_run: Run, tmp_path: Path) -> Run:
     """A copy of the finished retraining, to be spoilt."""
     shutil.copytree(retrain_run.folder, tmp_path / "trained")
     return Run(tmp_path / "trained")
-
-
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers of a study look for each other often."""
-    from parnas.nas import workers
-
-    monkeypatch.setattr(workers, "POLL_SECONDS", 0.02)

@@ -16,13 +16,13 @@ import torch
 from conftest import small_config
 
 import parnas
-from parnas.config import Config
+from parnas.config.loader import Config
 from parnas.errors import ParnasError
-from parnas.files import write_text
-from parnas.run import Run
-from parnas.training.reporter import Silent
+from parnas.runs.files import write_text
+from parnas.runs.run import Run
+from parnas.training.progress import Silent
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[1]
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
@@ -35,9 +35,9 @@ def changes(corpus: Path) -> dict[str, object]:
 @pytest.fixture
 def example_names(corpus: Path, search_run: Run, retrain_run: Run, elsewhere: None) -> dict[str, object]:
     """What the examples of docstrings speak of, in a folder of their own."""
-    for name, run in {"found": search_run, "trained": retrain_run}.items():
+    for name, run in {"searched": search_run, "trained": retrain_run}.items():
         shutil.copytree(run.folder, name)
-    runs = {name: parnas.TrainedRun.read(name) for name in ("found", "trained")}
+    runs = {name: parnas.TrainedRun.read(name) for name in ("searched", "trained")}
     return {"parnas": parnas, "torch": torch, "small": changes(corpus), **runs}
 
 
@@ -65,7 +65,7 @@ def test_importing_the_package_imports_no_torch() -> None:
 def test_what_a_derivation_says_is_what_is_trained(
     search_run: Run, corpus: Path, tmp_path: Path, elsewhere: None
 ) -> None:
-    derivation = parnas.derive(search_run.folder, limits={"s": 1}, rescore=0, out=tmp_path / "derived")
+    derivation = parnas.derive(search_run.folder, limits={"s": 1}, rerank_top_k=0, out=tmp_path / "derived")
     small = {**changes(corpus), "train.steps": 2, "search.blocks": 3}
     runs = [parnas.retrain(None, arch, small) for arch in (derivation, tmp_path / "derived", derivation.architecture)]
     assert {run.arch for run in runs} == {str(derivation.architecture)}
@@ -79,19 +79,19 @@ def default_names(count: int) -> list[str]:
 
 
 def test_a_search_itself_stands_for_what_was_derived_from_it(search_run: Run, corpus: Path, tmp_path: Path) -> None:
-    found = parnas.TrainedRun.read(search_run)
-    run = parnas.retrain(small_config(corpus, train__steps=2), found, run=tmp_path / "run")
-    assert run.arch == found.arch == search_run.summary()["arch"]
+    searched = parnas.TrainedRun.read(search_run)
+    run = parnas.retrain(small_config(corpus, train__steps=2), searched, run=tmp_path / "run")
+    assert run.arch == searched.arch == search_run.summary().arch
 
 
 def test_pi_has_the_candidates_of_each_block_alone(corpus: Path, tmp_path: Path) -> None:
     space = [["s", "f"], ["f"], ["s", "i"]]
-    found = parnas.search(small_config(corpus), {"search.space": space, "search.steps": 12}, run=tmp_path / "run")
-    assert found.pi is not None
-    last = found.pi[found.pi["step"] == 12]
+    searched = parnas.search(small_config(corpus), {"search.space": space, "search.steps": 12}, run=tmp_path / "run")
+    assert searched.pi is not None
+    last = searched.pi[searched.pi["step"] == 12]
     assert last.groupby("block")["layer"].agg(list).tolist() == space
     assert last.groupby("block")["pi"].sum().tolist() == pytest.approx([1, 1, 1])
-    assert found.pi["tau"].is_monotonic_decreasing
+    assert searched.pi["tau"].is_monotonic_decreasing
 
 
 def test_nested_settings_change_what_they_name_and_nothing_beside_it(corpus: Path, tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_nested_settings_change_what_they_name_and_nothing_beside_it(corpus: Pat
 
 
 def test_all_mistakes_are_told_at_once_with_those_of_the_overrides(tmp_path: Path) -> None:
-    with pytest.raises(ParnasError, match="2 mistake") as caught:
+    with pytest.raises(ParnasError, match="2 error") as caught:
         parnas.search({"search": {"stepz": 3}}, {"train.lr": -1.0}, run=tmp_path)
     assert "search.steps" in str(caught.value)
     assert "train.lr is -1.0" in str(caught.value)
@@ -111,7 +111,7 @@ def test_all_mistakes_are_told_at_once_with_those_of_the_overrides(tmp_path: Pat
         parnas.evaluate(tmp_path, split="all")  # type: ignore[arg-type]
     with pytest.raises(ParnasError, match=r"phase \(--phase\) is 'derive'; give retrain or search"):
         parnas.tune(phase="derive")  # type: ignore[arg-type]
-    with pytest.raises(ParnasError, match="a search finds its own"):
+    with pytest.raises(ParnasError, match="a search derives its own"):
         parnas.tune(arch="sf", phase="search")
     with pytest.raises(ParnasError, match="go together"):
         parnas.tune(study="alone")
@@ -126,11 +126,11 @@ def test_a_failed_start_leaves_no_folder_behind(corpus: Path, elsewhere: None) -
 
 def test_what_derive_is_asked_for_is_told_by_the_names_of_python_too(search_run: Run) -> None:
     for name, given, told in [
-        ("within", 0, r"within \(--within\) is 0"),
+        ("cost_target", 0, r"cost_target \(--cost-target\) is 0"),
         ("metric", "x", r"metric \(--metric\) is 'x'; give latency, macs, parameters"),
         ("limits", {"s": -1}, r"limit \(--max\) is 's=-1'"),
         ("top_k", 0, r"top_k \(--top-k\) is 0; give 1 or more"),
-        ("rescore", -1, r"rescore \(--rescore\) is -1; give 0 or more"),
+        ("rerank_top_k", -1, r"rerank_top_k \(--rerank-top-k\) is -1; give 0 or more"),
     ]:
         with pytest.raises(ParnasError, match=told):
             parnas.derive(search_run, **{name: given})
@@ -164,7 +164,7 @@ def test_an_interrupt_is_python_s_own_and_the_run_goes_on(corpus: Path, tmp_path
 
     with pytest.raises(KeyboardInterrupt, match=r"after step 5, which is saved.*resume=True"):
         parnas.retrain(small_config(corpus), "sf", run=tmp_path / "run", progress=Interrupting())
-    assert parnas.retrain(run=tmp_path / "run", resume=True).summary["steps"] == 24
+    assert parnas.retrain(run=tmp_path / "run", resume=True).summary.steps == 24
 
 
 def test_progress_is_told_only_where_it_is_asked_for(
@@ -181,11 +181,11 @@ def test_progress_is_told_only_where_it_is_asked_for(
 def test_a_type_checker_knows_what_the_functions_take_and_give(tmp_path: Path) -> None:
     good = """
 import parnas
-found: parnas.TrainedRun = parnas.search("demo", {"search.steps": 5}, run="runs/x")
-derivation = parnas.derive(found, within=0.5, metric="macs")
+searched: parnas.TrainedRun = parnas.search("demo", {"search.steps": 5}, run="runs/x")
+derivation = parnas.derive(searched, cost_target=0.5, metric="macs")
 trained = parnas.retrain(parnas.Config(), derivation)
-rows: int = len(parnas.evaluate([found, trained, "runs/y"], split="test").table)
-text: str = parnas.load(found).generate("a", tokens=3)
+rows: int = len(parnas.evaluate([searched, trained, "runs/y"], split="test").table)
+text: str = parnas.load(searched).generate("a", tokens=3)
 """
     bad = """
 import parnas

@@ -1,1 +1,1 @@
-"""Text: corpora, tokenizers, token streams on disk, and batches of segments. Knows no torch."""
+"""Text: corpora, tokenizers, token streams on disk, and batches of segments. Independent of torch."""

@@ -1,4 +1,4 @@
-"""Batches of segments: how a stream of N tokens is laid out in B rows of segments of T tokens, to train or to score."""
+"""Batches of segments: a stream of N tokens in B rows of segments of T tokens, for training or evaluation."""
 
 import math
 from collections.abc import Iterator
@@ -7,70 +7,88 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from parnas.config import Config
+from parnas.config.loader import Config
 from parnas.data.streams import Tokens
 from parnas.errors import ParnasError
 
 Int64s = NDArray[np.int64]
 
-READ_TWICE = 0.5
-"""Rows of an evaluation are so few that burn-in adds at most this share to what is read."""
+_MAX_BURN_IN = 0.5
+"""Largest number of burn-in segments of an evaluation, as a share of the segments of the text."""
 
 
 class Batch(NamedTuple):
-    """One training step: inputs [B, T], targets [B, T], and whether the rows begin anew, without memory."""
+    """One training step: inputs [B, T], targets [B, T]; the first one of an epoch is read without memory."""
 
     inputs: Int64s
     targets: Int64s
     starts_epoch: bool
 
 
-class Order(NamedTuple):
-    """What differs from epoch to epoch in how a text is read, by a seed and the epoch alone."""
+class Shuffle(NamedTuple):
+    """Partial shuffling (Press 2019, arXiv 1903.04167): rows that begin at other positions in each epoch.
+
+    A row continues at its beginning after its end. The positions depend on the seed and the epoch alone.
+    """
 
     seed: int = 0
-    rotated: bool = False  # each row begins at a place of its own, and goes on at its beginning after its end
+    partial: bool = False
 
     @classmethod
-    def of(cls, config: Config) -> Self:
-        """What a configuration says."""
+    def from_config(cls, config: Config) -> Self:
+        """Return the shuffling of `data.shuffle`."""
         return cls(config.runtime.seed, config.data.shuffle == "partial")
 
     def offsets(self, epoch: int, rows: int, tokens: int) -> Int64s:
-        """Where in its `tokens` each of so many rows begins (Press 2019, arXiv 1903.04167), [rows]."""
+        """Return the position in its `tokens` at which each row begins, [rows]."""
         return np.random.default_rng([self.seed, epoch]).integers(tokens, size=rows)
 
 
 class EvaluationBatch(NamedTuple):
-    """One step of an evaluation: inputs, targets, which of them to score, and their places in the text; [B, T] each."""
+    """One step of an evaluation: inputs, targets, a mask of those to score, and positions in the text; [B, T] each."""
 
     inputs: Int64s
     targets: Int64s
     scored: NDArray[np.bool_]
-    places: Int64s
+    positions: Int64s
 
 
 class TrainingBatches:
-    """Contiguous batching: row b of every batch reads on where row b of the batch before left off, in an epoch.
+    """Contiguous batches: within an epoch, row b of a batch continues row b of the batch before.
 
-    Of N tokens, each row gets `segments` = (N - 1) // (B T) segments of T, the rows following each other in the
-    stream. Targets are the inputs one token on, across the ends of segments and rows alike. So in an epoch every
-    token is a target once, except the first of the stream and fewer than B T at its end.
-
-    tokens: [N], memory-mapped or not. `rows` of the batch alone, where others are read elsewhere. Raises `ParnasError`
-    where N does not fill one segment in every row.
+    Of N tokens, each row gets `segments` = (N - 1) // (B T) segments of T; row b + 1 follows row b in the stream.
+    Targets are the inputs shifted by one token, across the ends of segments and rows. So in an epoch every token is a
+    target once, except the first of the stream and fewer than B T at its end.
     """
 
     def __init__(
-        self, tokens: Tokens, batch_size: int, tgt_len: int, rows: slice | None = None, order: Order | None = None
+        self,
+        tokens: Tokens,
+        batch_size: int,
+        tgt_len: int,
+        rows: slice | None = None,
+        shuffle: Shuffle | None = None,
+        source: str = "training text",
     ) -> None:
-        self._order = order or Order()
+        """Lay out `tokens` [N], memory-mapped or not.
+
+        Args:
+            tokens: The stream.
+            batch_size: Number of rows B.
+            tgt_len: Length of a segment T.
+            rows: The rows that this process reads, where other processes read the others.
+            shuffle: Beginnings of the rows; without it, rows begin at their first token.
+            source: Name of the stream in the message of an error.
+
+        Raises:
+            ParnasError: N does not fill one segment in every row.
+        """
+        self._shuffle = shuffle or Shuffle()
         self.segments = (len(tokens) - 1) // (batch_size * tgt_len)
         if self.segments < 1:
             raise ParnasError(
-                f"The text, or what search.alpha_split leaves of it, has {len(tokens):,} tokens, too few for "
-                f"data.batch_size {batch_size} rows of "
-                f"data.tgt_len {tgt_len}, which need {batch_size * tgt_len + 1:,}. Lower one of them."
+                f"The {source} has {len(tokens):,} tokens, but {batch_size} rows of {tgt_len} need "
+                f"{batch_size * tgt_len + 1:,}. Give more text, or lower data.batch_size or data.tgt_len."
             )
         self._batch_size, self._tgt_len, used = batch_size, tgt_len, batch_size * tgt_len * self.segments
         self._own = slice(None) if rows is None else rows
@@ -78,37 +96,37 @@ class TrainingBatches:
         self._targets = np.asarray(tokens[1 : used + 1]).reshape(batch_size, -1)[self._own]
 
     def batch(self, step: int) -> Batch:
-        """The batch of a training step, counted from 0 through all epochs; depends on nothing but `step`."""
+        """Return the batch of a training step, counted from 0 through all epochs; it depends on `step` alone."""
         epoch, segment = divmod(step, self.segments)
-        places = self._places(epoch, segment * self._tgt_len, (segment + 1) * self._tgt_len)
-        return Batch(self._inputs[places].astype(np.int64), self._targets[places].astype(np.int64), segment == 0)
+        index = self._index(epoch, segment * self._tgt_len, (segment + 1) * self._tgt_len)
+        return Batch(self._inputs[index].astype(np.int64), self._targets[index].astype(np.int64), segment == 0)
 
-    def _places(self, epoch: int, start: int, stop: int) -> tuple[Any, Any]:
-        """Rows and columns of what all rows read in an epoch from `start` to `stop`."""
-        if not self._order.rotated:
+    def _index(self, epoch: int, start: int, stop: int) -> tuple[Any, Any]:
+        """Return the index, by rows and columns, of the tokens that an epoch reads from `start` to `stop`."""
+        if not self._shuffle.partial:
             return slice(None), slice(start, stop)
         rows, length = self._inputs.shape
-        offsets = self._order.offsets(epoch, self._batch_size, length)[self._own]
+        offsets = self._shuffle.offsets(epoch, self._batch_size, length)[self._own]
         return np.arange(rows)[:, None], (offsets[:, None] + np.arange(start, stop)) % length
 
 
 def evaluation_batches(
     tokens: Tokens, first: int, batch_size: int, tgt_len: int, burn_in: int, alignment: int = 1
 ) -> Iterator[EvaluationBatch]:
-    """Batches that score each of N tokens exactly once, given all tokens before it as far as memory reaches.
+    """Yield batches that score each of N tokens exactly once, given the tokens before it as far as memory reaches.
 
-    The stream is preceded by the token `first`, so that its own first token has a context too. It has
-    S = ceil(N / T) segments, aligned to multiples of T, and R = ceil((S - burn_in) / B) of them are each row's: row b
-    reads segments b R to b R + R + burn_in. All rows start with empty memory and go in step. Row 0 scores all that it
-    reads; the others only warm up their memory on their first `burn_in` segments, which the row before scores.
+    The stream is preceded by the token `first`, so that its own first token has a context too. It has S = ceil(N / T)
+    segments, aligned to multiples of T, of which each row scores R = ceil((S - burn_in) / B): row b reads segments b R
+    to b R + R + burn_in. All rows start with empty memory at the same time. Row 0 scores all that it reads; the others
+    fill their memory on their first `burn_in` segments, which the row before them scores.
 
-    A layer's memory holds outputs of the layer below for `mem_len` positions, made from memories that reach as far
-    again. So after `burn_in` = (attention layers) * ceil(mem_len / T) segments nothing that a row computes depends on
-    where it began, and as the segments are the same for any B, the scores equal those of batch 1. Rows begin at
-    multiples of `alignment` tokens, for networks that take so many together.
+    A layer's memory holds outputs of the layer below for `mem_len` positions, made from memories of the same reach. So
+    after `burn_in` = (attention layers) * ceil(mem_len / T) segments nothing that a row computes depends on its
+    beginning; and as the segments are the same for any B, the scores equal those of batch 1. Rows begin at multiples of
+    `alignment` tokens, for networks that compress positions in groups.
 
-    Fewer rows than `batch_size` are used where burn-in would add more than `READ_TWICE` to what is read. Positions
-    past the end of the stream hold token 0 and are not scored. Raises `ParnasError` for an empty stream.
+    Fewer rows than `batch_size` are used where burn-in would exceed `_MAX_BURN_IN`. Positions past the end of the
+    stream hold token 0 and are not scored. An empty stream is a `ParnasError`.
     """
     if not len(tokens):
         raise ParnasError("The split to evaluate has no tokens; give it some text.")
@@ -117,28 +135,29 @@ def evaluation_batches(
     starts = np.arange(rows) * segments_per_row
     burning = starts > 0
     for step in range(min(segments, segments_per_row + burn_in)):
-        # Of this step's targets [B, T]; the input is the token before.
-        places = ((starts + step) * tgt_len)[:, None] + np.arange(tgt_len)
-        inside = places < len(tokens)
-        inputs, targets = _take(tokens, places - 1), _take(tokens, places)
-        inputs[places == 0] = first
+        # positions of this step's targets [B, T]; the input is the token before
+        positions = ((starts + step) * tgt_len)[:, None] + np.arange(tgt_len)
+        inside = positions < len(tokens)
+        inputs, targets = _take(tokens, positions - 1), _take(tokens, positions)
+        inputs[positions == 0] = first
         inputs[~inside] = targets[~inside] = 0
-        yield EvaluationBatch(inputs, targets, inside & ~(burning & (step < burn_in))[:, None], places)
+        yield EvaluationBatch(inputs, targets, inside & ~(burning & (step < burn_in))[:, None], positions)
 
 
 def split_share(tokens: Tokens, share: float) -> tuple[Tokens, Tokens]:
-    """A training stream without its last `share` (0 to 1), and that share: for the weights and for alpha."""
+    """Split a training stream into the tokens for the weights and its last `share` (0 to 1), the arch split."""
     cut = len(tokens) - round(len(tokens) * share)
     return tokens[:cut], tokens[cut:]
 
 
 def _share_out(segments: int, batch_size: int, burn_in: int, multiple: int) -> tuple[int, int]:
-    """Number of rows, and of segments that each row after row 0 scores, a multiple of `multiple`."""
-    rows = 1 + min(batch_size - 1, int(READ_TWICE * segments) // burn_in if burn_in else segments - 1)
+    """Return the number of rows and of segments that each row after row 0 scores, a multiple of `multiple`."""
+    rows = 1 + min(batch_size - 1, int(_MAX_BURN_IN * segments) // burn_in if burn_in else segments - 1)
     per_row = max(1, -(-(segments - burn_in) // (rows * multiple))) * multiple
     # Rounding up may leave the last rows without a segment of their own.
     return max(1, -(-(segments - burn_in) // per_row)), per_row
 
 
 def _take(tokens: Tokens, positions: Int64s) -> Int64s:
+    """Return the tokens at these positions, with those outside the stream clipped to its ends."""
     return np.asarray(tokens[np.clip(positions, 0, len(tokens) - 1)], np.int64)

@@ -1,4 +1,4 @@
-"""Corpora: `find_corpus` turns a name or a path into three checked splits of text."""
+"""Corpora: three checked splits of text from a name or a path."""
 
 import difflib
 import hashlib
@@ -11,29 +11,26 @@ from pathlib import Path
 
 import numpy as np
 
-from parnas.data.cache import Note, silent
-from parnas.data.known import KNOWN, SPLITS, file_hash, find_known, first_file, split_names
+from parnas.data.cache import Note, cached_fact, file_hash, silent
+from parnas.data.datasets import DATASETS, SPLITS, find_dataset, first_file, split_names
 from parnas.data.pydoc_text import gather_pydoc
-from parnas.data.remembered import remember
 from parnas.data.text import TextSlice
 from parnas.errors import ParnasError
-from parnas.files import expand_user
+from parnas.runs.files import expand_user
 
-__all__ = ["SPLITS", "Corpus", "TextSlice", "find_corpus"]
+_HELD_OUT_SHARE = 0.05
+"""Share of the lines of a single text file for valid, and as much for test."""
 
-HELD_OUT_SHARE = 0.05
-"""Of the lines of a single text file: this much for valid, and as much for test."""
-
-
-PYDOC = "pydoc"
-NAMES = (*KNOWN, PYDOC)
+_PYDOC = "pydoc"
+NAMES = (*DATASETS, _PYDOC)
 
 
 @dataclass(frozen=True)
 class Corpus:
     """A text in three splits.
 
-    fingerprint: SHA-256 of the content of the splits, whatever their paths.
+    Attributes:
+        fingerprint: SHA-256 of the content of the splits, independent of their paths.
     """
 
     name: str
@@ -42,42 +39,45 @@ class Corpus:
 
 
 def find_corpus(name: str, note: Note = silent) -> Corpus:
-    """The corpus of that name (`KNOWN`, or pydoc), folder (train.txt, valid.txt, test.txt) or text file.
+    """Return the corpus of a name (`DATASETS`, or pydoc), a folder (train.txt, valid.txt, test.txt) or a text file.
 
-    A text file is split 90/5/5 by lines. Known corpora are looked for in `$PARNAS_DATA/<name>/` first, else
-    downloaded into the cache, and compared with their published hashes either way; a path's files must be UTF-8.
+    A text file is split 90/5/5 by lines. A dataset is read from `$PARNAS_DATA/<name>/`, else downloaded into the cache,
+    and compared with its published hashes either way; the files of a path must be UTF-8.
 
-    Raises `ParnasError` for what is missing, empty, too short, binary, wrongly encoded or not as published.
+    Raises:
+        ParnasError: The text is missing, empty, too short, binary, wrongly encoded or not as published.
     """
     try:
-        if name in KNOWN:
-            splits = find_known(KNOWN[name], note)
-        elif name == PYDOC:
+        if name in DATASETS:
+            splits = find_dataset(DATASETS[name], note)
+        elif name == _PYDOC:
             splits = _splits_of_folder(gather_pydoc(note))
         else:
             splits = _splits_of_path(expand_user(name))
         return Corpus(name, splits, _fingerprint(splits))
     except OSError as error:
         raise ParnasError(
-            f"The corpus {name} cannot be read: {error}. See that the file is there and readable."
+            f"The corpus {name} cannot be read: {error}. Check that the file exists and is readable."
         ) from error
 
 
 def _splits_of_path(path: Path) -> dict[str, TextSlice]:
+    """Return the splits of a folder or a file of the user's, after a check that they are UTF-8."""
     splits = _splits_of_folder(path) if path.is_dir() else _splits_of_file(path)
     for file in {text.path: None for text in splits.values()}:
-        remember(file, "is UTF-8", partial(_check_text, TextSlice.whole(file)))
+        cached_fact(file, "is UTF-8", partial(_check_text, TextSlice.whole(file)))
     return splits
 
 
 def _splits_of_folder(folder: Path) -> dict[str, TextSlice]:
-    found = {split: first_file(folder, split_names(split)) for split in SPLITS}
-    if missing := [split for split, path in found.items() if path is None]:
+    """Return the splits in a folder; empty ones are errors."""
+    paths = {split: first_file(folder, split_names(split)) for split in SPLITS}
+    if missing := [split for split, path in paths.items() if path is None]:
         raise ParnasError(
             f"{folder} lacks {' and '.join(f'{split}.txt' for split in missing)}; "
             "a corpus folder holds train.txt, valid.txt and test.txt. To have one text split for you, name the file."
         )
-    splits = {split: TextSlice.whole(path) for split, path in found.items() if path is not None}
+    splits = {split: TextSlice.whole(path) for split, path in paths.items() if path is not None}
     for text in splits.values():
         if not text.bytes:
             raise ParnasError(f"{text.path} is empty; put text into it.")
@@ -85,24 +85,24 @@ def _splits_of_folder(folder: Path) -> dict[str, TextSlice]:
 
 
 def _splits_of_file(path: Path) -> dict[str, TextSlice]:
-    """Cut a file at line ends: the last lines are test, those before valid, at least one line each."""
+    """Cut a file at line ends: the last lines are test, those before them valid, at least one line each."""
     if not path.exists():
         near = difflib.get_close_matches(str(path), NAMES, 1)
         raise ParnasError(
-            f"There is no corpus {path}: it is no file or folder here, and the known names are {', '.join(NAMES)}."
+            f"There is no corpus {path}: no such file or folder exists, and the named corpora are {', '.join(NAMES)}."
             + (f" Did you mean {near[0]}?" if near else "")
         )
     whole = TextSlice.whole(path)
     if not whole.bytes:
         raise ParnasError(f"{path} is empty; put text into it.")
-    cuts = [0, *remember(path, f"lines held out: {HELD_OUT_SHARE}", partial(_held_out, whole)), whole.bytes]
+    cuts = [0, *cached_fact(path, f"lines held out: {_HELD_OUT_SHARE}", partial(_held_out, whole)), whole.bytes]
     return {split: TextSlice(path, *cuts[i : i + 2]) for i, split in enumerate(SPLITS)}
 
 
 def _held_out(text: TextSlice) -> tuple[int, int]:
-    """Where valid and test begin."""
+    """Return the byte offsets at which valid and test begin."""
     starts = _line_starts(text)
-    held_out = max(1, round(len(starts) * HELD_OUT_SHARE))
+    held_out = max(1, round(len(starts) * _HELD_OUT_SHARE))
     if len(starts) <= 2 * held_out:
         raise ParnasError(
             f"{text.path} is too short to be split by lines into train, valid and test: it has {len(starts)} line(s), "
@@ -112,7 +112,7 @@ def _held_out(text: TextSlice) -> tuple[int, int]:
 
 
 def _line_starts(text: TextSlice) -> "array[int]":
-    """Byte offset of every line's first byte."""
+    """Return the byte offset of the first byte of every line."""
     starts = array("q", [0])
     offset = 0
     for block in text.blocks():
@@ -125,7 +125,7 @@ def _line_starts(text: TextSlice) -> "array[int]":
 
 
 def _check_text(text: TextSlice) -> None:
-    """Raise `ParnasError` where a file is no UTF-8 text, naming the byte."""
+    """Raise `ParnasError` with the first bad byte where a file is no UTF-8 text."""
     offset = 0
     for block in text.blocks():
         if (nul := block.find(b"\0")) >= 0:
@@ -144,5 +144,6 @@ def _check_text(text: TextSlice) -> None:
 
 
 def _fingerprint(splits: Mapping[str, TextSlice]) -> str:
+    """Return the SHA-256 of the contents of the splits."""
     content = {split: [file_hash(text.path, "sha256"), text.start, text.stop] for split, text in splits.items()}
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()

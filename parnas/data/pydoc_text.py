@@ -1,4 +1,4 @@
-"""The embedded corpus: the English prose in this Python's own documentation, gathered without running any of it."""
+"""The embedded corpus: the English prose of this Python's own documentation, gathered without running any of it."""
 
 import ast
 import hashlib
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from parnas.data.cache import Note, cache_dir, locked, silent
 from parnas.errors import ParnasError
-from parnas.files import folder_in_one_piece, write_text
+from parnas.runs.files import atomic_folder, write_text
 
 SHARES = {"train": 0.9, "valid": 0.05, "test": 0.05}
 FORMAT = 2
@@ -39,43 +39,44 @@ _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def gather_pydoc(note: Note = silent) -> Path:
-    """A folder in the cache with train.txt, valid.txt and test.txt, written once for each version of Python.
+    """Return a cache folder with train.txt, valid.txt and test.txt, written once for each version of Python.
 
-    One line is one paragraph; a document (a topic of `help()`, or a module's docstrings) lies in one split whole.
-    A paragraph that occurs again is left out, so that no split repeats another.
+    Each line is a paragraph; a document (a topic of `help()`, or a module's docstrings) lies in one split as a whole.
+    Repeated paragraphs are left out, so that no split repeats another.
 
-    Raises `ParnasError` where Python came without its sources, or the cache cannot be written.
+    Raises:
+        ParnasError: Python came without its sources, or the cache cannot be written.
     """
     folder = cache_dir() / "corpora" / f"pydoc-{platform.python_version()}-{FORMAT}"
     with locked(folder, note):
         if not folder.is_dir():
             note("gathering Python's documentation")
-            splits = split_documents(unique_paragraphs(_documents()))
+            splits = _split_documents(_unique_paragraphs(_documents()))
             if not all(splits.values()):
                 raise ParnasError(
                     "This Python came without the sources of its standard library, so there is no corpus pydoc; "
                     "give data.corpus another one, such as a text file."
                 )
-            with folder_in_one_piece(folder) as beside:
+            with atomic_folder(folder) as unfinished:
                 for split, paragraphs in splits.items():
-                    write_text(beside / f"{split}.txt", "".join(f"{paragraph}\n" for paragraph in paragraphs))
+                    write_text(unfinished / f"{split}.txt", "".join(f"{paragraph}\n" for paragraph in paragraphs))
     return folder
 
 
-def unique_paragraphs(documents: Iterator[tuple[str, str]]) -> dict[str, list[str]]:
-    """The prose of each named document, a paragraph a string, leaving out what an earlier one said."""
+def _unique_paragraphs(documents: Iterator[tuple[str, str]]) -> dict[str, list[str]]:
+    """Return the paragraphs of each named document without those of earlier documents; empty documents are left out."""
     seen: set[str] = set()
-    result = {}
+    unique = {}
     for name, text in documents:
-        fresh = [paragraph for paragraph in dict.fromkeys(prose(text)) if paragraph not in seen]
-        seen.update(fresh)
-        if fresh:
-            result[name] = fresh
-    return result
+        paragraphs = [paragraph for paragraph in dict.fromkeys(prose(text)) if paragraph not in seen]
+        seen.update(paragraphs)
+        if paragraphs:
+            unique[name] = paragraphs
+    return unique
 
 
 def prose(text: str) -> Iterator[str]:
-    """The paragraphs of English among a text's examples, tables, grammars and signatures, each on one line."""
+    """Yield the paragraphs of English among examples, tables, grammars and signatures, each on one line."""
     for paragraph in re.split(r"\n\s*\n", text):
         words = paragraph.split()
         line = " ".join(words)
@@ -84,8 +85,8 @@ def prose(text: str) -> Iterator[str]:
             yield line
 
 
-def split_documents(documents: dict[str, list[str]]) -> dict[str, list[str]]:
-    """Share the documents out whole, about 90/5/5 by characters, in an order that only their names decide."""
+def _split_documents(documents: dict[str, list[str]]) -> dict[str, list[str]]:
+    """Divide whole documents into splits, about 90/5/5 by characters, in the order of the hashes of their names."""
     splits: dict[str, list[str]] = {split: [] for split in SHARES}
     sizes = dict.fromkeys(SHARES, 0)
     for name in sorted(documents, key=lambda name: hashlib.sha256(name.encode()).digest()):
@@ -97,8 +98,8 @@ def split_documents(documents: dict[str, list[str]]) -> dict[str, list[str]]:
 
 
 def _documents() -> Iterator[tuple[str, str]]:
-    """Name and text: the topics of `help()`, then each standard module's docstrings in the order of its source."""
-    with suppress(ImportError):  # Some systems package the topics apart; the docstrings remain.
+    """Yield name and text of the topics of `help()`, then of the docstrings of each standard module."""
+    with suppress(ImportError):  # some systems package the topics separately; the docstrings remain
         yield from sorted(import_module("pydoc_data.topics").topics.items())
     root = Path(sysconfig.get_path("stdlib"))
     for path in sorted(root.rglob("*.py")):
@@ -108,6 +109,7 @@ def _documents() -> Iterator[tuple[str, str]]:
 
 
 def _docstrings(path: Path) -> list[str]:
+    """Return the docstrings of a Python file in the sequence of its lines; an empty list where it cannot be parsed."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

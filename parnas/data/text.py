@@ -1,4 +1,4 @@
-"""Text on disk, read in bounded memory: `TextSlice`, its blocks and lines, and the count of its words."""
+"""Text files read in bounded memory: blocks, lines and numbers of words."""
 
 import builtins
 import re
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-BLOCK_BYTES = 1 << 20
+_BLOCK_BYTES = 1 << 20
 LONGEST_LINE = 64 << 10
 
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
@@ -28,7 +28,7 @@ class TextSlice:
 
     @classmethod
     def whole(cls, path: Path) -> "TextSlice":
-        """All of a file."""
+        """Return a whole file."""
         return cls(path, 0, path.stat().st_size)
 
     @property
@@ -36,11 +36,11 @@ class TextSlice:
         """Length in bytes."""
         return self.stop - self.start
 
-    def blocks(self, size: int = BLOCK_BYTES) -> Iterator[builtins.bytes]:
-        """The slice in blocks of about `size` bytes; joined, they are the slice.
+    def blocks(self, size: int = _BLOCK_BYTES) -> Iterator[builtins.bytes]:
+        """Yield the slice in blocks of about `size` bytes; joined, they are the slice.
 
-        A block ends after a line end; where it holds none, before its last space; else between two characters.
-        So no line shorter than `size` bytes is divided.
+        A block ends after a line end; without one, before its last space; else between two characters.
+        Lines shorter than `size` bytes are not divided.
         """
         carry = b""
         with self.path.open("rb") as file:
@@ -55,19 +55,19 @@ class TextSlice:
                     yield block[:cut]
 
     def lines(self) -> Iterator[list[str]]:
-        """The lines of each block, as `split_lines` gives them.
+        """Yield the lines of each block, as `split_lines` returns them.
 
-        A character that the slice's ends divide (enwik8 is cut at byte offsets) reads as U+FFFD.
+        A character divided by an end of the slice (enwik8 is cut at byte offsets) is read as U+FFFD.
         """
         for block in self.blocks():
             yield split_lines(block.decode("utf-8", errors="replace"))
 
 
 def split_lines(text: str) -> list[str]:
-    r"""Lines with their "\n"; one longer than `LONGEST_LINE` characters comes in pieces that begin with a space.
+    r"""Return the lines with their "\n"; joined, they are `text`.
 
-    A piece that its line continues after has no "\n", and so gets no `<eos>`. Without a space in reach, a line is
-    cut anywhere. Joined, the result is `text`.
+    A line longer than `LONGEST_LINE` characters is cut before spaces, or anywhere without them. All its pieces
+    but the last are without "\n", and so get no `<eos>`.
     """
     lines: list[str] = _LINE.findall(text)
     if all(len(line) <= LONGEST_LINE for line in lines):
@@ -76,10 +76,10 @@ def split_lines(text: str) -> list[str]:
 
 
 def count_words(block: bytes) -> int:
-    """Number of whitespace-separated words, equal to `len(block.decode(errors="replace").split())`, but faster."""
+    """Count whitespace-separated words as `len(block.decode(errors="replace").split())` does, but faster."""
     if not block:
         return 0
-    # Most texts are nearly all ASCII: to take that out first makes the search five times as fast.
+    # Most texts are nearly all ASCII; without it the search for wide spaces is five times as fast.
     if _WIDE_SPACE.search(block.translate(None, _ASCII)):
         return len(block.decode("utf-8", errors="replace").split())
     space = np.frombuffer(block.translate(_IS_SPACE), np.bool_)
@@ -87,7 +87,7 @@ def count_words(block: bytes) -> int:
 
 
 def _last_boundary(block: bytes) -> int:
-    """Where to cut a block so that the rest goes to the next one; 0 where all of it must."""
+    """Return the position at which to cut a block; 0 where all of it goes to the next one."""
     if cut := block.rfind(b"\n") + 1:
         return cut
     if (cut := block.rfind(b" ")) > 0:
@@ -99,6 +99,7 @@ def _last_boundary(block: bytes) -> int:
 
 
 def _pieces(line: str) -> Iterator[str]:
+    """Yield the pieces of a long line."""
     start = 0
     while len(line) - start > LONGEST_LINE:
         space = line.rfind(" ", start + 1, start + LONGEST_LINE)

@@ -1,42 +1,58 @@
-"""Tokenizers: text to ids and back. Ids are sorted by frequency in the training text, 0 the most frequent.
+"""Tokenizers: text to ids and back, by words, bytes or pieces. Ids are sorted by frequency in the training text.
 
-The adaptive softmax needs that order (Grave et al. 2017, section 4); ties go to the symbol that sorts first.
-The line end, `<eos>`, is one id of every tokenizer, written once for each newline.
+Id 0 is the most frequent, as the adaptive softmax needs it (Grave et al. 2017, section 4); of equally frequent symbols
+the one that sorts first has the lower id. The line end, `<eos>`, is one id of every tokenizer, for each newline.
 """
 
+import io
+import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
-from typing import ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from parnas.data.text import TextSlice, split_lines
+from parnas.config.schema import TokenizerConfig
+from parnas.data.text import LONGEST_LINE, TextSlice, split_lines
 from parnas.errors import ParnasError
-from parnas.files import read_json, write_json
-from parnas.sections import TokenizerConfig
+from parnas.runs.files import read_json, write_json
 
 Ids = NDArray[np.int32]
 
 SETTINGS_FILE = "tokenizer.json"
 UNKNOWN = "<unk>"
-NEWLINE = ord("\n")
+_NEWLINE = ord("\n")
+
+MODEL_FILE = "sentencepiece.model"
+DEFAULT_VOCAB_SIZE = 8000  # of pieces
+SAMPLE_BYTES = 24 << 20
+"""Most text that sentencepiece is trained on, which bounds its memory (about 25 times that)."""
+
+# The trainer's result depends on its number of threads, so a fixed one gives all machines the same pieces.
+_TRAINER_THREADS = 16
+_SPACE_MARK = "▁"
+_UNKNOWN_PIECE = 0
 
 
 class Encoded(NamedTuple):
-    """Token ids [N], and how many of them stand for something that the tokenizer does not know."""
+    """Token ids [N], and the number of those for text without an id of its own."""
 
     ids: Ids
     unknown: int
 
 
 class Tokenizer(ABC):
-    """What every tokenizer can do.
+    """A mapping of text to ids and back.
 
-    vocab_size: number of ids, `eos_id` among them. unknown_id: stands for what has no id, None where all has one.
-    folds_case: upper and lower case become one.
+    Attributes:
+        vocab_size: Number of ids, `eos_id` among them.
+        eos_id: Id of the line end.
+        unknown_id: Id of all text without an id of its own, `None` where there is no such text.
+        folds_case: Upper and lower case become the same.
     """
 
     kind: ClassVar[str]
@@ -46,49 +62,43 @@ class Tokenizer(ABC):
     folds_case: bool
 
     @abstractmethod
-    def encode_counting(self, lines: list[str]) -> Encoded:
-        r"""Tokens of lines in a row, `eos_id` wherever one ends in "\n"; a line's piece without it gets none."""
+    def encode_lines(self, lines: list[str]) -> Encoded:
+        r"""Encode lines one after another, with `eos_id` for each "\n" at the end of one."""
 
     @abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
-        r"""Text of token ids; `eos_id` gives "\n". The inverse of `encode` but for what the tokenizer loses."""
+        r"""Return the text of token ids; `eos_id` gives "\n". The inverse of `encode`, as far as nothing is lost."""
 
     @abstractmethod
     def spellings(self) -> list[str]:
-        r"""What each id stands for [V], a space where it begins a word behind white space; "\n" for `eos_id`."""
+        r"""Return the text of each id [V], with a space where a word begins behind white space; "\n" for `eos_id`."""
 
     @abstractmethod
     def save(self, folder: Path) -> None:
-        """Write plain data, from which `load_tokenizer` makes an equal tokenizer."""
+        """Write plain data from which `load_tokenizer` makes an equal tokenizer."""
 
     @classmethod
     @abstractmethod
     def load(cls, folder: Path) -> Self:
-        """The tokenizer saved in `folder`; `load_tokenizer` is the door to it, and knows which class to ask."""
-
-    def encode_lines(self, lines: list[str]) -> Ids:
-        """The ids of `encode_counting`."""
-        return self.encode_counting(lines).ids
+        """Load the tokenizer of this class that was saved in `folder`; see `load_tokenizer`."""
 
     def encode_block(self, block: bytes) -> Encoded:
-        """Tokens of UTF-8 text as it lies in a file."""
-        return self.encode_counting(split_lines(block.decode("utf-8", errors="replace")))
+        """Encode UTF-8 bytes of a file."""
+        return self.encode_lines(split_lines(block.decode("utf-8", errors="replace")))
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text, such as a prompt; nothing is added at its end."""
-        ids: list[int] = self.encode_lines(split_lines(text)).tolist()
+        """Return the token ids of a text, such as a prompt; nothing is added at its end."""
+        ids: list[int] = self.encode_lines(split_lines(text)).ids.tolist()
         return ids
 
 
 class WordTokenizer(Tokenizer):
-    r"""Whitespace words, and `<eos>` after each line: the literature's WikiText setting.
-
-    symbols: the word of each id, "\n" for `<eos>`, and `<unk>`, which stands for all other words.
-    """
+    r"""Whitespace-separated words, and `<eos>` after each line: the literature's WikiText setting."""
 
     kind = "word"
 
     def __init__(self, symbols: list[str], lowercase: bool) -> None:
+        r"""Make a tokenizer of the word of each id, with "\n" for `<eos>` and `<unk>` for all other words."""
         self._symbols = symbols
         self._ids = {symbol: number for number, symbol in enumerate(symbols)}
         self.vocab_size = len(symbols)
@@ -108,13 +118,14 @@ class WordTokenizer(Tokenizer):
         words = sorted(counts, key=lambda word: (-counts[word], word))
         if config.vocab_size is not None:
             if config.vocab_size > len(words) + len(special):
-                raise vocabulary_too_large(config.vocab_size, len(words) + len(special))
+                raise _vocabulary_too_large(config.vocab_size, len(words) + len(special))
             special[UNKNOWN] += sum(counts[word] for word in words[config.vocab_size - len(special) :])
             words = words[: config.vocab_size - len(special)]
         final = special | {word: counts[word] for word in words}
         return cls(sorted(final, key=lambda symbol: (-final[symbol], symbol)), config.lowercase)
 
-    def encode_counting(self, lines: list[str]) -> Encoded:
+    def encode_lines(self, lines: list[str]) -> Encoded:
+        """Encode the words of lines."""
         get, missing = self._ids.get, self.vocab_size
         numbers: list[int] = []
         for line in lines:
@@ -123,22 +134,26 @@ class WordTokenizer(Tokenizer):
             if line.endswith("\n"):
                 numbers.append(self.eos_id)
         ids = np.array(numbers, np.int32)
-        # A word of the text that is itself "<unk>" is known, and must not count.
+        # A word "<unk>" of the text has an id of its own and does not count as unknown.
         unknown = ids == missing
         ids[unknown] = self.unknown_id
         return Encoded(ids, int(unknown.sum()))
 
     def decode(self, ids: Sequence[int]) -> str:
+        """Join words by spaces, and lines by line ends."""
         return " ".join(self._symbols[number] for number in ids).replace(" \n", "\n").replace("\n ", "\n")
 
     def spellings(self) -> list[str]:
+        """Return each word with a space before it."""
         return [symbol if symbol == "\n" else f" {symbol}" for symbol in self._symbols]
 
     def save(self, folder: Path) -> None:
+        """Write the words as JSON."""
         write_json(folder / SETTINGS_FILE, {"kind": self.kind, "lowercase": self.folds_case, "symbols": self._symbols})
 
     @classmethod
     def load(cls, folder: Path) -> Self:
+        """Load words; `ValueError` where they are not different strings."""
         settings = read_json(folder / SETTINGS_FILE)
         symbols, lowercase = settings["symbols"], settings["lowercase"]
         listed = isinstance(symbols, list) and all(isinstance(symbol, str) for symbol in symbols)
@@ -150,9 +165,9 @@ class WordTokenizer(Tokenizer):
 class ByteTokenizer(Tokenizer):
     r"""The bytes of the text, for enwik8 and text8; the newline is `<eos>`.
 
-    Known are the bytes that occur in any split, and the newline: which bytes there are says next to nothing about a
-    held-out text, and so none is ever unknown. The literature counts the same way, but for a newline where the text
-    has none: 205 for enwik8, and 28, not 27, for text8, because generation and evaluation need an `<eos>`.
+    The vocabulary holds the bytes that occur in any split, and the newline. The set of bytes reveals next to nothing
+    about a held-out text, so no byte is unknown. The literature counts the same way, but without a newline where the
+    text has none: 205 for enwik8, and here 28, not 27, for text8, because generation and evaluation need an `<eos>`.
     """
 
     kind = "byte"
@@ -163,7 +178,7 @@ class ByteTokenizer(Tokenizer):
         self._table = np.full(256, -1, np.int32)
         self._table[self._values] = np.arange(len(values))
         self.vocab_size = len(values)
-        self.eos_id = int(self._table[NEWLINE])
+        self.eos_id = int(self._table[_NEWLINE])
         self.folds_case = lowercase
 
     @classmethod
@@ -171,14 +186,16 @@ class ByteTokenizer(Tokenizer):
         """Sort the bytes by frequency in `train`; those in `held_out` alone come last. Folds ASCII letters only."""
         counts = _byte_counts(train, config.lowercase)
         occurs = (counts + sum(_byte_counts(text, config.lowercase) for text in held_out)) > 0
-        occurs[NEWLINE] = True
+        occurs[_NEWLINE] = True
         order = np.argsort(-counts, kind="stable")
         return cls(order[occurs[order]].tolist(), config.lowercase)
 
-    def encode_counting(self, lines: list[str]) -> Encoded:
+    def encode_lines(self, lines: list[str]) -> Encoded:
+        """Encode the bytes of lines."""
         return self.encode_block("".join(lines).encode("utf-8"))
 
     def encode_block(self, block: bytes) -> Encoded:
+        """Encode bytes; raise `ParnasError` for one that the training text lacks."""
         values = np.frombuffer(block.lower() if self.folds_case else block, np.uint8)
         ids = self._table[values]
         if (ids < 0).any():
@@ -187,13 +204,16 @@ class ByteTokenizer(Tokenizer):
         return Encoded(ids, 0)
 
     def decode(self, ids: Sequence[int]) -> str:
+        """Decode bytes as UTF-8, with U+FFFD for invalid ones."""
         return self._values[np.asarray(ids, np.int64)].tobytes().decode("utf-8", errors="replace")
 
     def spellings(self) -> list[str]:
-        # Of a character of several bytes none may look like white space.
+        """Return each ASCII character, and the numbers of other bytes."""
+        # No byte of a longer character may be taken for white space.
         return [chr(value) if value < 128 else f"<{value}>" for value in self._values.tolist()]
 
     def save(self, folder: Path) -> None:
+        """Write the bytes as JSON."""
         write_json(
             folder / SETTINGS_FILE,
             {"kind": self.kind, "lowercase": self.folds_case, "bytes": self._values.tolist()},
@@ -201,66 +221,231 @@ class ByteTokenizer(Tokenizer):
 
     @classmethod
     def load(cls, folder: Path) -> Self:
+        """Load bytes; `ValueError` where they are not different or lack the newline."""
         settings = read_json(folder / SETTINGS_FILE)
         values, lowercase = settings["bytes"], settings["lowercase"]
         listed = isinstance(values, list) and all(type(value) is int for value in values)
-        if not listed or NEWLINE not in values or len(set(values)) != len(values) or not set(values) <= set(range(256)):
+        if (
+            not listed
+            or _NEWLINE not in values
+            or len(set(values)) != len(values)
+            or not set(values) <= set(range(256))
+        ):
             raise ValueError("its bytes are not different numbers below 256 with the newline among them")
         return cls(values, bool(lowercase))
 
 
-def train_tokenizer(config: TokenizerConfig, train: TextSlice, held_out: Iterable[TextSlice] = ()) -> Tokenizer:
-    """A tokenizer made from the training text, its ids sorted by frequency there; deterministic.
+class PieceTokenizer(Tokenizer):
+    """Pieces of sentencepiece, unigram or BPE (Kudo & Richardson 2018), and `<eos>` after each line.
 
-    held_out: the other splits, of which the byte tokenizer takes the set of bytes, and the others nothing.
-
-    Raises `ParnasError` for a vocabulary larger than the text supports.
+    With byte fallback and without folding of case nothing is lost: `decode(encode(text)) == text`. Folding of case
+    normalises by NFKC_CF, joins runs of spaces and drops those at the ends of lines.
     """
-    from parnas.data.pieces import PieceTokenizer
 
-    tokenizer = learn_tokenizer(config, train, held_out)
-    if isinstance(tokenizer, PieceTokenizer):
-        counts = np.zeros(tokenizer.vocab_size, np.int64)
-        for block in train.blocks():
-            counts += np.bincount(tokenizer.encode_block(block).ids, minlength=tokenizer.vocab_size)
-        tokenizer, _ = tokenizer.sorted_by(counts)
-    return tokenizer
+    kind = "sentencepiece"
+
+    def __init__(self, model: bytes, pieces: NDArray[np.int64], byte_fallback: bool, lowercase: bool) -> None:
+        """Make a tokenizer of a serialized sentencepiece model and its piece number for each of our ids [V].
+
+        With byte fallback sentencepiece's unknown piece (0) never occurs and is used for `<eos>`; else `<eos>` has the
+        number behind the last piece.
+        """
+        from sentencepiece import SentencePieceProcessor
+
+        self._model = model
+        self._processor = SentencePieceProcessor(model_proto=model)
+        self._pieces = pieces
+        self._byte_fallback = byte_fallback
+        eos_piece = _UNKNOWN_PIECE if byte_fallback else self._processor.vocab_size()
+        self._ids = np.full(len(pieces), -1, np.int32)
+        self._ids[pieces] = np.arange(len(pieces))
+        self._eos = np.array([eos_piece], np.int32).tobytes()
+        if (self._ids < 0).any() or len(pieces) != self._processor.vocab_size() + (not byte_fallback):
+            raise ValueError("its numbers do not fit the sentencepiece model")
+        self.vocab_size = len(pieces)
+        self.eos_id = int(self._ids[eos_piece])
+        self.unknown_id = None if byte_fallback else int(self._ids[_UNKNOWN_PIECE])
+        self.folds_case = lowercase
+
+    @classmethod
+    def train(cls, config: TokenizerConfig, train: TextSlice) -> Self:
+        """Train sentencepiece on at most `SAMPLE_BYTES` of evenly spread lines; ids are not sorted by frequency yet."""
+        vocab_size = config.vocab_size or DEFAULT_VOCAB_SIZE
+        model = _train_model(config, vocab_size, train)
+        return cls(model, np.arange(vocab_size), config.byte_fallback, config.lowercase)
+
+    def sorted_by(self, counts: NDArray[np.int64]) -> tuple[Self, Ids]:
+        """Return the tokenizer with ids sorted by these counts of its ids [V], and the new id of each id [V]."""
+        order = np.argsort(-counts, kind="stable")
+        new_ids = np.empty(len(order), np.int32)
+        new_ids[order] = np.arange(len(order))
+        return type(self)(self._model, self._pieces[order], self._byte_fallback, self.folds_case), new_ids
+
+    def encode_lines(self, lines: list[str]) -> Encoded:
+        """Encode the pieces of lines."""
+        encoded = self._encode_texts([line.removesuffix("\n") for line in lines])
+        ends = [self._eos if line.endswith("\n") else b"" for line in lines]
+        return self._number(b"".join(part for pair in zip(encoded, ends, strict=True) for part in pair))
+
+    def encode_block(self, block: bytes) -> Encoded:
+        """Encode the pieces of UTF-8 bytes."""
+        texts = block.decode("utf-8", errors="replace").split("\n")
+        if max(map(len, texts)) >= LONGEST_LINE:
+            return super().encode_block(block)
+        # As `encode_lines`, without lists of lines and line ends; after the last line end `split` gives "".
+        return self._number(self._eos.join(self._encode_texts(texts)))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Decode pieces line by line."""
+        text = ""
+        for line_end, group in groupby(ids, key=lambda number: number == self.eos_id):
+            numbers = list(group)
+            text += "\n" * len(numbers) if line_end else self._processor.decode(self._pieces[numbers].tolist())
+        return text
+
+    def spellings(self) -> list[str]:
+        """Return each piece with "▁" as a space."""
+        pieces = [self._processor.id_to_piece(piece) for piece in range(self._processor.vocab_size())]
+        texts = [*(piece.replace(_SPACE_MARK, " ") for piece in pieces), "\n"]  # the last one is `<eos>`, or unused
+        return ["\n" if number == self.eos_id else texts[piece] for number, piece in enumerate(self._pieces.tolist())]
+
+    def save(self, folder: Path) -> None:
+        """Write the model and the numbers of its pieces."""
+        (folder / MODEL_FILE).write_bytes(self._model)
+        settings = {
+            "kind": self.kind,
+            "lowercase": self.folds_case,
+            "byte_fallback": self._byte_fallback,
+            "pieces": self._pieces.tolist(),
+        }
+        write_json(folder / SETTINGS_FILE, settings)
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """Load the model; `ValueError` where its numbers do not fit it."""
+        settings = read_json(folder / SETTINGS_FILE)
+        model = (folder / MODEL_FILE).read_bytes()
+        pieces = np.array(settings["pieces"])
+        if pieces.dtype != np.int64 or pieces.ndim != 1 or not np.array_equal(np.sort(pieces), np.arange(len(pieces))):
+            raise ValueError("its numbers are not those below their count in some order")
+        tokenizer = cls(model, pieces, bool(settings["byte_fallback"]), bool(settings["lowercase"]))
+        tokenizer.spellings()  # raises an error for pieces that are no UTF-8
+        return tokenizer
+
+    def _encode_texts(self, texts: list[str]) -> list[Any]:
+        """Return the pieces of each text without line ends, as int32 arrays."""
+        encoded: list[Any] = self._processor.encode(texts, return_type="numpy", num_threads=-1)
+        if self._byte_fallback and not self.folds_case:  # nothing is to be lost
+            for index, text in enumerate(texts):
+                if _SPACE_MARK in text:
+                    encoded[index] = self._encode_space_marks(text)
+        return encoded
+
+    def _number(self, pieces: bytes) -> Encoded:
+        """Return our ids of pieces, given as the bytes of their arrays: bytes join several times as fast."""
+        ids = self._ids[np.frombuffer(pieces, np.int32)]
+        return Encoded(ids, 0 if self.unknown_id is None else int(np.count_nonzero(ids == self.unknown_id)))
+
+    def _encode_space_marks(self, text: str) -> NDArray[np.int32]:
+        """Return the pieces of a text with "▁" spelt as bytes; sentencepiece would take it for a space."""
+        mark = [self._processor.piece_to_id(f"<0x{value:02X}>") for value in _SPACE_MARK.encode()]
+        first, *rest = (self._processor.encode(part) for part in text.split(_SPACE_MARK))
+        return np.array(first + [piece for part in rest for piece in mark + part], np.int32)
 
 
-def learn_tokenizer(config: TokenizerConfig, train: TextSlice, held_out: Iterable[TextSlice] = ()) -> Tokenizer:
-    """As `train_tokenizer`, but that pieces are not yet sorted: for who encodes the text anyway, and counts then."""
+def train_tokenizer(config: TokenizerConfig, train: TextSlice, held_out: Iterable[TextSlice] = ()) -> Tokenizer:
+    """Train a tokenizer, deterministically.
+
+    Words and bytes are sorted by frequency. Pieces are not: `PieceTokenizer.sorted_by` sorts them once the text has
+    been encoded and counted. Of `held_out`, the other splits, the byte tokenizer includes the bytes.
+
+    Raises:
+        ParnasError: The vocabulary is larger than the text supports.
+    """
     if config.kind == "word":
         return WordTokenizer.train(config, train)
     if config.kind == "byte":
         return ByteTokenizer.train(config, train, held_out)
-    from parnas.data.pieces import PieceTokenizer
-
     return PieceTokenizer.train(config, train)
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer that `Tokenizer.save` wrote; raises `ParnasError` where its files are missing or broken."""
-    from parnas.data.pieces import PieceTokenizer
-
+    """Load what `Tokenizer.save` wrote; raise `ParnasError` where its files are missing or broken."""
     settings = read_json(folder / SETTINGS_FILE)
     kinds: dict[str, type[Tokenizer]] = {kind.kind: kind for kind in (WordTokenizer, ByteTokenizer, PieceTokenizer)}
     try:
         return kinds[settings["kind"]].load(folder)
     except (KeyError, TypeError, ValueError, OverflowError, IndexError, OSError, RuntimeError) as error:
         raise ParnasError(
-            f"The tokenizer in {folder} is broken ({error!r:.300}); restore its files, or make it anew."
+            f"The tokenizer in {folder} is broken ({error!r:.300}); restore its files, or make it again."
         ) from error
 
 
 def _byte_counts(text: TextSlice, lowercase: bool) -> NDArray[np.int64]:
+    """Count each byte value of a text [256]."""
     counts = np.zeros(256, np.int64)
     for block in text.blocks():
         counts += np.bincount(np.frombuffer(block.lower() if lowercase else block, np.uint8), minlength=256)
     return counts
 
 
-def vocabulary_too_large(wanted: int, largest: int) -> ParnasError:
+def _vocabulary_too_large(wanted: int, largest: int) -> ParnasError:
+    """Return the error for a vocabulary of more symbols than the text has."""
     return ParnasError(
         f"data.tokenizer.vocab_size is {wanted:,}, but the training text supports at most {largest:,}; "
         "lower it, or give more text."
     )
+
+
+def _train_model(config: TokenizerConfig, vocab_size: int, train: TextSlice) -> bytes:
+    """Return a serialized sentencepiece model."""
+    from sentencepiece import SentencePieceTrainer
+
+    extra = 0 if config.byte_fallback else 1
+    # A symbol together with the space before it is a piece too; else each symbol would cost a lone "▁" as well.
+    symbols = [spelling for symbol in (UNKNOWN, *config.user_symbols) for spelling in (symbol, _SPACE_MARK + symbol)]
+    model = io.BytesIO()
+    try:
+        SentencePieceTrainer.train(
+            sentence_iterator=_sample(train),
+            model_writer=model,
+            vocab_size=vocab_size - extra,
+            model_type=config.model_type,
+            user_defined_symbols=list(dict.fromkeys(symbols)),
+            byte_fallback=config.byte_fallback,
+            normalization_rule_name="nfkc_cf" if config.lowercase else "identity",
+            remove_extra_whitespaces=config.lowercase,
+            # Without the dummy prefix, tokens can be cut and joined anywhere, and a leading space is like any other.
+            add_dummy_prefix=config.lowercase,
+            max_sentence_length=4 * LONGEST_LINE,
+            unk_id=_UNKNOWN_PIECE,
+            unk_piece="<no piece>",
+            unk_surface=UNKNOWN,
+            bos_id=-1,
+            eos_id=-1,
+            pad_id=-1,
+            num_threads=_TRAINER_THREADS,
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        if largest := re.search(r"value <= (\d+)", str(error)):
+            raise _vocabulary_too_large(vocab_size, int(largest[1]) + extra) from error
+        raise ParnasError(
+            f"sentencepiece cannot make {vocab_size:,} pieces of this text ({error}). Give more text, "
+            "or change data.tokenizer.vocab_size or data.tokenizer.user_symbols."
+        ) from error
+    return model.getvalue()
+
+
+def _sample(train: TextSlice) -> Iterator[str]:
+    """Yield every n-th line, with n as small as `SAMPLE_BYTES` allows, without the spaces at its end.
+
+    Spaces at the ends of lines, as in WikiText, would make a lone "▁" so frequent that unigram cuts it off words too.
+    """
+    step = -(-train.bytes // SAMPLE_BYTES)
+    number = 0
+    for lines in train.lines():
+        for line in lines:
+            if number % step == 0:
+                yield line.removesuffix("\n").rstrip(" ")
+            number += 1

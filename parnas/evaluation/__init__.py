@@ -1,1 +1,1 @@
-"""Comparing runs: perplexities and costs, measured anew on the same text and machine."""
+"""Evaluation of trained networks: comparison tables, evaluation protocols and analyses."""

@@ -1,4 +1,4 @@
-"""The analyses that `parnas evaluate --analyse` makes, each a table."""
+"""The analyses of `parnas evaluate --analyse`, each a table: attention by age, word frequency, memory length."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -6,16 +6,22 @@ from typing import NamedTuple
 
 import pandas as pd
 
+from parnas.config.schema import Reach
 from parnas.errors import ParnasError
-from parnas.evaluation.ages import attention_by_age
-from parnas.evaluation.context import effective_lengths, perplexity_by_memory
-from parnas.evaluation.entries import Conditions, Entry, open_entries
+from parnas.evaluation.attention import attention_by_age
 from parnas.evaluation.frequency import perplexity_by_frequency
-from parnas.training.reporter import Reporter
+from parnas.evaluation.loading import EvalOptions, EvalRun, open_runs
+from parnas.training.perplexity import TotalLoss
+from parnas.training.progress import Reporter
+
+_FACTORS = 0.0, 0.25, 0.5, 1.0, 2.0, 4.0
+"""Memory lengths to try, as multiples of the run's own."""
+TOLERANCE = 0.01
+"""The effective length is the shortest whose perplexity is within this share of the best."""
 
 
 class Analysis(NamedTuple):
-    """A table, and what must be known to read it."""
+    """A table with its title and notes."""
 
     name: str
     title: str
@@ -23,50 +29,104 @@ class Analysis(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def analyse_attention(entries: Sequence[Entry], split: str, reporter: Reporter) -> Analysis:
-    """Attention by age."""
+def _analyse_attention(runs: Sequence[EvalRun], split: str, reporter: Reporter) -> Analysis:
+    """Analyse the age of the positions that are attended to."""
     reporter.note(f"reading {split} for the weights of attention")
-    table = attention_by_age(entries, split)
+    table = attention_by_age(runs, split)
     if table.empty:
         raise ParnasError("None of the networks has attention: leave attention out of --analyse.")
     return Analysis("attention", "attention by age", table, ("shares of all attention; ages are in the picture",))
 
 
-def analyse_frequency(entries: Sequence[Entry], split: str, reporter: Reporter) -> Analysis:
-    """Perplexity per word by how often the word occurs in the training text."""
+def _analyse_frequency(runs: Sequence[EvalRun], split: str, reporter: Reporter) -> Analysis:
+    """Analyse the perplexity of words by their frequency in the training text."""
     reporter.note(f"scoring {split} by word frequency")
-    return Analysis(
-        "frequency", "perplexity per word by occurrences in training", perplexity_by_frequency(entries, split)
-    )
+    table = perplexity_by_frequency(runs, split)
+    return Analysis("frequency", "perplexity per word by occurrences in training", table)
 
 
-def analyse_memory(entries: Sequence[Entry], split: str, reporter: Reporter) -> Analysis:
-    """Perplexity by the length of memory."""
-    table = perplexity_by_memory(entries, split, reporter)
+def _analyse_memory(runs: Sequence[EvalRun], split: str, reporter: Reporter) -> Analysis:
+    """Analyse the perplexity by memory length."""
+    table = perplexity_by_memory(runs, split, reporter)
     return Analysis("memory", "perplexity per token by memory", table, tuple(effective_lengths(table)))
 
 
-ANALYSES: dict[str, Callable[[Sequence[Entry], str, Reporter], Analysis]] = {
-    "attention": analyse_attention,
-    "frequency": analyse_frequency,
-    "memory": analyse_memory,
+ANALYSES: dict[str, Callable[[Sequence[EvalRun], str, Reporter], Analysis]] = {
+    "attention": _analyse_attention,
+    "frequency": _analyse_frequency,
+    "memory": _analyse_memory,
 }
 
 
 def read_names(listed: str) -> list[str]:
-    """The analyses that a list with commas names; raises `ParnasError` for others."""
+    """Return the analyses of a comma-separated list, each once; raises `ParnasError` for unknown ones."""
     names = [name.strip() for name in listed.split(",") if name.strip()]
-    if wrong := [name for name in names if name not in ANALYSES]:
-        raise ParnasError(f"--analyse names {wrong[0]!r}; give some of {', '.join(ANALYSES)}, with commas between.")
+    allowed = f"give some of {', '.join(ANALYSES)}, with commas between"
+    if unknown := [name for name in names if name not in ANALYSES]:
+        raise ParnasError(f"--analyse names {unknown[0]!r}; {allowed}.")
     if not names:
-        raise ParnasError(f"--analyse is empty; give some of {', '.join(ANALYSES)}, with commas between.")
+        raise ParnasError(f"--analyse is empty; {allowed}.")
     return list(dict.fromkeys(names))
 
 
 def analyse(
-    folders: Sequence[Path], conditions: Conditions, names: Sequence[str], reporter: Reporter
+    folders: Sequence[Path], options: EvalOptions, names: Sequence[str], reporter: Reporter
 ) -> Iterator[Analysis]:
-    """The analyses of runs by name, one after the other."""
-    entries = open_entries(folders, conditions)
+    """Yield the named analyses of the runs."""
+    runs = open_runs(folders, options)
     for name in names:
-        yield ANALYSES[name](entries, entries[0].loaded.config.evaluation.split, reporter)
+        yield ANALYSES[name](runs, runs[0].loaded.config.evaluation.split, reporter)
+
+
+def perplexity_by_memory(runs: Sequence[EvalRun], split: str, reporter: Reporter) -> pd.DataFrame:
+    """Return the perplexity of each run with memory of several lengths, shorter and longer than its own.
+
+    Networks with compressed memory are read once with plain memory varied, once with compressed memory. `sees` is the
+    positions of both, `tokens` the tokens that these represent in one block. `gain` is the share by which the
+    perplexity is lower than with the length before, `gain_per_position` the same per added position.
+    """
+    rows = []
+    for run in runs:
+        for varied, reaches in _memory_ladders(run):
+            previous: dict[str, float] | None = None
+            for reach in reaches:
+                length = getattr(reach, varied)
+                reporter.note(f"scoring {run.name} on {split} with {varied} {length}")
+                ppl = TotalLoss.of(run.score(split, reach)).perplexity
+                row = {"sees": reach.mem_len, "tokens": reach.mem_len, "ppl": ppl}
+                if run.network.compresses():
+                    row["sees"] += reach.cmem_len
+                    row["tokens"] += run.loaded.config.model.memory.ratio * reach.cmem_len
+                gain = per_position = None
+                if previous is not None:
+                    gain = 1 - ppl / previous["ppl"]
+                    per_position = gain / (row["sees"] - previous["sees"])
+                gains = {"gain": gain, "gain_per_position": per_position}
+                rows.append({"run": run.name, "varied": varied, "length": length, **row, **gains})
+                previous = row
+    return pd.DataFrame(rows)
+
+
+def _memory_ladders(run: EvalRun) -> Iterator[tuple[str, list[Reach]]]:
+    """Yield the kinds of memory that are varied, each with the lengths to try, the shortest first."""
+    for varied in ("mem_len", "cmem_len") if run.network.compresses() else ("mem_len",):
+        own = getattr(run.reach, varied) or run.tgt_len
+        shortest = 1 if varied == "mem_len" and run.reach.same_length else 0
+        lengths = sorted({max(shortest, round(factor * own)) for factor in _FACTORS})
+        if varied == "mem_len":
+            yield varied, [run.reach._replace(mem_len=length) for length in lengths]
+        else:
+            yield varied, [run.reach._replace(cmem_len=length) for length in lengths]
+
+
+def effective_lengths(table: pd.DataFrame) -> list[str]:
+    """Return a sentence for each run and kind of memory: the length beyond which perplexity hardly improves."""
+    notes = []
+    for _, rows in table.groupby(["run", "varied"], sort=False):
+        best = rows.sort_values("ppl").iloc[0]
+        enough = rows[rows["ppl"] <= best["ppl"] / (1 - TOLERANCE)].iloc[0]
+        notes.append(
+            f"{best['run']}: {best['varied']} {enough['length']:.0f} is enough to be within {TOLERANCE:.0%} of the "
+            f"best perplexity, {best['ppl']:.2f} with {best['length']:.0f}"
+        )
+    return notes

@@ -1,5 +1,6 @@
-"""The continuous cache (Grave et al. 2017, arXiv 1612.04426): what followed hidden states like this one, comes again.
+"""The continuous cache: tokens that followed similar hidden states become more probable.
 
+Grave et al. 2017, "Improving Neural Language Models with a Continuous Cache" (arXiv 1612.04426).
 Shapes: T tokens of a segment, D model width, C positions in the cache.
 """
 
@@ -23,33 +24,41 @@ class ContinuousCache:
     def __init__(self, size: int, theta: float) -> None:
         self.size, self.theta = size, theta
         self._states: Tensor | None = None  # [C, D]
-        self._followers: Tensor | None = None  # [C]
+        self._followers: Tensor | None = None  # [C] the token after each state
 
-    def log_probs(self, hidden: Tensor, targets: Tensor, model: Tensor) -> Tensor:
-        """log p_cache of `targets` [T], of which `hidden` [T, D] are the states before them; then it holds these too.
+    def log_probs(self, hidden: Tensor, targets: Tensor, model_log_probs: Tensor) -> Tensor:
+        """Return log p_cache of each of the `targets`, [T], given those before it, and add all to the cache.
 
-        `model` [T] are the network's own log-probabilities of them. -inf where the token is not in the cache.
+        Args:
+            hidden: the states before the targets, [T, D].
+            targets: the true next tokens, [T].
+            model_log_probs: the network's log-probabilities of the targets, [T], for positions with an empty cache.
+
+        Returns:
+            Natural logarithms, -inf for tokens that are not in the cache.
         """
+        # 1. Append the segment, so that later positions of it see earlier ones.
         hidden = hidden.float()
         states = hidden if self._states is None else torch.cat([self._states, hidden])
         followers = targets if self._followers is None else torch.cat([self._followers, targets])
-        before = len(states) - len(hidden)
-        places = torch.arange(len(states), device=hidden.device)
-        age = places[before:, None] - places  # [T, C + T]
-        seen = (age > 0) & (age <= self.size)
+        # 2. Each position sees the `size` positions before it.
+        positions = torch.arange(len(states), device=hidden.device)
+        age = positions[-len(hidden) :, None] - positions  # [T, C + T]
+        visible = (age > 0) & (age <= self.size)
+        # 3. Softmax over theta h · h_i, summed over the positions that the target followed.
         with torch.autocast(hidden.device.type, enabled=False):  # the exponential of a large product must be exact
             scores = self.theta * hidden @ states.t()
-        shares = scores.masked_fill_(~seen, -torch.inf).softmax(dim=1)
-        found = shares.masked_fill_(followers != targets[:, None], 0).sum(dim=1).log()
+        shares = scores.masked_fill_(~visible, -torch.inf).softmax(dim=1)
+        log_probs = shares.masked_fill_(followers != targets[:, None], 0).sum(dim=1).log()
         self._states, self._followers = states[-self.size :], followers[-self.size :]
-        return torch.where(seen.any(dim=1), found, model.float())
+        return torch.where(visible.any(dim=1), log_probs, model_log_probs.float())
 
 
-def mix(nats: Tensor, cached: Tensor, weight: float) -> Tensor:
-    """Nats of each token [N] where the cache's log-probabilities [N] have a share of `weight` (0 to below 1).
+def mix(nats: Tensor, cache_log_probs: Tensor, weight: float) -> Tensor:
+    """Return the losses [N] of network and cache interpolated, with weight `weight` (0 to below 1) for the cache.
 
-    -log((1 - weight) exp(-nats) + weight exp(cached)), the linear interpolation of equation 4.
+    -log((1 - weight) exp(-nats) + weight exp(cache_log_probs)), equation 4.
     """
     if not weight:
         return nats
-    return -torch.logaddexp(math.log1p(-weight) - nats, math.log(weight) + cached)
+    return -torch.logaddexp(math.log1p(-weight) - nats, math.log(weight) + cache_log_probs)

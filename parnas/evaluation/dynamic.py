@@ -1,28 +1,27 @@
-"""Dynamic evaluation (Krause et al. 2018, arXiv 1709.07432): weights learn from text once it is scored."""
+"""Dynamic evaluation: after each segment is scored, the weights take a gradient step on it.
+
+Krause et al. 2018, "Dynamic Evaluation of Neural Sequence Models" (arXiv 1709.07432).
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from parnas.config.schema import DynamicConfig, Reach
 from parnas.data.batching import TrainingBatches
 from parnas.model.memory import Memory
 from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import TransformerXL
-from parnas.sections import DynamicConfig, Reach
 from parnas.training.device import Device
 
-Learn: TypeAlias = Callable[[Tensor], None]
-"""Lets weights learn from the mean loss of a segment, a scalar."""
 
-
-def learning_weights(model: TransformerXL) -> list[nn.Parameter]:
-    """What dynamic evaluation changes: all weights, but not the alpha of a SuperNet."""
+def dynamic_weights(model: TransformerXL) -> list[nn.Parameter]:
+    """Return the parameters that dynamic evaluation changes: all but the alpha of a SuperNet."""
     weights = model.weights() if isinstance(model, SuperNet) else dict(model.named_parameters())
-    return [weight for weight in weights.values() if weight.numel()]  # a full softmax has no weights of clusters
+    return [weight for weight in weights.values() if weight.numel()]  # a full softmax has empty cluster weights
 
 
 def gradient_rms(
@@ -35,14 +34,25 @@ def gradient_rms(
     reach: Reach,
     batches: int,
 ) -> list[Tensor]:
-    """√MS_g of each of the `learning_weights`: the root of its mean squared gradient over the first training batches.
+    """Return √MS_g of each of the `dynamic_weights`: the root of its mean squared gradient on training batches.
 
-    The gradients are those of the mean loss of a batch, without dropout, with trained weights. `tokens` [N] are the
-    training text; where they do not fill so many rows, fewer are read, and `ParnasError` is raised for none.
+    The gradients are those of a batch's mean loss with the trained weights, without dropout.
+
+    Args:
+        model: the network.
+        tokens: the training text, [N].
+        device: where to compute.
+        batch_size: rows of a batch; fewer where the text does not fill them.
+        tgt_len: tokens of a segment.
+        reach: memory lengths.
+        batches: the first batches to average over; fewer where the text ends.
+
+    Raises:
+        ParnasError: the text does not fill one row.
     """
     rows = max(1, min(batch_size, (len(tokens) - 1) // tgt_len))
-    weights, text = learning_weights(model), TrainingBatches(tokens, rows, tgt_len)
-    sums = [torch.zeros_like(weight) for weight in weights]
+    weights, text = dynamic_weights(model), TrainingBatches(tokens, rows, tgt_len)
+    squares = [torch.zeros_like(weight) for weight in weights]
     memory: Memory | None = None
     count = min(batches, text.segments)
     model.eval()
@@ -50,53 +60,58 @@ def gradient_rms(
         inputs, targets = (torch.from_numpy(part).to(device.device) for part in text.batch(step)[:2])
         with device.autocast():
             nll, memory = model.nll(inputs, targets, memory, reach=reach)
-        for of, gradient in zip(sums, gradients(nll.mean(), weights), strict=True):
+        for square, gradient in zip(squares, gradients(nll.mean(), weights), strict=True):
             if gradient is not None:
-                of.addcmul_(gradient, gradient)
-    return [of.div_(count).sqrt_() for of in sums]
+                square.addcmul_(gradient, gradient)
+    return [square.div_(count).sqrt_() for square in squares]
 
 
 @contextmanager
-def adapting(model: TransformerXL, settings: DynamicConfig, rms: Sequence[Tensor]) -> Iterator[Learn]:
-    """Let a network learn from what it scores, by what is given; afterwards its weights are what they were.
+def dynamic_evaluation(
+    model: TransformerXL, settings: DynamicConfig, rms: Sequence[Tensor]
+) -> Iterator[Callable[[Tensor], None]]:
+    """Yield a function that updates the weights by the mean loss of a segment; restore the trained weights at exit.
 
     With g the gradient of a segment's mean loss and theta_0 the trained weights, each weight becomes
 
         theta - lr g / (√MS_g + epsilon m) + decay √MS_g / m (theta_0 - theta),
 
-    m being the mean over all parameters (matrices, biases, gains) of their means of √MS_g, and `decay √MS_g / m` at
-    most 1. The paper's epsilon is `epsilon m`. With the update `sgd`, theta - lr g + decay (theta_0 - theta), `rms` is
-    not read (section 5).
+    where `rms` holds √MS_g of each weight tensor (see `gradient_rms`), m is the average over tensors of each tensor's
+    mean √MS_g, and `decay √MS_g / m` is at most 1. `epsilon` is relative: the paper's is `epsilon m`. With the update
+    `sgd` (section 5 of the paper) the step is theta - lr g + decay (theta_0 - theta), without `rms`.
     """
-    weights = learning_weights(model)
-    trained = [weight.detach().clone() for weight in weights]
+    weights = dynamic_weights(model)
+    trained_weights = [weight.detach().clone() for weight in weights]
     lr = settings.lr or 0.0
+    # 1. The learning rate and the decay of each weight are fixed before reading.
     if settings.update == "rms":
-        mean = torch.stack([of.mean() for of in rms]).mean().clamp(min=torch.finfo(torch.float32).tiny)
-        rates = [lr / (of + settings.epsilon * mean) for of in rms]
-        pulls = [(settings.decay / mean * of).clamp(max=1) for of in rms]
+        mean = torch.stack([root.mean() for root in rms]).mean().clamp(min=torch.finfo(torch.float32).tiny)
+        rates = [lr / (root + settings.epsilon * mean) for root in rms]
+        decays = [(settings.decay / mean * root).clamp(max=1) for root in rms]
     else:
-        rates = [weight.new_tensor(lr) for weight in trained]
-        pulls = [weight.new_tensor(settings.decay) for weight in trained]
+        rates = [weight.new_tensor(lr) for weight in trained_weights]
+        decays = [weight.new_tensor(settings.decay) for weight in trained_weights]
 
-    def learn(loss: Tensor) -> None:
-        found = gradients(loss, weights)
+    def update(loss: Tensor) -> None:
+        steps = zip(weights, trained_weights, gradients(loss, weights), rates, decays, strict=True)
         with torch.no_grad():
-            for weight, before, pull, gradient, rate in zip(weights, trained, pulls, found, rates, strict=True):
+            for weight, trained, gradient, rate, decay in steps:
+                # 2. Decay towards the trained weights, from the weights before the gradient step.
                 if settings.decay:
-                    weight.lerp_(before, pull)
+                    weight.lerp_(trained, decay)
+                # 3. Gradient step.
                 if gradient is not None:
                     weight.addcmul_(gradient, rate, value=-1)
 
     try:
-        yield learn
+        yield update
     finally:
         with torch.no_grad():
-            for weight, before in zip(weights, trained, strict=True):
-                weight.copy_(before)
+            for weight, trained in zip(weights, trained_weights, strict=True):
+                weight.copy_(trained)
 
 
 def gradients(loss: Tensor, weights: Sequence[nn.Parameter]) -> tuple[Tensor | None, ...]:
-    """Of a loss with regard to weights; none for those that it does not depend on, as clusters without a target."""
-    with torch.autocast(loss.device.type, enabled=False):  # which is of forward passes
+    """Return the gradient of a loss for each weight; `None` for those it does not depend on (unused clusters)."""
+    with torch.autocast(loss.device.type, enabled=False):  # autocast is for forward passes alone
         return torch.autograd.grad(loss, weights, allow_unused=True)

@@ -1,4 +1,4 @@
-"""Perplexity by word frequency: how well a network predicts words that were common or rare in its training text."""
+"""Perplexity by word frequency: how well a network predicts common and rare words of its training text."""
 
 import math
 from collections import Counter
@@ -10,66 +10,64 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from parnas.data.tokenizers import Tokenizer
-from parnas.evaluation.entries import Entry
+from parnas.evaluation.loading import EvalRun
 from parnas.training.perplexity import exp_or_infinity
 
 EDGES = 100, 1_000, 10_000
 BUCKETS = "10,000 and more", "1,000 to 9,999", "100 to 999", "under 100"
-"""Occurrences in the training text, as Rae et al. 2020 (arXiv 1911.05507, table 5) divide them."""
+"""Occurrences in the training text, with the limits of Rae et al. 2020 (arXiv 1911.05507, table 5)."""
 
 
-def perplexity_by_frequency(entries: Sequence[Entry], split: str) -> pd.DataFrame:
-    """For each run and bucket: the words of the split that are in it, and the perplexity per word.
+def perplexity_by_frequency(runs: Sequence[EvalRun], split: str) -> pd.DataFrame:
+    """Return for each run and frequency bucket the number of words of the split, and their perplexity per word.
 
-    Words are separated by white space; a line end counts as one. A word's loss is the sum over its tokens. What the
-    tokenizer does not know counts as one word, `<unk>`.
+    Words are separated by white space; a line end counts as one. A word's loss is the sum over its tokens. Text that
+    the tokenizer does not know counts as the word `<unk>`.
     """
     rows = []
-    for entry in entries:
-        tokens, tokenizer = np.asarray(entry.streams.tokens(split)), entry.streams.tokenizer
+    for run in runs:
+        tokens, tokenizer = np.asarray(run.streams.tokens(split)), run.streams.tokenizer
         starts = word_starts(tokens, tokenizer)
-        per_word = np.add.reduceat(entry.score(split).double().cpu().numpy(), starts)  # [words]
-        counts = word_counts(entry.streams.tokens("train"), tokenizer)
-        seen = np.array([counts[word] for word in spell_words(tokens, starts, tokenizer)])
-        buckets = len(EDGES) - np.digitize(seen, EDGES)
+        word_nats = np.add.reduceat(run.score(split).double().cpu().numpy(), starts)  # [words]
+        counts = _word_counts(run.streams.tokens("train"), tokenizer)
+        frequencies = np.array([counts[word] for word in spell_words(tokens, starts, tokenizer)])
+        buckets = len(EDGES) - np.digitize(frequencies, EDGES)
         for number, bucket in enumerate((*BUCKETS, "all")):
-            losses = per_word if bucket == "all" else per_word[buckets == number]
-            ppl = exp_or_infinity(float(losses.mean())) if len(losses) else math.nan
-            rows.append({"run": entry.name, "occurrences": bucket, "words": len(losses), "ppl": ppl})
+            nats = word_nats if bucket == "all" else word_nats[buckets == number]
+            ppl = exp_or_infinity(float(nats.mean())) if len(nats) else math.nan
+            rows.append({"run": run.name, "occurrences": bucket, "words": len(nats), "ppl": ppl})
     return pd.DataFrame(rows)
 
 
 def word_starts(tokens: NDArray[Any], tokenizer: Tokenizer) -> NDArray[np.int64]:
-    """The place of the first token of each word of a text.
-
-    White space that stands by itself belongs to the word behind it.
-    """
+    """Return the position of the first token of each word; a token of white space alone belongs to the next word."""
     spellings = tokenizer.spellings()
+    # 1. A token that begins with white space begins a word,
     begins = np.array([spelling[:1].isspace() for spelling in spellings])[tokens]
+    # 2. unless the token before it was white space alone,
     blank = np.array([not spelling.strip() for spelling in spellings])
     blank[tokenizer.eos_id] = False
     begins[1:] &= ~blank[tokens[:-1]]
+    # 3. and so does every token after a line end, and the first.
     begins[1:] |= tokens[:-1] == tokenizer.eos_id
     begins[0] = True
     return np.flatnonzero(begins)
 
 
-def word_counts(tokens: NDArray[Any], tokenizer: Tokenizer) -> Counter[str]:
-    """How often each word occurs in a text."""
+def _word_counts(tokens: NDArray[Any], tokenizer: Tokenizer) -> Counter[str]:
+    """Return the number of occurrences of each word of a text."""
     tokens = np.asarray(tokens)  # out of the memory map
     return Counter(spell_words(tokens, word_starts(tokens, tokenizer), tokenizer))
 
 
 def spell_words(tokens: NDArray[Any], starts: NDArray[np.int64], tokenizer: Tokenizer) -> list[str]:
-    """The words of a text, each without the white space around it; a line end is a newline."""
-    spellings, known = tokenizer.spellings(), dict[bytes, str]()
+    """Return the words of a text, each without the white space around it; a line end is a newline."""
+    spellings, cache = tokenizer.spellings(), dict[bytes, str]()
     data, size = tokens.tobytes(), tokens.itemsize
     words = []
     for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(tokens)], strict=True):
-        raw = data[start * size : stop * size]
-        word = known.get(raw)
-        if word is None:
-            word = "".join(spellings[number] for number in tokens[start:stop].tolist()).strip() or "\n"
-            known[raw] = word
-        words.append(word)
+        key = data[start * size : stop * size]
+        if key not in cache:
+            cache[key] = "".join(spellings[token] for token in tokens[start:stop].tolist()).strip() or "\n"
+        words.append(cache[key])
     return words

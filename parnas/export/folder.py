@@ -1,97 +1,89 @@
-"""What every exported folder holds: `config.json`, the tokenizer and a README; and loading one of them back."""
+"""The folder of an export: the network it is made from, the files that every target writes, and loading it again."""
 
-import shutil
+import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
-from safetensors.torch import save_model
 
 from parnas.architecture import Architecture
-from parnas.data.pieces import MODEL_FILE
-from parnas.data.tokenizers import SETTINGS_FILE, Tokenizer, load_tokenizer
+from parnas.config.schema import ModelConfig
+from parnas.data.tokenizers import MODEL_FILE, SETTINGS_FILE, Tokenizer, load_tokenizer
 from parnas.errors import ParnasError
-from parnas.export.source import Source
-from parnas.files import read_json_object, refuse_foreign_links, write_json, write_text
-from parnas.inputs import plain
 from parnas.model.transformer_xl import TransformerXL
-from parnas.run import package_version
-from parnas.sections import ModelConfig
-from parnas.training.checkpoint import WEIGHTS, load_weights, refuse_larger
-from parnas.training.phases import continue_text
+from parnas.runs.files import read_json_object, refuse_outside_links, write_json, write_text
+from parnas.runs.resolve import to_yaml_values
+from parnas.runs.run import Run, package_version
+from parnas.training.checkpoints import WEIGHTS, check_size, load_weights
+from parnas.training.loaded_run import LoadedRun, generate_text, load
 
 CONFIG, README, TOKENIZER = "config.json", "README.md", "tokenizer"
 COMMON = {CONFIG, README, TOKENIZER, *(f"{TOKENIZER}/{name}" for name in (SETTINGS_FILE, MODEL_FILE))}
-"""What an export of any target may hold."""
+"""Files that an export of any target may hold."""
 KEYS = {"target", "vocab_size", "eos_id", "tgt_len", "model", "trained", "parnas"}
-"""By which settings are known as ours."""
+"""Keys that identify the `config.json` of an export."""
 
 
 @dataclass(frozen=True)
-class Exported:
-    """A network and its tokenizer, from an exported folder alone."""
+class Source:
+    """The network to export, with float32 weights on the CPU in evaluation mode, and its run."""
 
-    model: TransformerXL  # in evaluation mode, on the CPU, in float32
-    tokenizer: Tokenizer
-    architecture: Architecture
-    config: dict[str, Any]  # the content of config.json
-
-    def generate(self, prompt: str, tokens: int = 100, temperature: float = 1.0, top_k: int | None = None) -> str:
-        """Continue a text by so many sampled tokens."""
-        return continue_text(self.model, self.tokenizer, prompt, tokens, temperature, top_k)
+    run: Run
+    loaded: LoadedRun
+    network: TransformerXL
+    architecture: Architecture  # without identity: one layer for each block of the network
 
 
-def write_common(source: Source, target: str, folder: Path, more: dict[str, Any]) -> None:
-    """Write settings and tokenizer; `more` is what the target adds to the settings."""
-    loaded = source.loaded
-    arch = str(source.architecture)
-    settings = {
+def open_source(run: Run, best: bool = False) -> Source:
+    """Load the network of a retraining, or the derived network of a search with the SuperNet's weights.
+
+    With `best`, load the weights of the least validation loss. Raises `ParnasError` where the run cannot be loaded.
+    """
+    loaded = load(run.folder, best=best)
+    return Source(run, loaded, loaded.discrete().float(), loaded.architecture.canonical())
+
+
+def require_package(package: str, target: str) -> None:
+    """Raise `ParnasError` if a package that a target needs is not installed."""
+    if importlib.util.find_spec(package) is None:
+        raise ParnasError(
+            f"--to {target} needs {package.replace('_', '-')}, which is not installed: pip install -e '.[export]' in "
+            "the repository of parnas"
+        )
+
+
+def write_common(
+    source: Source, target: str, folder: Path, readme: str, settings: dict[str, Any] | None = None
+) -> None:
+    """Write `config.json` with the target's own `settings` added, the tokenizer, and the README ending in `readme`."""
+    loaded, arch, version = source.loaded, str(source.architecture), package_version("parnas")
+    trained = {"run": source.run.name, "kind": source.run.kind(), "steps": loaded.step}
+    content = {
         "target": target,
         "arch": arch,
         "vocab_size": loaded.tokenizer.vocab_size,
         "eos_id": loaded.tokenizer.eos_id,
         "tgt_len": loaded.config.data.tgt_len,
         "model": {**loaded.config.model.model_dump(mode="json"), "arch": arch},
-        "trained": {"run": source.run.name, "kind": source.run.kind(), "steps": loaded.step},
-        "parnas": package_version("parnas"),
+        "trained": trained,
+        "parnas": version,
     }
-    write_json(folder / CONFIG, {**settings, **more})
+    write_json(folder / CONFIG, {**content, **(settings or {})})
     (folder / TOKENIZER).mkdir()
     loaded.tokenizer.save(folder / TOKENIZER)
-
-
-def write_readme(source: Source, folder: Path, text: str) -> None:
-    """Say what is in the folder; `text` is what the target has to say."""
-    loaded, name = source.loaded, source.run.name
-    searched = source.run.kind() == "search"
-    origin = f"Derived by the search `{name}`, with the SuperNet's weights" if searched else f"Trained as `{name}`"
+    by_search = f"Derived by the search `{source.run.name}`, with the SuperNet's weights"
+    origin = by_search if trained["kind"] == "search" else f"Trained as `{source.run.name}`"
     about = (
         f"{origin} ({loaded.step:,} steps): a Transformer-XL of {len(source.architecture)} layers, width "
         f"{loaded.config.model.d_model}, {loaded.tokenizer.vocab_size:,} symbols. `{CONFIG}` has its settings, "
-        f"`{TOKENIZER}/` its tokenizer, which parnas reads. Written by parnas {package_version('parnas')}."
+        f"`{TOKENIZER}/` its tokenizer, which parnas reads. Written by parnas {version}."
     )
-    write_text(folder / README, f"# {source.architecture}\n\n{about}\n{text}")
-
-
-def write_weights(source: Source, folder: Path) -> Path:
-    """Write the weights, each once where tables are shared."""
-    save_model(source.network, str(folder / WEIGHTS), {"format": "pt"})
-    shutil.copymode(folder / CONFIG, folder / WEIGHTS)  # which safetensors leaves unreadable for others
-    return folder / WEIGHTS
-
-
-def describe_tensors(network: TransformerXL) -> str:
-    """A table of names and shapes, those that share their weights in one row."""
-    rows: dict[int, tuple[list[str], list[int]]] = {}
-    for name, parameter in network.named_parameters(remove_duplicate=False):
-        rows.setdefault(id(parameter), ([], list(parameter.shape)))[0].append(f"`{name}`")
-    listed = "".join(f"| {', '.join(names)} | {shape} |\n" for names, shape in rows.values())
-    return f"| tensor (those in one row are the same) | shape |\n| --- | --- |\n{listed}"
+    write_text(folder / README, f"# {arch}\n\n{about}\n{readme}")
 
 
 def written_target(folder: Path) -> str | None:
-    """The target whose settings lie in a folder; none for the settings of other programs, or where there are none."""
+    """Return the target of the export in a folder; `None` where there is no export."""
     try:
         content = read_json_object(folder / CONFIG)
     except (ParnasError, OSError):
@@ -99,30 +91,43 @@ def written_target(folder: Path) -> str | None:
     return str(content["target"]) if content.keys() >= KEYS else None
 
 
-def load_exported(folder: str | Path) -> Exported:
-    """Rebuild the network of a folder that `parnas export --to safetensors` wrote; nothing in it is executed.
+@dataclass(frozen=True)
+class ExportedNetwork:
+    """A network and its tokenizer, loaded from an exported folder alone."""
 
-    Raises `ParnasError` where the folder is not whole, or has the settings of another network than its weights.
+    model: TransformerXL  # in evaluation mode, on the CPU, in float32
+    tokenizer: Tokenizer
+    architecture: Architecture
+    config: dict[str, Any]  # content of config.json
+
+    def generate(self, prompt: str, tokens: int = 100, temperature: float = 1.0, top_k: int | None = None) -> str:
+        """Return the prompt continued by `tokens` sampled tokens."""
+        return generate_text(self.model, self.tokenizer, prompt, tokens, temperature, top_k)
+
+
+def load_exported(folder: str | Path) -> ExportedNetwork:
+    """Load the network of a folder that `parnas export --to safetensors` wrote; nothing in it is executed.
+
+    Raises:
+        ParnasError: a file is missing, or the settings do not fit the weights.
     """
     path = Path(folder)
     if not (path / CONFIG).is_file() or not (path / WEIGHTS).is_file():
         raise ParnasError(f"{folder} has no {CONFIG} or no {WEIGHTS}; parnas export RUN --to safetensors writes both.")
-    refuse_foreign_links(path)
+    refuse_outside_links(path)
     content = read_json_object(path / CONFIG)
     try:
-        config = ModelConfig.model_validate(plain(content["model"]))
+        config = ModelConfig.model_validate(to_yaml_values(content["model"]))
         architecture = Architecture.parse(content["arch"])
     except (KeyError, ValidationError, ParnasError) as error:
         reason = error if isinstance(error, ParnasError) else f"{type(error).__name__}: {error!s:.300}"
-        raise ParnasError(
-            f"{path / CONFIG} is not what an export wrote ({reason}); restore it, or export anew."
-        ) from error
+        raise ParnasError(f"{path / CONFIG} was not written by an export ({reason}); export again.") from error
     tokenizer = load_tokenizer(path / TOKENIZER)
 
     def build() -> TransformerXL:
         return TransformerXL.build(config, architecture, tokenizer.vocab_size)
 
-    refuse_larger(build, path)
+    check_size(build, path)
     model = build()
     load_weights(path, model)
-    return Exported(model.eval(), tokenizer, architecture, content)
+    return ExportedNetwork(model.eval(), tokenizer, architecture, content)

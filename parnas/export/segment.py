@@ -1,13 +1,14 @@
-"""A network as one function of a segment and its memory, in operations that torch.export and ONNX know.
+"""A network as one function of a segment and its memory, in operations that torch.export and ONNX support.
 
-Memory has its full length from the start, and `lengths` say how much of it is filled: what is not is never attended to,
-so that the first segments are read as the network reads them, whose memory starts empty.
-Shapes: B batch, T segment, M memory, K = M + T keys, H heads, E width of a head, D model width, V vocabulary.
+Memory has its full length from the start, and `lengths` is how much of it is filled; the rest is masked. So the first
+segments are read as by the network, whose memory starts empty.
+Shapes: B batch, T segment, M memory, K = M + T keys, H heads, E head width, D model width, V vocabulary.
 """
 
 import math
+from collections.abc import Callable
 from itertools import pairwise
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,11 +19,16 @@ from parnas.errors import ParnasError
 from parnas.model.attention import SelfAttention, encode_distances
 from parnas.model.blocks import Block, Context
 from parnas.model.heads import Embedding
+from parnas.model.memory import Memory
 from parnas.model.transformer_xl import TransformerXL
 
+Step: TypeAlias = Callable[[Tensor, Any], tuple[Tensor, Any]]
+"""From ids [B, T] and a state to log-probabilities [B, T, V] and the next state."""
+MAX_ROWS, MAX_SEGMENT, MAX_SEGMENTS = 2, 64, 8  # of the texts that check an export
 
-class State(NamedTuple):
-    """What goes from segment to segment, for each row by itself."""
+
+class SegmentState(NamedTuple):
+    """The state between segments, separate for each row."""
 
     lengths: Tensor  # [B] int64: filled positions of memory, 0 … M
     memory: tuple[Tensor, ...]  # of each self-attention layer keys and values, [B, M, 2·H·E], the newest last
@@ -32,7 +38,7 @@ class SegmentNetwork(nn.Module):
     """Called as `network(tokens, lengths, memory)`: log-probabilities [B, T, V], and the next lengths and memory."""
 
     def __init__(self, network: TransformerXL, architecture: Architecture) -> None:
-        """Raises `ParnasError` for layers whose memory is of another kind than that of self-attention."""
+        """Wrap a discrete network; raises `ParnasError` for layers with another memory than self-attention has."""
         super().__init__()
         self.network = network
         self.mem_len = network.config.mem_len
@@ -40,33 +46,33 @@ class SegmentNetwork(nn.Module):
         for name, block in zip(drop_identity(architecture), blocks, strict=True):
             if block.uses_memory and type(block) is not SelfAttention:
                 raise ParnasError(
-                    f"Layer {name} keeps a memory of its own, which can be exported as weights alone: --to safetensors."
+                    f"Layer {name} has its own kind of memory, so only its weights can be exported: --to safetensors."
                 )
 
     def widths(self) -> list[int]:
-        """Of the keys and values of each self-attention layer, 2·H·E; none where there is no memory."""
-        found = [block.key_value.out_features for block in self.network.blocks if isinstance(block, SelfAttention)]
-        return found if self.mem_len else []
+        """Return the width of the keys and values of each self-attention layer, 2·H·E; empty without memory."""
+        widths = [block.key_value.out_features for block in self.network.blocks if isinstance(block, SelfAttention)]
+        return widths if self.mem_len else []
 
-    def empty(self, rows: int) -> State:
-        """What the first segment is given."""
+    def empty(self, rows: int) -> SegmentState:
+        """Return the state before the first segment."""
         memory = tuple(torch.zeros(rows, self.mem_len, width) for width in self.widths())
-        return State(torch.zeros(rows, dtype=torch.int64), memory)
+        return SegmentState(torch.zeros(rows, dtype=torch.int64), memory)
 
     def forward(
         self, tokens: Tensor, lengths: Tensor, memory: tuple[Tensor, ...]
     ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-        """Read the ids [B, T] of a segment."""
+        """Read the ids of a segment, [B, T]; see the class."""
         reach, tgt_len = self.network.config.reach, tokens.shape[1]
         x = embed(self.network.embedding, tokens)
         encoded = encode_distances(self.mem_len + tgt_len, x.shape[-1], x.device, 0.0, reach.clamp_len)  # [K, D]
         context = Context(encoded, self.network.u, self.network.v, reach)
-        hidden = self._hidden(tgt_len, lengths)
-        given, kept = iter(memory), []
+        masked = self._mask(tgt_len, lengths)
+        memories, next_memory = iter(memory), []
         for block in self.network.blocks:
             if isinstance(block, SelfAttention):
-                x, keys = attend(block, x, next(given) if self.mem_len else None, context, hidden)
-                kept.append(keys[:, tgt_len:])
+                x, keys_values = attend(block, x, next(memories) if self.mem_len else None, context, masked)
+                next_memory.append(keys_values[:, tgt_len:])
             else:
                 x = block(x, None, context).hidden
         if self.network.final_norm is not None:
@@ -74,21 +80,21 @@ class SegmentNetwork(nn.Module):
         return (
             self.network.log_probs(x),
             (lengths + tgt_len).clamp(max=self.mem_len),
-            tuple(kept) if self.mem_len else (),
+            tuple(next_memory) if self.mem_len else (),
         )
 
-    def _hidden(self, tgt_len: int, lengths: Tensor) -> Tensor:
-        """[B, 1, T, K], true where a query must not see a key: later ones, memory not filled, and beyond the window."""
-        keys = torch.arange(-self.mem_len, tgt_len, device=lengths.device)  # counted from the segment's beginning
+    def _mask(self, tgt_len: int, lengths: Tensor) -> Tensor:
+        """Return [B, 1, T, K], true for keys that a query must not see: later, not filled, or beyond the window."""
+        keys = torch.arange(-self.mem_len, tgt_len, device=lengths.device)  # relative to the segment's first token
         distances = torch.arange(tgt_len, device=lengths.device)[:, None] - keys  # [T, K]
-        hidden = distances < 0
+        masked = distances < 0
         if self.network.config.same_length:
-            hidden = hidden | (distances >= self.mem_len)
-        return hidden | (keys < -lengths[:, None, None, None])
+            masked = masked | (distances >= self.mem_len)
+        return masked | (keys < -lengths[:, None, None, None])
 
 
 def embed(embedding: Embedding, tokens: Tensor) -> Tensor:
-    """As the embedding does, but for clusters, of which each looks up every token: shapes must not depend on ids."""
+    """Embed ids, [B, T] to [B, T, D]; each cluster embeds every token, since traced shapes must not depend on ids."""
     if not embedding.projections:
         return cast(Tensor, embedding(tokens))
     whole: Tensor | None = None
@@ -102,11 +108,12 @@ def embed(embedding: Embedding, tokens: Tensor) -> Tensor:
 
 
 def attend(
-    layer: SelfAttention, x: Tensor, memory: Tensor | None, context: Context, hidden: Tensor
+    layer: SelfAttention, x: Tensor, memory: Tensor | None, context: Context, masked: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """What self-attention makes of x [B, T, D], and the keys and values [B, K, 2·H·E]; `hidden` [B, 1, T, K].
+    """Return the output of self-attention for x [B, T, D], and the keys and values [B, K, 2·H·E].
 
-    The formula of Dai et al. 2019, §3.3, without the views and operations in place of `parnas.model.fused`.
+    The formula of Dai et al. 2019, section 3.3, without the views and in-place operations of `parnas.model.fused`.
+    `masked` is [B, 1, T, K].
     """
     segment = layer.normed(x)
     new = layer.key_value(segment)
@@ -121,17 +128,42 @@ def attend(
     position = layer.position(context.distances).unflatten(-1, heads).permute(1, 2, 0)  # [H, E, K]
     content = (query + u[:, None]) @ key.transpose(-1, -2)  # [B, H, T, K]
     scores = (content + shift((query + v[:, None]) @ position)) / math.sqrt(layer.head_width)
-    weights = scores.masked_fill(hidden, -math.inf).softmax(dim=-1)
+    weights = scores.masked_fill(masked, -math.inf).softmax(dim=-1)
     change = layer.output((weights @ value).transpose(1, 2).flatten(2))
     return layer.joined(x, change), keys_values
 
 
 def shift(by_distance: Tensor) -> Tensor:
-    """Scores by distance, K - 1 … 0, to scores by key [B, H, T, K]; those of later keys mean nothing.
+    """Return scores by key from scores by distance K - 1 … 0, both [B, H, T, K]; later keys get arbitrary values.
 
-    The query at t reads the key at k from column T - 1 - t + k.
+    The query at t reads the key at k from column T - 1 - t + k (Dai et al. 2019, appendix B).
     """
     tgt_len, keys = by_distance.shape[2:]
-    places = torch.arange(keys, device=by_distance.device)
-    columns = (tgt_len - 1 - torch.arange(tgt_len, device=by_distance.device))[:, None] + places
+    positions = torch.arange(keys, device=by_distance.device)
+    columns = (tgt_len - 1 - torch.arange(tgt_len, device=by_distance.device))[:, None] + positions
     return by_distance.gather(3, columns.clamp(max=keys - 1).expand_as(by_distance))
+
+
+@torch.no_grad()
+def largest_difference(network: TransformerXL, step: Step, start: Callable[[int], Any], tgt_len: int) -> float:
+    """Return the largest difference of a log-probability in nats between a network and an exported `step` function.
+
+    Both read random segments of several lengths, with memory fed back, until memory is full. `start` makes the first
+    state of a number of rows.
+    """
+    whole = min(tgt_len, MAX_SEGMENT)
+    segments_to_fill = math.ceil(network.config.mem_len / whole)
+    lengths = [whole, 1, whole // 2 + 1, *[whole] * segments_to_fill][:MAX_SEGMENTS]
+    generator = torch.Generator().manual_seed(0)
+    largest = 0.0
+    for rows in (1, MAX_ROWS):
+        memory: Memory | None = None
+        state = start(rows)
+        for length in lengths:
+            tokens = torch.randint(network.vocab_size, (rows, length), generator=generator)
+            output = network(tokens, memory, inference=True)
+            memory = output.memory
+            log_probs, state = step(tokens, state)
+            difference = (log_probs - network.log_probs(output.hidden)).abs().max().item()
+            largest = max(largest, difference if math.isfinite(difference) else math.inf)
+    return largest

@@ -1,1 +1,1 @@
-"""Pictures of runs, drawn from the files of their folders; no torch, and matplotlib only once something is drawn."""
+"""Figures of runs, drawn from the files of their folders; needs no torch, and loads matplotlib only to draw."""

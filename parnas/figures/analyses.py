@@ -1,4 +1,4 @@
-"""Pictures of what `parnas evaluate --analyse` finds."""
+"""Figures of the analyses of `parnas evaluate --analyse`."""
 
 import math
 import re
@@ -15,25 +15,25 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import StrMethodFormatter
 
-from parnas.figures.curves import MARKERS
-from parnas.figures.style import INK, LABEL_SIZE, RUN_COLOURS, SMALL_SIZE, new_figure, save_png, shorten, tidy
+from parnas.figures.colours import RUN_COLOURS
+from parnas.figures.style import INK, LABEL_SIZE, MARKERS, SMALL_SIZE, new_figure, save_png, shorten, tidy
 
-PART_COLOURS = {"compressed memory": "#009e73", "memory": "#0072b2", "segment": "#d55e00"}
+_PART_COLOURS = {"compressed memory": "#009e73", "memory": "#0072b2", "segment": "#d55e00"}
 LONGEST_NAME = 40
 
 
 def draw_attention(table: pd.DataFrame, folder: Path) -> list[Path]:
-    """For each run the average attention weight by age, one small picture per block with attention."""
-    runs = [(str(run), of) for run, of in table.groupby("run", sort=False)]
-    names = [file_name(run) for run, _ in runs]
+    """Write the average attention weight by age of each run, one panel per block with attention."""
+    runs = [(str(run), rows) for run, rows in table.groupby("run", sort=False)]
+    names = [_file_name(run) for run, _ in runs]
     if len(set(names)) < len(names):
         names = [f"{number}-{name}" for number, name in enumerate(names, 1)]
     paths = [folder / (f"attention-{name}.png" if len(runs) > 1 else "attention.png") for name in names]
-    return [_draw_ages(run, of, path) for (run, of), path in zip(runs, paths, strict=True)]
+    return [_draw_ages(run, rows, path) for (run, rows), path in zip(runs, paths, strict=True)]
 
 
-def file_name(run: str) -> str:
-    """What a run is called in the name of a file."""
+def _file_name(run: str) -> str:
+    """Return the name of a run without characters that a file name should not have."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", run)
 
 
@@ -45,26 +45,28 @@ def _draw_ages(run: str, table: pd.DataFrame, path: Path) -> Path:
     figure = new_figure(width, height)
     grid = figure.subplots(rows, columns, sharey=True, squeeze=False).ravel()
     figure.subplots_adjust(0.75 / width, 0.4 / height, 1 - 0.15 / width, 1 - 0.85 / height, 0.12, 0.45)
-    for axes, (_, of) in zip(grid, blocks, strict=False):
+    for axes, (_, ages) in zip(grid, blocks, strict=False):
         tidy(axes)
-        axes.bar(range(len(of)), of["per_position"], color=[PART_COLOURS[part] for part in of["part"]], width=0.85)
-        axes.set_title(f"block {of['block'].iloc[0]}: {of['layer'].iloc[0]}", fontsize=SMALL_SIZE, color=INK, pad=3)
+        colours = [_PART_COLOURS[part] for part in ages["part"]]
+        axes.bar(range(len(ages)), ages["per_position"], color=colours, width=0.85)
+        axes.set_title(f"block {ages['block'].iloc[0]}: {ages['layer'].iloc[0]}", fontsize=SMALL_SIZE, color=INK, pad=3)
         axes.grid(False, axis="x")
         axes.set_xticks([])
     for axes in grid[len(blocks) :]:
         axes.remove()
-    parts = [part for part in PART_COLOURS if part in set(table["part"])]
+    parts = [part for part in _PART_COLOURS if part in set(table["part"])]
     place = {"loc": "upper left", "bbox_to_anchor": (0.0, 1 - 0.28 / height)}
-    _legend(figure, [Patch(color=PART_COLOURS[part]) for part in parts], parts, ncols=3, **place)
-    _say(figure, 0.1 / width, 1 - 0.18 / height, shorten(run, LONGEST_NAME))
+    _legend(figure, [Patch(color=_PART_COLOURS[part]) for part in parts], parts, ncols=3, **place)
+    name = shorten(run, LONGEST_NAME)
+    figure.text(0.1 / width, 1 - 0.18 / height, name, fontsize=LABEL_SIZE, color=INK, va="center")
     figure.supylabel("average weight of a position", fontsize=SMALL_SIZE, color=INK, x=0.1 / width, ha="left")
     figure.supxlabel("the oldest at the left", fontsize=LABEL_SIZE, color=INK, y=0.08 / height, va="bottom")
     return save_png(figure, path)
 
 
 def draw_frequency(table: pd.DataFrame, folder: Path) -> list[Path]:
-    """Perplexity per word by its occurrences; with several runs, how much better than the first besides."""
-    runs = [(str(run), of) for run, of in table.groupby("run", sort=False)]
+    """Write perplexity per word by its occurrences; for several runs also the improvement over the first one."""
+    runs = [(str(run), rows) for run, rows in table.groupby("run", sort=False)]
     panels = 1 if len(runs) == 1 else 2
     width, below = 4.6 * panels, 0.6 + 0.18 * len(runs)
     height = 2.9 + below
@@ -73,18 +75,18 @@ def draw_frequency(table: pd.DataFrame, folder: Path) -> list[Path]:
     figure.subplots_adjust(0.65 / width, below / height, 1 - 0.15 / width, 1 - 0.35 / height, 0.2)
     labels, first = list(runs[0][1]["occurrences"]), runs[0][1]["ppl"].to_numpy()
     bar = 0.8 / len(runs)
-    for number, ((_, of), colour) in enumerate(zip(runs, cycle(RUN_COLOURS), strict=False)):
+    for number, ((_, rows), colour) in enumerate(zip(runs, cycle(RUN_COLOURS), strict=False)):
         places = np.arange(len(labels)) + bar * (number - (len(runs) - 1) / 2)
-        grid[0].bar(places, of["ppl"], width=bar, color=colour)
+        grid[0].bar(places, rows["ppl"], width=bar, color=colour)
         if panels == 2:
-            grid[1].bar(places, 100 * (1 - of["ppl"].to_numpy() / first), width=bar, color=colour)
+            grid[1].bar(places, 100 * (1 - rows["ppl"].to_numpy() / first), width=bar, color=colour)
     grid[0].set_yscale("log")
     titles = ["perplexity per word, by occurrences in training", f"per cent better than {shorten(runs[0][0], 30)}"]
     for axes, title in zip(grid, titles, strict=False):
         tidy(axes)
         axes.grid(False, axis="x")
         axes.set_xticks(range(len(labels)), [label.replace(" ", "\n", 1) for label in labels], fontsize=SMALL_SIZE)
-        axes.set_title(title, fontsize=LABEL_SIZE, color=INK).set_parse_math(False)
+        axes.set_title(title, fontsize=LABEL_SIZE, color=INK)
     if panels == 2:
         grid[1].axhline(0, color=INK, linewidth=0.6)
     handles = [Patch(color=colour) for _, colour in zip(runs, cycle(RUN_COLOURS), strict=False)]
@@ -93,9 +95,9 @@ def draw_frequency(table: pd.DataFrame, folder: Path) -> list[Path]:
 
 
 def draw_memory(table: pd.DataFrame, folder: Path) -> list[Path]:
-    """Perplexity per token over the positions that attention sees besides the segment, on a log axis.
+    """Write perplexity per token over the positions of memory that attention sees, on a log axis.
 
-    What it is without any is said in words, since it is far above.
+    The legend names the perplexity without memory, which is far above.
     """
     lines = list(table.groupby(["run", "varied"], sort=False))
     width, below = 6.6, 0.7 + 0.18 * len(lines)
@@ -104,11 +106,11 @@ def draw_memory(table: pd.DataFrame, folder: Path) -> list[Path]:
     axes: Axes = figure.add_axes((0.75 / width, below / height, 1 - 0.95 / width, 3.05 / height))
     tidy(axes)
     handles, names = [], []
-    for (_, of), colour, marker in zip(lines, cycle(RUN_COLOURS), cycle(MARKERS), strict=False):
-        seen, none = of[of["sees"] > 0], of[of["sees"] == 0]
+    for (_, rows), colour, marker in zip(lines, cycle(RUN_COLOURS), cycle(MARKERS), strict=False):
+        seen, unseen = rows[rows["sees"] > 0], rows[rows["sees"] == 0]
         handles += axes.plot(seen["sees"], seen["ppl"], color=colour, marker=marker, markersize=4, linewidth=1.2)
-        without = f", {none['ppl'].iloc[0]:.2f} without memory" if len(none) else ""
-        names.append(f"{shorten(str(of['run'].iloc[0]), LONGEST_NAME)}, {of['varied'].iloc[0]} varied{without}")
+        without = f", {unseen['ppl'].iloc[0]:.2f} without memory" if len(unseen) else ""
+        names.append(f"{shorten(str(rows['run'].iloc[0]), LONGEST_NAME)}, {rows['varied'].iloc[0]} varied{without}")
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axes.minorticks_off()
@@ -119,13 +121,7 @@ def draw_memory(table: pd.DataFrame, folder: Path) -> list[Path]:
 
 
 def _legend(figure: Figure, handles: Sequence[Artist], names: Sequence[str], **place: Any) -> None:
-    legend = figure.legend(handles, names, frameon=False, fontsize=SMALL_SIZE, labelcolor=INK, **place)
-    for text in legend.get_texts():
-        text.set_parse_math(False)  # a run may be called $x$
-
-
-def _say(figure: Figure, x: float, y: float, text: str) -> None:
-    figure.text(x, y, text, fontsize=LABEL_SIZE, color=INK, va="center").set_parse_math(False)
+    figure.legend(handles, names, frameon=False, fontsize=SMALL_SIZE, labelcolor=INK, **place)
 
 
 DRAW: dict[str, Callable[[pd.DataFrame, Path], list[Path]]] = {

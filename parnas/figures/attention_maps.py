@@ -1,4 +1,4 @@
-"""What each head attends to: a row for each layer, a column for each head, queries against keys."""
+"""Attention weights of each head: a row for each layer, a column for each head, queries against keys."""
 
 import math
 from collections.abc import Sequence
@@ -15,40 +15,48 @@ from parnas.errors import ParnasError
 from parnas.figures.heatmap import COLOURS
 from parnas.figures.style import FRAME, INK, LABEL_SIZE, MONOSPACE, PNG_DPI, SMALL_SIZE, new_figure, save_png
 
-NORM, TICKS = PowerNorm(0.5, 0, 1), [0, 0.05, 0.2, 0.5, 1]
-"""By the root, since most weights of many are small."""
+NORM, TICKS = PowerNorm(0.5, 0, 1), [0, 0.05, 0.2, 0.5, 1]  # square root: most weights of many are small
 TOKEN, TOKEN_SIZE = 0.13, 6.5  # inches for a token, and points of its name
 LEAST, LARGEST = 1.0, 4.0  # inches of a map; the larger one where names are not written
-MOST = 64  # tokens whose names are written
+_MOST = 64  # tokens whose names are written
 MOST_PIXELS, LONGEST_SIDE = 100_000_000, 30_000  # of a picture, and of a side of it
 LEFT, RIGHT, TOP, GAP = 0.95, 0.65, 0.45, 0.22  # inches
 
 
-class Map(Protocol):
-    """What is drawn of a layer; see `parnas.evaluation.attention_maps`."""
+class LayerMap(Protocol):
+    """Attention weights of a layer [heads, queries, keys]; see `parnas.evaluation.attention`."""
 
     @property
-    def block(self) -> int: ...
+    def block(self) -> int:
+        """Number of the block."""
+
     @property
-    def layer(self) -> str: ...
+    def layer(self) -> str:
+        """Name of the layer."""
+
     @property
-    def weights(self) -> NDArray[np.float32]: ...
+    def weights(self) -> NDArray[np.float32]:
+        """Weights of each head [H, T, K]."""
+
     @property
-    def queries(self) -> tuple[str, ...]: ...
+    def queries(self) -> tuple[str, ...]:
+        """Tokens of the T queries."""
+
     @property
-    def keys(self) -> tuple[str, ...]: ...
+    def keys(self) -> tuple[str, ...]:
+        """Tokens of the K keys, memory first."""
 
 
-def draw_attention_maps(maps: Sequence[Map], path: Path) -> Path:
+def draw_attention_maps(maps: Sequence[LayerMap], path: Path) -> Path:
     """Draw the heads of layers; a line divides memory from the text.
 
-    Raises `ParnasError` where there are none, or too many for a picture.
+    Raises `ParnasError` where there is no map, or too many for a picture.
     """
     if not maps:
         raise ParnasError("There are no attention maps to draw.")
     heads = max(len(each.weights) for each in maps)
     cell = _inches(max(len(each.keys) for each in maps)), _inches(max(len(each.queries) for each in maps))
-    written = [name for each in maps if len(each.keys) <= MOST for name in each.keys]
+    written = [name for each in maps if len(each.keys) <= _MOST for name in each.keys]
     names = 0.1 + 0.057 * max(map(len, written), default=0)  # inches below the lowest row
     width = LEFT + heads * cell[0] + (heads - 1) * GAP + RIGHT
     height = TOP + len(maps) * cell[1] + (len(maps) - 1) * GAP + names + 0.3
@@ -75,29 +83,27 @@ def draw_attention_maps(maps: Sequence[Map], path: Path) -> Path:
     scale.set_yticklabels([f"{tick:g}" for tick in TICKS])
     scale.tick_params(labelsize=TOKEN_SIZE, color=FRAME, labelcolor=INK)
     scale.set_title("weight", fontsize=SMALL_SIZE, color=INK, pad=4)
-    figure.text(0.5, 0.06 / height, "what is seen, the oldest at the left", fontsize=LABEL_SIZE, color=INK, ha="center")
+    figure.text(0.5, 0.06 / height, "keys, the oldest at the left", fontsize=LABEL_SIZE, color=INK, ha="center")
     return save_png(figure, path)
 
 
 def _inches(tokens: int) -> float:
-    """The side of a map with so many tokens along it."""
-    return min(max(LEAST, TOKEN * tokens), LARGEST if tokens > MOST else math.inf)
+    """Return the side in inches of a map with `tokens` tokens along it."""
+    return min(max(LEAST, TOKEN * tokens), LARGEST if tokens > _MOST else math.inf)
 
 
-def _draw_map(axes: Axes, each: Map, weights: NDArray[np.float32], lowest: bool, first: bool) -> None:
-    """[T, K], the first query at the top."""
+def _draw_map(axes: Axes, each: LayerMap, weights: NDArray[np.float32], lowest: bool, first: bool) -> None:
+    """Draw the weights of a head [T, K], the first query at the top."""
     axes.pcolormesh(weights, cmap=COLOURS, norm=NORM)
     axes.invert_yaxis()
     axes.spines[:].set_color(FRAME)
     axes.tick_params(length=0, labelsize=TOKEN_SIZE, labelcolor=INK, pad=1)
     axes.axvline(len(each.keys) - len(each.queries), color=FRAME, linewidth=0.8)
     for shown, tokens, axis in ((lowest, each.keys, axes.xaxis), (first, each.queries, axes.yaxis)):
-        written = shown and len(tokens) <= MOST
+        written = shown and len(tokens) <= _MOST
         axis.set_ticks(np.arange(len(tokens)) + 0.5 if written else [])
         if written:
             axis.set_ticklabels([_readable(token) for token in tokens], family=MONOSPACE)
-            for label in axis.get_ticklabels():
-                label.set_parse_math(False)
     if lowest:
         axes.tick_params(axis="x", rotation=90)
 

@@ -1,37 +1,81 @@
-"""The colour of each candidate, the same in every picture and on the terminal; knows no matplotlib."""
+"""Colours of runs and candidates, the same in every figure, on the page and on the terminal; needs no matplotlib."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from parnas.architecture import ATTENTION, COMPRESSIVE, FEED_FORWARD, IDENTITY
 
-# Blue and vermilion of Okabe & Ito (2008), which no common colour blindness confuses, their green, and grey for
-# "nothing here".
+# The palette of Okabe & Ito (2008) without its yellow, too pale for lines on white.
+RUN_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#000000", "#56b4e9", "#e69f00")
+# Their blue and vermilion, which no common colour blindness confuses, their green, and grey for "no layer".
 LETTER_COLOURS = {ATTENTION: "#0072b2", COMPRESSIVE: "#009e73", FEED_FORWARD: "#d55e00", IDENTITY: "#6e6e6e"}
-OTHER_COLOURS = ("#cc79a7", "#e69f00", "#56b4e9", "#000000")  # of the same authors, for other letters
-PALEST = 0.5  # share of white in the last variant of a letter
+_OTHER_COLOURS = ("#cc79a7", "#e69f00", "#56b4e9", "#000000")  # for registered layers
+_PALEST = 0.5  # share of white in the last variant of a letter
+LIGHT, DARK = "#ffffff", "#171b22"  # backgrounds of the page
+# Least contrast with the background on the light and the dark page; WCAG 2.2 AA asks for 3 for lines and 4.5 for text,
+# and thin lines on dark need more.
+LINE_CONTRAST, TEXT_CONTRAST = (3.2, 5.0), (4.6, 5.0)
+
+
+class Shade(NamedTuple):
+    """A colour for the light and one for the dark page."""
+
+    light: str
+    dark: str
 
 
 def candidate_colours(space: Sequence[str]) -> dict[str, str]:
-    """A colour `#rrggbb` for each layer name: its letter's, paler from variant to variant (`s`, `s:heads=2`, …)."""
+    """Return a colour `#rrggbb` for each layer name: its letter's, paler from variant to variant."""
     variants: dict[str, list[str]] = {}
     for name in space:
         variants.setdefault(name[0], []).append(name)
     others = [letter for letter in variants if letter not in LETTER_COLOURS]
-    own = {letter: OTHER_COLOURS[number % len(OTHER_COLOURS)] for number, letter in enumerate(others)}
-    colours = {}
-    for letter, names in variants.items():
-        for number, name in enumerate(names):
-            white = PALEST * number / max(1, len(names) - 1)
-            colours[name] = mix({**LETTER_COLOURS, **own}[letter], "#ffffff", white)
+    letter_colours = LETTER_COLOURS | {
+        letter: _OTHER_COLOURS[number % len(_OTHER_COLOURS)] for number, letter in enumerate(others)
+    }
+    colours = {
+        name: mix(letter_colours[letter], "#ffffff", _PALEST * number / max(1, len(names) - 1))
+        for letter, names in variants.items()
+        for number, name in enumerate(names)
+    }
     return {name: colours[name] for name in space}
 
 
-def mix(one: str, other: str, share: float) -> str:
-    """`share` of the other colour in the one, all three `#rrggbb`."""
-    pairs = zip(channels(one), channels(other), strict=True)
+def shade_of(colour: str, least: tuple[float, float] = LINE_CONTRAST) -> Shade:
+    """Return a colour with enough contrast: darkened for the light page, brightened for the dark one."""
+    return Shade(_with_contrast(colour, "#000000", LIGHT, least[0]), _with_contrast(colour, "#ffffff", DARK, least[1]))
+
+
+def ink_on(colour: str) -> str:
+    """Return black or white, whichever is easier to read on a colour."""
+    return max(("#ffffff", "#000000"), key=lambda ink: contrast(ink, colour))
+
+
+def contrast(first: str, second: str) -> float:
+    """Return the contrast ratio of WCAG 2.2, from 1 for equal colours to 21."""
+    low, high = sorted((_luminance(first), _luminance(second)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def mix(first: str, second: str, share: float) -> str:
+    """Mix `share` of the second colour into the first one, all three `#rrggbb`."""
+    pairs = zip(_channels(first), _channels(second), strict=True)
     return "#" + "".join(f"{round(a + share * (b - a)):02x}" for a, b in pairs)
 
 
-def channels(colour: str) -> tuple[int, int, int]:
-    """Red, green and blue of `#rrggbb`, 0 to 255."""
+def _channels(colour: str) -> tuple[int, int, int]:
+    """Return red, green and blue of `#rrggbb`, 0 to 255."""
     return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)
+
+
+def _with_contrast(colour: str, towards: str, background: str, least: float) -> str:
+    mixed = (mix(colour, towards, step / 20) for step in range(21))
+    return next(each for each in mixed if contrast(each, background) >= least)
+
+
+def _luminance(colour: str) -> float:
+    linear = [
+        value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4
+        for value in (channel / 255 for channel in _channels(colour))
+    ]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

@@ -1,4 +1,4 @@
-"""Every picture that the files of a run allow, and the page of several."""
+"""All figures that the files of a run allow, and the report of several runs."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -6,13 +6,13 @@ from pathlib import Path
 from parnas.errors import ParnasError
 from parnas.figures.curves import draw_learning_curves
 from parnas.figures.heatmap import DEFAULTS, AnimationOptions, draw_pi_animation, draw_pi_frames
-from parnas.figures.history import PiHistory
-from parnas.figures.lines import draw_pi_lines
-from parnas.run import Run
+from parnas.figures.panels import draw_pi_lines
+from parnas.runs.pi_history import PiHistory
+from parnas.runs.run import Run
 
 
 def draw_run(run: Run, options: AnimationOptions = DEFAULTS) -> list[Path]:
-    """Draw the pictures of a run anew into its folder `figures`: curves always, pi of a search besides.
+    """Draw the learning curves of a run, and pi of a search, into its folder `figures`.
 
     Returns their paths; raises `ParnasError` if the run logged nothing yet or its files do not fit.
     """
@@ -27,8 +27,8 @@ def draw_run(run: Run, options: AnimationOptions = DEFAULTS) -> list[Path]:
 
 
 def draw_report(paths: Sequence[Path], folder: Path, note: Callable[[str], None]) -> list[Path]:
-    """Write `report.html` at the end of a command; where its other files cannot be shown, it ends well all the same."""
-    from parnas.figures.report import write_report
+    """Write `report.html` at the end of a command; a folder that cannot be shown gives a warning, not an error."""
+    from parnas.figures.report.page import write_report
 
     try:
         return [write_report(paths, folder)]

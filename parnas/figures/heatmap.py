@@ -1,4 +1,4 @@
-"""The heatmap of pi, block against candidate: an animation, and single frames of it."""
+"""Heatmaps of block against candidate: pi as an animation and single frames, and the votes of several seeds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,12 +10,13 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize, to_rgb
+from matplotlib.patches import Rectangle
 from matplotlib.text import Annotation, Text
 from PIL import Image
 
+from parnas.architecture import Architecture
 from parnas.errors import ParnasError
 from parnas.figures.colours import candidate_colours
-from parnas.figures.history import PiHistory
 from parnas.figures.style import (
     FRAME,
     INK,
@@ -25,38 +26,42 @@ from parnas.figures.style import (
     SMALL_SIZE,
     candidate_label,
     new_figure,
+    save_png,
     shorten,
+    thin,
 )
-from parnas.files import file_in_one_piece
+from parnas.runs.files import atomic_file, read_json
+from parnas.runs.pi_history import PiHistory
 
 COLOURS = matplotlib.colormaps["Blues"]
 NORM = Normalize(0, 1)
-WHITE_TEXT_ABOVE = 0.55
-GIF_DPI = 100
+_WHITE_TEXT_ABOVE = 0.55
+_GIF_DPI = 100
 LAST_FRAME_MS = 2500
 
 # Layout in points, so that one picture holds at every resolution.
 LEFT, RIGHT, TOP, BOTTOM = 106.0, 62.0, 52.0, 38.0
-LABEL_ADVANCE, LONGEST_LABEL = 5.5, 48  # width of a character in the names at the left, and most of them
+LABEL_ADVANCE, LONGEST_LABEL = 5.5, 48  # width of a character in the names at the left, and the most of them
 ROW_HEIGHT = 30.0
-COLUMN_WIDTH = 32.0
-AREA_WIDTHS = (250.0, 700.0)  # least and most of the heatmap itself
+_COLUMN_WIDTH = 32.0
+_AREA_WIDTHS = (250.0, 700.0)  # least and most of the heatmap itself
 STRING_SIZE, VALUE_SIZE = 11.0, 7.5
-MONOSPACE_ADVANCE = 0.603  # width of a character as a share of its size
+_MONOSPACE_ADVANCE = 0.603  # width of a character as a share of its size
 UPRIGHT_WIDTH, TURNED_WIDTH = 20.0, 10.0  # least column that holds a value upright, or turned by a quarter
 NUMBER_WIDTH = 16.0  # least distance between two numbers of blocks
 
 FRAME_MS = 80
+_CONSENSUS = "#e69f00"  # the frame around the consensus, an orange that no layer has
 
 
 @dataclass(frozen=True)
 class AnimationOptions:
-    """Frame time and size of the animation; raises `ParnasError` for what a GIF cannot hold."""
+    """Frame time and size of the animation; raises `ParnasError` for values that a GIF cannot hold."""
 
     frame_ms: int = FRAME_MS
     """Time of a frame in milliseconds; GIF counts in steps of 10. The last frame is held longer."""
     width_px: int | None = None
-    """Width of the picture in pixels; everything scales with it. None: by the number of blocks."""
+    """Width of the picture in pixels; everything scales with it. `None` chooses it by the number of blocks."""
     max_frames: int = 200
     """Most frames shown; the first and the last logged step are always among them."""
 
@@ -75,24 +80,24 @@ DEFAULTS = AnimationOptions()
 class Heatmap:
     """A figure drawn once, on which only the cells, their values and the title change from frame to frame."""
 
-    def __init__(self, history: PiHistory, width_px: int | None = None, dpi: float = GIF_DPI) -> None:
+    def __init__(self, history: PiHistory, width_px: int | None = None, dpi: float = _GIF_DPI) -> None:
         self._history = history
         candidates = len(history.space)
-        left = max(LEFT, 12 + LABEL_ADVANCE * max(map(len, row_labels(history.space))))
-        area = float(np.clip(COLUMN_WIDTH * history.blocks, *AREA_WIDTHS))
+        left = max(LEFT, 12 + LABEL_ADVANCE * max(map(len, _row_labels(history.space))))
+        area = float(np.clip(_COLUMN_WIDTH * history.blocks, *_AREA_WIDTHS))
         width, height = left + area + RIGHT, TOP + ROW_HEIGHT * candidates + BOTTOM
         figure = new_figure(width / 72, height / 72, dpi if width_px is None else 72 * width_px / width)
         bottom, inner_height = BOTTOM / height, 1 - (TOP + BOTTOM) / height
         self.axes = figure.add_axes((left / width, bottom, area / width, inner_height))
-        label_axes(self.axes, history.space, history.blocks, area / history.blocks)
-        draw_scale(figure.add_axes(((left + area + 16) / width, bottom, 9 / width, inner_height)), "pi")
+        _label_axes(self.axes, history.space, history.blocks, area / history.blocks)
+        _draw_scale(figure.add_axes(((left + area + 16) / width, bottom, 9 / width, inner_height)), "pi")
 
         self.cells = self.axes.pcolormesh(
             history.pi[0].T, cmap=COLOURS, norm=NORM, edgecolors="white", linewidth=0.8, animated=True
         )
         self.title = self._title(29, LABEL_SIZE)
         self.string = self._title(10, STRING_SIZE, family=MONOSPACE, weight="bold")
-        self._longest_string = int(area / (STRING_SIZE * MONOSPACE_ADVANCE))
+        self._longest_string = int(area / (STRING_SIZE * _MONOSPACE_ADVANCE))
         self.values = self._value_texts(area / history.blocks)
 
         self._canvas = cast(Any, figure.canvas)  # Agg's, whose drawing methods carry no types
@@ -100,7 +105,7 @@ class Heatmap:
         self._background = self._canvas.copy_from_bbox(figure.bbox)
 
     def picture(self, index: int) -> Image.Image:
-        """The frame of one logged step, as RGB."""
+        """Return the frame of one logged step as RGB."""
         self._show(index)
         self._canvas.restore_region(self._background)
         for artist in (self.cells, self.title, self.string, *self.values):
@@ -118,10 +123,10 @@ class Heatmap:
             value = float(pi[block, candidate])
             text.set_position((block + 0.5, candidate + 0.5))
             text.set_text(f"{value:.2f}")
-            text.set_color("white" if value > WHITE_TEXT_ABOVE else INK)
+            text.set_color("white" if value > _WHITE_TEXT_ABOVE else INK)
 
     def _title(self, above: float, size: float, **font: Any) -> Annotation:
-        """A line of text `above` points over the heatmap."""
+        """Add a line of text `above` points over the heatmap."""
         return self.axes.annotate(
             "",
             (0, 1),
@@ -135,7 +140,7 @@ class Heatmap:
         )
 
     def _value_texts(self, column: float) -> list[Text]:
-        """One text per block for its largest probability; none where a column is too narrow to hold it."""
+        """Add a text per block for its largest probability; nothing where a column is too narrow to hold it."""
         if column < TURNED_WIDTH:
             return []
         rotation = 0 if column >= UPRIGHT_WIDTH else 90
@@ -154,7 +159,7 @@ def draw_pi_animation(history: PiHistory, path: Path, options: AnimationOptions 
     palette = _palette(history.space)
     frames = (heatmap.picture(i).quantize(palette=palette, dither=Image.Dither.NONE) for i in indices)
     times = [options.frame_ms] * (len(indices) - 1) + [max(LAST_FRAME_MS, options.frame_ms)]
-    with file_in_one_piece(path) as beside:
+    with atomic_file(path) as beside:
         next(frames).save(beside, save_all=True, append_images=frames, duration=times, loop=0)
     return path
 
@@ -165,24 +170,53 @@ def draw_pi_frames(history: PiHistory, folder: Path) -> list[Path]:
     last = len(history) - 1
     paths = []
     for name, index in {"first": 0, "middle": last // 2, "last": last}.items():
-        with file_in_one_piece(folder / f"pi-{name}.png") as beside:
+        with atomic_file(folder / f"pi-{name}.png") as beside:
             heatmap.picture(index).save(beside)
         paths.append(folder / f"pi-{name}.png")
     return paths
 
 
-def thin(count: int, most: int) -> list[int]:
-    """At most `most` of the indices 0..count-1, evenly spread, the first and the last among them."""
-    return [round(i) for i in np.linspace(0, count - 1, min(count, most)).tolist()]
+def draw_votes(folder: Path) -> Path:
+    """Draw the `stability.json` of a folder as `votes.png`: votes of the seeds, and frames around the consensus."""
+    content = read_json(folder / "stability.json")
+    try:
+        blocks, seeds, consensus = content["blocks"], len(content["seeds"]), str(Architecture(content["consensus"]))
+        space = list(dict.fromkeys(candidate for block in blocks for candidate in block["votes"]))
+        votes = np.array([[block["votes"].get(candidate, 0) for candidate in space] for block in blocks])  # [B, C]
+        chosen = [space.index(block["consensus"]) for block in blocks]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ParnasError(f"{folder / 'stability.json'} is not a file of parnas stability; run it again.") from error
+    area = float(np.clip(_COLUMN_WIDTH * len(blocks), *_AREA_WIDTHS))
+    column = area / len(blocks)
+    width, height = LEFT + area + RIGHT, TOP + ROW_HEIGHT * len(space) + BOTTOM
+    figure = new_figure(width / 72, height / 72)
+    bottom, inner_height = BOTTOM / height, 1 - (TOP + BOTTOM) / height
+    axes = figure.add_axes((LEFT / width, bottom, area / width, inner_height))
+    axes.pcolormesh(votes.T / seeds, cmap=COLOURS, norm=NORM, edgecolors="white", linewidth=0.8)
+    _label_axes(axes, space, len(blocks), column)
+    _draw_scale(figure.add_axes(((LEFT + area + 16) / width, bottom, 9 / width, inner_height)), "share")
+    for block, row in enumerate(votes):
+        axes.add_patch(Rectangle((block, chosen[block]), 1, 1, fill=False, edgecolor=_CONSENSUS, linewidth=1.4))
+        for candidate, count in enumerate(row if column >= TURNED_WIDTH else ()):
+            if count:
+                colour = "white" if count / seeds > _WHITE_TEXT_ABOVE else INK
+                place = block + 0.5, candidate + 0.5
+                axes.text(*place, str(count), size=VALUE_SIZE, ha="center", va="center_baseline", color=colour)
+    longest = int(area / (STRING_SIZE * _MONOSPACE_ADVANCE))
+    font: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "color": INK}
+    axes.annotate(f"votes of {seeds} seeds; framed: the consensus", (0, 1), (0, 29), fontsize=LABEL_SIZE, **font)
+    font |= {"fontsize": STRING_SIZE, "family": MONOSPACE, "weight": "bold"}
+    axes.annotate(shorten(consensus, longest), (0, 1), (0, 10), **font)
+    return save_png(figure, folder / "figures" / "votes.png")
 
 
-def row_labels(space: Sequence[str]) -> list[str]:
-    """What stands at the left of each candidate's row."""
+def _row_labels(space: Sequence[str]) -> list[str]:
+    """Return the text at the left of each candidate's row."""
     return [shorten(candidate_label(name), LONGEST_LABEL) for name in space]
 
 
-def label_axes(axes: Axes, space: Sequence[str], blocks: int, column: float) -> None:
-    """Names of the candidates at the left, in their colours; numbers of the blocks, `column` points wide, below."""
+def _label_axes(axes: Axes, space: Sequence[str], blocks: int, column: float) -> None:
+    """Write the candidates' names at the left, in their colours, and the block numbers below, `column` points apart."""
     axes.set_xlim(0, blocks)
     axes.set_ylim(len(space), 0)
     axes.spines[:].set_visible(False)
@@ -190,14 +224,14 @@ def label_axes(axes: Axes, space: Sequence[str], blocks: int, column: float) -> 
     numbers = [n for n in range(1, blocks + 1) if n % every == 0 or n == 1]
     axes.set_xticks([n - 0.5 for n in numbers], [str(n) for n in numbers], fontsize=SMALL_SIZE, color=INK)
     axes.set_xlabel("block", fontsize=LABEL_SIZE, color=INK, labelpad=2)
-    axes.set_yticks(np.arange(len(space)) + 0.5, row_labels(space), fontsize=LABEL_SIZE)
+    axes.set_yticks(np.arange(len(space)) + 0.5, _row_labels(space), fontsize=LABEL_SIZE)
     for label, colour in zip(axes.get_yticklabels(), candidate_colours(space).values(), strict=True):
         label.set_color(colour)
     axes.tick_params(length=0)
 
 
-def draw_scale(axes: Axes, title: str) -> None:
-    """The colour scale from 0 to 1."""
+def _draw_scale(axes: Axes, title: str) -> None:
+    """Draw the colour scale from 0 to 1."""
     bar = axes.figure.colorbar(ScalarMappable(NORM, COLOURS), cax=axes, ticks=[0, 0.5, 1])
     bar.outline.set_edgecolor(FRAME)
     axes.tick_params(labelsize=SMALL_SIZE, color=FRAME, labelcolor=INK)
@@ -205,7 +239,7 @@ def draw_scale(axes: Axes, title: str) -> None:
 
 
 def _palette(space: Sequence[str]) -> Image.Image:
-    """The 256 colours of every frame: the scale, greys, and the candidates' colours fading into the white around."""
+    """Return the 256 colours of all frames: the scale, greys, and the candidates' colours fading into white."""
     # Pillow looks colours up coarsely: greys closer together than this would turn white into the next grey.
     ramps = [np.linspace(to_rgb(INK), (1, 1, 1), 28)]
     steps = min(16, 96 // len(space))

@@ -1,4 +1,4 @@
-"""What networks reach against what they cost."""
+"""Perplexity of networks against their cost."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -9,74 +9,122 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Annotation, Text
+from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import Bbox
 
 from parnas.errors import ParnasError
-from parnas.figures.style import FRAME, INK, LABEL_SIZE, RUN_COLOURS, SMALL_SIZE, new_figure, save_png, shorten, tidy
+from parnas.figures.colours import RUN_COLOURS
+from parnas.figures.style import (
+    FRAME,
+    GREY,
+    INK,
+    LABEL_SIZE,
+    MARKERS,
+    NOTE_SIZE,
+    SMALL_SIZE,
+    new_figure,
+    save_png,
+    shorten,
+    tidy,
+)
 
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "p")  # with seven colours, the 64th network looks like the first
-GREY = "#a6a6a6"
 WIDTH, HEIGHT = 6.4, 4.5  # inches
-LEFT, RIGHT, TOP, BOTTOM = 0.7, 0.2, 0.2, 0.82  # inches around the plot
-NOTE_SIZE = 7.5
+LEFT, RIGHT, TOP, BOTTOM = 0.7, 0.2, 0.2, 0.5  # inches around the plot
+_NOTE_HEIGHT = 0.16  # inches of a line below it
 LONGEST_NAME, LONGEST_NOTE = 28, 75  # characters
-# Where a label may stand: directions in which it leaves its marker, and how far in points.
-DIRECTIONS = [(1, 0.4), (-1, 0.4), (1, -0.6), (-1, -0.6), (0, 1), (0, -1), (1, 1.5), (-1, 1.5), (1, -1.5), (-1, -1.5)]
+# Places of a label: directions from its marker, and distances in points.
+_DIRECTIONS = [(1, 0.4), (-1, 0.4), (1, -0.6), (-1, -0.6), (0, 1), (0, -1), (1, 1.5), (-1, 1.5), (1, -1.5), (-1, -1.5)]
 DISTANCES = (7.0, 16.0, 28.0, 42.0, 58.0)
-LEADER = 10.0  # points from the marker to its label from which on a line joins them
-THIN = 1.5  # points to each side of a line that a label should not touch
+_LEADER = 10.0  # points from the marker to its label from which on a line joins them
+_THIN = 1.5  # points to each side of a line that a label should not touch
 
 
-class Marker(NamedTuple):
-    """A network: its name, its cost in any unit, its perplexity, and over several seeds the standard deviation."""
+class ParetoPoint(NamedTuple):
+    """Cost and perplexity of a network.
+
+    Attributes:
+        name: Label of the network.
+        cost: In any unit.
+        ppl: Perplexity, the mean over several seeds.
+        sd: Standard deviation over the seeds, `None` for a single one.
+        random: A randomly sampled network, drawn small and grey without its name.
+    """
 
     name: str
     cost: float
     ppl: float
     sd: float | None = None
-    random: bool = False  # drawn small and grey, without its name
+    random: bool = False
 
 
-def draw_pareto(rows: Sequence[Marker], path: Path, cost_label: str = "cost of the blocks, interleaved = 1") -> Path:
-    """Write perplexity against cost, one marker per network, with the Pareto front of all as steps.
+def draw_pareto(
+    rows: Sequence[ParetoPoint], path: Path, cost_label: str = "cost of the blocks, interleaved = 1"
+) -> Path:
+    """Write perplexity against cost, one marker per network, with the Pareto front as steps.
 
-    Bars show a standard deviation to both sides. Networks without a finite perplexity are left out, and named below;
-    raises `ParnasError` if no other is left.
+    Bars show a standard deviation to both sides. Networks without a finite perplexity are named below; raises
+    `ParnasError` if no other is left.
     """
     shown = [row for row in rows if math.isfinite(row.ppl) and math.isfinite(row.cost)]
     if not shown:
         raise ParnasError("There is no network with a finite perplexity to draw; train one first.")
-    figure = new_figure(WIDTH, HEIGHT)
-    inner = 1 - (LEFT + RIGHT) / WIDTH, 1 - (TOP + BOTTOM) / HEIGHT
-    axes = figure.add_axes((LEFT / WIDTH, BOTTOM / HEIGHT, *inner))
+    missing = ", ".join(row.name for row in rows if row not in shown)
+    notes = [" ".join(pareto_notes(shown))]
+    if missing:
+        notes.append(shorten(f"Not finite: {missing}.", LONGEST_NOTE))
+    return save_png(plot_pareto(shown, cost_label, notes=notes), path)
+
+
+def plot_pareto(
+    rows: Sequence[ParetoPoint],
+    cost_label: str,
+    ppl_label: str = "validation perplexity per token",
+    width: float = WIDTH,
+    notes: Sequence[str] = (),
+) -> Figure:
+    """Plot finite perplexities against costs, with lines of text below."""
+    bottom = BOTTOM + _NOTE_HEIGHT * len(notes)
+    height = min(HEIGHT, 0.9 * width) + _NOTE_HEIGHT * len(notes)
+    figure = new_figure(width, height)
+    inner = 1 - (LEFT + RIGHT) / width, 1 - (TOP + bottom) / height
+    axes = figure.add_axes((LEFT / width, bottom / height, *inner))
     tidy(axes)
-    for row in shown:
+    for row in rows:
         if row.random:
-            _draw(axes, row, GREY, "o", 3.5)
-    named = list(zip((row for row in shown if not row.random), cycle(RUN_COLOURS), cycle(MARKERS), strict=False))
+            _plot_point(axes, row, GREY, "o", 3.5)
+    named = list(zip((row for row in rows if not row.random), cycle(RUN_COLOURS), cycle(MARKERS), strict=False))
     for row, colour, marker in named:
-        _draw(axes, row, colour, marker, 6.5)
+        _plot_point(axes, row, colour, marker, 6.5)
     axes.margins(0.1, 0.12)
-    _draw_front(axes, front(shown))
-    axes.set_xlabel(cost_label, fontsize=LABEL_SIZE, color=INK)
-    axes.set_ylabel("validation perplexity per token", fontsize=LABEL_SIZE, color=INK)
-    missing = [row.name for row in rows if row not in shown]
-    note = figure.text(LEFT / WIDTH, 0.08 / HEIGHT, _note(shown, missing), fontsize=NOTE_SIZE, color=INK)
-    note.set_parse_math(False)  # a network may be called $x$
-    _label(figure, axes, [(row, colour) for row, colour, _ in named], shown)
-    return save_png(figure, path)
+    axes.xaxis.set_major_locator(MaxNLocator(int(width), steps=[1, 2, 5, 10]))
+    _plot_front(axes, pareto_front(rows))
+    axes.set_xlabel(cost_label, fontsize=LABEL_SIZE, color=INK, parse_math=False)
+    axes.set_ylabel(ppl_label, fontsize=LABEL_SIZE, color=INK)
+    figure.text(LEFT / width, 0.08 / height, "\n".join(notes), fontsize=NOTE_SIZE, color=INK, parse_math=False)
+    _label_points(figure, axes, [(row, colour) for row, colour, _ in named], rows)
+    return figure
 
 
-def front(rows: Sequence[Marker]) -> list[Marker]:
-    """The rows that no other beats in one of cost and perplexity without losing in the other, the cheapest first."""
-    found: list[Marker] = []
+def pareto_notes(rows: Sequence[ParetoPoint]) -> list[str]:
+    """Explain the marks of a figure in sentences."""
+    notes = []
+    if count := sum(row.random for row in rows):
+        notes.append(f"Grey dots: {count} random network{'s' * (count > 1)}.")
+    if any(row.sd is not None for row in rows):
+        notes.append("Bars: ± one standard deviation over seeds.")
+    return [*notes, "Steps: Pareto front."]
+
+
+def pareto_front(rows: Sequence[ParetoPoint]) -> list[ParetoPoint]:
+    """Return the points that no other dominates in cost and perplexity, the cheapest first."""
+    front: list[ParetoPoint] = []
     for row in sorted(rows, key=lambda each: (each.cost, each.ppl)):
-        if not found or row.ppl < found[-1].ppl:
-            found.append(row)
-    return found
+        if not front or row.ppl < front[-1].ppl:
+            front.append(row)
+    return front
 
 
-def _draw(axes: Axes, row: Marker, colour: str, marker: str, size: float) -> None:
+def _plot_point(axes: Axes, row: ParetoPoint, colour: str, marker: str, size: float) -> None:
     axes.errorbar(
         [row.cost],
         [row.ppl],
@@ -92,34 +140,25 @@ def _draw(axes: Axes, row: Marker, colour: str, marker: str, size: float) -> Non
     )
 
 
-def _draw_front(axes: Axes, rows: Sequence[Marker]) -> None:
-    """Steps from the first of the front to the last and on to the right edge: what is reached within a cost."""
+def _plot_front(axes: Axes, rows: Sequence[ParetoPoint]) -> None:
+    """Plot steps from the first point of the front to the last and on to the right edge: the best within a cost."""
     edge = axes.get_xlim()
     costs, perplexities = [row.cost for row in rows], [row.ppl for row in rows]
     axes.plot(
-        [*costs, edge[1]], [*perplexities, perplexities[-1]], color=FRAME, linewidth=1, drawstyle="steps-post", zorder=1
+        [*costs, edge[1]], [*perplexities, perplexities[-1]], color=GREY, linewidth=1, drawstyle="steps-post", zorder=1
     )
     axes.set_xlim(edge)
 
 
-def _note(shown: Sequence[Marker], missing: Sequence[str]) -> str:
-    notes = []
-    if count := sum(row.random for row in shown):
-        notes.append(f"Grey dots: {count} random network{'s' * (count > 1)}.")
-    if any(row.sd is not None for row in shown):
-        notes.append("Bars: ± one standard deviation over seeds.")
-    notes.append("Steps: Pareto front.")
-    below = [shorten(f"Not finite: {', '.join(missing)}.", LONGEST_NOTE)] if missing else []
-    return "\n".join([" ".join(notes), *below])
-
-
-def _label(figure: Figure, axes: Axes, named: Sequence[tuple[Marker, str]], shown: Sequence[Marker]) -> None:
-    """Write each name in its colour where it hides least, nearest first; names further off get a line to their marker.
+def _label_points(
+    figure: Figure, axes: Axes, named: Sequence[tuple[ParetoPoint, str]], shown: Sequence[ParetoPoint]
+) -> None:
+    """Write each name in its colour at the nearest place where it hides nothing, or least; distant ones get a line.
 
     Of equal costs the upper one chooses first, since the places above come first.
     """
     area, renderer = axes.get_window_extent(), figure.canvas.get_renderer()  # type: ignore[attr-defined]
-    taken = [*_marker_boxes(axes, shown), *_front_boxes(axes, front(shown))]
+    taken = [*_marker_boxes(axes, shown), *_front_boxes(axes, pareto_front(shown))]
     for row, colour in sorted(named, key=lambda each: (each[0].cost, -each[0].ppl)):
         best: tuple[float, Annotation, Bbox] | None = None
         for text in _places(axes, row, colour):
@@ -138,11 +177,11 @@ def _label(figure: Figure, axes: Axes, named: Sequence[tuple[Marker, str]], show
         taken.append(best[2])
 
 
-def _places(axes: Axes, row: Marker, colour: str) -> Iterator[Annotation]:
-    """The label of a row, at one place after the other."""
+def _places(axes: Axes, row: ParetoPoint, colour: str) -> Iterator[Annotation]:
+    """Yield the label of a point, at one place after the other."""
     leader = {"arrowstyle": "-", "color": FRAME, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 3}
-    for distance, (right, up) in product(DISTANCES, DIRECTIONS):
-        text = axes.annotate(
+    for distance, (right, up) in product(DISTANCES, _DIRECTIONS):
+        yield axes.annotate(
             shorten(row.name, LONGEST_NAME),
             (row.cost, row.ppl),
             (distance * right, distance * up),
@@ -151,31 +190,30 @@ def _places(axes: Axes, row: Marker, colour: str) -> Iterator[Annotation]:
             va="center",
             fontsize=SMALL_SIZE,
             color=colour,
-            arrowprops=leader if distance * math.hypot(right, up) > LEADER else None,
+            arrowprops=leader if distance * math.hypot(right, up) > _LEADER else None,
+            parse_math=False,
         )
-        text.set_parse_math(False)
-        yield text
 
 
-def _marker_boxes(axes: Axes, rows: Sequence[Marker]) -> Iterator[Bbox]:
-    """The pixels of the markers and of their bars."""
+def _marker_boxes(axes: Axes, rows: Sequence[ParetoPoint]) -> Iterator[Bbox]:
+    """Yield the pixels of the markers and of their bars."""
     for row in rows:
         corner = (row.cost, row.ppl)
         yield _box(axes, corner, corner, 3 if row.random else 5)
         if row.sd:
-            yield _box(axes, (row.cost, row.ppl - row.sd), (row.cost, row.ppl + row.sd), THIN)
+            yield _box(axes, (row.cost, row.ppl - row.sd), (row.cost, row.ppl + row.sd), _THIN)
 
 
-def _front_boxes(axes: Axes, rows: Sequence[Marker]) -> Iterator[Bbox]:
-    """The pixels of the steps."""
-    edge = Marker("", axes.get_xlim()[1], rows[-1].ppl)
+def _front_boxes(axes: Axes, rows: Sequence[ParetoPoint]) -> Iterator[Bbox]:
+    """Yield the pixels of the steps."""
+    edge = ParetoPoint("", axes.get_xlim()[1], rows[-1].ppl)
     for row, after in pairwise([*rows, edge]):
-        yield _box(axes, (row.cost, row.ppl), (after.cost, row.ppl), THIN)
-        yield _box(axes, (after.cost, after.ppl), (after.cost, row.ppl), THIN)
+        yield _box(axes, (row.cost, row.ppl), (after.cost, row.ppl), _THIN)
+        yield _box(axes, (after.cost, after.ppl), (after.cost, row.ppl), _THIN)
 
 
 def _box(axes: Axes, low: tuple[float, float], high: tuple[float, float], margin: float) -> Bbox:
-    """Pixels between two points of the data, and `margin` points around."""
+    """Return the pixels between two points of the data, and `margin` points around."""
     (left, bottom), (right, top) = axes.transData.transform([low, high])
     pixels = margin * axes.figure.dpi / 72
     return Bbox.from_extents(left - pixels, bottom - pixels, right + pixels, top + pixels)
@@ -186,6 +224,6 @@ def _size(box: Bbox) -> float:
 
 
 def _overlap(one: Bbox, other: Bbox) -> float:
-    """Pixels that two boxes share."""
+    """Return the area that two boxes share, in pixels."""
     shared = Bbox.intersection(one, other)
     return 0.0 if shared is None else _size(shared)

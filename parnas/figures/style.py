@@ -1,34 +1,40 @@
-"""What all pictures share: colours, sizes and bare axes."""
+"""Sizes, axes and files shared by all figures."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, Literal
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.text import Text
 
 from parnas.architecture import LETTERS
 from parnas.figures.colours import candidate_colours
-from parnas.files import file_in_one_piece
+from parnas.runs.files import atomic_file
 
-# The palette of Okabe & Ito (2008) without its yellow, too pale for lines on white.
-RUN_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#000000", "#56b4e9", "#e69f00")
-INK, PALE, FRAME = "#222222", "#e6e6e6", "#9a9a9a"
+INK, PALE, FRAME, GREY = "#222222", "#e6e6e6", "#9a9a9a", "#808080"
 MONOSPACE = "DejaVu Sans Mono"
-LABEL_SIZE, SMALL_SIZE = 9.0, 8.0  # points
+LABEL_SIZE, SMALL_SIZE, NOTE_SIZE = 9.0, 8.0, 7.5  # points
 PNG_DPI = 150
+# Nine markers and seven colours: only the 64th run looks like the first.
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
+_LINE_STYLES: tuple[Literal["-", "--", ":", "-."], ...] = ("-", "--", ":", "-.")
+LARGEST, SMALLEST = 1e15, 1e-15  # larger values come from diverged runs and would overflow the axis of a figure
 
 
 def new_figure(width: float, height: float, dpi: float = PNG_DPI) -> Figure:
-    """A figure of `width` × `height` inches with an Agg canvas of its own, outside pyplot's global state."""
+    """Create a figure of `width` × `height` inches with an Agg canvas of its own, outside pyplot's global state."""
     figure = Figure(figsize=(width, height), dpi=dpi, facecolor="white")
     FigureCanvasAgg(figure)
     return figure
 
 
 def tidy(axes: Axes) -> None:
-    """Small dark labels, a pale grid behind the data, and no frame at the top and right."""
+    """Give axes small dark labels, a pale grid behind the data, and no frame at the top and right."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(FRAME)
     axes.grid(True, color=PALE, linewidth=0.6)
@@ -37,28 +43,63 @@ def tidy(axes: Axes) -> None:
 
 
 def candidate_label(name: str) -> str:
-    """What the letter stands for, and the layer's name: `self-attention  s:heads=2`."""
+    """Return the description of a layer and its name, such as `self-attention  s:heads=2`."""
     return f"{LETTERS[name[0]].description}  {name}"
 
 
 def candidate_handles(space: Sequence[str]) -> list[Line2D]:
-    """Legend entries of the candidates: name, what the letter stands for, and colour."""
+    """Return the legend entries of the candidates: colour, line style, name and description."""
     return [
-        Line2D([], [], color=colour, linewidth=2, label=f"{name}  {LETTERS[name[0]].description}")
-        for name, colour in candidate_colours(space).items()
+        Line2D(
+            *([], []),
+            color=colour,
+            linestyle=line_style(index),
+            linewidth=2,
+            label=f"{name}  {LETTERS[name[0]].description}",
+        )
+        for index, (name, colour) in enumerate(candidate_colours(space).items())
     ]
 
 
+def line_style(index: int) -> Literal["-", "--", ":", "-."]:
+    """Return the line style of a candidate, so that colour is not the only difference."""
+    return _LINE_STYLES[index % len(_LINE_STYLES)]
+
+
 def shorten(text: str, longest: int) -> str:
-    """`text` with its middle replaced by an ellipsis where it is longer than `longest` characters."""
+    """Replace the middle of a text by an ellipsis where it is longer than `longest` characters."""
     if len(text) <= longest:
         return text
     front = longest // 2
     return f"{text[:front]}…{text[len(text) - (longest - front - 1) :]}"
 
 
+def thin(count: int, most: int) -> list[int]:
+    """Return at most `most` of the indices 0..count-1, evenly spread, the first and the last among them."""
+    return [round(i) for i in np.linspace(0, count - 1, min(count, most)).tolist()]
+
+
+def drawable(value: Any) -> float | None:
+    """Return a finite number that an axis can show (zero where it is next to nothing), or `None`."""
+    if type(value) not in (int, float) or not math.isfinite(value) or abs(value) > LARGEST:
+        return None
+    return value if abs(value) >= SMALLEST else 0
+
+
+def format_step(step: float, _position: int | None = None) -> str:
+    """Write a step with thousands separators, or short where it is very large."""
+    return f"{step:,.0f}" if abs(step) < 1e8 else f"{step:.1e}"
+
+
+def disable_math(figure: Figure) -> None:
+    """Show dollar signs as they are: a run may be called `$x$`."""
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)
+
+
 def save_png(figure: Figure, path: Path) -> Path:
     """Write the figure as PNG, whole or not at all."""
-    with file_in_one_piece(path) as beside:
+    disable_math(figure)
+    with atomic_file(path) as beside:
         figure.savefig(beside, format="png")
     return path

@@ -1,4 +1,4 @@
-"""What a study of settings came to: the losses of its trials in order, and how much each setting mattered."""
+"""Results of a tuning study: the losses of its trials in order, and the importance of each setting."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,17 +12,17 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from parnas.errors import ParnasError
-from parnas.figures.style import FRAME, INK, LABEL_SIZE, RUN_COLOURS, SMALL_SIZE, new_figure, save_png, shorten, tidy
-from parnas.files import read_json_object
-from parnas.run import TUNING
+from parnas.figures.colours import RUN_COLOURS
+from parnas.figures.style import FRAME, GREY, INK, LABEL_SIZE, SMALL_SIZE, new_figure, save_png, shorten, tidy
+from parnas.runs.files import read_json_object
+from parnas.runs.run import TUNING
 
 WIDTH, HEIGHT = 6.4, 3.6  # inches
 LEFT, RIGHT, TOP, BOTTOM = 0.75, 0.2, 0.35, 0.5  # inches around the plot
 BAR_HEIGHT, BAR_TOP, NAME_WIDTH = 0.32, 0.15, 2.3  # inches
 LONGEST_NAME = 30  # characters
-GREY = "#a6a6a6"
 BLUE, VERMILION = RUN_COLOURS[:2]
-FAR = 1.5  # so many times the range of the middle half above it, a loss is drawn at the upper edge
+FAR = 1.5  # interquartile ranges above the upper quartile, beyond which a loss is drawn at the upper edge
 
 
 def draw_tuning(folder: Path) -> list[Path]:
@@ -31,19 +31,24 @@ def draw_tuning(folder: Path) -> list[Path]:
     content = read_json_object(path)
     try:
         history = draw_history(content["trials"], content["configured"], folder / "figures" / "history.png")
-        states = [each["state"] for each in content["trials"] if each["state"] != "passed over"]
+        states = [each["state"] for each in content["trials"] if each["state"] != "skipped"]
         counts = len(states), states.count("complete")
         shares = draw_importance(content["importance"], counts, folder / "figures" / "importance.png")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ParnasError(f"{path} is not what parnas tune wrote; give it again.") from error
+        raise ParnasError(f"{path} is not a file of parnas tune; run it again.") from error
     return [history, shares]
 
 
 def draw_history(trials: Sequence[Mapping[str, Any]], configured: Mapping[str, Any] | None, path: Path) -> Path:
     """Write the loss of each trial by its number, and the least one so far as steps.
 
-    trials: `number`, `state` and `loss` (nats per token). What was ended early stands where it was then, in grey;
-    what diverged or is far above the others, at the upper edge.
+    A trial that was pruned is drawn grey at its last loss, one that diverged or lies far above the others at the upper
+    edge.
+
+    Args:
+        trials: `number`, `state` and `loss` (nats per token) of each trial.
+        configured: `state` and `loss` of the trial with the settings of the configuration, drawn as a dotted line.
+        path: The PNG to write.
     """
     figure = new_figure(WIDTH, HEIGHT)
     inner = 1 - (LEFT + RIGHT) / WIDTH, 1 - (TOP + BOTTOM) / HEIGHT
@@ -51,15 +56,15 @@ def draw_history(trials: Sequence[Mapping[str, Any]], configured: Mapping[str, A
     tidy(axes)
     complete = [(each["number"], float(each["loss"])) for each in trials if each["state"] == "complete"]
     early = [(each["number"], float(each["loss"])) for each in trials if each["state"] == "pruned"]
-    edge = upper_edge([loss for _, loss in complete], [loss for _, loss in early])
+    edge = _upper_edge([loss for _, loss in complete], [loss for _, loss in early])
     low = min((loss for _, loss in complete + early), default=0.0)
     margin = 0.06 * (edge - low) or 0.1
     axes.set_ylim(low - margin, edge + margin)
-    lost = [(each["number"], math.inf) for each in trials if each["state"] in ("diverged", "passed over")]
+    lost = [(each["number"], math.inf) for each in trials if each["state"] in ("diverged", "skipped")]
     handles = [
-        draw_points(axes, complete, edge, "o", BLUE, "whole training"),
-        draw_points(axes, early, edge, "v", GREY, "ended early"),
-        draw_points(axes, lost, edge, "x", VERMILION, "no finite loss"),
+        _plot_points(axes, complete, edge, "o", BLUE, "whole training"),
+        _plot_points(axes, early, edge, "v", GREY, "ended early"),
+        _plot_points(axes, lost, edge, "x", VERMILION, "no finite loss"),
     ]
     if complete:
         numbers, losses = zip(*complete, strict=True)
@@ -77,22 +82,22 @@ def draw_history(trials: Sequence[Mapping[str, Any]], configured: Mapping[str, A
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("trial", fontsize=LABEL_SIZE, color=INK)
     axes.set_ylabel("validation loss, nats per token", fontsize=LABEL_SIZE, color=INK)
-    put_legend(figure, [handle for handle in handles if handle is not None])
+    _plot_legend(figure, [handle for handle in handles if handle is not None])
     return save_png(figure, path)
 
 
-def upper_edge(complete: Sequence[float], early: Sequence[float]) -> float:
-    """The largest loss that is drawn in its place: none that would press the others together."""
+def _upper_edge(complete: Sequence[float], early: Sequence[float]) -> float:
+    """Return the largest loss drawn in its place, so that outliers do not press the others together."""
     losses = sorted(complete) or sorted(early) or [1.0]
     lower, middle, upper = np.quantile(losses, [0.25, 0.5, 0.75])
     bound = upper + FAR * max(upper - lower, 0.02 * middle)
     return float(max(loss for loss in [*losses, *early] if loss <= bound))
 
 
-def draw_points(
+def _plot_points(
     axes: Axes, points: Sequence[tuple[int, float]], edge: float, marker: str, colour: str, label: str
 ) -> Line2D | None:
-    """Markers, hollow ones at the upper edge; none where there are no points."""
+    """Plot markers, hollow ones at the upper edge; returns the legend entry, or `None` without points."""
     if not points:
         return None
     for hollow in (False, True):
@@ -103,8 +108,8 @@ def draw_points(
     return Line2D([], [], linestyle="", marker=marker, color=colour, markersize=5, label=label)
 
 
-def put_legend(figure: Figure, handles: Sequence[Line2D]) -> None:
-    """The legend above the plot, in one row."""
+def _plot_legend(figure: Figure, handles: Sequence[Line2D]) -> None:
+    """Draw the legend above the plot, in one row."""
     figure.legend(
         handles=handles,
         loc="upper left",
@@ -122,14 +127,20 @@ def put_legend(figure: Figure, handles: Sequence[Line2D]) -> None:
 
 
 def draw_importance(shares: Mapping[str, float] | None, counts: tuple[int, int], path: Path) -> Path:
-    """Write a bar for each setting, the largest first; or that so many trials, and whole ones, are too few to tell."""
+    """Write a bar for each setting, the most important first.
+
+    Args:
+        shares: Importance by setting, `None` or empty where there were too few trials to estimate it.
+        counts: Number of trials, and of those that were trained to the end.
+        path: The PNG to write.
+    """
     ordered = sorted((shares or {}).items(), key=lambda each: -each[1])
     height = BAR_TOP + BAR_HEIGHT * max(2, len(ordered)) + BOTTOM
     figure = new_figure(WIDTH, height)
     if not ordered:
-        told = "{} trials, {} of them to the end, are too few to tell\n".format(*counts)
-        told += "which settings matter: it takes twenty, five of them to the end."
-        figure.text(0.5, 0.5, told, fontsize=LABEL_SIZE, color=INK, ha="center", va="center")
+        message = "{} trials, {} of them to the end, are too few to estimate\n".format(*counts)
+        message += "which settings matter: it takes twenty, five of them to the end."
+        figure.text(0.5, 0.5, message, fontsize=LABEL_SIZE, color=INK, ha="center", va="center")
         return save_png(figure, path)
     box = NAME_WIDTH / WIDTH, BOTTOM / height, 1 - (NAME_WIDTH + 0.55) / WIDTH, 1 - (BAR_TOP + BOTTOM) / height
     axes = figure.add_axes(box)
@@ -147,6 +158,6 @@ def draw_importance(shares: Mapping[str, float] | None, counts: tuple[int, int],
     axes.set_xlim(0, max(share for _, share in ordered) * 1.05 or 1)
     axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     axes.xaxis.set_major_locator(MaxNLocator(5))
-    axes.set_xlabel("share in what the best trials have in common", fontsize=LABEL_SIZE, color=INK)
+    axes.set_xlabel("importance", fontsize=LABEL_SIZE, color=INK)
     axes.spines["left"].set_color(FRAME)
     return save_png(figure, path)

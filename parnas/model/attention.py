@@ -1,25 +1,34 @@
-"""Relative multi-head attention over memory and segment (Dai et al. 2019, arXiv 1901.02860, §3.3).
+"""Relative multi-head attention over memory and segment (Dai et al. 2019, arXiv 1901.02860, section 3.3).
 
-Shapes: B batch, T segment, M memory, K = M + T keys, H heads, E width of a head, D model width.
+Vanilla attention adds position embeddings to the tokens; with memory, the same embedding would then mean different
+positions in different segments. Relative attention encodes the distance between query and key instead. The score of
+query i and key j is, for each head,
+
+    (q_i + u)ᵀ k_j + (q_i + v)ᵀ W r_{i-j}
+
+where r is the sinusoid of the distance, W projects it, and the learned biases u and v stand in for the query's own
+position. `fused.relative_attention` computes all scores with two matrix products and a relative shift.
+
+Shapes: B batch, T segment, M memory, K = M + T keys, H heads, E head width, D model width.
 """
 
 import torch
 from torch import Tensor, nn
 
+from parnas.config.schema import ModelConfig, Reach
 from parnas.model import fused
 from parnas.model.blocks import BlockOutput, Context, ResidualLayer
-from parnas.model.memory import BlockMemory, join, remember
-from parnas.sections import ModelConfig, Reach
+from parnas.model.memory import BlockMemory, append_memory, join
 
 
 @fused.made_once
 def encode_distances(
     count: int, width: int, device: torch.device, least: float = 0.0, clamp_len: int | None = None
 ) -> Tensor:
-    """Sinusoids of the distances `least + count - 1` … `least`, [count, width]: sines first, then cosines.
+    """Return the sinusoids of the distances `least + count - 1` … `least`, [count, width]: sines, then cosines.
 
-    Dai et al. 2019, §3.3. Distances beyond `clamp_len` count as that. Made once for each shape, and so not to be
-    changed in place.
+    Dai et al. 2019, section 3.3. Distances beyond `clamp_len` count as `clamp_len`. Results are cached by arguments: do
+    not change them in place.
     """
     frequencies = 10000.0 ** -(torch.arange(0, width, 2, device=device) / width)
     distances = torch.arange(count - 1, -1, -1, device=device) + least
@@ -50,30 +59,35 @@ class SelfAttention(ResidualLayer):
             self.u, self.v = relative_biases(config)
 
     def forward(self, x: Tensor, memory: BlockMemory, context: Context) -> BlockOutput:
-        """Attend from the segment to memory and segment; memory is as `parnas.model.memory` says."""
+        """Attend from the segment to memory and segment; for memory see `parnas.model.memory`."""
         segment = in_product_dtype(self.normed(x))
         if context.inference:
             keys = join(memory, self.key_value(segment))  # [B, K, 2·H·E]
-            kept = remember(None, keys, context.reach.mem_len)
+            new_memory = append_memory(None, keys, context.reach.mem_len)
         else:
-            given = None if memory is None else self.normed(memory).to(segment.dtype)
-            keys = self.key_value(join(given, segment))
-            kept = remember(memory, x, context.reach.mem_len)
+            inputs = None if memory is None else self.normed(memory).to(segment.dtype)
+            keys = self.key_value(join(inputs, segment))
+            new_memory = append_memory(memory, x, context.reach.mem_len)
         change, weights = self.attend(self.query(segment), keys, context, context.reach.mem_len)
-        return BlockOutput(self.joined(x, change), kept, weights=weights)
+        return BlockOutput(self.joined(x, change), new_memory, weights=weights)
 
     def skip(self, x: Tensor, memory: BlockMemory, context: Context) -> BlockMemory:
-        """As if it had run."""
+        """Return the memory that running the layer would have returned."""
         seen = self.key_value(in_product_dtype(self.normed(x))) if context.inference else x
-        return remember(memory, seen, context.reach.mem_len)
+        return append_memory(memory, seen, context.reach.mem_len)
 
     def attend(
         self, query: Tensor, keys: Tensor, context: Context, window: int, far_keys: int = 0, step: int = 1
     ) -> tuple[Tensor, Tensor]:
-        """From queries [B, T, H·E] to keys and values [B, K, 2·H·E]: the output [B, T, D] and the weights [H, B, T, K].
+        """Return the output [B, T, D] and the attention weights [H, B, T, K].
 
-        Distances are those of the context; the first `far_keys` keys have those of `context.far`, in steps of `step`.
-        With `same_length` a query sees what is less than `window` before it.
+        Args:
+            query: queries [B, T, H·E].
+            keys: keys and values [B, K, 2·H·E].
+            context: distances and biases.
+            window: with `same_length`, a query sees the keys less than `window` before it.
+            far_keys: number of first keys whose distances are those of `context.far`.
+            step: distance between neighbouring far keys.
         """
         u, v = (context.u, context.v) if self.u is None else (self.u, self.v)
         assert u is not None
@@ -100,30 +114,30 @@ class SelfAttention(ResidualLayer):
         return change, weights
 
     def multiply_adds(self, tgt_len: int, reach: Reach) -> float:
-        """Distances are projected anew for each segment; masked scores are computed too."""
+        """Return multiply-adds per token, with distances projected for each segment and masked scores computed."""
         d_model, inner, keys = self.query.in_features, self.query.out_features, tgt_len + reach.mem_len
         return 4 * d_model * inner + d_model * inner * keys / tgt_len + 3 * keys * inner
 
     def _heads(self, x: Tensor) -> Tensor:
-        """[…, H·E] to […, H, E]."""
+        """Return […, H·E] as […, H, E]."""
         by_head: Tensor = x.unflatten(-1, (self.n_heads, -1))
         return by_head
 
 
 def relative_biases(config: ModelConfig) -> tuple[nn.Parameter, nn.Parameter]:
-    """The biases u (content) and v (position), each [H, E], in place of the query's own position."""
+    """Return the learned biases u (content) and v (position), [H, E] each."""
     shape = config.n_heads, config.head_width
     return nn.Parameter(torch.zeros(shape)), nn.Parameter(torch.zeros(shape))
 
 
 def in_product_dtype(x: Tensor) -> Tensor:
-    """`x` in the type that matrix products are computed in."""
+    """Return `x` in the type of matrix products."""
     return x.to(fused.product_dtype(x))
 
 
 @fused.made_once
 def beyond_window(tgt_len: int, near_keys: int, far_keys: int, step: int, window: int, device: torch.device) -> Tensor:
-    """[T, C + K] mask of the keys that are `window` or more before the query; C of them are far."""
+    """Return a [T, C + K] mask of the keys that are `window` or more before the query; the first C are far keys."""
     near = torch.arange(near_keys - tgt_len, -tgt_len, -1, device=device)  # distances from the first query
     far = near_keys - tgt_len + (step + 1) / 2 + step * torch.arange(far_keys - 1, -1, -1, device=device)
     return torch.arange(tgt_len, device=device)[:, None] + torch.cat([far, near]) >= window

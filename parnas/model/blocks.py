@@ -1,55 +1,56 @@
-"""What every block of a network has in common: how it is called, what it gives, its residual connection and LayerNorm.
+"""The interface of a block, and residual connection with LayerNorm.
 
-Shapes: B batch, T segment, M memory, K = M + T keys, H heads, E width of a head, D model width.
+Shapes: B batch, T segment, M memory, K = M + T keys, H heads, E head width, D model width.
 """
 
+import copy
+import math
 from collections.abc import Iterable
 from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
-from parnas.errors import NotCounted
+from parnas.config.schema import ModelConfig, Reach
 from parnas.model import fused
-from parnas.model.memory import BlockMemory, KeyLengths, remember
-from parnas.sections import ModelConfig, Reach
+from parnas.model.memory import BlockMemory, KeyLengths, append_memory
 
 
 class Context(NamedTuple):
-    """What the layers of one forward pass have in common."""
+    """Arguments shared by all layers of one forward pass."""
 
     distances: Tensor  # [K, D] sinusoids of the distances K-1 … 0, after dropout; K of the longest memory
-    u: Tensor | None  # [H, E] content bias of all layers that share one; none where each has its own
+    u: Tensor | None  # [H, E] content bias shared by the layers; None where each has its own
     v: Tensor | None  # [H, E] position bias
     reach: Reach = Reach()
-    inference: bool = False  # whether memory is kept as keys and values
+    inference: bool = False  # whether memory holds keys and values
     far: Tensor | None = None  # [L, D] as `distances`, of compressed memory where its distances count tokens
 
 
 class BlockOutput(NamedTuple):
-    """What a block makes of a segment."""
+    """The result of a block."""
 
     hidden: Tensor  # [B, T, D]
     memory: BlockMemory = None  # for the segment after this one
-    loss: Tensor | None = None  # auxiliary, a scalar: trains the compression of memory and nothing else
+    loss: Tensor | None = None  # auxiliary, a scalar: trains the compression of memory only
     weights: Tensor | None = None  # [H, B, T, K] of attention to compressed memory, memory and segment, no gradient
 
 
 def add_up(losses: Iterable[Tensor | None]) -> Tensor | None:
-    """The sum of auxiliary losses, scalars; none where there is none."""
-    given = [loss for loss in losses if loss is not None]
-    return torch.stack(given).sum() if given else None
+    """Return the sum of auxiliary losses, scalars; `None` where there are none."""
+    terms = [loss for loss in losses if loss is not None]
+    return torch.stack(terms).sum() if terms else None
 
 
 class Dropout(nn.Module):
-    """Dropout of probability `p` while training; see `fused.dropout`."""
+    """Dropout with probability `p` in training; see `fused.dropout`."""
 
     def __init__(self, p: float) -> None:
         super().__init__()
         self.p = p
 
     def forward(self, x: Tensor) -> Tensor:
-        """Any shape."""
+        """Apply dropout to a tensor of any shape."""
         return fused.dropout(x, self.p) if self.training and self.p else x
 
 
@@ -58,42 +59,62 @@ class Block(nn.Module):
 
     uses_memory = False
     shares_biases = False  # whether it needs the u and v of the context
+    config: ModelConfig  # of the network; set by `make_layer`
 
     def forward(self, x: Tensor, memory: BlockMemory, context: Context) -> BlockOutput:
-        """[B, T, D] to [B, T, D], and what it remembers; `memory` is what it remembered before, none at the start."""
+        """Compute [B, T, D] from [B, T, D], and the memory for the next segment; `memory` is `None` at the start."""
         raise NotImplementedError
 
     def skip(self, x: Tensor, memory: BlockMemory, context: Context) -> BlockMemory:
-        """What it remembers where another candidate of a stochastic block ran in its place."""
-        return remember(memory, x, context.reach.mem_len) if self.uses_memory else None
+        """Return the memory after a segment in which another candidate of a stochastic block ran instead."""
+        return append_memory(memory, x, context.reach.mem_len) if self.uses_memory else None
 
     def prepare(self, memory: BlockMemory, reach: Reach) -> BlockMemory:  # noqa: ARG002
-        """Memory as the block sees it; before each segment."""
+        """Return memory as the block sees it; called before each segment."""
         return memory
 
     def key_lengths(self, memory: BlockMemory) -> KeyLengths:
-        """How many positions of a memory the block sees."""
+        """Return the number of memory positions that the block sees."""
         return KeyLengths(memory.shape[1]) if isinstance(memory, Tensor) else KeyLengths()
 
     def memory_tokens(self, reach: Reach) -> int:
-        """Tokens that its memory stands for when it is full."""
+        """Return the number of tokens that its full memory covers."""
         return reach.mem_len if self.uses_memory else 0
 
     def look_back(self, reach: Reach, tgt_len: int) -> int:  # noqa: ARG002
-        """Tokens before a segment that it depends on, where all segments have `tgt_len`."""
+        """Return the number of tokens before a segment that it depends on, where all segments have `tgt_len` tokens."""
         return self.memory_tokens(reach)
 
-    def multiply_adds(self, tgt_len: int, reach: Reach) -> float:  # noqa: ARG002
-        """Multiply-adds of the matrix products per token, reading segments of one row with full memory.
+    def multiply_adds(self, tgt_len: int, reach: Reach) -> float:
+        """Return the multiply-adds of the matrix products per token, for segments of one row with full memory.
 
-        Keys and values of memory are not computed anew: it is what inference costs. Raises `NotCounted` for a layer
-        that does not say.
+        This is the cost of inference: keys and values of memory are not computed again. Built-in layers have closed
+        forms; any other layer of `make_layer` is run, and the matrix products and convolutions counted.
         """
-        raise NotCounted(f"{type(self).__name__} does not count its multiply-adds; give it a method multiply_adds.")
+        from torch.utils.flop_counter import FlopCounterMode
+
+        # 1. Copy the layer to the CPU, so that routing by values works; a layer on `meta` gets weights of zero.
+        block = copy.deepcopy(self)
+        if any(parameter.is_meta for parameter in block.parameters()):
+            block = block.to_empty(device="cpu")
+            for parameter in block.parameters():
+                nn.init.zeros_(parameter)
+        block.cpu().float().eval()
+        x = torch.zeros(1, tgt_len, self.config.d_model)
+        biases = torch.zeros(self.config.n_heads, self.config.head_width)
+        # 2. Read segments until memory is full, and count the last one.
+        memory: BlockMemory = None
+        for _ in range(1 + math.ceil(self.look_back(reach, tgt_len) / tgt_len)):
+            memory = block.prepare(memory, reach)
+            distances = torch.zeros(tgt_len + sum(block.key_lengths(memory)), self.config.d_model)
+            context = Context(distances, biases, biases, reach, inference=True)
+            with torch.no_grad(), FlopCounterMode(display=False) as counter:
+                memory = block(x, memory, context).memory
+        return float(counter.get_total_flops()) / 2 / tgt_len  # a multiply-add is two operations
 
 
 class ResidualLayer(Block):
-    """A transformation with dropout, residual and LayerNorm, after it (post) or before it (pre)."""
+    """A transformation with dropout, residual connection, and LayerNorm after it (post) or before it (pre)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -102,21 +123,21 @@ class ResidualLayer(Block):
         self.pre_norm = config.norm == "pre"
 
     def forward(self, x: Tensor, memory: BlockMemory, context: Context) -> BlockOutput:
-        """As `Block.forward`; `memory` [B, M, D] is what this block was given before."""
-        given = None if memory is None else self.normed(memory)
-        hidden = self.joined(x, self.transform(self.normed(x), given, context))
+        """Apply the layer; `memory` [B, M, D] is its input at earlier positions."""
+        inputs = None if memory is None else self.normed(memory)
+        hidden = self.joined(x, self.transform(self.normed(x), inputs, context))
         return BlockOutput(hidden, self.skip(x, memory, context))
 
     def transform(self, x: Tensor, memory: Tensor | None, context: Context) -> Tensor:
-        """The layer proper, [B, T, D] to [B, T, D]."""
+        """Transform [B, T, D] to [B, T, D]; implemented by subclasses."""
         raise NotImplementedError
 
     def normed(self, x: Tensor) -> Tensor:
-        """What the layer proper is given for `x`."""
+        """Return the input of the transformation for `x`."""
         normed: Tensor = self.layer_norm(x) if self.pre_norm else x
         return normed
 
     def joined(self, x: Tensor, change: Tensor) -> Tensor:
-        """`x` and what the layer proper made of it."""
+        """Return the residual sum of `x` and the transformation's result."""
         result: Tensor = x + self.dropout(change)
         return result if self.pre_norm else cast(Tensor, self.layer_norm(result))

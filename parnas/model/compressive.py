@@ -1,14 +1,14 @@
-"""Attention over compressive memory: what leaves the memory is compressed instead of forgotten (Rae et al. 2020).
+"""Attention over compressive memory: old positions are compressed instead of dropped (Rae et al. 2020).
 
-Compressive Transformers for Long-Range Sequence Modelling, arXiv 1911.05507. Attention sees three things, the oldest
-first: compressed memory, memory and segment. What a segment pushes out of the last `mem_len` positions is compressed,
-`ratio` positions to one, into a queue of `cmem_len`; of fewer than `ratio`, all wait in memory and are seen there.
+Compressive Transformers for Long-Range Sequence Modelling, arXiv 1911.05507. Attention sees, oldest first, compressed
+memory, memory and segment. Positions that a segment pushes out of the last `mem_len` are compressed, `ratio` positions
+into one, and enter a queue of `cmem_len`. An incomplete group waits in memory, where it can still be seen.
 
-A compressed position is as far away as its place in the row of keys says (`distance: slots`), as in the paper: all
-distances are then of the kind that the network meets at every step. Or it is as far as the mean of the tokens that it
-stands for (`tokens`): attention can tell how old something is, but meets `ratio` times as many distances.
+The distance of a compressed position is either its place in the row of keys (`distance: slots`, as in the paper), so
+that all distances occur in every step; or the mean distance of the tokens it was made from (`tokens`): attention then
+knows how old it is, but meets `ratio` times as many distances.
 
-Shapes: B batch, T segment, P memory, C compressed memory, R ratio, D model width, H heads, E width of a head.
+Shapes: B batch, T segment, P memory, C compressed memory, R ratio, D model width, H heads, E head width.
 """
 
 import math
@@ -18,55 +18,55 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from parnas.config.schema import ModelConfig, Reach
 from parnas.model import fused
 from parnas.model.attention import SelfAttention, in_product_dtype
 from parnas.model.blocks import BlockOutput, Context
 from parnas.model.memory import BlockMemory, KeyLengths, join
-from parnas.sections import ModelConfig, Reach
 
 
 class Compressor(nn.Module):
-    """Memory [B, N, D] to compressed memory [B, N / R, D] (Rae et al. 2020, section 3.1)."""
+    """Compresses memory [B, N, D] to [B, N / R, D] (Rae et al. 2020, section 3.1)."""
 
-    trained = False  # whether there is anything to train
-    ranked = False  # whether it needs to know how much each position was used
-    as_a_whole = False  # whether what it makes of a group depends on what else leaves the memory at once
+    trained = False  # whether it has parameters
+    ranked = False  # whether it needs the attention that each position received
+    as_a_whole = False  # whether a group's result depends on the other groups that leave memory at once
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.ratio, self.width = config.memory.ratio, config.d_model
 
     def forward(self, old: Tensor, usage: Tensor | None = None) -> Tensor:
-        """`usage` [B, N] is the attention that each position received, where it is needed."""
+        """Compress; `usage` [B, N] is the attention that each position received, where the compressor is `ranked`."""
         raise NotImplementedError
 
     def initialise(self) -> None:
-        """Set the weights; the network does so where it is made."""
+        """Set the initial weights; called by the network."""
 
     def grouped(self, old: Tensor) -> Tensor:
-        """[B, N / R, R, D]."""
+        """Return memory in groups, [B, N / R, R, D]."""
         groups: Tensor = old.unflatten(1, (-1, self.ratio))
         return groups
 
 
 class MaxPool(Compressor):
-    """The largest value of each feature."""
+    """The maximum of each feature over a group."""
 
     def forward(self, old: Tensor, usage: Tensor | None = None) -> Tensor:  # noqa: ARG002
-        """As `Compressor.forward`."""
+        """Compress; see `Compressor.forward`."""
         return self.grouped(old).amax(dim=2)
 
 
 class MeanPool(Compressor):
-    """The mean of each feature."""
+    """The mean of each feature over a group."""
 
     def forward(self, old: Tensor, usage: Tensor | None = None) -> Tensor:  # noqa: ARG002
-        """As `Compressor.forward`."""
+        """Compress; see `Compressor.forward`."""
         return self.grouped(old).mean(dim=2)
 
 
 class Convolution(Compressor):
-    """A convolution with width and stride R. It begins as the mean."""
+    """A convolution with width and stride R, initialised as the mean."""
 
     trained = True
 
@@ -75,42 +75,42 @@ class Convolution(Compressor):
         self.mix = nn.Linear(self.ratio * self.width, self.width)
 
     def forward(self, old: Tensor, usage: Tensor | None = None) -> Tensor:  # noqa: ARG002
-        """As `Compressor.forward`."""
+        """Compress; see `Compressor.forward`."""
         compressed: Tensor = self.mix(self.windows(old).flatten(2))
         return compressed
 
     def windows(self, old: Tensor) -> Tensor:
-        """What each compressed position is made of, [B, N / R, R, D]."""
+        """Return the inputs of each compressed position, [B, N / R, R, D]."""
         return self.grouped(old)
 
     def initialise(self) -> None:
-        """As `Compressor.initialise`."""
+        """Initialise as the mean."""
         with torch.no_grad():
             self.mix.weight.copy_(torch.eye(self.width).repeat(1, self.ratio) / self.ratio)
 
 
 class DilatedConvolution(Convolution):
-    """A convolution with width and stride R over every second position, so that its windows overlap by half.
+    """A convolution with width and stride R over every second position, so that windows overlap by half.
 
-    Beyond what leaves the memory at once there are zeros.
+    Positions outside the compressed part are zero.
     """
 
     as_a_whole = True
 
     def windows(self, old: Tensor) -> Tensor:
-        """As `Convolution.windows`."""
+        """Return the inputs of each compressed position; see `Convolution.windows`."""
         before = (self.ratio - 1) // 2
         padded = F.pad(old, (0, 0, before, self.ratio - 1 - before))
         return padded.unfold(1, 2 * self.ratio - 1, self.ratio)[..., ::2].transpose(2, 3)
 
 
 class MostUsed(Compressor):
-    """Of what leaves the memory at once, the positions that attention used most, as they are and in their order."""
+    """The positions that received the most attention among those leaving memory, unchanged and in order."""
 
     ranked = as_a_whole = True
 
     def forward(self, old: Tensor, usage: Tensor | None = None) -> Tensor:
-        """As `Compressor.forward`."""
+        """Compress; see `Compressor.forward`."""
         assert usage is not None
         places = usage.topk(old.shape[1] // self.ratio, dim=1).indices.sort(dim=1).values
         return old.gather(1, places[..., None].expand(-1, -1, old.shape[2]))
@@ -126,7 +126,7 @@ COMPRESSORS: dict[str, type[Compressor]] = {
 
 
 class Compression(nn.Module):
-    """A compressor, and with the loss `autoencode` the decoder that it is trained by."""
+    """A compressor and, with the loss `autoencode`, the decoder that trains it."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ class Compression(nn.Module):
         self.decoder = nn.Linear(width, ratio * width) if self.loss == "autoencode" else None
 
     def initialise(self) -> None:
-        """Set the weights: the decoder begins with copies."""
+        """Initialise the compressor, and the decoder as copies."""
         self.compressor.initialise()
         if self.decoder is not None:
             with torch.no_grad():
@@ -144,26 +144,26 @@ class Compression(nn.Module):
                 self.decoder.weight.copy_(torch.eye(width).repeat(self.compressor.ratio, 1))
 
     def rebuilding_loss(self, old: Tensor, new: Tensor) -> Tensor:
-        """Mean square of what the decoder misses of `old` [B, N, D]: the auto-encoding loss, with gradients of both."""
+        """Return the auto-encoding loss: the mean squared error of reconstructing `old` [B, N, D] from `new`."""
         assert self.decoder is not None
         rebuilt = self.decoder(new).unflatten(-1, (self.compressor.ratio, -1)).flatten(1, 2)
         return F.mse_loss(rebuilt.to(old.dtype), old)
 
 
 class CompressiveMemory(NamedTuple):
-    """What compressive attention remembers; a plain tuple of these in checkpoints and between segments."""
+    """The memory of compressive attention; a plain tuple in checkpoints and between segments."""
 
-    inputs: Tensor | None = None  # [B, P, D] what the block was given
-    keys: Tensor | None = None  # [B, P, 2·H·E] keys and values of that, in inference
-    compressed: Tensor | None = None  # [B, C, D], or in inference keys and values of it, [B, C, 2·H·E]
+    inputs: Tensor | None = None  # [B, P, D] the block's inputs
+    keys: Tensor | None = None  # [B, P, 2·H·E] their keys and values, in inference
+    compressed: Tensor | None = None  # [B, C, D], or in inference its keys and values, [B, C, 2·H·E]
 
 
 class CompressiveAttention(SelfAttention):
     """Relative multi-head attention over compressed memory, memory and segment (Rae et al. 2020, algorithm 1).
 
-    Trained by a loss of its own, the compression is done with the gradient of that loss when positions leave the
-    memory (algorithm 2). With `bptt`, it is done in the next step, which attends to the result, so that the loss of the
-    network reaches it; in memory are no gradients.
+    With a loss of its own, the compressor is trained by that loss when positions leave memory (algorithm 2). With the
+    loss `bptt`, positions are compressed in the next step, which attends to the result, so that the network's loss
+    trains the compressor; memory itself holds no gradients.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -172,30 +172,34 @@ class CompressiveAttention(SelfAttention):
         self.ratio, self.in_tokens = config.memory.ratio, config.memory.distance == "tokens"
 
     def forward(self, x: Tensor, memory: BlockMemory, context: Context) -> BlockOutput:
-        """As `SelfAttention.forward`; memory is a `CompressiveMemory`."""
+        """Attend to compressed memory, memory and segment, then update both; `memory` is a `CompressiveMemory`."""
         inputs, old_keys, compressed = memory or CompressiveMemory()
+        # 1. Keys and values of compressed memory, memory and segment.
         segment, reach = in_product_dtype(self.normed(x)), context.reach
         if context.inference:
             new_keys = self.key_value(segment)
             keys = join(compressed, old_keys, new_keys)  # [B, C + P + T, 2·H·E]
         else:
-            given = [None if part is None else self.normed(part).to(segment.dtype) for part in (compressed, inputs)]
-            keys = self.key_value(join(*given, segment))
+            old = [None if part is None else self.normed(part).to(segment.dtype) for part in (compressed, inputs)]
+            keys = self.key_value(join(*old, segment))
+        # 2. Attend; compressed positions may have distances of their own.
         slots = 0 if compressed is None else compressed.shape[1]
         far = slots if self.in_tokens else 0
         window = self.memory_tokens(reach) if self.in_tokens else reach.mem_len + reach.cmem_len
         query = self.query(segment)
         change, weights = self.attend(query, keys, context, window, far, self.ratio)
+        # 3. Write the segment to memory, and compress what leaves it.
         written = join(inputs, x.detach())  # [B, P + T, D]
         leaving = self._leaving(written.shape[1], reach)
         usage = _usage(weights[..., slots:], leaving) if self.compression.compressor.ranked else None
         plain_keys = keys[:, slots:].detach()
-        kept, new = self._push(written, plain_keys if context.inference else None, compressed, usage, reach)
+        new_memory, new = self._push(written, plain_keys if context.inference else None, compressed, usage, reach)
+        # 4. Train the compressor by its own loss.
         loss = None if new is None or not new.requires_grad else self._loss(written, new, query, plain_keys)
-        return BlockOutput(self.joined(x, change), kept, loss, weights)
+        return BlockOutput(self.joined(x, change), new_memory, loss, weights)
 
     def skip(self, x: Tensor, memory: BlockMemory, context: Context) -> BlockMemory:
-        """As if it had run: only what needs the weights of attention runs for them."""
+        """Return the memory that running the layer would have returned; runs it only if attention is needed."""
         with torch.no_grad():
             if self.compression.compressor.ranked:
                 return self(x, memory, context).memory
@@ -214,25 +218,26 @@ class CompressiveAttention(SelfAttention):
         return CompressiveMemory(inputs[:, leaving:], keys, _queue(compressed, new, reach))
 
     def key_lengths(self, memory: BlockMemory) -> KeyLengths:
-        """As `Block.key_lengths`."""
+        """Return the lengths of memory and compressed memory."""
         inputs, _, compressed = memory or CompressiveMemory()
         return KeyLengths(*(0 if part is None else part.shape[1] for part in (inputs, compressed)))
 
     def memory_tokens(self, reach: Reach) -> int:
-        """As `Block.memory_tokens`."""
+        """Return the number of tokens that both memories cover when full."""
         return reach.mem_len + self.ratio * reach.cmem_len
 
     def look_back(self, reach: Reach, tgt_len: int) -> int:
-        """As `Block.look_back`; fewer than R positions may wait in memory.
+        """Return the tokens before a segment that it depends on; up to R - 1 positions may wait in memory.
 
-        Where what leaves at once is compressed as a whole, the first that leaves after a beginning is not whole.
+        If the compressor depends on everything that leaves at once, one segment more counts, since the first such group
+        after a cut differs.
         """
         if not reach.cmem_len:
             return reach.mem_len
         return self.memory_tokens(reach) + self.ratio - 1 + (tgt_len if self.compression.compressor.as_a_whole else 0)
 
     def multiply_adds(self, tgt_len: int, reach: Reach) -> float:
-        """As `Block.multiply_adds`, with compressed memory full too, and R dividing T."""
+        """Return multiply-adds per token with both memories full, for T a multiple of R."""
         d_model, inner = self.query.in_features, self.query.out_features
         plain, slots = tgt_len + reach.mem_len, reach.cmem_len
         distances = plain + (self.ratio * (slots - 1) + tgt_len if self.in_tokens and slots else slots)
@@ -240,22 +245,23 @@ class CompressiveAttention(SelfAttention):
         attention = 4 * d_model * inner + d_model * inner * distances / tgt_len + scores
         if not slots:
             return attention
-        kept = min(1 / self.ratio, slots / tgt_len)  # compressed positions per token
+        compressed = min(1 / self.ratio, slots / tgt_len)  # positions per token
         convolution = self.ratio * d_model * d_model if self.compression.compressor.trained else 0
-        return attention + kept * (convolution + 2 * d_model * inner)
+        return attention + compressed * (convolution + 2 * d_model * inner)
 
     def _push(
         self, inputs: Tensor, keys: Tensor | None, compressed: Tensor | None, usage: Tensor | None, reach: Reach
     ) -> tuple[CompressiveMemory, Tensor | None]:
-        """Memory after a segment, given all that was written to it; and what was compressed now, if anything was.
+        """Return the memory after a segment, given everything written to it, and the newly compressed positions if any.
 
-        That has a gradient where a loss is to train it. With `bptt` in training, all is left to the next step.
+        The latter have a gradient where a loss trains them. With `bptt` in training, compression is left to the next
+        step.
         """
         compressor, leaving = self.compression.compressor, self._leaving(inputs.shape[1], reach)
         slots = None if compressed is None else compressed.detach()
         if not reach.cmem_len:
-            kept = [None if part is None or not reach.mem_len else part[:, -reach.mem_len :] for part in (inputs, keys)]
-            return CompressiveMemory(*kept), None
+            last = [None if part is None or not reach.mem_len else part[:, -reach.mem_len :] for part in (inputs, keys)]
+            return CompressiveMemory(*last), None
         if not leaving or (self.training and self.compression.loss == "bptt"):
             return CompressiveMemory(inputs, keys, slots), None
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.training and self.compression.loss is not None):
@@ -267,10 +273,10 @@ class CompressiveAttention(SelfAttention):
         return CompressiveMemory(inputs[:, leaving:], keys, _queue(slots, written, reach)), new
 
     def _loss(self, inputs: Tensor, new: Tensor, query: Tensor, keys: Tensor) -> Tensor:
-        """The compression's own loss: mean square of what compressing changed (algorithm 2).
+        """Return the compressor's own loss: the mean squared change that compression causes (algorithm 2).
 
-        `attention`: in what the segment's queries [B, T, H·E] see by content, given keys and values [B, P + T, 2·H·E]
-        of memory, or of what was made of it. Gradients stop at all weights but the compression's.
+        With `attention` it is the change of what the segment's queries [B, T, H·E] read by content, given keys and
+        values [B, P + T, 2·H·E] before and after compression. Gradients reach the compressor's weights only.
         """
         leaving = new.shape[1] * self.ratio
         if self.compression.loss == "autoencode":
@@ -283,9 +289,9 @@ class CompressiveAttention(SelfAttention):
         return F.mse_loss(after, before)
 
     def _see(self, query: Tensor, keys: Tensor) -> Tensor:
-        """softmax(q kᵀ / √E) v of all heads, without positions: [B H, T, E], in the type of sums.
+        """Return softmax(q kᵀ / √E) v of all heads without positions, [B H, T, E], in the type of sums.
 
-        Two products, since the gradient of torch's fused attention takes six times as long in bf16 on CPU.
+        Two products, since the backward pass of torch's fused attention takes six times as long in bf16 on a CPU.
         """
         key, value = self._heads(keys.unflatten(-1, (2, -1))).permute(2, 0, 3, 1, 4).flatten(1, 2)  # [B H, N, E] each
         scaled = self._heads(query / math.sqrt(self.head_width)).transpose(1, 2).flatten(0, 1)
@@ -293,20 +299,20 @@ class CompressiveAttention(SelfAttention):
         return seen.to(fused.exact(seen.dtype))
 
     def _leaving(self, positions: int, reach: Reach) -> int:
-        """How many of the positions in memory are to be compressed: groups of R beyond the last `mem_len`."""
+        """Return how many positions to compress: whole groups of R beyond the last `mem_len`."""
         return max(0, positions - reach.mem_len) // self.ratio * self.ratio
 
 
 def _queue(compressed: Tensor | None, new: Tensor, reach: Reach) -> Tensor:
-    """The newest `cmem_len` compressed positions, [B, C, D]."""
+    """Return the newest `cmem_len` compressed positions, [B, C, D]."""
     return join(compressed, new)[:, -reach.cmem_len :]
 
 
 def _usage(weights: Tensor, positions: int) -> Tensor:
-    """Attention that each of the first positions of memory received on average, [B, positions].
+    """Return the mean attention that each of the first positions of memory received, [B, positions].
 
-    Of weights [H, B, T, P + T], the mean over heads and over the queries that could see it. What goes to compressed
-    memory is left out of each query's weights, so that the choice does not depend on choices made before, without end.
+    The mean of weights [H, B, T, P + T] over heads and over the queries that could see the position. Weights on
+    compressed memory are excluded, so that the choice does not depend on earlier choices.
     """
     tgt_len = weights.shape[2]
     memory = weights.shape[3] - tgt_len

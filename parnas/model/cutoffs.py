@@ -1,8 +1,8 @@
 """Optimal cutoffs of the adaptive softmax, exact and from token counts alone.
 
 Grave et al. 2017 (arXiv 1609.04309), section 4: words sorted by frequency are cut into a head, which every token
-pays for, and tail clusters, each paid for only by the tokens that fall into it. A tail cluster shows in the head as
-one logit. Per token and in multiply-adds, with n_k words, probability p_k and width e_k of cluster k,
+pays for, and tail clusters, each paid for only by the tokens that fall into it. The head has one more logit for each
+tail cluster. Per token and in multiply-adds, with n_k words, probability p_k and width e_k of cluster k,
 
     cost = d_model (n_0 + clusters - 1)  +  sum over tails k of  p_k (d_model e_k + e_k n_k).
 
@@ -14,6 +14,10 @@ where P[i] is the probability of the first i words. The last term is mass times 
 is linear in the mass). Cut an interval into three pieces of masses x, y, z >= 0 and sizes X, Y, Z: the whole and its
 middle cost x Z + z X >= 0 more than the two overlapping parts, which is the Monge property. It makes the best j rise
 with i, so that divide and conquer finds a whole row of `best` in O(V log V).
+
+The cost alone favours a small head, and a tail narrows what the network can say about its words: such cutoffs are
+cheap and predict badly. `head_share` therefore bounds each cut from below, by setting the entries of `best` before the
+bound to infinity. A minimum over fewer j keeps the Monge property.
 """
 
 from collections.abc import Sequence
@@ -24,12 +28,15 @@ from numpy.typing import ArrayLike, NDArray
 
 from parnas.errors import ParnasError
 
-Floats = NDArray[np.float64]
-Indices = NDArray[np.int64]
+HEAD_SHARE = 0.75
+"""Share of the tokens that the head holds at least, and each further cluster of those that are left."""
+
+_Floats = NDArray[np.float64]
+_Indices = NDArray[np.int64]
 
 
 class Cutoffs(NamedTuple):
-    """Where the clusters end, and what the softmax then costs."""
+    """Ends of the clusters, and the cost of the softmax."""
 
     cutoffs: tuple[int, ...]
     """End of every cluster but the last, that is, without the vocabulary size."""
@@ -39,22 +46,39 @@ class Cutoffs(NamedTuple):
     """The cost as a share of the full softmax's, d_model × vocabulary."""
 
 
-def optimal_cutoffs(counts: ArrayLike, clusters: int, d_model: int, dims: Sequence[int]) -> Cutoffs:
-    """The cheapest cutoffs of an adaptive softmax for words that occur `counts` times, shape [V], falling.
+def optimal_cutoffs(
+    counts: ArrayLike, clusters: int, d_model: int, dims: Sequence[int], head_share: float = HEAD_SHARE
+) -> Cutoffs:
+    """Find the cutoffs of least cost whose first clusters hold most of the text.
 
-    `dims` holds the width of every cluster, the head's (`d_model`) first, as `ModelConfig.softmax_dims()` gives them.
-    No cluster is left empty. Raises `ParnasError` for counts or a number of clusters that allow no such cut.
+    Args:
+        counts: Occurrences of each word, [V], in descending order.
+        clusters: Number of clusters, the head included. No cluster is left empty.
+        d_model: Width of the network.
+        dims: Width of every cluster, the head's (`d_model`) first, as `ModelConfig.softmax_dims()` gives them.
+        head_share: Least share of the tokens in the head, and in each further cluster of what is then left: the first k
+            clusters hold at least 1 - (1 - head_share)^k together. If the vocabulary is too small for that, they hold
+            all words but one for each later cluster. 0 sets no bound, which leaves the least cost.
+
+    Raises:
+        ParnasError: The counts or the number of clusters allow no such cut.
     """
     mass = _cumulative_mass(counts)
     words = len(mass) - 1
     _check_clusters(clusters, words, d_model, dims)
 
-    best: Floats = d_model * np.arange(clusters - 1, words + clusters, dtype=np.float64)
+    best: _Floats = d_model * np.arange(clusters - 1, words + clusters, dtype=np.float64)
     best[0] = np.inf  # a head without words
     cuts = []
-    for width in dims[1:-1]:
-        best, cut = _add_cluster(best, mass, d_model, width)
-        cuts.append(cut)
+    for k in range(1, clusters):
+        # 1. forbid to end the first k clusters before they hold their share of the text
+        least = np.searchsorted(mass, 1 - (1 - head_share) ** k)
+        best[: min(int(least), words - (clusters - k))] = np.inf
+        # 2. add cluster k behind them
+        if k < clusters - 1:
+            best, cut = _add_cluster(best, mass, d_model, dims[k])
+            cuts.append(cut)
+    # Of the last cluster only the cut for all words is needed.
     end, low, high = np.array([[words], [0], [words - 1]])
     cost, last = _cheapest_cut(best, mass, d_model, dims[-1], end, low, high)
 
@@ -64,16 +88,16 @@ def optimal_cutoffs(counts: ArrayLike, clusters: int, d_model: int, dims: Sequen
     return Cutoffs(tuple(reversed(cutoffs)), float(cost[0]), float(cost[0]) / (d_model * words))
 
 
-def _add_cluster(best: Floats, mass: Floats, d_model: int, width: int) -> tuple[Floats, Indices]:
-    """One more row of the table: best cost, and place of its last cut, of the first 0..V words; shapes [V + 1].
+def _add_cluster(best: _Floats, mass: _Floats, d_model: int, width: int) -> tuple[_Floats, _Indices]:
+    """Compute one more row of the table: best cost, and place of its last cut, of the first 0..V words.
 
     Divide and conquer, one level at a time: at each level the ends midway between those already solved are solved
-    together, each between the cuts of its two neighbours, so that a level looks at O(V) cuts.
+    together, each between the cuts of its two neighbours, so that a level examines O(V) cuts. Shapes: [V + 1].
     """
     words = len(best) - 1
     row = np.full(words + 1, np.inf)
     cut = np.zeros(words + 2, dtype=np.int64)
-    cut[-1] = words  # stands behind the last end, and bounds nothing
+    cut[-1] = words  # a neighbour behind the last end, which bounds nothing
     stride = 1 << (words.bit_length() - 1)
     while stride:
         ends = np.arange(stride, words + 1, 2 * stride)
@@ -85,9 +109,9 @@ def _add_cluster(best: Floats, mass: Floats, d_model: int, width: int) -> tuple[
 
 
 def _cheapest_cut(
-    best: Floats, mass: Floats, d_model: int, width: int, ends: Indices, low: Indices, high: Indices
-) -> tuple[Floats, Indices]:
-    """For each of `ends` the least cost, and its first place, over the cuts from `low` to `high`; shapes [ends]."""
+    best: _Floats, mass: _Floats, d_model: int, width: int, ends: _Indices, low: _Indices, high: _Indices
+) -> tuple[_Floats, _Indices]:
+    """Return the least cost for each of `ends`, and its first place, over the cuts from `low` to `high`; [ends]."""
     sizes = high - low + 1
     starts = np.cumsum(sizes) - sizes
     cuts = np.arange(sizes.sum()) + np.repeat(low - starts, sizes)  # low..high of every end, one after the other
@@ -98,27 +122,28 @@ def _cheapest_cut(
     return least, cuts[hits[np.searchsorted(hits, starts)]]
 
 
-def _cumulative_mass(counts: ArrayLike) -> Floats:
-    """Probability of the first 0..V words, shape [V + 1]."""
+def _cumulative_mass(counts: ArrayLike) -> _Floats:
+    """Return the probability of the first 0..V words, shape [V + 1]."""
     array: NDArray[Any] = np.asarray(counts)
     if array.ndim != 1 or array.size == 0:
         raise ParnasError(f"Cutoffs need one count per word, not an array of shape {list(array.shape)}.")
     values = array.astype(np.float64)
     if not np.all(np.isfinite(values)) or values.min() < 0:
-        raise ParnasError("Counts of words are numbers from 0 up; there is a negative one or one that is no number.")
+        raise ParnasError("Counts of words must be numbers from 0 up; one is negative or not a number. Correct it.")
     if values.sum() == 0:
-        raise ParnasError("All counts are zero, so no cutoff is better than another; count the words of a text.")
+        raise ParnasError("All counts are zero, so all cutoffs cost the same; give the counts of a text.")
     if np.any(np.diff(values) > 0):
         word = int(np.argmax(np.diff(values) > 0)) + 1
         raise ParnasError(
             f"Word {word} occurs more often than word {word - 1}; sort the counts so that they fall, and give words "
             "their ids in that order."
         )
-    mass: Floats = np.concatenate([[0.0], np.cumsum(values)]) / values.sum()
+    mass: _Floats = np.concatenate([[0.0], np.cumsum(values)]) / values.sum()
     return mass
 
 
 def _check_clusters(clusters: int, words: int, d_model: int, dims: Sequence[int]) -> None:
+    """Raise `ParnasError` for a number of clusters, or widths, that do not fit."""
     if clusters < 2:
         raise ParnasError(f"{clusters} cluster(s) need no cutoff; give 2 or more, the head included.")
     if clusters > words:

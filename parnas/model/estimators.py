@@ -1,23 +1,24 @@
-"""How a search step weighs the candidates of every block, and what alpha learns from it.
+"""Gradient estimators of the search: how a step samples gates, and which gradient alpha receives.
 
-The network itself is never random: it uses the gates that it is given, or pi where it is given none. All estimators
-but the last draw from softmax((alpha + g) / tau) with Gumbel noise g, and pass gradients on to alpha through it:
+The network itself is never random: it uses the gates that it is given, or pi where it is given none. Notation: alpha
+[blocks, candidates] are logits, pi = softmax(alpha), g is Gumbel noise and tau the temperature. All estimators but
+`uniform` sample from softmax((alpha + g) / tau) and pass gradients to alpha through it:
 
-soft              the gates are these weights: each candidate runs, the gradient is that of the relaxed objective.
-straight_through  one-hot at the largest weight, with the soft weights' gradient (Jang et al. 2017): each candidate
-                  runs.
-gdas              as straight_through, but only the chosen candidate runs (Dong & Yang 2019). A candidate that did not
-                  run counts as one that changes nothing, so that the gradient is biased: alpha learns nothing of what
-                  it did not choose.
-single_path       as gdas, and in one block, drawn anew at each step, one more candidate runs forward to be probed.
-                  What the others would have contributed is estimated from the probes, without bias with regard to
-                  straight_through, and with a running mean as control variate against the variance.
-uniform           the weights are trained on paths drawn evenly, so that all layers get the same share of the training
-                  whatever alpha is (Guo et al. 2020, arXiv 1904.00420); identity, which has nothing to train and of
-                  which many strings of one network are made, comes half as often. Alpha learns from text of its own:
-                  losses of paths drawn by pi, forward only, are fitted by a sum of one number per block and candidate,
-                  and alpha descends what the fit expects under pi. In the end alpha rests, and the weights settle on
-                  the network that is to be derived: tau is the share of blocks that still draw by pi.
+soft              The gates are these weights. Every candidate runs; the gradient is that of the relaxed objective.
+straight_through  Forward: one-hot at the largest weight. Backward: the gradient of the soft weights (Jang et al. 2017).
+                  Every candidate runs.
+gdas              As straight_through, but only the chosen candidate runs (Dong & Yang 2019). A candidate that did not
+                  run counts as identity, so the gradient is biased: alpha learns nothing about what was not chosen.
+single_path       As gdas, and in one random block per step one more candidate runs forward only, as a probe. The
+                  contributions of the others are estimated from the probes: unbiased with respect to straight_through,
+                  with a running mean as control variate against the variance.
+uniform           Uniform path sampling (SPOS, Guo et al. 2020, arXiv 1904.00420). The weights train on paths sampled
+                  uniformly, so every layer gets the same share of training whatever alpha is; identity, which has
+                  nothing to train and occurs in many strings of one network, is sampled half as often. Alpha trains on
+                  a held-out split: pairs of paths sampled by pi are read forward only, a linear model (one number per
+                  block and candidate) is fitted to their losses, and alpha descends the loss that the model expects
+                  under pi. At the end alpha is frozen and the weights are fine-tuned on the selected path: tau is then
+                  the probability that a block still samples by pi.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,24 +30,23 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from parnas.architecture import IDENTITY
-from parnas.space import Space, spread_space, unite
+from parnas.config.search_space import Space, spread_space, unite
 
 ABSENT = -1e20
-"""Logit of a candidate that a block does not have: so low that its probability is exactly zero at every temperature,
-and finite, since an infinite one would turn gradients of the temperature, and 0 · log 0 of an entropy, into NaN."""
-PAIRS = 10  # that the fit remembers for each number it finds: fewer are noise, and of more the weights have changed
-IDENTITY_WEIGHT = 0.5  # in the even draw: with 1, deep networks come so seldom that they rank too low
-RIDGE = 1.0  # of the fit, in pairs of paths
-# Of the running means of probes; a candidate is probed about every twelfth step of a search in 6 blocks.
-MEAN_RATE = 0.1
+"""Logit of a candidate that a block does not have. Its probability is exactly zero at every temperature; an infinite
+logit would turn gradients of the temperature, and 0 · log 0 of an entropy, into NaN."""
+_PAIRS_PER_COEFFICIENT = 10  # memory of the linear fit: fewer pairs are noisy, older pairs are outdated
+IDENTITY_WEIGHT = 0.5  # of identity in uniform sampling: with 1, deep networks are so rare that they rank too low
+RIDGE = 1.0  # regularisation of the linear fit, in pairs of paths
+_MEAN_RATE = 0.1  # of the probes' running means; with 6 blocks a candidate is probed about every twelfth step
 
 
 class PathGate(NamedTuple):
-    """The gates of one block where a single candidate runs."""
+    """The gate of one block where a single candidate runs."""
 
     weights: Tensor  # [candidates] one-hot, with a gradient where alpha is trained
     chosen: int  # index of the candidate that runs
-    probed: int | None = None  # index of one that runs forward too, for alpha alone
+    probed: int | None = None  # index of a candidate that runs forward too, for the gradient of alpha only
 
 
 Gates = Tensor | Sequence[PathGate]
@@ -54,119 +54,129 @@ Gates = Tensor | Sequence[PathGate]
 
 
 def gumbel_softmax(alpha: Tensor, tau: Tensor | float, generator: torch.Generator | None = None) -> Tensor:
-    """softmax((alpha + g) / tau) with Gumbel noise g: [blocks, candidates] (Jang et al. 2017, equation 2)."""
+    """Return softmax((alpha + g) / tau) with Gumbel noise g, [blocks, candidates] (Jang et al. 2017, equation 2)."""
     # -log E is Gumbel-distributed where E is exponential.
     noise = -torch.empty_like(alpha).exponential_(generator=generator).log()
     return ((alpha + noise) / tau).softmax(dim=-1)
 
 
+def harden(gates: Tensor) -> Tensor:
+    """Return one-hot gates at the largest weights with the gradient of the soft ones (straight-through)."""
+    one_hot = F.one_hot(gates.argmax(dim=-1), gates.shape[-1]).to(gates.dtype)
+    return one_hot + (gates - gates.detach())
+
+
+def _sample_one_hot(alpha: Tensor, tau: Tensor | float, generator: torch.Generator | None = None) -> Tensor:
+    """Return one-hot gates [blocks, candidates] sampled by Gumbel-max, with the gradient of the soft ones."""
+    return harden(gumbel_softmax(alpha, tau, generator))
+
+
 def make_path(weights: Tensor, probe: "Probe | None" = None) -> list[PathGate]:
-    """The gates of a path, given one-hot weights [blocks, candidates]."""
+    """Return the gates of a path, given one-hot weights [blocks, candidates]."""
     probed = {} if probe is None else {probe.block: probe.candidate}
     rows = zip(weights.unbind(), weights.detach().argmax(dim=-1).tolist(), strict=True)
     return [PathGate(row, index, probed.get(block)) for block, (row, index) in enumerate(rows)]
 
 
-class LooseGates:
-    """Gates cut off from alpha, so that any number of backward passes may end at them; then alpha learns from all.
+def drop_candidates(alpha: Tensor, p: float, generator: torch.Generator | None = None) -> Tensor:
+    """Return alpha [blocks, candidates] with each candidate masked with probability p; never all of a block."""
+    keep = torch.rand(alpha.shape, generator=generator, device=alpha.device) >= p
+    absent = alpha <= ABSENT
+    keep |= (~keep | absent).all(dim=-1, keepdim=True)
+    return alpha.masked_fill(~keep, ABSENT)
 
-    gates: what goes into the network. leaf: their weights [blocks, candidates], where gradients gather.
+
+class DetachedGates:
+    """Gates cut off from alpha: accumulate gradients over micro-batches, then backpropagate once into alpha.
+
+    Attributes:
+        gates: what the network is given.
+        leaf: their weights [blocks, candidates], whose `.grad` accumulates.
+        sampled: the same weights, still connected with alpha.
     """
 
-    def __init__(self, drawn: Gates) -> None:
-        self.drawn = drawn if isinstance(drawn, Tensor) else torch.stack([gate.weights for gate in drawn])
-        self.leaf = self.drawn.detach().requires_grad_(self.drawn.requires_grad)
+    def __init__(self, sampled: Gates) -> None:
+        self.sampled = sampled if isinstance(sampled, Tensor) else torch.stack([gate.weights for gate in sampled])
+        self.leaf = self.sampled.detach().requires_grad_(self.sampled.requires_grad)
         self.gates: Gates = self.leaf
-        if not isinstance(drawn, Tensor):
-            rows = zip(drawn, self.leaf.unbind(), strict=True)
+        if not isinstance(sampled, Tensor):
+            rows = zip(sampled, self.leaf.unbind(), strict=True)
             self.gates = [gate._replace(weights=row) for gate, row in rows]
 
-    def pass_on(self, settle: Callable[[list[Tensor]], None] = lambda _: None) -> None:
-        """Give the gathered gradient to alpha, once `settle` has made it, in place, what it is to be."""
+    def backward_to_alpha(self, reduce: Callable[[list[Tensor]], None] = lambda _: None) -> None:
+        """Backpropagate the accumulated gradient into alpha, once `reduce` has averaged it over processes in place."""
         if self.leaf.grad is not None:
-            settle([self.leaf.grad])
-            self.drawn.backward(self.leaf.grad)
-
-
-def harden(gates: Tensor) -> Tensor:
-    """One-hot gates at the likeliest candidates, with the gradient of the soft ones (straight-through)."""
-    one_hot = F.one_hot(gates.argmax(dim=-1), gates.shape[-1]).to(gates.dtype)
-    return one_hot + (gates - gates.detach())
-
-
-def drop_candidates(alpha: Tensor, p: float, generator: torch.Generator | None = None) -> Tensor:
-    """alpha [blocks, candidates] with each candidate ruled out with probability p; never all that a block has."""
-    kept = torch.rand(alpha.shape, generator=generator, device=alpha.device) >= p
-    absent = alpha <= ABSENT
-    kept |= (~kept | absent).all(dim=-1, keepdim=True)
-    return alpha.masked_fill(~kept, ABSENT)
+            reduce([self.leaf.grad])
+            self.sampled.backward(self.leaf.grad)
 
 
 class Estimator:
-    """How a step weighs the candidates, and what alpha learns; this one is `soft`."""
+    """How a step weighs the candidates, and which gradient alpha receives; this base class is `soft`."""
 
     one_hot = False
-    """Whether the gates of each step choose one candidate per block, so that the SuperNet stands for one network."""
-    lesson_part = 1
-    """A lesson on text of alpha's own reads one in so many rows of a batch."""
-    forward_only = False
-    """Whether such a lesson is read forward only, and then as in evaluation: without dropout, which differs between
-    candidates and between the readings of a pair, more than networks do."""
-
-    settled: Tensor | None = None
-    """One-hot [blocks, candidates] of the network that the weights are to settle on, once alpha rests."""
+    """Whether the gates of each step choose one candidate per block."""
+    arch_batch_divisor = 1
+    """An architecture step on held-out text reads `batch_size // arch_batch_divisor` rows."""
+    arch_step_in_eval_mode = False
+    """Whether architecture steps on held-out text run without dropout: its noise between the paths of a pair is larger
+    than the difference between networks."""
 
     def __init__(self, blocks: int, space: Space) -> None:
         self.block_spaces = spread_space(space, blocks)
         self.space = unite(self.block_spaces)
+        self.selected_path: Tensor | None = None
+        """One-hot [blocks, candidates]: the path that the weights are fine-tuned on, once alpha is frozen."""
 
-    def draw(self, alpha: Tensor, tau: Tensor | float, generator: torch.Generator | None = None) -> Gates:
-        """Gates of one step, given alpha [blocks, candidates]; with a gradient to alpha where that has one."""
+    def sample_gates(self, alpha: Tensor, tau: Tensor | float, generator: torch.Generator | None = None) -> Gates:
+        """Sample the gates of one step from alpha [blocks, candidates]; differentiable where alpha needs a gradient."""
         return gumbel_softmax(alpha, tau, generator)
 
-    def lesson(
+    def arch_loss(
         self,
         alpha: Tensor,
         tau: Tensor | float,
-        loss_of: Callable[[Gates], Tensor],
+        loss_of_gates: Callable[[Gates], Tensor],
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """A scalar whose gradient is what alpha learns from one batch of its own text.
+        """Return a scalar whose gradient is alpha's gradient from one held-out batch.
 
-        `loss_of` gives the batch's mean loss under gates, as often as it is asked.
+        `loss_of_gates` returns the batch's mean loss under gates; it can be called several times.
         """
-        return loss_of(self.draw(alpha, tau, generator))
+        return loss_of_gates(self.sample_gates(alpha, tau, generator))
 
-    def state(self) -> dict[str, Tensor]:
-        """What a resumed search needs."""
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return what a resumed search needs."""
         return {}
 
-    def restore(self, state: Mapping[str, Tensor], device: torch.device) -> None:
-        """Take up the state of a checkpoint."""
+    def load_state_dict(self, state: Mapping[str, Tensor], device: torch.device) -> None:
+        """Restore the state of a checkpoint."""
 
 
 class StraightThrough(Estimator):
-    """See the top of this file."""
+    """One-hot gates with the gradient of soft ones; every candidate runs (see the top of this file)."""
 
     one_hot = True
 
-    def draw(self, alpha: Tensor, tau: Tensor | float, generator: torch.Generator | None = None) -> Gates:
-        """One-hot gates [blocks, candidates]; all candidates run."""
-        return harden(gumbel_softmax(alpha, tau, generator))
+    def sample_gates(self, alpha: Tensor, tau: Tensor | float, generator: torch.Generator | None = None) -> Gates:
+        """Sample one-hot gates [blocks, candidates]."""
+        return _sample_one_hot(alpha, tau, generator)
 
 
 class Gdas(Estimator):
-    """See the top of this file."""
+    """One-hot gates of which only the chosen candidate runs (see the top of this file)."""
 
     one_hot = True
 
-    def draw(self, alpha: Tensor, tau: Tensor | float, generator: torch.Generator | None = None) -> Gates:
-        """A path."""
-        return make_path(harden(gumbel_softmax(alpha, tau, generator)))
+    def sample_gates(self, alpha: Tensor, tau: Tensor | float, generator: torch.Generator | None = None) -> Gates:
+        """Sample a path."""
+        return make_path(_sample_one_hot(alpha, tau, generator))
 
 
-class ProbedPath(Estimator):
-    """`single_path` at the top of this file. `means` [blocks, candidates], of the probes, is all its state."""
+class ProbedSinglePath(Estimator):
+    """`single_path`: one candidate per block runs, one more is probed (see the top of this file).
+
+    Its state is `means` [blocks, candidates], the running means of the probes.
+    """
 
     one_hot = True
 
@@ -174,57 +184,59 @@ class ProbedPath(Estimator):
         super().__init__(blocks, space)
         self.means = torch.zeros(blocks, len(self.space))
 
-    def draw(self, alpha: Tensor, tau: Tensor | float, generator: torch.Generator | None = None) -> Gates:
-        """A path; nothing is probed where alpha needs no gradient."""
-        hard = harden(gumbel_softmax(alpha, tau, generator))
+    def sample_gates(self, alpha: Tensor, tau: Tensor | float, generator: torch.Generator | None = None) -> Gates:
+        """Sample a path; a candidate is probed where alpha needs a gradient."""
+        hard = _sample_one_hot(alpha, tau, generator)
         chosen: list[int] = hard.detach().argmax(dim=-1).tolist()
         probe = None
         if hard.requires_grad:
-            probe = self._draw_probe(chosen, generator)
+            probe = self._sample_probe(chosen, generator)
             hard.register_hook(lambda grad: self._complete(grad, chosen, probe))
         return make_path(hard, probe)
 
-    def state(self) -> dict[str, Tensor]:
-        """The running means."""
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the running means."""
         return {"means": self.means}
 
-    def restore(self, state: Mapping[str, Tensor], device: torch.device) -> None:
-        """Take up the running means."""
+    def load_state_dict(self, state: Mapping[str, Tensor], device: torch.device) -> None:
+        """Restore the running means."""
         self.means = state["means"].to(device)
 
-    def unknown(self, block: int, chosen: int) -> list[int]:
-        """Candidates of a block whose contribution is not known where one was chosen; that of identity always is."""
-        known = (self.space[chosen], IDENTITY)
-        return [self.space.index(name) for name in self.block_spaces[block] if name not in known]
+    def unobserved(self, block: int, chosen: int) -> list[int]:
+        """Return the candidates of a block without an observed contribution where `chosen` ran; identity's is zero."""
+        observed = (self.space[chosen], IDENTITY)
+        return [self.space.index(name) for name in self.block_spaces[block] if name not in observed]
 
-    def _draw_probe(self, chosen: list[int], generator: torch.Generator | None) -> "Probe | None":
+    def _sample_probe(self, chosen: list[int], generator: torch.Generator | None) -> "Probe | None":
         open_blocks = [
-            (block, unknown) for block, index in enumerate(chosen) if (unknown := self.unknown(block, index))
+            (block, unobserved) for block, index in enumerate(chosen) if (unobserved := self.unobserved(block, index))
         ]
         if not open_blocks:
             return None
         device = None if generator is None else generator.device
         first, second = torch.rand(2, generator=generator, device=device).tolist()
-        block, unknown = open_blocks[int(first * len(open_blocks))]
-        return Probe(block, unknown[int(second * len(unknown))], 1 / (len(open_blocks) * len(unknown)))
+        block, unobserved = open_blocks[int(first * len(open_blocks))]
+        return Probe(block, unobserved[int(second * len(unobserved))], 1 / (len(open_blocks) * len(unobserved)))
 
     def _complete(self, observed: Tensor, chosen: list[int], probe: "Probe | None") -> Tensor:
-        """Gradient of all gates from that of the candidates that ran: [blocks, candidates].
+        """Return the gradient of all gates, [blocks, candidates], given that of the candidates that ran.
 
-        With mean m and probability q of being probed, m + (observed - m) / q where a candidate was probed and m where
-        it was not has the expectation of the observation, whatever m is.
+        With running mean m and probability q of being probed, a probed candidate gets m + (observed - m) / q and any
+        other m: the expectation is that of the observation, whatever m is.
         """
         self.means = self.means.to(observed)
         completed = observed.clone()
+        # 1. Control variate: the running mean stands in for everything that did not run.
         for block, index in enumerate(chosen):
-            unknown = self.unknown(block, index)
-            completed[block, unknown] = self.means[block, unknown]
+            unobserved = self.unobserved(block, index)
+            completed[block, unobserved] = self.means[block, unobserved]
+        # 2. Correct the probed candidate by its importance weight, and update its mean.
         if probe is not None:
             place = probe.block, probe.candidate
-            surprise = observed[place] - self.means[place]
-            completed[place] += surprise / probe.probability
-            # What is not finite ends in the gradient, where a step is skipped for it, and not in what later steps read.
-            self.means[place] += MEAN_RATE * surprise.nan_to_num(0.0, 0.0, 0.0)
+            error = observed[place] - self.means[place]
+            completed[place] += error / probe.probability
+            # A value that is not finite shows in the gradient, where the step is skipped; it must not enter the means.
+            self.means[place] += _MEAN_RATE * error.nan_to_num(0.0, 0.0, 0.0)
         return completed
 
 
@@ -236,11 +248,12 @@ class Probe(NamedTuple):
     probability: float
 
 
-class SinglePath(torch.autograd.Function):
-    """The output of the chosen candidate, and the gradient of the gates of those that ran.
+class SinglePathFunction(torch.autograd.Function):
+    """The output of the chosen candidate, with gradients for the gates of all candidates that ran.
 
-    The gradient of a gate is <d loss / d output, its candidate's output>. Here all are given relative to the block's
-    input, which is what identity puts out: a constant for all candidates, which the softmax does not see.
+    The gradient of a gate is the inner product <d loss / d output, output of its candidate>. Here each is given
+    relative to that of identity, whose output is the block's input: a constant for all candidates, to which the
+    softmax is invariant.
     """
 
     @staticmethod
@@ -252,7 +265,16 @@ class SinglePath(torch.autograd.Function):
         weights: Tensor,
         indices: tuple[int, int | None],
     ) -> Tensor:
-        """`output`; all [B, T, D] but `weights` [candidates]; `indices` of the chosen and the probed candidate."""
+        """Return `output`.
+
+        Args:
+            ctx: autograd's context.
+            output: of the chosen candidate, [B, T, D].
+            x: the block's input, [B, T, D].
+            probe: output of the probed candidate, [B, T, D], or `None`.
+            weights: the gates, [candidates].
+            indices: of the chosen and the probed candidate.
+        """
         ctx.save_for_backward(output, x, probe)
         ctx.candidates, ctx.indices = len(weights), indices
         return output.view_as(output)
@@ -260,24 +282,27 @@ class SinglePath(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Of output and weights."""
+        """Return the gradients of `output` and `weights`."""
         output, x, probe = ctx.saved_tensors
         chosen, probed = ctx.indices
         flat = grad.flatten()
-        of_identity = flat @ x.flatten()
+        identity = flat @ x.flatten()
         weights = grad.new_zeros(ctx.candidates)
-        weights[chosen] = flat @ output.flatten() - of_identity
+        weights[chosen] = flat @ output.flatten() - identity
         if probed is not None:
-            weights[probed] = flat @ probe.flatten() - of_identity
+            weights[probed] = flat @ probe.flatten() - identity
         return grad, None, None, weights, None
 
 
 class UniformPath(Estimator):
-    """`uniform` at the top of this file. Its state is the fit: `gram` and `moment` of the normal equations."""
+    """`uniform`: weights train on uniform paths, alpha on held-out text (see the top of this file).
+
+    Its state is the linear fit, `gram` and `moment` of the normal equations.
+    """
 
     one_hot = True
-    lesson_part = 4  # pairs of paths teach more than longer texts
-    forward_only = True
+    arch_batch_divisor = 4  # more pairs of paths teach more than longer text
+    arch_step_in_eval_mode = True
 
     def __init__(self, blocks: int, space: Space) -> None:
         super().__init__(blocks, space)
@@ -286,55 +311,58 @@ class UniformPath(Estimator):
             [(IDENTITY_WEIGHT if name == IDENTITY else 1.0) if name in names else 0.0 for name in self.space]
             for names in self.block_spaces
         ]
-        self.even = torch.tensor(weights).log()
+        self.uniform_logits = torch.tensor(weights).log()
         self.gram, self.moment = torch.zeros(size, size), torch.zeros(size)
-        self.forgetting = 1 - 1 / (PAIRS * max(1, sum(len(names) - 1 for names in self.block_spaces)))
+        coefficients = max(1, sum(len(names) - 1 for names in self.block_spaces))
+        self.forgetting = 1 - 1 / (_PAIRS_PER_COEFFICIENT * coefficients)
 
-    def draw(self, alpha: Tensor, tau: Tensor | float, generator: torch.Generator | None = None) -> Gates:
-        """A path without a gradient: each layer of a block as likely as the others.
+    def sample_gates(self, alpha: Tensor, tau: Tensor | float, generator: torch.Generator | None = None) -> Gates:
+        """Sample a uniform path, without gradient.
 
-        Once there is a network to settle on, each block takes its layer, or with probability tau draws by pi.
+        Once a path is selected, each block runs its layer, or with probability tau one sampled by pi.
         """
-        if self.settled is None:
-            return make_path(harden(gumbel_softmax(self.even.to(alpha), 1.0, generator)))
-        drawn = harden(gumbel_softmax(alpha.detach(), 1.0, generator))
-        by_pi = torch.rand(len(alpha), 1, generator=generator, device=alpha.device) < tau
-        return make_path(torch.where(by_pi, drawn, self.settled.to(drawn)))
+        if self.selected_path is None:
+            return make_path(_sample_one_hot(self.uniform_logits.to(alpha), 1.0, generator))
+        by_pi = _sample_one_hot(alpha.detach(), 1.0, generator)
+        explores = torch.rand(len(alpha), 1, generator=generator, device=alpha.device) < tau
+        return make_path(torch.where(explores, by_pi, self.selected_path.to(by_pi)))
 
-    def lesson(
+    def arch_loss(
         self,
         alpha: Tensor,
         tau: Tensor | float,  # noqa: ARG002
-        loss_of: Callable[[Gates], Tensor],
+        loss_of_gates: Callable[[Gates], Tensor],
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """The loss expected under pi by the fit, after two more paths, drawn by pi and read on the same text."""
+        """Return the loss expected under pi by the linear fit, after adding one more pair of paths to it."""
         with torch.no_grad():
-            one, other = (make_path(harden(gumbel_softmax(alpha, 1.0, generator))) for _ in range(2))
-            difference = loss_of(one) - loss_of(other)
+            # 1. Read two paths sampled by pi on the same text: the text's difficulty cancels in their difference.
+            one, other = (make_path(_sample_one_hot(alpha, 1.0, generator)) for _ in range(2))
+            difference = loss_of_gates(one) - loss_of_gates(other)
+            # 2. Update the linear model of losses.
             self.observe(torch.stack([a.weights - b.weights for a, b in zip(one, other, strict=True)]), difference)
-        # What is not finite ends in the gradient, where a step is skipped for it, and not in the fit.
+        # 3. Expected loss under pi. A difference that is not finite enters here, where the step is skipped for it.
         return (alpha.softmax(dim=-1) * (self.contributions() + 0 * difference)).sum()
 
     def observe(self, paths: Tensor, losses: Tensor) -> None:
-        """Take in that paths which differ by `paths` [blocks, candidates] differ by `losses`, if that is finite."""
+        """Add a pair to the fit: the difference of two paths, [blocks, candidates], and that of their losses."""
         self.gram, self.moment = self.gram.to(paths), self.moment.to(paths)
         x = torch.where(losses.isfinite(), paths.flatten(), 0.0)
         self.gram.mul_(self.forgetting).addr_(x, x)
         self.moment.mul_(self.forgetting).add_(x * losses.nan_to_num(0.0, 0.0, 0.0))
 
     def contributions(self) -> Tensor:
-        """What each candidate adds to the loss by the fit, in nats per token: [blocks, candidates], zero on average."""
+        """Return each candidate's fitted contribution to the loss, nats per token, [blocks, candidates], mean zero."""
         ridge = RIDGE * torch.eye(len(self.moment), device=self.moment.device)
         solution: Tensor = torch.linalg.solve(self.gram + ridge, self.moment)
         return solution.view(len(self.block_spaces), -1)
 
-    def state(self) -> dict[str, Tensor]:
-        """The fit."""
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the linear fit."""
         return {"gram": self.gram, "moment": self.moment}
 
-    def restore(self, state: Mapping[str, Tensor], device: torch.device) -> None:
-        """Take up the fit."""
+    def load_state_dict(self, state: Mapping[str, Tensor], device: torch.device) -> None:
+        """Restore the linear fit."""
         self.gram, self.moment = state["gram"].to(device), state["moment"].to(device)
 
 
@@ -342,11 +370,11 @@ ESTIMATORS: dict[str, type[Estimator]] = {
     "soft": Estimator,
     "straight_through": StraightThrough,
     "gdas": Gdas,
-    "single_path": ProbedPath,
+    "single_path": ProbedSinglePath,
     "uniform": UniformPath,
 }
 
 
-def lesson_rows(estimator: str, rows: int) -> int:
-    """Rows of a batch of the text that alpha has for itself, where the weights' has so many."""
-    return max(1, rows // ESTIMATORS[estimator].lesson_part)
+def arch_batch_size(estimator: str, rows: int) -> int:
+    """Return the rows of an architecture step's batch, given those of a weight step's."""
+    return max(1, rows // ESTIMATORS[estimator].arch_batch_divisor)

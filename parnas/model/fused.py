@@ -1,7 +1,7 @@
-"""Operations with gradients written by hand, where autograd would copy and zero-fill more than it computes.
+"""Fused operations with hand-written gradients, where autograd would copy and zero-fill more than it computes.
 
-Their plain twins are in `benchmarks/plain.py`; the tests compare the two, the benchmarks say what they gain.
-Shapes: B batch, T segment, K = M + T keys, H heads, E width of a head, N rows, V symbols.
+`benchmarks/plain.py` holds their plain twins: the tests compare the two, the benchmarks measure the gain.
+Shapes: B batch, T segment, K = M + T keys, H heads, E head width, N rows, V symbols.
 """
 
 import math
@@ -14,15 +14,15 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-BITS = 16  # random bits for each element of a dropout mask
+_BITS = 16  # random bits for each element of a dropout mask
 
 Make = TypeVar("Make", bound=Callable[..., Tensor])
 
 
 def made_once(make: Make) -> Make:
-    """Keep the tensors that a function makes of its arguments; they must not be changed. A compiler keeps its own.
+    """Cache the tensors that a function makes of its arguments; they must not be changed in place.
 
-    Where a dispatch mode is on nothing is kept, since its tensors may be of another kind.
+    Nothing is cached while a compiler or a dispatch mode runs, whose tensors may be of another kind.
     """
     cached = lru_cache(maxsize=32)(make)
 
@@ -35,16 +35,16 @@ def made_once(make: Make) -> Make:
 
 
 class Attended(NamedTuple):
-    """What attention gives."""
+    """The result of attention."""
 
     seen: Tensor  # [B, T, H, E], before the output projection
     weights: Tensor  # [H, B, T, K], before dropout, without gradient
 
 
 class Far(NamedTuple):
-    """Keys before the others whose distances go in steps of more than 1, as those of compressed memory may."""
+    """Keys before the others whose distances fall in steps larger than 1, such as those of compressed memory."""
 
-    position: Tensor  # [L, H, E] of distances falling by 1, of which the query at t reads every step-th from L - T + t
+    position: Tensor  # [L, H, E] of distances falling by 1; the query at t reads every step-th from L - T + t
     keys: int  # C of them
     step: int
 
@@ -59,12 +59,17 @@ def relative_attention(
     far: Far | None = None,
     hidden: Tensor | None = None,
 ) -> Attended:
-    """Relative multi-head attention over memory and segment.
+    """Return relative multi-head attention over memory and segment; see `RelativeAttention`.
 
-    query [B, T, H, E], key_value [B, K, 2, H, E], position [K, H, E] of the distances K - 1 … 0, u and v [H, E].
-    `dropout` is the probability of dropping an attention weight. The first C of the keys are `far`, and `position`
-    then is of the others alone. `hidden` [T, K] is true where a query must not see a key, besides those after it. See
-    `RelativeAttention`.
+    Args:
+        query: [B, T, H, E].
+        key_value: keys and values [B, K, 2, H, E].
+        position: projected sinusoids of the distances K - 1 … 0, [K, H, E].
+        u: content bias [H, E].
+        v: position bias [H, E].
+        dropout: probability of dropping an attention weight.
+        far: describes the first C keys; `position` then covers the others only.
+        hidden: mask [T, K], true where a query must not see a key, besides the keys after it.
     """
     parts = (None, 0, 1) if far is None else far
     result = RelativeAttention.apply(query, key_value, position, u, v, dropout, *parts, hidden)  # type: ignore[no-untyped-call]
@@ -74,10 +79,17 @@ def relative_attention(
 def linear_cross_entropy(
     hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, smoothing: float = 0.0
 ) -> Tensor:
-    """-log softmax(hidden weightᵀ + bias)[target] of each row in nats and float32: [N].
+    """Return -log softmax(hidden weightᵀ + bias)[target] of each row in nats, [N] in float32.
 
-    hidden [N, E], weight [V, E], bias [V], targets [N]. The gradient is that of (1 - smoothing) times this, and
-    smoothing times the mean of -log softmax over all V (Szegedy et al. 2016, section 7). See `LinearCrossEntropy`.
+    The gradient is that of (1 - smoothing) times this plus smoothing times the mean of -log softmax over all V (Szegedy
+    et al. 2016, section 7). See `LinearCrossEntropy`.
+
+    Args:
+        hidden: [N, E].
+        weight: [V, E].
+        bias: [V].
+        targets: [N].
+        smoothing: share of the label smoothing.
     """
     if not torch.is_grad_enabled():  # which `forward` below cannot see
         hidden, weight, bias = hidden.detach(), weight.detach(), bias.detach()
@@ -86,18 +98,19 @@ def linear_cross_entropy(
 
 
 def dropout(x: Tensor, p: float) -> Tensor:
-    """`x` with elements zeroed with probability `p` and the others divided by 1 - p; any shape. See `Dropout`."""
-    dropped: Tensor = Dropout.apply(x, p)  # type: ignore[no-untyped-call]
+    """Return `x`, of any shape, with elements zeroed with probability `p` and the others divided by 1 - p."""
+    dropped: Tensor = DropoutFunction.apply(x, p)  # type: ignore[no-untyped-call]
     return dropped
 
 
 class RelativeAttention(torch.autograd.Function):
     """softmax(((q + u) kᵀ + shift((q + v) rᵀ)) / √E), masked, times the values, for all heads (Dai et al. 2019, §3.3).
 
-    The relative shift is a view: in the flat [T·K] scores by distance, column k of row t lies at t (K - 1) + k + T - 1.
-    Where the key stands after the query that place belongs to the next row, among columns that no query reads, so that
-    setting these to -inf masks all scores but the last column's. Heads come before rows of the batch, so that
-    (q + v) rᵀ is one product for the whole batch.
+    (q + v) rᵀ gives scores by distance; the relative shift turns them into scores by key. The shift is a view: in the
+    flat [T·K] scores by distance, column k of row t lies at t (K - 1) + k + T - 1. For keys after the query that place
+    belongs to the next row, among columns that no query reads; setting these to -inf therefore masks all scores but
+    those of the last column. Heads come before rows of the batch, so that (q + v) rᵀ is one product for the whole
+    batch.
     """
 
     @staticmethod
@@ -114,52 +127,56 @@ class RelativeAttention(torch.autograd.Function):
         step: int,
         hidden: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """As `relative_attention`."""
+        """Compute attention; arguments as for `relative_attention`."""
         batch, tgt_len, heads, width = query.shape
         keys, near_keys, scale = key_value.shape[1], len(position), 1 / math.sqrt(width)
+        # 1. q + u and q + v, scaled.
         by_head = (query * scale).permute(2, 0, 1, 3)  # [H, B, T, E]
         qu, qv = query.new_empty(2, heads, batch, tgt_len, width)
         for target, bias in ((qu, u), (qv, v)):
             torch.add(by_head, (bias * scale).to(query.dtype)[:, None, None], out=target)
         key, value = key_value.permute(2, 3, 0, 1, 4).reshape(2, -1, keys, width)  # [H B, K, E] each
+        # 2. Position scores by distance; columns that no query reads become -inf.
         position = position.transpose(0, 1).contiguous()  # [H, K - C, E]
         by_distance = torch.bmm(qv.flatten(1, 2), position.mT).view(-1, tgt_len, near_keys)  # [H B, T, K - C]
         unread = unread_distances(tgt_len, query.device)
         by_distance[:, :, : tgt_len - 1].masked_fill_(unread, -math.inf)
+        # 3. Content scores plus shifted position scores.
         if far is None:
-            scores = torch.baddbmm(shift_view(by_distance, keys), qu.flatten(0, 1), key.mT)
+            scores = torch.baddbmm(_shift_view(by_distance, keys), qu.flatten(0, 1), key.mT)
         else:
             far = far.transpose(0, 1).contiguous()  # [H, L, E]
             by_far = torch.bmm(qv.flatten(1, 2), far.mT).view(-1, tgt_len, far.shape[1])
             scores = torch.bmm(qu.flatten(0, 1), key.mT)
-            scores[:, :, :far_keys] += shift_view(by_far, far_keys, step)
-            scores[:, :, far_keys:] += shift_view(by_distance, near_keys)
+            scores[:, :, :far_keys] += _shift_view(by_far, far_keys, step)
+            scores[:, :, far_keys:] += _shift_view(by_distance, near_keys)
+        # 4. Mask, softmax, dropout, weighted sum of the values.
         scores[:, :-1, -1] = -math.inf
         if hidden is not None:
             scores.masked_fill_(hidden, -math.inf)
         weights = torch._softmax(scores, -1, False)
-        kept = keep_mask(weights, dropout) if dropout else None
-        seen = torch.bmm(drop(weights, kept, dropout), value)
+        mask = keep_mask(weights, dropout) if dropout else None
+        seen = torch.bmm(drop(weights, mask, dropout), value)
         given = weights.view(heads, batch, tgt_len, keys)
         ctx.mark_non_differentiable(given)
-        ctx.save_for_backward(qu, qv, key, value, position, far, weights, kept)
+        ctx.save_for_backward(qu, qv, key, value, position, far, weights, mask)
         ctx.dropout, ctx.scale, ctx.far_keys, ctx.step = dropout, scale, far_keys, step
         return seen.view(heads, batch, tgt_len, width).permute(1, 2, 0, 3), given
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of all tensors but the mask."""
-        qu, qv, key, value, position, far, weights, kept = ctx.saved_tensors
+        """Return the gradients of all tensors but the mask."""
+        qu, qv, key, value, position, far, weights, mask = ctx.saved_tensors
         heads, batch, tgt_len, width = qu.shape
         keys = key.shape[1]
         grad = grad.permute(2, 0, 1, 3).reshape(-1, tgt_len, width)  # [H B, T, E]
-        d_weights = drop(torch.bmm(grad, value.mT), kept, ctx.dropout)
+        d_weights = drop(torch.bmm(grad, value.mT), mask, ctx.dropout)
         d_scores = torch._softmax_backward_data(d_weights, weights, -1, grad.dtype)
         d_near = d_scores[:, :, ctx.far_keys :]
         d_distance = torch.empty(d_near.shape, dtype=d_near.dtype, device=d_near.device)
         d_distance[:, :, : tgt_len - 1] = 0
-        shift_view(d_distance, d_near.shape[-1])[:, :, :-1] = d_near[:, :, :-1]
+        _shift_view(d_distance, d_near.shape[-1])[:, :, :-1] = d_near[:, :, :-1]
         d_distance[:, -1, -1] = d_near[:, -1, -1]
         d_distance = d_distance.view(heads, -1, d_near.shape[-1])  # [H, B T, K - C]
         d_qu = torch.bmm(d_scores, key).view_as(qu)
@@ -167,7 +184,7 @@ class RelativeAttention(torch.autograd.Function):
         d_far = None
         if far is not None:
             d_by_far = d_scores.new_zeros(len(d_scores), tgt_len, far.shape[1])
-            shift_view(d_by_far, ctx.far_keys, ctx.step).copy_(d_scores[:, :, : ctx.far_keys])
+            _shift_view(d_by_far, ctx.far_keys, ctx.step).copy_(d_scores[:, :, : ctx.far_keys])
             d_by_far = d_by_far.view(heads, -1, far.shape[1])  # [H, B T, L]
             d_qv += torch.bmm(d_by_far, far).view_as(qv)
             d_far = torch.bmm(d_by_far.mT, qv.flatten(1, 2)).transpose(0, 1)
@@ -176,17 +193,17 @@ class RelativeAttention(torch.autograd.Function):
         d_key_value = grad.new_empty(batch, keys, 2, heads, width)
         d_key, d_value = d_key_value.permute(2, 3, 0, 1, 4)  # [H, B, K, E] each
         d_key.copy_(torch.bmm(d_scores.mT, qu.flatten(0, 1)).view_as(d_key))
-        d_value.copy_(torch.bmm(drop(weights, kept, ctx.dropout).mT, grad).view_as(d_value))
+        d_value.copy_(torch.bmm(drop(weights, mask, ctx.dropout).mT, grad).view_as(d_value))
         d_position = torch.bmm(d_distance.mT, qv.flatten(1, 2)).transpose(0, 1)
-        d_u, d_v = (of.flatten(1, 2).sum(dim=1, dtype=exact(of.dtype)) * ctx.scale for of in (d_qu, d_qv))
+        d_u, d_v = (grads.flatten(1, 2).sum(dim=1, dtype=exact(grads.dtype)) * ctx.scale for grads in (d_qu, d_qv))
         return d_query.mul_(ctx.scale), d_key_value, d_position, d_u, d_v, None, d_far, None, None, None
 
 
-def shift_view(by_distance: Tensor, keys: int, step: int = 1) -> Tensor:
-    """[N, T, keys] view of contiguous scores by distance [N, T, L], which fall by 1 from column to column.
+def _shift_view(by_distance: Tensor, keys: int, step: int = 1) -> Tensor:
+    """Return scores by key as a view of contiguous scores by distance: the relative shift.
 
-    Column k of row t is that of a distance lower by k steps than that of the view's first column, and higher by t than
-    in the first row. True but for keys after the query: see `RelativeAttention`.
+    Entry [n, t, k] of the view [N, T, keys] is entry [n, t, T - 1 - t + k · step] of `by_distance` [N, T, L], whose
+    distances fall by 1 per column. Entries of keys after the query are meaningless: see `RelativeAttention`.
     """
     count, tgt_len, distances = by_distance.shape
     return by_distance.as_strided(
@@ -198,31 +215,31 @@ def shift_view(by_distance: Tensor, keys: int, step: int = 1) -> Tensor:
 
 @made_once
 def unread_distances(tgt_len: int, device: torch.device) -> Tensor:
-    """[T, T - 1] mask of the first columns of scores by distance, true where no query reads them; made once."""
+    """Return a [T, T - 1] mask of the first columns of scores by distance, true where no query reads them."""
     return torch.ones(tgt_len, tgt_len - 1, dtype=torch.bool, device=device).triu().flip(1)
 
 
-def drop(weights: Tensor, kept: Tensor | None, p: float) -> Tensor:
-    """Weights after dropout, if there is any."""
-    return weights if kept is None else weights * kept / (1 - p)
+def drop(weights: Tensor, mask: Tensor | None, p: float) -> Tensor:
+    """Return the weights after dropout, or unchanged where `mask` is `None`."""
+    return weights if mask is None else weights * mask / (1 - p)
 
 
 class LinearCrossEntropy(torch.autograd.Function):
-    """Keeps one matrix of [N, V] for the gradient, and that in the type of matrix products.
+    """Linear layer and cross-entropy that keep a single [N, V] matrix for the gradient, in the type of matrix products.
 
-    Smoothing is in the gradient alone: the value needs no sum over V, and compares with that of an evaluation.
+    Smoothing enters the gradient only: the value needs no sum over V, and compares with that of an evaluation.
     """
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, smoothing: float) -> Tensor:
-        """As `linear_cross_entropy`."""
+        """Compute the losses; arguments as for `linear_cross_entropy`."""
         dtype = product_dtype(hidden)
         hidden, weight_cast = hidden.to(dtype), weight.to(dtype)
         log_probs = torch.addmm(bias.to(dtype), hidden, weight_cast.t()).log_softmax(dim=-1, dtype=torch.float32)
         rows = torch.arange(len(targets), device=targets.device)
         nll = -log_probs[rows, targets]
         if any(ctx.needs_input_grad):
-            d_logits = log_probs.exp_()  # with regard to the logits: probabilities, less those that are wanted
+            d_logits = log_probs.exp_()  # gradient of the logits: predicted minus target probabilities
             d_logits[rows, targets] -= 1 - smoothing
             if smoothing:
                 d_logits -= smoothing / len(bias)
@@ -233,7 +250,7 @@ class LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Scales the narrow side of each product by `grad` [N], not the wide one."""
+        """Return the gradients; `grad` [N] scales the narrow side of each product."""
         hidden, weight, d_logits = ctx.saved_tensors
         weight_dtype, bias_dtype = ctx.dtypes
         column = grad.to(hidden.dtype)[:, None]
@@ -243,40 +260,40 @@ class LinearCrossEntropy(torch.autograd.Function):
         return d_hidden, d_both[:, :-1].to(weight_dtype), d_both[:, -1].to(bias_dtype), None, None
 
 
-class Dropout(torch.autograd.Function):
-    """Dropout whose mask takes 16 random bits for an element: on CPU, torch draws a double for each."""
+class DropoutFunction(torch.autograd.Function):
+    """Dropout whose mask takes 16 random bits per element; on a CPU torch draws a double for each."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
-        """As `dropout`."""
-        kept, ctx.scale = keep_mask(x, p), 1 / (1 - p)
-        ctx.save_for_backward(kept)  # as an attribute it would outlive the backward pass
-        return torch.addcmul(x.new_zeros(()), x, kept, value=ctx.scale)
+        """Apply dropout; see `dropout`."""
+        mask, ctx.scale = keep_mask(x, p), 1 / (1 - p)
+        ctx.save_for_backward(mask)  # as an attribute it would outlive the backward pass
+        return torch.addcmul(x.new_zeros(()), x, mask, value=ctx.scale)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """The same mask."""
-        (kept,) = ctx.saved_tensors
-        return torch.addcmul(grad.new_zeros(()), grad, kept, value=ctx.scale), None
+        """Return the gradient through the same mask."""
+        (mask,) = ctx.saved_tensors
+        return torch.addcmul(grad.new_zeros(()), grad, mask, value=ctx.scale), None
 
 
 def keep_mask(like: Tensor, p: float) -> Tensor:
-    """Ones with probability 1 - p (rounded to 2^-16), else zeros; shape, type and device of `like`."""
+    """Return ones with probability 1 - p (rounded to 2^-16), else zeros, with shape, type and device of `like`."""
     if like.device.type != "cpu":
         return torch.empty_like(like).bernoulli_(1 - p)
-    words = torch.empty(-(-like.numel() * BITS // 64), dtype=torch.int64).random_(-(2**63), None)
+    words = torch.empty(-(-like.numel() * _BITS // 64), dtype=torch.int64).random_(-(2**63), None)
     draws = words.view(torch.int16)[: like.numel()].view(like.shape)
     # In place, since ones and zeros of type bool would take longer to convert than to draw.
-    return draws.ge_(round(p * 2**BITS) - 2 ** (BITS - 1)).to(like.dtype)
+    return draws.ge_(round(p * 2**_BITS) - 2 ** (_BITS - 1)).to(like.dtype)
 
 
 def exact(dtype: torch.dtype) -> torch.dtype:
-    """The type for sums: float32, or float64 for what is in float64."""
+    """Return the type for sums: float32, or float64 for float64."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
-    """The type that matrix products of `x` are computed in: that of autocast where it is on."""
+    """Return the type of the matrix products of `x`: that of autocast where it is on."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype

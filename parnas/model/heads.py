@@ -13,16 +13,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from parnas.config.schema import ModelConfig
 from parnas.errors import ParnasError
 from parnas.model import fused
-from parnas.sections import ModelConfig
 
-ROW_STEP = 64
+_ROW_STEP = 64
 
 
 def cluster_bounds(config: ModelConfig, vocab_size: int) -> list[int]:
-    """[0, cutoffs…, V]; raises `ParnasError` for cutoffs beyond the vocabulary."""
-    assert config.cutoffs != "auto", "resolve_cutoffs comes before the model"
+    """Return [0, cutoffs…, V]; raise `ParnasError` for cutoffs beyond the vocabulary."""
+    assert not isinstance(config.cutoffs, str), "resolve_cutoffs comes before the model"
     if config.cutoffs and config.cutoffs[-1] >= vocab_size:
         raise ParnasError(
             f"model.cutoffs end at {config.cutoffs[-1]}, but the vocabulary has {vocab_size} symbols; "
@@ -44,7 +44,7 @@ class Embedding(nn.Module):
         self.projections = matrices([(config.d_model, width) for width in widths] if config.div_val > 1 else [])
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Ids [B, T] to vectors [B, T, D]."""
+        """Embed ids [B, T] as vectors [B, T, D]."""
         if not self.projections:
             whole: Tensor = F.embedding(tokens, self.tables[0]) * math.sqrt(self.d_model)
             return whole
@@ -58,19 +58,20 @@ class Embedding(nn.Module):
         return scaled
 
     def multiply_adds(self, shares: Sequence[float]) -> float:
-        """Expected multiply-adds to embed a token: its cluster's projection; `shares` as for the softmax."""
+        """Return the expected multiply-adds of a token's projection; `shares` as for the softmax."""
         if not self.projections:
             return 0.0
-        of_clusters = zip([1 - sum(shares), *shares], self.projections, strict=True)
-        return math.fsum(share * projection.numel() for share, projection in of_clusters)
+        clusters = zip([1 - sum(shares), *shares], self.projections, strict=True)
+        return math.fsum(share * projection.numel() for share, projection in clusters)
 
 
 class SoftmaxHead(nn.Module):
     """Full or adaptive softmax; a full one is an adaptive one with a single cluster."""
 
     label_smoothing = 0.0
-    """In training, the share of what each softmax shall give that is spread evenly over its classes: those of the head
-    for each target, and of a tail for its own. In the gradient of `nll`, not in its value."""
+    """Share of the target probability that training spreads evenly over the classes of each softmax.
+
+    The head's is spread for all targets, a tail's for its own. It changes the gradient of `nll`, not the value."""
 
     def __init__(self, config: ModelConfig, vocab_size: int, embedding: Embedding) -> None:
         super().__init__()
@@ -91,16 +92,19 @@ class SoftmaxHead(nn.Module):
         )
 
     def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Negative log-likelihood in nats of each target: [N, D] and [N] to [N], in float32."""
+        """Return the negative log-likelihood of each target in nats: [N, D] and [N] to [N], in float32."""
         first, smoothing = self.bounds[1], self.label_smoothing if self.training else 0.0
+        # 1. Replace each rare target by its tail's logit in the head, and collect the rows of each tail.
         head_targets, members = targets, []
         for cluster, (start, stop) in enumerate(pairwise(self.bounds[1:]), 1):
             inside = (targets >= start) & (targets < stop)
             head_targets = torch.where(inside, first + cluster - 1, head_targets)
             members.append((cluster, start, inside.nonzero().squeeze(-1)))
         tables = self._tables()
-        projected, of_head = self._project(hidden, 0), self._head_matrix(tables[0])
-        nll: Tensor = fused.linear_cross_entropy(projected, *of_head, head_targets, smoothing)
+        # 2. The head scores frequent ids and, for a rare id, its tail.
+        projected, head = self._project(hidden, 0), self._head_matrix(tables[0])
+        nll: Tensor = fused.linear_cross_entropy(projected, *head, head_targets, smoothing)
+        # 3. Each tail scores its own ids: -log p(id) = -log p(tail) - log p(id | tail).
         for cluster, start, rows in members:
             projected = self._project(hidden[round_up_rows(rows)], cluster)
             within = fused.linear_cross_entropy(
@@ -110,7 +114,7 @@ class SoftmaxHead(nn.Module):
         return nll
 
     def log_probs(self, hidden: Tensor) -> Tensor:
-        """Log-probabilities of the whole vocabulary: [N, D] to [N, V], in float32."""
+        """Return the log-probabilities of the whole vocabulary: [N, D] to [N, V], in float32."""
         tables = self._tables()
         head = F.linear(self._project(hidden, 0), *self._head_matrix(tables[0])).float().log_softmax(dim=-1)
         first, tails = self.bounds[1], range(1, len(self.bounds) - 1)
@@ -122,7 +126,7 @@ class SoftmaxHead(nn.Module):
         return torch.cat(parts, dim=-1)
 
     def multiply_adds(self, shares: Sequence[float]) -> float:
-        """Expected multiply-adds to score a token; `shares` are the tails' shares of the text, as `cluster_shares`."""
+        """Return the expected multiply-adds to score a token, given the tails' `cluster_shares`."""
         cost = 0.0
         for cluster, share in enumerate([1.0, *shares]):
             logits = self.bounds[cluster + 1] - self.bounds[cluster]
@@ -133,41 +137,41 @@ class SoftmaxHead(nn.Module):
         return cost
 
     def cluster_shares(self, counts: Sequence[int]) -> list[float]:
-        """Share of each tail cluster in a text, by the frequencies [V] of its ids."""
+        """Return the share of each tail cluster in a text, by the frequencies [V] of its ids."""
         return [sum(counts[start:stop]) / sum(counts) for start, stop in pairwise(self.bounds[1:])]
 
     def _head_matrix(self, table: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights [n_0 + tails, e] and biases of the head: the frequent ids, then one logit for each tail."""
+        """Return weights [n_0 + tails, e] and biases of the head: the frequent ids, then one logit for each tail."""
         if not len(self.cluster_bias):
             return table, self.biases[0]
         return torch.cat([table, self.cluster_weight]), torch.cat([self.biases[0], self.cluster_bias])
 
     def _project(self, hidden: Tensor, cluster: int) -> Tensor:
-        """[N, D] to the cluster's width, [N, e]."""
+        """Project [N, D] to the cluster's width, [N, e]."""
         if str(cluster) not in self.projections:
             return hidden
         projection: Tensor = self.projections[str(cluster)]
         return hidden @ projection
 
     def _tables(self) -> Sequence[Tensor]:
-        """Weights [n, e] of each cluster: its own table, or its rows of the one that the embedding shares."""
+        """Return the weights [n, e] of each cluster: its own table, or its rows of the embedding's table."""
         if len(self.tables) > 1:
             return list(self.tables)
         table: Tensor = self.tables[0]
-        # Not a slice for each: the gradient of a split is put together once, those of slices are added up whole.
+        # One split, not slices: the gradient of a split is assembled once, those of slices are added up at full size.
         pieces: tuple[Tensor, ...] = table.split([stop - start for start, stop in pairwise(self.bounds)])
         return pieces
 
 
 def round_up_rows(rows: Tensor) -> Tensor:
-    """[N] with zeros behind, up to a multiple of ROW_STEP.
+    """Pad [N] with zeros up to a multiple of _ROW_STEP.
 
-    The number of rows in a tail differs from batch to batch, and for each new shape oneDNN compiles a bf16 kernel,
-    which takes longer than the product itself; few shapes keep them in its cache.
+    The number of rows in a tail differs from batch to batch, and oneDNN compiles a bf16 kernel for each new shape,
+    which takes longer than the product itself; with few shapes the kernels stay in its cache.
     """
-    return F.pad(rows, (0, -len(rows) % ROW_STEP))
+    return F.pad(rows, (0, -len(rows) % _ROW_STEP))
 
 
 def matrices(shapes: Sequence[tuple[int, int]]) -> nn.ParameterList:
-    """Uninitialised matrices of these shapes."""
+    """Return uninitialised matrices of these shapes."""
     return nn.ParameterList(nn.Parameter(torch.empty(shape)) for shape in shapes)

@@ -1,6 +1,6 @@
-"""What blocks keep of the segments before. It is never differentiated through.
+"""Memory: what blocks keep from earlier segments. No gradient flows through it.
 
-A block's memory is a tensor, a tuple of memories, or none, so that a checkpoint can hold it as it is.
+A block's memory is a tensor, a tuple of memories, or `None`, so that checkpoints can store it as it is.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -10,31 +10,31 @@ import torch
 from torch import Tensor
 
 BlockMemory: TypeAlias = Any
-"""Of a block with plain memory: what it was given for the last positions, [B, M, D], or in inference its keys and
-values of them, [B, M, 2·H·E]. Of compressive attention, see `compressive.py`; of a stochastic block, a tuple with the
-memory of each candidate. None where there is nothing."""
+"""Plain memory: the block's inputs at the last positions, [B, M, D], or in inference their keys and values,
+[B, M, 2·H·E]. For compressive attention see `compressive.py`. A stochastic block has a tuple with the memory of each
+candidate. `None` is an empty memory."""
 
 Memory: TypeAlias = tuple[BlockMemory, ...]
 """The memory of each block."""
 
 
 class KeyLengths(NamedTuple):
-    """How many positions of memory a block sees."""
+    """The number of memory positions that a block sees."""
 
     plain: int = 0
     compressed: int = 0
 
 
 def longest(lengths: Iterable[KeyLengths]) -> KeyLengths:
-    """The most of each that any has: blocks with compressed memory see as much plain memory as others, or more."""
+    """Return the largest of each length; blocks with compressed memory see at least as much plain memory as others."""
     plain, compressed = 0, 0
     for each in lengths:
         plain, compressed = max(plain, each.plain), max(compressed, each.compressed)
     return KeyLengths(plain, compressed)
 
 
-def remember(memory: Tensor | None, x: Tensor, mem_len: int) -> Tensor | None:
-    """The last `mem_len` positions of memory and segment, [B, M, D], without gradient; none for no positions."""
+def append_memory(memory: Tensor | None, x: Tensor, mem_len: int) -> Tensor | None:
+    """Return the last `mem_len` positions of memory and segment, [B, M, D], detached; `None` for `mem_len` 0."""
     if mem_len == 0:
         return None
     x = x.detach()
@@ -42,26 +42,26 @@ def remember(memory: Tensor | None, x: Tensor, mem_len: int) -> Tensor | None:
 
 
 def join(*parts: Tensor | None) -> Tensor:
-    """Tensors [B, *, D] in a row, the oldest first; those that are none are left out."""
-    given = [part for part in parts if part is not None]
-    return given[0] if len(given) == 1 else torch.cat(given, dim=1)
+    """Concatenate tensors [B, *, D] along positions, oldest first, leaving out `None`."""
+    present = [part for part in parts if part is not None]
+    return present[0] if len(present) == 1 else torch.cat(present, dim=1)
 
 
 def gather(parts: Iterable[BlockMemory]) -> BlockMemory:
-    """Several memories as one; none where all are."""
+    """Return several memories as one; `None` where all are `None`."""
     together = tuple(parts)
     return None if all(part is None for part in together) else together
 
 
 def map_memory(change: Callable[[Tensor], Tensor], memory: BlockMemory) -> BlockMemory:
-    """The same memory with every tensor changed."""
+    """Return the memory with a function applied to every tensor."""
     if isinstance(memory, tuple):
         return tuple(map_memory(change, part) for part in memory)
     return None if memory is None else change(memory)
 
 
 def join_rows(parts: Sequence[Memory]) -> Memory:
-    """Memories of parts of a batch, alike in form, as one of all its rows."""
+    """Return the memories of several micro-batches as that of the whole batch."""
     if len(parts) == 1:
         return parts[0]
     return tuple(_join_blocks(blocks) for blocks in zip(*parts, strict=True))

@@ -1,4 +1,8 @@
-"""The SuperNet: a Transformer-XL whose every block is a weighted sum of candidate layers (PAR, §3)."""
+"""The SuperNet: a Transformer-XL whose blocks are weighted sums of candidate layers (PAR, section 3).
+
+Block b computes sum_c gate[b, c] · layer_c(x), with gates from pi[b] = softmax(alpha[b]). How gates are sampled and how
+alpha is trained is decided outside (`estimators.py`, `parnas/nas/search.py`); the network itself is never random.
+"""
 
 from collections.abc import Sequence
 from typing import cast
@@ -7,20 +11,20 @@ import torch
 from torch import Tensor, nn
 
 from parnas.architecture import Architecture
+from parnas.config.schema import ModelConfig, Reach
+from parnas.config.search_space import Space, spread_space, unite
 from parnas.errors import ParnasError
 from parnas.model.blocks import Block, BlockOutput, Context, add_up
-from parnas.model.estimators import ABSENT, PathGate, SinglePath
+from parnas.model.estimators import ABSENT, PathGate, SinglePathFunction
 from parnas.model.layers import Identity, make_layer
 from parnas.model.memory import BlockMemory, KeyLengths, gather, longest
 from parnas.model.transformer_xl import TransformerXL
-from parnas.sections import ModelConfig, Reach
-from parnas.space import Space, spread_space, unite
 
 
 class StochasticBlock(Block):
-    """One layer per candidate and their logits alpha; the output is the sum of the candidates' outputs by gate.
+    """One layer per candidate and their logits alpha; the output is the candidates' sum weighted by gates.
 
-    alpha and gates are those of all candidates of the SuperNet, `space`; the block's own are `names`.
+    Alpha and gates cover the candidates of the whole SuperNet, `space`; this block's own candidates are `names`.
     """
 
     def __init__(self, config: ModelConfig, space: Sequence[str], names: Sequence[str]) -> None:
@@ -34,81 +38,89 @@ class StochasticBlock(Block):
         self.shares_biases = any(layer.shares_biases for layer in layers.values())
 
     def logits(self) -> Tensor:
-        """alpha [candidates], and `ABSENT` for what the block does not have."""
+        """Return alpha [candidates], with `ABSENT` for candidates that the block does not have."""
         return self.alpha.masked_fill(cast(Tensor, self.absent), ABSENT)
 
     def pi(self) -> Tensor:
-        """Probabilities of the candidates [candidates]: the softmax of their logits, free of noise."""
+        """Return the candidates' probabilities [candidates]: the softmax of the logits, without noise."""
         return self.logits().softmax(dim=-1)
 
     def multiply_adds(self, tgt_len: int, reach: Reach) -> float:
-        """All candidates together: a mixture runs each of them."""
+        """Return the multiply-adds of all candidates together, as a mixture runs them."""
         return sum(layer.multiply_adds(tgt_len, reach) for _, layer in self._layers())
 
     def memory_tokens(self, reach: Reach) -> int:
-        """Those of the candidate that remembers most."""
+        """Return the largest value of any candidate."""
         return max(layer.memory_tokens(reach) for _, layer in self._layers())
 
     def look_back(self, reach: Reach, tgt_len: int) -> int:
-        """As far as any candidate."""
+        """Return the largest value of any candidate."""
         return max(layer.look_back(reach, tgt_len) for _, layer in self._layers())
 
     def key_lengths(self, memory: BlockMemory) -> KeyLengths:
-        """The most that any candidate sees."""
-        return longest(layer.key_lengths(kept) for layer, kept in self._remembered(memory))
+        """Return the largest lengths of any candidate."""
+        return longest(layer.key_lengths(own) for layer, own in self._candidate_memories(memory))
 
     def prepare(self, memory: BlockMemory, reach: Reach) -> BlockMemory:
-        """That of each candidate."""
-        return gather(layer.prepare(kept, reach) for layer, kept in self._remembered(memory))
+        """Return the prepared memory of each candidate."""
+        return gather(layer.prepare(own, reach) for layer, own in self._candidate_memories(memory))
 
     def skip(self, x: Tensor, memory: BlockMemory, context: Context) -> BlockMemory:
-        """That of each candidate."""
-        return gather(layer.skip(x, kept, context) for layer, kept in self._remembered(memory))
+        """Return the memory of each candidate."""
+        return gather(layer.skip(x, own, context) for layer, own in self._candidate_memories(memory))
 
     def forward(
         self, x: Tensor, memory: BlockMemory, context: Context, gate: Tensor | PathGate | None = None
     ) -> BlockOutput:
-        """As `Block.forward`; `gate` [candidates] defaults to pi, a `PathGate` runs its candidate alone.
+        """Compute the mixture, or the chosen candidate alone.
 
-        All candidates remember: memory is a tuple with that of each.
+        Args:
+            x: input [B, T, D].
+            memory: a tuple with the memory of each candidate; candidates that do not run update theirs too.
+            context: see `Context`.
+            gate: weights [candidates], by default pi; a `PathGate` runs its candidate only.
         """
         if isinstance(gate, PathGate):
             return self._run_path(x, memory, context, gate)
         gate = self.pi() if gate is None else gate
-        outputs = [layer(x, kept, context) for layer, kept in self._remembered(memory)]
+        # All candidates run; their outputs are summed by gate.
+        outputs = [layer(x, own, context) for layer, own in self._candidate_memories(memory)]
         mixed: Tensor | None = None
         for name, output in zip(self.candidates, outputs, strict=True):
             weighed = output.hidden * gate[self.space.index(name)]
             mixed = weighed if mixed is None else mixed + weighed
         assert mixed is not None
-        remembered = gather(output.memory for output in outputs)
-        return BlockOutput(mixed, remembered, add_up(output.loss for output in outputs))
+        new_memory = gather(output.memory for output in outputs)
+        return BlockOutput(mixed, new_memory, add_up(output.loss for output in outputs))
 
     def _run_path(self, x: Tensor, memory: BlockMemory, context: Context, gate: PathGate) -> BlockOutput:
-        own = dict(zip(self.candidates, self._remembered(memory), strict=True))
+        candidates = dict(zip(self.candidates, self._candidate_memories(memory), strict=True))
 
         def run(index: int) -> BlockOutput:
-            layer, kept = own[self.space[index]]
-            output: BlockOutput = layer(x, kept, context)
+            layer, own = candidates[self.space[index]]
+            output: BlockOutput = layer(x, own, context)
             return output
 
+        # Only the chosen candidate runs; the others update their memory.
         output = run(gate.chosen)
         chosen = self.space[gate.chosen]
-        remembered = gather(
-            output.memory if name == chosen else layer.skip(x, kept, context) for name, (layer, kept) in own.items()
+        new_memory = gather(
+            output.memory if name == chosen else layer.skip(x, own, context)
+            for name, (layer, own) in candidates.items()
         )
         if not gate.weights.requires_grad:
-            return BlockOutput(output.hidden, remembered, output.loss)
+            return BlockOutput(output.hidden, new_memory, output.loss)
+        # For the gradient of alpha, a probed candidate runs forward too.
         probe = None
         if gate.probed is not None:
             with torch.no_grad():
                 probe = run(gate.probed).hidden
         indices = gate.chosen, gate.probed
-        path: Tensor = SinglePath.apply(output.hidden, x.detach(), probe, gate.weights, indices)  # type: ignore[no-untyped-call]
-        return BlockOutput(path, remembered, output.loss)
+        path: Tensor = SinglePathFunction.apply(output.hidden, x.detach(), probe, gate.weights, indices)  # type: ignore[no-untyped-call]
+        return BlockOutput(path, new_memory, output.loss)
 
-    def _remembered(self, memory: BlockMemory) -> list[tuple[Block, BlockMemory]]:
-        """Each candidate and its memory."""
+    def _candidate_memories(self, memory: BlockMemory) -> list[tuple[Block, BlockMemory]]:
+        """Return each candidate and its memory."""
         layers = [layer for _, layer in self._layers()]
         return list(zip(layers, memory or (None,) * len(layers), strict=True))
 
@@ -119,7 +131,7 @@ class StochasticBlock(Block):
 class SuperNet(TransformerXL):
     """A TransformerXL of stochastic blocks; without gates its blocks weigh their candidates by pi.
 
-    `space` is what the configuration gives: one list of layer names for all blocks, or a list for each.
+    `space` is that of the configuration: one list of layer names for all blocks, or a list for each.
     """
 
     def __init__(self, config: ModelConfig, space: Space, blocks: int, vocab_size: int) -> None:
@@ -129,30 +141,31 @@ class SuperNet(TransformerXL):
         self.space = union  # of all blocks: the candidates in alpha, pi and gates
 
     def alphas(self) -> list[nn.Parameter]:
-        """The logits of each block, [candidates] each: what the search trains besides weights."""
+        """Return the logits of each block, [candidates] each: the parameters of the architecture."""
         return [block.alpha for block in self._stochastic()]
 
     def weights(self) -> dict[str, nn.Parameter]:
-        """All parameters but alpha, by name."""
+        """Return all parameters but alpha, by name."""
         alphas = {id(alpha) for alpha in self.alphas()}
         return {name: parameter for name, parameter in self.named_parameters() if id(parameter) not in alphas}
 
     def alpha(self) -> Tensor:
-        """All logits, [blocks, candidates], differentiable; `ABSENT` where a block lacks a candidate."""
+        """Return all logits, [blocks, candidates], differentiable; `ABSENT` where a block lacks a candidate."""
         return torch.stack([block.logits() for block in self._stochastic()])
 
     def pi(self) -> Tensor:
-        """All probabilities, [blocks, candidates], without gradient."""
+        """Return all probabilities, [blocks, candidates], without gradient."""
         return self.alpha().detach().softmax(dim=-1)
 
     def architecture(self) -> Architecture:
-        """The likeliest candidate of each block; the first in the space where two are equal."""
+        """Return the most probable candidate of each block; of equal ones the first in the space."""
         return Architecture([self.space[index] for index in self.pi().argmax(dim=-1).tolist()])
 
     def extract(self, architecture: Architecture) -> TransformerXL:
-        """The plain network of an architecture, with a copy of the weights that the SuperNet has for it.
+        """Return the discrete network of an architecture with a copy of the SuperNet's weights.
 
-        Raises `ParnasError` where the depth is not the SuperNet's, or a block has no such layer.
+        Raises:
+            ParnasError: the depth is not the SuperNet's, or a block has no such layer.
         """
         if len(architecture) != len(self.blocks) or not set(architecture) <= set(self.space):
             raise ParnasError(

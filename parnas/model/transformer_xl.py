@@ -1,4 +1,7 @@
-"""Transformer-XL: one language model for plain and for stochastic blocks (Dai et al. 2019, arXiv 1901.02860)."""
+"""Transformer-XL: one language model for discrete and for stochastic blocks (Dai et al. 2019, arXiv 1901.02860).
+
+Shapes: B batch, T segment, D model width, V vocabulary.
+"""
 
 import math
 from collections.abc import Sequence
@@ -9,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from parnas.architecture import IDENTITY, Architecture
+from parnas.config.schema import ModelConfig, Reach
 from parnas.errors import ParnasError
 from parnas.model.attention import encode_distances, relative_biases
 from parnas.model.blocks import Block, BlockOutput, Context, Dropout, add_up
@@ -17,28 +21,27 @@ from parnas.model.estimators import Gates
 from parnas.model.heads import Embedding, SoftmaxHead
 from parnas.model.layers import make_layer
 from parnas.model.memory import BlockMemory, Memory, longest
-from parnas.sections import ModelConfig, Reach
 
 INITIAL_STD = 0.02  # of all matrices, as in the original
 
 
-class Output(NamedTuple):
+class ModelOutput(NamedTuple):
     """Result of a forward pass."""
 
     hidden: Tensor  # [B, T, D]
     memory: Memory
-    loss: Tensor | None  # auxiliary, a scalar: trains the compression of memory and nothing else
-    weights: tuple[Tensor | None, ...] = ()  # of attention in each block, [H, B, T, K], where they were asked for
+    loss: Tensor | None  # auxiliary, a scalar: trains the compression of memory only
+    weights: tuple[Tensor | None, ...] = ()  # of attention in each block, [H, B, T, K], if asked for
 
 
 class TransformerXL(nn.Module):
-    """Embedding, blocks and softmax. Memory goes into `forward` and comes out of it; the module keeps none.
+    """Embedding, blocks and softmax. Memory is an argument and a result of `forward`; the module keeps none.
 
-    Where `forward` is given gates, each block is called with its own behind the usual arguments.
+    Where `forward` is given gates, each block is called with its own gate after the usual arguments.
     """
 
     checkpoint_activations = False
-    """Whether training computes the inner values of blocks a second time for the backward pass, instead of keeping."""
+    """Whether training recomputes the activations of blocks in the backward pass instead of storing them."""
 
     def __init__(self, config: ModelConfig, blocks: Sequence[Block], vocab_size: int) -> None:
         super().__init__()
@@ -56,7 +59,7 @@ class TransformerXL(nn.Module):
 
     @classmethod
     def build(cls, config: ModelConfig, architecture: Architecture, vocab_size: int) -> "TransformerXL":
-        """The discrete network of an architecture; identity blocks leave nothing behind."""
+        """Return the discrete network of an architecture; identity blocks are left out."""
         blocks = [make_layer(name, config) for name in architecture if name != IDENTITY]
         return TransformerXL(config, blocks, vocab_size)
 
@@ -68,42 +71,51 @@ class TransformerXL(nn.Module):
         reach: Reach | None = None,
         inference: bool = False,
         with_weights: bool = False,
-    ) -> Output:
-        """Hidden states [B, T, D] of ids [B, T], and the memory for the segment after this one.
+    ) -> ModelOutput:
+        """Compute hidden states [B, T, D] of ids [B, T], and the memory for the next segment.
 
-        `memory` none is an empty one. `gates` weigh the candidates of stochastic blocks. `reach` (default: the
-        configured one) is how far attention looks back. With `inference`, memory is taken and given as keys and values:
-        the same result, without computing them anew for each segment, but weights get no gradient by way of memory.
+        Args:
+            tokens: ids [B, T].
+            memory: what the call for the segment before returned; `None` is an empty memory.
+            gates: weights of the candidates of stochastic blocks.
+            reach: how far attention looks back; by default as configured.
+            inference: take and return memory as keys and values. The result is the same, without computing them again
+            for each
+                segment, but weights get no gradient through memory.
+            with_weights: return attention weights too.
         """
+        # 1. Embed the segment.
         reach = reach or self.config.reach
         memory = memory or (None,) * len(self.blocks)
         x = self.dropout(self.embedding(tokens))  # [B, T, D]
+        # 2. Encode all distances once; every attention layer projects them for itself.
         blocks = cast(list[Block], list(self.blocks))
-        memory = tuple(block.prepare(kept, reach) for block, kept in zip(blocks, memory, strict=True))
+        memory = tuple(block.prepare(own, reach) for block, own in zip(blocks, memory, strict=True))
         context = self._context(x, memory, reach)._replace(inference=inference)
-        kept: list[BlockMemory] = []
+        # 3. Run the blocks, each with its own memory and gate.
+        new_memory: list[BlockMemory] = []
         losses: list[Tensor | None] = []
         weights: list[Tensor | None] = []
-        twice = self.checkpoint_activations and self.training and torch.is_grad_enabled()
+        recompute = self.checkpoint_activations and self.training and torch.is_grad_enabled()
         for index, block in enumerate(blocks):
-            given = (x, memory[index], context) if gates is None else (x, memory[index], context, gates[index])
-            output: BlockOutput = checkpoint(block, *given, use_reentrant=False) if twice else block(*given)
+            arguments = (x, memory[index], context) if gates is None else (x, memory[index], context, gates[index])
+            output: BlockOutput = checkpoint(block, *arguments, use_reentrant=False) if recompute else block(*arguments)
             x = output.hidden
-            kept.append(output.memory)
+            new_memory.append(output.memory)
             losses.append(output.loss)
             if with_weights:  # else those of a block are freed before the next one runs
                 weights.append(output.weights)
         if self.final_norm is not None:
             x = self.final_norm(x)
-        return Output(self.dropout(x), tuple(kept), add_up(losses), tuple(weights))
+        return ModelOutput(self.dropout(x), tuple(new_memory), add_up(losses), tuple(weights))
 
     def score(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Negative log-likelihood in nats of each target [B, T] by hidden states [B, T, D]."""
+        """Return the negative log-likelihood in nats of each target [B, T], given hidden states [B, T, D]."""
         nll: Tensor = self.head.nll(hidden.flatten(0, 1), targets.reshape(-1)).view_as(targets)
         return nll
 
     def log_probs(self, hidden: Tensor) -> Tensor:
-        """Natural logarithms of the probabilities of the next token [B, T, V], by hidden states [B, T, D]."""
+        """Return log-probabilities of the next token [B, T, V], given hidden states [B, T, D]."""
         log_probs: Tensor = self.head.log_probs(hidden.flatten(0, 1)).unflatten(0, hidden.shape[:2])
         return log_probs
 
@@ -116,7 +128,7 @@ class TransformerXL(nn.Module):
         reach: Reach | None = None,
         inference: bool = False,
     ) -> tuple[Tensor, Memory]:
-        """Negative log-likelihood in nats of each target [B, T], and the next memory; the rest as `forward`."""
+        """Return the negative log-likelihood in nats of targets [B, T], and the next memory; see `forward`."""
         output = self(tokens, memory, gates, reach, inference)
         return self.score(output.hidden, targets), output.memory
 
@@ -129,11 +141,19 @@ class TransformerXL(nn.Module):
         top_k: int | None = None,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """Continue `prompt` [B, T] by `length` sampled ids: [B, T + length].
+        """Return `prompt` [B, T] continued by `length` sampled ids, [B, T + length].
 
-        `temperature` 0 takes the likeliest id. `top_k` samples among the k likeliest only. Reads each token once,
-        in segments of one after the prompt, with the memory that training used. Raises `ParnasError` for an empty
-        prompt, a negative temperature or a top_k below 1.
+        After the prompt, tokens are read one at a time with the memory length of training.
+
+        Args:
+            prompt: ids [B, T].
+            length: tokens to sample.
+            temperature: 0 takes the most probable id.
+            top_k: sample among the k most probable ids only.
+            generator: source of random numbers.
+
+        Raises:
+            ParnasError: the prompt is empty, the temperature negative or `top_k` below 1.
         """
         if prompt.shape[1] == 0 or temperature < 0 or (top_k is not None and top_k < 1):
             raise ParnasError(
@@ -158,7 +178,7 @@ class TransformerXL(nn.Module):
         return torch.cat(ids, dim=1)
 
     def compression_names(self) -> set[str]:
-        """Names of the parameters that compress memory."""
+        """Return the names of the parameters that compress memory."""
         return {
             f"{place}.{name}"
             for place, module in self.named_modules()
@@ -167,35 +187,35 @@ class TransformerXL(nn.Module):
         }
 
     def burn_in(self, tgt_len: int, reach: Reach) -> int:
-        """Segments after which nothing that is computed depends on what was in memory before them."""
+        """Return the number of segments after which nothing depends on the memory before them."""
         return sum(math.ceil(cast(Block, block).look_back(reach, tgt_len) / tgt_len) for block in self.blocks)
 
     def compresses(self) -> bool:
-        """Whether any block has compressed memory."""
+        """Return whether any block has compressive memory."""
         return any(isinstance(module, Compression) for module in self.modules())
 
     def alignment(self) -> int:
-        """Tokens by whose multiples a text may be cut without changing which of them are compressed together."""
+        """Return the number of tokens at whose multiples a text can be cut without changing the compressed groups."""
         return self.config.memory.ratio if self.compresses() else 1
 
     def multiply_adds(self, tgt_len: int, reach: Reach, counts: Sequence[int]) -> float:
-        """Multiply-adds of the matrix products to score one token, with full memory and a batch of one row.
+        """Return the multiply-adds of the matrix products to score one token, with full memory and one row.
 
-        `counts` [V] are the training frequencies, which say how often a tail of the adaptive softmax is needed.
+        `counts` [V] are training frequencies: they determine how often each tail of the adaptive softmax is needed.
         """
         blocks = sum(cast(Block, block).multiply_adds(tgt_len, reach) for block in self.blocks)
         shares = self.head.cluster_shares(counts)
         return blocks + self.embedding.multiply_adds(shares) + self.head.multiply_adds(shares)
 
     def embedding_parameters(self) -> int:
-        """Number of weights in the embedding and the softmax, shared ones counted once."""
+        """Return the number of weights in embedding and softmax; shared ones count once."""
         unique = {id(p): p.numel() for part in (self.embedding, self.head) for p in part.parameters()}
         return sum(unique.values())
 
     def _context(self, x: Tensor, memory: Memory, reach: Reach) -> Context:
-        """Encodes the distances that the longest memory needs; shorter ones are the last of them."""
+        """Encode the distances for the longest memory; blocks with shorter memory use the last of them."""
         blocks = cast(list[Block], list(self.blocks))
-        most = longest(block.key_lengths(kept) for block, kept in zip(blocks, memory, strict=True))
+        most = longest(block.key_lengths(own) for block, own in zip(blocks, memory, strict=True))
         tgt_len, settings = x.shape[1], self.config.memory
 
         def encode(count: int, least: float = 0.0) -> Tensor:

@@ -1,15 +1,15 @@
-"""The most probable networks within a cost budget, exactly.
+"""The k most probable networks within a cost budget, computed exactly.
 
-Which candidate each block takes is a multiple-choice knapsack (Kellerer, Pferschy & Pisinger 2004, chapter 11): one
-item of each class, the largest sum of log pi, a total cost within the budget. It is solved block after block over
-labels. A label is the start of a string with its log probability, cost and limited counts; costs are real numbers
-that no grid rounds, so labels are not a table but are thinned by dominance.
+Choosing a candidate for each block is a multiple-choice knapsack (Kellerer, Pferschy & Pisinger 2004, chapter 11): one
+item of each class, maximal sum of log pi, total cost within the budget. It is solved block by block over labels. A
+label is the beginning of a layer string with its log probability, cost and limited counts. Costs are real numbers,
+which no grid rounds; so labels form no table, but are thinned by dominance.
 
-Why nothing is lost. A label is dropped only where k labels of other networks come before it in the ranking and use
-no more of anything that may still run out: whatever completes it completes them too, to k different networks that
-come before. (The start of identity alone does not count among the k, since it may end as no network.) Of labels that
-differ in nothing but where identity stands only the first in the ranking is kept: cost and counts are the same, so
-its completions name the same networks and come first.
+Dominance. A label is dropped only if k labels of other networks rank before it and use no more of any resource that can
+still run out: any completion of it completes them too, to k different networks that rank before. (The beginning of
+identity alone does not count among the k, since it may end without a layer.) Of labels that differ only in the
+positions of identity, the first in the ranking is kept: cost and counts are equal, so its completions are the same
+networks and rank first.
 
 Ranking: higher probability, then lower cost, then the order in which the first differing block lists its candidates.
 Probabilities and costs are compared as exact sums of the given floats, so no order of summation makes or breaks a tie.
@@ -28,13 +28,13 @@ from typing import NamedTuple
 from parnas.architecture import IDENTITY
 from parnas.errors import OverBudget, ParnasError
 
-TOLERANCE = Fraction(1, 10**9)  # relative: a budget written as a sum of floats may lie beside that sum
-ROUGH_WIDTH = 20  # labels kept per block, for each network asked for, by the search that only bounds the exact one
+TOLERANCE = Fraction(1, 10**9)  # relative: a budget computed as a sum of floats may differ from the exact sum
+HEURISTIC_WIDTH = 20  # labels per block and network in the heuristic search that bounds the exact one
 
 
 @dataclass(frozen=True)
-class Choice:
-    """A string of layers, one per block, with its log probability and cost."""
+class LayerString:
+    """A layer for each block, with the string's log probability and cost."""
 
     layers: tuple[str, ...]
     log_probability: float  # nats, summed over the blocks, identity included
@@ -48,18 +48,24 @@ def most_probable(
     limits: Mapping[str, int] | None = None,
     k: int = 1,
     identity: str = IDENTITY,
-) -> list[Choice]:
-    """The k most probable different networks whose cost is within `budget`, best first; fewer where fewer exist.
+) -> list[LayerString]:
+    """Return the k most probable different networks within `budget`, best first; fewer where fewer exist.
 
-    pi: of each block the probability of each candidate; one of probability 0 is not available there.
-    costs: of each layer name, 0 or more, in any unit; `budget` is in the same and may be exceeded by 1e-9 of itself.
-    limits: the most blocks that may take a layer, by its name; a single letter stands for all of its variants too
-    (`s` for `s` and `s:heads=2`).
+    Strings that differ only in the positions of `identity` are one network, represented by its most probable string;
+    identity alone is no network. Ties are broken as the module describes.
 
-    Strings that differ only in where `identity` stands are one network, which its most probable string represents;
-    identity alone is none. Ties are broken as the module says. Raises `OverBudget` where nothing fits the budget, and
-    `ParnasError` where nothing keeps to the limits, for k < 1, a block without candidates, missing or negative costs,
-    and limits that limit nothing.
+    Args:
+        pi: for each block the probability of each candidate; probability 0 makes it unavailable.
+        costs: for each layer name, 0 or more, in any unit.
+        budget: in the same unit; a relative excess of 1e-9 is allowed.
+        limits: the largest number of blocks with a layer, by name; a single letter covers its variants (`s` covers
+            `s:heads=2`).
+        k: number of networks.
+        identity: name of the layer that does nothing.
+
+    Raises:
+        OverBudget: no network fits the budget.
+        ParnasError: no network keeps the limits, or an argument is not valid.
     """
     if k < 1:
         raise ParnasError(f"k is {k}; ask for at least 1 network.")
@@ -78,10 +84,11 @@ def most_probable(
     loss_of = {chance: -log for chance, log in zip(chances, logs, strict=True)}
     losses = [{name: loss_of[chance] for name, chance in block.items()} for block in blocks]
     most = None if budget == math.inf else math.floor(Fraction(max(budget, -1)) * (1 + TOLERANCE) * unit)
-    if found := _knapsack(losses, cost_of, most, limits, identity).solve(k):
+    if labels := _knapsack(losses, cost_of, most, limits, identity).solve(k):
         names = [list(block) for block in blocks]
         return [
-            Choice(tuple(map(getitem, names, label.order)), -label.loss / nat, label.cost / unit) for label in found
+            LayerString(tuple(map(getitem, names, label.order)), -label.loss / nat, label.cost / unit)
+            for label in labels
         ]
     by_cost = [{name: cost_of[name] for name in block} for block in blocks]
     cheapest = _knapsack(by_cost, cost_of, None, limits, identity).solve(1)
@@ -97,14 +104,15 @@ def most_probable(
 
 
 def is_limited(name: str, key: str) -> bool:
-    """Whether a limit of `key` counts the layer `name`: the name itself or, for a single letter, its variants."""
+    """Return whether a limit of `key` counts the layer `name`: itself or, for a single letter, its variants."""
     return name == key or (len(key) == 1 and name.partition(":")[0] == key)
 
 
 def exact_costs(names: Iterable[str], costs: Mapping[str, float]) -> tuple[dict[str, int], int]:
-    """The costs of `names` as integers, and how many of these make 1; nothing is rounded.
+    """Return the costs of `names` as integers without rounding, and the integer that equals 1.
 
-    Raises `ParnasError` where one is missing, negative or not finite.
+    Raises:
+        ParnasError: a cost is missing, negative or not finite.
     """
     names = list(names)
     if missing := [name for name in names if name not in costs]:
@@ -136,7 +144,7 @@ def _check_limits(limits: Mapping[str, int], names: Iterable[str]) -> None:
 
 
 def _integers(values: Sequence[float]) -> tuple[list[int], int]:
-    """Floats as integers of a common unit: value = integer / unit, without rounding."""
+    """Return floats as integers of a common unit: value = integer / unit, without rounding."""
     ratios = [Fraction(float(value)) for value in values]
     unit = math.lcm(*(ratio.denominator for ratio in ratios))
     return [int(ratio * unit) for ratio in ratios], unit
@@ -151,7 +159,7 @@ class _Item(NamedTuple):
 
 
 class _Label(NamedTuple):
-    """The start of a string; labels compare as networks are ranked."""
+    """The beginning of a layer string; labels compare as networks rank."""
 
     loss: int
     cost: int  # the first of `uses`
@@ -167,7 +175,7 @@ def _knapsack(
     limits: Mapping[str, int],
     identity: str,
 ) -> "_Knapsack":
-    """The problem whose resources are the cost, at most `budget`, and then what `limits` counts."""
+    """Return the problem whose resources are the cost, at most `budget`, and what `limits` counts."""
     uses = {name: (cost, *(int(is_limited(name, key)) for key in limits)) for name, cost in costs.items()}
     blocks = [[_Item(name, loss, uses[name]) for name, loss in block.items()] for block in losses]
     dearest = sum(max(item.uses[0] for item in block) for block in blocks)
@@ -175,32 +183,36 @@ def _knapsack(
 
 
 class _Knapsack:
-    """One item of each block, the least loss, and of each resource r at most `limits[r]`."""
+    """One item of each block, minimal loss, and at most `limits[r]` of each resource r."""
 
     def __init__(self, blocks: list[list[_Item]], limits: tuple[int, ...], identity: str) -> None:
         self.blocks, self.limits, self.identity = blocks, limits, identity
-        # What the blocks from the t-th on use of each resource, at least and at most.
+        # The least and the most that the blocks from the t-th on use of each resource.
         self.least = _uses_from(blocks, min)
         self.most = _uses_from(blocks, max)
         self.scale = 1 << (20 + max(x.uses[0] for block in blocks for x in block).bit_length())
         self.prices = [0] * len(limits)
 
     def solve(self, k: int) -> list[_Label]:
-        """The k best labels of different networks, best first.
+        """Return the k best labels of different networks, best first.
 
-        A Lagrangian bound keeps long stacks fast: with a price on each resource every block minimises alone, and what
-        the sum of these minima leaves above the k-th best of a rough, narrow search cannot be among the k best.
+        A Lagrangian bound keeps deep networks fast: with a price on each resource, every block minimises separately. A
+        label whose loss plus the sum of the remaining minima exceeds the k-th best of a narrow heuristic search cannot
+        be among the k best.
         """
         if any(least > limit for least, limit in zip(self.least[0], self.limits, strict=True)):
             return []
         self._set_prices()
-        rough = self._sweep(k, width=ROUGH_WIDTH * k)
-        return self._sweep(k, ceiling=rough[-1].loss) if len(rough) == k else self._sweep(k)
+        heuristic = self._sweep(k, width=HEURISTIC_WIDTH * k)
+        return self._sweep(k, ceiling=heuristic[-1].loss) if len(heuristic) == k else self._sweep(k)
 
     def _sweep(self, k: int, width: int | None = None, ceiling: int | None = None) -> list[_Label]:
-        """Extend the labels block after block and thin them.
+        """Extend the labels block by block and thin them.
 
-        `width` keeps so many of them only; `ceiling` is a loss that k networks are known to keep to.
+        Args:
+            k: number of networks.
+            width: keep at most this many labels (the heuristic search).
+            ceiling: a loss that k networks are known to reach.
         """
         labels = [_Label(0, 0, (), (0,) * len(self.limits), ())]
         bounds = _sums_from([min(map(self._priced, block)) for block in self.blocks])
@@ -215,7 +227,7 @@ class _Knapsack:
         return sorted(label for label in labels if label.word)[:k]
 
     def _extended(self, labels: list[_Label], t: int) -> Iterator[_Label]:
-        """Every label with every candidate of block t after which the least that the rest uses still fits."""
+        """Yield every label with every candidate of block t after which the cheapest completion still fits."""
         left = [limit - least for limit, least in zip(self.limits, self.least[t + 1], strict=True)]
         for label in labels:
             for number, item in enumerate(self.blocks[t]):
@@ -225,15 +237,15 @@ class _Knapsack:
                     yield _Label(label.loss + item.loss, uses[0], (*label.order, number), uses, word)
 
     def _undominated(self, ranked: list[_Label], t: int, k: int) -> list[_Label]:
-        """The labels before block t without those that the module's docstring proves needless.
+        """Return the labels before block t that dominance does not exclude (see the module's docstring).
 
-        What the rest can no longer exhaust, even at its most, does not count as used. The labels kept are grouped by
-        their counts, and each group remembers its k lowest costs: more never matter.
+        Resources that the remaining blocks cannot exhaust do not count as used. Labels are grouped by their counts;
+        each group stores its k lowest costs, since more never matter.
         """
         enough = [limit - most for limit, most in zip(self.limits, self.most[t], strict=True)]
         words: set[tuple[str, ...]] = set()
         lowest: dict[tuple[int, ...], list[int]] = {}
-        kept = []
+        undominated = []
         for label in ranked:
             if label.word in words:
                 continue
@@ -245,20 +257,20 @@ class _Knapsack:
                     better += bisect_right(their_costs, cost)
             if better >= k:
                 continue
-            kept.append(label)
+            undominated.append(label)
             if label.word:
                 group = lowest.setdefault(tuple(counts), [])
                 insort(group, cost)
                 del group[k:]
-        return kept
+        return undominated
 
     def _priced(self, part: _Item | _Label) -> int:
-        """Loss plus prices times uses, in units of 1 / scale of the loss's."""
+        """Return loss plus prices times uses, in units of 1 / scale of the loss's unit."""
         paid: int = sum(map(mul, self.prices, part.uses))
         return part.loss * self.scale + paid
 
     def _set_prices(self) -> None:
-        """Prices that about maximise the Lagrangian bound, one after the other; any price ≥ 0 gives a valid bound."""
+        """Set prices that approximately maximise the Lagrangian bound; any price ≥ 0 gives a valid bound."""
         for _ in range(1 if len(self.limits) == 1 else 3):
             for resource, limit in enumerate(self.limits):
                 # Use falls as its price rises; the best price is the lowest at which the limit is kept to.
@@ -271,16 +283,16 @@ class _Knapsack:
                 self.prices[resource] = high
 
     def _use(self, resource: int, price: int) -> int:
-        """What the blocks use of a resource at a price when each takes the item that is cheapest by all prices."""
+        """Return the use of a resource at a price, when each block takes its cheapest item by all prices."""
         self.prices[resource] = price
         return sum(min((self._priced(item), item.uses[resource]) for item in block)[1] for block in self.blocks)
 
 
 def _uses_from(blocks: list[list[_Item]], extreme: Callable[[Iterable[int]], int]) -> list[tuple[int, ...]]:
     resources = [[[item.uses[r] for item in block] for block in blocks] for r in range(len(blocks[0][0].uses))]
-    return list(zip(*(_sums_from([extreme(uses) for uses in of_blocks]) for of_blocks in resources), strict=True))
+    return list(zip(*(_sums_from([extreme(uses) for uses in by_block]) for by_block in resources), strict=True))
 
 
 def _sums_from(values: Sequence[int]) -> list[int]:
-    """For each t the sum of the values from the t-th on; 0 after the last."""
+    """Return for each t the sum of the values from the t-th on; 0 after the last."""
     return list(accumulate(reversed(values), initial=0))[::-1]

@@ -1,4 +1,4 @@
-"""Which processor computes, in which precision."""
+"""The device that computes, its precision, and the processes that compute together."""
 
 import ctypes
 import os
@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from parnas.config.schema import RuntimeConfig
 from parnas.errors import ParnasError
-from parnas.sections import RuntimeConfig
-from parnas.training.ranks import ALONE, Ranks, join_ranks, launched_by_torchrun
+from parnas.training.distributed import SINGLE_PROCESS, DistributedContext, join_processes, launched_by_torchrun
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4  # of malloc.h
 
@@ -22,29 +22,31 @@ class Device:
 
     device: torch.device
     precision: str  # fp32 or bf16
-    ranks: Ranks = ALONE
+    distributed: DistributedContext = SINGLE_PROCESS
 
     def autocast(self) -> torch.autocast:
-        """Context in which matrix products run in the precision."""
+        """Return a context in which matrix products run in the precision."""
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16")
 
     def synchronize(self) -> None:
-        """Wait until all that was started is done, before a clock is read."""
+        """Wait until all work on the device is done, before a clock is read."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
     def describe(self) -> dict[str, Any]:
-        """Name, precision and threads, for `environment.json`."""
+        """Return name, precision and number of threads, for `environment.json`."""
         name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else _processor()
         threads = torch.get_num_threads()
         return {"device": str(self.device), "device_name": name, "precision": self.precision, "threads": threads}
 
 
 def choose_device(runtime: RuntimeConfig) -> Device:
-    """Resolve `auto`, set the number of threads and how memory is kept, meet the processes that torchrun started.
+    """Return the configured device; set threads and memory handling, and join torchrun's processes.
 
-    Of several processes on a machine each has a GPU of its own, or an even share of the cores. Raises `ParnasError`
-    for a device that is not there.
+    With several processes on a machine each gets its own GPU, or an equal share of the cores.
+
+    Raises:
+        ParnasError: the device is not on this machine.
     """
     keep_freed_memory()
     if runtime.threads:
@@ -67,14 +69,14 @@ def choose_device(runtime: RuntimeConfig) -> Device:
         on_gpu = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
         fast = on_gpu or (device.type == "cpu" and _processor_has_bf16())
         precision = "bf16" if fast else "fp32"
-    return Device(device, precision, join_ranks(device.type == "cuda"))
+    return Device(device, precision, join_processes(device.type == "cuda"))
 
 
 def keep_freed_memory() -> None:
-    """Have glibc keep freed memory for the next tensor; without effect where there is no glibc.
+    """Make glibc keep freed memory for the next tensor; no effect without glibc.
 
-    By default it returns every tensor above some hundred kilobytes to the system and asks for it anew, and a training
-    step then spends much of its time in page faults (`benchmarks/choices.py`).
+    By default it returns every tensor above some hundred kilobytes to the system, and a training step then spends much
+    of its time in page faults (`benchmarks/choices.py`).
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
@@ -88,7 +90,7 @@ def _has_cuda(device: torch.device) -> bool:
 
 
 def _cpuinfo(key: str) -> str:
-    """Value of the first line of that key in /proc/cpuinfo; empty on systems without one."""
+    """Return the value of the first line with that key in /proc/cpuinfo; empty on systems without this file."""
     path = Path("/proc/cpuinfo")
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(key)), "")

@@ -1,6 +1,6 @@
-"""What to say of a training that cannot go on: where it went wrong, and what to lower."""
+"""Diagnosis of a training that fails: where its numbers stop being finite or its memory ends, and what to change."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from traceback import walk_tb
@@ -12,89 +12,97 @@ from torch import Tensor, nn
 from parnas.errors import OutOfMemory, says_out_of_memory
 from parnas.model.blocks import Block, BlockOutput
 from parnas.model.transformer_xl import TransformerXL
-from parnas.training.ranks import LostProcess, Ranks, answered
+from parnas.training.distributed import DistributedContext, LostProcess, detecting_lost_processes
 
 
-class Wrong(NamedTuple):
-    """The first step of some whose loss or gradient is not finite."""
+class NonFinite(Exception):
+    """A step must not update: its `quantity`, a loss or a gradient, is not finite."""
 
-    steps_ago: int  # counted from the last of them, which is 0
-    what: str  # loss or gradient
+    def __init__(self, quantity: str) -> None:
+        super().__init__(quantity)
+        self.quantity = quantity
 
 
-def first_wrong(recent: Sequence[tuple[Tensor, Tensor]]) -> Wrong | None:
-    """Of the losses and gradient norms of steps, the first that is not finite; none where all are."""
-    if not recent:
+class Failure(NamedTuple):
+    """The first of several steps whose loss or gradient is not finite."""
+
+    steps_ago: int  # 0 is the last of them
+    quantity: str  # loss or gradient
+
+
+def first_non_finite(steps: Tensor) -> Failure | None:
+    """Return the first of several steps, [steps, 2] of loss and gradient norm, that is not finite; `None` for none."""
+    failed = (~steps.isfinite().all(dim=1)).nonzero()
+    if len(failed) == 0:
         return None
-    values = torch.stack([torch.stack([loss.float(), norm.float()]) for loss, norm in recent])  # [steps, 2]
-    wrong = (~values.isfinite().all(dim=1)).nonzero()
-    if len(wrong) == 0:
-        return None
-    index = int(wrong[0])
-    return Wrong(len(recent) - 1 - index, "gradient" if values[index, 0].isfinite() else "loss")
+    index = int(failed[0])
+    return Failure(len(steps) - 1 - index, "gradient" if steps[index, 0].isfinite() else "loss")
 
 
-def place_of_gradient(model: TransformerXL) -> str:
-    """Where gradients first went wrong, coming from above: the highest part of the network with one not finite."""
-    tied = {id(parameter) for parameter in model.embedding.parameters()}  # have gradients from both ends
+def locate_gradient(model: TransformerXL) -> str:
+    """Return the uppermost part of the network with a gradient that is not finite: backpropagation failed there."""
+    tied = {id(parameter) for parameter in model.embedding.parameters()}  # receive gradients from both ends
     parts = {"the softmax": [parameter for parameter in model.head.parameters() if id(parameter) not in tied]}
     parts |= {f"block {n}": list(block.parameters()) for n, block in reversed(list(enumerate(model.blocks, 1)))}
     parts["the embedding"] = list(model.embedding.parameters())
     for name, parameters in parts.items():
         if any(p.grad is not None and not bool(p.grad.isfinite().all()) for p in parameters):
             return name
-    return "a part that cannot be told"
+    return "an unknown part"
 
 
-def place_of_loss(model: TransformerXL, ranks: Ranks, read_again: Callable[[], Tensor]) -> str:
-    """Where the numbers first go wrong, in any process, when the batch is read once more without memory."""
+def locate_loss(model: TransformerXL, distributed: DistributedContext, read_again: Callable[[], Tensor]) -> str:
+    """Return the part of the network whose output is first not finite, in any process.
+
+    `read_again` reads the batch once more and returns its loss.
+    """
     places = [*(f"block {number}" for number in range(1, len(model.blocks) + 1)), "the softmax"]
-    wrong: list[int] = []
+    failed: list[int] = []
 
     def watch(number: int, block: Block) -> Any:
-        def look(_: nn.Module, __: object, output: BlockOutput) -> None:
+        def check(_: nn.Module, __: object, output: BlockOutput) -> None:
             if not bool(output.hidden.isfinite().all()):
-                wrong.append(number)
+                failed.append(number)
 
-        return block.register_forward_hook(look)
+        return block.register_forward_hook(check)
 
     hooks = [watch(number, block) for number, block in enumerate(model.blocks)]  # type: ignore[arg-type]
     try:
         with torch.no_grad():
             if not bool(read_again().isfinite()):
-                wrong.append(len(places) - 1)
+                failed.append(len(places) - 1)
     finally:
         for hook in hooks:
             hook.remove()
-    first = -ranks.most(-min(wrong, default=len(places)))
+    first = -distributed.max(-min(failed, default=len(places)))
     return places[first] if first < len(places) else "a place that reading the batch again does not show"
 
 
-def describe_kept(kept: Path | None) -> str:
-    """The sentence on the last good checkpoint."""
-    return f"The last good checkpoint is {kept or 'none, as none was written yet'}."
+def describe_last_checkpoint(path: Path | None) -> str:
+    """Return the sentence on the last intact checkpoint."""
+    return "No checkpoint was written yet." if path is None else f"The last intact checkpoint is {path}."
 
 
 @contextmanager
-def explained(step: Callable[[], int], last_good: Callable[[], Path | None]) -> Iterator[None]:
-    """Turn what ends a training, and is no fault of the code, into a `ParnasError` with the cure."""
+def explain_failures(step: Callable[[], int], last_checkpoint: Callable[[], Path | None]) -> Iterator[None]:
+    """Turn a lost process or an exhausted memory inside the context into a `ParnasError` that says what to do."""
     try:
-        with answered():
+        with detecting_lost_processes():
             yield
     except LostProcess as error:
-        raise LostProcess(f"At step {step()}: {error} {describe_kept(last_good())}") from error
+        raise LostProcess(f"At step {step()}: {error} {describe_last_checkpoint(last_checkpoint())}") from error
     except (MemoryError, RuntimeError) as error:
         if not says_out_of_memory(error):
             raise
         raise OutOfMemory(
-            f"Out of memory at step {step()}, in {_place_of_failure(error)}. {describe_kept(last_good())} Lower "
-            "data.batch_size, or raise train.accumulate, which divides it; set runtime.checkpoint_activations: "
+            f"Out of memory at step {step()}, in {_running_part(error)}. {describe_last_checkpoint(last_checkpoint())} "
+            "Lower data.batch_size, or raise train.accumulate, which divides it; set runtime.checkpoint_activations: "
             "true; lower data.tgt_len or model.mem_len; in a search use estimator uniform or gdas."
         ) from error
 
 
-def _place_of_failure(error: BaseException) -> str:
-    """The block that was running, which is a local variable of the network's forward pass."""
+def _running_part(error: BaseException) -> str:
+    """Return the block that was running, read from a local variable of the network's forward pass."""
     for frame, _ in walk_tb(error.__traceback__):
         if frame.f_code is TransformerXL.forward.__code__ and "index" in frame.f_locals:
             return f"block {frame.f_locals['index'] + 1}"

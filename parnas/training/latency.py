@@ -1,4 +1,4 @@
-"""Time that networks take, measured side by side."""
+"""Latency of networks, measured side by side."""
 
 import time
 from collections.abc import Callable, Hashable, Mapping
@@ -7,17 +7,17 @@ from typing import NamedTuple, TypeVar, cast
 import numpy as np
 import torch
 
+from parnas.config.schema import Reach
 from parnas.model.blocks import Block
 from parnas.model.memory import Memory
 from parnas.model.transformer_xl import TransformerXL
-from parnas.sections import Reach
 from parnas.training.device import Device
 
 Key = TypeVar("Key", bound=Hashable)
 
 
 class Candidate(NamedTuple):
-    """A network to be timed, and tokens of its kind of text for it to read; few are read again and again."""
+    """A network to time, and tokens for it to read; a short text is repeated."""
 
     model: TransformerXL
     tokens: np.ndarray
@@ -31,7 +31,7 @@ class Latency(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """What is read in one call: `tgt_len` tokens of each of `batch_size` rows, with full memory."""
+    """The size of one call: `tgt_len` tokens of `batch_size` rows, with full memory."""
 
     batch_size: int
     tgt_len: int
@@ -41,29 +41,29 @@ class Shape(NamedTuple):
 def measure_latencies(
     candidates: Mapping[str, tuple[Candidate, Shape, Device]], rounds: int = 100
 ) -> dict[str, Latency]:
-    """Latency of each network for a segment of its shape with full memory on its device; see `time_in_turns`."""
+    """Return each network's latency for a segment of its shape with full memory on its device; see `time_in_turns`."""
     calls = {name: prepare_scoring(candidate, device, shape) for name, (candidate, shape, device) in candidates.items()}
     devices = {str(device.device): device for _, _, device in candidates.values()}
     times: dict[str, np.ndarray] = {}
     for kind, device in devices.items():
         there = {name: call for name, call in calls.items() if str(candidates[name][2].device) == kind}
         times |= time_in_turns(there, device, rounds)
-    return {name: Latency(float(np.median(of)), float(np.percentile(of, 95))) for name, of in times.items()}
+    return {name: Latency(float(np.median(ms)), float(np.percentile(ms, 95))) for name, ms in times.items()}
 
 
 def time_in_turns(calls: Mapping[Key, Callable[[], object]], device: Device, rounds: int) -> dict[Key, np.ndarray]:
-    """Milliseconds of each call in each round, [rounds], after a warm-up; see `take_turns`."""
+    """Return the milliseconds of each call in each round, [rounds], after a warm-up; see `take_turns`."""
     seconds = take_turns(calls, rounds, max(3, rounds // 10), device.synchronize)
-    return {key: 1000 * np.array(of) for key, of in seconds.items()}
+    return {key: 1000 * np.array(times) for key, times in seconds.items()}
 
 
 def take_turns(
     calls: Mapping[Key, Callable[[], object]], rounds: int, warm_up: int, synchronize: Callable[[], None]
 ) -> dict[Key, list[float]]:
-    """Seconds of each of `rounds` calls of each, after `warm_up` calls of each that do not count.
+    """Return the seconds of `rounds` calls of each, after `warm_up` unmeasured calls of each.
 
-    The calls take turns (A B A B …), so that a change of the machine's speed meets all of them alike. `synchronize`
-    waits until a device has done what was started.
+    The calls alternate (A B A B …), so that a change of the machine's speed affects all of them alike. `synchronize`
+    waits until the device is idle.
     """
     seconds: dict[Key, list[float]] = {key: [] for key in calls}
     for number in range(warm_up + rounds):
@@ -78,7 +78,7 @@ def take_turns(
 
 
 def prepare_scoring(candidate: Candidate, device: Device, shape: Shape) -> Callable[[], None]:
-    """A call that scores one segment with full memory, kept as keys and values; the network is left evaluating."""
+    """Return a call that scores a segment with full memory, cached as keys and values; sets eval mode."""
     model = candidate.model.to(device.device).eval()
     segment, memory = read_memory(candidate, device, shape, inference=True)
 
@@ -90,7 +90,7 @@ def prepare_scoring(candidate: Candidate, device: Device, shape: Shape) -> Calla
 
 
 def prepare_training(candidate: Candidate, device: Device, shape: Shape) -> Callable[[], None]:
-    """A call that finds the gradients of one segment with full memory and drops them; the network is left training."""
+    """Return a call that computes and drops the gradients of a segment with full memory; sets train mode."""
     model = candidate.model.to(device.device).train()
     segment, memory = read_memory(candidate, device, shape, inference=False)
 
@@ -108,7 +108,7 @@ def prepare_training(candidate: Candidate, device: Device, shape: Shape) -> Call
 def read_memory(
     candidate: Candidate, device: Device, shape: Shape, inference: bool
 ) -> tuple[torch.Tensor, Memory | None]:
-    """A segment of ids [B, T], and the memory of as many tokens before it as fill it; none where that are none."""
+    """Return a segment of ids [B, T] and the memory after the tokens before it, `None` where there is none."""
     batch_size, tgt_len, reach = shape
     model = candidate.model
     needed = max((cast(Block, block).memory_tokens(reach) for block in model.blocks), default=0)

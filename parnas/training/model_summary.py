@@ -1,39 +1,44 @@
-"""A network as a table for people: its parts, the shapes of their matrices, their parameters and what they cost."""
+"""Summary of a network as a table: its parts, their shapes, parameters and multiply-adds."""
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, cast
 
 from tabulate import tabulate
 from torch import nn
 
-from parnas.errors import NotCounted
+from parnas.config.schema import Reach
 from parnas.model.blocks import Block
 from parnas.model.supernet import StochasticBlock
 from parnas.model.transformer_xl import TransformerXL
-from parnas.sections import Reach
 
 
 class Part(NamedTuple):
-    """A row of the table: a candidate of a block, or what stands around the blocks."""
+    """A row of the table: a candidate of a block, or a part outside the blocks."""
 
     block: str  # its number; empty for a further candidate of the block above
     layer: str
     shapes: str  # of matrices and whatever else has two axes or more
     parameters: int
-    multiply_adds: float  # per token; not a number where a layer does not count its own
+    multiply_adds: float  # per token
 
 
 def summarise(model: TransformerXL, names: Sequence[str], tgt_len: int, reach: Reach, counts: Sequence[int]) -> str:
-    """The table of a network whose plain blocks have these `names`; `counts` [V] are the tokens' training frequencies.
+    """Return the table of a network.
 
-    Multiply-adds are those of matrix products per token, for one row with full memory, as in `parnas evaluate`.
-    Weights that two parts share count in the first of them.
+    Multiply-adds are those of matrix products per token, for one row with full memory, as in `parnas evaluate`. Weights
+    that two parts share count in the first of them.
+
+    Args:
+        model: the network.
+        names: the layers of its plain blocks.
+        tgt_len: tokens per segment.
+        reach: the memory lengths.
+        counts: training frequencies of the tokens, [V].
     """
     parts = list(parts_of(model, names, tgt_len, reach, counts))
     total = Part("total", "", "", sum(part.parameters for part in parts), sum(part.multiply_adds for part in parts))
     rows = [
-        (part.block, part.layer, part.shapes, f"{part.parameters:,}", f"{part.multiply_adds:,.0f}".replace("nan", "–"))
+        (part.block, part.layer, part.shapes, f"{part.parameters:,}", f"{part.multiply_adds:,.0f}")
         for part in [*parts, total]
     ]
     headers = ("block", "layer", "shapes", "parameters", "multiply-adds per token")
@@ -44,7 +49,7 @@ def summarise(model: TransformerXL, names: Sequence[str], tgt_len: int, reach: R
 def parts_of(
     model: TransformerXL, names: Sequence[str], tgt_len: int, reach: Reach, counts: Sequence[int]
 ) -> Iterator[Part]:
-    """The parts of a network in the order in which it computes them."""
+    """Yield the parts of a network in the order of computation; arguments as for `summarise`."""
     seen: set[int] = set()
 
     def size(modules: Sequence[nn.Module | nn.Parameter | None]) -> int:
@@ -60,32 +65,24 @@ def parts_of(
 
     shares = model.head.cluster_shares(counts)
     embedding = model.embedding
-    yield Part("", "embedding", shapes_of(embedding), size([embedding]), embedding.multiply_adds(shares))
+    yield Part("", "embedding", _shapes_of(embedding), size([embedding]), embedding.multiply_adds(shares))
     if model.u is not None:
         shape = "×".join(map(str, model.u.shape))
         yield Part("", "biases u, v of all attention", f"u {shape}, v {shape}", size([model.u, model.v]), 0)
     for number, block in enumerate(model.blocks, 1):
         layers = block.candidates.items() if isinstance(block, StochasticBlock) else [(names[number - 1], block)]
         for position, (name, layer) in enumerate(layers):
-            cost = count_multiply_adds(cast(Block, layer), tgt_len, reach)
-            yield Part("" if position else str(number), name, shapes_of(layer), size([layer]), cost)
+            cost = cast(Block, layer).multiply_adds(tgt_len, reach)
+            yield Part("" if position else str(number), name, _shapes_of(layer), size([layer]), cost)
         if isinstance(block, StochasticBlock):
             yield Part("", "alpha", "", size([block]), 0)
     if model.final_norm is not None:
         yield Part("", "final norm", "", size([model.final_norm]), 0)
-    yield Part("", "softmax", shapes_of(model.head), size([model.head]), model.head.multiply_adds(shares))
+    yield Part("", "softmax", _shapes_of(model.head), size([model.head]), model.head.multiply_adds(shares))
 
 
-def count_multiply_adds(block: Block, tgt_len: int, reach: Reach) -> float:
-    """Those of a block; a layer of the user's own need not count them to be trained."""
-    try:
-        return block.multiply_adds(tgt_len, reach)
-    except NotCounted:
-        return math.nan
-
-
-def shapes_of(module: nn.Module) -> str:
-    """Name and shape of all that has two axes or more: `query 128×128, …`."""
+def _shapes_of(module: nn.Module) -> str:
+    """Return name and shape of every parameter with two axes or more: `query 128×128, …`."""
     return ", ".join(
         f"{name.removesuffix('.weight')} {'×'.join(map(str, parameter.shape))}"
         for name, parameter in module.named_parameters()

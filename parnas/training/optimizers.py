@@ -1,24 +1,29 @@
-"""Optimizers of the weights, and their clipped steps."""
+"""AdamW and Muon with clipped steps, and the running average of weights."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-MOMENTUM = 0.95  # of Muon, with Nesterov's look ahead
-ITERATIONS = 5  # of Newton and Schulz
-COEFFICIENTS = 3.4445, -4.7750, 2.0315
-RMS = 0.2  # of an update by Muon, as AdamW's are
+_MOMENTUM = 0.95  # of Muon, in Nesterov's form
+_ITERATIONS = 5  # of Newton-Schulz
+_COEFFICIENTS = 3.4445, -4.7750, 2.0315
+_UPDATE_RMS = 0.2  # root mean square of Muon's updates, about that of AdamW's
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum whose update is the nearest matrix with singular values near 1 (Jordan et al. 2024, "Muon").
+    """Momentum whose update is orthogonalised: all its singular values are near 1 (Jordan et al. 2024, "Muon").
 
-    Scaled to the root mean square of AdamW's updates, so that both take the same learning rate and weight decay (Liu
-    et al. 2025, arXiv 2502.16982, equation 4). Matrices [rows, columns] alone; those without gradient stay as they are.
-    Gradients are divided by `grad_scale`, a scalar; `found_inf`, another, lets a step pass where it is 1: the weights
-    stay, and the momentum only fades.
+    Updates are scaled to the root mean square of AdamW's, so that both share learning rate and weight decay (Liu et al.
+    2025, arXiv 2502.16982, equation 4). For matrices [rows, columns] only; those without gradient do not change.
+
+    torch.optim.Muon makes the same update matrix by matrix; this one batches equal shapes, computes in the precision of
+    the training and can skip a step on the device (`benchmarks/muon.py` compares the two).
+
+    Two attributes work as in torch's fused AdamW: gradients are divided by `grad_scale`, a scalar, and a step with
+    `found_inf` 1 leaves the weights unchanged while the momentum decays.
     """
 
     grad_scale: Tensor | None = None
@@ -27,19 +32,19 @@ class Muon(torch.optim.Optimizer):
     def __init__(
         self, matrices: Iterable[nn.Parameter], lr: float, weight_decay: float, dtype: torch.dtype = torch.float32
     ) -> None:
-        """`dtype`: of its matrix products; bf16 is exact enough where the processor computes in it."""
+        """Make the optimizer; `dtype` is that of its matrix products, for which bf16 is precise enough."""
         super().__init__(matrices, {"lr": lr, "weight_decay": weight_decay})
         self.dtype = dtype
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]  # noqa: ARG002
-        """Update all matrices, those of one shape together."""
+        """Update all matrices, those of one shape in one batched product."""
         for group in self.param_groups:
-            shapes: dict[torch.Size, list[nn.Parameter]] = {}
+            by_shape: dict[torch.Size, list[nn.Parameter]] = {}
             for matrix in group["params"]:
                 if matrix.grad is not None:
-                    shapes.setdefault(matrix.shape, []).append(matrix)
-            for matrices in shapes.values():
+                    by_shape.setdefault(matrix.shape, []).append(matrix)
+            for matrices in by_shape.values():
                 self._update(matrices, group["lr"], group["weight_decay"])
 
     def _update(self, matrices: Sequence[nn.Parameter], lr: float, weight_decay: float) -> None:
@@ -48,45 +53,49 @@ class Muon(torch.optim.Optimizer):
             gradients /= self.grad_scale
         if self.found_inf is not None:
             gradients = gradients.where(self.found_inf == 0, 0.0)
-        buffers = [self._buffer(matrix) for matrix in matrices]
-        torch._foreach_lerp_(buffers, list(gradients), 1 - MOMENTUM)
-        updates = orthogonalise(gradients.lerp_(torch.stack(buffers), MOMENTUM).to(self.dtype))
+        # 1. momentum, then Nesterov's interpolation between momentum and gradient
+        momenta = [self._momentum(matrix) for matrix in matrices]
+        torch._foreach_lerp_(momenta, list(gradients), 1 - _MOMENTUM)
+        updates = gradients.lerp_(torch.stack(momenta), _MOMENTUM).to(self.dtype)
+        # 2. orthogonalise, and scale to the size of AdamW's updates
+        updates = orthogonalise(updates)
         rate = lr if self.found_inf is None else lr * (1 - self.found_inf)
-        scaled = updates.to(buffers[0].dtype) * (rate * RMS * max(updates.shape[1:]) ** 0.5)
+        scaled = updates.to(momenta[0].dtype) * (rate * _UPDATE_RMS * max(updates.shape[1:]) ** 0.5)
+        # 3. decoupled weight decay, then the step
         weights: list[Tensor] = list(matrices)
         torch._foreach_mul_(weights, 1 - rate * weight_decay)
         torch._foreach_sub_(weights, list(scaled))
 
-    def _buffer(self, matrix: nn.Parameter) -> Tensor:
+    def _momentum(self, matrix: nn.Parameter) -> Tensor:
         state = self.state[matrix]
         if not state:
             state["momentum"] = torch.zeros_like(matrix)
-        buffer: Tensor = state["momentum"]
-        return buffer
+        momentum: Tensor = state["momentum"]
+        return momentum
 
 
 def orthogonalise(matrices: Tensor) -> Tensor:
-    """[N, rows, columns] to matrices of the same singular vectors, with singular values of about 0.7 to 1.2.
+    """Return matrices [N, rows, columns] with the same singular vectors and singular values of about 0.7 to 1.2.
 
-    The Newton-Schulz iterations of Jordan et al. 2024.
+    Newton-Schulz iterations of Jordan et al. 2024.
     """
-    a, b, c = COEFFICIENTS
+    a, b, c = _COEFFICIENTS
     tall = matrices.shape[1] > matrices.shape[2]
     x = matrices.mT if tall else matrices
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
-    for _ in range(ITERATIONS):
+    for _ in range(_ITERATIONS):
         square = torch.bmm(x, x.mT)
         x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=b, alpha=c), x, beta=a)
     return x.mT if tall else x
 
 
 def suits_muon(name: str, weight: nn.Parameter) -> bool:
-    """Whether a parameter is a matrix of a layer, which Muon is for: no embedding, softmax, bias, u, v or norm."""
+    """Return whether Muon trains a parameter: a matrix of a layer; no embedding, softmax, bias, u, v or norm."""
     return name.startswith("blocks.") and weight.dim() == 2 and name.rpartition(".")[2] not in ("u", "v")
 
 
 def make_adamw(parameters: Mapping[str, nn.Parameter], lr: float, weight_decay: float) -> torch.optim.AdamW:
-    """AdamW whose weight decay spares biases, the relative ones u and v too, and norms."""
+    """Return AdamW without weight decay on biases (including the relative ones, u and v) and norms."""
     decayed = {name for name, p in parameters.items() if p.dim() > 1 and name.rpartition(".")[2] not in ("u", "v")}
     groups = [
         {"params": [p for name, p in parameters.items() if name in decayed], "weight_decay": weight_decay},
@@ -96,35 +105,119 @@ def make_adamw(parameters: Mapping[str, nn.Parameter], lr: float, weight_decay: 
 
 
 def gradient_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
-    """Norm of all gradients together, a scalar; of those that there are."""
+    """Return the norm of all gradients together, a scalar; parameters without gradient are left out."""
     return nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
 
 
 def update_clipped(optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter], clip: float) -> Tensor:
-    """A step by the gradients of `parameters`, scaled to a norm of at most `clip`; the norm before."""
+    """Step with the gradients of `parameters` clipped to a norm of `clip`; return the norm before clipping."""
     norm = gradient_norm(parameters)
     step_clipped(optimizer, norm, clip)
     return norm.detach()
 
 
-def step_clipped(optimizer: torch.optim.Optimizer, norm: Tensor, clip: float, guarded: bool = False) -> None:
-    """A step of AdamW or Muon made here, with gradients of that norm scaled to at most `clip`.
+def step_clipped(optimizer: torch.optim.Optimizer, norm: Tensor, clip: float, skip_non_finite: bool = False) -> None:
+    """Step AdamW or Muon with gradients scaled to a norm of at most `clip`, and clear the gradients.
 
-    Parameters without gradient stay as they are; `guarded`, so do all where the norm is not finite. All gradients are
-    gone afterwards. Muon's steps have one size whatever the gradients': clipping bounds what one of them has of the
-    momentum.
+    Args:
+        optimizer: one made here.
+        norm: the norm of the gradients, a scalar.
+        clip: the largest norm. Muon's steps have one size whatever the gradients; clipping bounds the share of one
+            gradient in the momentum.
+        skip_non_finite: leave the parameters unchanged where the norm is not finite.
     """
-    # The fused AdamW divides by this as it reads the gradients: scaling them before would be one more pass.
+    # The fused AdamW divides by grad_scale as it reads the gradients; scaling them here would be one more pass.
     optimizer.grad_scale = (norm / clip).clamp(min=1)  # type: ignore[attr-defined]
-    if guarded:
+    if skip_non_finite:
         optimizer.found_inf = (~norm.isfinite()).to(norm.dtype)  # type: ignore[attr-defined]
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
 
 
-def refuse_misshapen(optimizer: torch.optim.Optimizer) -> None:
-    """Raise `ValueError` where an optimizer's state has not the shape of what it is about, which no kernel checks."""
+def check_shapes(optimizer: torch.optim.Optimizer) -> None:
+    """Raise `ValueError` where a restored state has not the shape of its parameter, which no kernel checks."""
     for parameter, state in optimizer.state.items():
         for name in ("momentum",) if isinstance(optimizer, Muon) else ("exp_avg", "exp_avg_sq", "step"):
             if state[name].shape != (() if name == "step" else parameter.shape):
                 raise ValueError(f"the optimizer's {name} has not the shape of its parameter")
+
+
+class WeightAverage:
+    """Mean of the weights after each step from step `first` on: stochastic weight averaging.
+
+    Izmailov et al. 2018, arXiv 1803.05407, section 3, with the weights of every step. Training continues from the
+    weights themselves; inside `in_place` the network holds the mean.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], first: int) -> None:
+        self.parameters, self.first = list(parameters), first
+        self.mean: list[Tensor] = []
+        self.count = 0  # steps in the mean
+
+    @torch.no_grad()
+    def add(self, step: int) -> None:
+        """Add the weights after a step, counted from 1, to the mean."""
+        if step < self.first:
+            return
+        self.count += 1
+        if self.count == 1:
+            self.mean = clone_weights(self.parameters)
+        else:
+            torch._foreach_lerp_(self.mean, list(self.parameters), 1 / self.count)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Put the mean into the network inside the context; without a mean the network stays as it is."""
+        if not self.count:
+            yield
+            return
+        weights = clone_weights(self.parameters)
+        copy_weights(self.mean, self.parameters)
+        try:
+            yield
+        finally:
+            copy_weights(weights, self.parameters)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of a checkpoint that stores the mean as the network's weights.
+
+        It holds copies of the weights that training continues from, since the mean may be in their place when the
+        checkpoint is written.
+        """
+        return {
+            "first": self.first,
+            "count": self.count,
+            "weights": clone_weights(self.parameters) if self.count else [],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a state into a network that holds the weights of its checkpoint.
+
+        Where the run was lengthened since, averaging begins at a later step. If that step lies after all steps of the
+        mean, a new mean begins; if it lies among them, the earlier ones stay in the mean.
+
+        Raises:
+            ValueError: the state is malformed.
+        """
+        first, count, weights = state["first"], state["count"], state["weights"]
+        if type(count) is not int or count < 0:
+            raise ValueError(f"its average is of {count!r:.40} steps")
+        if not count:
+            return
+        if [weight.shape for weight in weights] != [parameter.shape for parameter in self.parameters]:
+            raise ValueError("the weights beside its average have not the shapes of the network's")
+        if self.first < first + count:
+            self.first, self.mean, self.count = first, clone_weights(self.parameters), count
+        copy_weights(weights, self.parameters)
+
+
+def clone_weights(weights: Sequence[Tensor]) -> list[Tensor]:
+    """Return detached copies of weights."""
+    return [weight.detach().clone() for weight in weights]
+
+
+@torch.no_grad()
+def copy_weights(values: Sequence[Tensor], parameters: Sequence[nn.Parameter]) -> None:
+    """Copy values into parameters."""
+    for parameter, value in zip(parameters, values, strict=True):
+        parameter.copy_(value)

@@ -1,19 +1,20 @@
-"""The one perplexity: every token scored once, without noise; sums first, one division at the end."""
+"""Perplexity: every token scored once, without sampling noise; sums first, one division at the end."""
 
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Self, TypeAlias
+from typing import Self, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from parnas.config.schema import Reach
 from parnas.data.batching import EvaluationBatch, evaluation_batches
 from parnas.data.streams import SplitCounts
 from parnas.model.memory import Memory
 from parnas.model.transformer_xl import TransformerXL
-from parnas.sections import Reach
+from parnas.runs.records import SplitLoss
 from parnas.training.device import Device
 
 
@@ -26,7 +27,7 @@ class TotalLoss:
 
     @classmethod
     def of(cls, nats: Tensor) -> Self:
-        """Of the losses of single tokens [N], in nats."""
+        """Return the sum of the losses of single tokens [N], in nats."""
         return cls(float(nats.double().sum()), len(nats))
 
     @property
@@ -40,25 +41,25 @@ class TotalLoss:
         return exp_or_infinity(self.per_token)
 
     def word_perplexity(self, counts: SplitCounts) -> float:
-        """Perplexity per whitespace word of the original text, a predicted line end counting as one."""
+        """Return the perplexity per whitespace word of the original text; a predicted line end counts as a word."""
         return exp_or_infinity(self.nats / (counts.words + counts.line_ends))
 
     def bits_per_byte(self, counts: SplitCounts) -> float:
-        """Bits per byte of the original split."""
+        """Return bits per byte of the original split."""
         return float(self.nats / math.log(2) / counts.bytes)
 
-    def describe(self, counts: SplitCounts) -> dict[str, Any]:
-        """All metrics with what they divide by."""
-        return {
-            "loss": self.per_token,
-            "ppl": self.perplexity,
-            "word_ppl": self.word_perplexity(counts),
-            "bits_per_byte": self.bits_per_byte(counts),
-            "nats": self.nats,
-            "tokens": self.tokens,
-            "words": counts.words + counts.line_ends,
-            "bytes": counts.bytes,
-        }
+    def describe(self, counts: SplitCounts) -> SplitLoss:
+        """Return all measures of the loss, with the counts that they divide by."""
+        return SplitLoss(
+            loss=self.per_token,
+            ppl=self.perplexity,
+            word_ppl=self.word_perplexity(counts),
+            bits_per_byte=self.bits_per_byte(counts),
+            nats=self.nats,
+            tokens=self.tokens,
+            words=counts.words + counts.line_ends,
+            bytes=counts.bytes,
+        )
 
 
 def measure_loss(
@@ -71,7 +72,7 @@ def measure_loss(
     tgt_len: int,
     reach: Reach,
 ) -> TotalLoss:
-    """Total loss of `model` over all of `tokens`, which token `first` precedes; see `score_tokens`."""
+    """Return the total loss of `model` over all of `tokens`, which token `first` precedes; see `score_tokens`."""
     return TotalLoss.of(score_tokens(model, tokens, first, device, batch_size=batch_size, tgt_len=tgt_len, reach=reach))
 
 
@@ -85,10 +86,10 @@ def score_tokens(
     tgt_len: int,
     reach: Reach,
 ) -> Tensor:
-    """Negative log-likelihood of each token in nats, [N] in float32, on the device.
+    """Return the negative log-likelihood of each token in nats, [N] in float32, on the device.
 
-    Rows are read side by side for speed; each later row first reads as much as its memory can reach back, unscored,
-    so that the result does not depend on `batch_size` beyond rounding. Stochastic blocks weigh by pi.
+    Rows are read side by side for speed. Each row but the first reads, unscored, as much text before its own as memory
+    can reach back, so that the result does not depend on `batch_size` beyond rounding. Stochastic blocks weigh by pi.
     """
     memory: Memory | None = None
 
@@ -110,20 +111,20 @@ Read: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 def score_batches(
     model: TransformerXL, read: Read, batches: Iterable[EvaluationBatch], count: int, device: Device
 ) -> Tensor:
-    """What `read` gives for each of `count` tokens, [N] or [S, N] in float32, every token scored exactly once.
+    """Return the output of `read` for each of `count` tokens, [N] or [S, N] in float32, each scored exactly once.
 
-    Everything is read without dropout and, unless `read` says otherwise, without gradients. Of several processes that
-    train together, each reads some of the rows, and all get the result.
+    The network reads without dropout and, unless `read` enables them, without gradients. With several processes each
+    reads some of the rows, and all receive the result.
     """
     was_training = model.training
     model.eval()
-    ranks = device.ranks
+    distributed = device.distributed
     scored = torch.zeros((), dtype=torch.long, device=device.device)
     nats = torch.zeros(count + 1, device=device.device)  # one more place, for what is not scored
     try:
         for batch in batches:
-            places = np.where(batch.scored, batch.places, count)
-            own = [part[ranks.rank :: ranks.count] for part in (*batch[:2], places, batch.scored)]
+            places = np.where(batch.scored, batch.positions, count)
+            own = [part[distributed.rank :: distributed.world_size] for part in (*batch[:2], places, batch.scored)]
             if not len(own[0]):
                 break
             inputs, targets, to = (torch.from_numpy(part).to(device.device) for part in own[:3])
@@ -135,12 +136,12 @@ def score_batches(
             scored += int(own[3].sum())
     finally:
         model.train(was_training)
-    ranks.add([nats])
-    ranks.add([scored])
+    distributed.all_reduce_sum([nats])
+    distributed.all_reduce_sum([scored])
     assert int(scored) == count, "every token is scored exactly once"
     return nats[..., :-1]
 
 
 def exp_or_infinity(value: float) -> float:
-    """exp that gives infinity where the result is beyond a float."""
+    """Return exp(value), or infinity where it exceeds a float."""
     return math.inf if value > 700 else math.exp(value)

@@ -1,28 +1,45 @@
-"""Retraining: the discrete network of an architecture, from scratch."""
+"""Retraining (phase 3): train the discrete network of an architecture from scratch."""
 
 from pathlib import Path
 
-from parnas.config import Config
-from parnas.data.batching import Order, TrainingBatches
+from parnas.config.loader import Config
+from parnas.data.batching import Shuffle, TrainingBatches
 from parnas.model.transformer_xl import TransformerXL
-from parnas.run import Run
-from parnas.training.phases import open_session, run_architecture, run_training
-from parnas.training.reporter import Reporter
+from parnas.runs.run import Run
+from parnas.training.loaded_run import run_architecture
+from parnas.training.progress import Reporter
 from parnas.training.schedules import Schedule
-from parnas.training.trainer import Trainer
+from parnas.training.session import open_session, run_task
+from parnas.training.trainer import StepResult, TrainingTask
+
+
+class RetrainTask(TrainingTask):
+    """Trains the weights of a discrete network."""
+
+    title = "retrain"
+
+    def train_step(self, step: int) -> StepResult:
+        """Train on one batch."""
+        return self.update_weights(self.batches.batch(step), gates=None)
 
 
 def retrain(config: Config, folder: Path, reporter: Reporter, resume: bool = False) -> Run:
-    """Train the network of `config.model.arch` from scratch into a run folder, or go on with an unfinished run there.
+    """Train the network of `config.model.arch`, from the beginning or from an unfinished retraining in `folder`.
 
-    resume: refuse to begin anew. With torchrun, every process calls it, with the same folder.
+    Args:
+        config: of the retraining.
+        folder: the run folder. With torchrun, every process passes the same one.
+        reporter: receives the progress.
+        resume: refuse to begin a new retraining.
+
+    Raises:
+        ParnasError: the folder holds another run, the text cannot be read, or the architecture is not valid.
     """
     architecture = run_architecture(config)
     with open_session(config, "retrain", folder, resume, reporter) as session:
         config, data = session.config, session.config.data
         model = TransformerXL.build(config.model, architecture, session.streams.tokenizer.vocab_size)
-        rows = session.device.ranks.share(data.batch_size)
-        tokens, order = session.streams.tokens("train"), Order.of(config)
-        batches = TrainingBatches(tokens, data.batch_size, data.tgt_len, rows, order)
-        trainer = Trainer(session, model, batches, Schedule.of(config.train))
-        return run_training(trainer, lambda: architecture)
+        rows = session.device.distributed.local_slice(data.batch_size)
+        tokens, shuffle = session.streams.tokens("train"), Shuffle.from_config(config)
+        batches = TrainingBatches(tokens, data.batch_size, data.tgt_len, rows, shuffle)
+        return run_task(RetrainTask(session, model, batches, Schedule.of(config.train)), lambda: architecture)

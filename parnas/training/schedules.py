@@ -1,31 +1,32 @@
-"""How the learning rate moves over the steps of a run."""
+"""Schedules over the steps of a run: the learning rate, and the temperature of a search."""
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple, Self
 
-from parnas.sections import TrainConfig
+from parnas.config.schema import TrainConfig
 
 
 class Schedule(NamedTuple):
-    """How long a phase trains its weights, and how fast."""
+    """The learning-rate schedule of a training phase."""
 
     steps: int
     lr: float  # the peak
     warmup_steps: int
-    averaged: int = 0  # last steps whose weights are averaged
+    averaged: int = 0  # the last steps, whose weights are averaged
 
     @classmethod
     def of(cls, train: TrainConfig) -> Self:
-        """That of a retraining."""
+        """Return the schedule of a retraining."""
         averaged = max(1, round(train.average * train.steps)) if train.average else 0
         return cls(train.steps, train.lr, train.warmup_steps, averaged)
 
 
 def learning_rate(step: int, schedule: Schedule) -> float:
-    """Linear warm-up to the peak, then a line that reaches zero after the last of the steps (0 ≤ step < steps).
+    """Return the learning rate at `step` (0 ≤ step < steps): linear warm-up, then linear decay to zero.
 
-    In short runs it ends at a lower loss than a half cosine (Bergsma et al. 2025, arXiv 2502.15938). Where weights are
-    averaged it stays at the peak: their mean does what a falling rate is for.
+    In short runs this ends at a lower loss than a half cosine (Bergsma et al. 2025, arXiv 2502.15938). Where weights
+    are averaged the rate stays at its peak: averaging replaces the decay.
     """
     steps, peak, warmup_steps, averaged = schedule
     if step < warmup_steps:
@@ -34,7 +35,7 @@ def learning_rate(step: int, schedule: Schedule) -> float:
 
 
 def fit_warmup(schedule: Schedule, note: Callable[[str], None]) -> Schedule:
-    """The schedule with a warm-up that its steps have room for; tells where that is a shorter one."""
+    """Return the schedule with a warm-up that fits into its steps; `note` receives a line where it is shortened."""
     steps, asked = schedule.steps, schedule.warmup_steps
     warmup = shorten_warmup(asked, steps)
     if warmup != asked:
@@ -43,5 +44,20 @@ def fit_warmup(schedule: Schedule, note: Callable[[str], None]) -> Schedule:
 
 
 def shorten_warmup(warmup_steps: int, steps: int) -> int:
-    """The warm-up itself, or a tenth of a run that is not longer than it."""
+    """Return the warm-up, or a tenth of the steps where it is not shorter than the run."""
     return warmup_steps if warmup_steps < steps else steps // 10
+
+
+def temperature(schedule: str, step: int, steps: int, start: float, end: float) -> float:
+    """Return tau at `step` (0 ≤ step < steps): `start` at the first step, `end` at the last.
+
+    `schedule` is exponential, linear or cosine; a search of one step uses `end`.
+    """
+    if step >= steps - 1:
+        return end
+    progress = step / (steps - 1)
+    if schedule == "exponential":
+        return start * math.exp(progress * math.log(end / start))
+    if schedule == "cosine":
+        progress = (1 - math.cos(math.pi * progress)) / 2
+    return start + (end - start) * progress

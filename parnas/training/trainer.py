@@ -1,28 +1,33 @@
-"""The one training loop. Retraining uses it as it is; the search adds gates, a temperature and alpha's optimizer."""
+"""The training loop: repeat the steps of a task, log, validate and save checkpoints.
+
+`TrainingTask` says what a step does. Retraining and search are tasks; both train their weights by `update_weights`.
+`Trainer` is the loop around any task.
+"""
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from parnas.config import Config
+from parnas.config.loader import Config
 from parnas.data.batching import Batch, TrainingBatches
 from parnas.data.streams import TokenStreams
 from parnas.errors import Diverged, ParnasError
 from parnas.model.estimators import Gates
 from parnas.model.memory import Memory, map_memory
 from parnas.model.transformer_xl import TransformerXL
-from parnas.run import METRICS, Run
-from parnas.training.averaging import WeightAverage
-from parnas.training.checkpoint import (
+from parnas.runs.records import MetricsRecord
+from parnas.runs.run import METRICS, Run
+from parnas.training.checkpoints import (
     Best,
+    CheckpointWriter,
     Snapshot,
-    Writer,
     checkpoint_path,
     describe_other_versions,
     load_state,
@@ -33,178 +38,249 @@ from parnas.training.checkpoint import (
     verify_checkpoint,
 )
 from parnas.training.device import Device
-from parnas.training.diagnosis import describe_kept, explained, first_wrong, place_of_gradient, place_of_loss
-from parnas.training.optimizers import Muon, gradient_norm, make_adamw, refuse_misshapen, step_clipped, suits_muon
-from parnas.training.passes import Passes, join_parts
+from parnas.training.diagnosis import (
+    NonFinite,
+    describe_last_checkpoint,
+    explain_failures,
+    first_non_finite,
+    locate_gradient,
+    locate_loss,
+)
+from parnas.training.interruptions import Stopped, StopSignals
+from parnas.training.micro_batches import join_micro_batches
+from parnas.training.optimizers import WeightAverage
 from parnas.training.perplexity import TotalLoss, measure_loss
+from parnas.training.progress import Loop, Reporter, describe_metrics
 from parnas.training.randomness import random_states, restore_random_states
-from parnas.training.reporter import Loop, Reporter, describe_metrics
 from parnas.training.schedules import Schedule, fit_warmup, learning_rate
-from parnas.training.stopping import Stopped, StopSignals
+from parnas.training.weight_optimizer import WeightOptimizer
 
 
 @dataclass(frozen=True)
 class Session:
-    """What a training phase works with, whichever phase it is."""
+    """The configuration, text, device, run folder and reporter of one training phase."""
 
     config: Config
     streams: TokenStreams
     device: Device
     run: Run
     reporter: Reporter
-    begun: bool = False  # whether the run is to be gone on with
+    resuming: bool = False
+
+    @property
+    def checks_each_step(self) -> bool:
+        """Whether each step's numbers are checked before the update: on the CPU, or where steps may be skipped.
+
+        Otherwise they are checked with each line of metrics, so that no step waits for the GPU.
+        """
+        return self.device.device.type == "cpu" or self.config.train.max_skipped_steps > 0
 
 
-class Trainer:
-    """Trains the weights of a network on one stream: `fit` is the loop, `train_step` one step of it."""
+class StepResult(NamedTuple):
+    """The figures of one training step, as scalars on the device."""
 
-    title = "retrain"
+    loss: Tensor  # mean of this process's rows, nats per token
+    gradient_norm: Tensor
+    compression_loss: Tensor | None = None
+
+
+class RecentSteps:
+    """Loss and gradient norm of each step since the last line of metrics, on the device.
+
+    They are rows of one tensor: a small tensor per step would outlive the step's large ones and fragment the heap, so
+    that memory would grow from line to line.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._rows, self._count = torch.zeros(64, 2, device=device), 0
+
+    @property
+    def values(self) -> Tensor:
+        """Loss and gradient norm of each step, [steps, 2]; a view."""
+        return self._rows[: self._count]
+
+    def add(self, loss: Tensor, gradient_norm: Tensor) -> None:
+        """Add a step."""
+        if self._count == len(self._rows):
+            self._rows = torch.cat([self._rows, torch.zeros_like(self._rows)])
+        self._rows[self._count, 0], self._rows[self._count, 1] = loss, gradient_norm
+        self._count += 1
+
+    def clear(self) -> None:
+        """Forget all steps."""
+        self._count = 0
+
+    def restore(self, values: Tensor) -> None:
+        """Replace the steps by those of a checkpoint; raises `ValueError` for another shape."""
+        if values.dim() != 2 or values.shape[1] != 2:
+            raise ValueError(f"its losses have the shape {tuple(values.shape)}")
+        self.clear()
+        for loss, gradient_norm in values:
+            self.add(loss, gradient_norm)
+
+
+class TrainingTask:
+    """One training phase: a network, its text, and what a step does with both."""
+
+    title = ""
 
     def __init__(self, session: Session, model: TransformerXL, batches: TrainingBatches, schedule: Schedule) -> None:
-        self.session, self.batches, self.ranks = session, batches, session.device.ranks
-        config = session.config
+        config, self.session, self.batches = session.config, session, batches
+        self.distributed = session.device.distributed
         self.model = model.to(session.device.device)
         self.model.checkpoint_activations = config.runtime.checkpoint_activations
         self.model.head.label_smoothing = config.train.label_smoothing
         if config.runtime.compile:
             self.model.compile()
-        self.passes = Passes(self.model, self.weights().values(), session.device, config.train.accumulate)
-        rows = config.data.batch_size // self.ranks.count
-        if (parts := self.passes.divide(rows)) < config.train.accumulate:
-            told = f"train.accumulate is {config.train.accumulate}, which does not divide the {rows} rows of a batch"
-            session.reporter.note(f"warning: {told}; they are read in {parts} part(s)")
+        self.weight_optimizer = WeightOptimizer(model, self.weights(), config.train, session.device, schedule.lr)
+        rows = config.data.batch_size // self.distributed.world_size
+        if (count := self.weight_optimizer.accumulator.divide(rows)) < config.train.accumulate:
+            session.reporter.note(
+                f"warning: train.accumulate {config.train.accumulate} does not divide the {rows} rows of a batch; "
+                f"using {count} micro-batch(es)"
+            )
         self.schedule = fit_warmup(schedule, session.reporter.note)
-        compressing, decay = model.compression_names(), config.train.weight_decay
-        weights = {name: weight for name, weight in self.weights().items() if name not in compressing}
-        self.parameters = list(weights.values())
-        # By itself, since clipping both together would let the size of an auxiliary loss reach the other weights.
-        compression = {name: weight for name, weight in self.weights().items() if name in compressing}
-        self.compression_parameters = list(compression.values())
-        matrices = {name: weight for name, weight in weights.items() if suits_muon(name, weight)}
-        if config.train.optimizer == "adamw":
-            matrices = {}
-        others = {name: weight for name, weight in weights.items() if name not in matrices}
-        self.optimizers: dict[str, torch.optim.Optimizer] = {"optimizer": make_adamw(others, schedule.lr, decay)}
-        if matrices:
-            dtype = torch.bfloat16 if session.device.precision == "bf16" else torch.float32
-            self.optimizers["muon"] = Muon(matrices.values(), schedule.lr, decay, dtype)
-        if compression:
-            self.optimizers["compression_optimizer"] = make_adamw(compression, schedule.lr, decay)
-        self.average = WeightAverage(self.model.parameters(), schedule.steps - schedule.averaged + 1)
-        self.step = 0
         self.memory: Memory | None = None
-        self.seconds = 0.0
-        self.recent: list[tuple[Tensor, Tensor]] = []  # loss and gradient norm of the steps since the last line
-        self.skipped = 0  # steps without an update, since their gradients were not finite
-        self.compression_loss: Tensor | None = None  # of the last step
-        self.logged_at, self.logged_step = time.perf_counter(), 0
-        self.validation: dict[str, TotalLoss] = {}  # of the last validation
-        self.best: Best | None = None
-        self.writer: Writer | None = None  # of checkpoints, from the first one on
 
-    # What a phase may do otherwise.
+    # Implemented or extended by each task.
+
+    def train_step(self, step: int) -> StepResult:
+        """Train on one batch; `step` counts from 0. Raises `NonFinite` before an update with such numbers."""
+        raise NotImplementedError
+
+    def end_step(self, step: int) -> None:
+        """Act between two steps; `step` counts the steps so far, skipped ones included."""
 
     def weights(self) -> dict[str, nn.Parameter]:
-        """The parameters that the weights' optimizer trains, by name."""
+        """Return the parameters that the weight optimizer trains, by name."""
         return dict(self.model.named_parameters())
 
     def trained(self) -> Sequence[Tensor]:
-        """All that any optimizer trains."""
+        """Return everything that any optimizer trains."""
         return list(self.model.parameters())
 
-    def gates(self) -> Gates | None:
-        """Gates of the next forward pass; a discrete network has none."""
+    def scheduled(self, step: int) -> dict[str, float]:
+        """Return the scheduled values of a step, as logged."""
+        return {"lr": learning_rate(step, self.schedule)}
+
+    def gates(self, step: int) -> Gates | None:  # noqa: ARG002
+        """Sample the gates of a forward pass; a discrete network has none."""
         return None
 
-    def train_step(self) -> bool:
-        """One batch forward and backward, one update; whether there was one, and not a step to be skipped."""
-        return self.update_weights(self.backward(self.batches.batch(self.step), self.gates()))
-
-    def settings(self) -> dict[str, float]:
-        """The scheduled values of the current step, as they go into the metrics."""
-        return {"lr": learning_rate(self.step, self.schedule)}
-
     def validate(self) -> dict[str, TotalLoss]:
-        """Losses on the validation split: `valid` is the network's own, others say what they are of."""
+        """Return losses on the validation split: `valid` is the run's own, a search adds `mixture` and `argmax`."""
         return {"valid": self.validation_loss(self.model)}
 
-    def validate_average(self) -> None:
-        """Validate with the mean of the weights, once there is one."""
-        with self.average.in_place():
-            self.validation = self.validate()
-
-    def state(self) -> dict[str, Any]:
-        """What a resumed run needs besides the weights, as tensors and plain values, of all processes together."""
-        self._settle_recent()
-        return {
-            "step": self.step,  # with which the position in the text is given, see `TrainingBatches.batch`
-            "seconds": self.seconds,
-            **{name: optimizer.state_dict() for name, optimizer in self.optimizers.items()},
-            "memory": map_memory(self.ranks.gather, self.memory),  # of all rows, in the first process
-            "recent": self.recent,
-            "skipped": self.skipped,
-            "best": self.best and tuple(self.best),
-            "rng": random_states(self.session.device),
-            "average": self.average.state(),
-        }
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Take up the state of a checkpoint, whichever number of processes wrote it."""
-        device = self.session.device.device
-        self.step, self.seconds, self.skipped = state["step"], state["seconds"], state["skipped"]
-        self.best = state["best"] and Best(*state["best"])
-        self.recent = [(loss.to(device), norm.to(device)) for loss, norm in state["recent"]]
-        for name, optimizer in self.optimizers.items():
-            optimizer.load_state_dict(state[name])
-        self.average.restore(state["average"])
-        self.memory = self.own_rows(state["memory"], self.session.config.data.batch_size)
-        restore_random_states(state["rng"], self.session.device, self.session.config.runtime.seed + self.step)
-
-    def refuse_unfit_state(self) -> None:
-        """Raise `ValueError` where what was restored cannot be trained on; see `restoring`."""
-        if type(self.step) is not int or not 0 <= self.step <= self.schedule.steps:
-            raise ValueError(f"its step is {self.step!r:.40}")
-        self.seconds = float(self.seconds)
-        if any(value.dim() for pair in self.recent for value in pair):
-            raise ValueError("its losses are no single numbers")
-        if self.memory is not None and len(self.memory) != len(self.model.blocks):
-            raise ValueError(f"its memory is of {len(self.memory)} blocks")
-        for optimizer in self.optimizers.values():
-            refuse_misshapen(optimizer)
-
-    def log(self, record: dict[str, Any]) -> None:
-        """Write and show the metrics of the last steps."""
+    def log(self, record: MetricsRecord) -> None:
+        """Write a line of metrics to the run folder, and show it."""
         self.session.run.append(METRICS, record)
         self.session.run.write_log(describe_metrics(record))
         self.session.reporter.metrics(record)
 
+    def discard_step(self) -> None:
+        """Drop the gradients of a skipped step, and memory, which may hold the same numbers."""
+        self.memory = None
+        for parameter in self.trained():
+            parameter.grad = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run needs besides the weights, of all processes together."""
+        return {
+            "weight_optimizer": self.weight_optimizer.state_dict(),
+            "memory": map_memory(self.distributed.gather_rows, self.memory),  # of all rows, in the main process
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a state written by any number of processes; raises `ValueError` where it does not fit."""
+        self.weight_optimizer.load_state_dict(state["weight_optimizer"])
+        self.memory = self.local_memory(state["memory"], self.session.config.data.batch_size)
+        if self.memory is not None and len(self.memory) != len(self.model.blocks):
+            raise ValueError(f"its memory is of {len(self.memory)} blocks")
+
+    # Shared by all tasks.
+
+    def update_weights(self, batch: Batch, gates: Gates | None) -> StepResult:
+        """Train the weights on one batch; gates that need a gradient accumulate theirs."""
+        # 1. Forward and backward, by micro-batches; memory moves on to the next segment.
+        forward = self.weight_optimizer.backward(batch, self.memory, gates)
+        self.memory = forward.memory
+        # 2. Check the numbers, where that costs nothing or was asked for.
+        norms, check = self.weight_optimizer.gradient_norms(), self.session.checks_each_step
+        if check and not all(math.isfinite(norm.item()) for norm in norms):
+            raise NonFinite("loss" if self.distributed.any(not bool(forward.loss.isfinite())) else "gradient")
+        # 3. Clip the gradients and update.
+        norm = self.weight_optimizer.step(norms, skip_non_finite=not check)
+        return StepResult(forward.loss, norm, forward.compression)
+
+    def read_again(self, step: int) -> Tensor:
+        """Return the loss of a step's batch without memory, to find out where its numbers go wrong."""
+        batch = self.batches.batch(step)
+        return join_micro_batches(list(self.weight_optimizer.accumulator.forward(batch, None, self.gates(step)))).loss
+
+    def validation_loss(self, model: TransformerXL) -> TotalLoss:
+        """Return the loss of `model` on the whole validation split, with the lengths of training."""
+        config, streams = self.session.config, self.session.streams
+        return measure_loss(
+            model,
+            streams.tokens("valid"),
+            streams.tokenizer.eos_id,
+            self.session.device,
+            batch_size=config.evaluation.batch_size,
+            tgt_len=config.data.tgt_len,
+            reach=config.model.reach,
+        )
+
+    def local_memory(self, memory: Memory | None, rows: int) -> Memory | None:
+        """Return this process's rows of the memory of a checkpoint, on its device."""
+        own, device = self.distributed.local_slice(rows), self.session.device.device
+        local: Memory | None = map_memory(lambda tensor: tensor[own].to(device), memory)
+        return local
+
+
+class Trainer:
+    """Repeats the steps of a task to the end of its schedule; logs, validates, saves and resumes."""
+
+    def __init__(self, task: TrainingTask) -> None:
+        self.task, self.session, self.schedule = task, task.session, task.schedule
+        self.distributed = self.session.device.distributed
+        self.average = WeightAverage(task.model.parameters(), self.schedule.steps - self.schedule.averaged + 1)
+        self.step = 0  # steps done
+        self.seconds = 0.0
+        self.skipped = 0  # steps without an update, because their numbers were not finite
+        self.recent = RecentSteps(self.session.device.device)
+        self.compression_loss: Tensor | None = None  # of the last step
+        self.logged_at, self.logged_step = time.perf_counter(), 0
+        self.validation: dict[str, TotalLoss] = {}  # the last one
+        self.best: Best | None = None
+        self.writer: CheckpointWriter | None = None  # from the first checkpoint on
+
     # The loop.
 
     def fit(self) -> None:
-        """Train to the last step, logging, validating and saving on the way.
+        """Train to the last step.
 
-        Raises `Stopped` where a signal asked for an end: then the checkpoint of the last step is written.
+        Raises:
+            Stopped: a signal asked for an end; the checkpoint of the last step is written.
+            Diverged: a loss, gradient or weight is not finite.
         """
-        train, reporter = self.session.config.train, self.session.reporter
-        self.model.train()
+        train, reporter, task = self.session.config.train, self.session.reporter, self.task
+        task.model.train()
         started, before = time.perf_counter(), self.seconds
         self.logged_at, self.logged_step = started, self.step
         try:
-            reporter.start(Loop(self.title, self.step, self.schedule.steps, folder=self.session.run.folder))
-            with StopSignals() as signals, explained(lambda: self.step + 1, self.last_good):
+            reporter.start(Loop(task.title, self.step, self.schedule.steps, folder=self.session.run.folder))
+            with StopSignals() as signals, explain_failures(lambda: self.step + 1, self.last_checkpoint):
                 while self.step < self.schedule.steps:
                     last = self.step + 1 == self.schedule.steps
-                    settings = self._apply_settings()
-                    self.train_step()
-                    self.step += 1
-                    self.average.add(self.step)
+                    scheduled = task.scheduled(self.step)
+                    self.train_step(scheduled["lr"])
                     if last or self.step % train.log_every == 0:
-                        self._log_training(settings)
+                        self._log_training(scheduled)
                     reporter.advance(self.step)
                     if last or self.step % train.eval_every == 0:
-                        self._log_validation(settings)
+                        self._log_validation(scheduled)
                     self.seconds = before + time.perf_counter() - started
-                    stopped_by = self.ranks.most(signals.received or 0)
+                    stopped_by = self.distributed.max(signals.received or 0)
                     is_best = self.best is not None and self.best.step == self.step
                     if last or stopped_by or is_best or self.step % train.save_every == 0:
                         self.save()
@@ -217,182 +293,201 @@ class Trainer:
             if self.writer is not None:
                 self.writer.close()
 
+    def train_step(self, lr: float) -> None:
+        """Do one step of the task, or skip it where its numbers are not finite."""
+        self.task.weight_optimizer.set_learning_rate(lr)
+        try:
+            result = self.task.train_step(self.step)
+        except NonFinite as error:
+            self._skip_step(error.quantity)
+        else:
+            self.recent.add(result.loss, result.gradient_norm)
+            self.compression_loss = result.compression_loss
+        self.step += 1
+        with self._off_the_clock():
+            self.task.end_step(self.step)
+        self.average.add(self.step)
+
+    def validate(self) -> None:
+        """Validate, with the average of the weights once there is one."""
+        with self.average.in_place():
+            self.validation = self.task.validate()
+
+    # Checkpoints.
+
     def resume(self) -> None:
-        """Go on from the newest checkpoint that verifies, which is the first process's to choose."""
+        """Restore the newest intact checkpoint; the main process chooses it.
+
+        Raises:
+            ParnasError: no checkpoint is intact, or its state is not of this training.
+        """
         folder, note = self.session.run.checkpoints, self.session.reporter.note
-        newest = newest_checkpoint(folder, note) if self.ranks.leads else None
-        path = checkpoint_path(folder, self.ranks.most(-1 if newest is None else step_of(newest)))
+        newest = newest_checkpoint(folder, note) if self.distributed.is_main else None
+        path = checkpoint_path(folder, self.distributed.max(-1 if newest is None else step_of(newest)))
         if not verify_checkpoint(path):
-            raise ParnasError(f"No checkpoint in {folder} is whole; remove that folder to begin anew.")
-        if other := describe_other_versions(path):
-            note(f"warning: {other}")
-        with explained(lambda: step_of(path), lambda: path):
-            load_weights(path, self.model)
+            raise ParnasError(f"No checkpoint in {folder} is intact; remove that folder to train from the beginning.")
+        if difference := describe_other_versions(path):
+            note(f"warning: {difference}")
+        with explain_failures(lambda: step_of(path), lambda: path):
+            load_weights(path, self.task.model)
             state = load_state(path)
             with restoring(path):
-                self.restore(state)
-                self.refuse_unfit_state()
+                self.load_state_dict(state)
         note(f"resuming after step {self.step} of {self.schedule.steps}")
 
     def save(self) -> None:
-        """Begin to write a checkpoint, unless the steps behind it went wrong."""
-        began = time.perf_counter()
-        self._settle_recent()
-        self._refuse_non_finite()
-        if not all(bool(parameter.isfinite().all()) for parameter in self.trained()):
-            raise self._not_finite("network's weights or alpha", self.step)
-        self.finish_saving()  # before the copies are made, so that there is never a third
-        state = self.state()
-        if self.ranks.leads:
-            self.session.run.flush()  # a checkpoint is never on the disk before the lines of its steps
-            self.writer = self.writer or Writer(self.session.run.checkpoints)
-            with self.average.in_place():
-                snapshot = Snapshot.of(self.step, self.model, state, self.best)
-            self.writer.write(snapshot)
-        self.logged_at += time.perf_counter() - began  # tokens per second counts training alone
+        """Start to write a checkpoint; raises `Diverged` where the numbers behind it are not finite."""
+        with self._off_the_clock():
+            self._average_recent()
+            self._check_recent()
+            if not all(bool(parameter.isfinite().all()) for parameter in self.task.trained()):
+                raise self._diverged("network's weights or alpha", self.step)
+            self.finish_saving()  # before the copies are made, so that memory never holds three
+            state = self.state_dict()
+            if self.distributed.is_main:
+                self.session.run.flush()  # the lines of its steps reach the disk before a checkpoint does
+                self.writer = self.writer or CheckpointWriter(self.session.run.checkpoints)
+                with self.average.in_place():
+                    snapshot = Snapshot.copy(self.step, self.task.model, state, self.best)
+                self.writer.write(snapshot)
 
     def finish_saving(self) -> None:
-        """Until the last checkpoint is on the disk."""
+        """Wait until the last checkpoint is on the disk."""
         if self.writer is not None:
             self.writer.wait()
 
-    def last_good(self) -> Path | None:
-        """The newest checkpoint that verifies."""
+    def last_checkpoint(self) -> Path | None:
+        """Return the newest intact checkpoint."""
         self.finish_saving()
         return newest_checkpoint(self.session.run.checkpoints, self.session.reporter.note)
 
-    def backward(self, batch: Batch, gates: Gates | None) -> Tensor:
-        """Gradients of a batch, of all processes; its mean loss in this one. Memory goes on."""
-        loss, self.memory, self.compression_loss = self.passes.backward(batch, self.memory, gates)
-        return loss
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint holds besides the weights, as tensors and plain values."""
+        self._average_recent()
+        return {
+            "step": self.step,  # which gives the position in the text too, see `TrainingBatches.batch`
+            "seconds": self.seconds,
+            "recent": self.recent.values,
+            "skipped": self.skipped,
+            "best": self.best and tuple(self.best),
+            "rng": random_states(self.session.device),
+            "average": self.average.state_dict(),
+            "task": self.task.state_dict(),
+        }
 
-    def update_weights(self, loss: Tensor) -> bool:
-        """Clip the gradients and take a step; or skip it, where they are not finite and the configuration allows."""
-        clip, norm = self.session.config.train.clip, gradient_norm(self.parameters).detach()
-        norms = [norm]
-        if self.compression_parameters:
-            norms.append(gradient_norm(self.compression_parameters).detach())
-        if self.looks and not all(math.isfinite(each.item()) for each in norms):
-            self.skip_step("loss" if self.ranks.any(not bool(loss.isfinite())) else "gradient")
-            return False
-        for name, optimizer in self.optimizers.items():
-            own = norms[1] if name == "compression_optimizer" else norm
-            step_clipped(optimizer, own, clip, guarded=not self.looks)
-        if self.compression_parameters:
-            norm = norm + 0 * norms[1]  # not finite where either is not
-        self.recent.append((loss, norm))
-        return True
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a checkpoint's state; raises `ValueError` where it does not fit this training."""
+        self.step, self.seconds, self.skipped = state["step"], float(state["seconds"]), state["skipped"]
+        if type(self.step) is not int or not 0 <= self.step <= self.schedule.steps:
+            raise ValueError(f"its step is {self.step!r:.40}")
+        self.best = state["best"] and Best(*state["best"])
+        self.recent.restore(state["recent"])
+        self.average.load_state_dict(state["average"])
+        self.task.load_state_dict(state["task"])
+        restore_random_states(state["rng"], self.session.device, self.session.config.runtime.seed + self.step)
 
-    def validation_loss(self, model: TransformerXL) -> TotalLoss:
-        """Loss of `model` on the whole validation split, with the lengths of training."""
-        config, streams = self.session.config, self.session.streams
-        return measure_loss(
-            model,
-            streams.tokens("valid"),
-            streams.tokenizer.eos_id,
-            self.session.device,
-            batch_size=config.evaluation.batch_size,
-            tgt_len=config.data.tgt_len,
-            reach=config.model.reach,
-        )
+    # Metrics.
 
-    def own_rows(self, memory: Memory | None, rows: int) -> Memory | None:
-        """Of the memory of so many rows in a checkpoint, what this process goes on with, on its device."""
-        own, device = self.ranks.share(rows), self.session.device.device
-        moved: Memory | None = map_memory(lambda kept: kept[own].to(device), memory)
-        return moved
+    @contextmanager
+    def _off_the_clock(self) -> Iterator[None]:
+        """Leave the time inside the context out of the logged tokens per second, which count training alone."""
+        began = time.perf_counter()
+        yield
+        self.logged_at += time.perf_counter() - began
 
-    def _apply_settings(self) -> dict[str, float]:
-        settings = self.settings()
-        for optimizer in self.optimizers.values():
-            for group in optimizer.param_groups:
-                group["lr"] = settings["lr"]
-        return settings
+    def _average_recent(self) -> None:
+        """Replace the losses since the last line by their means over all processes."""
+        losses = self.recent.values[:, 0]
+        self.distributed.all_reduce_mean([losses] if len(losses) else [])
 
-    def _settle_recent(self) -> None:
-        """Make the losses since the last line those of all processes."""
-        self.ranks.average([loss for loss, _ in self.recent])
-
-    def _log_training(self, settings: Mapping[str, float]) -> None:
-        self._settle_recent()
-        self._refuse_non_finite()
-        self.ranks.average([] if self.compression_loss is None else [self.compression_loss])
-        now, data, recent = time.perf_counter(), self.session.config.data, self.recent
+    def _log_training(self, scheduled: Mapping[str, float]) -> None:
+        self._average_recent()
+        self._check_recent()
+        self.distributed.all_reduce_mean([] if self.compression_loss is None else [self.compression_loss])
+        now, data, recent = time.perf_counter(), self.session.config.data, self.recent.values.clone()
         steps, seconds = self.step - self.logged_step, now - self.logged_at
         rate = steps * data.batch_size * data.tgt_len / seconds
-        self.recent, self.logged_at, self.logged_step = [], now, self.step
-        if not recent or not self.ranks.leads:  # all steps since the last line were skipped; or another writes
+        self.recent.clear()
+        self.logged_at, self.logged_step = now, self.step
+        # Nothing to log: all steps were skipped, or the main process writes.
+        if not len(recent) or not self.distributed.is_main:
             return
-        loss = float(torch.stack([loss for loss, _ in recent]).double().mean())
-        norm = float(torch.stack([norm for _, norm in recent]).max())
-        record = {"step": self.step, "split": "train", "loss": loss, "ppl": math.exp(min(loss, 700.0))}
+        loss = float(recent[:, 0].double().mean())
+        optional: dict[str, Any] = {}
         if self.compression_loss is not None:
-            record["compression_loss"] = float(self.compression_loss)
-        record |= {**settings, "gradient_norm": norm}
-        record |= {"tokens_per_s": round(rate, 1), "step_ms": round(1000 * seconds / steps, 3)}
-        self.log(record if self.ranks.count == 1 else {**record, "processes": self.ranks.count})
+            optional["compression_loss"] = float(self.compression_loss)
+        if self.distributed.world_size > 1:
+            optional["processes"] = self.distributed.world_size
+        record = MetricsRecord(
+            step=self.step,
+            split="train",
+            loss=loss,
+            ppl=math.exp(min(loss, 700.0)),
+            gradient_norm=float(recent[:, 1].max()),
+            tokens_per_s=round(rate, 1),
+            step_ms=round(1000 * seconds / steps, 3),
+            **scheduled,
+            **optional,
+        )
+        self.task.log(record)
 
-    def _log_validation(self, settings: Mapping[str, float]) -> None:
-        began = time.perf_counter()
-        self._settle_recent()
-        self._refuse_non_finite()
-        self.validate_average()
-        counts = self.session.streams.header.splits["valid"]
-        loss = self.validation["valid"]
-        if not all(math.isfinite(each.nats) for each in self.validation.values()):
-            raise self._not_finite("validation loss", self.step)
-        if self.best is None or loss.per_token < self.best.loss:
-            self.best = Best(self.step, loss.per_token)
-        record = {"step": self.step, "split": "valid", "loss": loss.per_token, "ppl": loss.perplexity}
-        record |= {"word_ppl": loss.word_perplexity(counts), "bits_per_byte": loss.bits_per_byte(counts)}
-        for name, other in self.validation.items():
-            if name != "valid":
-                record |= {f"{name}_loss": other.per_token, f"{name}_ppl": other.perplexity}
-        if self.ranks.leads:
-            self.log({**record, **settings})
-        self.logged_at += time.perf_counter() - began  # tokens per second counts training alone
+    def _log_validation(self, scheduled: Mapping[str, float]) -> None:
+        with self._off_the_clock():
+            self._average_recent()
+            self._check_recent()
+            self.validate()
+            if not all(math.isfinite(each.nats) for each in self.validation.values()):
+                raise self._diverged("validation loss", self.step)
+            counts, loss = self.session.streams.header.splits["valid"], self.validation["valid"]
+            if self.best is None or loss.per_token < self.best.loss:
+                self.best = Best(self.step, loss.per_token)
+            others: dict[str, Any] = {}
+            for name, other in self.validation.items():
+                if name != "valid":
+                    others |= {f"{name}_loss": other.per_token, f"{name}_ppl": other.perplexity}
+            record = MetricsRecord(
+                step=self.step,
+                split="valid",
+                loss=loss.per_token,
+                ppl=loss.perplexity,
+                word_ppl=loss.word_perplexity(counts),
+                bits_per_byte=loss.bits_per_byte(counts),
+                **others,
+                **scheduled,
+            )
+            if self.distributed.is_main:
+                self.task.log(record)
 
-    # Numbers that go wrong.
+    # Numbers that are not finite.
 
-    @property
-    def looks(self) -> bool:
-        """Whether each step is looked at before it counts: on the CPU, where it costs nothing; else it is to wait."""
-        return self.session.device.device.type == "cpu" or self.session.config.train.skip_bad_steps > 0
-
-    def skip_step(self, what: str) -> None:
-        """Leave the weights as they are and begin with empty memory; raises where that was allowed too rarely."""
-        limit = self.session.config.train.skip_bad_steps
+    def _skip_step(self, quantity: str) -> None:
+        """Discard a step; raises `Diverged` where `train.max_skipped_steps` does not allow one more."""
+        limit = self.session.config.train.max_skipped_steps
         if self.skipped >= limit:
-            raise self._not_finite(what, self.step + 1, f", first in {self._place(what, self.step)}")
+            raise self._diverged(quantity, self.step + 1, f", first in {self._locate(quantity, self.step)}")
         self.skipped += 1
         self.session.reporter.note(
-            f"warning: step {self.step + 1} is skipped, its {what} is not finite ({self.skipped} of {limit} allowed)"
+            f"warning: step {self.step + 1} is skipped: its {quantity} is not finite ({self.skipped} of {limit})"
         )
-        self.memory = None
-        for parameter in self.trained():
-            parameter.grad = None
+        self.task.discard_step()
 
-    def _place(self, what: str, step: int) -> str:
-        """Where the loss of a step goes wrong, or a gradient that there is now did."""
-        if what != "loss":
-            return place_of_gradient(self.model)
+    def _check_recent(self) -> None:
+        """Raise `Diverged` where a loss or gradient since the last line is not finite, naming the first such step."""
+        failure = first_non_finite(self.recent.values)
+        if failure is not None:
+            step = self.step - failure.steps_ago
+            place = f", first in {self._locate('loss', step - 1)}" if failure.quantity == "loss" else ""
+            raise self._diverged(failure.quantity, step, place)
 
-        def read_again() -> Tensor:
-            return join_parts(list(self.passes.forward(self.batches.batch(step), None, self.gates()))).loss
+    def _locate(self, quantity: str, step: int) -> str:
+        """Return the part of the network where the loss of a step, or the present gradient, goes wrong."""
+        if quantity != "loss":
+            return locate_gradient(self.task.model)
+        return locate_loss(self.task.model, self.distributed, lambda: self.task.read_again(step))
 
-        return place_of_loss(self.model, self.ranks, read_again)
-
-    def _refuse_non_finite(self) -> None:
-        """Raise where a loss or gradient since the last line was not finite, naming the first such step."""
-        wrong = first_wrong(self.recent)
-        if wrong is not None:
-            step = self.step - wrong.steps_ago
-            place = f", first in {self._place(wrong.what, step - 1)}" if wrong.what == "loss" else ""
-            raise self._not_finite(wrong.what, step, place)
-
-    def _not_finite(self, what: str, step: int, place: str = "") -> Diverged:
+    def _diverged(self, quantity: str, step: int, place: str = "") -> Diverged:
         return Diverged(
-            f"The {what} is not finite at step {step}{place}. {describe_kept(self.last_good())} "
-            "Lower the learning rate or train.clip, lengthen the warm-up, set runtime.precision: fp32, or let some "
-            "such steps be skipped by train.skip_bad_steps."
+            f"The {quantity} is not finite at step {step}{place}. {describe_last_checkpoint(self.last_checkpoint())} "
+            "Lower the learning rate or train.clip, lengthen the warm-up, set runtime.precision: fp32, or allow some "
+            "such steps to be skipped by train.max_skipped_steps."
         )

@@ -18,8 +18,8 @@ from pathlib import Path
 from soak_faults import FAULTS, kills
 from soak_runs import ROOT, Row, make_config, prepare, write_corpus
 
-from parnas.files import write_json
-from parnas.run import describe_machine
+from parnas.runs.files import write_json
+from parnas.runs.run import describe_machine
 
 STEPS, SAVE_EVERY = 1200, 15
 
@@ -52,7 +52,7 @@ def summarise(rows: Sequence[Row]) -> dict[str, object]:
         "tries": sum(row.tries for row in rows),
         "bit_identical": all(row.bit_identical == row.tries for row in rows),
         "lost_lines": sum(row.lost_lines for row in rows),
-        "told_in_one_message": all(row.told == row.tries for row in rows),
+        "one_message": all(row.told == row.tries for row in rows),
         "machine": machine,
         "faults": [asdict(row) for row in rows],
     }
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     result = summarise(soak(given.kills, given.tries))
     write_json(given.out / "reliability.json", result)
-    whole = bool(result["bit_identical"] and result["told_in_one_message"] and not result["lost_lines"])
+    whole = bool(result["bit_identical"] and result["one_message"] and not result["lost_lines"])
     print(f"{result['kills']} kills, {result['tries']} tries: {'nothing was lost' if whole else 'SOMETHING WAS LOST'}")
     return 0 if whole else 1
 

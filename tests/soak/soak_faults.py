@@ -26,7 +26,7 @@ from soak_runs import (
     writing,
 )
 
-from parnas.run import Run
+from parnas.runs.run import Run
 
 CLOCK = '''"""A clock that jumps by up to a day, back and forth, at each look."""
 
@@ -43,7 +43,7 @@ def kills(phases: list[Phase], folder: Path, tries: int, seed: int = 1) -> list[
     """SIGKILL at random moments of starting, training and saving, again and again, until runs end."""
     draw, rows = random.Random(seed), []
     for phase in phases:
-        row = Row(f"SIGKILL of a {phase.command}", "goes on from the newest whole checkpoint")
+        row = Row(f"SIGKILL of a {phase.command}", "resumes from the newest intact checkpoint")
         row.detail = {"while saving": 0, "while starting": 0, "runs": 0}
         done = 0
         while done < tries:
@@ -86,12 +86,12 @@ def signals(phases: list[Phase], folder: Path, tries: int) -> list[Row]:
     """What Ctrl-C and a cluster send: the step ends, all is saved, and a message tells how to go on."""
     rows = []
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-        row = Row(signal.Signals(number).name, "ends the step, saves and says how to go on")
+        row = Row(signal.Signals(number).name, "completes the step, saves, and names the command that resumes")
         for phase in phases:
             for attempt in range(tries):
                 run = folder / f"signalled-{number}-{phase.command}-{attempt}"
                 ended = kill_after_progress(phase, run, number)
-                told = ended.told and ended.code == 128 + number and "go on with: parnas" in ended.errors
+                told = ended.told and ended.code == 128 + number and "to resume: parnas" in ended.errors
                 row.count(go_on(phase, run)[0], told)
         rows.append(row)
     return rows
@@ -101,7 +101,7 @@ def damaged_files(phases: list[Phase], folder: Path, tries: int, seed: int = 2) 
     """Files of the newest checkpoint cut off or with one bit turned: the one before is used, with a warning."""
     draw, rows = random.Random(seed), []
     for name, damage in (("a file cut off", cut_off), ("a bit turned", turn_bit)):
-        row = Row(name, "passes over the checkpoint with a warning and uses the one before")
+        row = Row(name, "skips the checkpoint with a warning and uses the previous one")
         for attempt in range(tries):
             phase, run = phases[attempt % len(phases)], folder / f"{name}-{attempt}".replace(" ", "-")
             kill_after_progress(phase, run)
@@ -112,7 +112,7 @@ def damaged_files(phases: list[Phase], folder: Path, tries: int, seed: int = 2) 
             difference, ended = go_on(phase, run)
             row.count(difference, ended.told and "is damaged; using the one before it" in ended.errors)
         rows.append(row)
-    row = Row("half a line of metrics", "drops it, and writes each line once")
+    row = Row("half a line of metrics", "removes it, and writes each line once")
     for attempt in range(tries):
         phase, run = phases[attempt % len(phases)], folder / f"torn-{attempt}"
         kill_after_progress(phase, run)
@@ -138,7 +138,7 @@ def turn_bit(path: Path, draw: random.Random) -> None:
 
 def full_disk(phases: list[Phase], folder: Path, tries: int) -> list[Row]:
     """No room for a checkpoint: the training ends with a message, and goes on when there is room."""
-    row = Row("disk full (RLIMIT_FSIZE)", "ends with a message; goes on once there is room")
+    row = Row("disk full (RLIMIT_FSIZE)", "exits with a message; resumes when there is space")
     for attempt in range(tries):
         phase, run = phases[attempt % len(phases)], folder / f"full-{attempt}"
         kill_after_progress(phase, run)
@@ -148,7 +148,7 @@ def full_disk(phases: list[Phase], folder: Path, tries: int) -> list[Row]:
     rows = [row]
     with small_disk(folder / "disk", "size=700k") as disk:
         if disk is not None:
-            row = Row("disk full (a file system of 700 kB)", "ends with a message; goes on once there is room")
+            row = Row("disk full (a file system of 700 kB)", "exits with a message; resumes when there is space")
             for attempt in range(tries):
                 phase, run = phases[attempt % len(phases)], disk / f"run-{attempt}"
                 ended = finish(start(phase, run))
@@ -183,7 +183,7 @@ def read_only(phases: list[Phase], folder: Path, tries: int) -> list[Row]:
     with small_disk(folder / "read-only", "size=20m") as disk:
         if disk is None:
             return []
-        row = Row("a read-only file system", "is refused with a message; goes on elsewhere")
+        row = Row("a read-only file system", "refuses with a message; works in another folder")
         for attempt in range(tries):
             phase, run = phases[attempt % len(phases)], disk / f"run-{attempt}"
             kill_after_progress(phase, run)
@@ -196,7 +196,7 @@ def read_only(phases: list[Phase], folder: Path, tries: int) -> list[Row]:
 
 def two_at_once(phases: list[Phase], folder: Path, tries: int) -> list[Row]:
     """A second process on the folder of a run that goes on is refused, and the first is not disturbed."""
-    row = Row("two runs on one folder", "refuses the second; the first goes on undisturbed")
+    row = Row("two runs on one folder", "refuses the second; the first continues")
     for attempt in range(tries):
         phase, run = phases[attempt % len(phases)], folder / f"twice-{attempt}"
         first = start(phase, run)
@@ -215,7 +215,7 @@ def jumping_clock(phases: list[Phase], folder: Path, tries: int) -> list[Row]:
     place = folder / "clock"
     place.mkdir()
     (place / "sitecustomize.py").write_text(CLOCK)
-    row = Row("a clock that jumps by up to a day", "goes on as if nothing were")
+    row = Row("a clock that jumps by up to a day", "continues unaffected")
     for attempt in range(tries):
         phase, run = phases[attempt % len(phases)], folder / f"clock-{attempt}"
         kill_after_progress(phase, run)
@@ -228,7 +228,7 @@ def other_corpus(phases: list[Phase], folder: Path, tries: int) -> list[Row]:
     """A text that is gone, or not what it was: refused; restored, the run goes on."""
     corpus, rows = Path(Run(phases[0].whole).config().data.corpus), []
     for name, disturb in (("a missing corpus", hide), ("a changed corpus", change)):
-        row = Row(name, "is refused with a message; goes on when it is restored")
+        row = Row(name, "refuses with a message; resumes when it is restored")
         for attempt in range(tries):
             phase, run = phases[attempt % len(phases)], folder / f"{name}-{attempt}".replace(" ", "-")
             kill_after_progress(phase, run)

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from safetensors.torch import load_file
 
-from parnas.config import Config, dump_config
-from parnas.run import METRICS, PI, SPEEDS, Run
-from parnas.training.checkpoint import list_checkpoints
+from parnas.config.loader import Config, dump_config
+from parnas.runs.run import METRICS, PI, SPEED_KEYS, Run
+from parnas.training.checkpoints import list_checkpoints
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_SECONDS = 300
@@ -183,7 +183,7 @@ def compare(whole: Path, other: Path) -> Difference:
             continue
         found, expected = lines_of(other, name), lines_of(whole, name)
         difference.lost_lines += len(expected.keys() - found.keys())
-        difference.more_lines += len(Run(other).records(name)) - len(expected.keys() & found.keys())
+        difference.more_lines += len(Run(other).raw_lines(name)) - len(expected.keys() & found.keys())
         difference.other_lines += sum(found[key] != expected[key] for key in expected.keys() & found.keys())
     return difference
 
@@ -196,6 +196,6 @@ def weights_of(folder: Path) -> dict[str, torch.Tensor]:
 def lines_of(folder: Path, name: str) -> dict[tuple[int, object], dict[str, Any]]:
     """Lines by step and split, without speeds."""
     return {
-        (record["step"], record.get("split")): {key: value for key, value in record.items() if key not in SPEEDS}
-        for record in Run(folder).records(name)
+        (record["step"], record.get("split")): {key: value for key, value in record.items() if key not in SPEED_KEYS}
+        for record in Run(folder).raw_lines(name)
     }

@@ -1,0 +1,126 @@
+"""Write the table of results in README.md from the results of the benchmarks: `python docs/make_readme.py`."""
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from make_performance import RESULTS
+from make_results import FORERUNNER, plain
+
+from parnas.runs.files import read_json, write_text
+
+README = Path(__file__).resolve().parent.parent / "README.md"
+BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
+
+
+class Row(NamedTuple):
+    """A question with its figures and the answer in a sentence."""
+
+    question: str
+    figures: str
+    answer: str
+
+
+def render() -> str:
+    """Return the README with a new table between the markers."""
+    rows = [*comparison_rows(result("comparison-cpu")), ranking_row(result("search_quality-cpu"))]
+    rows += [word_row(result("word_level-wikitext2-word-cpu")), forerunner_row(result("wikitext2-par"))]
+    lines = ["| question | measured | answer |", "| --- | --- | --- |", *(f"| {' | '.join(row)} |" for row in rows)]
+    table = "\n".join([BEGIN, *lines, END])
+    return re.sub(f"{BEGIN}.*{END}", lambda _: table, README.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+def result(name: str) -> dict[str, Any]:
+    """Return the recorded result of a benchmark."""
+    content: dict[str, Any] = read_json(RESULTS / f"{name}.json")
+    return content
+
+
+def comparison_rows(comparison: Mapping[str, Any]) -> Iterator[Row]:
+    """Yield the rows of the search of 12 blocks with a cost target, whose networks were trained from several seeds."""
+    networks = {row["network"]: row for row in comparison["networks"]}
+    derived, interleaved = networks["derived"], networks["interleaved"]
+    seeds = derived["seeds"]
+    latency = derived["whole network, ms"] / interleaved["whole network, ms"]
+    gain, interval, verdict = against(comparison, "interleaved", seeds)
+    yield Row(
+        f"Is the derived network (`{derived['string']}`) cheaper than the interleaved one (`{interleaved['string']}`)?",
+        f"{latency:.0%} of its latency; perplexity {derived['valid ppl']:.1f} against {interleaved['valid ppl']:.1f}, "
+        f"{gain:+.2f} % ({interval})",
+        f"{'Yes' if latency < 1 else 'No'}. In perplexity {verdict}.",
+    )
+    ppl = [row["valid ppl"] for name, row in networks.items() if name.startswith("random")]
+    change = 100 * (derived["valid ppl"] / median(ppl) - 1)
+    worse = sum(derived["valid ppl"] < each for each in ppl)
+    yield Row(
+        "Is it better than random networks of the same cost?",
+        f"{change:+.2f} % against their median; lower perplexity than {worse} of {len(ppl)}",
+        "Yes, by a small margin." if change < 0 else "No.",
+    )
+    gain, interval, verdict = against(comparison, "shallower", seeds)
+    yield Row(
+        "Is it better than a shallower interleaved network of the same cost?",
+        f"{gain:+.2f} % ({interval})",
+        f"{verdict[0].upper()}{verdict[1:]}.",
+    )
+    gain, _, _ = against(comparison, "interleaved, longer", seeds)
+    yield Row(
+        "Is it better than the interleaved network trained for the time of search and retraining together?",
+        f"{gain:+.0f} %",
+        "No. These trainings are short, and more steps help most." if gain > 0 else "Yes.",
+    )
+
+
+def against(comparison: Mapping[str, Any], name: str, seeds: int) -> tuple[float, str, str]:
+    """Return the difference to a baseline in per cent, its 95 % interval, and the verdict."""
+    pattern = rf"derived against {name} \(.*: ([+-][\d.]+) % perplexity, 95 % interval ([+-][\d.]+) to ([+-][\d.]+) %"
+    (match,) = [found for answer in comparison["answers"] if (found := re.match(pattern, answer))]
+    gain, low, high = map(float, match.groups())
+    verdict = f"{seeds} seeds show no difference" if low <= 0 <= high else "it is better" if high < 0 else "it is worse"
+    return gain, f"95 % interval {low:+.2f} to {high:+.2f} %", verdict
+
+
+def ranking_row(quality: Mapping[str, Any]) -> Row:
+    """Return the row of the table of networks, each trained from scratch from several seeds."""
+    ceiling = quality["ceiling"]["all"]
+    (tau,) = [
+        row["tau, all"]
+        for row in quality["ranks"]
+        if (row["ranked by"], row["target"]) == ("uniform: estimate", "none")
+    ]
+    return Row(
+        "Does a search rank networks as trainings from scratch do?",
+        f"Kendall's tau {tau:.2f}; two seeds of the trainings agree by {ceiling:.2f}",
+        "Nearly as well as a second training of each network." if tau >= 0.9 * ceiling else "Only in part.",
+    )
+
+
+def word_row(words: Mapping[str, Any]) -> Row:
+    """Return the row of WikiText-2 by words."""
+    ppl = {row["run"]: row["word_ppl"] for row in plain(words, "test")}
+    valid = {row["run"]: row["word_ppl"] for row in plain(words, "valid")}
+    change = 100 * (ppl["derived"] / ppl["equal-cost"] - 1)
+    return Row(
+        "WikiText-2 by words, from scratch, two CPU cores",
+        f"perplexity {valid['derived']:.2f} validation, {ppl['derived']:.2f} test; {change:+.1f} % against the "
+        f"interleaved network of equal cost (one seed)",
+        f"The blocks cost {words['search']['derivation']['cost']['share']:.0%} of the 12 interleaved blocks. "
+        f"At that cost the interleaved network is {'slightly better' if change > 0 else 'worse'}.",
+    )
+
+
+def forerunner_row(record: Mapping[str, Any]) -> Row:
+    """Return the row of the search with the settings of the TensorFlow program, which has no cost target."""
+    (row,) = [row for row in record["comparison"] if row["run"] == "derived"]
+    return Row(
+        "WikiText-2 in pieces, with the sizes of the earlier TensorFlow program, without a cost target",
+        f"{row['bits_per_byte']:.3f} bits per byte after {row['train_seconds'] / 60:.0f} minutes on two cores; that "
+        f"program {FORERUNNER} after 37 minutes on a GPU",
+        "Better, in less time." if row["bits_per_byte"] < FORERUNNER else "Worse.",
+    )
+
+
+if __name__ == "__main__":
+    write_text(README, render())

@@ -1,0 +1,131 @@
+"""The findings of `parnas doctor`: versions, devices, folders and environment of this machine."""
+
+import os
+import platform
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from parnas.config.schema import RuntimeConfig
+from parnas.data.cache import cache_dir
+from parnas.data.corpora import NAMES
+from parnas.data.token_frequencies import is_local
+from parnas.errors import ParnasError
+from parnas.runs.run import package_version
+from parnas.training.device import choose_device
+
+_EXTRAS = {
+    "tensorboard": "for live scalars and pictures of pi",
+    "export": "for parnas export --to onnx or x-transformers",
+    "postgresql": "for a study in PostgreSQL",
+}
+"""Optional extras of the package and their purpose."""
+_VARIABLES = ("PARNAS_DATA", "PARNAS_CACHE", "PARNAS_LAYERS", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
+_LEAST_FREE_GB = 2.0  # for the cache of a corpus and some checkpoints
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A line of the output, with advice if something needs attention."""
+
+    topic: str
+    name: str
+    value: Any
+    advice: str | None = None
+
+
+def examine() -> list[Finding]:
+    """Return all findings; nothing is downloaded or trained."""
+    return [*versions(), *devices(), *folders(), *settings()]
+
+
+def versions() -> Iterator[Finding]:
+    """Yield the versions of Python, of the required packages and of those of optional extras."""
+    yield Finding("versions", "python", platform.python_version())
+    yield Finding("versions", "parnas", package_version("parnas"))
+    for name, extra in requirements():
+        if extra is None or extra in _EXTRAS:
+            advice = "missing: reinstall parnas"
+            if extra is not None:
+                advice = f"{_EXTRAS[extra]}: pip install -e '.[{extra}]' in its repository"
+            version = package_version(name)
+            yield Finding("versions", name, version, advice if version is None else None)
+
+
+def requirements() -> Iterator[tuple[str, str | None]]:
+    """Yield the packages that parnas depends on, each with its extra; `None` for required ones."""
+    for line in metadata.requires("parnas") or []:
+        name, extra = re.match(r"[\w.-]+", line), re.search(r"extra == ['\"]([\w-]+)['\"]", line)
+        if name is not None:
+            yield name[0], extra and extra[1]
+
+
+def devices() -> Iterator[Finding]:
+    """Yield processor and GPUs, and the device that a training would use."""
+    yield Finding("devices", "cores", os.cpu_count())
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        yield Finding("devices", f"cuda:{index}", f"{properties.name}, {properties.total_memory / 1e9:.0f} GB")
+    if not torch.cuda.is_available():
+        built = torch.version.cuda
+        advice = None if built is None else f"this torch is built for CUDA {built}; see that nvidia-smi shows a GPU"
+        yield Finding("devices", "cuda", "none", advice)
+    try:
+        device = choose_device(RuntimeConfig())
+    except ParnasError as error:
+        yield Finding("would be used", "device", None, str(error))
+        return
+    for name, value in device.describe().items():
+        yield Finding("would be used", name.replace("_", " "), value)
+
+
+def folders() -> Iterator[Finding]:
+    """Yield the folders of texts and runs, their free space, and the corpora that need no download."""
+    cache = cache_dir()
+    writable = os.access(nearest(cache), os.W_OK)
+    advice = None if writable else "it is not writable; set PARNAS_CACHE to another folder"
+    yield Finding("folders", "cache", str(cache), advice)
+    used = sum(size(path) for path in cache.rglob("*")) if cache.is_dir() else 0
+    yield Finding("folders", "in the cache", f"{used / 1e9:.2f} GB")
+    for name, folder in {"free for the cache": cache, "free for runs here": Path()}.items():
+        free = free_gb(folder)
+        advice = (
+            None
+            if free >= _LEAST_FREE_GB
+            else "free some space: a corpus with its tokens and some checkpoints take more"
+        )
+        yield Finding("folders", name, f"{free:.1f} GB", advice)
+    yield Finding("folders", "corpora here", ", ".join(name for name in NAMES if is_local(name)))
+
+
+def free_gb(folder: Path) -> float:
+    """Return the free space on the disk of a folder, which need not exist yet, in 10^9 bytes."""
+    return shutil.disk_usage(nearest(folder)).free / 1e9
+
+
+def nearest(folder: Path) -> Path:
+    """Return the folder, or its nearest parent that exists."""
+    return next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+
+
+def size(path: Path) -> int:
+    """Return the bytes of a file; 0 for a folder, or for a file that another process has just removed."""
+    try:
+        return path.stat().st_size if path.is_file() else 0
+    except FileNotFoundError:
+        return 0
+
+
+def settings() -> Iterator[Finding]:
+    """Yield the environment variables that parnas reads."""
+    for name in _VARIABLES:
+        value, advice = os.environ.get(name), None
+        if name == "PARNAS_DATA" and value is not None and not Path(value).expanduser().is_dir():
+            advice = "there is no such folder"
+        yield Finding("environment", name, value, advice)

@@ -1,0 +1,288 @@
+"""The command line: the application and the main steps. Heavy modules are imported only when a command needs them."""
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from parnas.cli.common import (
+    Output,
+    draw,
+    evaluate_runs,
+    exit_on_error,
+    interruptible,
+    is_main_process,
+    refuse_torchrun,
+    resolve_arguments,
+    show_pipeline,
+    split_runs,
+    training_resume_hint,
+)
+from parnas.cli.options import MAIN_STEPS, Best, Out, Resume, RunFolder, Settings, register
+from parnas.cli.studies import studies
+from parnas.cli.tools import tools
+from parnas.runs.resolve import make_run_folder, remove_if_empty
+from parnas.runs.run import Run, package_version
+
+app = typer.Typer(
+    name="parnas",
+    help="Find where a language model needs attention, and where a cheaper layer does as well.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+command = register(app, MAIN_STEPS)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; `exit_on_error` defines its exit codes."""
+    with exit_on_error():
+        app(args=list(sys.argv[1:] if arguments is None else arguments), prog_name="parnas")
+
+
+def _show_version(requested: bool) -> None:
+    """Print the version and exit."""
+    if requested:
+        typer.echo(f"parnas {package_version('parnas')}")
+        raise typer.Exit
+
+
+@app.callback()
+def before_any_command(
+    version: Annotated[  # noqa: ARG001
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Register the user's own layers before any configuration is checked."""
+    if listed := os.environ.get("PARNAS_LAYERS"):
+        from parnas.model.custom_layers import import_own_layers
+
+        import_own_layers(listed)
+
+
+@command
+def search(output: Output, settings: Settings = None, run: RunFolder = None, resume: Resume = False) -> None:
+    """Train a SuperNet and learn pi, the probability of each layer in each block."""
+    config, folder = resolve_arguments(settings, run, resume, "search")
+    from parnas.nas.search import search
+
+    with remove_if_empty(None if run else folder), interruptible(lambda: training_resume_hint("search", folder)):
+        finished = search(config, folder, output.reporter(), resume)
+    if not is_main_process():
+        return
+    summary, pictures = finished.summary(), draw([finished])
+    output.show(print, f"search finished: {summary.arch}")
+    output.end({"run": str(folder), **summary.to_dict()}, pictures, f"parnas derive {shlex.quote(str(folder))}")
+
+
+@command
+def derive(
+    output: Output,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a search.")],
+    cost_target: Annotated[
+        float | None,
+        typer.Option(
+            "--cost-target", help="Largest cost, as a share of the interleaved network's; default: the search's."
+        ),
+    ] = None,
+    metric: Annotated[
+        str | None, typer.Option("--metric", help="latency, macs or parameters; default: the search's.")
+    ] = None,
+    limits: Annotated[
+        list[str] | None,
+        typer.Option("--max", metavar="LAYER=COUNT", help="Largest number of blocks with a layer, such as s=4."),
+    ] = None,
+    top_k: Annotated[
+        int | None,
+        typer.Option("--top-k", min=1, help="Number of networks to list; default: those that are re-ranked, or one."),
+    ] = None,
+    rerank_top_k: Annotated[
+        int | None,
+        typer.Option(
+            "--rerank-top-k",
+            min=0,
+            help="Number of most probable networks to re-rank by held-out loss with the shared weights; 0: by pi "
+            "alone; default: the search's.",
+        ),
+    ] = None,
+    out: Out = None,
+) -> None:
+    """Select the best architecture of a search within the cost target, and write arch.yaml."""
+    from parnas.cli.tables import show_derivation
+    from parnas.nas.derive import derive, read_constraints, write_derivation
+
+    searched = Run(run)
+    constraints = read_constraints(cost_target, metric, limits or [], top_k, rerank_top_k)
+    derivation = derive(searched, constraints, output.reporter())
+    path = (out or run) / "arch.yaml"
+    write_derivation(derivation, searched, path)
+    output.show(show_derivation, derivation)
+    record = derivation.to_record(searched).to_dict()
+    output.end(record, [path], f"parnas retrain CONFIG --arch {shlex.quote(str(path))}")
+
+
+@command
+def retrain(
+    output: Output,
+    settings: Settings = None,
+    arch: Annotated[
+        str | None,
+        typer.Option(
+            "--arch",
+            help="String such as (sf)*8 or 's:heads=2 f', an arch.yaml, a run folder, or a preset: interleaved-N, "
+            "sandwich-N-K, all-f-N, random-N-SEED; default: model.arch.",
+        ),
+    ] = None,
+    run: RunFolder = None,
+    resume: Resume = False,
+) -> None:
+    """Train a discrete architecture from scratch."""
+    config, folder = resolve_arguments(settings, run, resume, "retrain", arch)
+    from parnas.training.retrain import retrain
+
+    with remove_if_empty(None if run else folder), interruptible(lambda: training_resume_hint("retrain", folder)):
+        finished = retrain(config, folder, output.reporter(), resume)
+    if not is_main_process():
+        return
+    summary, pictures = finished.summary(), draw([finished])
+    output.show(
+        print,
+        f"retrain finished: {summary.arch}, validation perplexity {summary.valid.ppl:.2f} per token, "
+        f"{summary.valid.bits_per_byte:.3f} bits per byte",
+    )
+    output.end(
+        {"run": str(folder), **summary.to_dict()}, pictures, f"parnas evaluate {shlex.quote(str(folder))} OTHER_RUN"
+    )
+
+
+@command
+def evaluate(
+    output: Output,
+    arguments: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN... [evaluation.KEY=VALUE ...]", help="Run folders, and overrides of evaluation settings."
+        ),
+    ],
+    split: Annotated[str | None, typer.Option("--split", help="train, valid or test; default: as configured.")] = None,
+    mem_len: Annotated[
+        int | None, typer.Option("--mem-len", min=0, help="Positions of memory; default: as trained.")
+    ] = None,
+    tgt_len: Annotated[
+        int | None, typer.Option("--tgt-len", min=1, help="Tokens of a segment; default: as trained.")
+    ] = None,
+    cmem_len: Annotated[
+        int | None, typer.Option("--cmem-len", min=0, help="Positions of compressed memory; default: as trained.")
+    ] = None,
+    clamp_len: Annotated[
+        int | None, typer.Option("--clamp-len", min=1, help="Larger distances count as this one; default: as trained.")
+    ] = None,
+    same_length: Annotated[
+        bool | None,
+        typer.Option(
+            "--same-length/--any-length", help="Whether every query attends equally far back; default: as trained."
+        ),
+    ] = None,
+    best: Best = False,
+    tuned: Annotated[
+        bool, typer.Option("--tuned", help="Also evaluate by the protocols and settings that parnas tune-eval chose.")
+    ] = False,
+    analyses: Annotated[
+        str | None,
+        typer.Option(
+            "--analyse", metavar="LIST", help="Further tables and pictures: some of attention,frequency,memory."
+        ),
+    ] = None,
+    out: Out = None,
+) -> None:
+    """Compare perplexities and costs of runs in one table."""
+    from parnas.evaluation.loading import EvalOptions
+
+    runs, changes = split_runs(arguments)
+    options = EvalOptions(split, tgt_len, mem_len, cmem_len, clamp_len, same_length, best, changes, tuned)
+    evaluate_runs(runs, options, analyses, out or Path("runs") / "comparison", output)
+
+
+@command
+def pipeline(
+    output: Output,
+    settings: Settings = None,
+    run: Annotated[
+        Path | None,
+        typer.Option("--run", help="Folder for all runs, or to resume; default: runs/pipeline-CONFIG."),
+    ] = None,
+    baselines: Annotated[
+        str,
+        typer.Option(
+            "--baselines",
+            metavar="LIST",
+            help="Networks to train for comparison, some of equal-cost (interleaved, with the cost of the derived "
+            "network), interleaved, all-f.",
+        ),
+    ] = "equal-cost",
+    finalists: Annotated[
+        int,
+        typer.Option(
+            "--finalists",
+            min=1,
+            metavar="N",
+            help="Train up to N networks with fewer and fewer attention layers for an eighth of the steps, and keep "
+            "the best.",
+        ),
+    ] = 1,
+    tune_eval: Annotated[
+        bool,
+        typer.Option("--tune-eval", help="Also evaluate with dynamic evaluation and a cache, tuned by tune-eval."),
+    ] = False,
+    test: Annotated[
+        bool, typer.Option("--test", help="Evaluate on the test split at the end, once, into FOLDER/test.")
+    ] = False,
+) -> None:
+    """Search, derive, retrain beside baselines and compare, with one command."""
+    refuse_torchrun("pipeline")
+    from parnas.studies.pipeline import read_baselines, run_pipeline
+
+    names = read_baselines(baselines)
+    config, folder = resolve_arguments(settings, run, False, "pipeline")
+    again = ["parnas", "pipeline", *(settings or []), "--baselines", baselines, "--run", str(folder)]
+    again += [*(["--finalists", str(finalists)] if finalists > 1 else []), *["--tune-eval"] * tune_eval]
+    again += ["--test"] * test
+    with remove_if_empty(None if run else folder), interruptible(lambda: shlex.join(again)):
+        result = run_pipeline(
+            config, names, folder, output.reporter(), finalists=finalists, tune_eval=tune_eval, test=test
+        )
+    show_pipeline(result, output, f"open {shlex.quote(str(folder / 'report.html'))}")
+
+
+@command
+def demo(
+    output: Output,
+    run: Annotated[
+        Path | None,
+        typer.Option("--run", help="Folder for all runs, or to resume; default: runs/demo, or the next free number."),
+    ] = None,
+) -> None:
+    """Run all main steps on an embedded corpus, in minutes."""
+    refuse_torchrun("demo")
+    from parnas.config.loader import PRESETS, load_config
+    from parnas.studies.pipeline import ALL_F, INTERLEAVED, run_pipeline
+
+    folder = run or make_run_folder("demo")
+    with (
+        remove_if_empty(None if run else folder),
+        interruptible(lambda: f"parnas demo --run {shlex.quote(str(folder))}"),
+    ):
+        result = run_pipeline(load_config(PRESETS / "demo.yaml"), [INTERLEAVED, ALL_F], folder, output.reporter())
+    hint = "parnas --help"
+    if sys.prefix != sys.base_prefix:  # in a virtual environment, which `make demo` does not activate
+        hint = f"source {Path(sys.prefix) / 'bin/activate'}; then {hint}"
+    show_pipeline(result, output, hint)
+
+
+app.add_typer(studies)
+app.add_typer(tools)

@@ -1,0 +1,78 @@
+"""Arguments and options that several commands share, and the registration of commands."""
+
+import functools
+import inspect
+import traceback
+from collections.abc import Callable
+from inspect import Parameter
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from parnas.cli.common import Output
+from parnas.errors import ParnasError
+
+MAIN_STEPS, STUDIES, TOOLS = "Main steps", "Studies", "Tools"
+"""Groups of commands in `parnas --help`."""
+
+Settings = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[CONFIG] [SECTION.KEY=VALUE ...]",
+        help="YAML file or name of a shipped configuration (default: demo), and overrides.",
+    ),
+]
+RunFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--run",
+        help="Folder to write or to resume; default: runs/COMMAND-CONFIG, with a number if that is taken.",
+    ),
+]
+Resume = Annotated[
+    bool,
+    typer.Option(
+        "--resume", help="Resume the run in --run and never start over; without CONFIG, with its own configuration."
+    ),
+]
+Out = Annotated[Path | None, typer.Option("--out", help="Folder for the results.")]
+Best = Annotated[
+    bool, typer.Option("--best", help="Use the weights of the lowest validation loss, not the final ones.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print results and warnings only, no progress.")]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Print a line for each logged step, and a traceback with each error.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
+
+
+def register(group: typer.Typer, panel: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that adds a command, with the options `--quiet`, `--verbose` and `--json`, to a group.
+
+    Args:
+        group: the application, or a part of it.
+        panel: heading of the command in `parnas --help`.
+    """
+    return lambda command: group.command(rich_help_panel=panel)(_with_output(command))
+
+
+def _with_output(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace the parameter `output` of a command by the options that it is made of."""
+    signature = inspect.signature(command)
+    flags = {"quiet": Quiet, "verbose": Verbose, "as_json": AsJson}
+
+    @functools.wraps(command)
+    def run(quiet: bool, verbose: bool, as_json: bool, **arguments: Any) -> None:
+        try:
+            command(output=Output(quiet, verbose, as_json), **arguments)
+        except ParnasError:
+            if verbose:
+                traceback.print_exc()
+            raise
+
+    own = [parameter for name, parameter in signature.parameters.items() if name != "output"]
+    own += [Parameter(name, Parameter.KEYWORD_ONLY, default=False, annotation=kind) for name, kind in flags.items()]
+    run.__signature__ = signature.replace(parameters=own)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in own} | {"return": None}
+    return run

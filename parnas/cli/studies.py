@@ -1,0 +1,292 @@
+"""Commands of studies, which train or evaluate many times: seeds, baselines, black-box search and tuning."""
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from parnas.cli.common import (
+    Output,
+    interruptible,
+    refuse_torchrun,
+    resolve_arguments,
+    split_configuration,
+    split_runs,
+    study_resume_hint,
+)
+from parnas.cli.options import STUDIES, Best, RunFolder, Settings, register
+from parnas.errors import ParnasError
+from parnas.runs.resolve import remove_if_empty, resolve_config_and_study, study_folder
+from parnas.runs.run import Run
+
+studies = typer.Typer()
+command = register(studies, STUDIES)
+
+
+@command
+def stability(
+    output: Output,
+    settings: Settings = None,
+    seeds: Annotated[int, typer.Option("--seeds", min=2, help="Number of searches, from runtime.seed upwards.")] = 5,
+    run: RunFolder = None,
+) -> None:
+    """Search with several seeds and compare the architectures.
+
+    The same command with --run resumes the study.
+    """
+    refuse_torchrun("stability")
+    resume = run is not None and (run / "config.yaml").is_file()
+    config, folder = resolve_arguments(settings, run, resume, "stability")
+    from parnas.cli.tables import show_stability
+    from parnas.figures.heatmap import draw_votes
+    from parnas.studies.stability import stability
+
+    with remove_if_empty(None if run else folder), interruptible(lambda: study_resume_hint(folder)):
+        result = stability(config, folder, seeds, output.reporter())
+    written = [*result.write(folder), draw_votes(folder)]
+    output.show(show_stability, result)
+    output.end(result.to_dict(), written)
+
+
+@command
+def baselines(
+    output: Output,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished search.")],
+    random: Annotated[
+        int, typer.Option("--random", min=0, help="Number of random networks with the cost of the derived one.")
+    ] = 8,
+    seeds: Annotated[
+        int, typer.Option("--seeds", min=1, help="Trainings of each network; random networks are trained once.")
+    ] = 3,
+    seed: Annotated[
+        int | None,
+        typer.Option("--seed", min=0, help="First seed, also of the random networks; default: the search's."),
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--run", help="Folder for the trainings; default: RUN/baselines.")
+    ] = None,
+    only_list: Annotated[bool, typer.Option("--list", help="Print architectures and costs; train nothing.")] = False,
+) -> None:
+    """Train the derived network beside hand-designed and random ones, and compare with intervals.
+
+    The same command resumes the study.
+    """
+    from parnas.cli.tables import show_baseline_results, show_baselines
+    from parnas.figures.pareto import ParetoPoint, draw_pareto
+    from parnas.studies.baseline_comparison import compare_baselines
+    from parnas.studies.baselines import find_baselines
+
+    refuse_torchrun("baselines")
+    config, folder, reporter = Run(run).config(), folder or run / "baselines", output.reporter()
+    first = config.runtime.seed if seed is None else seed
+    networks = find_baselines(Run(run), random, first, reporter)
+    if only_list:
+        output.show(show_baselines, networks)
+        output.end(networks.to_dict())
+        return
+    with interruptible(study_resume_hint):
+        comparison = compare_baselines(networks, config, folder, range(first, first + seeds), reporter)
+    written = comparison.write(folder)
+    output.show(show_baseline_results, comparison)  # before the picture, which fails if no perplexity is finite
+    markers = [ParetoPoint(each.name, each.share, each.mean, each.sd, each.random) for each in comparison.networks]
+    written.append(draw_pareto(markers, folder / "figures" / "pareto.png"))
+    output.end(comparison.to_dict(), written)
+
+
+@command
+def blackbox(
+    output: Output,
+    trials: Annotated[int, typer.Option("--trials", min=1, help="Number of finished trials, of all workers together.")],
+    storage: Annotated[
+        str,
+        typer.Option(
+            "--storage", metavar="URL", help="Shared storage: sqlite:///FILE, journal:FILE or postgresql://…."
+        ),
+    ],
+    study: Annotated[str, typer.Option("--study", metavar="NAME", help="Name of the study in the storage.")],
+    settings: Settings = None,
+    train_steps: Annotated[
+        int | None, typer.Option("--train-steps", min=1, help="Train each network from scratch for this many steps.")
+    ] = None,
+    supernet: Annotated[
+        Path | None,
+        typer.Option("--supernet", metavar="RUN", help="Evaluate with the shared weights of this search instead."),
+    ] = None,
+    sampler: Annotated[str, typer.Option("--sampler", help="tpe or nsga2.")] = "tpe",
+    cost_target: Annotated[
+        float | None,
+        typer.Option(
+            "--cost-target",
+            min=0,
+            help="Largest cost of the selected network, as a share of the interleaved network's; default: no target.",
+        ),
+    ] = None,
+    run: Annotated[
+        Path | None, typer.Option("--run", help="Folder for the results; default: runs/blackbox-STUDY.")
+    ] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep each training as trial-NUMBER in that folder.")] = False,
+) -> None:
+    """Search with Optuna, as a baseline of the search by pi.
+
+    The same command resumes the study, and adds a worker to it on another machine.
+    """
+    refuse_torchrun("blackbox")
+    if sampler not in ("tpe", "nsga2"):
+        raise ParnasError(f"--sampler is {sampler!r}; give tpe or nsga2.")
+    if (train_steps is None) == (supernet is None):
+        raise ParnasError("Give either --train-steps STEPS, to train each network, or --supernet RUN, a search.")
+    if supernet is not None and split_configuration(settings)[0] is None:
+        Run(supernet).config()
+        settings = [str(supernet / "config.yaml"), *(settings or [])]
+    config, folder = resolve_arguments(settings, run or study_folder("blackbox", study), False, "blackbox")
+    from parnas.cli.tables import show_front
+    from parnas.studies.blackbox import (
+        blackbox,
+        evaluated_networks,
+        inheriting_task,
+        open_study,
+        training_task,
+        write_results,
+    )
+
+    reporter = output.reporter()
+    if supernet is not None:
+        task = inheriting_task(config, supernet, reporter)
+    else:
+        task = training_task(config, train_steps or 0, folder if keep else None, reporter)
+    with interruptible(study_resume_hint):
+        shared = open_study(storage, study, "nsga2" if sampler == "nsga2" else "tpe", task, reporter)
+        blackbox(shared, task, trials, reporter)
+    networks = evaluated_networks(shared, task.source)
+    front, best = write_results(networks, task, study, cost_target, folder)
+    output.show(show_front, front, task.costs.interleaved)
+    written, arch_file = [folder / "pareto.csv"], folder / "arch.yaml"
+    result = {
+        "study": study,
+        "front": [each._asdict() for each in front],
+        "arch": None if best is None else best.network,
+    }
+    if best is None:
+        output.end(result, written)
+        raise ParnasError("No evaluated network meets the cost target; raise --cost-target or --trials.")
+    output.end(result, [*written, arch_file], f"parnas retrain CONFIG --arch {shlex.quote(str(arch_file))}")
+
+
+@command
+def tune(
+    output: Output,
+    settings: Settings = None,
+    phase: Annotated[
+        str, typer.Option("--phase", help="Training whose settings are tuned: retrain or search.")
+    ] = "retrain",
+    arch: Annotated[
+        str | None, typer.Option("--arch", help="Architecture, as for parnas retrain; for phase retrain.")
+    ] = None,
+    ranges: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUES",
+            help="Setting to tune: KEY=LOW..HIGH, KEY=log:LOW..HIGH or KEY=VALUE,VALUE; may be repeated.",
+        ),
+    ] = None,
+    space: Annotated[
+        Path | None, typer.Option("--space", metavar="FILE", help="YAML file with KEY: VALUES; --set adds to it.")
+    ] = None,
+    trials: Annotated[
+        int, typer.Option("--trials", min=1, help="Number of finished trials, of all workers together.")
+    ] = 30,
+    prune: Annotated[
+        bool, typer.Option("--prune/--no-prune", help="Whether to end trials early that are behind the median.")
+    ] = True,
+    storage: Annotated[
+        str | None,
+        typer.Option(
+            "--storage",
+            metavar="URL",
+            help="Shared storage, as for parnas blackbox; default: a file in the run folder.",
+        ),
+    ] = None,
+    study: Annotated[
+        str | None, typer.Option("--study", metavar="NAME", help="Name of the study in a shared storage.")
+    ] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option("--run", help="Folder to write or to resume; default: runs/tune-CONFIG, or runs/tune-STUDY."),
+    ] = None,
+) -> None:
+    """Tune learning rates, dropouts or other settings with Optuna.
+
+    The same command with --run resumes the study.
+    """
+    refuse_torchrun("tune")
+    config, folder = resolve_config_and_study(*split_configuration(settings), run, phase, arch, storage, study)
+    from parnas.cli.tables import show_tuned
+    from parnas.figures.tuning import draw_tuning
+    from parnas.studies.tuning import TuneOptions, resolve_space, tune
+    from parnas.studies.tuning_space import Phase, read_options
+
+    tuned_phase: Phase = "search" if phase == "search" else "retrain"
+    with remove_if_empty(None if run or study else folder), interruptible(lambda: study_resume_hint(folder)):
+        search_space = resolve_space(space, read_options(ranges or []), config, tuned_phase, folder)
+        options = TuneOptions(tuned_phase, search_space, trials, storage, study, prune)
+        result = tune(config, options, folder, output.reporter())
+    written = [*result.write(folder), *draw_tuning(folder)]
+    output.show(show_tuned, result)
+    if result.best is None:
+        output.end(result.to_dict(), written)
+        raise ParnasError("No trial finished with a finite loss; lower the learning rates of the space.")
+    output.end(result.to_dict(), written, f"parnas {phase} {shlex.quote(str(folder / 'best.yaml'))}")
+
+
+@command
+def tune_eval(
+    output: Output,
+    arguments: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN [evaluation.KEY=VALUE ...]", help="A run folder, and overrides of evaluation settings."
+        ),
+    ],
+    lr: Annotated[
+        str | None, typer.Option("--lr", metavar="LIST", help="Learning rates of dynamic evaluation.")
+    ] = None,
+    decay: Annotated[
+        str | None, typer.Option("--decay", metavar="LIST", help="Decays towards the trained weights.")
+    ] = None,
+    theta: Annotated[str | None, typer.Option("--theta", metavar="LIST", help="Sharpnesses of the cache.")] = None,
+    weight: Annotated[
+        str | None, typer.Option("--weight", metavar="LIST", help="Mixture weights of the cache.")
+    ] = None,
+    protocols: Annotated[
+        str, typer.Option("--protocols", metavar="LIST", help="Protocols to tune: dynamic, cache or both.")
+    ] = "dynamic,cache",
+    tokens: Annotated[
+        int, typer.Option("--tokens", min=0, help="Leading tokens of the validation split to read; 0: all.")
+    ] = 30_000,
+    best: Best = False,
+) -> None:
+    """Tune dynamic evaluation and the cache of a run, on the validation split.
+
+    evaluate --tuned uses the chosen settings. A LIST has commas between its values.
+    """
+    refuse_torchrun("tune-eval")
+    from parnas.cli.tables import show_eval_tuning
+    from parnas.evaluation.loading import LENGTHS, EvalOptions
+    from parnas.evaluation.tune_eval import read_grid, tune_eval
+    from parnas.runs.files import to_json
+
+    runs, changes = split_runs(arguments)
+    if len(runs) != 1:
+        raise ParnasError(f"tune-eval takes one run, not {len(runs)}; name one.")
+    run = runs[0]
+    lists = {"lr": lr, "decay": decay, "theta": theta, "weight": weight, "protocols": protocols}
+    grid = read_grid({name: text for name, text in lists.items() if text is not None}, tokens)
+    options = EvalOptions(best=best, changes=changes)
+    result = tune_eval(Run(run), grid, options, output.reporter())
+    written = result.write()
+    output.show(show_eval_tuning, result)
+    lengths = [f"{key}={to_json(value)}" for key, value in options.changes.items() if key in LENGTHS]
+    hint = shlex.join(["parnas", "evaluate", str(run), *["--best"] * best, "--split", "test", "--tuned", *lengths])
+    output.end(result.to_dict(), [written], hint)

@@ -1,0 +1,231 @@
+"""Commands that show and export runs, and that prepare a training: memory, latency, data and the machine."""
+
+import shlex
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from parnas.cli.common import Output, draw, interruptible, resolve_arguments
+from parnas.cli.options import TOOLS, Best, Out, Settings, register
+from parnas.config.loader import check_config, load_config
+from parnas.errors import ParnasError
+from parnas.runs.resolve import remove_if_empty
+from parnas.runs.run import Run
+
+tools = typer.Typer()
+command = register(tools, TOOLS)
+
+
+@command
+def watch(
+    output: Output,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a search or retraining.")],
+    once: Annotated[bool, typer.Option("--once", help="Print the current state and exit; --json implies it.")] = False,
+) -> None:
+    """Show, from another terminal, the progress of a run until it ends."""
+    from parnas.cli.tables import show_state
+    from parnas.cli.watch import read_state, watch
+    from parnas.training.progress import make_display
+
+    state = read_state(Run(run))
+    if not (once or output.as_json or state.finished):
+        with interruptible(lambda: f"parnas watch {shlex.quote(str(run))}"):
+            state = watch(Run(run), make_display(output.quiet, every=True, live=not output.verbose))
+    output.show(show_state, str(run), state)
+    output.end(state.to_dict())
+
+
+@command
+def plot(
+    output: Output,
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
+    frame_ms: Annotated[int | None, typer.Option("--frame-ms", help="Milliseconds per frame of the animation.")] = None,
+    width: Annotated[int | None, typer.Option("--width", help="Width of the animation in pixels.")] = None,
+) -> None:
+    """Draw the pictures of runs again."""
+    output.end({"runs": [str(run) for run in runs]}, draw([Run(run) for run in runs], frame_ms, width))
+
+
+@command
+def report(
+    output: Output,
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN...", help="Run folders, or folders that evaluate, baselines or blackbox wrote."),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Folder for report.html; default: RUN if only one is given, else runs/report."),
+    ] = None,
+) -> None:
+    """Write an HTML page that shows the results of runs, for any browser and without network."""
+    from parnas.figures.report.page import write_report
+
+    output.end({"runs": [str(run) for run in runs]}, [write_report(runs, out)])
+
+
+@command
+def export(
+    output: Output,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A retraining, or a search for its derived network.")],
+    target: Annotated[str, typer.Option("--to", help="Format: safetensors, x-transformers, pt2 or onnx.")],
+    best: Best = False,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder for the files; default: RUN/exports.")] = None,
+) -> None:
+    """Export the network of a run to another format, and verify its outputs."""
+    from parnas.export import export_run
+
+    written = export_run(run, target, out, best)
+    output.show(print, written.describe())
+    output.end(written.to_dict(), [written.folder / name for name in written.files])
+
+
+@command
+def profile(
+    output: Output,
+    settings: Settings = None,
+    batch_size: Annotated[
+        int | None, typer.Option("--batch-size", help="Rows of a batch; default: as configured.")
+    ] = None,
+    tgt_len: Annotated[
+        int | None, typer.Option("--tgt-len", help="Tokens of a segment; default: as configured.")
+    ] = None,
+    mem_len: Annotated[
+        int | None, typer.Option("--mem-len", help="Positions of memory; default: as configured.")
+    ] = None,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Number of timings of each network.")] = 50,
+    check: Annotated[
+        int,
+        typer.Option("--check", min=0, help="Number of random networks whose predicted latency is compared; 0: none."),
+    ] = 20,
+    out: Out = None,
+) -> None:
+    """Measure the latency of each layer on this machine, and how well their sum predicts whole networks."""
+    shape = {"data.batch_size": batch_size, "data.tgt_len": tgt_len, "model.mem_len": mem_len}
+    overrides = [f"{key}={value}" for key, value in shape.items() if value is not None]
+    config, folder = resolve_arguments([*(settings or []), *overrides], out, False, "profile")
+    from parnas.cli.tables import show_profile
+    from parnas.nas.latency_table import PROFILE, profile
+
+    with remove_if_empty(None if out else folder):
+        table = profile(config, output.reporter(), rounds=rounds, check=check)
+        table.write(folder / PROFILE)
+    output.show(show_profile, table)
+    output.end(asdict(table), [folder / PROFILE])
+
+
+@command
+def plan(
+    output: Output,
+    settings: Settings = None,
+    gpus: Annotated[int, typer.Option("--gpus", min=1, help="Number of GPUs that share each batch.")] = 1,
+    arch: Annotated[
+        str | None,
+        typer.Option(
+            "--arch", help="Architecture, as for parnas retrain; default: model.arch, or the interleaved network."
+        ),
+    ] = None,
+    memory: Annotated[
+        float | None, typer.Option("--memory", metavar="GB", help="Memory of each GPU in 10^9 bytes, to check the fit.")
+    ] = None,
+    measured: Annotated[
+        Path | None, typer.Option("--from", metavar="RUN", help="Run on one such GPU, for its tokens per second.")
+    ] = None,
+    tokens_per_s: Annotated[
+        float | None, typer.Option("--tokens-per-s", help="Tokens per second of one GPU retraining this network.")
+    ] = None,
+    bandwidth: Annotated[
+        float | None,
+        typer.Option(
+            "--bandwidth", metavar="GB_PER_S", help="Bandwidth of each GPU; default: 200 for up to eight GPUs, else 25."
+        ),
+    ] = None,
+    price: Annotated[
+        float | None, typer.Option("--price-per-hour", min=0, help="Price of one GPU hour, in any currency.")
+    ] = None,
+    out: Out = None,
+) -> None:
+    """Estimate memory, days and price of both phases before training.
+
+    Memory is counted; days and price need a measured speed.
+    """
+    config, _ = resolve_arguments(settings, out or Path(), False, "plan", arch)
+    from parnas.cli.tables import show_plan
+    from parnas.training.resource_plan import choose_rate, make_machine, plan
+
+    note = output.reporter().note
+    machine = make_machine(gpus, memory, bandwidth, price)
+    result = plan(config, machine, choose_rate(measured, tokens_per_s, note), note)
+    output.show(show_plan, result)
+    output.end(asdict(result), [] if out is None else [result.write(out)])
+
+
+@command
+def cutoffs(
+    output: Output,
+    source: Annotated[str, typer.Argument(metavar="RUN|COUNTS", help="A run folder, or a file with a count per line.")],
+    clusters: Annotated[int, typer.Option("--clusters", min=2, help="Number of clusters, with the head.")] = 3,
+    d_model: Annotated[
+        int | None, typer.Option("--d-model", min=1, help="Width of the network; for COUNTS only, default 512.")
+    ] = None,
+    proj_factor: Annotated[
+        int | None, typer.Option("--proj-factor", min=1, help="model.proj_factor; for COUNTS only, default 4.")
+    ] = None,
+    min_macs: Annotated[
+        bool, typer.Option("--min-macs", help="As model.cutoffs=min_macs: the fewest multiply-adds with any head.")
+    ] = False,
+) -> None:
+    """Find the optimal cutoffs of an adaptive softmax."""
+    from parnas.data.streams import prepare
+    from parnas.data.token_frequencies import read_counts
+    from parnas.model.cutoffs import HEAD_SHARE, optimal_cutoffs
+
+    if Path(source).is_dir():
+        if d_model or proj_factor:
+            raise ParnasError(f"{source} is a run, which defines --d-model and --proj-factor; leave them out.")
+        config = Run(source).config()
+        counts, d_model = prepare(config.data).train_counts(), config.model.d_model
+        dims = config.replace(model__cutoffs=tuple(range(1, clusters))).model.softmax_dims()
+    else:
+        counts, d_model, proj_factor = read_counts(Path(source)), d_model or 512, proj_factor or 4
+        dims = [d_model // proj_factor**cluster for cluster in range(clusters)]
+    best = optimal_cutoffs(counts, clusters, d_model, dims, 0.0 if min_macs else HEAD_SHARE)
+    output.show(print, f"model.cutoffs: {list(best.cutoffs)}")
+    output.show(print, f"expected multiply-adds per token: {best.cost:,.0f}, {best.relative:.1%} of the full softmax")
+    output.end({"cutoffs": list(best.cutoffs), "multiply_adds_per_token": best.cost, "of_full": best.relative})
+
+
+@command
+def data(
+    output: Output,
+    corpus: Annotated[
+        str, typer.Argument(metavar="CORPUS", help="Name of a corpus, a folder, a text file, or a CONFIG.yaml.")
+    ],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[data.KEY=VALUE ...]", help="Overrides of data settings.")
+    ] = None,
+) -> None:
+    """Download, verify and encode a corpus, and print its counts."""
+    if corpus.endswith((".yaml", ".yml")):
+        config = load_config(corpus, overrides or [])
+    else:
+        config = check_config({"data": {"corpus": corpus}}, "the command line", overrides=overrides or [])
+    from parnas.cli.tables import show_counts
+    from parnas.data.streams import prepare
+
+    header = prepare(config.data, output.reporter().note).header
+    output.show(show_counts, header)
+    output.end(asdict(header))
+
+
+@command
+def doctor(output: Output) -> None:
+    """Show versions, devices and folders of this machine, and what is missing."""
+    from parnas.cli.doctor import examine
+    from parnas.cli.tables import show_findings
+
+    findings = examine()
+    output.show(show_findings, findings)
+    output.end({"findings": [asdict(each) for each in findings]})

@@ -1,0 +1,1 @@
+"""The configuration: its schema, shipped presets, and how files and overrides are read."""

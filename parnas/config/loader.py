@@ -1,0 +1,235 @@
+"""The configuration: a frozen tree of the sections in `schema.py`, read from YAML and overridden by dotted keys."""
+
+import difflib
+import re
+import reprlib
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from pydantic import Field, ValidationError
+
+from parnas.config.schema import (
+    CrossFieldErrors,
+    DataConfig,
+    EvaluationConfig,
+    FieldError,
+    ModelConfig,
+    Reach,
+    RuntimeConfig,
+    SearchConfig,
+    Section,
+    TrainConfig,
+)
+from parnas.config.yaml_file import MAX_BYTES, read_text, read_yaml, to_yaml
+from parnas.errors import ParnasError
+
+_MAX_ERRORS = 100  # listed in a message
+_MAX_ERROR_LENGTH = 500  # characters of one error
+
+Override: TypeAlias = str | tuple[str, Any]
+"""`section.key=value` with a value in YAML, or a dotted key and its value."""
+
+
+class Config(Section):
+    """The whole configuration of a run."""
+
+    # Type checkers without pydantic's plugin need the keyword `default`.
+
+    data: DataConfig = Field(default=DataConfig(), description="Text, tokens and batches.")
+    model: ModelConfig = Field(default=ModelConfig(), description="The network, in both phases.")
+    search: SearchConfig = Field(default=SearchConfig(), description="The SuperNet and its schedule.")
+    train: TrainConfig = Field(default=TrainConfig(), description="Training of the discrete network.")
+    evaluation: EvaluationConfig = Field(default=EvaluationConfig(), description="How perplexity is measured.")
+    runtime: RuntimeConfig = Field(default=RuntimeConfig(), description="Device, precision and seed.")
+
+    @property
+    def evaluated_lengths(self) -> tuple[int, Reach]:
+        """Segment length and reach of an evaluation: those of section `evaluation`, else those of training."""
+        lengths = {"tgt_len": self.data.tgt_len, **self.model.reach._asdict()}
+        changed = {key: getattr(self.evaluation, key) for key in lengths}
+        lengths |= {key: value for key, value in changed.items() if value is not None}
+        return lengths.pop("tgt_len"), Reach(**lengths)
+
+    def cross_field_errors(self) -> Iterator[FieldError]:
+        """Yield errors of the lengths of an evaluation."""
+        stride, (tgt_len, reach) = self.evaluation.stride, self.evaluated_lengths
+        if stride and tgt_len % stride:
+            problem = f"is {stride}, which does not divide segments of {tgt_len} tokens (tgt_len); give one that does"
+            yield FieldError("evaluation.stride", problem)
+        if reach.same_length and not reach.mem_len:
+            problem = "is true, but mem_len is 0, so queries would see nothing; change one"
+            yield FieldError("evaluation.same_length", problem)
+
+    def replace(self, **changes: Any) -> "Config":
+        """Return a copy with dotted keys changed, the dots written as `__`: `replace(model__d_model=64)`."""
+        tree = self.model_dump()
+        for key, value in changes.items():
+            _set_key(tree, key.split("__"), value)
+        return check_config(tree, "The changed configuration")
+
+
+PRESETS = Path(__file__).parent / "presets"
+
+
+def find_config(name: str | Path) -> Path:
+    """Return an existing path as it is; else the preset that `NAME`, `NAME.yaml` or `configs/NAME.yaml` names."""
+    path = Path(name)
+    if path.is_file():
+        return path
+    preset = PRESETS / f"{path.name.removesuffix('.yaml')}.yaml"
+    if path.parent in (Path(), Path("configs")) and preset.is_file():
+        return preset
+    names = ", ".join(sorted(each.stem for each in PRESETS.glob("*.yaml")))
+    raise ParnasError(f"There is no configuration {name}; give the path of a YAML file, or one of {names}.")
+
+
+def load_config(name: str | Path, overrides: Sequence[Override] = ()) -> Config:
+    """Read a YAML file, apply overrides such as `section.key=value`, and validate all settings at once.
+
+    Raises:
+        ParnasError: lists every error with its key, the given value, the allowed ones and, for an unknown key, the
+            nearest known one.
+    """
+    path = find_config(name)
+    tree = read_yaml(read_text(path, MAX_BYTES), str(path))
+    if tree is None:
+        tree = {}
+    if not isinstance(tree, dict):
+        raise ParnasError(f"{path} holds no sections; begin it like 'model:' with indented keys below.")
+    return check_config(tree, str(path), overrides)
+
+
+def check_config(tree: dict[Any, Any], source: str, overrides: Sequence[Override] = ()) -> Config:
+    """Apply overrides to nested sections and validate them; raises `ParnasError` naming `source` and all errors."""
+    tree = _deep_copy(tree)
+    errors = _apply_overrides(tree, overrides)
+    omitted, removed = 0, set[str]()
+    while True:
+        try:
+            config = Config.model_validate(tree)
+            break
+        except ValidationError as error:
+            details = error.errors(include_url=False, include_context=True)
+            listed = details[: max(0, _MAX_ERRORS - len(errors))]
+            omitted += len(details) - len(listed)
+            lines = [line for detail in listed for line in _describe(detail)]
+            errors += [line for line in lines if removed.isdisjoint(re.findall(r"\w+", line))]
+            # Errors across fields show only once every single field is valid: remove the wrong values and validate
+            # again. Errors that then name a removed key are about its default, which nobody gave: skip them.
+            taken = [(detail["type"], _remove_key(tree, detail["loc"])) for detail in details]
+            if not any(names for _, names in taken):
+                break
+            removed.update(*(names for kind, names in taken if kind != "extra_forbidden"))
+    if errors:
+        lines = [line if len(line) <= _MAX_ERROR_LENGTH else f"{line[: _MAX_ERROR_LENGTH - 3]}..." for line in errors]
+        lines = [f"{source} has {len(errors) + omitted} error(s):", *(f"  - {line}" for line in lines)]
+        raise ParnasError("\n".join([*lines, *([f"  and {omitted} more"] if omitted else [])]), errors=errors)
+    return config
+
+
+def _apply_overrides(tree: dict[Any, Any], overrides: Sequence[Override]) -> list[str]:
+    """Set the overridden keys in place; returns a line for each override that cannot be applied."""
+    errors = []
+    for override in overrides:
+        key, value = read_override(override) if isinstance(override, str) else override
+        if not key:
+            errors.append(f"{override!r:.80} is not of the form section.key=value")
+        elif problem := _set_key(tree, key.split("."), _deep_copy(value)):
+            errors.append(f"{override!r:.80}: {problem}")
+    return errors
+
+
+def dump_config(config: Config) -> str:
+    """Return all settings as YAML, as a run folder stores them."""
+    return to_yaml(config.model_dump(mode="json"))
+
+
+def walk_fields(section: type[Section] = Config, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every dotted key with its pydantic `FieldInfo`, sections before their keys."""
+    for name, field in section.model_fields.items():
+        yield prefix + name, field
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            yield from walk_fields(field.annotation, f"{prefix}{name}.")
+
+
+def read_override(text: str) -> tuple[str, Any]:
+    """Split `section.key=value` into key and parsed value; the key is empty if either is missing."""
+    key, equals, value = text.partition("=")
+    return (key, read_yaml(value, f"The value of {key}")) if equals and key else ("", None)
+
+
+def _deep_copy(tree: Any) -> Any:
+    """Copy nested dictionaries, also those that YAML aliases share; lists become tuples, as in the sections."""
+    if isinstance(tree, list | tuple):
+        return tuple(_deep_copy(value) for value in tree)
+    return {key: _deep_copy(value) for key, value in tree.items()} if isinstance(tree, dict) else tree
+
+
+def _set_key(tree: dict[Any, Any], keys: Sequence[str], value: Any) -> str | None:
+    """Set a nested key in place; returns the problem if a key before the last holds no section."""
+    for key in keys[:-1]:
+        inner = tree.setdefault(key, {})
+        if not isinstance(inner, dict):
+            return f"{key} is no section"
+        tree = inner
+    tree[keys[-1]] = value
+    return None
+
+
+def _remove_key(tree: Any, location: Sequence[int | str]) -> set[str]:
+    """Remove the deepest existing key of a location; returns its name and, if it is a section, those inside it."""
+    for key in location[:-1]:
+        if not isinstance(tree, dict) or not isinstance(tree.get(key), dict):
+            break
+        tree = tree[key]
+        location = location[1:]
+    if not location or not isinstance(tree, dict) or location[0] not in tree:
+        return set()
+    removed = tree.pop(location[0])
+    return {str(location[0]), *(map(str, removed) if isinstance(removed, dict) else ())}
+
+
+def _describe(detail: Any) -> list[str]:
+    """Return a line for each error in an entry of pydantic's `ValidationError.errors()`."""
+    if detail["type"] == "extra_forbidden":
+        return [_describe_unknown_key(".".join(map(str, detail["loc"])))]
+    key = _known_part(detail["loc"])
+    if isinstance(error := detail.get("ctx", {}).get("error"), CrossFieldErrors):
+        return [f"{key}.{inner}".lstrip(".") + f" {problem}" for inner, problem in error.errors]
+    given = _REPR.repr(detail["input"])
+    given = given if len(given) <= 60 else given[:57] + "..."
+    allowed = detail["msg"].replace("Input should", "it should", 1)
+    return [f"{key} is {given}; {allowed[0].lower()}{allowed[1:]}"]
+
+
+def _describe_unknown_key(key: str) -> str:
+    """Name an unknown key and the nearest known one: of the same name, else in its section, else anywhere."""
+    section, _, name = key.rpartition(".")
+    split = [(known, *known.rpartition(".")[::2]) for known in _known_keys()]
+    near = [known for known, _, other in split if other == name]
+    if not near:
+        siblings = {other: known for known, parent, other in split if parent == section}
+        near = [siblings[other] for other in difflib.get_close_matches(name[:80], siblings, 1, 0.6)]
+    if not near:
+        near = [known for known, _, other in split if difflib.get_close_matches(name[:80], [other], 1, 0.75)]
+    return f"{key:.80} is no known key" + (f"; did you mean {near[0]}?" if near else "")
+
+
+@cache
+def _known_keys() -> tuple[str, ...]:
+    return tuple(key for key, _ in walk_fields())
+
+
+_REPR = reprlib.Repr()  # shows the beginning of a value, however large the whole
+_REPR.maxstring = _REPR.maxother = _REPR.maxlong = 57
+_REPR.maxdict = _REPR.maxlist = _REPR.maxtuple = _REPR.maxset = 20
+
+
+def _known_part(location: Sequence[int | str]) -> str:
+    """Return the dotted key of a location, without the parts that pydantic adds for unions and tuples."""
+    parts = [str(part) for part in location]
+    while parts and ".".join(parts) not in _known_keys():
+        parts.pop()
+    return ".".join(parts)

@@ -1,0 +1,584 @@
+"""The sections of the configuration: every setting with its default, bounds, unit and meaning."""
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import Literal, NamedTuple, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from parnas.architecture import Architecture
+from parnas.config.search_space import space_problem, spread_space, unite
+from parnas.errors import ParnasError
+
+_MAX_WIDTH = 999_999  # as in the options of layer names
+AUTO_CLUSTERS = 3  # clusters of the adaptive softmax where model.cutoffs is auto or min_macs
+
+
+class FieldError(NamedTuple):
+    """One wrong setting: its dotted key, and a sentence with the given value and the allowed ones."""
+
+    key: str
+    problem: str
+
+
+class CrossFieldErrors(ValueError):
+    """Settings of a section that contradict each other; pydantic passes it on in the context of its own error."""
+
+    def __init__(self, errors: Sequence[FieldError]) -> None:
+        super().__init__("; ".join(map(str, errors)))
+        self.errors = errors
+
+
+class Section(BaseModel):
+    """Base of every section: frozen, strictly typed, closed to unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    def cross_field_errors(self) -> Iterator[FieldError]:
+        """Yield the errors that no single field shows."""
+        return iter(())
+
+    @model_validator(mode="after")
+    def _check_across_fields(self) -> Self:
+        too_large = [
+            FieldError(key, f"is {value!r:.40}; give a number of at most 2^63 - 1")
+            for key, value in self
+            if isinstance(value, int) and value >= 2**63  # beyond what floats, numpy and torch take
+        ]
+        if errors := too_large or list(self.cross_field_errors()):
+            raise CrossFieldErrors(errors)
+        return self
+
+
+# data
+
+
+class TokenizerConfig(Section):
+    """Section `data.tokenizer`."""
+
+    kind: Literal["sentencepiece", "word", "byte"] = Field(
+        "sentencepiece", description="sentencepiece pieces, whitespace words with <eos>, or bytes."
+    )
+    vocab_size: int | None = Field(
+        None,
+        ge=2,
+        description="Number of pieces (null: 8000), or of the most frequent words (null: all). Bytes: null.",
+    )
+    model_type: Literal["unigram", "bpe"] = Field("unigram", description="Algorithm of sentencepiece.")
+    lowercase: bool = Field(False, description="Fold case (sentencepiece: by NFKC_CF); this loses information.")
+    user_symbols: tuple[str, ...] = Field(
+        (), description="Strings that sentencepiece keeps as one piece, besides <unk>."
+    )
+    byte_fallback: bool = Field(
+        True, description="Spell characters without a piece as bytes, so that no character is lost."
+    )
+
+    def cross_field_errors(self) -> Iterator[FieldError]:
+        """Yield errors of `vocab_size`."""
+        size = self.vocab_size
+        if size is not None and self.kind == "byte":
+            yield FieldError("vocab_size", f"is {size}, but a byte tokenizer has the bytes of its text; leave it null")
+        if size is not None and size < 300 and self.kind == "sentencepiece" and self.byte_fallback:
+            yield FieldError("vocab_size", f"is {size}, but byte_fallback alone takes 256 pieces; give 300 or more")
+
+
+class DataConfig(Section):
+    """Section `data`."""
+
+    corpus: str = Field(
+        "pydoc",
+        min_length=1,
+        description="wikitext-2, wikitext-103, enwik8, text8, pydoc, a text file, "
+        "or a folder with train.txt, valid.txt and test.txt.",
+    )
+    tokenizer: TokenizerConfig = Field(TokenizerConfig(), description="Conversion of text to tokens.")
+    batch_size: int = Field(
+        32, ge=1, description="Rows of a batch; each row continues where it ended in the batch before."
+    )
+    tgt_len: int = Field(32, ge=1, description="Tokens of a segment, in each row.")
+    shuffle: Literal["none", "partial"] = Field(
+        "none",
+        description="partial: in each epoch every row starts at a position drawn with runtime.seed, and continues at "
+        "its beginning after its end (Press 2019, arXiv 1903.04167).",
+    )
+
+
+# model
+
+
+class Reach(NamedTuple):
+    """How far attention looks back."""
+
+    mem_len: int = 0  # positions of memory
+    cmem_len: int = 0  # positions of compressed memory, in layers that have one
+    clamp_len: int | None = None  # larger distances count as this one
+    same_length: bool = False  # every query sees equally many positions
+
+
+class MemoryConfig(Section):
+    """Section `model.memory`."""
+
+    cmem_len: int = Field(
+        32, ge=1, description="Positions of compressed memory that a layer c attends to besides memory."
+    )
+    ratio: int = Field(4, ge=2, description="Positions of memory per position of compressed memory.")
+    function: Literal["max_pool", "mean_pool", "conv", "dilated_conv", "most_used"] = Field(
+        "conv",
+        description="Compression function (Rae et al. 2020, section 3.1): the maximum or mean of each feature, a "
+        "convolution with a stride of its width, a dilated one of twice that span, or a copy of the positions that "
+        "received most attention.",
+    )
+    loss: Literal["attention", "autoencode", "bptt"] = Field(
+        "attention",
+        description="Training signal of a convolution (section 3.2): attention over compressed memory reproduces "
+        "attention over memory; a decoder reconstructs memory; or the loss of the next segment, without an auxiliary "
+        "loss. The other functions have no weights.",
+    )
+    distance: Literal["slots", "tokens"] = Field(
+        "slots",
+        description="Distance to a compressed position: in positions that attention sees, as in the paper; or in "
+        "tokens, as the mean over the positions that were compressed into it.",
+    )
+
+
+class ModelConfig(Section):
+    """Section `model`."""
+
+    arch: str | None = Field(None, description="Architecture that retrain trains if --arch is not given.")
+    d_model: int = Field(128, ge=1, le=_MAX_WIDTH, description="Width of the network.")
+    n_heads: int = Field(4, ge=1, le=_MAX_WIDTH, description="Attention heads.")
+    d_head: int | None = Field(None, ge=1, le=_MAX_WIDTH, description="Width of a head; null: d_model / n_heads.")
+    d_inner: int = Field(512, ge=1, le=_MAX_WIDTH, description="Inner width of a feed-forward layer.")
+    mem_len: int = Field(32, ge=0, description="Positions of memory that attention sees besides the segment.")
+    clamp_len: int | None = Field(
+        None,
+        ge=1,
+        description="Larger distances count as this one (Dai et al. 2019, as in their code); null: no clamping.",
+    )
+    same_length: bool = Field(
+        False,
+        description="Every query sees equally far back: mem_len positions with its own, and the compressed memory that "
+        "the last query of the previous segment saw. Otherwise later queries of a segment see more.",
+    )
+    memory: MemoryConfig = Field(MemoryConfig(), description="Compressed memory of layers c.")
+    dropout: float = Field(0.1, ge=0, lt=1, description="Dropout probability of embeddings and layer outputs.")
+    attention_dropout: float = Field(0.0, ge=0, lt=1, description="Dropout probability of attention weights.")
+    norm: Literal["post", "pre"] = Field(
+        "post", description="LayerNorm after each residual (Transformer-XL) or before each layer."
+    )
+    share_biases: bool = Field(
+        True, description="One pair of relative biases u, v for all layers, or one pair per layer (untied)."
+    )
+    cutoffs: tuple[int, ...] | Literal["auto", "min_macs"] = Field(
+        (),
+        description="Where the clusters of the adaptive softmax end, without the vocabulary size; empty: full softmax; "
+        "auto: three clusters, the fewest multiply-adds with a head that holds 75 % of the text's tokens and a last "
+        "cluster that holds 6.25 % at most; min_macs: three clusters, the fewest multiply-adds, at a worse perplexity.",
+    )
+    proj_factor: int | None = Field(
+        None, ge=1, description="Each cluster of the adaptive softmax is this many times narrower; null: as div_val."
+    )
+    proj_dims: tuple[int, ...] | None = Field(
+        None, description="Widths of the tail clusters, one for each cutoff; replaces proj_factor."
+    )
+    tie_weights: bool = Field(True, description="Share the weights of embedding and softmax.")
+    div_val: int = Field(1, ge=1, description="Each cluster of the input embedding is this many times narrower.")
+
+    @property
+    def head_width(self) -> int:
+        """Width of one attention head."""
+        return self.d_head or self.d_model // self.n_heads
+
+    @property
+    def reach(self) -> Reach:
+        """How far attention looks back in training."""
+        return Reach(self.mem_len, self.memory.cmem_len, self.clamp_len, self.same_length)
+
+    def embedding_dims(self) -> list[int]:
+        """Return the embedding width of each cluster (Baevski & Auli 2019; `div_val` of Transformer-XL)."""
+        return self._cluster_widths(self.div_val)
+
+    def softmax_dims(self) -> list[int]:
+        """Return the width of each cluster of the (adaptive) softmax, the head first."""
+        if self.proj_dims is not None:
+            return [self.d_model, *self.proj_dims]
+        return self._cluster_widths(self.proj_factor or self.div_val)
+
+    def _cluster_widths(self, factor: int) -> list[int]:
+        """Return d_model, divided by `factor` once more for each further cluster."""
+        return list(accumulate(self.cutoffs, lambda width, _: width // factor, initial=self.d_model))
+
+    def cross_field_errors(self) -> Iterator[FieldError]:
+        """Yield errors of heads, architecture, memory and clusters."""
+        if self.d_head is None and self.d_model % self.n_heads:
+            yield FieldError(
+                "n_heads", f"is {self.n_heads}, which does not divide d_model {self.d_model}; change one or give d_head"
+            )
+        if self.arch is not None:
+            try:
+                Architecture.parse(self.arch).canonical()
+            except ParnasError as error:
+                yield FieldError("arch", f"is {self.arch[:40]!r}: {error}")
+        if self.same_length and not self.mem_len:
+            yield FieldError("same_length", "is true, but mem_len is 0, so queries would see nothing; change one")
+        yield from self._cluster_errors()
+
+    def _cluster_errors(self) -> Iterator[FieldError]:
+        if self.cutoffs == ():
+            for key in ("div_val", "proj_factor"):
+                if (value := getattr(self, key) or 1) > 1:
+                    yield FieldError(
+                        key, f"is {value}, but without cutoffs there is one cluster; give cutoffs or leave it out"
+                    )
+            if self.proj_dims is not None:
+                yield FieldError("proj_dims", "needs cutoffs, one for each width")
+            return
+        if isinstance(self.cutoffs, str):
+            tails = AUTO_CLUSTERS - 1
+        else:
+            tails = len(self.cutoffs)
+            if self.cutoffs[0] < 1 or sorted(set(self.cutoffs)) != list(self.cutoffs):
+                yield FieldError(
+                    "cutoffs", f"is {list(self.cutoffs)}; give positive numbers that rise, without the vocabulary size"
+                )
+        if self.proj_dims is not None and (len(self.proj_dims) != tails or min(self.proj_dims) < 1):
+            yield FieldError(
+                "proj_dims", f"is {list(self.proj_dims)}; give {tails} positive width(s), one for each cutoff"
+            )
+            return
+        sized = self.model_construct(**{**dict(self), "cutoffs": (1,) * tails})
+        for key, dims in (("div_val", sized.embedding_dims()), ("proj_factor", sized.softmax_dims())):
+            if min(dims) < 1:
+                yield FieldError(key, f"leaves a cluster without width: {dims}; lower it or use fewer cutoffs")
+        if self.tie_weights and sized.embedding_dims() != sized.softmax_dims():
+            yield FieldError(
+                "tie_weights",
+                f"is true, but the embedding's clusters have widths {sized.embedding_dims()} and the softmax's "
+                f"{sized.softmax_dims()}; make proj_factor equal to div_val, or set tie_weights: false",
+            )
+
+
+# search
+
+
+class CostConfig(Section):
+    """Section `search.cost`."""
+
+    metric: Literal["latency", "macs", "parameters"] = Field(
+        "latency",
+        description="Cost of a layer: its inference latency on this device, its multiply-adds or its parameters.",
+    )
+    target: float | None = Field(
+        0.65,
+        gt=0,
+        description="Cost target: largest cost of the blocks, as a share of that of the interleaved network of the "
+        "same depth; null: no target.",
+    )
+    weight: float | None = Field(
+        None,
+        ge=0,
+        description="Weight of the cost penalty in nats per token. The penalty is the square of the share by which the "
+        "expected cost under pi exceeds the target (PLANER, section 3); null: 2, but 0 for the estimator uniform.",
+    )
+    ramp: float = Field(
+        0.5, ge=0, le=1, description="Share of alpha's training over which the weight rises linearly from 0."
+    )
+    table: str | None = Field(
+        None, description="Latency table of parnas profile; null: measured once per machine and shape."
+    )
+
+
+class SearchConfig(Section):
+    """Section `search`."""
+
+    blocks: int = Field(6, ge=1, le=1000, description="Blocks of the SuperNet, each of which chooses a layer.")
+    space: tuple[str, ...] | tuple[tuple[str, ...], ...] = Field(
+        ("s", "f", "i"),
+        description="Candidate layers by name, such as s or 's:heads=2': one list for all blocks, or a list of lists, "
+        "one for each block.",
+    )
+    estimator: Literal["single_path", "gdas", "straight_through", "soft", "uniform"] = Field(
+        "uniform",
+        description="Gradient estimator of alpha. uniform: weights by uniform path sampling, alpha by a held-out split "
+        "(Guo et al. 2020); soft: Gumbel-softmax gates; straight_through: one-hot gates with the soft gradient (Jang "
+        "et al. 2017); gdas: runs only the sampled candidate (Dong & Yang 2019); single_path: also runs one other "
+        "candidate, which removes the bias of gdas.",
+    )
+    steps: int = Field(2000, ge=1, description="Training steps of the SuperNet.")
+    warmup_steps: int = Field(100, ge=0, description="Steps over which the learning rate of the weights rises.")
+    lr: float = Field(2e-3, gt=0, description="Peak learning rate of the weights.")
+    alpha_start_step: int = Field(200, ge=0, description="First step at which alpha is trained (FBNet, section 3).")
+    alpha_lr: float = Field(
+        0.02, gt=0, description="Initial learning rate of alpha; it falls linearly to zero while alpha is trained."
+    )
+    alpha_split: float | None = Field(
+        None,
+        ge=0,
+        lt=1,
+        description="Share of the training text held out for alpha, which the weights never see; 0: alpha learns from "
+        "the batches of the weights; null: 0.1 for uniform, else 0.",
+    )
+    uniform_fraction: float = Field(
+        0.6,
+        gt=0,
+        le=1,
+        description="Of the estimator uniform: fraction of the steps trained by uniform path sampling, in which alpha "
+        "learns. Then alpha is frozen and the weights are fine-tuned on the selected path; a share tau of its blocks "
+        "is still sampled from pi in each step.",
+    )
+    tau_start: float = Field(1.0, gt=0, description="Temperature at the first step.")
+    tau_end: float = Field(0.1, gt=0, description="Temperature at the last step; the lower bound if it is learnable.")
+    tau_schedule: Literal["exponential", "linear", "cosine", "learnable"] = Field(
+        "exponential",
+        description="Schedule from tau_start to tau_end; learnable: a parameter between the two, trained with alpha.",
+    )
+    alpha_every: int = Field(4, ge=1, description="Weight steps per architecture step, if alpha has a held-out split.")
+    entropy_start: float = Field(
+        0.02,
+        ge=0,
+        description="Weight of the entropy bonus of pi (Williams & Peng 1991) at the first architecture step, in nats "
+        "per token.",
+    )
+    entropy_end: float = Field(
+        0.02,
+        ge=0,
+        description="The same at the last architecture step; linear in between. With uniform and no cost penalty "
+        "it also weighs log pi in re-ranking.",
+    )
+    rerank_top_k: int | None = Field(
+        None,
+        ge=0,
+        description="Number of most probable networks within the cost target that are re-ranked by held-out loss "
+        "with shared weights and by pi, once alpha is frozen (Guo et al. 2020, section 3.3); derive returns the best. "
+        "0: the most probable one, without re-ranking; null: 16 for uniform, else 0.",
+    )
+    candidate_dropout: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Probability that a candidate of a block is left out of the sampling in a step, so that others are "
+        "trained too (Bender et al. 2018, section 3.2).",
+    )
+    cost: CostConfig = Field(CostConfig(), description="Cost of an architecture and its target.")
+
+    @property
+    def block_spaces(self) -> tuple[tuple[str, ...], ...]:
+        """The candidates of each block, by name."""
+        return spread_space(self.space, self.blocks)
+
+    @property
+    def candidates(self) -> tuple[str, ...]:
+        """All candidates of all blocks, in order of first appearance: the columns of pi."""
+        return unite(self.block_spaces)
+
+    @property
+    def alpha_share(self) -> float:
+        """Share of the training text held out for alpha."""
+        return (0.1 if self.estimator == "uniform" else 0.0) if self.alpha_split is None else self.alpha_split
+
+    @property
+    def cost_weight(self) -> float:
+        """Weight of the cost penalty.
+
+        The default is 2, and 0 for the estimator uniform: there derive enforces the target exactly, and a penalty would
+        only move pi until all candidates are equal in loss plus cost, so that it no longer shows which has the lower
+        loss.
+        """
+        return (0.0 if self.estimator == "uniform" else 2.0) if self.cost.weight is None else self.cost.weight
+
+    @property
+    def rerank_count(self) -> int:
+        """Number of networks to re-rank."""
+        return (16 if self.estimator == "uniform" else 0) if self.rerank_top_k is None else self.rerank_top_k
+
+    @property
+    def rerank_pi_weight(self) -> float:
+        """Weight of log pi in the re-ranking score, in nats per token (parnas/nas/rerank.py).
+
+        It is 0 where a cost penalty shaped pi too, or weights followed alpha.
+        """
+        return self.entropy_end if self.estimator == "uniform" and not self.cost_weight else 0.0
+
+    @property
+    def alpha_end_step(self) -> int:
+        """First step at which alpha is frozen."""
+        return round(self.uniform_fraction * self.steps) if self.estimator == "uniform" else self.steps
+
+    def cross_field_errors(self) -> Iterator[FieldError]:
+        """Yield errors of the search space, the estimator uniform, and the schedules."""
+        if problem := space_problem(self.space, self.blocks):
+            yield FieldError("space", problem)
+        if self.estimator == "uniform":
+            yield from self._uniform_errors()
+        if self.tau_end > self.tau_start:
+            yield FieldError("tau_end", f"is {self.tau_end}, above tau_start {self.tau_start}; the temperature falls")
+        if self.alpha_start_step >= self.alpha_end_step:
+            end = f"alpha's training ends after {self.alpha_end_step} of {self.steps} steps"
+            yield FieldError("alpha_start_step", f"is {self.alpha_start_step}, but {end}; lower it")
+
+    def _uniform_errors(self) -> Iterator[FieldError]:
+        if not self.alpha_share:
+            yield FieldError(
+                "alpha_split", "is 0, but estimator uniform trains alpha on a held-out split; set it to 0.1"
+            )
+        if self.candidate_dropout:
+            value = self.candidate_dropout
+            yield FieldError("candidate_dropout", f"is {value}, but estimator uniform samples uniformly; leave it at 0")
+        if self.tau_start > 1:
+            problem = f"is {self.tau_start}, but for estimator uniform tau is a share of the blocks; give 1 at most"
+            yield FieldError("tau_start", problem)
+        if self.tau_schedule == "learnable":
+            problem = "is learnable, but estimator uniform has no gradient of tau; give exponential, linear or cosine"
+            yield FieldError("tau_schedule", problem)
+
+
+# train
+
+
+class TrainConfig(Section):
+    """Section `train`."""
+
+    steps: int = Field(2000, ge=1, description="Training steps of the discrete network.")
+    optimizer: Literal["adamw", "muon"] = Field(
+        "adamw",
+        description="adamw: for all weights (Loshchilov & Hutter 2019); muon: orthogonalised momentum for the matrices "
+        "of layers (Jordan et al. 2024), scaled to AdamW's learning rate (Liu et al. 2025, arXiv 2502.16982), and "
+        "AdamW for the rest; both phases.",
+    )
+    lr: float = Field(2e-3, gt=0, description="Peak learning rate.")
+    warmup_steps: int = Field(
+        100,
+        ge=0,
+        description="Steps over which the learning rate rises. Then it falls linearly to zero, or stays constant if "
+        "weights are averaged.",
+    )
+    weight_decay: float = Field(
+        0.01, ge=0, description="Decoupled weight decay of matrices (Loshchilov & Hutter 2019); both phases."
+    )
+    clip: float = Field(
+        1.0,
+        gt=0,
+        description="Largest norm of the gradient; both phases. With Muon it bounds the momentum, not the step.",
+    )
+    average: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Share of the steps, at the end, over which the weights are averaged (Izmailov et al. 2018, arXiv "
+        "1803.05407): validation and checkpoints use the mean. The learning rate then stays constant, so that the run "
+        "can be lengthened without loss. 0: no averaging. Retraining only.",
+    )
+    label_smoothing: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Share of the target probability spread evenly over the classes of a softmax (Szegedy et al. 2016, "
+        "arXiv 1512.00567, section 7); for an adaptive softmax, over the head and over the target's tail. It affects "
+        "gradients only: losses are logged without it. Both phases.",
+    )
+    accumulate: int = Field(
+        1,
+        ge=1,
+        description="Micro-batches per batch, for gradient accumulation: the same gradients in less memory; both "
+        "phases. If it does not divide the rows of a process, the largest common divisor is taken.",
+    )
+    max_skipped_steps: int = Field(
+        0,
+        ge=0,
+        description="Steps with a non-finite loss or gradient that a run may skip, each with memory cleared after it,"
+        " before it stops with a diagnosis; both phases. If only alpha's gradient is not finite, only "
+        "alpha stays unchanged.",
+    )
+    log_every: int = Field(50, ge=1, description="Steps between two lines of metrics; both phases.")
+    eval_every: int = Field(500, ge=1, description="Steps between two validations; both phases.")
+    save_every: int = Field(500, ge=1, description="Steps between two checkpoints; both phases.")
+
+
+# evaluation
+
+
+class DynamicConfig(Section):
+    """Section `evaluation.dynamic`."""
+
+    lr: float | None = Field(
+        None,
+        ge=0,
+        description="Learning rate after each segment; null: no dynamic evaluation. `parnas tune-eval` finds it.",
+    )
+    decay: float = Field(
+        0.0, ge=0, le=1, description="Decay towards the trained weights after each segment, as a share of the distance."
+    )
+    update: Literal["rms", "sgd"] = Field(
+        "rms",
+        description="rms: gradients are divided by the root of their mean square in training, and weights with large "
+        "gradients decay faster (Krause et al., section 5); sgd: plain gradients.",
+    )
+    epsilon: float = Field(
+        1.0,
+        gt=0,
+        description="Added to that root, for weights with small gradients in training, such as those of rare tokens; a "
+        "multiple of the mean root, so that it is comparable between networks.",
+    )
+    batches: int = Field(100, ge=1, description="Training batches from which the mean squares are estimated.")
+
+
+class CacheConfig(Section):
+    """Section `evaluation.cache`."""
+
+    size: int | None = Field(None, ge=1, description="Positions that the cache holds; null: no cache.")
+    theta: float = Field(
+        0.1, ge=0, description="Sharpness of the similarity of hidden states; 0: all positions count equally."
+    )
+    weight: float = Field(
+        0.1, ge=0, lt=1, description="Weight of the cache's probability; the network's is 1 minus it."
+    )
+
+
+class EvaluationConfig(Section):
+    """Section `evaluation`."""
+
+    split: Literal["train", "valid", "test"] = Field("valid", description="Split that evaluate reads.")
+    tgt_len: int | None = Field(None, ge=1, description="Tokens of a segment; null: as trained.")
+    mem_len: int | None = Field(None, ge=0, description="Positions of memory; null: as trained.")
+    cmem_len: int | None = Field(None, ge=0, description="Positions of compressed memory; null: as trained.")
+    clamp_len: int | None = Field(None, ge=1, description="Larger distances count as this one; null: as trained.")
+    same_length: bool | None = Field(None, description="Every query sees equally far back; null: as trained.")
+    batch_size: int = Field(32, ge=1, description="Rows read in parallel; changes the speed, not the result.")
+    stride: int | None = Field(
+        None,
+        ge=1,
+        description="Sliding-window evaluation, besides the plain one: the last `stride` tokens of each window are "
+        "scored, those before them are context; must divide the segment. null: off.",
+    )
+    dynamic: DynamicConfig = Field(
+        default=DynamicConfig(),
+        description="Dynamic evaluation, besides the plain one: the weights are updated on scored segments (Krause et "
+        "al. 2018, arXiv 1709.07432).",
+    )
+    cache: CacheConfig = Field(
+        default=CacheConfig(),
+        description="Continuous cache, besides the plain evaluation: tokens that followed similar hidden states become "
+        "more probable (Grave et al. 2017, arXiv 1612.04426).",
+    )
+
+
+# runtime
+
+
+class RuntimeConfig(Section):
+    """Section `runtime`."""
+
+    seed: int = Field(
+        1, ge=0, lt=2**32, description="Seed of initial weights, the order of the text, dropout and all noise."
+    )
+    device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
+    precision: Literal["auto", "fp32", "bf16"] = Field(
+        "auto", description="Precision of matrix products; auto: bf16 by autocast if the processor computes in it."
+    )
+    compile: bool = Field(False, description="Compile the network with torch.compile.")
+    checkpoint_activations: bool = Field(
+        False,
+        description="Activation checkpointing: store only the input of each block and recompute the block in the "
+        "backward pass (Chen et al. 2016, arXiv 1604.06174): less memory, a third more time, the same result.",
+    )
+    threads: int | None = Field(None, ge=1, description="CPU threads; null: all cores.")

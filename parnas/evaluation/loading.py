@@ -1,0 +1,159 @@
+"""The runs under comparison: loaded, checked to be comparable, and ready to be scored."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from parnas.config.loader import check_config
+from parnas.config.schema import Reach
+from parnas.data.datasets import SPLITS
+from parnas.data.streams import TokenStreams, prepare
+from parnas.errors import ParnasError
+from parnas.model.estimators import ESTIMATORS
+from parnas.model.supernet import SuperNet
+from parnas.model.transformer_xl import TransformerXL
+from parnas.runs.run import Run, name_runs
+from parnas.training.device import Device, choose_device
+from parnas.training.loaded_run import LoadedRun, load
+from parnas.training.perplexity import score_tokens
+from parnas.training.session import check_same_text, flatten
+
+_NAMED_SETTINGS = ("split", "tgt_len", *Reach._fields)
+"""Settings of section `evaluation` that `EvalOptions` has as fields."""
+LENGTHS = tuple(f"evaluation.{name}" for name in _NAMED_SETTINGS[1:])
+"""Settings for which tuned protocols were chosen; another length needs another choice."""
+
+
+@dataclass(frozen=True)
+class EvalOptions:
+    """Options of an evaluation; `None` leaves a value to the configuration of each run."""
+
+    split: str | None = None  # `None`: evaluation.split of the first run
+    tgt_len: int | None = None
+    mem_len: int | None = None
+    cmem_len: int | None = None
+    clamp_len: int | None = None
+    same_length: bool | None = None
+    best: bool = False  # weights of the least validation loss instead of the last ones
+    changes: Mapping[str, Any] = field(default_factory=dict)  # settings by dotted key, such as evaluation.stride
+    tuned: bool = False  # also score by the protocols that were tuned for each run
+
+    def __post_init__(self) -> None:
+        """Check the split and the keys of `changes`; raises `ParnasError`."""
+        object.__setattr__(self, "changes", flatten(self.changes))
+        for key in self.changes:
+            section, _, name = key.partition(".")
+            if section != "evaluation":
+                raise ParnasError(f"{key} is fixed by the run; only settings of evaluation may be changed here.")
+            if name in _NAMED_SETTINGS and getattr(self, name) is not None:
+                raise ParnasError(f"{key} is given as {name} (--{name.replace('_', '-')}), too; give one of them.")
+        if self.split not in (None, *SPLITS):
+            raise ParnasError(f"split (--split) is {self.split!r}; give {', '.join(SPLITS[:-1])} or {SPLITS[-1]}.")
+
+    def overrides(self) -> list[tuple[str, Any]]:
+        """Return all differences from the configurations, by dotted key."""
+        named = [(f"evaluation.{name}", getattr(self, name)) for name in _NAMED_SETTINGS]
+        return [*self.changes.items(), *(setting for setting in named if setting[1] is not None)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the options that were given."""
+        defaults = asdict(EvalOptions())
+        return {key: value for key, value in asdict(self).items() if value != defaults[key]}
+
+
+@dataclass(frozen=True)
+class EvalRun:
+    """A run under comparison: the network to score, its text, device and lengths."""
+
+    name: str  # as in the table
+    source: Run
+    loaded: LoadedRun
+    network: TransformerXL
+    streams: TokenStreams
+    device: Device
+    tgt_len: int
+    reach: Reach
+
+    def score(self, split: str, reach: Reach | None = None) -> Tensor:
+        """Return the loss of each token of a split in nats, [N]; `reach` replaces the run's own memory lengths."""
+        return score_tokens(
+            self.network,
+            self.streams.tokens(split),
+            self.streams.tokenizer.eos_id,
+            self.device,
+            batch_size=self.loaded.config.evaluation.batch_size,
+            tgt_len=self.tgt_len,
+            reach=reach or self.reach,
+        )
+
+    @property
+    def tokenizer_identity(self) -> str:
+        """A text that is equal for runs with the same tokens."""
+        header = self.loaded.header
+        return repr((header.fingerprint, header.tokenizer, header.vocab_size))
+
+    @property
+    def lost_information(self) -> str:
+        """The information that the tokenizer drops, with the number of unknown tokens in each split."""
+        header = self.loaded.header
+        unknown = ", ".join(f"{counts.unknown} in {split}" for split, counts in header.splits.items())
+        return ", ".join({"unknown": f"unknown words ({unknown})"}.get(kind, kind) for kind in header.loses)
+
+
+def open_runs(folders: Sequence[Path], options: EvalOptions) -> list[EvalRun]:
+    """Load the runs and check that they can be compared.
+
+    Raises:
+        ParnasError: for no run or a run given twice, for different corpora, for tokenizers that lose different
+            information, for a text that has changed since training, and for wrong settings.
+    """
+    if not folders:
+        raise ParnasError("There is no run to compare; name one or more.")
+    if len({folder.resolve() for folder in folders}) < len(folders):
+        raise ParnasError("A run is given twice; name each one once.")
+    runs = [Run(folder) for folder in folders]
+    all_loaded = [_load_with_options(folder, options) for folder in folders]
+    if len({loaded.header.fingerprint for loaded in all_loaded}) > 1:
+        corpora = zip(folders, all_loaded, strict=True)
+        listed = "".join(f"\n  - {folder}: {loaded.header.corpus}" for folder, loaded in corpora)
+        raise ParnasError(f"The runs were trained on different texts and cannot be compared:{listed}")
+    threads = all_loaded[0].config.runtime.threads  # holds for the whole process, so one number for all runs
+    eval_runs = [
+        _open_run(name, run, loaded, threads)
+        for name, run, loaded in zip(name_runs(runs), runs, all_loaded, strict=True)
+    ]
+    if several_tokenizers(eval_runs) and len({run.lost_information for run in eval_runs}) > 1:
+        listed = "".join(f"\n  - {run.name}: {run.lost_information or 'nothing'}" for run in eval_runs)
+        raise ParnasError(
+            "The runs' tokenizers lose different information, so neither words nor bytes are comparable; "
+            f"compare those that lose the same by themselves:{listed}"
+        )
+    return eval_runs
+
+
+def _load_with_options(folder: Path, options: EvalOptions) -> LoadedRun:
+    loaded, overrides = load(folder, best=options.best), options.overrides()
+    if not overrides:
+        return loaded
+    return replace(loaded, config=check_config(loaded.config.model_dump(), "The changed configuration", overrides))
+
+
+def _open_run(name: str, run: Run, loaded: LoadedRun, threads: int | None) -> EvalRun:
+    """Prepare text, device and network of one run.
+
+    Of a search the SuperNet is scored, or the derived network if the estimator's gates are one-hot.
+    """
+    device = choose_device(loaded.config.runtime.model_copy(update={"threads": threads}))
+    streams = prepare(loaded.config.data)
+    check_same_text(streams.header, loaded.header, name)
+    derived = isinstance(loaded.model, SuperNet) and ESTIMATORS[loaded.config.search.estimator].one_hot
+    network = loaded.discrete() if derived else loaded.model
+    return EvalRun(name, run, loaded, network.to(device.device), streams, device, *loaded.config.evaluated_lengths)
+
+
+def several_tokenizers(runs: Sequence[EvalRun]) -> bool:
+    """Return whether the runs' tokens differ, which makes metrics per token incomparable."""
+    return len({run.tokenizer_identity for run in runs}) > 1

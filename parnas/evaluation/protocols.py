@@ -1,0 +1,163 @@
+"""Evaluation protocols: the ways in which the same weights score a text.
+
+Plain (segment by segment, with memory), sliding, dynamic, with a cache, and dynamic with a cache.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from parnas.config.schema import CacheConfig, DynamicConfig, EvaluationConfig
+from parnas.errors import ParnasError
+from parnas.evaluation.cache import ContinuousCache, mix
+from parnas.evaluation.dynamic import dynamic_evaluation, gradient_rms
+from parnas.evaluation.loading import EvalRun
+from parnas.evaluation.scoring import score_sequentially, score_sliding
+from parnas.runs.run import PLAIN
+from parnas.training.progress import Loop, Reporter
+
+_RMS_ONLY = ("evaluation.dynamic.epsilon", "evaluation.dynamic.batches")
+"""Settings that only the update `rms` reads."""
+
+
+@dataclass(frozen=True)
+class EvalProtocol:
+    """A protocol and its settings. Results of different protocols are not comparable."""
+
+    stride: int | None = None
+    dynamic: DynamicConfig | None = None
+    cache: CacheConfig | None = None
+
+    @property
+    def name(self) -> str:
+        """`plain`, `sliding`, `dynamic`, `cache` or `dynamic + cache`."""
+        parts = {"sliding": self.stride, "dynamic": self.dynamic, "cache": self.cache}
+        return " + ".join(part for part, settings in parts.items() if settings) or PLAIN
+
+    @property
+    def settings(self) -> str:
+        """The settings as text, such as `lr 0.001, decay 0`."""
+        settings: dict[str, object] = {"stride": self.stride} if self.stride else {}
+        if self.dynamic:
+            settings |= {"lr": self.dynamic.lr, "decay": self.dynamic.decay, "update": self.dynamic.update}
+            settings |= {"epsilon": self.dynamic.epsilon} if self.dynamic.update == "rms" else {}
+        if self.cache:
+            settings |= {"size": self.cache.size, "theta": self.cache.theta, "weight": self.cache.weight}
+        return ", ".join(
+            f"{key} {f'{value:g}' if isinstance(value, float) else value}" for key, value in settings.items()
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the dynamic and cache settings for a file; `parse` reads them."""
+        sections = {"dynamic": self.dynamic, "cache": self.cache}
+        return {key: section.model_dump() for key, section in sections.items() if section}
+
+    @classmethod
+    def parse(cls, content: Mapping[str, object]) -> "EvalProtocol":
+        """Read a protocol from a file; raises pydantic's `ValidationError` for wrong settings."""
+        dynamic, cache = content.get("dynamic"), content.get("cache")
+        return cls(
+            dynamic=None if dynamic is None else DynamicConfig.model_validate(dynamic),
+            cache=None if cache is None else CacheConfig.model_validate(cache),
+        )
+
+
+def configured_protocols(evaluation: EvaluationConfig) -> list[EvalProtocol]:
+    """Return the protocols that a configuration asks for besides the plain one."""
+    dynamic = evaluation.dynamic if evaluation.dynamic.lr is not None else None
+    cache = evaluation.cache if evaluation.cache.size is not None else None
+    protocols = [EvalProtocol(evaluation.stride), EvalProtocol(dynamic=dynamic), EvalProtocol(cache=cache)]
+    if dynamic and cache:
+        protocols.append(EvalProtocol(dynamic=dynamic, cache=cache))
+    return [protocol for protocol in protocols if protocol.name != PLAIN]
+
+
+def refuse_unused_rms_settings(dynamic: DynamicConfig, changed_keys: Iterable[str]) -> None:
+    """Raise `ParnasError` where a changed setting has no effect on the configured update."""
+    if dynamic.update == "sgd" and (unused := [key for key in changed_keys if key in _RMS_ONLY]):
+        raise ParnasError(
+            f"{unused[0]} has no effect with evaluation.dynamic.update=sgd; leave it out, or set "
+            "evaluation.dynamic.update=rms."
+        )
+
+
+def score_protocols(
+    run: EvalRun, split: str, protocols: Sequence[EvalProtocol], reporter: Reporter
+) -> Iterator[tuple[EvalProtocol, Tensor]]:
+    """Yield each protocol with the loss of each token of a split in nats, [N]; the weights are restored.
+
+    Sliding protocols come first. Of the others, those with the same dynamic settings share one reading of the text,
+    which serves all their caches.
+    """
+    tokens = run.streams.tokens(split)
+    for protocol in protocols:
+        if protocol.stride:
+            reporter.note(f"scoring {run.name} on {split}, {protocol.name}")
+            nats = score_sliding(
+                run.network,
+                tokens,
+                run.streams.tokenizer.eos_id,
+                run.device,
+                batch_size=run.loaded.config.evaluation.batch_size,
+                tgt_len=run.tgt_len,
+                reach=run.reach,
+                stride=protocol.stride,
+            )
+            yield protocol, nats
+    sequential = sorted((each for each in protocols if not each.stride), key=lambda each: each.dynamic is not None)
+    for dynamic, group in groupby(sequential, lambda protocol: protocol.dynamic):
+        members = list(group)
+        caches = [protocol.cache for protocol in members if protocol.cache]
+        nats, *cached = SequentialReader(run, tokens, reporter).read(f"{run.name} on {split}", dynamic, caches)
+        for protocol in members:
+            yield protocol, mix(nats, cached.pop(0), protocol.cache.weight) if protocol.cache else nats
+
+
+class SequentialReader:
+    """Reads one text from first to last token any number of times; training gradients are computed once."""
+
+    def __init__(self, run: EvalRun, tokens: np.ndarray, reporter: Reporter) -> None:
+        self.run, self.tokens, self.reporter = run, tokens, reporter
+        self._rms: dict[int, list[Tensor]] = {}  # by number of training batches
+
+    def read(self, title: str, dynamic: DynamicConfig | None, caches: Sequence[CacheConfig] = ()) -> Tensor:
+        """Return the losses and each cache's log-probabilities, [1 + caches, N]; see `score_sequentially`."""
+        run, rms = self.run, self._gradient_rms(dynamic)
+        kind = "dynamic evaluation" if dynamic else "sequential evaluation"
+        self.reporter.start(Loop(f"{kind} of {title}", 0, -(-len(self.tokens) // run.tgt_len), "segments"))
+        try:
+            with nullcontext() if dynamic is None else dynamic_evaluation(run.network, dynamic, rms) as update:
+                return score_sequentially(
+                    run.network,
+                    self.tokens,
+                    run.streams.tokenizer.eos_id,
+                    run.device,
+                    tgt_len=run.tgt_len,
+                    reach=run.reach,
+                    update=update,
+                    caches=[ContinuousCache(cache.size or 1, cache.theta) for cache in caches],
+                    advance=self.reporter.advance,
+                )
+        finally:
+            self.reporter.stop()
+
+    def _gradient_rms(self, dynamic: DynamicConfig | None) -> list[Tensor]:
+        if dynamic is None or dynamic.update == "sgd":
+            return []
+        if dynamic.batches not in self._rms:
+            self.reporter.note(f"gradients of {self.run.name} on {dynamic.batches} training batches")
+            self._rms[dynamic.batches] = gradient_rms(
+                self.run.network,
+                self.run.streams.tokens("train"),
+                self.run.device,
+                batch_size=self.run.loaded.config.data.batch_size,
+                tgt_len=self.run.tgt_len,
+                reach=self.run.reach,
+                batches=dynamic.batches,
+            )
+        return self._rms[dynamic.batches]

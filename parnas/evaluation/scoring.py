@@ -1,0 +1,119 @@
+"""Two other orders of scoring a text: overlapping segments, and one row from the first token to the last.
+
+Shapes: N tokens of the text, B rows, T tokens of a segment, C caches.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from parnas.config.schema import Reach
+from parnas.data.batching import evaluation_batches
+from parnas.errors import ParnasError
+from parnas.evaluation.cache import ContinuousCache
+from parnas.model.memory import Memory
+from parnas.model.transformer_xl import TransformerXL
+from parnas.training.device import Device
+from parnas.training.distributed import SINGLE_PROCESS
+from parnas.training.perplexity import score_batches
+
+
+def score_sliding(
+    model: TransformerXL,
+    tokens: np.ndarray,
+    first: int,
+    device: Device,
+    *,
+    batch_size: int,
+    tgt_len: int,
+    reach: Reach,
+    stride: int,
+) -> Tensor:
+    """Return the loss of each token in nats, [N], read in overlapping segments (sliding window).
+
+    Each segment of `tgt_len` tokens begins `stride` tokens after the one before, and only its last `stride` tokens are
+    scored. So each token has at least `tgt_len - stride` others of its segment as context, besides the memory, which
+    ends before the first token of the segment. A stride of `tgt_len` is the plain evaluation.
+
+    Raises:
+        ParnasError: the stride does not divide the segment.
+    """
+    if tgt_len % stride:
+        raise ParnasError(f"evaluation.stride is {stride}, but segments have {tgt_len} tokens; give a divisor of that.")
+    strides = tgt_len // stride
+    window: deque[tuple[Tensor, Memory | None]] = deque(maxlen=strides)  # (inputs [B, stride], memory before them)
+    memory: Memory | None = None
+
+    def read(inputs: Tensor, targets: Tensor) -> Tensor:
+        nonlocal memory
+        window.append((inputs, memory))
+        # 1. Read the whole segment with the memory from before its first token.
+        segment = torch.cat([part for part, _ in window], dim=1)
+        output = model(segment, window[0][1], reach=reach, inference=True)
+        # 2. Advance the memory by the newest stride alone; the first segment is that stride.
+        first_segment = len(window) == 1
+        memory = output.memory if first_segment else model(inputs, memory, reach=reach, inference=True).memory
+        # 3. Score the newest stride.
+        return model.score(output.hidden[:, -stride:], targets)
+
+    # The memory that a segment is read with must itself be warm, so rows begin earlier by the rest of a segment.
+    burn_in = model.burn_in(stride, reach) + strides - 1
+    batches = evaluation_batches(tokens, first, batch_size, stride, burn_in, model.alignment())
+    return score_batches(model, read, batches, len(tokens), device)
+
+
+def score_sequentially(
+    model: TransformerXL,
+    tokens: np.ndarray,
+    first: int,
+    device: Device,
+    *,
+    tgt_len: int,
+    reach: Reach,
+    update: Callable[[Tensor], None] | None = None,
+    caches: Sequence[ContinuousCache] = (),
+    advance: Callable[[int], None] = lambda _: None,
+) -> Tensor:
+    """Score a text in one row, so that each segment can change how the following ones are scored.
+
+    Without `update`, the first row of the result is that of `score_tokens`.
+
+    Args:
+        model: the network.
+        tokens: the text, [N].
+        first: the token before the text.
+        device: where to compute.
+        tgt_len: tokens of a segment.
+        reach: memory lengths.
+        update: changes the weights, given the mean loss of each segment once all its tokens are scored.
+        caches: empty caches, filled while reading.
+        advance: called with the number of segments done.
+
+    Returns:
+        The loss of each token in nats, and below it the log-probability that each cache gives to it, [1 + C, N].
+    """
+    memory: Memory | None = None
+    done = 0
+
+    def read(inputs: Tensor, targets: Tensor) -> Tensor:
+        nonlocal memory, done
+        # Keys and values cached for inference carry no gradient, so dynamic evaluation computes them again.
+        with torch.set_grad_enabled(update is not None):
+            output = model(inputs, memory, reach=reach, inference=update is None)
+            nll = model.score(output.hidden, targets)
+            loss = nll.mean()
+        memory, losses = output.memory, nll.detach()
+        hidden = output.hidden.detach()[0]
+        cached = [cache.log_probs(hidden, targets[0], -losses[0])[None] for cache in caches]
+        if update is not None:
+            update(loss)
+        done += 1
+        advance(done)
+        return torch.stack([losses, *cached])
+
+    batches = evaluation_batches(tokens, first, 1, tgt_len, 0)
+    return score_batches(model, read, batches, len(tokens), replace(device, distributed=SINGLE_PROCESS))

@@ -1,0 +1,275 @@
+"""Tuning of dynamic evaluation and of the continuous cache: a grid search on the validation split of one run."""
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from torch import Tensor
+
+from parnas.config.schema import CacheConfig, DynamicConfig
+from parnas.errors import ParnasError
+from parnas.evaluation.cache import mix
+from parnas.evaluation.loading import EvalOptions, EvalRun, open_runs
+from parnas.evaluation.protocols import EvalProtocol, SequentialReader, refuse_unused_rms_settings
+from parnas.runs.files import write_json
+from parnas.runs.run import PLAIN, TUNED_EVAL, Run
+from parnas.training.perplexity import TotalLoss
+from parnas.training.progress import Reporter
+
+CACHE_SIZE = 2000  # positions, where the configuration has no cache; as in the paper on WikiText-2
+PROTOCOLS = ("dynamic", "cache")
+_TUNED_SETTINGS = {
+    "evaluation.dynamic.lr": ("dynamic", "lr"),
+    "evaluation.dynamic.decay": ("dynamic", "decay"),
+    "evaluation.cache.theta": ("cache", "theta"),
+    "evaluation.cache.weight": ("cache", "weight"),
+}
+"""Settings that are tuned: the protocol that reads each, and the list of the grid with its values."""
+_UNREAD_SETTINGS = {
+    "evaluation.split": "tune-eval reads the validation split only",
+    "evaluation.stride": "sliding evaluation has no settings to tune; give the stride to evaluate",
+}
+"""Settings that have no effect here, and why."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The values to try; see `DynamicConfig` and `CacheConfig`.
+
+    Raises:
+        ParnasError: a list is empty or has a value out of range.
+    """
+
+    lr: Sequence[float] = (1e-4, 2e-4, 4e-4, 8e-4)
+    decay: Sequence[float] = (0.0, 3e-3, 1e-2, 3e-2)
+    theta: Sequence[float] = (0.003, 0.01, 0.03, 0.1, 0.2, 0.3, 1.0)
+    weight: Sequence[float] = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4)
+    protocols: Sequence[str] = PROTOCOLS
+    tokens: int | None = 30_000  # from the beginning of the validation split; `None`: all
+
+    def __post_init__(self) -> None:
+        """Check all lists."""
+        ranges = {
+            "lr": (math.inf, "of 0 or more, and finite"),
+            "decay": (1.0, "from 0 to 1"),
+            "theta": (math.inf, "of 0 or more, and finite"),
+            "weight": (math.nextafter(1, 0), "from 0 to below 1"),
+        }
+        for name, (largest, allowed) in ranges.items():
+            values = getattr(self, name)
+            if not values or not all(0 <= value <= largest and math.isfinite(value) for value in values):
+                raise ParnasError(f"{name} (--{name}) is {list(values)}; give numbers {allowed}.")
+        if not self.protocols or not set(self.protocols) <= set(PROTOCOLS):
+            raise ParnasError(
+                f"protocols (--protocols) is {list(self.protocols)}; give some of {', '.join(PROTOCOLS)}."
+            )
+        if self.tokens is not None and self.tokens < 1:
+            raise ParnasError(f"tokens (--tokens) is {self.tokens}; give 1 or more, or None for all.")
+
+
+def read_grid(lists: Mapping[str, str], tokens: int) -> Grid:
+    """Return the grid of comma-separated lists, with defaults for the others; 0 `tokens` mean the whole split."""
+    values: dict[str, Any] = {"tokens": tokens or None}
+    for name, text in lists.items():
+        parts = [part.strip() for part in text.split(",") if part.strip()]
+        try:
+            values[name] = parts if name == "protocols" else [float(part) for part in parts]
+        except ValueError as error:
+            raise ParnasError(f"--{name} is {text!r}; give numbers, commas between.") from error
+    grid = Grid(**values)
+    if unused := [
+        name for protocol, name in _TUNED_SETTINGS.values() if name in lists and protocol not in grid.protocols
+    ]:
+        raise ParnasError(f"--{unused[0]} has no effect with --protocols {','.join(grid.protocols)}; leave it out.")
+    return grid
+
+
+@dataclass(frozen=True)
+class EvalTrial:
+    """A protocol with the settings that were tried, and its loss."""
+
+    protocol: EvalProtocol
+    total: TotalLoss
+
+    @classmethod
+    def score(cls, protocol: EvalProtocol, nats: Tensor) -> "EvalTrial":
+        """Make a trial from the loss of each token in nats, [N]."""
+        return cls(protocol, TotalLoss.of(nats))
+
+    @property
+    def loss(self) -> float:
+        """Nats per token; infinite where it diverged."""
+        return self.total.per_token if math.isfinite(self.total.per_token) else math.inf
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return name, settings and metrics."""
+        metrics = {"loss": self.loss, "ppl": self.total.perplexity}
+        return {"evaluation": self.protocol.name, "settings": self.protocol.settings, **metrics}
+
+
+@dataclass(frozen=True)
+class EvalTuning:
+    """The trials of a run, and the best of each protocol."""
+
+    run: Run
+    measured: Mapping[str, Any]  # network, weights, text and lengths of the trials
+    plain: EvalTrial
+    trials: tuple[EvalTrial, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def chosen(self) -> dict[str, EvalTrial]:
+        """The trial of the least loss, by name of the protocol."""
+        best: dict[str, EvalTrial] = {}
+        for trial in self.trials:
+            name = trial.protocol.name
+            if name not in best or trial.loss < best[name].loss:
+                best[name] = trial
+        return best
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the content of the file."""
+        return {
+            **self.measured,
+            PLAIN: self.plain.to_dict(),
+            "chosen": {name: {**trial.protocol.to_dict(), **trial.to_dict()} for name, trial in self.chosen.items()},
+            "trials": [trial.to_dict() for trial in self.trials],
+            "notes": list(self.notes),
+        }
+
+    def write(self) -> Path:
+        """Write `tuned_eval.json` into the run's folder.
+
+        The file holds results of `dynamic`, `cache` and `dynamic + cache`. A protocol that was not tuned now keeps its
+        earlier result if weights, text and lengths are the same. The combination is dropped unless both were tuned now.
+        """
+        path, content = self.run.folder / TUNED_EVAL, self.to_dict()
+        earlier = self.run.tuned_eval() if path.is_file() else {}
+        if all(earlier.get(key) == value for key, value in self.measured.items()):
+            with suppress(KeyError, TypeError, AttributeError):  # another program's file is replaced
+                content |= self._merge(earlier, content)
+        write_json(path, content)
+        return path
+
+    def _merge(self, earlier: Mapping[str, Any], content: Mapping[str, Any]) -> dict[str, Any]:
+        others = [name for name in PROTOCOLS if name in earlier["chosen"] and name not in self.chosen]
+        return {
+            "chosen": {**{name: earlier["chosen"][name] for name in others}, **content["chosen"]},
+            "trials": [*(trial for trial in earlier["trials"] if trial["evaluation"] in others), *content["trials"]],
+            "notes": [*(note for note in earlier["notes"] if note.partition(":")[0] in others), *content["notes"]],
+        }
+
+
+def tune_eval(run: Run, grid: Grid, options: EvalOptions, reporter: Reporter) -> EvalTuning:
+    """Try a grid of settings on the validation split, whatever split the options name.
+
+    The cache beside dynamic evaluation is tuned separately, with the best settings of dynamic evaluation alone.
+
+    Raises:
+        ParnasError: a given setting has no effect, or no trial of a protocol has a finite loss.
+    """
+    _refuse_unread_changes(options, grid)
+    eval_run = open_runs([run.folder], options)[0]
+    refuse_unused_rms_settings(eval_run.loaded.config.evaluation.dynamic, options.changes)
+    reader = SequentialReader(eval_run, eval_run.streams.tokens("valid")[: grid.tokens], reporter)
+    # 1. The caches beside the trained weights; one reading serves all of them.
+    caches = _cache_settings(eval_run, grid) if "cache" in grid.protocols else []
+    plain, *trials = _try_caches(reader, None, caches)
+    # 2. Dynamic evaluation, one reading for each pair of learning rate and decay.
+    if "dynamic" in grid.protocols:
+        dynamic_trials = list(_try_dynamic(reader, grid))
+        best = min(dynamic_trials, key=lambda trial: trial.loss)
+        if not math.isfinite(best.loss):
+            raise ParnasError("Dynamic evaluation diverged with every setting; give lower learning rates (--lr).")
+        trials += dynamic_trials
+        # 3. The caches beside the best dynamic evaluation.
+        if caches:
+            trials += _try_caches(reader, best.protocol.dynamic, caches)[1:]
+    measured = {**_describe_weights(eval_run), "split": "valid", "tokens": len(reader.tokens)}
+    tuning = EvalTuning(run, measured, plain, tuple(trials))
+    if not all(math.isfinite(trial.loss) for trial in tuning.chosen.values()):
+        raise ParnasError("No cache gives a finite loss; give lower sharpnesses (--theta).")
+    return replace(tuning, notes=tuple(_edge_notes(tuning.chosen, grid)))
+
+
+def _refuse_unread_changes(options: EvalOptions, grid: Grid) -> None:
+    """Raise for a given setting that is tuned, or that has no effect."""
+    for key in options.changes:
+        if key in _TUNED_SETTINGS:
+            name = _TUNED_SETTINGS[key][1]
+            raise ParnasError(f"{key} is tuned here; give the values to try as {name} (--{name}).")
+        if key in _UNREAD_SETTINGS:
+            raise ParnasError(f"{key} has no effect: {_UNREAD_SETTINGS[key]}.")
+        if any(key.startswith(f"evaluation.{name}.") for name in set(PROTOCOLS) - set(grid.protocols)):
+            raise ParnasError(f"{key} has no effect with --protocols {','.join(grid.protocols)}; leave it out.")
+
+
+def _try_dynamic(reader: SequentialReader, grid: Grid) -> Iterator[EvalTrial]:
+    """Yield the trial of each learning rate with each decay, and report its perplexity."""
+    configured = reader.run.loaded.config.evaluation.dynamic
+    for lr, decay in itertools.product(grid.lr, grid.decay):
+        settings = DynamicConfig.model_validate({**configured.model_dump(), "lr": lr, "decay": decay})
+        nats = reader.read(f"lr {lr:g}, decay {decay:g}", settings)[0]
+        trial = EvalTrial.score(EvalProtocol(dynamic=settings), nats)
+        reader.reporter.note(f"lr {lr:g}, decay {decay:g}: ppl {trial.total.perplexity:.2f}")
+        yield trial
+
+
+def _cache_settings(run: EvalRun, grid: Grid) -> list[list[CacheConfig]]:
+    """Return the caches of each theta, one for each weight; those of one theta share their log-probabilities."""
+    size = run.loaded.config.evaluation.cache.size or CACHE_SIZE
+    return [[CacheConfig(size=size, theta=theta, weight=weight) for weight in grid.weight] for theta in grid.theta]
+
+
+def _try_caches(
+    reader: SequentialReader, dynamic: DynamicConfig | None, caches: Sequence[Sequence[CacheConfig]]
+) -> list[EvalTrial]:
+    """Return the trial without a cache and those with each cache, from one reading."""
+    nats, *log_probs = reader.read(f"{reader.run.name} on valid", dynamic, [by_weight[0] for by_weight in caches])
+    trials = [EvalTrial.score(EvalProtocol(dynamic=dynamic), nats)]
+    for by_weight, cached in zip(caches, log_probs, strict=True):
+        for cache in by_weight:
+            protocol = EvalProtocol(dynamic=dynamic, cache=cache)
+            trials.append(EvalTrial.score(protocol, mix(nats, cached, cache.weight)))
+    return trials
+
+
+def _edge_notes(chosen: Mapping[str, EvalTrial], grid: Grid) -> Iterator[str]:
+    """Yield a note for each best setting that is the least or the largest of its list."""
+    for name, trial in chosen.items():
+        settings = trial.protocol.to_dict()
+        for protocol, key in _TUNED_SETTINGS.values():
+            value, tried = settings.get(protocol, {}).get(key), getattr(grid, key)
+            if value and len(tried) > 1 and value in (min(tried), max(tried)):  # nothing is below 0
+                listed = ", ".join(f"{each:g}" for each in tried)
+                yield f"{name}: the best {key}, {value:g}, is at the edge of what was tried ({listed}); widen --{key}"
+
+
+def _describe_weights(run: EvalRun) -> dict[str, Any]:
+    """Return what the choice depends on: the architecture, the step of the weights and the lengths."""
+    arch = str(run.loaded.architecture.canonical())
+    return {"arch": arch, "step": run.loaded.step, "tgt_len": run.tgt_len, **run.reach._asdict()}
+
+
+def read_tuned_protocols(run: EvalRun) -> tuple[list[EvalProtocol], list[str]]:
+    """Return the protocols that were tuned for a run, and notes on weights or lengths that have changed since.
+
+    Raises:
+        ParnasError: the run has no tuned protocols, or a file that was not written by tuning.
+    """
+    content, path = run.source.tuned_eval(), run.source.folder / TUNED_EVAL
+    try:
+        protocols = [EvalProtocol.parse(section) for section in content["chosen"].values()]
+        current = _describe_weights(run)
+        changed = [f"{key} {content[key]} then, {value} now" for key, value in current.items() if content[key] != value]
+    except (KeyError, TypeError, AttributeError, ValidationError) as error:
+        reason = f"{' '.join(repr(error).split()):.80}"
+        raise ParnasError(f"{path} was not written by parnas tune-eval ({reason}); run that again.") from error
+    if not protocols or any(protocol.name == PLAIN for protocol in protocols):
+        raise ParnasError(f"{path} names no protocol; run parnas tune-eval again.")
+    return protocols, [f"{TUNED_EVAL} was tuned with other values ({'; '.join(changed)})"] if changed else []

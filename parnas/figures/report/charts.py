@@ -1,0 +1,137 @@
+"""Charts of the page: the figures of `parnas.figures` as inline SVG, each for a wide and for a narrow screen."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from markupsafe import Markup
+from matplotlib.figure import Figure
+
+from parnas.figures.curves import Curves, Points, curve_notes, plot_curves
+from parnas.figures.panels import MONITORED, plot_monitor, plot_pi_lines
+from parnas.figures.pareto import ParetoPoint, pareto_front, pareto_notes, plot_pareto
+from parnas.figures.report.data import ComparisonData, CostFront, RunData, finite_values
+from parnas.figures.report.result import PERPLEXITIES, shared_perplexity
+from parnas.figures.style import drawable
+from parnas.figures.svg import inline_svg
+
+WIDE, NARROW = 8.6, 3.4  # inches
+_MOST_PANELS = 64  # blocks whose pi is drawn
+_MOST_PANEL_POINTS = 30_000  # of all lines of pi
+_MOST_DESCRIBED = 8  # lines or networks in the text for screen readers
+
+
+class Chart(NamedTuple):
+    """A figure of the page: its title, two drawings of it, of which a screen shows one, and sentences below."""
+
+    title: str
+    svg: Markup
+    notes: list[str]
+
+
+def pi_chart(run: RunData, name: str) -> Chart | None:
+    """Draw pi of each block over the steps; `None` where nothing was logged, or for too many blocks."""
+    history = run.history
+    if history is None or history.blocks > _MOST_PANELS:
+        return None
+    most = max(2, _MOST_PANEL_POINTS // (history.blocks * len(history.space)))
+    label = f"pi of each candidate over the steps, by block. Most probable at the end: {history.string(-1)}."
+
+    def plot(width: float) -> Figure:
+        return plot_pi_lines(history, 6 if width == WIDE else 2, most)
+
+    return Chart("pi of each block over the steps", _draw(plot, name, label), [])
+
+
+def monitor_chart(run: RunData, name: str) -> Chart | None:
+    """Draw the monitored values that the metrics of a search hold; `None` where they hold none."""
+    values: dict[str, Points] = {}
+    for key in MONITORED:
+        by_step = {line.step: value for line in run.metrics if (value := drawable(getattr(line, key))) is not None}
+        if by_step:
+            values[key] = list(by_step.items())
+    if not values:
+        return None
+    label = _join([_describe_line(MONITORED[key].title, points) for key, points in values.items()])
+    svg = _draw(lambda width: plot_monitor(values, 3 if width == WIDE else 1), name, label)
+    return Chart("Progress of the search", svg, [])
+
+
+def learning_chart(runs: Sequence[RunData]) -> Chart | None:
+    """Draw the learning curves in a measure that compares between all runs; `None` without finite values."""
+    validated = [(run, lines[-1]) for run in runs if (lines := [v for v in run.validations if v.loss > 0])]
+    key: str | None = "ppl"
+    if len({run.tokens for run in runs}) > 1 and validated:
+        key = shared_perplexity([finite_values(line.to_dict()) for _, line in validated], [run for run, _ in validated])
+    key = key or "bits_per_byte"
+    read = [Curves.from_records(run.metrics, run.name, str(run.architecture or ""), key) for run in runs]
+    curves = [each for each in read if each.train or each.valid]
+    if not curves:
+        return None
+    title = f"{PERPLEXITIES[key].capitalize()} over the steps"
+    described = [_describe_line(each.name, each.valid or each.train) for each in curves]
+
+    def plot(width: float) -> Figure:
+        return plot_curves(curves, PERPLEXITIES[key], key == "ppl", width)
+
+    return Chart(title, _draw(plot, "curves", f"{title}. {_join(described)}"), [" ".join(curve_notes(curves))])
+
+
+def latency_chart(comparison: ComparisonData, name: str) -> Chart:
+    """Draw perplexity against latency of a comparison; without a drawing where one of them is missing."""
+    title = "Perplexity against latency"
+    known = [[key for key in PERPLEXITIES if {key, "latency_ms"} <= row.figures.keys()] for row in comparison.rows]
+    key = next((key for key in PERPLEXITIES if any(key in keys for keys in known)), None)
+    if key is None:
+        return Chart(title, Markup(), ["No network has both a finite perplexity and a latency."])
+    drawn = [row for row, keys in zip(comparison.rows, known, strict=True) if key in keys]
+    points = [ParetoPoint(row.name, row.figures["latency_ms"], row.figures[key]) for row in drawn]
+    missing = ", ".join(row.name for row in comparison.rows if row not in drawn)
+    notes = [f"Not drawn, without a finite perplexity or a latency: {missing}."] if missing else []
+    return _pareto_chart(title, points, "milliseconds per segment", PERPLEXITIES[key], name, notes)
+
+
+def front_chart(front: CostFront, name: str) -> Chart:
+    """Draw the networks of a study, with their values in words since no table holds them."""
+    notes = list(front.answers)
+    if front.diverged:
+        notes.append(f"Not finite, so not drawn: {', '.join(front.diverged)}.")
+    if not front.points:
+        return Chart(front.title, Markup(), [*notes, "No network of it has a finite perplexity."])
+    notes.append(_describe_points(front.points, len(front.points)))
+    return _pareto_chart(front.title, front.points, front.cost, "validation perplexity per token", name, notes)
+
+
+def _pareto_chart(
+    title: str, points: Sequence[ParetoPoint], cost: str, perplexity: str, name: str, notes: Sequence[str]
+) -> Chart:
+    best = _join([point.name for point in pareto_front(points)])
+    label = f"{title}: {perplexity} against {cost}. {_describe_points(points)} On the Pareto front: {best}"
+    svg = _draw(lambda width: plot_pareto(points, cost, perplexity, width), name, label)
+    explained = " ".join(["Further down and further left is better.", *pareto_notes(points)])
+    return Chart(title, svg, [explained, *notes])
+
+
+def _draw(plot: Callable[[float], Figure], name: str, label: str) -> Markup:
+    """Return the wide and the narrow drawing of a plot as HTML, whose texts `inline_svg` has escaped."""
+    widths = {"wide": WIDE, "narrow": NARROW}
+    return Markup("".join(inline_svg(plot(width), f"{name}-{size}", label, size) for size, width in widths.items()))
+
+
+def _describe_line(name: str, points: Points) -> str:
+    (first_step, first), (last_step, last) = points[0], points[-1]
+    if len(points) == 1:
+        return f"{name}: {last:,.4g} at step {last_step:,}"
+    return f"{name}: from {first:,.4g} at step {first_step:,} to {last:,.4g} at step {last_step:,}"
+
+
+def _describe_points(points: Sequence[ParetoPoint], most: int = _MOST_DESCRIBED) -> str:
+    named = [point for point in points if not point.random]
+    values = [f"{point.ppl:,.2f}" + (f" ± {point.sd:,.2f}" if point.sd else "") for point in named]
+    return _join(
+        [f"{point.name}: {value} at {point.cost:,.3g}" for point, value in zip(named, values, strict=True)], most
+    )
+
+
+def _join(parts: Sequence[str], most: int = _MOST_DESCRIBED) -> str:
+    further = f"; and {len(parts) - most} more" if len(parts) > most else ""
+    return "; ".join(parts[:most]) + further + "."

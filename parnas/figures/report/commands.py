@@ -1,0 +1,109 @@
+"""The commands that made the runs of a report, as far as their files hold them; comments name what is unknown."""
+
+import os
+from collections.abc import Mapping
+from pathlib import PurePosixPath, PureWindowsPath
+from typing import Any
+
+from parnas.figures.report.data import ComparisonData, ReportData, RunData
+from parnas.figures.report.secrets import hide, hide_command
+from parnas.figures.style import drawable
+from parnas.runs.files import to_json
+
+SCRIPTS = ("search.py", "derive.py", "retrain.py", "evaluate.py")
+LENGTHS = {"tgt_len": "--tgt-len", "mem_len": "--mem-len", "cmem_len": "--cmem-len", "clamp_len": "--clamp-len"}
+FLAGS = {"best": "--best", "tuned": "--tuned"}
+_CONSTRAINTS = {
+    "cost_target": "--cost-target",
+    "metric": "--metric",
+    "top_k": "--top-k",
+    "rerank_top_k": "--rerank-top-k",
+}
+_WHOLE = ("demo", "pipeline")  # commands that include derive and evaluate
+
+
+def reproduction_commands(data: ReportData) -> list[str]:
+    """Return the command of each run, of derive and of evaluate, each once; comments begin with `#`."""
+    lines = [line for run in data.runs for line in (_training(run), _derivation(run))]
+    lines += [_evaluation(comparison) for comparison in data.comparisons if not _of_the_whole(comparison)]
+    return list(dict.fromkeys(line for line in lines if line))
+
+
+def _command_line(run: RunData) -> list[str]:
+    """Return the command line of a run without the place of the program; empty where it was no command of parnas."""
+    line = run.environment.command_line
+    if not line:
+        return []
+    program = PurePosixPath(PureWindowsPath(line[0]).as_posix())
+    if (program.parent.name, program.name) == ("parnas", "__main__.py"):
+        return ["python", "-m", "parnas", *line[1:]]
+    if program.name in SCRIPTS:
+        return ["python", program.name, *line[1:]]
+    return ["parnas", *line[1:]] if program.name.removesuffix(".exe") == "parnas" else []
+
+
+def _subcommand(run: RunData) -> str:
+    """Return the command of `parnas` that made a run; empty where it was another program."""
+    words = _command_line(run)
+    after = words[words.index("parnas") + 1 :] if "parnas" in words[:3] else []
+    return next((word for word in after if not word.startswith("-")), "")
+
+
+def _training(run: RunData) -> str:
+    if words := _command_line(run):
+        return hide_command(words)
+    if run.environment.command_line:
+        folder = hide(" ".join(str(run.run.folder).split()))  # in one line
+        return f"# {folder} was made from Python: parnas.{run.kind}(…) with its configuration above"
+    return ""
+
+
+def _derivation(run: RunData) -> str:
+    """Return the command that wrote an `arch.yaml`; a file written by a person does not hold the constraints."""
+    derivation = run.derivation
+    if derivation is None:
+        return ""
+    constraints = derivation.constraints
+    if _subcommand(run) in _WHOLE and (not constraints or derivation.finalists):
+        return ""
+    words = ["parnas", "derive", str(run.run.folder)]
+    if constraints is None:
+        return hide_command(words) + "  # whether with --cost-target, --max or --rerank-top-k is not known"
+    for key, option in _CONSTRAINTS.items():
+        words += [option, _plain(constraints[key])] if key in constraints else []
+    limits = constraints.get("max")
+    if isinstance(limits, Mapping):
+        words += [word for name, most in limits.items() for word in ("--max", f"{name}={_plain(most)}")]
+    return hide_command(words)
+
+
+def _of_the_whole(comparison: ComparisonData) -> bool:
+    """Check whether one of `_WHOLE` wrote a comparison itself, beside its runs."""
+    beside = {os.path.realpath(run.run.folder.parent) for run in comparison.runs}
+    written = beside == {os.path.realpath(comparison.folder)} and not comparison.conditions
+    return written and all(_subcommand(run) in _WHOLE for run in comparison.runs)
+
+
+def _evaluation(comparison: ComparisonData) -> str:
+    """Return the command that measures a comparison again; empty where a run of it is not known."""
+    if len(comparison.runs) < len(comparison.rows):
+        return ""
+    words = ["parnas", "evaluate", *(str(run.run.folder) for run in comparison.runs)]
+    words += ["--split", comparison.split] if comparison.split else []
+    conditions = comparison.conditions or {}
+    for key, option in LENGTHS.items():
+        words += [] if (length := drawable(conditions.get(key))) is None else [option, f"{length:.0f}"]
+    if isinstance(conditions.get("same_length"), bool):
+        words.append("--same-length" if conditions["same_length"] else "--any-length")
+    words += [flag for key, flag in FLAGS.items() if conditions.get(key) is True]
+    changes = conditions.get("changes")
+    for key, value in changes.items() if isinstance(changes, Mapping) else ():
+        if key.startswith("evaluation."):
+            words.append(f"{key}={value if isinstance(value, str) else to_json(value)}")
+    if names := comparison.analyses:
+        words += ["--analyse", ",".join(names)]
+    return hide_command([*words, "--out", str(comparison.folder)])
+
+
+def _plain(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,334 @@
+"""The data of a report: run folders, comparisons and cost fronts, read and checked."""
+
+import csv
+import io
+import itertools
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from parnas.architecture import Architecture, drop_identity
+from parnas.config.loader import Config
+from parnas.config.yaml_file import read_text
+from parnas.errors import ParnasError
+from parnas.figures.pareto import ParetoPoint
+from parnas.figures.style import drawable
+from parnas.runs.files import is_outside, read_json, read_json_object, refuse_outside_link
+from parnas.runs.pi_history import PiHistory
+from parnas.runs.records import ComparisonRow, DerivationRecord, Environment, MetricsRecord, RunSummary, parse_rows
+from parnas.runs.run import ARCH_FILE, ENVIRONMENT, METRICS, PI, PLAIN, STREAMS, Run, name_runs
+
+COMPARISON, BASELINES, FRONT = "comparison.json", "baselines.json", "pareto.csv"
+ANALYSES = ("attention", "frequency", "memory")
+_MAX_TABLE_BYTES = 4 << 20
+_HINT = "give run folders, or a folder that evaluate --out, baselines or blackbox wrote"
+
+
+@dataclass(frozen=True)
+class RunData:
+    """The files of a run."""
+
+    run: Run
+    name: str  # on the page
+    kind: str
+    config: Config
+    environment: Environment
+    metrics: list[MetricsRecord]
+    summary: RunSummary | None  # `None` for a run that has not ended
+    derivation: DerivationRecord | None  # `None` before derive
+    history: PiHistory | None  # of a search; `None` where no pi was logged
+
+    @property
+    def validations(self) -> list[MetricsRecord]:
+        """The lines of validation."""
+        return [line for line in self.metrics if line.split == "valid"]
+
+    @cached_property
+    def architecture(self) -> Architecture | None:
+        """The network that was trained or derived, or that derive would return for the last pi."""
+        if self.kind != "search":
+            return Architecture.parse(self.config.model.arch) if self.config.model.arch else None
+        if self.derivation:
+            return Architecture.parse(self.derivation.arch)
+        return Architecture(self.history.derived[-1]) if self.history else None
+
+    @cached_property
+    def text(self) -> str:
+        """Equal for runs on the same text."""
+        return str(self._streams.get("fingerprint") or self.config.data.corpus)
+
+    @cached_property
+    def tokens(self) -> str:
+        """Key of the text and its tokens: perplexities per token are comparable between runs with equal keys."""
+        counts = self._streams.get("splits")  # another version of a tokenizer's library may make other tokens
+        return f"{self.text} {self.config.data.tokenizer.model_dump_json()} {counts}"
+
+    @cached_property
+    def _streams(self) -> Mapping[str, Any]:
+        path = self.run.folder / STREAMS
+        return read_json_object(path) if path.is_file() else {}
+
+
+@dataclass(frozen=True)
+class NetworkRow:
+    """A network of a table."""
+
+    name: str
+    network: str  # `discrete`, `SuperNet` or `derived, in SuperNet`, as in `ComparisonRow`
+    arch: str
+    figures: Mapping[str, float]  # finite values by the keys of `ComparisonRow`
+    run: RunData | None  # `None` where its folder is not known
+    evaluation: str = PLAIN
+    settings: str = ""  # of the evaluation protocol
+
+
+@dataclass(frozen=True)
+class ComparisonData:
+    """The files that `evaluate` wrote into a folder."""
+
+    folder: Path
+    rows: tuple[NetworkRow, ...]  # of the plain evaluation
+    others: tuple[NetworkRow, ...]  # of other evaluation protocols, not comparable with these
+    split: str | None
+    missing: tuple[str, ...]  # run folders that it names and that are not there
+    conditions: Mapping[str, Any] | None  # options of evaluate that were given
+
+    @property
+    def runs(self) -> list[RunData]:
+        """The runs of the rows whose folders are known."""
+        return [row.run for row in self.rows if row.run]
+
+    @property
+    def analyses(self) -> list[str]:
+        """The analyses in the folder that are of these runs; an earlier comparison may have left others."""
+        names = {row.name for row in self.rows}
+        tables = {name: self.folder / f"{name}.csv" for name in ANALYSES}
+        return [n for n, path in tables.items() if path.is_file() and {r.get("run") for r in read_table(path)} <= names]
+
+
+@dataclass(frozen=True)
+class CostFront:
+    """Costs and perplexities of the networks of a baseline comparison or of a black-box search."""
+
+    title: str
+    cost: str  # axis label
+    points: tuple[ParetoPoint, ...]
+    diverged: tuple[str, ...] = ()
+    answers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ReportData:
+    """All that a report shows."""
+
+    runs: tuple[RunData, ...]
+    comparisons: tuple[ComparisonData, ...]
+    fronts: tuple[CostFront, ...]
+
+    @property
+    def searches(self) -> list[RunData]:
+        """The searches among the runs."""
+        return [run for run in self.runs if run.kind == "search"]
+
+
+def read_report_data(paths: Sequence[Path]) -> ReportData:
+    """Read the folders; raises `ParnasError` for those that hold nothing to report, or something broken.
+
+    A comparison adds the runs that it names, and the searches in its folder, as the demo leaves them.
+    """
+    if not paths:
+        raise ParnasError(f"There is nothing to report; {_HINT}.")
+    runs: dict[str, Run] = {}  # by real path, so that each is shown once
+    tables: dict[Path, list[ComparisonRow]] = {}
+    fronts: list[Path] = []
+    for path in paths:
+        names = _contents(path)
+        _refuse_links(path)
+        added = [Run(path)] if ENVIRONMENT in names else []
+        if COMPARISON in names:
+            tables[path] = _read_rows(path / COMPARISON)
+            added += [*_searches_in(path), *_runs_of(path, tables[path]).values()]
+        for run in added:
+            runs.setdefault(os.path.realpath(run.folder), run)
+        fronts += [path / name for name in (BASELINES, FRONT) if name in names]
+    fronts += [run.folder / "baselines" / BASELINES for run in runs.values()]
+    named = zip(runs.items(), name_runs(list(runs.values())), strict=True)
+    read = {key: _read_run(run, name) for (key, run), name in named}
+    return ReportData(
+        tuple(read.values()),
+        tuple(_comparison(path, rows, read) for path, rows in tables.items()),
+        tuple(_read_front(path) for path in dict.fromkeys(fronts) if path.is_file()),
+    )
+
+
+def run_row(run: RunData) -> NetworkRow:
+    """Return the values of a run's own last validation, since nothing else was measured."""
+    summary, search = run.summary, run.kind == "search"
+    values: dict[str, Any] = {}
+    if search:
+        values = _argmax_validation(run)
+    elif summary:
+        parameters, without = summary.parameters, summary.parameters_without_embeddings
+        values = {**summary.valid.to_dict(), "parameters": parameters, "without_embeddings": without}
+    elif run.validations:
+        values = run.validations[-1].to_dict()
+    if summary:
+        values |= {"steps": summary.steps, "train_seconds": summary.seconds}
+    network = "derived, in SuperNet" if search else "discrete"
+    return NetworkRow(run.name, network, str(run.architecture or ""), finite_values(values), run)
+
+
+def validated_architecture(search: RunData) -> str | None:
+    """Return the network that a search ended with and validated, where it is not the derived one, else `None`."""
+    if search.summary is None:
+        return None
+    final = search.summary.arch
+    return None if same_network(parse_architecture(final), search.architecture or ()) else final
+
+
+def parse_architecture(arch: str) -> Architecture | None:
+    """Return an architecture, or `None` where its letters are not known here."""
+    try:
+        return Architecture.parse(arch)
+    except ParnasError:
+        return None
+
+
+def same_network(first: Iterable[str] | None, second: Iterable[str]) -> bool:
+    """Compare two architectures without identity, which does nothing."""
+    return first is not None and drop_identity(first) == drop_identity(second)
+
+
+def read_table(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a CSV file; raises `ParnasError` for other content."""
+    try:
+        rows = list(csv.DictReader(io.StringIO(read_text(path, _MAX_TABLE_BYTES), newline="")))
+    except csv.Error as error:
+        raise ParnasError(f"{path} is no table ({error}); run the command that wrote it again.") from error
+    return [{key: value or "" for key, value in row.items() if isinstance(key, str)} for row in rows]
+
+
+def analysis_files(folder: Path) -> list[Path]:
+    """Return the tables and figures of analyses in the folder of a comparison."""
+    endings = (".csv", ".png", "-*.png")
+    return list(itertools.chain(*(folder.glob(f"{name}{ending}") for name in ANALYSES for ending in endings)))
+
+
+def _contents(path: Path) -> set[str]:
+    """Return the files of a folder that make it worth a report; raises `ParnasError` where there are none."""
+    if not path.is_dir():
+        raise ParnasError(f"There is no run folder {path}; {_HINT}.")
+    names = {name for name in (ENVIRONMENT, COMPARISON, BASELINES, FRONT) if (path / name).is_file()}
+    if not names and (path / "config.yaml").is_file():
+        raise ParnasError(f"{path} has no {ENVIRONMENT}, so it is no run; search or retrain writes it. Else {_HINT}.")
+    if not names:
+        raise ParnasError(f"{path} holds neither a run nor a comparison; {_HINT}.")
+    return names
+
+
+def _refuse_links(folder: Path) -> None:
+    """Check the files read of a folder that may hold anything else too; `Run` checks run folders itself."""
+    for path in (*(folder / name for name in (COMPARISON, BASELINES, FRONT)), *analysis_files(folder)):
+        refuse_outside_link(path, folder)
+        if path.exists() and not path.is_file():
+            raise ParnasError(f"{path} is no file; remove it.")  # reading a pipe may never end
+
+
+def _read_run(run: Run, name: str) -> RunData:
+    """Read a run; one that has just started may lack files."""
+    kind, config, environment = run.kind(), run.config(), run.environment()
+    metrics = run.metrics() if (run.folder / METRICS).is_file() else []
+    summary = run.summary() if run.finished() else None
+    if kind != "search":
+        return RunData(run, name, kind, config, environment, metrics, summary, None, None)
+    derivation = run.derivation() if (run.folder / ARCH_FILE).is_file() else None
+    history = PiHistory.from_run(run) if (run.folder / PI).is_file() and run.pi_records() else None
+    return RunData(run, name, kind, config, environment, metrics, summary, derivation, history)
+
+
+def _read_rows(path: Path) -> list[ComparisonRow]:
+    rows = parse_rows(read_json(path), str(path))
+    if not any(row.evaluation == PLAIN for row in rows):
+        raise ParnasError(f"{path} has no row of the plain evaluation; run parnas evaluate again.")
+    return rows
+
+
+def _runs_of(folder: Path, rows: Sequence[ComparisonRow]) -> dict[str, Run]:
+    """Return the runs of a comparison that are there, by the folders that it names, relative to its own."""
+    here = Path(os.path.realpath(folder))
+    places = {row.folder: Path(os.path.normpath(here / row.folder)) for row in rows if row.folder}
+    return {name: Run(place) for name, place in places.items() if (place / ENVIRONMENT).is_file()}
+
+
+def _searches_in(folder: Path) -> list[Run]:
+    inside = [path.parent for path in sorted(folder.glob(f"*/{ENVIRONMENT}")) if not is_outside(path.parent, folder)]
+    return [run for path in inside if (path / "config.yaml").is_file() if (run := Run(path)).kind() == "search"]
+
+
+def _comparison(path: Path, rows: Sequence[ComparisonRow], read: Mapping[str, RunData]) -> ComparisonData:
+    runs = {name: read[os.path.realpath(run.folder)] for name, run in _runs_of(path, rows).items()}
+    shown = [
+        NetworkRow(row.run, row.network, row.arch, finite_values(row.to_dict()), run, row.evaluation, row.settings)
+        for row in rows
+        for run in [runs.get(row.folder or "")]
+    ]
+    return ComparisonData(
+        path,
+        tuple(row for row in shown if row.evaluation == PLAIN),
+        tuple(row for row in shown if row.evaluation != PLAIN),
+        rows[0].split,
+        tuple(dict.fromkeys(row.folder for row in rows if row.folder and row.folder not in runs)),
+        rows[0].conditions,
+    )
+
+
+def _argmax_validation(search: RunData) -> dict[str, Any]:
+    """Return the last validation of the derived network in the SuperNet, if it was this one that was validated."""
+    architecture = search.architecture or ()
+    if search.summary:
+        validated = validated_architecture(search) is None
+        return search.summary.argmax.to_dict() if validated and search.summary.argmax else {}
+    if not search.validations or search.history is None:
+        return {}
+    last = search.validations[-1]
+    derived = dict(zip(search.history.steps.tolist(), search.history.derived, strict=True))
+    return {"ppl": last.argmax_ppl} if same_network(derived.get(last.step), architecture) else {}
+
+
+def finite_values(values: Mapping[str, Any]) -> dict[str, float]:
+    """Keep the values that are finite numbers."""
+    return {key: value for key, each in values.items() if (value := drawable(each)) is not None}
+
+
+def _read_front(path: Path) -> CostFront:
+    """Read a `baselines.json` or a `pareto.csv`; raises `ParnasError` for other content."""
+    command, read = ("baselines", _read_baselines) if path.name == BASELINES else ("blackbox", _read_blackbox)
+    try:
+        return read(path)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ParnasError(f"{path} is not a file of parnas {command}; run it again.") from error
+
+
+def _read_baselines(path: Path) -> CostFront:
+    content = read_json_object(path)
+    points, diverged = [], []
+    for each in content["networks"]:
+        name, share, mean = str(each["name"]), drawable(each["cost_share"]), drawable(each["valid_ppl_mean"])
+        if share is None or mean is None:
+            diverged.append(name)
+        else:
+            points.append(ParetoPoint(name, share, mean, drawable(each["valid_ppl_sd"]), each["random"] is True))
+    answers = tuple(str(each["text"]) for each in content["answers"])
+    cost = f"{content['metric']} of the blocks, interleaved = 1"
+    return CostFront("The derived network and its baselines", cost, tuple(points), tuple(diverged), answers)
+
+
+def _read_blackbox(path: Path) -> CostFront:
+    rows = [(row["network"], float(row["cost"]), float(row["valid_ppl"])) for row in read_table(path)]
+    if any(drawable(value) is None for _, *values in rows for value in values):
+        raise ValueError("a cost or perplexity is not finite")
+    points = tuple(ParetoPoint(name, cost, ppl) for name, cost, ppl in rows)
+    return CostFront("Front of the black-box search", "cost of the blocks, in the unit of its study", points)

@@ -1,0 +1,163 @@
+"""The report of runs: `report.html`, one file that loads nothing else and runs no script but its own.
+
+The page's policy (CSP) allows its own script alone, by hash, and no request at all. Every text of a run folder goes
+through Jinja's escaping, JSON included, or through the XML writer of the charts.
+"""
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from parnas.architecture import Architecture, describe_layer
+from parnas.errors import ParnasError
+from parnas.figures.colours import candidate_colours, ink_on
+from parnas.figures.report.charts import front_chart, latency_chart, learning_chart, monitor_chart, pi_chart
+from parnas.figures.report.commands import reproduction_commands
+from parnas.figures.report.data import ReportData, RunData, parse_architecture, read_report_data
+from parnas.figures.report.player import choice_table, make_player
+from parnas.figures.report.result import search_result
+from parnas.figures.report.secrets import hide
+from parnas.figures.report.tables import config_text, describe_environment, network_tables, shown_analyses
+from parnas.figures.style import drawable
+from parnas.figures.svg import colour_rules
+from parnas.runs.files import write_text
+from parnas.runs.run import package_version
+
+_REPORT = "report.html"
+MAX_BYTES = 5_000_000
+"""Largest page; animations get fewer frames until it is smaller."""
+_FRAMES = (200, 60, 15, 2)  # of an animation, tried in this order
+UNKNOWN = "#e4e8ed"  # tile of a layer that is not known here
+
+
+def write_report(paths: Sequence[Path], out: Path | None = None) -> Path:
+    """Write `report.html` of runs and comparisons.
+
+    Args:
+        paths: Folders of runs, or folders that `evaluate --out`, `baselines` or `blackbox` wrote.
+        out: Folder of the page, by default the only one of `paths`, else `runs/report`.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        ParnasError: A folder holds nothing to report or something broken, or no page is small enough.
+    """
+    data = read_report_data(paths)
+    folder = out or (paths[0] if len(paths) == 1 else Path("runs") / "report")
+    template, content = _template(data), _content(data)
+    for frames in _FRAMES:
+        share = frames // max(1, len(data.searches)) + 1
+        players = [None if run.history is None else make_player(run.history, share) for run in data.searches]
+        page = template.render(content, players=players)
+        light, dark = colour_rules(page)
+        page = page.replace("/*light*/", light, 1).replace("/*dark*/", dark, 1)
+        if len(page.encode()) < MAX_BYTES:
+            write_text(folder / _REPORT, page)
+            return folder / _REPORT
+    raise ParnasError(f"The page would be larger than {MAX_BYTES:,} bytes; give fewer runs.")
+
+
+def _template(data: ReportData) -> Any:
+    environment = Environment(
+        loader=PackageLoader("parnas", "figures/report/templates"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
+    colours = candidate_colours(_layer_names(data))
+    environment.filters["tiles"] = lambda arch, most=10**4: _tiles(arch, most, colours)
+    environment.globals.update(describe=describe_layer, ink_on=ink_on, version=package_version("parnas"))
+    environment.globals["letters"] = [(name, describe_layer(name), colour) for name, colour in colours.items()]
+    return environment.get_template("report.html.j2")
+
+
+def _content(data: ReportData) -> dict[str, Any]:
+    """Return all that the page shows except the animations."""
+    script, style = (
+        resources.files("parnas.figures.report").joinpath("templates", name).read_text(encoding="utf-8")
+        for name in ("report.js", "report.css")
+    )
+    searches = [
+        {
+            "run": run,
+            "result": search_result(run, data),
+            "choices": choice_table(run),
+            "charts": [chart for chart in (pi_chart(run, f"pi-{n}"), monitor_chart(run, f"monitor-{n}")) if chart],
+        }
+        for n, run in enumerate(data.searches)
+    ]
+    trade_offs = [latency_chart(comparison, f"latency-{n}") for n, comparison in enumerate(data.comparisons)]
+    trade_offs += [front_chart(front, f"front-{n}") for n, front in enumerate(data.fronts)]
+    return {
+        "script": Markup(script),
+        "style": Markup(style),
+        "digest": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        "searches": searches,
+        "results": [search["result"] for search in searches if search["result"]],
+        "curves": learning_chart(data.runs),
+        "curve_notes": _curve_notes(data.runs),
+        "trade_offs": trade_offs,
+        "tables": network_tables(data),
+        "analyses": shown_analyses(data.comparisons),
+        "runs": [(run, describe_environment(run), config_text(run)) for run in data.runs],
+        "commands": reproduction_commands(data),
+        "text": _describe_text(data.runs),
+        "absent": _explain_absence(data),
+    }
+
+
+def _layer_names(data: ReportData) -> list[str]:
+    """Return every layer name on the page, those of the search spaces first."""
+    rows = (parse_architecture(row.arch) or () for comparison in data.comparisons for row in comparison.rows)
+    spaces = (run.config.search.candidates for run in data.searches)
+    architectures = (run.architecture or () for run in data.runs)
+    return list(dict.fromkeys(name for names in (*spaces, *architectures, *rows) for name in names))
+
+
+def _tiles(arch: Architecture | str, most: int, colours: dict[str, str]) -> list[tuple[str, str, str]]:
+    """Return name, colour and ink of each block, without the middle beyond `most`; empty for an unknown string."""
+    known = arch if isinstance(arch, Architecture) else parse_architecture(arch)
+    names = list(known or ())
+    if len(names) > most:
+        names = [*names[: most // 2], "…", *names[len(names) - most // 2 :]]
+    return [(name, colour, ink_on(colour)) for name in names for colour in [colours.get(name, UNKNOWN)]]
+
+
+def _describe_text(runs: Sequence[RunData]) -> str:
+    """Return the corpus, tokens and machine, where all runs have the same."""
+    values = (
+        {Path(hide(run.config.data.corpus)).name for run in runs},
+        {f"{run.config.data.tokenizer.kind} tokens" for run in runs},
+        {hide(run.environment.device_name or "") for run in runs},
+        {run.environment.precision or "" for run in runs},
+    )
+    return " · ".join(filter(None, (next(iter(each)) for each in values if len(each) == 1)))
+
+
+def _curve_notes(runs: Sequence[RunData]) -> list[str]:
+    """Name what the curves leave out."""
+    logged = {run.name: [line.loss for line in run.metrics if "loss" in line.model_fields_set] for run in runs}
+    lost = {name: sum(drawable(loss) is None for loss in losses) for name, losses in logged.items()}
+    notes = [
+        f"{name} logged {count} loss(es) that were not finite; they are left out."
+        for name, count in lost.items()
+        if count
+    ]
+    if len({run.tokens for run in runs}) > 1:
+        notes.append("Texts or tokenizers differ between the runs, so perplexities per token are not comparable.")
+    return notes
+
+
+def _explain_absence(data: ReportData) -> str:
+    """Explain why the page shows no run, where it shows none."""
+    if not data.comparisons:
+        return "No run is among the folders given here; give run folders too."
+    return "The run folders of the comparison are not where it names them; give them too, wherever they are."

@@ -1,0 +1,212 @@
+"""The top of a report: the derived architecture of a search, and its network against the interleaved one, in sentences.
+
+Only measured figures appear, the worse ones like the better ones; where one is missing, the command that measures it.
+"""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from parnas.architecture import ATTENTION, COMPRESSIVE, Architecture, describe_layer, drop_identity
+from parnas.figures.report.data import (
+    NetworkRow,
+    ReportData,
+    RunData,
+    parse_architecture,
+    run_row,
+    same_network,
+    validated_architecture,
+)
+
+PERPLEXITIES = {"ppl": "perplexity per token", "word_ppl": "perplexity per word", "bits_per_byte": "bits per byte"}
+# Key, name, unit and format of the other measures.
+COSTS = (
+    ("latency_ms", "latency per segment", " ms", ",.2f"),
+    ("multiply_adds_per_token", "multiply-adds per token", "", ",.0f"),
+    ("parameters", "parameters", "", ",.0f"),
+)
+_EQUAL = 0.05  # per cent of difference below which two figures count as equal
+FEW = 8  # blocks that a sentence lists one by one
+
+
+class MeasureCard(NamedTuple):
+    """A measure of the derived network beside that of the interleaved one."""
+
+    title: str
+    value: str
+    interleaved: str
+    verdict: str  # better, worse or equal
+    difference: str  # such as 0.4 % lower
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The outcome of one search in words and cards."""
+
+    name: str
+    architecture: Architecture
+    headline: str
+    sentences: list[str]
+    cards: list[MeasureCard] = field(default_factory=list)
+    cautions: list[str] = field(default_factory=list)  # limits, warnings, and commands for missing measures
+
+
+def search_result(search: RunData, data: ReportData) -> SearchResult | None:
+    """Return the result of a search, `None` where it logged no pi and nothing was derived."""
+    architecture = search.architecture
+    if not architecture:
+        return None
+    result = SearchResult(search.name, architecture, headline(architecture), [describe_blocks(architecture)])
+    if search.derivation is None:
+        command = f"parnas derive {_quote(search)}"
+        result.cautions.append(f"Nothing was derived yet: derive would choose this network now; {command} writes it.")
+    if search.summary is None:
+        result.cautions.append("The search has not ended: pi may change until then.")
+    if search.derivation:
+        result.cautions.extend(f"Derive warned: {text}." for text in search.derivation.warnings)
+    _compare(result, search, data)
+    return result
+
+
+def headline(architecture: Architecture) -> str:
+    """Return the number of blocks with attention."""
+    attention, count = sum(layer[0] in (ATTENTION, COMPRESSIVE) for layer in architecture), len(architecture)
+    if count == 1:
+        return "In its only block." if attention else "Not in its only block."
+    share = {0: "none", count: "every one"}.get(attention, str(attention))
+    return f"In {share} of its {count} blocks."
+
+
+def describe_blocks(architecture: Architecture) -> str:
+    """Return the blocks of each layer."""
+    parts = []
+    for name in dict.fromkeys(architecture):
+        blocks = [str(number) for number, layer in enumerate(architecture, 1) if layer == name]
+        listed = " and ".join(filter(None, (", ".join(blocks[:-1]), blocks[-1])))
+        noun = "block" if len(blocks) == 1 else "blocks"
+        where = f"{noun} {listed}" if len(blocks) <= FEW else f"{len(blocks)} {noun}"
+        parts.append(f"{describe_layer(name)} in {where}")
+    return f"{'; '.join(parts)}.".capitalize()
+
+
+def shared_perplexity(rows: Sequence[Mapping[str, float]], runs: Sequence[RunData] = ()) -> str | None:
+    """Return the first perplexity that all rows have and that compares between their runs, else `None`."""
+    keys = list(PERPLEXITIES)
+    if len({run.tokens for run in runs}) > 1:
+        keys.remove("ppl")
+    return next((key for key in keys if rows and all(key in row for row in rows)), None)
+
+
+def _compare(result: SearchResult, search: RunData, data: ReportData) -> None:
+    """Add the comparison with the interleaved network of as many blocks, or else of another depth."""
+    blocks = len(result.architecture)
+    tables = _trained_networks(search, data)
+    derived = [_find(rows, result.architecture) for rows in tables]
+    own = next(filter(None, derived), None)
+    if same_network(result.architecture, _interleaved(blocks)):
+        result.sentences.append("It is the interleaved network itself, so there is nothing to compare it with.")
+        result.sentences.extend(_describe_perplexity(own))
+        return
+    depth = _interleaved_depth(result.architecture, tables)
+    interleaved = [_find(rows, _interleaved(depth)) for rows in tables]
+    pair = next(((ours, theirs) for ours, theirs in zip(derived, interleaved, strict=True) if ours and theirs), None)
+    if pair is None:
+        _describe_alone(result, search, own, any(interleaved))
+        return
+    name = "the interleaved network" + ("" if depth == blocks else f" {_interleaved(depth)}")
+    _add_measures(result, *pair, name)
+    steps = [row.figures.get("steps") for row in pair]
+    if None not in steps and steps[0] != steps[1]:
+        result.cautions.append(f"They were trained for {steps[0]:,.0f} and {steps[1]:,.0f} steps.")
+    if any("latency_ms" not in row.figures for row in pair):
+        result.sentences.append("Latency was not measured.")
+        folders = " ".join(_quote(row.run) for row in pair if row.run)
+        result.cautions.append(f"To measure latency: parnas evaluate {folders or 'RUN…'}.")
+    command = f"parnas baselines {_quote(search)}"
+    result.cautions.append(f"One training each: a small difference may be chance. {command} trains several seeds.")
+
+
+def _trained_networks(search: RunData, data: ReportData) -> list[list[NetworkRow]]:
+    """Return the discrete networks of each comparison on the search's text, and last those of the runs themselves."""
+    comparisons = [each.rows for each in data.comparisons if all(run.text == search.text for run in each.runs)]
+    alone = [run_row(run) for run in data.runs if run.text == search.text and run.summary]
+    return [[row for row in rows if row.network == "discrete"] for rows in (*comparisons, alone)]
+
+
+def _find(rows: Sequence[NetworkRow], architecture: Architecture) -> NetworkRow | None:
+    return next((row for row in rows if same_network(parse_architecture(row.arch), architecture)), None)
+
+
+def _interleaved(depth: int) -> Architecture:
+    return Architecture.parse(f"interleaved-{depth}")
+
+
+def _interleaved_depth(derived: Architecture, tables: Sequence[Sequence[NetworkRow]]) -> int:
+    """Return the depth of the interleaved network to compare with: the search's where that is there, or the largest."""
+    networks = {drop_identity(parse_architecture(row.arch) or ()) for rows in tables for row in rows}
+    others = networks - {(), drop_identity(derived)}
+    depths = {len(layers) for layers in others if same_network(layers, _interleaved(len(layers)))}
+    return len(derived) if not depths or len(derived) in depths else max(depths)
+
+
+def _add_measures(result: SearchResult, derived: NetworkRow, other: NetworkRow, name: str) -> None:
+    """Add a card for each measure that both networks have, and sentences on perplexity and latency."""
+    key = shared_perplexity([derived.figures, other.figures], [row.run for row in (derived, other) if row.run])
+    measures = list(COSTS)
+    if key is None:
+        result.sentences.append("No finite perplexity of both the derived and the interleaved network is here.")
+    else:
+        measures.insert(0, (key, PERPLEXITIES[key], "", ",.4f" if key == "bits_per_byte" else ",.2f"))
+    for measure, title, unit, form in measures:
+        if measure not in derived.figures or measure not in other.figures:
+            continue
+        ours, theirs = derived.figures[measure], other.figures[measure]
+        percent = 100 * (ours / theirs - 1) if theirs else 0.0
+        value, against = (f"{each:{form}}{unit}" for each in (ours, theirs))
+        verdict, direction = ("better", "lower") if percent < 0 else ("worse", "higher")
+        difference = f"{abs(percent):.1f} % {direction}"
+        relation = f"{difference} ({verdict}) than {name}'s {against}"
+        if abs(percent) < _EQUAL:
+            verdict = difference = "equal"
+            relation = f"as {name} does ({against})"
+        result.cards.append(MeasureCard(title, value, against, verdict, difference))
+        if measure == key:
+            result.sentences.append(f"Trained from scratch, the derived network reaches {value} {title}, {relation}.")
+        elif measure == "latency_ms":
+            result.sentences.append(f"It takes {value} per segment, {relation}.")
+
+
+def _describe_alone(result: SearchResult, search: RunData, derived: NetworkRow | None, interleaved: bool) -> None:
+    """Describe the derived network where no table holds both it and the interleaved one."""
+    config = shlex.quote(str(search.run.folder / "config.yaml"))
+    if derived is None:
+        inherited = run_row(search).figures.get("ppl")
+        if inherited is not None and search.summary:
+            result.sentences.append(f"With the SuperNet's weights it reaches {inherited:,.2f} perplexity per token.")
+        elif validated := validated_architecture(search):
+            result.sentences.append(f"The search ended with another network, {validated}, and validated only that one.")
+        result.sentences.append("The derived network has not been trained from scratch in the runs given here.")
+        command = f"parnas retrain {config} --arch {_quote(search)}/arch.yaml --run runs/derived"
+        result.cautions.append(f"To train the derived one: {command}.")
+    else:
+        result.sentences.extend(_describe_perplexity(derived))
+    if not interleaved:
+        result.sentences.append("No interleaved network is among these runs, so the gain of the search is unknown.")
+        command = f"parnas retrain {config} --arch interleaved-{len(result.architecture)} --run runs/interleaved"
+        result.cautions.append(f"To train the interleaved one: {command}, then parnas evaluate with all runs.")
+    elif derived is not None:
+        result.sentences.append("It and the interleaved network are not in one comparison.")
+        result.cautions.append("To compare them: parnas evaluate with the folders of both.")
+
+
+def _describe_perplexity(derived: NetworkRow | None) -> list[str]:
+    if derived is None:
+        return []
+    if (ppl := derived.figures.get("ppl")) is None:
+        return ["Its training from scratch has no finite perplexity per token."]
+    return [f"Trained from scratch, it reaches {ppl:,.2f} perplexity per token."]
+
+
+def _quote(run: RunData) -> str:
+    return shlex.quote(str(run.run.folder))

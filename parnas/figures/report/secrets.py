@@ -1,0 +1,68 @@
+"""Redaction of passwords, tokens, keys and other secrets, and of the accounts in addresses."""
+
+import re
+import shlex
+from collections.abc import Sequence
+
+HIDDEN = "***"
+# Words of a name; `data.tokenizer.kind` and `train_tokens_per_s` are settings and figures.
+_SECRET = re.compile(
+    r"password|passwd|pwd|passphrase|secret|credential|token(?!iz|s?_per|s?_len)|(?<!mon)(?<!tur)key(?!board|word)"
+)
+_NAMED = re.compile(r"(?<![\w.-])([\w.-]++)[\"']?+[ \t]*+([=:])(?!//)[ \t]*+")
+_OPTION = re.compile(r"(?<!\S)(--?[\w.-]++)([ \t]++)(?![-=:])")
+_QUOTED = re.compile(r"\"(?:\\.|[^\"\\])*+\"|'(?:\\.|''|[^'\\])*+'")
+_NULL = re.compile(r"null(?!\S)")
+_WORD = re.compile(r"\S+?(?=['\")}\]]{0,3}(?:\s|$))")
+_LINE = re.compile(r"[^\n]+?(?=['\")}\]]{0,3}(?:\n|$))")
+# A colon begins a password, which may hold any sign, unless it is a port.
+_ACCOUNT = re.compile(
+    r"(?<![\w+.-])([\w+.-]++://)(?:[^\s/@:'\"]{0,200}:(?!\d+(?:/|$))[^\s'\"]{0,1000}@|[^\s/@'\"]{1,1000}@)"
+)
+
+
+def is_secret(name: str) -> bool:
+    """Check whether the value of that name is to be hidden."""
+    return _SECRET.search(name.lower()) is not None
+
+
+def hide(text: str) -> str:
+    """Replace accounts in addresses, and the values behind names of secrets.
+
+    These are `name=value` and `name: value`, with or without quotes, and `--name value`.
+    """
+    text = _ACCOUNT.sub(rf"\1{HIDDEN}@", text)
+    for pattern in (_NAMED, _OPTION):
+        text = _hide_after(pattern, text)
+    return text
+
+
+def hide_command(words: Sequence[str]) -> str:
+    """Return a command line, quoted for a shell, without secrets."""
+    shown: list[str] = []
+    follows = False  # the value of an option
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if follows:
+            shown.append(HIDDEN)
+        elif equals and is_secret(name) and not re.search(r"\s", name):
+            shown.append(f"{shlex.quote(name)}={HIDDEN}")
+        else:
+            hidden = hide(word)
+            shown.append(hidden if shlex.quote(word) == word else shlex.quote(hidden))
+        follows = not follows and not equals and word.startswith("-") and is_secret(word)
+    return " ".join(shown)
+
+
+def _hide_after(pattern: re.Pattern[str], text: str) -> str:
+    """Replace the value after each name of a secret; one after a colon ends with its line, another with its word."""
+    parts, at = [], 0
+    for name in pattern.finditer(text):
+        if name.start() < at or not is_secret(name[1]) or _NULL.match(text, name.end()):
+            continue
+        to_line_end = name[2] == ":" or text.startswith(("'", '"'), name.end())
+        value = _QUOTED.match(text, name.end()) or (_LINE if to_line_end else _WORD).match(text, name.end())
+        if value:
+            parts += [text[at : name.end()], HIDDEN]
+            at = value.end()
+    return "".join([*parts, text[at:]])

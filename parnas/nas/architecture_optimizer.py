@@ -1,0 +1,138 @@
+"""The optimizer of the architecture: alpha, the temperature tau and the gate noise, with their schedules."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from parnas.config.schema import SearchConfig
+from parnas.model.estimators import ESTIMATORS, Estimator, Gates, drop_candidates
+from parnas.model.supernet import SuperNet
+from parnas.nas.cost import penalty
+from parnas.nas.diagnostics import entropies
+from parnas.training.optimizers import check_shapes, gradient_norm
+from parnas.training.schedules import temperature
+
+
+class ArchitectureOptimizer:
+    """Samples gates, and trains alpha (and tau, if learnable) by Adam.
+
+    Args:
+        supernet: whose alpha is trained.
+        search: the settings.
+        seed: of the gate noise.
+        relative_costs: of the candidates, as shares of the interleaved network's cost, [candidates]; `None` for a
+            search without a cost target.
+
+    Steps count from 0. The architecture trains from `search.alpha_start_step` until `search.alpha_end_step`.
+    """
+
+    def __init__(self, supernet: SuperNet, search: SearchConfig, seed: int, relative_costs: Tensor | None) -> None:
+        self.supernet, self.search, self.relative_costs = supernet, search, relative_costs
+        self.estimator: Estimator = ESTIMATORS[search.estimator](search.blocks, search.space)
+        device = supernet.alpha().device
+        self.noise = torch.Generator(device).manual_seed(seed)
+        learnable = search.tau_schedule == "learnable"
+        self.log_tau = nn.Parameter(torch.tensor(math.log(search.tau_start), device=device), learnable)
+        self.parameters = [*supernet.alphas(), *([self.log_tau] if learnable else [])]
+        self.adam = torch.optim.Adam(self.parameters, lr=search.alpha_lr, fused=True)
+        # On held-out text the architecture trains every `alpha_every` steps, on the weights' text every step.
+        self.every = search.alpha_every if search.alpha_share else 1
+
+    # Schedules.
+
+    def trains_at(self, step: int) -> bool:
+        """Return whether a step trains the architecture."""
+        since_start = step - self.search.alpha_start_step
+        return since_start >= 0 and since_start % self.every == 0 and step < self.search.alpha_end_step
+
+    def updates_before(self, step: int) -> int:
+        """Return the number of architecture steps before a step that trains the architecture."""
+        return (step - self.search.alpha_start_step) // self.every
+
+    def tau(self, step: int) -> Tensor | float:
+        """Return the temperature of a step."""
+        search = self.search
+        if self.log_tau.requires_grad:
+            return self.log_tau.exp()
+        return temperature(search.tau_schedule, step, search.steps, search.tau_start, search.tau_end)
+
+    def progress(self, step: int) -> float:
+        """Return the fraction of the architecture's training that is done: 0 at its first step, 1 after its last."""
+        first, end = self.search.alpha_start_step, self.search.alpha_end_step
+        return min(1.0, max(0.0, (step - first) / (end - first)))
+
+    def cost_weight(self, step: int) -> float:
+        """Return the weight of the cost penalty: linear from 0 over `search.cost.ramp`, then constant."""
+        ramp = self.search.cost.ramp
+        return self.search.cost_weight * (min(1.0, self.progress(step) / ramp) if ramp else 1.0)
+
+    def entropy_weight(self, step: int) -> float:
+        """Return the weight of pi's entropy, which moves linearly from `entropy_start` to `entropy_end`."""
+        start, end = self.search.entropy_start, self.search.entropy_end
+        return start + (end - start) * self.progress(step)
+
+    # The architecture step.
+
+    def sample_gates(self, step: int, differentiable: bool) -> Gates:
+        """Sample gates at the temperature of a step, with a gradient to alpha where `differentiable`."""
+        with torch.set_grad_enabled(differentiable):
+            alpha = self.supernet.alpha()
+            if self.search.candidate_dropout:
+                alpha = drop_candidates(alpha, self.search.candidate_dropout, self.noise)
+            return self.estimator.sample_gates(alpha, self.tau(step), self.noise)
+
+    def backward(self, step: int, loss_of_gates: Callable[[Gates], Tensor]) -> None:
+        """Set the gradients of the architecture from one held-out batch; `loss_of_gates` returns its mean loss."""
+        self.supernet.train(not self.estimator.arch_step_in_eval_mode)
+        loss = self.estimator.arch_loss(self.supernet.alpha(), self.tau(step), loss_of_gates, self.noise)
+        self.supernet.train()
+        gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            parameter.grad = gradient
+
+    def add_regularisation(self, step: int) -> None:
+        """Add the gradients of the cost penalty and of the entropy term to those of the loss."""
+        search, pi = self.search, self.supernet.alpha().softmax(dim=-1)
+        objective = pi.new_zeros(())
+        if self.relative_costs is not None and search.cost.target is not None and search.cost_weight:
+            objective = objective + self.cost_weight(step) * penalty(pi, self.relative_costs, search.cost.target)
+        if search.entropy_start or search.entropy_end:
+            objective = objective - self.entropy_weight(step) * entropies(pi).sum()
+        if objective.requires_grad:
+            objective.backward()
+
+    def gradient_is_finite(self) -> bool:
+        """Return whether all gradients of the architecture are finite."""
+        return math.isfinite(gradient_norm(self.parameters).item())
+
+    def update(self, step: int) -> None:
+        """Update alpha and tau; the learning rate decays linearly to zero."""
+        for group in self.adam.param_groups:
+            group["lr"] = self.search.alpha_lr * (1 - self.progress(step))
+        self.adam.step()
+        # The bounds are applied here and not in tau(), where clamping would stop the gradient that leads back inside.
+        self.log_tau.data.clamp_(math.log(self.search.tau_end), math.log(self.search.tau_start))
+
+    def zero_grad(self) -> None:
+        """Clear the gradients of the architecture."""
+        self.adam.zero_grad(set_to_none=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed search needs besides alpha, which is stored with the weights."""
+        return {
+            "adam": self.adam.state_dict(),
+            "log_tau": self.log_tau.detach(),
+            "noise": self.noise.get_state(),
+            "estimator": self.estimator.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the state of a checkpoint; raises `ValueError` where it does not fit."""
+        self.adam.load_state_dict(state["adam"])
+        check_shapes(self.adam)
+        self.log_tau.data.copy_(state["log_tau"])
+        self.noise.set_state(state["noise"])
+        self.estimator.load_state_dict(state["estimator"], self.log_tau.device)

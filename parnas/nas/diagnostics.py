@@ -1,0 +1,58 @@
+"""Diagnostics of a search: the entropy of pi, the share of identity, and changes of the most probable network."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from parnas.architecture import IDENTITY, Architecture, drop_identity
+
+COLLAPSED = 0.6
+"""Mean probability of identity from which a search counts as collapsed: most blocks do nothing, which no reasonable
+cost target asks for."""
+
+
+def entropies(pi: Tensor) -> Tensor:
+    """Return each block's entropy in nats, [blocks], given pi [blocks, candidates]; differentiable."""
+    tiny = torch.finfo(pi.dtype).tiny  # keeps the logarithm finite where pi is 0, so that its gradient is zero there
+    return -(pi * pi.clamp(min=tiny).log()).sum(dim=-1)
+
+
+class Monitor:
+    """Follows pi over a search. Its state is `network`, the last derived network without identity, and `changes`."""
+
+    def __init__(self, space: Sequence[str]) -> None:
+        self.space = tuple(space)
+        self.network: str | None = None
+        self.changes = 0
+
+    def observe(self, pi: Tensor, architecture: Architecture) -> dict[str, Any]:
+        """Return the diagnostics of one line of metrics, given pi [blocks, candidates] and the network to derive.
+
+        entropy          of pi in nats, mean over the blocks
+        identity_share   probability of identity, mean over the blocks
+        argmax           the network to derive
+        argmax_changes   number of lines so far whose network differs from that of the line before
+        """
+        network = " ".join(drop_identity(architecture))
+        self.changes += self.network not in (None, network)
+        self.network = network
+        identity = pi[:, self.space.index(IDENTITY)].mean().item() if IDENTITY in self.space else 0.0
+        return {
+            "entropy": entropies(pi).mean().item(),
+            "identity_share": identity,
+            "argmax": str(architecture),
+            "argmax_changes": self.changes,
+        }
+
+
+def describe_collapse(identity_share: float, estimator: str) -> str | None:
+    """Return the warning for a collapsing search, or `None`."""
+    if identity_share < COLLAPSED:
+        return None
+    other = "" if estimator == "uniform" else "use search.estimator uniform, "
+    return (
+        f"the search is collapsing: identity has {identity_share:.0%} of pi. Train the weights longer before alpha "
+        f"(search.alpha_start_step), raise search.entropy_start, {other}or leave i out of search.space"
+    )

@@ -1,0 +1,121 @@
+"""Re-ranking: evaluate the most probable networks with the SuperNet's weights.
+
+pi treats blocks as independent, which they are not: where most networks have attention, one more attention layer adds
+little, and none at all can look probable. So several of the most probable networks are evaluated with the shared
+weights (Guo et al. 2020, arXiv 1904.00420, section 3.3), and two estimates of their
+losses are added:
+
+    score = shared-weight loss - e log p,    p the product of its pi, e = search.entropy_end
+
+With the estimator `uniform`, alpha converges under loss and entropy to pi ∝ exp(-loss / e); then -e log p is the loss
+that the search estimated block by block, in nats per token up to a constant. Before convergence, in short searches, pi
+is flatter and the shared-weight loss counts for more. Where a cost penalty shapes pi too, or another estimator was
+used, pi has no such meaning, and e is 0.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from parnas.architecture import Architecture
+from parnas.config.loader import Config
+from parnas.data.batching import split_share
+from parnas.data.streams import Tokens, TokenStreams, prepare
+from parnas.errors import ParnasError
+from parnas.model.supernet import SuperNet
+from parnas.nas.knapsack import LayerString
+from parnas.runs.records import RerankedNetwork, RerankRecord
+from parnas.runs.run import Run
+from parnas.training.device import choose_device
+from parnas.training.loaded_run import load
+from parnas.training.perplexity import TotalLoss, measure_loss
+from parnas.training.progress import Reporter
+from parnas.training.session import check_same_text
+
+_READ_TOKENS = 32_768  # differences of 0.005 nats per token are then three times their error
+
+
+class Estimate(NamedTuple):
+    """The estimated loss of a network after re-ranking."""
+
+    choice: LayerString
+    shared_weight_loss: float  # nats per token
+    estimate: float  # see the top of this file
+
+
+def shared_weight_losses(
+    supernet: SuperNet, config: Config, streams: TokenStreams, text: Tokens
+) -> Callable[[Architecture], TotalLoss]:
+    """Return a function that measures a network's loss on a text with the SuperNet's current weights.
+
+    Moves the SuperNet to the configured device.
+    """
+    device = choose_device(config.runtime)
+    supernet.to(device.device)
+
+    def loss_of(architecture: Architecture) -> TotalLoss:
+        return measure_loss(
+            supernet.extract(architecture),
+            text,
+            streams.tokenizer.eos_id,
+            device,
+            batch_size=config.evaluation.batch_size,
+            tgt_len=config.data.tgt_len,
+            reach=config.model.reach,
+        )
+
+    return loss_of
+
+
+def held_out(config: Config, streams: TokenStreams) -> Tokens:
+    """Return the beginning of a text that the shared weights never saw: alpha's split, or else the validation split."""
+    _, own = split_share(streams.tokens("train"), config.search.alpha_share)
+    return (own if len(own) else streams.tokens("valid"))[:_READ_TOKENS]
+
+
+def rescorer(run: Run, reporter: Reporter) -> Callable[[Architecture], float]:
+    """Return a function that measures a network's loss, nats per token, with a search's shared weights.
+
+    Raises:
+        ParnasError: the run is no search, or its text has changed.
+    """
+    loaded = load(run.folder, supernet_weights=True, by_pi=True)
+    if not isinstance(loaded.model, SuperNet):
+        raise ParnasError(f"{run.folder} is not a search, whose shared weights re-ranking needs; give a search.")
+    streams = prepare(loaded.config.data, reporter.note)
+    check_same_text(streams.header, loaded.header, str(run.folder))
+    loss_of = shared_weight_losses(loaded.model, loaded.config, streams, held_out(loaded.config, streams))
+    return lambda architecture: loss_of(architecture).per_token
+
+
+def rerank(chosen: Sequence[LayerString], losses: Sequence[float], rerank_pi_weight: float) -> list[Estimate]:
+    """Return networks by their estimate, best first, given their shared-weight losses; NaN comes last."""
+    estimates = [
+        Estimate(choice, loss, loss - rerank_pi_weight * choice.log_probability)
+        for choice, loss in zip(chosen, losses, strict=True)
+    ]
+    return sorted(estimates, key=lambda each: math.inf if math.isnan(each.estimate) else each.estimate)
+
+
+def write_rerank(run: Run, step: int, chosen: Sequence[LayerString], losses: Sequence[float]) -> None:
+    """Write the shared-weight losses of the most probable networks at a step into the run folder."""
+    networks = [
+        RerankedNetwork(arch=str(Architecture(choice.layers)), loss=loss)
+        for choice, loss in zip(chosen, losses, strict=True)
+    ]
+    run.write_rerank(RerankRecord(step=step, networks=networks))
+
+
+def read_rerank(run: Run, step: int) -> dict[tuple[str, ...], float]:
+    """Return the losses stored up to a step, by layers; empty where there are none.
+
+    Raises:
+        ParnasError: the file is damaged.
+    """
+    record = run.reranked()
+    if record is None or record.step > step:
+        return {}
+    return {
+        Architecture.parse(network.arch).layers: math.inf if math.isnan(network.loss) else network.loss
+        for network in record.networks
+    }

@@ -1,0 +1,75 @@
+"""pi over the steps of a search: the records of `pi.jsonl` stacked into arrays."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parnas.architecture import Architecture
+from parnas.errors import ParnasError
+from parnas.runs.records import PiRecord
+from parnas.runs.run import PI, Run
+
+_ROUNDING = 1e-6  # a softmax of single precision may lie just above 1
+
+
+@dataclass(frozen=True)
+class PiHistory:
+    """Probabilities pi at N logged steps, of B blocks with C candidates."""
+
+    space: tuple[str, ...]  # [C] layer names
+    steps: NDArray[np.int64]  # [N]
+    taus: NDArray[np.float64]  # [N]
+    pi: NDArray[np.float64]  # [N, B, C]
+    derived: tuple[tuple[str, ...], ...]  # [N][B] layers that derive would return, or the argmax
+
+    @classmethod
+    def from_records(cls, records: Sequence[PiRecord], space: Sequence[str], source: str = PI) -> Self:
+        """Stack the records; raises `ParnasError` naming `source` where there are none or they do not fit `space`."""
+        if not records:
+            raise ParnasError(f"{source} holds no line yet; the search writes one every train.log_every steps.")
+        steps = np.array([record.step for record in records], dtype=np.int64)
+        taus = np.array([record.tau for record in records], dtype=np.float64)
+        try:
+            pi = np.array([record.pi for record in records], dtype=np.float64)
+        except ValueError as error:
+            raise ParnasError(
+                f"{source} has a line whose pi differs in shape from the other lines; remove it."
+            ) from error
+        if pi.ndim != 3 or pi.shape[1] == 0 or pi.shape[2] != len(space):
+            raise ParnasError(
+                f"{source} holds pi of shape {list(pi.shape[1:])}, which does not fit the candidates "
+                f"{', '.join(space)}; correct search.space in config.yaml."
+            )
+        if not (np.isfinite(taus).all() and ((pi >= 0) & (pi <= 1 + _ROUNDING)).all()):
+            raise ParnasError(f"{source} has a line whose tau is not finite or whose pi is no probability; remove it.")
+        derived = tuple(
+            Architecture.parse(record.arch).layers if record.arch else tuple(space[column] for column in argmax)
+            for record, argmax in zip(records, pi.argmax(axis=2), strict=True)
+        )
+        if any(len(layers) != pi.shape[1] or not set(layers) <= set(space) for layers in derived):
+            raise ParnasError(f"{source} has a line whose arch does not fit its pi; remove that line.")
+        return cls(tuple(space), steps, taus, pi, derived)
+
+    @classmethod
+    def from_run(cls, run: Run) -> Self:
+        """Read the history of a search; raises `ParnasError` if the run has none, or one of another depth."""
+        search = run.config().search
+        history = cls.from_records(run.pi_records(), search.candidates, str(run.folder / PI))
+        if history.blocks != search.blocks:
+            raise ParnasError(f"{run.folder / PI} has {history.blocks} blocks, not {search.blocks}; restore it.")
+        return history
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks B."""
+        return int(self.pi.shape[1])
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def string(self, index: int) -> str:
+        """Return the derived architecture string of a logged step."""
+        return str(Architecture(self.derived[index]))

@@ -1,0 +1,161 @@
+"""Resolving what a command or a Python call is given: a configuration, an architecture and a run folder."""
+
+import itertools
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeAlias, get_args
+
+from parnas.architecture import Architecture
+from parnas.config.loader import Config, Override, check_config, load_config
+from parnas.errors import ParnasError
+from parnas.runs.records import Kind
+from parnas.runs.run import ENVIRONMENT, LOCK, Run, read_derivation
+
+_DEMO = "demo"
+
+Settings: TypeAlias = str | Path | Mapping[str, Any] | Config
+"""A YAML file, the name of a preset, nested sections, or a whole configuration."""
+
+
+def resolve_config_and_run(
+    settings: Settings | None,
+    overrides: list[Override],
+    run: Path | None,
+    resume: bool,
+    command: str,
+    arch: str | None = None,
+) -> tuple[Config, Path]:
+    """Return the configuration and the run folder of a training.
+
+    Args:
+        settings: a configuration; `None` for the run's own with `resume`, else for the demo's.
+        overrides: settings by dotted key.
+        run: the run folder; `None` for a new `runs/COMMAND-NAME`, numbered if that exists.
+        resume: require `run`.
+        command: the command that trains, which names a new folder.
+        arch: replaces `model.arch`.
+    """
+    if resume and run is None:
+        raise ParnasError("resume (--resume) needs run (--run FOLDER), the folder of the run to resume.")
+    if run is None and is_distributed():
+        raise ParnasError("torchrun needs run (--run FOLDER), so that all processes use the same run.")
+    if resume and run is not None and settings is None:
+        settings = Run(run).config()
+    settings = _DEMO if settings is None else settings
+    arch_override: list[Override] = [] if arch is None else [("model.arch", resolve_arch(arch))]
+    config = read_config(settings, [*overrides, *arch_override])
+    name = f"-{Path(settings).stem}" if isinstance(settings, (str, Path)) else ""
+    return config, run or make_run_folder(command + name)
+
+
+def resolve_config_and_study(
+    settings: Settings | None,
+    overrides: list[Override],
+    run: Path | None,
+    phase: str,
+    arch: str | None,
+    storage: str | None,
+    study: str | None,
+) -> tuple[Config, Path]:
+    """Return the configuration and the folder of a tuning: by default that of the named study, or a new one.
+
+    Without settings, the configuration of an existing folder is used. Raises `ParnasError` for conflicting options.
+    """
+    if phase not in get_args(Kind):
+        raise ParnasError(f"phase (--phase) is {phase!r:.40}; give retrain or search.")
+    if arch is not None and phase == "search":
+        raise ParnasError("arch (--arch) is for phase retrain (--phase); a search derives its own.")
+    if (storage is None) != (study is None):
+        raise ParnasError("storage and study (--storage, --study) go together; give both, or neither.")
+    folder = study_folder("tune", study) if run is None and study is not None else run
+    exists = folder is not None and (folder / "config.yaml").is_file()
+    return resolve_config_and_run(settings, overrides, folder, exists, "tune", arch)
+
+
+def read_config(settings: Settings, overrides: list[Override]) -> Config:
+    """Return a configuration with overrides applied; raises `ParnasError` listing all errors."""
+    if isinstance(settings, (str, Path)):
+        return load_config(settings, overrides)
+    tree = settings.model_dump() if isinstance(settings, Config) else to_yaml_values(settings)
+    return check_config(tree, "The configuration", overrides)
+
+
+def read_overrides(changes: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield dotted keys and values from settings that are given by dotted key or nested by section."""
+    for key, value in changes.items():
+        if isinstance(value, Mapping):
+            yield from read_overrides(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", to_yaml_values(value)
+
+
+def to_yaml_values(value: Any) -> Any:
+    """Convert Python values to those that YAML files give: lists to tuples, paths to strings."""
+    if isinstance(value, Mapping):
+        return {key: to_yaml_values(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return tuple(to_yaml_values(inner) for inner in value)
+    return str(value) if isinstance(value, Path) else value
+
+
+def resolve_arch(text: str) -> str:
+    """Return the architecture string given by a string, a preset, an `arch.yaml` or a run folder."""
+    path = Path(text)
+    try:
+        return str(Architecture.parse(text))
+    except ParnasError:
+        if not _exists(path) and path.suffix not in (".yaml", ".yml"):
+            raise
+    if not _exists(path):
+        raise ParnasError(f"There is no file {text}; parnas derive writes an arch.yaml.")
+    if not path.is_dir():
+        return read_derivation(path).arch
+    run = Run(path)
+    trained = run.architecture() if (path / ENVIRONMENT).is_file() else None
+    return str(trained or run.derivation().arch)
+
+
+def _exists(path: Path) -> bool:
+    """Return whether a file or folder exists; a mistyped architecture may be longer than any file name."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
+
+
+def make_run_folder(stem: str) -> Path:
+    """Make `runs/STEM`, or `runs/STEM-2` and so on, so that two commands never get the same folder."""
+    for number in itertools.count(1):
+        folder = Path("runs") / (stem if number == 1 else f"{stem}-{number}")
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return folder
+    raise AssertionError("unreachable")
+
+
+def study_folder(command: str, study: str) -> Path:
+    """Return the default folder of a command's results for a named study."""
+    name = re.sub(r"[^\w.-]+", "-", study)
+    return Path("runs") / f"{command}-{name}"
+
+
+@contextmanager
+def remove_if_empty(folder: Path | None) -> Iterator[None]:
+    """If the body fails, delete its still-empty run folder; no-op for `None`."""
+    try:
+        yield
+    except BaseException:
+        if folder is not None and all(path.name == LOCK or path.is_dir() for path in folder.rglob("*")):
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def is_distributed() -> bool:
+    """Return whether torchrun has started several processes."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1

@@ -1,0 +1,149 @@
+"""The baselines of a derived network: interleaved and sandwich networks, and random ones of the same cost.
+
+Costs are those predicted in the search. `baseline_comparison.py` trains the networks.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from parnas.architecture import COMPRESSIVE, IDENTITY, Architecture
+from parnas.errors import ParnasError
+from parnas.nas.cost import Costs, costs_of_run
+from parnas.nas.derive import derive
+from parnas.nas.knapsack import TOLERANCE
+from parnas.nas.random_sampling import draw_networks
+from parnas.runs.run import Run
+from parnas.training.progress import Reporter
+
+DERIVED, INTERLEAVED, SANDWICH, SHALLOWER, RANDOM = "derived", "interleaved", "sandwich", "shallower", "random"
+_WIDTHS = (0.03, 0.06, 0.12, 0.24, 0.48, math.inf)  # of the bands of costs, to both sides, relative
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A network and its name in tables."""
+
+    name: str
+    architecture: Architecture  # without identity, so that one network is one string
+    share: float  # predicted cost of the blocks over that of the interleaved network's
+    random: bool = False
+
+
+@dataclass(frozen=True)
+class Baselines:
+    """The derived network and its baselines, with notes on their choice."""
+
+    networks: tuple[Baseline, ...]
+    notes: tuple[str, ...]
+    metric: str  # of the costs
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return metric, networks (name, architecture, share of the cost) and notes as plain values."""
+        networks = [
+            {"name": each.name, "arch": str(each.architecture), "cost_share": each.share} for each in self.networks
+        ]
+        return {"metric": self.metric, "networks": networks, "notes": list(self.notes)}
+
+
+def find_baselines(run: Run, count: int, seed: int, reporter: Reporter) -> Baselines:
+    """Return the baselines of a finished search by its costs; the derived network is that of its `arch.yaml`, if any.
+
+    Raises `ParnasError` for other runs.
+    """
+    if run.kind() != "search":
+        raise ParnasError(f"{run.folder} is a {run.kind()}; give the folder of a search.")
+    if not run.finished():
+        raise ParnasError(f"{run.folder} is not finished; resume it with 'parnas search --run {run.folder} --resume'.")
+    config = run.config()
+    costs = costs_of_run(run.folder, config, config.search.cost.metric, reporter)
+    if (run.folder / "arch.yaml").is_file():
+        derived = Architecture.parse(run.derivation().arch)
+    else:
+        derived = derive(run, reporter=reporter).architecture
+    return choose_baselines(derived, costs, config.search.block_spaces, count, seed)
+
+
+def choose_baselines(
+    derived: Architecture, costs: Costs, spaces: Sequence[Sequence[str]], count: int, seed: int
+) -> Baselines:
+    """Return the derived network, the usual networks, and `count` random ones of its cost, which follow from the seed.
+
+    spaces: the candidates of each block. The usual networks are the interleaved one of as many blocks; the sandwich
+    (Press et al. 2020, arXiv 1911.03864) whose ends are a third of its pairs, one block less if the number is odd; the
+    deepest interleaved network that costs no more than the derived one; and, if the search may choose compressive
+    memory, the interleaved network with compressive memory everywhere. Raises `ParnasError` for layers without a cost.
+    """
+    if count < 0:
+        raise ParnasError(f"The number of random networks (--random) is {count}; give 0 or more.")
+    if unknown := sorted({name for name in derived if name not in costs.per_layer and name != IDENTITY}):
+        raise ParnasError(f"The search has no cost of {', '.join(unknown)} in {derived}; derive from its own space.")
+    blocks, notes = len(spaces), list[str]()
+    derived = derived.canonical()
+    chosen = {DERIVED: derived, INTERLEAVED: Architecture.parse(f"interleaved-{blocks}")}
+    if COMPRESSIVE in costs.per_layer:
+        chosen["compressive"] = Architecture.parse(f"compressive-{blocks}")
+    if pairs := blocks // 2:
+        name = f"{SANDWICH}-{2 * pairs}-{max(1, round(pairs / 3))}"
+        chosen[name] = Architecture.parse(name)
+        if blocks % 2:
+            notes.append(f"{name} has one block less than the others may have, since a sandwich needs an even number")
+    chosen[SHALLOWER] = deepest_interleaved(costs, costs.cost(derived), blocks)
+    if costs.cost(chosen[SHALLOWER]) > _with_tolerance(costs.cost(derived)):
+        notes.append("even one block of the interleaved network costs more than the derived network")
+    drawn, more = _draw_alike(derived, costs, spaces, count, seed, [derived, chosen[INTERLEAVED]])
+    networks = [Baseline(name, architecture, costs.share(architecture)) for name, architecture in chosen.items()]
+    networks += [
+        Baseline(f"{RANDOM}-{number}", layers, costs.share(layers), random=True)
+        for number, layers in enumerate(drawn, 1)
+    ]
+    return Baselines(tuple(networks), tuple(notes + more), costs.metric)
+
+
+def deepest_interleaved(costs: Costs, max_cost: float, blocks: int) -> Architecture:
+    """Return the deepest interleaved network of 1 to `blocks` blocks that costs at most `max_cost`."""
+    depths = range(blocks, 0, -1)
+    networks = (Architecture.parse(f"interleaved-{depth}") for depth in depths)
+    return next(
+        (each for each in networks if costs.cost(each) <= _with_tolerance(max_cost)),
+        Architecture.parse("interleaved-1"),
+    )
+
+
+def _with_tolerance(cost: float) -> float:
+    """Return a cost with a tolerance for sums in another order."""
+    return cost * (1 + float(TOLERANCE))
+
+
+def _draw_alike(
+    derived: Architecture,
+    costs: Costs,
+    spaces: Sequence[Sequence[str]],
+    count: int,
+    seed: int,
+    without: Sequence[Architecture],
+) -> tuple[list[Architecture], list[str]]:
+    """Return up to `count` random networks of the derived one's cost, without those of `without`, and notes on them.
+
+    They come from its cost ± 3 % and, when that is exhausted, from bands twice as wide. So a smaller `count` gives the
+    first of the same networks.
+    """
+    cost = costs.cost(derived)
+    layer_costs = {**costs.per_layer, IDENTITY: 0.0}  # the cost of a network does not depend on identity in its string
+    networks, width = list[Architecture](), _WIDTHS[0]
+    for width in _WIDTHS:
+        low, high = max(0.0, cost * (1 - width)), cost * (1 + width) if width < math.inf else math.inf
+        excluded = [each.layers for each in (*without, *networks)]
+        drawn = draw_networks(spaces, layer_costs, low, high, seed, without=excluded)
+        networks += [Architecture(layers).canonical() for layers in islice(drawn, count - len(networks))]
+        if len(networks) == count:
+            break
+    notes = []
+    if width > _WIDTHS[0]:
+        reach = f"within ± {width:.0%} of its cost" if width < math.inf else "of any cost"
+        notes.append(f"the random networks are {reach}, since fewer than {count} are within ± {_WIDTHS[0]:.0%}")
+    if len(networks) < count:
+        notes.append(f"there are only {len(networks)} other networks in the whole space, not {count}")
+    return networks, notes

@@ -1,0 +1,288 @@
+"""Black-box search, a baseline for the gradient-based one: Optuna proposes networks and minimises perplexity and cost.
+
+A trial draws a layer for each block. Its perplexity on the validation split comes either from a short training from
+scratch or from the shared weights of a finished SuperNet; its cost is the predicted cost of the blocks.
+"""
+
+import math
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import optuna
+import pandas as pd
+import torch
+from optuna.exceptions import TrialPruned
+from optuna.trial import Trial, TrialState
+
+from parnas.architecture import Architecture, drop_identity
+from parnas.config.loader import Config
+from parnas.config.yaml_file import to_yaml
+from parnas.data.streams import TokenStreams, prepare
+from parnas.errors import ParnasError
+from parnas.model.supernet import SuperNet
+from parnas.model.transformer_xl import TransformerXL
+from parnas.nas.cost import Costs, costs_of_run, find_costs
+from parnas.nas.rerank import shared_weight_losses
+from parnas.runs.files import read_json, write_text
+from parnas.runs.run import Run
+from parnas.studies.optuna_study import (
+    NAME,
+    REUSED,
+    SamplerName,
+    StudySettings,
+    evaluate_once,
+    open_shared_study,
+    run_trials,
+)
+from parnas.studies.train_or_load import reached_perplexity
+from parnas.training.checkpoints import MANIFEST
+from parnas.training.device import choose_device
+from parnas.training.loaded_run import load
+from parnas.training.progress import Reporter, Silent
+from parnas.training.retrain import retrain
+from parnas.training.session import check_same_text, flatten, resolve_corpus, resolve_cutoffs
+
+# Settings that may differ between the workers of a study, since no value of a trial depends on them.
+FREE_SETTINGS = {"data.corpus", "model.arch", "runtime.device", "runtime.threads", "runtime.compile"}
+FREE_SETTINGS |= {"train.log_every", "train.eval_every", "train.save_every"}
+_FREE_SECTIONS = ("search.", "evaluation.")
+_BINDING_SETTINGS = ("search.space", "search.blocks")  # although their section is free
+
+
+class EvaluatedNetwork(NamedTuple):
+    """A network that a study has evaluated."""
+
+    network: str  # its layers without identity
+    valid_ppl: float  # per token of the validation split
+    cost: float  # of the blocks, in the unit of search.cost.metric
+    trial: int
+    source: str  # trained, or inherited from a SuperNet
+
+
+@dataclass(frozen=True)
+class BlackboxTask:
+    """The search space, the two objectives, and all that their values depend on."""
+
+    candidates: tuple[tuple[str, ...], ...]  # of each block
+    costs: Costs
+    perplexity: Callable[[int, Architecture], float]  # of a trial number and its architecture
+    source: str
+    fingerprint: Mapping[str, Any]  # equal for all workers of a study
+    config: Config
+    vocab_size: int
+
+
+# The two sources of perplexities.
+
+
+def training_task(config: Config, steps: int, folder: Path | None, reporter: Reporter) -> BlackboxTask:
+    """Return a task that trains for `steps` steps from scratch, in `folder/trial-NUMBER` or a temporary folder."""
+    config, streams = _resolve(config, reporter)
+    config = config.replace(train__steps=steps)
+    costs = find_costs(config, config.search.cost.metric, reporter)
+
+    def perplexity(number: int, architecture: Architecture) -> float:
+        with _trial_folder(folder, number) as run_folder:
+            changed = config.replace(model__arch=str(architecture.canonical()))
+            return reached_perplexity(partial(retrain, changed, run_folder, Silent()), reporter)
+
+    return _make_task(config, streams, "trained", {}, perplexity, costs)
+
+
+@contextmanager
+def _trial_folder(folder: Path | None, number: int) -> Iterator[Path]:
+    """Yield the run folder of a trial."""
+    if folder is not None:
+        yield folder / f"trial-{number}"
+        return
+    with tempfile.TemporaryDirectory(prefix="parnas-trial-") as temporary:
+        yield Path(temporary) / "run"
+
+
+def inheriting_task(config: Config, supernet: Path, reporter: Reporter) -> BlackboxTask:
+    """Return a task whose trials inherit the weights of a search, if possible those from before its fine-tuning.
+
+    Raises `ParnasError` if the run is no search, or if its text, network or space is not the configuration's.
+    """
+    run, loaded = Run(supernet), load(supernet, supernet_weights=True, by_pi=True)
+    if not isinstance(loaded.model, SuperNet):
+        raise ParnasError(f"{supernet} is a {run.kind()} and has no SuperNet; give the folder of a search.")
+    config, streams = _resolve(config, reporter)
+    _refuse_other_supernet(run, config)
+    check_same_text(streams.header, loaded.header, str(supernet))
+    loss_of = shared_weight_losses(loaded.model, config, streams, streams.tokens("valid"))
+
+    def perplexity(_: int, architecture: Architecture) -> float:
+        return loss_of(architecture).perplexity
+
+    weights = read_json(loaded.checkpoint / MANIFEST)["sha256"]
+    metric, table = config.search.cost.metric, config.search.cost.table
+    same_table = table == run.config().search.cost.table
+    costs = costs_of_run(run.folder, config, metric, reporter) if same_table else find_costs(config, metric, reporter)
+    return _make_task(config, streams, "inherited", {"supernet's weights": weights}, perplexity, costs)
+
+
+def _refuse_other_supernet(run: Run, config: Config) -> None:
+    """Raise `ParnasError` if the SuperNet is not the one that the configuration describes."""
+    theirs, ours = _binding_settings(run.config()), _binding_settings(config)
+    keys = [key for key in ours if key.startswith(("data.", "model.", "search."))]
+    if changed := [f"  - {key}: {theirs[key]} there, {ours[key]} here" for key in keys if theirs[key] != ours[key]]:
+        raise ParnasError(
+            f"The SuperNet of {run.folder} has another configuration; leave CONFIG out to use its own:\n"
+            + "\n".join(changed)
+        )
+
+
+def _resolve(config: Config, reporter: Reporter) -> tuple[Config, TokenStreams]:
+    """Return the configuration as a training would store it, and the text."""
+    config = resolve_corpus(config)
+    streams = prepare(config.data, reporter.note)
+    return resolve_cutoffs(config, streams), streams
+
+
+def _make_task(
+    config: Config,
+    streams: TokenStreams,
+    source: str,
+    more: Mapping[str, Any],
+    perplexity: Callable[[int, Architecture], float],
+    costs: Costs,
+) -> BlackboxTask:
+    """Return a task with its fingerprint: the settings that values depend on, the text, the costs, and `more`."""
+    fingerprint = {"trials": source, "text": streams.header.fingerprint, **_binding_settings(config), **more}
+    fingerprint |= {
+        "metric": costs.metric,
+        "costs": dict(costs.per_layer),
+    }  # latencies of another machine are other costs
+    fingerprint["runtime.precision"] = choose_device(config.runtime).precision  # `auto` may differ between machines
+    if source == "inherited":
+        fingerprint = {key: value for key, value in fingerprint.items() if not key.startswith("train.")}
+    vocab_size = streams.tokenizer.vocab_size
+    return BlackboxTask(config.search.block_spaces, costs, perplexity, source, fingerprint, config, vocab_size)
+
+
+def _binding_settings(config: Config) -> dict[str, Any]:
+    """Return the settings that the values of a trial depend on, by dotted key."""
+    flat = flatten(config.model_dump(mode="json"))
+    return {
+        key: value
+        for key, value in flat.items()
+        if key in _BINDING_SETTINGS or (key not in FREE_SETTINGS and not key.startswith(_FREE_SECTIONS))
+    }
+
+
+# The study.
+
+
+def open_study(
+    storage: str, name: str, sampler: SamplerName, task: BlackboxTask, reporter: Reporter | None = None
+) -> optuna.Study:
+    """Open or start a study that minimises perplexity and cost.
+
+    Raises `ParnasError` if the storage cannot be opened, or if the study was started with another configuration.
+    """
+    seed = task.config.runtime.seed
+    settings = StudySettings("blackbox", task.fingerprint, "choose another --study", seed, 2, sampler)
+    return open_shared_study(storage, name, settings, (reporter or Silent()).note)
+
+
+def blackbox(study: optuna.Study, task: BlackboxTask, trials: int, reporter: Reporter) -> None:
+    """Run trials until all workers of the study together have finished `trials`; see `run_trials`."""
+
+    def objective(trial: Trial) -> Sequence[float]:
+        layers = [trial.suggest_categorical(f"block {n}", names) for n, names in enumerate(task.candidates, 1)]
+        name = _network_name(layers)
+        if not name:  # identity alone is no language model
+            trial.set_user_attr(NAME, name)
+            raise TrialPruned("identity alone, skipped")
+
+        def evaluate() -> Sequence[float]:
+            return task.perplexity(trial.number, Architecture(layers)), task.costs.cost(layers)
+
+        perplexity, cost = evaluate_once(trial, name, evaluate)
+        share = cost / task.costs.interleaved
+        reporter.note(f"trial {trial.number}: {name}  ppl {perplexity:.2f}  cost {share:.2f}")
+        return perplexity, cost
+
+    run_trials(study, objective, trials, "blackbox", reporter)
+
+
+def _network_name(layers: Sequence[str]) -> str:
+    """Return the layers without identity: the same for architectures that differ in identity layers only."""
+    layers = drop_identity(layers)
+    return str(Architecture(layers)) if layers else ""
+
+
+def evaluated_networks(study: optuna.Study, source: str) -> list[EvaluatedNetwork]:
+    """Return each network that was evaluated, once, in the order of the trials."""
+    networks: dict[str, EvaluatedNetwork] = {}
+    for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
+        if REUSED not in trial.user_attrs:
+            name = trial.user_attrs[NAME]
+            perplexity, cost = trial.values
+            networks.setdefault(name, EvaluatedNetwork(name, perplexity, cost, trial.number, source))
+    return [*networks.values()]
+
+
+# The results.
+
+
+def pareto_front(networks: Sequence[EvaluatedNetwork]) -> list[EvaluatedNetwork]:
+    """Return the networks that no other one dominates in perplexity and cost, cheapest first."""
+    front: list[EvaluatedNetwork] = []
+    for network in sorted(networks, key=lambda each: (each.cost, each.valid_ppl, each.trial)):
+        last = front[-1] if front else None
+        equal = last is not None and (network.valid_ppl, network.cost) == (last.valid_ppl, last.cost)
+        if last is None or network.valid_ppl < last.valid_ppl or equal:
+            front.append(network)
+    return front
+
+
+def best_within(networks: Sequence[EvaluatedNetwork], max_cost: float | None) -> EvaluatedNetwork | None:
+    """Return the network of least perplexity that costs at most `max_cost`, the cheaper one of equals; or `None`."""
+    affordable = [network for network in networks if max_cost is None or network.cost <= max_cost]
+    return min(affordable, key=lambda each: (each.valid_ppl, each.cost, each.trial), default=None)
+
+
+def write_results(
+    networks: Sequence[EvaluatedNetwork], task: BlackboxTask, study: str, cost_target: float | None, folder: Path
+) -> tuple[list[EvaluatedNetwork], EvaluatedNetwork | None]:
+    """Write `pareto.csv`, and `arch.yaml` of the best network that costs at most `cost_target` of the interleaved one.
+
+    Returns the front and the best network, or `None` (and no `arch.yaml`) if all cost more. Diverged ones are neither.
+    """
+    networks = [network for network in networks if math.isfinite(network.valid_ppl)]
+    front = pareto_front(networks)
+    best = best_within(networks, None if cost_target is None else cost_target * task.costs.interleaved)
+    table = pd.DataFrame(front, columns=EvaluatedNetwork._fields)
+    write_text(folder / "pareto.csv", table.to_csv(index=False, lineterminator="\n"))
+    (folder / "arch.yaml").unlink(missing_ok=True)  # of an earlier call, which may have allowed more
+    if best is not None:
+        _write_arch(best, task, study, cost_target, folder / "arch.yaml")
+    return front, best
+
+
+def _write_arch(best: EvaluatedNetwork, task: BlackboxTask, study: str, cost_target: float | None, path: Path) -> None:
+    """Write the chosen network as an `arch.yaml` for `parnas retrain`."""
+    architecture = Architecture.parse(best.network)
+    with torch.device("meta"):
+        network = TransformerXL.build(task.config.model, architecture, task.vocab_size)
+    limit = "" if cost_target is None else f" within {cost_target:g} of the interleaved network's cost"
+    content = {
+        "arch": best.network,
+        "method": f"least validation perplexity of a black-box search{limit}",
+        "study": study,
+        "trial": best.trial,
+        "source": best.source,
+        "valid_ppl": best.valid_ppl,
+        "cost": best.cost,
+        "cost_share": best.cost / task.costs.interleaved,
+        "counts": architecture.counts(),
+        "parameters": sum(parameter.numel() for parameter in network.parameters()),
+    }
+    write_text(path, to_yaml(content))

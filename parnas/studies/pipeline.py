@@ -1,0 +1,189 @@
+"""The pipeline of one configuration: search, derive, retrain beside baselines, compare, draw.
+
+The comparison is by perplexity on the validation split, and on the test split if that is asked for.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from parnas.architecture import Architecture
+from parnas.config.loader import Config
+from parnas.errors import ParnasError
+from parnas.evaluation.comparison import Comparison, compare, median_rate
+from parnas.evaluation.loading import EvalOptions
+from parnas.evaluation.tune_eval import Grid
+from parnas.evaluation.tune_eval import tune_eval as tune_evaluation
+from parnas.figures.curves import draw_learning_curves
+from parnas.figures.draw import draw_report, draw_run
+from parnas.figures.heatmap import AnimationOptions
+from parnas.figures.report.data import COMPARISON
+from parnas.nas.cost import Costs, costs_of_run
+from parnas.nas.derive import Derivation, derive, write_derivation
+from parnas.nas.search import search
+from parnas.runs.files import read_json
+from parnas.runs.records import parse_rows
+from parnas.runs.run import TUNED_EVAL, Run
+from parnas.runs.trained_run import TrainedRun
+from parnas.studies.finalists import Finalist, refuse_other_network, train_finalists
+from parnas.studies.train_or_load import train_once
+from parnas.training.progress import Reporter
+from parnas.training.retrain import retrain
+
+EQUAL_COST, INTERLEAVED, ALL_F = "equal-cost", "interleaved", "all-f"
+BASELINES = {
+    EQUAL_COST: "the shortest interleaved network that costs at least as much as the derived one",
+    INTERLEAVED: "the interleaved network of the searched depth",
+    ALL_F: "feed-forward layers alone",
+}
+
+
+@dataclass(frozen=True)
+class PipelineResult:
+    """The results of a pipeline."""
+
+    folder: Path
+    search: TrainedRun
+    derivation: Derivation
+    finalists: tuple[Finalist, ...]
+    """The best first, which counts as derived; empty if no finalists were trained."""
+    runs: Mapping[str, TrainedRun] = field(repr=False)
+    """The retrainings, by name: `derived`, then the baselines."""
+    comparison: Comparison = field(repr=False)
+    """On the validation split."""
+    test: Comparison | None = field(repr=False)
+    """On the test split, if it was read in this call."""
+    written: tuple[Path, ...] = field(repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return derivation and comparisons as plain values."""
+        result = {
+            "derivation": self.derivation.to_record(Run(self.search.folder)).to_dict(),
+            "finalists": [finalist.to_dict() for finalist in self.finalists],
+            "comparison": self.comparison.to_dict(),
+        }
+        return result if self.test is None else {**result, "test": self.test.to_dict()}
+
+
+def read_baselines(listed: str) -> list[str]:
+    """Return the names in a list such as `equal-cost,all-f`; raise `ParnasError` for an unknown one."""
+    return check_baselines(name.strip() for name in listed.split(",") if name.strip())
+
+
+def check_baselines(names: Iterable[str]) -> list[str]:
+    """Return each name once; raise `ParnasError` for an unknown one."""
+    distinct = list(dict.fromkeys(names))
+    if unknown := [name for name in distinct if name not in BASELINES]:
+        raise ParnasError(f"There is no baseline {unknown[0]!r} (--baselines); give some of {', '.join(BASELINES)}.")
+    return distinct
+
+
+def run_pipeline(
+    config: Config,
+    baselines: Sequence[str],
+    folder: Path,
+    reporter: Reporter,
+    *,
+    finalists: int = 1,
+    tune_eval: bool = False,
+    test: bool = False,
+) -> PipelineResult:
+    """Run or resume every phase in `folder`, and draw the pictures and the report.
+
+    `finalists`: the most networks, with less and less attention, that are trained briefly before the best counts as
+    derived. `tune_eval`: evaluate also dynamically and with a cache, with settings chosen on the validation split.
+    `test`: evaluate on the test split too, once all networks are trained, in a folder of its own; an earlier comparison
+    there stays as it is.
+    """
+    if config.model.arch is not None:
+        raise ParnasError("A pipeline trains what its search derives; leave out model.arch, or give parnas retrain.")
+    if finalists < 1:
+        raise ParnasError(f"finalists (--finalists) is {finalists}; give 1 or more.")
+    # 1. Search, and derive a network; short trainings may prefer one with less attention.
+    searched = train_once(search, config, folder / "search", reporter)
+    derivation, trained_finalists = derive(searched), list[Finalist]()
+    if finalists > 1:
+        finalist_folder = folder / "finalists"
+        trained_finalists = train_finalists(searched, derivation, finalists, config, finalist_folder, reporter)
+    if trained_finalists:
+        strings = tuple(str(finalist.derivation.architecture) for finalist in trained_finalists)
+        derivation = replace(trained_finalists[0].derivation, finalists=strings)
+
+    # 2. Retrain it beside the baselines.
+    costs = derivation.costs or costs_of_run(searched.folder, searched.config(), config.search.cost.metric, reporter)
+    networks = {"derived": str(derivation.architecture)}
+    networks |= baseline_strings(baselines, derivation.architecture, costs, config.search.blocks)
+    for name, arch in networks.items():
+        refuse_other_network(folder / name, arch)
+    write_derivation(derivation, searched, searched.folder / "arch.yaml")
+    runs: dict[str, Run] = {}
+    for name, arch in networks.items():
+        reporter.note(f"{name}: training {arch}")
+        runs[name] = train_once(retrain, config.replace(model__arch=arch), folder / name, reporter)
+
+    # 3. Compare them, on the test split only once.
+    folders = [run.folder for run in runs.values()]
+    for run in runs.values() if tune_eval else []:
+        if not (run.folder / TUNED_EVAL).is_file():
+            tune_evaluation(run, Grid(), EvalOptions(), reporter).write()
+    test_comparison, test_folder = None, folder / "test"
+    tested_before = (test_folder / COMPARISON).is_file()
+    if tested_before:
+        _refuse_retrained_networks(test_folder / COMPARISON, runs)
+    comparison = compare(folders, EvalOptions(split="valid", tuned=tune_eval), reporter)
+    pictures = draw_run(searched, AnimationOptions())
+    pictures.append(draw_learning_curves([searched, *runs.values()], folder / "curves.png"))
+    written = [*pictures, *comparison.write(folder)]
+    if test and tested_before:
+        reporter.note(f"{test_folder} is kept with its results; remove it to evaluate on the test split again")
+    elif test:
+        test_comparison = compare(folders, EvalOptions(split="test", tuned=tune_eval), reporter)
+        written += test_comparison.write(test_folder)
+    compared = [folder, *([test_folder] if test or tested_before else [])]
+    written += draw_report([*compared, searched.folder, *folders], folder, reporter.note)
+    return PipelineResult(
+        folder,
+        TrainedRun.read(searched),
+        derivation,
+        tuple(trained_finalists),
+        {name: TrainedRun.read(run) for name, run in runs.items()},
+        comparison,
+        test_comparison,
+        tuple(written),
+    )
+
+
+def _refuse_retrained_networks(path: Path, runs: Mapping[str, Run]) -> None:
+    """Raise `ParnasError` if an earlier comparison has figures of a run that has been trained again since.
+
+    The string, the steps and the rate of training identify a training: no two have the same rate.
+    """
+    for row in parse_rows(read_json(path), str(path), f"remove {path.parent}"):
+        if (run := runs.get(row.run)) is None:
+            continue
+        if row.split != "test":
+            raise ParnasError(f"{path} is of the split {row.split}; remove {path.parent}, or move it elsewhere.")
+        now, then, rate = run.summary(), row.train_tokens_per_s, median_rate(run)
+        same_rate = math.isnan(rate) if then is None or math.isnan(then) else math.isclose(then, rate)
+        if not same_rate or (row.arch, row.steps) != (now.arch, now.steps):
+            raise ParnasError(
+                f"{path.parent} holds results of another network named {row.run}; remove it, and give --test to "
+                "evaluate on the test split again."
+            )
+
+
+def baseline_strings(names: Sequence[str], derived: Architecture, costs: Costs, blocks: int) -> Mapping[str, str]:
+    """Return the architectures of the named `BASELINES` beside a derived network."""
+    strings = {INTERLEAVED: f"interleaved-{blocks}", ALL_F: f"all-f-{blocks}"}
+    if EQUAL_COST in names:
+        strings[EQUAL_COST] = str(interleaved_of_cost(costs.cost(derived), costs))
+    return {name: strings[name] for name in names}
+
+
+def interleaved_of_cost(cost: float, costs: Costs) -> Architecture:
+    """Return the shortest interleaved network whose blocks cost at least `cost`, in the metric's unit."""
+    candidates = (Architecture.parse(f"interleaved-{blocks}") for blocks in count(1))
+    return next(network for network in candidates if costs.cost(network) >= cost * (1 - 1e-9))

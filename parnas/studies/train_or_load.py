@@ -1,0 +1,58 @@
+"""Several trainings in subfolders of one folder: finished ones are loaded, others begun or resumed."""
+
+import math
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from parnas.config.loader import Config, dump_config
+from parnas.errors import Diverged, ParnasError
+from parnas.runs.files import write_text
+from parnas.runs.run import Run
+from parnas.training.progress import Reporter
+from parnas.training.session import check_same_results, refuse_changes
+
+Train = Callable[[Config, Path, Reporter, bool], Run]
+"""`search` or `retrain`: configuration, run folder, reporter, whether the run must be resumed."""
+
+
+def prepare_folder(folder: Path, config: Config, allowed: Collection[str] = ()) -> None:
+    """Write the configuration that the trainings in `folder` have in common.
+
+    Raises `ParnasError` if the folder has another one (settings in `allowed` may differ) or holds other files.
+    """
+    base = Run(folder)
+    path = folder / "config.yaml"
+    if not path.is_file():
+        try:
+            base.refuse_used()
+        except ParnasError:
+            if not path.is_file():  # else another worker has just written it
+                raise
+        else:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_text(path, dump_config(config))
+    refuse_changes(base, config, allowed)
+
+
+def train_once(train: Train, config: Config, folder: Path, reporter: Reporter) -> Run:
+    """Return the training in `folder`, loaded if it is finished, otherwise begun or resumed.
+
+    Raises `ParnasError` for another configuration; settings of the other phase do not matter if it is finished.
+    """
+    run = Run(folder)
+    if run.finished():
+        check_same_results(run, config)
+        reporter.note(f"{folder} is finished and kept")
+        return run
+    return train(config, folder, reporter, False)
+
+
+def reached_perplexity(train: Callable[[], Run], reporter: Reporter) -> float:
+    """Return the validation perplexity per token at the end of a training; infinity, with a note, if it diverges."""
+    try:
+        run = train()
+    except Diverged as error:
+        reporter.note(f"{error} It counts as infinite here.")
+        return math.inf
+    ppl = run.summary().valid.ppl
+    return math.inf if math.isnan(ppl) else ppl  # JSON has no infinity

@@ -1,0 +1,459 @@
+"""Tuning of settings by Optuna: each trial trains with other settings, and the validation loss is minimised.
+
+A trial that is behind the median of the others is pruned. The test split is never read. `optuna_study.py` has what a
+black-box search needs as well: storages, several workers, and retries of lost trials.
+"""
+
+import math
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.exceptions import TrialPruned
+from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
+from optuna.pruners import BasePruner, MedianPruner, NopPruner
+from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
+
+from parnas.config.loader import Config
+from parnas.data.batching import TrainingBatches, split_share
+from parnas.data.streams import TokenStreams, prepare
+from parnas.errors import Diverged, OutOfMemory, ParnasError
+from parnas.model.heads import cluster_bounds
+from parnas.nas.cost import find_costs
+from parnas.nas.search import make_arch_batches, search
+from parnas.runs.files import write_text
+from parnas.runs.records import MetricsRecord
+from parnas.runs.run import METRICS, OTHER_PHASE_SETTINGS, SUMMARY, Run
+from parnas.studies.blackbox import FREE_SETTINGS
+from parnas.studies.optuna_study import (
+    NAME,
+    REUSED,
+    StudySettings,
+    evaluate_once,
+    finished_trials,
+    open_shared_study,
+    run_trials,
+)
+from parnas.studies.train_or_load import prepare_folder, train_once
+from parnas.studies.tuning_result import TrialResult, TuningResult
+from parnas.studies.tuning_space import (
+    Phase,
+    Space,
+    SpaceLike,
+    ValueList,
+    as_configured,
+    configure,
+    default_space,
+    describe_space,
+    dump_space,
+    read_file,
+    read_mapping,
+    read_space,
+    to_label,
+)
+from parnas.training.device import choose_device
+from parnas.training.loaded_run import run_architecture
+from parnas.training.progress import CombinedReporter, Loop, Reporter, Silent
+from parnas.training.retrain import retrain
+from parnas.training.session import flatten, resolve_corpus
+
+SPACE, STORAGE, STUDY = "space.yaml", "study.db", "tune"  # files in the folder; the name of the study in its own file
+FOLDER = "folder"  # attribute of a trial: where it trains
+TRAIN: Mapping[Phase, Callable[[Config, Path, Reporter, bool], Run]] = {"retrain": retrain, "search": search}
+STARTUP_TRIALS = 5  # that end before any is pruned
+_NEVER_FROZEN = 3 / 4  # of the steps, before which a search that trains alpha to its end is not pruned
+TOP_SHARE, MIN_TOP = 0.25, 5
+"""Importance compares this share of the trials with all; fewer than five are too few for the density of PED-ANOVA."""
+
+
+@dataclass(frozen=True)
+class TuneOptions:
+    """The options of a study; without a storage, its file is in the run folder."""
+
+    phase: Phase
+    space: Space
+    trials: int
+    storage: str | None = None
+    study: str | None = None
+    prune: bool = True
+
+
+def resolve_space(given: SpaceLike, options: Mapping[str, Any], config: Config, phase: Phase, folder: Path) -> Space:
+    """Return the space of a file or mapping with `options` added; by default that of the folder, or the usual one.
+
+    Raises `ParnasError` with all errors at once.
+    """
+    if given is None and not options:
+        earlier = folder / SPACE
+        wanted = read_file(earlier) if earlier.is_file() else default_space(config, phase)
+        return read_space(wanted, config, phase)
+    base = {} if given is None else read_mapping(given) if isinstance(given, Mapping) else read_file(Path(given))
+    return read_space({**base, **options}, config, phase)
+
+
+def tune(config: Config, options: TuneOptions, folder: Path, reporter: Reporter) -> TuningResult:
+    """Run or resume a study until all its workers together have finished `options.trials` trials, each in a subfolder.
+
+    The first trial is the configuration as it is, if the space contains it. An interrupted worker writes the results
+    that there are. Raises `ParnasError` if folder or study have other settings, or if a trial cannot train.
+    """
+    config = resolve_corpus(config)
+    if options.phase == "retrain" and "model.arch" not in options.space:
+        run_architecture(config)
+    streams = prepare(config.data, reporter.note)
+    _refuse_misfits(config, options, streams)
+    prepare_folder(folder, config, FREE_SETTINGS - {"model.arch"})
+    objective = TuningObjective(config, options, folder, streams, reporter)
+    hint = "choose another --run, or tune the same settings (--set, --space) of the same configuration"
+    if options.storage is not None:
+        hint = "choose another --study, and another --run"
+    settings = StudySettings(
+        "tune",
+        fingerprint(config, options, streams, reporter),
+        hint,
+        config.runtime.seed,
+        pruner=make_pruner(config, options),
+        first=objective.configured_parameters(),
+    )
+    storage = options.storage or f"sqlite:///{folder / STORAGE}"
+    study = open_shared_study(storage, options.study or STUDY, settings, reporter.note)
+    if outside := objective.outside():
+        reporter.note(f"the configuration as it is will not be tried, since the space leaves out its {outside}")
+    write_text(folder / SPACE, dump_space(options.space))
+    try:
+        run_trials(study, objective, options.trials, "tune", NotesOnly(reporter))
+    except BaseException:
+        with suppress(Exception):
+            collect(study, objective).write(folder)
+        raise
+    return collect(study, objective)
+
+
+def fingerprint(config: Config, options: TuneOptions, streams: TokenStreams, reporter: Reporter) -> dict[str, Any]:
+    """Return all that the loss of a trial depends on besides its settings."""
+    phase = options.phase
+    free = (FREE_SETTINGS - {"model.arch"}) | options.space.keys()
+    unused = (*OTHER_PHASE_SETTINGS[phase], "evaluation")
+    values = {"phase": phase, "text": streams.header.fingerprint, "space": describe_space(options.space)}
+    values |= {
+        key: value
+        for key, value in flatten(config.model_dump(mode="json")).items()
+        if key not in free and not any(f"{key}.".startswith(f"{each}.") for each in unused)
+    }
+    values["runtime.precision"] = choose_device(config.runtime).precision  # `auto` may differ between machines
+    if phase == "search" and config.search.cost.target is not None:
+        costs = find_costs(config, config.search.cost.metric, reporter)
+        values |= {"metric": costs.metric, "costs": dict(costs.per_layer)}
+    return values
+
+
+def _refuse_misfits(config: Config, options: TuneOptions, streams: TokenStreams) -> None:
+    """Raise `ParnasError` with all ends of ranges and choices that do not fit the vocabulary or the text.
+
+    If the configuration itself does not fit, tuned settings may correct that, and only drawn combinations are judged.
+    """
+
+    def misfit(settings: Mapping[str, Any]) -> str:
+        try:
+            _refuse_misfit(configure(config, settings), options.phase, streams)
+        except ParnasError as error:
+            return "" if error.errors else str(error)  # `read_space` reports errors of the configuration
+        return ""
+
+    ends = [(key, value) for key, dimension in options.space.items() for value in dimension.ends()]
+    misfits = [f"{key} {to_label(value)}: {problem}" for key, value in ends if (problem := misfit({key: value}))]
+    if misfits and not misfit({}):
+        raise ParnasError("\n  - ".join([f"The text is unfit for {len(misfits)} of the values to tune:", *misfits]))
+
+
+def _refuse_misfit(config: Config, phase: Phase, streams: TokenStreams) -> None:
+    """Raise `ParnasError` for settings that do not fit the vocabulary or the length of the text."""
+    if not isinstance(config.model.cutoffs, str):
+        cluster_bounds(config.model, streams.header.vocab_size)
+    for_weights, for_alpha = split_share(streams.tokens("train"), config.search.alpha_share if phase == "search" else 0)
+    TrainingBatches(for_weights, config.data.batch_size, config.data.tgt_len)
+    if len(for_alpha):
+        make_arch_batches(config, for_alpha)
+
+
+# Pruning.
+
+
+def make_pruner(config: Config, options: TuneOptions) -> BasePruner:
+    """Return the median rule (Golovin et al. 2017, section 3.2.1), from the first step on that is comparable.
+
+    Successive halving would end three quarters of the trials at their first validations. But the learning rate falls to
+    zero linearly, or weights are averaged at the end, so a high rate may be behind in the middle and ahead at the end.
+    """
+    if not options.prune:
+        return NopPruner()
+    first = first_pruning_step(config, options.phase, options.space)
+    return MedianPruner(STARTUP_TRIALS, n_warmup_steps=first, n_min_trials=STARTUP_TRIALS)
+
+
+def first_pruning_step(config: Config, phase: Phase, space: Space) -> int:
+    """Return the first step at which a validation may prune a trial, whatever its settings.
+
+    That is after a quarter of a retraining, and in a search once alpha is frozen or, if it never is, in the last
+    quarter: until then the shared weights are not those of one network.
+    """
+    if phase == "retrain":
+        return config.train.steps // 4
+
+    def possible(key: str, configured: Any) -> list[Any]:
+        return space[key].ends() if key in space else [configured]
+
+    fractions = possible("search.uniform_fraction", config.search.uniform_fraction)
+    frozen = max(fractions) if min(fractions) < 1 else _NEVER_FROZEN
+    estimators = possible("search.estimator", config.search.estimator)
+    return round(max(frozen if name == "uniform" else _NEVER_FROZEN for name in estimators) * config.search.steps)
+
+
+# Trials.
+
+
+@dataclass(frozen=True)
+class TuningObjective:
+    """The validation loss of the configuration with the settings of a trial."""
+
+    config: Config
+    options: TuneOptions
+    folder: Path
+    streams: TokenStreams
+    reporter: Reporter
+
+    def __call__(self, trial: Trial) -> Sequence[float]:
+        """Draw settings, train with them, and return the loss; raise `TrialPruned` if they do not fit together."""
+        folder = self.trial_folder(trial)  # first: a retried trial knows its folder
+        settings = self.draw(trial)
+        name = _describe_settings(settings)
+        try:
+            config = configure(self.config, settings)
+            _refuse_misfit(config, self.options.phase, self.streams)
+        except ParnasError as error:
+            trial.set_user_attr(NAME, name)
+            raise TrialPruned(f"{name}: {'; '.join(error.errors) or error}, skipped") from error
+        values = evaluate_once(trial, name, lambda: [self.train(trial, config, folder, name)])
+        self.reporter.note(f"trial {trial.number}: loss {values[0]:.4f}  {name}")
+        return values
+
+    def draw(self, trial: Trial) -> dict[str, Any]:
+        """Return the settings of a trial by dotted key."""
+        for key, dimension in self.options.space.items():
+            if isinstance(dimension, ValueList):
+                trial.suggest_categorical(key, dimension.labels())
+            elif dimension.whole:
+                trial.suggest_int(key, int(dimension.low), int(dimension.high), log=dimension.log)
+            else:
+                trial.suggest_float(key, dimension.low, dimension.high, log=dimension.log)
+        return self.settings(trial.params)
+
+    def settings(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings of Optuna's parameters, by dotted key."""
+        return {key: dimension.to_setting(parameters[key]) for key, dimension in self.options.space.items()}
+
+    def train(self, trial: Trial, config: Config, folder: Path, name: str) -> float:
+        """Train to the end, or until the trial is pruned; resume the training of a retried trial."""
+        phase = self.options.phase
+        trial.set_user_attr(FOLDER, folder.name)
+        self.reporter.note(f"trial {trial.number}: {name}")
+        progress = TrialReporter(self.reporter, trial, phase)
+        if Run(folder).finished():  # by a worker that could not store the loss
+            progress.report_earlier(folder)
+        try:
+            loss = self.loss_of(train_once(TRAIN[phase], config, folder, progress))
+        except TrialPruned as pruned:
+            _drop_checkpoints(folder)
+            Run(folder).write_log(str(pruned))
+            raise
+        except (Diverged, OutOfMemory) as error:
+            _drop_checkpoints(folder)
+            self.reporter.note(f"{error} Its loss counts as infinite here.")
+            loss = math.inf
+        self.keep_best_checkpoints(trial, folder, loss)
+        return loss
+
+    def trial_folder(self, trial: Trial) -> Path:
+        """Return the run folder of a trial: that of the lost trial it retries, if that can be resumed here."""
+        earlier = str(trial.user_attrs.get(FOLDER, ""))
+        run = Run(self.folder / Path(earlier).name)
+        if earlier and (run.finished() or any(run.checkpoints.glob("step-*"))):
+            with suppress(ParnasError), run.locked():  # a worker that was given up may still train in it
+                return run.folder
+        return self.folder / f"trial-{trial.number}"
+
+    def loss_of(self, run: Run) -> float:
+        """Return the loss of a finished training in nats per token."""
+        summary = run.summary()
+        measured = summary.valid if self.options.phase == "retrain" else summary.argmax
+        if measured is None or math.isnan(measured.loss):
+            raise ParnasError(f"{run.folder / SUMMARY} holds no loss; restore it, or remove {run.folder}.")
+        return measured.loss
+
+    def keep_best_checkpoints(self, trial: Trial, folder: Path, loss: float) -> None:
+        """Remove the checkpoints of all finished trials but the best one."""
+        others = [each for each in finished_trials(trial.study) if _is_finite(each) and FOLDER in each.user_attrs]
+        least, number = min(((float(each.values[0]), each.number) for each in others), default=(math.inf, -1))
+        if (loss, trial.number) < (least, number):  # of equal losses the first is the best
+            _drop_checkpoints(*(self.folder / str(each.user_attrs[FOLDER]) for each in others))
+        else:
+            _drop_checkpoints(folder)
+
+    def configured_parameters(self) -> Mapping[str, Any] | None:
+        """Return the parameters of the configuration as it is, or `None` if the space does not contain it."""
+        parameters = {key: parameter for key, (_, parameter) in self._configured().items()}
+        return None if None in parameters.values() else parameters
+
+    def outside(self) -> str:
+        """Return the settings of the configuration that the space does not contain; empty if it contains all."""
+        left_out = {key: value for key, (value, parameter) in self._configured().items() if parameter is None}
+        if left_out == {"model.arch": None}:  # no architecture was given
+            return ""
+        return ", ".join(f"{key} {to_label(value)}" for key, value in left_out.items())
+
+    def _configured(self) -> dict[str, tuple[Any, Any]]:
+        """Return the configured value of each tuned setting, and its parameter."""
+        configured = flatten(self.config.model_dump())
+        values = {key: as_configured(key, configured.get(key)) for key in self.options.space}
+        return {key: (value, self.options.space[key].to_parameter(value)) for key, value in values.items()}
+
+
+class TrialReporter(CombinedReporter):
+    """Pass progress on under the trial's name, and report validations to the study.
+
+    A resumed training reports its earlier validations again.
+    """
+
+    def __init__(self, reporter: Reporter, trial: Trial, phase: Phase) -> None:
+        super().__init__(reporter)
+        self.trial, self.phase, self.steps = trial, phase, 0
+
+    def start(self, loop: Loop) -> None:
+        """Show the trial's number, and report the validations of the resumed run."""
+        self.steps = loop.steps
+        super().start(loop._replace(title=f"trial {self.trial.number}"))
+        if loop.first_step and loop.folder is not None:
+            self.report_earlier(loop.folder)
+
+    def metrics(self, record: MetricsRecord) -> None:
+        """Pass a line on, and report it."""
+        super().metrics(record)
+        self.report(record)
+
+    def report_earlier(self, folder: Path) -> None:
+        """Report the validations of a run folder."""
+        for record in Run(folder).metrics():
+            self.report(record)
+
+    def report(self, record: MetricsRecord) -> None:
+        """Report a validation; raise `TrialPruned` if the pruner ends the trial before its last step."""
+        if record.split != "valid":
+            return
+        step, loss = record.step, record.loss if self.phase == "retrain" else record.argmax_loss
+        if loss is None or math.isnan(loss):
+            raise ParnasError(f"A line of {METRICS} at step {step} has no loss; remove that trial.")
+        self.trial.report(loss, step)
+        if step < self.steps and self.trial.should_prune():
+            raise TrialPruned(
+                f"pruned after step {step} with a loss of {loss:.4f}: its least loss so far is behind the median"
+            )
+
+
+class NotesOnly(Silent):
+    """Pass notes on; trainings show their progress themselves."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self.reporter = reporter
+
+    def note(self, text: str) -> None:
+        """Forward a progress message without the trial's name."""
+        self.reporter.note(text)
+
+
+def _describe_settings(settings: Mapping[str, Any]) -> str:
+    """Return settings as on the command line."""
+    return " ".join(f"{key}={to_label(value)}" for key, value in settings.items())
+
+
+def _drop_checkpoints(*folders: Path) -> None:
+    """Remove the checkpoints of runs; their metrics and logs stay."""
+    for run in map(Run, folders):
+        for folder in (run.checkpoints, run.supernet):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_finite(trial: FrozenTrial) -> bool:
+    """Return whether a trial is complete and has a finite loss."""
+    return trial.state == TrialState.COMPLETE and math.isfinite(trial.values[0])
+
+
+# Results.
+
+
+def collect(study: optuna.Study, objective: TuningObjective) -> TuningResult:
+    """Return the results of the finished trials, and remove the checkpoints of all but the best."""
+    trials, options = finished_trials(study), objective.options
+    by_number = {trial.number: trial for trial in trials}
+    results = tuple(
+        result_of(trial, by_number[trial.user_attrs.get(REUSED, trial.number)], objective) for trial in trials
+    )
+    first = objective.configured_parameters()
+    given = None if first is None else objective.settings(first)  # with the digits of a trial
+    complete = [each for each in results if each.loss is not None and each.state == "complete"]
+    best = min(complete, key=lambda each: (each.loss or 0.0, each.number), default=None)
+    if best is not None:
+        others = {each.folder for each in complete if each.folder} - {best.folder}
+        _drop_checkpoints(*(objective.folder / folder for folder in others))
+    return TuningResult(
+        objective.folder,
+        options.study or objective.folder.resolve().name,
+        options.phase,
+        options.space,
+        results,
+        best,
+        config=None if best is None else configure(objective.config, best.settings),
+        configured=next((each for each in results if each.settings == given), None),
+        importance=importance(trials, options.space),
+    )
+
+
+def result_of(trial: FrozenTrial, trained: FrozenTrial, objective: TuningObjective) -> TrialResult:
+    """Return the result of a finished trial; losses and folder are those of the trial that `trained` its settings."""
+    reached = sorted(trained.intermediate_values.items())
+    step, loss = reached[-1] if reached else (None, None)
+    if trial.state == TrialState.PRUNED:
+        state = "skipped" if _was_skipped(trial) else "pruned"
+    else:
+        state, loss = ("complete", float(trial.values[0])) if _is_finite(trial) else ("diverged", None)
+    seconds = None
+    if trial.datetime_start is not None and trial.datetime_complete is not None:
+        seconds = (trial.datetime_complete - trial.datetime_start).total_seconds()
+    folder = trained.user_attrs.get(FOLDER)
+    return TrialResult(trial.number, state, loss, step, seconds, folder, objective.settings(trial.params))
+
+
+def _was_skipped(trial: FrozenTrial) -> bool:
+    """Return whether a trial ended without any training of its settings."""
+    return trial.state == TrialState.PRUNED and not trial.intermediate_values and REUSED not in trial.user_attrs
+
+
+def importance(trials: Sequence[FrozenTrial], space: Space) -> dict[str, float] | None:
+    """Return the share of each setting in what distinguishes the best trials from all; `None` for too few trials.
+
+    By PED-ANOVA (Watanabe et al. 2023), which only needs to know which trials are the best: a quarter of all, or the
+    complete ones if these are fewer. Pruned and diverged trials count as the worst; skipped ones do not count.
+    """
+    losses = [float(trial.values[0]) for trial in trials if _is_finite(trial)]
+    drawn = [trial for trial in trials if trial.params.keys() == space.keys() and not _was_skipped(trial)]
+    if len(losses) < MIN_TOP or len(drawn) * TOP_SHARE < MIN_TOP:
+        return None
+    study = optuna.create_study(direction="minimize")
+    for trial in drawn:
+        loss = float(trial.values[0]) if _is_finite(trial) else max(losses) + 1
+        study.add_trial(create_trial(params=trial.params, distributions=trial.distributions, value=loss))
+    evaluator = PedAnovaImportanceEvaluator(target_quantile=min(TOP_SHARE, len(losses) / len(drawn)))
+    return {key: float(share) for key, share in get_param_importances(study, evaluator=evaluator).items()}

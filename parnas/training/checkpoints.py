@@ -1,0 +1,247 @@
+"""Checkpoints: a folder with the weights, the training state and a manifest of their hashes."""
+
+import errno
+import hashlib
+import re
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_model, save_file
+from torch import Tensor
+
+from parnas.errors import ParnasError, says_out_of_memory
+from parnas.runs.files import atomic_folder, read_json, read_json_object, write_json
+from parnas.runs.run import package_version
+
+WEIGHTS, STATE, MANIFEST = "model.safetensors", "state.pt", "manifest.json"
+KEEP = 5
+_LIBRARIES = ("torch", "numpy")  # on whose versions the numbers of a training depend
+
+
+class Best(NamedTuple):
+    """The lowest validation loss so far."""
+
+    step: int
+    loss: float  # nats per token
+
+
+class Snapshot(NamedTuple):
+    """The content of a checkpoint, as copies on the CPU, so that training can continue while it is written."""
+
+    step: int
+    weights: dict[str, Tensor]
+    state: Any
+    best: Best | None = None
+
+    @classmethod
+    def copy(cls, step: int, model: torch.nn.Module, state: Mapping[str, Any], best: Best | None = None) -> "Snapshot":
+        """Return copies of the weights, tied ones once, and of the state."""
+        weights, seen = {}, set[int]()
+        for name, tensor in model.state_dict().items():
+            if tensor.numel() == 0 or tensor.data_ptr() not in seen:
+                weights[name] = tensor
+                seen.add(tensor.data_ptr())
+        return cls(step, copied(weights), copied(state), best)
+
+
+class CheckpointWriter:
+    """Writes checkpoints in a thread, one at a time; an error is raised by the next `wait`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._thread: threading.Thread | None = None
+        self._trouble: BaseException | None = None
+
+    def write(self, snapshot: Snapshot) -> None:
+        """Start to write, after the checkpoint before is written."""
+        self.wait()
+        self._thread = threading.Thread(target=self._work, args=(snapshot,), daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Wait until nothing is being written, whether or not it succeeded."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def wait(self) -> None:
+        """Wait until everything is written; raises the error of writing, if any."""
+        self.close()
+        if self._trouble is not None:
+            trouble, self._trouble = self._trouble, None
+            raise trouble
+
+    def _work(self, snapshot: Snapshot) -> None:
+        try:
+            save_checkpoint(self.folder, snapshot)
+        except BaseException as error:
+            self._trouble = error
+
+
+def save_checkpoint(folder: Path, snapshot: Snapshot) -> Path:
+    """Write `folder/step-NNNNNNNN` atomically and return its path; remove all but the last five and the best."""
+    path = checkpoint_path(folder, snapshot.step)
+    for left_by_a_killed_writer in folder.glob(".step-*.tmp"):
+        shutil.rmtree(left_by_a_killed_writer, ignore_errors=True)
+    with atomic_folder(path) as beside:
+        _write(beside, snapshot)
+        files = {name: _sha256(beside / name) for name in (WEIGHTS, STATE)}
+        content = {"step": snapshot.step, "sha256": files, "versions": _library_versions()}
+        best = None if snapshot.best is None else snapshot.best._asdict()
+        write_json(beside / MANIFEST, {**content, "best": best})
+    best_path = None if snapshot.best is None else checkpoint_path(folder, snapshot.best.step)
+    for old in list_checkpoints(folder)[:-KEEP]:
+        if old != best_path:
+            shutil.rmtree(old)
+    return path
+
+
+def _write(folder: Path, snapshot: Snapshot) -> None:
+    """Write weights and state; a full disk raises an exception of its own in each library."""
+    try:
+        save_file(snapshot.weights, str(folder / WEIGHTS))
+        torch.save(snapshot.state, folder / STATE)
+    except (SafetensorError, RuntimeError) as error:
+        raise ParnasError(
+            f"The checkpoint could not be written to {folder.parent}: {error}. Earlier ones are untouched; "
+            "free disk space, then resume the run (--resume)."
+        ) from error
+
+
+def checkpoint_path(folder: Path, step: int) -> Path:
+    """Return the folder of a step's checkpoint."""
+    return folder / f"step-{step:08d}"
+
+
+def step_of(path: Path) -> int:
+    """Return the step of a checkpoint."""
+    return int(path.name.removeprefix("step-"))
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Return the finished checkpoints, oldest first."""
+    named = (path for path in folder.glob("step-*") if re.fullmatch(r"step-[0-9]{8,18}", path.name))
+    return sorted((path for path in named if (path / MANIFEST).is_file()), key=step_of)
+
+
+def newest_checkpoint(folder: Path, note: Callable[[str], None]) -> Path | None:
+    """Return the newest checkpoint whose files match its manifest; `note` receives a line for each damaged one."""
+    for path in reversed(list_checkpoints(folder)):
+        if verify_checkpoint(path):
+            return path
+        note(f"checkpoint {path} is damaged; using the one before it")
+    return None
+
+
+def best_checkpoint(folder: Path, note: Callable[[str], None]) -> Path | None:
+    """Return the checkpoint with the lowest validation loss, which the newest intact checkpoint names.
+
+    Raises:
+        ParnasError: the best checkpoint is missing or damaged.
+    """
+    newest = newest_checkpoint(folder, note)
+    best = None if newest is None else read_json_object(newest / MANIFEST).get("best")
+    if newest is None or best is None:
+        return newest
+    step = best.get("step") if isinstance(best, dict) else None
+    path = checkpoint_path(folder, step if isinstance(step, int) else 0)
+    if not verify_checkpoint(path):
+        raise ParnasError(f"The best checkpoint, {path}, is missing or damaged; restore it, or take the last one.")
+    return path
+
+
+def verify_checkpoint(path: Path) -> bool:
+    """Return whether every file of the manifest exists and has its hash."""
+    try:
+        hashes = read_json(path / MANIFEST)["sha256"]
+        return all(_sha256(path / name) == hashes[name] for name in (WEIGHTS, STATE))
+    except (ParnasError, OSError, KeyError, TypeError):
+        return False
+
+
+def describe_other_versions(path: Path) -> str | None:
+    """Return the warning that a checkpoint was written with other library versions, or `None`."""
+    before, now = read_json_object(path / MANIFEST).get("versions"), _library_versions()
+    before = before if isinstance(before, dict) else {}
+    changed = [f"{name} {before[name]}, now {now[name]}" for name in now if before.get(name, now[name]) != now[name]]
+    return f"{path.name} was written with {'; '.join(changed)}: the last digits may differ" if changed else None
+
+
+def _library_versions() -> dict[str, str | None]:
+    """Return the versions of the libraries on which the numbers depend."""
+    return {name: package_version(name) for name in _LIBRARIES}
+
+
+def load_weights(path: Path, model: torch.nn.Module) -> None:
+    """Load the weights of a checkpoint into `model`; other names or shapes raise `ParnasError`."""
+    try:
+        load_model(model, str(path / WEIGHTS))
+    except (RuntimeError, ValueError, SafetensorError) as error:
+        if says_out_of_memory(error):
+            raise
+        raise ParnasError(f"The weights in {path} are not those of this network: {error}") from error
+
+
+def check_size(build: Callable[[], torch.nn.Module], path: Path) -> None:
+    """Raise `ParnasError`, before memory is allocated, where a network has more parameters than its file has bytes."""
+    with torch.device("meta"):
+        size = sum(parameter.numel() for parameter in build().parameters())
+    if size > (path / WEIGHTS).stat().st_size:
+        raise ParnasError(f"The weights in {path} are not those of this network, which has {size:,} parameters.")
+
+
+def load_state(path: Path) -> dict[str, Any]:
+    """Return the training state, on the CPU. Only plain data is accepted: nothing in the file is executed.
+
+    Raises:
+        ParnasError: the file holds anything else.
+    """
+    try:
+        state = torch.load(path / STATE, map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever foreign bytes make of an unpickler, which seeks to places that do not exist
+        if says_out_of_memory(error) or (isinstance(error, OSError) and error.errno != errno.EINVAL):
+            raise
+        reason = str(error).partition("\n")[0][:200]
+        raise ParnasError(
+            f"{path / STATE} holds something else than the state of a training, and nothing in it was executed "
+            f"({type(error).__name__}: {reason}). Restore it, or remove {path} to go on from the checkpoint before."
+        ) from error
+    if not isinstance(state, dict):
+        raise ParnasError(f"{path / STATE} is not the state of a training; restore it, or remove {path}.")
+    return state
+
+
+@contextmanager
+def restoring(path: Path) -> Iterator[None]:
+    """Turn the errors of restoring a state of the wrong structure into a `ParnasError`."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
+        if says_out_of_memory(error):
+            raise
+        raise ParnasError(
+            f"{path / STATE} is not a state of this training ({error!r:.200}); restore it, or remove {path} to go on "
+            "from the checkpoint before."
+        ) from error
+
+
+def copied(tree: Any) -> Any:
+    """Return nested dictionaries, lists and tuples with copies of their tensors on the CPU."""
+    if isinstance(tree, Tensor):
+        return tree.detach().to("cpu", copy=True).contiguous()
+    if isinstance(tree, Mapping):
+        return {key: copied(value) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [copied(value) for value in tree]
+    return tuple(map(copied, tree)) if isinstance(tree, tuple) else tree
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,201 @@
+"""Data-parallel training: the processes that torchrun starts, and their collective operations."""
+
+import atexit
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from uuid import uuid4
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
+
+from parnas.errors import ParnasError
+
+_TIMEOUT = timedelta(minutes=30)  # long, since processes wait while one prepares text or measures latencies
+_LOST_PROCESS_SIGNS = (
+    *("closed by peer", "reset by peer", "Broken pipe", "Timed out waiting", "ncclRemoteError", "was aborted"),
+)
+"""Parts of torch's messages about a process that does not answer."""
+
+_cpu_group: list[dist.ProcessGroup] = []
+"""The process group for tensors on the CPU; empty before the processes have joined and after they have left.
+
+DistributedDataParallel keeps the default group alive until the interpreter exits, and its threads abort the process if
+they still hold a tensor then. Messages near the exit therefore use this group, which is destroyed with its threads.
+"""
+
+
+class LostProcess(ParnasError):
+    """Another process of a training does not answer."""
+
+
+@dataclass(frozen=True)
+class DistributedContext:
+    """The rank of this process among `world_size`; with one process all collectives are no-ops.
+
+    All processes must call the same methods in the same order. Collectives raise `LostProcess` where another process
+    has died.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process writes files and reports."""
+        return self.rank == 0
+
+    def local_slice(self, rows: int, setting: str = "data.batch_size") -> slice:
+        """Return this process's slice of the rows of a batch.
+
+        Raises:
+            ParnasError: the processes cannot share the rows evenly; the message names `setting`.
+        """
+        if rows % self.world_size:
+            raise ParnasError(
+                f"{setting} gives {rows} rows, which {self.world_size} processes cannot share evenly; change it."
+            )
+        each = rows // self.world_size
+        return slice(self.rank * each, (self.rank + 1) * each)
+
+    def all_reduce_sum(self, tensors: Sequence[Tensor]) -> None:
+        """Replace tensors of one dtype and device by their sums over all processes, in one message."""
+        if self.world_size == 1 or not tensors:
+            return
+        flat = torch.cat([tensor.detach().flatten() for tensor in tensors])
+        with detecting_lost_processes():
+            dist.all_reduce(flat, group=_group_for(flat))
+        for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+            tensor.detach().copy_(part.view_as(tensor))
+
+    def all_reduce_mean(self, tensors: Sequence[Tensor]) -> None:
+        """Replace tensors of one dtype and device by their means over all processes."""
+        self.all_reduce_sum(tensors)
+        if self.world_size > 1:
+            for tensor in tensors:
+                tensor.detach().div_(self.world_size)
+
+    def gather_rows(self, rows: Tensor) -> Tensor:
+        """Return, on the CPU, the concatenated rows of all processes in the main process, and its own in the others.
+
+        Tensors [rows, …] must have one shape. Any dtype works, since bytes are sent.
+        """
+        own = rows.detach().to("cpu").contiguous()
+        if self.world_size == 1:
+            return own
+        sent = own.view(torch.uint8)
+        parts = [torch.empty_like(sent) for _ in range(self.world_size)] if self.is_main else None
+        with detecting_lost_processes():
+            dist.gather(sent, parts, group=_group_for(sent))
+        return own if parts is None else torch.cat([part.view(own.dtype) for part in parts])
+
+    def max(self, number: int) -> int:
+        """Return the largest of the processes' numbers; sent by the CPU, so that no GPU is waited for."""
+        if self.world_size == 1:
+            return number
+        largest = torch.tensor([number])
+        with detecting_lost_processes():
+            dist.all_reduce(largest, dist.ReduceOp.MAX, group=_group_for(largest))
+        return int(largest)
+
+    def any(self, flag: bool) -> bool:
+        """Return whether the flag is set in any process."""
+        return bool(self.max(int(flag)))
+
+    @contextmanager
+    def main_process_first(self) -> Iterator[None]:
+        """Make all other processes wait for the main process at the end of the context; if it fails, all fail."""
+        failure = None
+        try:
+            yield
+        except (ParnasError, OSError) as error:
+            failure = error
+        failed = self.any(failure is not None)
+        if failure is not None:
+            raise failure
+        if failed:
+            raise ParnasError("The main process failed; see its message.")
+
+
+SINGLE_PROCESS = DistributedContext()
+
+
+def _group_for(tensor: Tensor) -> dist.ProcessGroup | None:
+    """Return the group that sends a tensor; `None` is torch's default group."""
+    return _cpu_group[0] if _cpu_group and tensor.device.type == "cpu" else None
+
+
+@contextmanager
+def detecting_lost_processes() -> Iterator[None]:
+    """Turn torch's errors about a process that does not answer into `LostProcess`."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not any(sign in str(error) for sign in _LOST_PROCESS_SIGNS):
+            raise
+        raise LostProcess(
+            "Another process of this job was lost. Run the same command again to resume from the last checkpoint; "
+            "torchrun --max-restarts=3 does so automatically."
+        ) from error
+
+
+def launched_by_torchrun() -> bool:
+    """Return whether torchrun started this process with others."""
+    return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+def join_processes(cuda: bool) -> DistributedContext:
+    """Join the other processes that torchrun started; without torchrun return the single-process context."""
+    if not launched_by_torchrun():
+        return SINGLE_PROCESS
+    if not dist.is_initialized():
+        store, rank, count = next(rendezvous("env://", timeout=_TIMEOUT))
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if cuda else "gloo",
+            store=own_store(store, rank, count),
+            rank=rank,
+            world_size=count,
+            timeout=_TIMEOUT,
+        )
+        _cpu_group.append(dist.new_group(backend="gloo", timeout=_TIMEOUT))
+        atexit.register(_leave)
+    return DistributedContext(dist.get_rank(), dist.get_world_size())
+
+
+def own_store(store: Store, rank: int, count: int) -> Store:
+    """Return the part of a store that belongs to this start of the job.
+
+    torchrun reuses one store for all restarts, and with it the addresses of processes that died: a process that reads
+    them before the new ones are written is refused. So every start gets a prefix of its own, which the main process
+    draws at random and hands to each process in answer to a random key that this process has just drawn.
+    """
+    name = uuid4().hex
+    if rank > 0:
+        store.set(f"asks/{rank}", name)
+        own = PrefixStore(store.get(f"answer/{name}").decode(), store)
+        own.set(f"met/{rank}", "")
+        return own
+    own = PrefixStore(name, store)
+    missing = set(range(1, count))
+    until = time.monotonic() + _TIMEOUT.total_seconds()
+    while missing:
+        if time.monotonic() > until:
+            raise LostProcess(f"Not all processes of this job joined within {_TIMEOUT}; start it again.")
+        for other in missing:
+            if store.check([f"asks/{other}"]):
+                store.set(f"answer/{store.get(f'asks/{other}').decode()}", name)
+        missing = {other for other in missing if not own.check([f"met/{other}"])}
+        time.sleep(0.01)
+    return own
+
+
+def _leave() -> None:
+    _cpu_group.clear()
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,107 @@
+"""Load a run folder: rebuild its network, tokenizer and configuration, and generate text."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from parnas.architecture import Architecture
+from parnas.config.loader import Config
+from parnas.data.streams import StreamHeader
+from parnas.data.tokenizers import Tokenizer, load_tokenizer
+from parnas.errors import ParnasError
+from parnas.model.supernet import SuperNet
+from parnas.model.transformer_xl import TransformerXL
+from parnas.runs.run import STREAMS, Run
+from parnas.training.checkpoints import best_checkpoint, check_size, load_weights, newest_checkpoint, step_of
+
+
+@dataclass(frozen=True)
+class LoadedRun:
+    """A network and its tokenizer, rebuilt from a run folder alone."""
+
+    model: TransformerXL  # in evaluation mode, on the CPU; a SuperNet for a search
+    tokenizer: Tokenizer
+    config: Config
+    architecture: Architecture  # see `Run.architecture`
+    header: StreamHeader
+    checkpoint: Path
+
+    @property
+    def step(self) -> int:
+        """Training steps of the weights."""
+        return step_of(self.checkpoint)
+
+    def discrete(self) -> TransformerXL:
+        """Return the discrete network in evaluation mode; that of a search has the SuperNet's weights."""
+        network = self.model
+        return (network.extract(self.architecture) if isinstance(network, SuperNet) else network).eval()
+
+    def generate(self, prompt: str, tokens: int = 100, temperature: float = 1.0, top_k: int | None = None) -> str:
+        """Return the prompt continued by `tokens` sampled tokens."""
+        return generate_text(self.model, self.tokenizer, prompt, tokens, temperature, top_k)
+
+
+def generate_text(
+    model: TransformerXL, tokenizer: Tokenizer, prompt: str, tokens: int, temperature: float, top_k: int | None
+) -> str:
+    """Return a prompt continued by `tokens` sampled tokens; see `TransformerXL.generate`."""
+    device = next(model.parameters()).device
+    start = torch.tensor([tokenizer.encode(prompt) or [tokenizer.eos_id]], device=device)
+    return str(tokenizer.decode(model.generate(start, tokens, temperature, top_k)[0].tolist()))
+
+
+def load(folder: str | Path, supernet_weights: bool = False, best: bool = False, by_pi: bool = False) -> LoadedRun:
+    """Rebuild the network of a run from its newest checkpoint, with its tokenizer and configuration.
+
+    Args:
+        folder: of the run.
+        supernet_weights: load a search's shared weights from before the fine-tuning of the selected path, where stored.
+        best: load the checkpoint with the lowest validation loss.
+        by_pi: ignore a search's `arch.yaml`, so that the architecture follows from pi alone.
+
+    Raises:
+        ParnasError: the folder has no intact checkpoint, or lacks a file that the network needs.
+    """
+    run = Run(folder)
+    config = run.config()
+    if not (run.folder / STREAMS).is_file() or not run.tokenizer.is_dir():
+        raise ParnasError(f"{folder} is incomplete: {STREAMS} or tokenizer/ is missing.")
+    tokenizer = load_tokenizer(run.tokenizer)
+    damaged: list[str] = []
+    supernet = newest_checkpoint(run.supernet, damaged.append) if supernet_weights else None
+    if supernet_weights and supernet is None and damaged:
+        raise ParnasError("\n".join([f"{run.supernet} has no intact checkpoint; restore it.", *damaged]))
+    find = best_checkpoint if best else newest_checkpoint
+    checkpoint = supernet or find(run.checkpoints, damaged.append)
+    if checkpoint is None:
+        raise ParnasError(
+            "\n".join([f"{folder} has no intact checkpoint; train first, or resume the run (--resume).", *damaged])
+        )
+    is_search = run.kind() == "search"
+
+    def build() -> TransformerXL:
+        if is_search:
+            return SuperNet(config.model, config.search.space, config.search.blocks, tokenizer.vocab_size)
+        return TransformerXL.build(config.model, run_architecture(config), tokenizer.vocab_size)
+
+    check_size(build, checkpoint)
+    model = build()
+    load_weights(checkpoint, model)
+    if isinstance(model, SuperNet):
+        architecture = run.architecture(by_pi) or model.architecture()
+    else:
+        architecture = run_architecture(config)
+    header = StreamHeader.read(run.folder / STREAMS)
+    return LoadedRun(model.eval(), tokenizer, config, architecture, header, checkpoint)
+
+
+def run_architecture(config: Config) -> Architecture:
+    """Return the architecture that a retraining is configured with; raises `ParnasError` where there is none."""
+    if config.model.arch is None:
+        raise ParnasError(
+            "No architecture was given; give arch (--arch) a string, an arch.yaml or a preset, or set model.arch."
+        )
+    architecture = Architecture.parse(config.model.arch)
+    architecture.canonical()  # raises for identity alone
+    return architecture

@@ -1,0 +1,261 @@
+"""Memory of a training step, estimated without allocating it: the step runs on tensors that have no data.
+
+`MemoryTracker` adds up the storages that are alive after each operation. The step is that of a training task (forward
+with full memory, loss, backward) under torch's FakeTensorMode, which keeps shapes, types, autocast and what autograd
+saves, but computes nothing. Not counted: workspace inside kernels, Muon's copies, the allocator's rounding and
+fragmentation, the memory of driver and GPU processes (about half a GB), and validation, which needs less than training.
+`tests/training/test_memory_estimate.py` compares the count with steps on real tensors, `benchmarks/plan.py` with the
+memory that processes took.
+"""
+
+import math
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from parnas.architecture import IDENTITY, Architecture
+from parnas.config.loader import Config
+from parnas.config.schema import ModelConfig, SearchConfig
+from parnas.errors import ParnasError
+from parnas.model.blocks import Block
+from parnas.model.estimators import DetachedGates, Gates, PathGate, arch_batch_size
+from parnas.model.memory import Memory, join_rows
+from parnas.model.supernet import SuperNet
+from parnas.model.transformer_xl import TransformerXL
+from parnas.training.micro_batches import take_rows
+from parnas.training.optimizers import suits_muon
+
+MIXED = ("soft", "straight_through")  # estimators that run all candidates
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Bytes of one training step on one device."""
+
+    parameters: int
+    memory: int  # of earlier segments, full
+    saved_activations: int  # kept for the backward pass
+    softmax: int  # the share of them that softmax and loss save
+    gradients: int
+    peak: int  # most at once besides parameters and memory: activations, gradients and temporaries
+    moments: int = 0  # of the optimizer
+    average: int = 0  # of the weights
+
+
+class MemoryTracker(TorchDispatchMode):
+    """Counts the bytes of the live storages made by operations inside the context, or passed to `hold`.
+
+    `rows` are the numbers of elements that each `nonzero` returns, in order, since tensors without data cannot tell.
+    """
+
+    def __init__(self, rows: Iterable[int] = ()) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.live, self.peak, self.rows = 0, 0, list(rows)
+        self.counted: dict[int, Any] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run an operation and count its result."""
+        if self.rows and func is torch.ops.aten.nonzero.default:
+            result = args[0].new_zeros((self.rows.pop(0), args[0].dim()), dtype=torch.int64)
+        else:
+            result = func(*args, **(kwargs or {}))
+        self.hold(result)
+        return result
+
+    def hold(self, tensors: Any) -> int:
+        """Add tensors, however nested, whose storages are not counted yet; return the bytes added."""
+        before = self.live
+        for tensor in tree_leaves(tensors):
+            if isinstance(tensor, Tensor):
+                self._add(tensor.untyped_storage())
+        self.peak = max(self.peak, self.live)
+        return self.live - before
+
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key in self.counted:
+            return
+
+        def forget(_: object) -> None:
+            del self.counted[key]
+            self.live -= size
+
+        self.counted[key] = weakref.ref(storage, forget)
+        self.live += size
+
+
+@dataclass
+class Step:
+    """A training step to estimate: the network, its rows of `tgt_len` tokens, and the precision.
+
+    `tails` are the softmax tails' shares of the text, by which the softmax and a narrowing embedding divide the rows;
+    `None` where the tensors are real.
+    """
+
+    network: TransformerXL
+    rows: int
+    tgt_len: int
+    precision: str  # fp32 or bf16
+    gates: Gates | None = None
+    tails: Sequence[float] | None = None
+    micro_batches: int = 1
+    tokens: Tensor = field(init=False)  # [B, T]
+
+    def __post_init__(self) -> None:
+        self.tokens = torch.zeros(self.rows, self.tgt_len, dtype=torch.int64)
+
+    def autocast(self) -> torch.autocast:
+        """Return the autocast context of `Device.autocast`; the types are those of every device."""
+        return torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.precision == "bf16")
+
+    def rows_per_cluster(self, rows: int) -> tuple[list[int], list[int]]:
+        """Return, for `rows`, the ids in each cluster of a narrowing embedding and in each tail of the softmax."""
+        tokens = rows * self.tgt_len
+        tails = [round(share * tokens) for share in self.tails or ()]
+        embedded = [tokens - sum(tails), *tails] if self.network.embedding.projections else []
+        return (embedded, tails) if self.tails else ([], [])
+
+    def full_memory(self) -> Memory:
+        """Return the memory after as many segments as fill it."""
+        reach, blocks = self.network.config.reach, cast(list[Block], list(self.network.blocks))
+        most = max((block.memory_tokens(reach) for block in blocks), default=0)
+        memory: Memory = (None,) * len(blocks)
+        with torch.no_grad(), self.autocast():
+            for _ in range(math.ceil(most / self.tgt_len)):
+                with MemoryTracker(self.rows_per_cluster(self.rows)[0]):
+                    memory = self.network(self.tokens, memory, self.gates).memory
+        return memory
+
+    def count(self) -> MemoryEstimate:
+        """Return the bytes of a step, whose passes are those of `GradientAccumulator.backward`."""
+        old, memories, weights = self.full_memory(), list[Memory](), list(self.network.parameters())
+        rows, tracker, saved, softmax = self.rows // self.micro_batches, MemoryTracker(), 0, 0
+        tracker.hold([weights, old, self.tokens, self.gates])
+        with tracker:
+            for number in sorted(
+                {0, self.micro_batches - 1}
+            ):  # those between repeat the first, but for accumulated memory
+                tracker.live += max(0, number - 1) * storage_bytes(memories)
+                own = slice(number * rows, (number + 1) * rows)
+                tracker.rows = [count for counts in self.rows_per_cluster(rows) for count in counts]
+                with self.autocast():
+                    output = self.network(
+                        self.tokens[own], take_rows(old, own) if self.micro_batches > 1 else old, self.gates
+                    )
+                    body = tracker.live
+                    nll = self.network.score(output.hidden, self.tokens[own])
+                    softmax = tracker.live - body
+                loss = nll.mean() if output.loss is None else nll.mean() + output.loss
+                memories.append(output.memory)
+                del output, nll
+                saved = tracker.live - storage_bytes([weights, [weight.grad for weight in weights], old, memories])
+                loss.backward()
+            memory = storage_bytes(join_rows(memories[:1] * self.micro_batches))
+        parameters, gradients = storage_bytes(weights), storage_bytes([weight.grad for weight in weights])
+        return MemoryEstimate(parameters, memory, saved, softmax, gradients, tracker.peak - parameters - memory)
+
+
+def storage_bytes(tensors: Any) -> int:
+    """Return the bytes of the distinct storages of tensors, however nested."""
+    return MemoryTracker().hold(tensors)
+
+
+@contextmanager
+def without_data() -> Iterator[None]:
+    """Make tensors inside the context without data: with shape and type only. Networks made here cannot be trained.
+
+    Raises:
+        ParnasError: a layer needs the data to know its shapes.
+    """
+    try:
+        with FakeTensorMode():
+            yield
+    except (DynamicOutputShapeException, DataDependentOutputException) as error:
+        raise ParnasError(
+            f"A layer looks at what its tensors hold ({error.func}), so that it cannot be counted without data."
+        ) from error
+
+
+def _count_step(
+    network: TransformerXL, config: Config, counts: Sequence[int], rows: int, precision: str, gates: Gates | None
+) -> MemoryEstimate:
+    """Return the estimate of a step of a network that was made without data."""
+    network.train().checkpoint_activations = config.runtime.checkpoint_activations
+    tails, micro_batches = network.head.cluster_shares(counts), math.gcd(config.train.accumulate, rows)
+    estimate = Step(network, rows, config.data.tgt_len, precision, gates, tails, micro_batches).count()
+    return replace(estimate, moments=_moment_bytes(network, config.train.optimizer))
+
+
+def _moment_bytes(network: TransformerXL, optimizer: str) -> int:
+    """Return the bytes of the optimizers' state: two moments per weight for AdamW, one for Muon."""
+    one = set()
+    if optimizer == "muon":
+        one = {name for name, weight in network.named_parameters() if suits_muon(name, weight)}
+        one -= network.compression_names()
+    return sum(weight.nbytes * (1 if name in one else 2) for name, weight in network.named_parameters())
+
+
+def count_retraining(
+    config: Config, architecture: Architecture, counts: Sequence[int], rows: int, precision: str
+) -> MemoryEstimate:
+    """Estimate the training of a discrete network on `rows`; `counts` [V] as for `TransformerXL.multiply_adds`."""
+    with without_data():
+        network = TransformerXL.build(config.model, architecture, len(counts))
+        estimate = _count_step(network, config, counts, rows, precision, None)
+        return replace(estimate, average=estimate.parameters) if config.train.average else estimate
+
+
+def count_search(config: Config, counts: Sequence[int], rows: int, precision: str) -> MemoryEstimate:
+    """Estimate a SuperNet training step on `rows`; of sampled paths the one whose layers save most is counted."""
+    search, tgt_len = config.search, config.data.tgt_len
+    with without_data():
+        network = SuperNet(config.model, search.space, search.blocks, len(counts))
+        if search.estimator in MIXED:
+            sampled: Gates = network.alpha().softmax(dim=-1)
+        else:
+            saved = {name: _saved_by(name, config.model, rows, tgt_len, precision) for name in search.candidates}
+            sampled = path_gates(network, search, saved)
+        estimate = _count_step(network, config, counts, rows, precision, DetachedGates(sampled).gates)
+    if not search.alpha_share:
+        return estimate
+    arch_memory = estimate.memory * arch_batch_size(search.estimator, rows) // rows
+    return replace(estimate, memory=estimate.memory + arch_memory)
+
+
+def _saved_by(name: str, model: ModelConfig, rows: int, tgt_len: int, precision: str) -> int:
+    """Return the bytes that a layer saves for its backward pass, plus a constant for embedding and softmax."""
+    if name == IDENTITY:
+        return 0
+    narrow = {"cutoffs": (), "div_val": 1, "proj_factor": None, "proj_dims": None, "tie_weights": True}
+    network = TransformerXL.build(model.model_copy(update=narrow), Architecture([name]), 2).train()
+    return Step(network, rows, tgt_len, precision).count().saved_activations
+
+
+def path_gates(network: SuperNet, search: SearchConfig, saved: Mapping[str, int]) -> list[PathGate]:
+    """Return the gates of the path through the candidates that save most, as the estimator would sample them.
+
+    Weights need a gradient where alpha trains in the same step; `single_path` probes one more candidate.
+    """
+    weights = network.alpha().softmax(dim=-1)
+    rows = (weights.detach() if search.estimator == "uniform" else weights).unbind()
+    gates, probing = [], search.estimator == "single_path"
+    for row, names in zip(rows, search.block_spaces, strict=True):
+        ranked = sorted(names, key=lambda name: saved[name], reverse=True)
+        probed = network.space.index(ranked[1]) if probing and len(ranked) > 1 and ranked[1] != IDENTITY else None
+        probing = probing and probed is None
+        gates.append(PathGate(row, network.space.index(ranked[0]), probed))
+    return gates

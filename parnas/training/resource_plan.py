@@ -1,0 +1,353 @@
+"""Resource plan: whether a training fits its GPUs, how long it takes and what it costs, before anything is bought.
+
+Memory is estimated (`memory_estimate.py`) and tokens follow from the settings. Tokens per second must be measured: by a
+short run, whose rate is scaled by FLOPs per token if it trained another network, or given by the user. FLOPs are those
+of `TransformerXL.multiply_adds`: matrix products only, keys and values of memory counted once.
+
+Several GPUs share the batch (DistributedDataParallel) and average the gradients; each sends and receives 2 (N - 1) / N
+times their bytes (ring all-reduce; Patarasuk & Yuan 2009). This overlaps with the backward pass, two thirds of a step,
+so only what exceeds it counts. Validation, checkpoints and data loading are not included.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple, cast
+
+from parnas.architecture import IDENTITY, Architecture
+from parnas.config.loader import Config
+from parnas.config.schema import SearchConfig
+from parnas.data.cache import Note, silent
+from parnas.data.streams import StreamHeader
+from parnas.data.token_frequencies import estimate_token_counts, zipf
+from parnas.errors import ParnasError
+from parnas.model.blocks import Block
+from parnas.model.estimators import ESTIMATORS, IDENTITY_WEIGHT, arch_batch_size
+from parnas.model.supernet import StochasticBlock, SuperNet
+from parnas.model.transformer_xl import TransformerXL
+from parnas.runs.files import write_json
+from parnas.runs.records import Kind
+from parnas.runs.run import STREAMS, Run
+from parnas.training.loaded_run import run_architecture
+from parnas.training.memory_estimate import MIXED, MemoryEstimate, count_retraining, count_search, without_data
+from parnas.training.session import find_cutoffs
+
+PLAN = "plan.json"
+MARGIN = 0.1  # of memory: rounding and fragmentation of torch's allocator, and workspaces of kernels
+CONTEXT_BYTES = 1_000_000_000  # of CUDA, its libraries and NCCL in each process, outside torch's allocator
+_NODE = 8  # GPUs connected by NVLink
+NVLINK_GB_PER_S, NETWORK_GB_PER_S = 200.0, 25.0
+"""Bandwidth of all-reduce: about two thirds of an A100's 300 GB/s in each direction, and one 200 Gb/s link."""
+_BACKWARD_SHARE = 2 / 3  # of a step: the backward pass has two matrix products for each one of the forward pass
+GB = 1e9
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The GPUs to train on."""
+
+    gpus: int = 1
+    memory_gb: float | None = None  # of each
+    bandwidth_gb_per_s: float | None = None  # of each; None: NVLink's, or the network's beyond eight GPUs
+    price_per_hour: float | None = None  # of one
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes per second that each GPU sends, and receives, when gradients are averaged."""
+        default = NVLINK_GB_PER_S if self.gpus <= _NODE else NETWORK_GB_PER_S
+        return (self.bandwidth_gb_per_s or default) * GB
+
+
+class Rate(NamedTuple):
+    """The measured speed of one GPU."""
+
+    tokens_per_s: float
+    flops_per_token: float | None  # of the measured network; None: of the network to retrain
+    source: str
+
+
+@dataclass(frozen=True)
+class PhasePlan:
+    """The resources of one phase."""
+
+    phase: Kind
+    network: str
+    parameters: int
+    rows: int  # of the batch, on each GPU
+    bytes: Mapping[str, int]  # on each GPU, by use
+    kept_bytes: int  # activations saved for the backward pass
+    softmax_bytes: int  # the softmax's part of them
+    gradient_bytes: int
+    needed_bytes: int  # with the margin
+    fits: bool | None
+    advice: tuple[str, ...]
+    flops_per_token: float
+    steps: int
+    tokens: int
+    tokens_per_s: float | None = None  # of all GPUs
+    scaled_by: float | None = None  # FLOPs per token of the measured network over those of this one
+    hours: float | None = None
+    price: float | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The resources of both phases, and the assumptions behind them."""
+
+    machine: Machine
+    phases: tuple[PhasePlan, ...]
+    notes: tuple[str, ...]
+
+    def write(self, folder: Path) -> Path:
+        """Write `plan.json` into a folder, which is created."""
+        write_json(folder / PLAN, asdict(self))
+        return folder / PLAN
+
+
+def plan(config: Config, machine: Machine, rate: Rate | None = None, note: Note = silent) -> Plan:
+    """Return the resources of the search, and of retraining `model.arch` or the interleaved network.
+
+    A rate without FLOPs is taken as that of the network to retrain.
+
+    Raises:
+        ParnasError: the GPUs do not divide the batch, or the vocabulary is unknown.
+    """
+    if config.data.batch_size % machine.gpus:
+        raise ParnasError(
+            f"data.batch_size is {config.data.batch_size}, which {machine.gpus} GPUs do not divide; set it to a "
+            f"multiple, such as {machine.gpus * math.ceil(config.data.batch_size / machine.gpus)}."
+        )
+    text = estimate_token_counts(config.data, note)
+    if isinstance(config.model.cutoffs, str):
+        config = find_cutoffs(config, text.counts)
+    if config.model.arch is None:
+        config = config.replace(model__arch=f"interleaved-{config.search.blocks}")
+    counts = text.counts.tolist()
+    if rate is not None and rate.flops_per_token is None:
+        rate = rate._replace(flops_per_token=flops_of(config, "retrain", counts))
+    phases = tuple(plan_phase(config, kind, counts, machine, rate) for kind in ("search", "retrain"))
+    return Plan(machine, phases, tuple(_notes_on(machine, rate, f"vocabulary of {len(counts):,}; {text.source}")))
+
+
+def plan_phase(config: Config, phase: Kind, counts: Sequence[int], machine: Machine, rate: Rate | None) -> PhasePlan:
+    """Return the plan of one phase of a configuration with an architecture and cutoffs."""
+    rows = config.data.batch_size // machine.gpus
+    estimate = estimate_step(config, phase, counts, rows)
+    bytes_by_use = memory_by_use(estimate, machine.gpus)
+    steps = config.search.steps if phase == "search" else config.train.steps
+    segment = config.data.batch_size * config.data.tgt_len
+    flops = flops_of(config, phase, counts)
+    fits = None if machine.memory_gb is None else required_bytes(bytes_by_use) <= machine.memory_gb * GB
+    phase_plan = PhasePlan(
+        phase,
+        describe(config, phase),
+        estimate.parameters // 4,
+        rows,
+        bytes_by_use,
+        estimate.saved_activations,
+        estimate.softmax,
+        estimate.gradients,
+        required_bytes(bytes_by_use),
+        fits,
+        (
+            *(advise_rows(config, machine.gpus) if phase == "search" else ()),
+            *(advise(config, phase, counts, machine) if fits is False else ()),
+        ),
+        flops,
+        steps,
+        steps * segment,
+    )
+    return phase_plan if rate is None else _add_time(phase_plan, machine, rate, segment)
+
+
+def _add_time(plan: PhasePlan, machine: Machine, rate: Rate, segment: int) -> PhasePlan:
+    """Return the plan with tokens per second, hours and price; `segment` is the number of tokens per step."""
+    scale = (rate.flops_per_token or plan.flops_per_token) / plan.flops_per_token
+    speed = throughput(rate.tokens_per_s * scale, machine.gpus, segment, 4 * plan.parameters, machine.bandwidth)
+    hours = plan.tokens / speed / 3600
+    price = None if machine.price_per_hour is None else machine.price_per_hour * machine.gpus * hours
+    return PhasePlan(**{**vars(plan), "tokens_per_s": speed, "scaled_by": scale, "hours": hours, "price": price})
+
+
+def throughput(tokens_per_s: float, gpus: int, segment: int, gradient_bytes: int, bandwidth: float) -> float:
+    """Return the tokens per second of `gpus` GPUs, given those of one; `segment` is the number of tokens per step."""
+    computing = segment / (tokens_per_s * gpus)
+    averaging = 2 * (gpus - 1) / gpus * gradient_bytes / bandwidth
+    return segment / (computing + max(0.0, averaging - _BACKWARD_SHARE * computing))
+
+
+def memory_by_use(estimate: MemoryEstimate, gpus: int) -> dict[str, int]:
+    """Return the bytes on one GPU at the peak, by use; all parameters are float32."""
+    held = {"parameters": estimate.parameters, "moments of the optimizer": estimate.moments}
+    if estimate.average:
+        held["average of the weights"] = estimate.average
+    if gpus > 1:
+        held["buckets for averaging"] = estimate.parameters
+    return held | {"memory of segments": estimate.memory, "a step at its peak": estimate.peak}
+
+
+def required_bytes(held: Mapping[str, int]) -> int:
+    """Return the memory that a GPU should have, in bytes."""
+    return round((1 + MARGIN) * sum(held.values())) + CONTEXT_BYTES
+
+
+def estimate_step(config: Config, phase: Kind, counts: Sequence[int], rows: int) -> MemoryEstimate:
+    """Return the memory estimate of a step; matrix products are in bf16 unless `runtime.precision` is fp32."""
+    precision = "fp32" if config.runtime.precision == "fp32" else "bf16"
+    if phase == "search":
+        return count_search(config, counts, rows, precision)
+    return count_retraining(config, run_architecture(config), counts, rows, precision)
+
+
+def advise_rows(config: Config, gpus: int) -> Iterator[str]:
+    """Yield the change that a search needs whose GPUs cannot share the rows of alpha's batch."""
+    rows, search = config.data.batch_size, config.search
+    arch_rows = arch_batch_size(search.estimator, rows)
+    if search.alpha_share and arch_rows % gpus:
+        divisor = gpus * ESTIMATORS[search.estimator].arch_batch_divisor
+        yield (
+            f"alpha's batch has {arch_rows} of the {rows} rows, which {gpus} GPUs do not divide: a search needs a "
+            f"data.batch_size such as {divisor * math.ceil(rows / divisor)}"
+        )
+
+
+def advise(config: Config, phase: Kind, counts: Sequence[int], machine: Machine) -> list[str]:
+    """Return changes that reduce memory, the cheapest first."""
+    rows, limit = config.data.batch_size // machine.gpus, (machine.memory_gb or 0) * GB
+
+    def taken(**changes: Any) -> int:
+        changed = config.replace(**changes)
+        return required_bytes(memory_by_use(estimate_step(changed, phase, counts, rows), machine.gpus))
+
+    advice = []
+    if phase == "search" and config.search.estimator in MIXED:
+        size = taken(search__estimator="uniform") / GB
+        advice.append(f"search.estimator=uniform runs one candidate per block instead of all: {size:.1f} GB")
+    parts = [number for number in range(config.train.accumulate + 1, rows + 1) if rows % number == 0]
+    if parts:
+        most, least = (taken(train__accumulate=number) for number in (parts[0], parts[-1]))
+        fitting = rows_that_fit(rows // parts[0], most, rows // parts[-1], least, limit)
+        fit = next((number for number in parts if rows // number <= fitting), None)
+        advice.append(
+            f"train.accumulate={fit} reads the batch in {fit} micro-batches: the same gradients"
+            if fit
+            else f"train.accumulate does not suffice: {least / GB:.1f} GB even with one row at a time"
+        )
+    if not config.runtime.checkpoint_activations:
+        size = taken(runtime__checkpoint_activations=True) / GB
+        advice.append(f"runtime.checkpoint_activations=true stores less, for a third more time: {size:.1f} GB")
+    advice.append("more GPUs have fewer rows each; a lower data.tgt_len or model.mem_len changes the network")
+    return advice
+
+
+def rows_that_fit(rows: int, taken: int, fewer: int, taken_by_fewer: int, limit: float) -> int:
+    """Return the rows within the limit, interpolated between the bytes of two numbers of rows; 0 for none."""
+    if taken <= limit:
+        return rows
+    if taken_by_fewer > limit:
+        return 0
+    return fewer + math.floor((limit - taken_by_fewer) / (taken - taken_by_fewer) * (rows - fewer))
+
+
+def flops_of(config: Config, phase: Kind, counts: Sequence[int]) -> float:
+    """Return the FLOPs to train on one token: two per multiply-add of the forward pass, and four for the backward pass.
+
+    In a search each block counts the mean of its candidates while pi is uniform, or their sum if the estimator runs all
+    of them; architecture steps on held-out text are added. `runtime.checkpoint_activations` adds a second forward pass
+    of the whole network, although the softmax is not recomputed.
+    """
+    tgt_len, reach = config.data.tgt_len, config.model.reach
+    passes = 4 if config.runtime.checkpoint_activations else 3
+    with without_data():
+        if phase == "retrain":
+            network = TransformerXL.build(config.model, run_architecture(config), len(counts))
+            return 2 * passes * network.multiply_adds(tgt_len, reach, counts)
+        search = config.search
+        supernet = SuperNet(config.model, search.space, search.blocks, len(counts))
+    multiply_adds = supernet.multiply_adds(tgt_len, reach, counts)
+    if search.estimator not in MIXED:
+        for block, names in zip(supernet.blocks, search.block_spaces, strict=True):
+            layers = cast(StochasticBlock, block).candidates
+            costs = [cast(Block, layers[name]).multiply_adds(tgt_len, reach) for name in names]
+            multiply_adds += expected(costs, names, search.estimator) - sum(costs)
+    return 2 * multiply_adds * (passes + arch_step_passes(search))
+
+
+def expected(values: Sequence[float], names: Sequence[str], estimator: str) -> float:
+    """Return the mean of a block's candidates, as a path is sampled while pi is uniform."""
+    weights = [IDENTITY_WEIGHT if estimator == "uniform" and name == IDENTITY else 1.0 for name in names]
+    return math.fsum(weight * value for weight, value in zip(weights, values, strict=True)) / sum(weights)
+
+
+def arch_step_passes(search: SearchConfig) -> float:
+    """Return the forward passes over a whole batch that architecture steps on held-out text cost per weight step.
+
+    `uniform` reads two paths forward; other estimators read forward and backward, without gradients of the weights.
+    """
+    if not search.alpha_share:
+        return 0.0
+    share = (search.alpha_end_step - search.alpha_start_step) / search.steps / search.alpha_every
+    return 2 * share / ESTIMATORS[search.estimator].arch_batch_divisor
+
+
+def make_machine(gpus: int, memory: float | None, bandwidth: float | None, price: float | None) -> Machine:
+    """Return the machine of the command line's options; raises `ParnasError` for sizes that are not positive."""
+    for option, value in (("--memory", memory), ("--bandwidth", bandwidth)):
+        if value is not None and not 0 < value < math.inf:
+            raise ParnasError(f"{option} is {value:g}; give a positive number.")
+    return Machine(gpus, memory, bandwidth, price)
+
+
+def choose_rate(measured: Path | None, tokens_per_s: float | None, note: Note = silent) -> Rate | None:
+    """Return the rate that a run or the user gives, `None` without either; raises `ParnasError` for both."""
+    if measured is not None and tokens_per_s is not None:
+        raise ParnasError("Give --from RUN or --tokens-per-s, not both.")
+    if measured is not None:
+        return read_rate(Run(measured), note)
+    if tokens_per_s is None:
+        return None
+    if not 0 < tokens_per_s < math.inf:
+        raise ParnasError(f"--tokens-per-s is {tokens_per_s:g}; give a positive number.")
+    return Rate(tokens_per_s, None, "--tokens-per-s")
+
+
+def read_rate(run: Run, note: Note = silent) -> Rate:
+    """Return the median tokens per second of a run divided by its GPUs, and its network's FLOPs per token."""
+    records = [record for record in run.metrics() if record.tokens_per_s]
+    if not records:
+        raise ParnasError(f"{run.folder} has no line of training yet; train it for at least train.log_every steps.")
+    config, environment = run.config(), run.environment()
+    size = StreamHeader.read(run.folder / STREAMS).vocab_size
+    counts = estimate_token_counts(config.data, note).counts
+    kind: Kind = "search" if run.kind() == "search" else "retrain"
+    flops = flops_of(config, kind, (counts if len(counts) == size else zipf(size)).tolist())
+    gpus = records[-1].processes or 1
+    machine = f"{gpus} times {environment.device_name}" if gpus > 1 else str(environment.device_name)
+    source = f"{run.folder}, a {kind} on {machine} in {environment.precision}"
+    rates = [(record.tokens_per_s or 0) / (record.processes or 1) for record in records]
+    return Rate(median(rates), flops, source)
+
+
+def describe(config: Config, phase: Kind) -> str:
+    """Return the network of a phase in a few words."""
+    if phase == "retrain":
+        return str(Architecture.parse(config.model.arch or ""))
+    search = config.search
+    return f"{search.blocks} blocks over {', '.join(search.candidates)}, {search.estimator}"
+
+
+def _notes_on(machine: Machine, rate: Rate | None, text: str) -> list[str]:
+    """Return the assumptions behind the figures."""
+    notes = [
+        text,
+        f"memory is counted, without kernels' workspaces and fragmentation: hence {MARGIN:.0%} more, and "
+        f"{CONTEXT_BYTES / GB:.0f} GB for CUDA",
+    ]
+    if rate is None:
+        return [*notes, "no time without a measured speed: train 200 steps on one such GPU, then give --from RUN"]
+    notes.append(f"{rate.tokens_per_s:,.0f} tokens/s of one GPU, from {rate.source}; time is of training alone")
+    if machine.gpus > 1:
+        notes.append(f"gradients are averaged at {machine.bandwidth / GB:g} GB/s per GPU, beside the backward pass")
+    return notes

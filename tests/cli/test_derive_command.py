@@ -1,0 +1,57 @@
+"""What the command `derive` takes from its arguments into arch.yaml."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from parnas.cli.main import main
+from parnas.nas.cost import count_costs
+from parnas.runs.run import PI, Run, read_derivation
+
+UNDECIDED = [[0.6, 0.3, 0.1], [0.41, 0.39, 0.2], [0.2, 0.3, 0.5]]
+
+
+@pytest.fixture(scope="module")
+def undecided(search_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A finished search whose last pi speaks for `ssi`, in the second block by a hair."""
+    run = Run(Path(shutil.copytree(search_run.folder, tmp_path_factory.mktemp("derive") / "run")))
+    step = run.config().search.steps
+    with (run.folder / PI).open("a") as file:
+        file.write(json.dumps({"step": step, "tau": 0.1, "pi": UNDECIDED}) + "\n")
+    return run
+
+
+def derived(run: Run, out: Path, *arguments: str) -> dict[str, Any]:
+    """The content of arch.yaml."""
+    with pytest.raises(SystemExit) as leaving:
+        main(["derive", str(run.folder), "--out", str(out), *arguments])
+    assert not leaving.value.code
+    return read_derivation(out / "arch.yaml").to_dict()
+
+
+def test_cost_target_and_metric_bound_the_cost(undecided: Run, tmp_path: Path) -> None:
+    content = derived(undecided, tmp_path, "--rerank-top-k", "0", "--cost-target", "0.7", "--metric", "parameters")
+    assert (content["cost"]["metric"], content["cost"]["target"]) == ("parameters", 0.7)
+    costs = count_costs(undecided.config(), "parameters")
+    assert content["cost"]["share"] == pytest.approx(costs.share(content["arch"]))
+    assert content["cost"]["share"] <= 0.7 < costs.share("ssi")
+
+
+def test_max_bounds_a_layer(undecided: Run, tmp_path: Path) -> None:
+    assert derived(undecided, tmp_path, "--rerank-top-k", "0")["arch"] == "ssi"
+    assert derived(undecided, tmp_path, "--rerank-top-k", "0", "--max", "s=1")["arch"] == "sfi"
+    assert derived(undecided, tmp_path, "--rerank-top-k", "0", "--max", "s=1", "--max", "f=0")["arch"] == "sii"
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_top_candidates_are_re_ranked(undecided: Run, tmp_path: Path, count: int) -> None:
+    content = derived(undecided, tmp_path, "--rerank-top-k", str(count))
+    assert sum("loss" in each for each in content["ranking"]) == count
+
+
+def test_the_file_warns_of_what_is_undecided(undecided: Run, tmp_path: Path) -> None:
+    content = derived(undecided, tmp_path, "--rerank-top-k", "0")
+    assert list(content["warnings"]) == ["block 2 is undecided: s leads by 0.020 only"]

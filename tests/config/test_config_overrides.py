@@ -1,0 +1,104 @@
+"""Overrides of a configuration, and the same configuration again after a round trip."""
+
+import pytest
+from helpers.config_helpers import complaints, load
+from hypothesis import given
+from hypothesis import strategies as st
+
+from parnas.config.loader import Config, check_config, dump_config, load_config
+from parnas.config.yaml_file import read_yaml
+from parnas.errors import ParnasError
+
+__all__ = ["complaints", "load"]
+
+
+# Overrides
+
+
+def test_overrides_from_python_may_hold_lists():
+    config = load_config("demo", [("model.cutoffs", [100, 1000]), ("search.space", [["s", "f"]] * 6)])
+    assert config.model.cutoffs == (100, 1000)
+    assert config.search.space == (("s", "f"),) * 6
+
+
+def test_overrides_go_before_the_file(load):
+    config = load("model: {d_model: 64}", "model.d_model=256", "search.space=[s, f]", "data.tokenizer.kind=byte")
+    assert (config.model.d_model, config.search.space, config.data.tokenizer.kind) == (256, ("s", "f"), "byte")
+    assert load("", "data.corpus=a=b").data.corpus == "a=b"
+    assert load("", "data.corpus=1e5.txt").data.corpus == "1e5.txt"
+    assert load("model: {d_head: 8}", "model.d_head=null").model.d_head is None
+
+
+@pytest.mark.parametrize(
+    "override, complaint",
+    [
+        ("model.d_model", "'model.d_model' is not of the form section.key=value"),
+        ("=4", "'=4' is not of the form section.key=value"),
+        ("model.d_modle=4", "model.d_modle is no known key; did you mean model.d_model?"),
+        ("model.d_model.x=4", "'model.d_model.x=4': d_model is no section"),
+        ("model.d_model=4.5", "model.d_model is 4.5; it should be a valid integer"),
+    ],
+)
+def test_overrides_with_a_mistake(complaints, override, complaint):
+    assert complaints("model: {d_model: 8}", override)[0].startswith(complaint)
+
+
+def test_an_override_that_is_no_yaml_is_named(load):
+    with pytest.raises(ParnasError, match=r"The value of model.arch is not valid YAML"):
+        load("", "model.arch=[s")
+
+
+def test_replace_gives_a_checked_copy():
+    config = Config()
+    assert config.replace(model__d_model=64).model.d_model == 64
+    assert config.model.d_model == 128
+    with pytest.raises(ParnasError, match="does not divide"):
+        config.replace(model__d_model=63)
+    with pytest.raises(ValueError, match="frozen"):
+        config.model.d_model = 64
+
+
+# Round trip
+
+lines = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), min_size=1)  # PyYAML folds some line ends
+
+
+@st.composite
+def configs(draw):
+    cutoffs = draw(st.lists(st.integers(1, 10**6), max_size=3, unique=True).map(sorted))
+    return Config().replace(
+        model__cutoffs=tuple(cutoffs),
+        model__tie_weights=draw(st.booleans()),
+        model__d_head=draw(st.none() | st.integers(1, 99)),
+        model__arch=draw(st.none() | st.text("sf", min_size=1, max_size=9)),
+        data__corpus=draw(lines),
+        data__tokenizer__user_symbols=tuple(draw(st.lists(lines))),
+        train__lr=draw(st.floats(min_value=1e-30, max_value=1e30)),
+        train__steps=draw(st.integers(1, 2**60)),
+        search__space=tuple(draw(st.permutations(["s", "f", "i"]))),
+        runtime__compile=draw(st.booleans()),
+    )
+
+
+@given(configs())
+def test_a_written_configuration_is_read_as_the_same(config):
+    assert check_config(read_yaml(dump_config(config), "dump"), "dump") == config
+
+
+def test_candidates_are_those_of_all_blocks_in_order(load):
+    search = load("search: {blocks: 3, space: [[f, s:heads=2], [i], [s, f]]}").search
+    assert search.candidates == ("f", "s:heads=2", "i", "s")
+    assert search.block_spaces == (("f", "s:heads=2"), ("i",), ("s", "f"))
+    shared = load("search: {blocks: 2, space: [s, 's:d_head=16,heads=02']}").search
+    assert shared.block_spaces == (("s", "s:heads=2,d_head=16"),) * 2
+    assert shared.candidates == ("s", "s:heads=2,d_head=16")
+
+
+@pytest.mark.parametrize("space", ["[[s, f], [f]]", "[s, 's:heads=2,d_head=4']"])
+def test_spaces_survive_a_round_trip(load, space):
+    config = load("search: {blocks: 2, space: " + space + "}")
+    assert check_config(read_yaml(dump_config(config), "dump"), "dump") == config
+
+
+def test_a_space_of_names_and_lists_is_refused(complaints):
+    assert all(line.startswith("search.space is ") for line in complaints("search: {blocks: 2, space: [[s, f], s]}"))

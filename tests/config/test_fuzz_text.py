@@ -1,0 +1,227 @@
+"""Fuzzing of what people type: architectures and YAML.
+
+Each case ends in a `ParnasError` or in a result that is checked; any other exception fails the test.
+"""
+
+import itertools
+import re
+
+import pytest
+import yaml
+from helpers.fuzz_helpers import Cases, cases, expressions, plain
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from parnas.architecture import LETTERS, MAX_BLOCKS, Architecture
+from parnas.config.yaml_file import MAX_SIZE, read_yaml, to_yaml
+
+pytestmark = [pytest.mark.slow, pytest.mark.no_cover]  # the other tests cover what these read
+__all__ = ["cases"]
+
+# Architectures
+
+PRESETS = ["interleaved", "compressive", "sandwich", "all-f", "random", "all", "none"]
+
+
+def test_expressions_mean_what_they_say(cases: Cases) -> None:
+    @settings(max_examples=700)
+    @given(expressions())
+    def check(pair) -> None:
+        text, meaning = pair
+        architecture = cases.attempt(lambda: Architecture.parse(text))
+        assert (architecture is None) == (len(meaning) > MAX_BLOCKS)
+        if architecture is not None:
+            kept = {name: str(Architecture([name])) for name in meaning}
+            assert list(architecture) == [kept[name] for name in meaning]
+            check_architecture(architecture)
+
+    check()
+
+
+def check_architecture(architecture: Architecture) -> None:
+    """What holds for all."""
+    assert 1 <= len(architecture) <= MAX_BLOCKS
+    assert {name[0] for name in architecture} <= set(LETTERS)
+    assert Architecture.parse(str(architecture)) == architecture
+    assert sum(architecture.counts().values()) == len(architecture)
+    kept = [name for name in architecture if name != "i"]
+    if kept:
+        assert list(architecture.canonical()) == kept
+
+
+def test_presets_have_as_many_blocks_as_they_say(cases: Cases) -> None:
+    numbers = st.integers(0, 1100).map(str) | st.integers(0, 10**12).map(str) | st.sampled_from(["", "-", "1-2", "٣"])
+
+    @settings(max_examples=800)
+    @given(st.sampled_from(PRESETS), st.lists(numbers))
+    def check(name: str, given_numbers: list[str]) -> None:
+        architecture = cases.attempt(lambda: Architecture.parse("-".join([name, *given_numbers])))
+        if architecture is not None:
+            assert len(architecture) == int(given_numbers[0].split("-")[0])
+            check_architecture(architecture)
+
+    check()
+
+
+def test_any_text_is_an_architecture_or_refused(cases: Cases) -> None:
+    junk = st.text(max_size=30) | st.text("sfic()*0123456789 -:=,heads_inr", max_size=40)
+
+    @settings(max_examples=1500)
+    @given(junk)
+    def check(text: str) -> None:
+        architecture = cases.attempt(lambda: Architecture.parse(text))
+        if architecture is not None:
+            check_architecture(architecture)
+
+    check()
+
+
+def test_huge_texts_are_refused_or_read(cases: Cases) -> None:
+    pieces = [
+        "s",
+        "(",
+        ")",
+        "(s",
+        "s)",
+        "(s)",
+        "s:",
+        "s:heads=2 ",
+        "*",
+        "*9",
+        " ",
+        "-1",
+        "9",
+        "x",
+        "s*1",
+        "()",
+        "\0",
+        "é",
+    ]
+    for piece, size in itertools.product(pieces, (99_000, 1_000_000)):
+        for text in (
+            piece * (size // len(piece)),
+            "(" * (size // 2) + piece + ")" * (size // 2),
+            f"random-{piece * size}",
+        ):
+            architecture = cases.attempt(lambda text=text: Architecture.parse(text))
+            if architecture is not None:
+                check_architecture(architecture)
+    for text in (
+        "(s)*999999999",
+        "s" * 1000 + "*999999",
+        "((((s)*999)*999)*999)*999",
+        "sandwich-1000-500",
+        "random-9-" + "9" * 9,
+    ):
+        architecture = cases.attempt(lambda text=text: Architecture.parse(text))
+        assert (architecture is None) == ("*" in text)
+
+
+# YAML
+
+YAML_PARTS = [
+    *("a: ", "b", "- ", "{", "}", "[", "]", ", ", "\n", "  ", "&x ", "*x", "<<: ", "? ", ": ", "'", '"', "|\n", ">\n"),
+    *(
+        "1",
+        "1e5",
+        ".inf",
+        "=",
+        "~",
+        "2001-01-01",
+        "1:30",
+        "0b1",
+        "#",
+        "%YAML 1.1\n",
+        "---\n",
+        "...\n",
+        "\\",
+        "\t",
+        "\x85",
+    ),
+    *(
+        "!!int ",
+        "!!float ",
+        "!!null ",
+        "!!bool ",
+        "!!set ",
+        "!!omap ",
+        "!!pairs ",
+        "!!binary ",
+        "!!timestamp ",
+        "!!map ",
+    ),
+    *(
+        "!!seq ",
+        "!!str ",
+        "!!merge ",
+        "!!value ",
+        "!exponent ",
+        "!x ",
+        "!!python/object:os.system ",
+        "!!python/name:x ",
+    ),
+]
+
+
+def test_trees_survive_a_round_trip_through_yaml(cases: Cases) -> None:
+    texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
+    texts |= st.sampled_from(
+        ["", " ", "a\n", "\x85", "\u2028", "a  b " * 60, "1e5", "0x1", "1:30", "<<", "=", "~", "off", "\ufeff"]
+    )
+    leaves = texts | st.integers(-(2**63), 2**63) | st.booleans() | st.none() | st.floats(allow_nan=False)
+    trees = st.recursive(
+        leaves, lambda inner: st.dictionaries(texts, inner, max_size=4) | st.lists(inner, max_size=4).map(tuple)
+    )
+
+    @settings(max_examples=800)
+    @given(trees)
+    def check(tree) -> None:
+        text = to_yaml(as_lists(tree))
+        assert cases.attempt(lambda: (read_yaml(text, "the text"),)) == (tree,)
+
+    check()
+
+
+def as_lists(tree: object) -> object:
+    """Tuples as lists, as YAML has them."""
+    if isinstance(tree, dict):
+        return {key: as_lists(value) for key, value in tree.items()}
+    return [as_lists(value) for value in tree] if isinstance(tree, tuple) else tree
+
+
+def test_any_text_is_yaml_or_refused(cases: Cases) -> None:
+    text = st.lists(st.sampled_from(YAML_PARTS), max_size=14).map("".join) | st.text(max_size=30)
+
+    @settings(max_examples=1500)
+    @given(text)
+    def check(text: str) -> None:
+        found = cases.attempt(lambda: (read_yaml(text, "the text"),))
+        if found is not None and "<<" not in text and "!" not in text and not re.search(r"\d[eE]", text):
+            assert repr(as_lists(found[0])) == repr(as_lists(plain(yaml.safe_load(text))))
+
+    check()
+
+
+def test_aliases_count_as_often_as_they_repeat(cases: Cases) -> None:
+    """Texts whose expanded size is known: those above the limit are refused, before anything is made of them."""
+
+    @settings(max_examples=300)
+    @given(st.integers(1, 40), st.integers(1, 30), st.sampled_from(["list", "mapping", "merge", "long"]))
+    def check(levels: int, width: int, kind: str) -> None:
+        lines = ["a0: &a0 " + {"list": "[x]", "mapping": "{k: x}", "merge": "{k: x}", "long": "x" * 1000}[kind]]
+        size = {"list": 2, "mapping": 3, "merge": 3, "long": 11}[kind]
+        total = size
+        for level in range(1, levels + 1):
+            aliases = [f"*a{level - 1}"] * width
+            inner = ", ".join(f"k{number}: {alias}" for number, alias in enumerate(aliases))
+            content = {"mapping": f"{{{inner}}}", "merge": f"{{<<: [{', '.join(aliases)}]}}"}.get(
+                kind, f"[{', '.join(aliases)}]"
+            )
+            lines.append(f"a{level}: &a{level} {content}")
+            size = 1 + width * (size + (kind == "mapping")) + (2 if kind == "merge" else 0)
+            total += size
+        total += 1 + len(lines)
+        found = cases.attempt(lambda: read_yaml("\n".join(lines), "the text"))
+        assert (found is None) == (total > MAX_SIZE)
+
+    check()

@@ -1,0 +1,231 @@
+"""Content of the report page: the result of a search, and missing, unfinished or odd files."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from helpers.report_helpers import (
+    Page,
+    make_all,
+    make_retraining,
+    make_search,
+    metric_lines,
+    page_of,
+    pi_lines,
+    row,
+    write_comparison,
+    write_lines,
+    write_summary,
+)
+
+from parnas.architecture import Architecture
+from parnas.errors import ParnasError
+from parnas.figures.report.page import write_report
+from parnas.figures.report.result import describe_blocks, headline
+from parnas.runs.run import METRICS, PI, STREAMS
+
+# The result
+
+
+def test_the_result_names_better_and_worse_measures(tmp_path: Path) -> None:
+    page = page_of(make_all(tmp_path))
+    assert "In 1 of its 3 blocks." in page.text
+    assert "Self-attention in block 1; feed-forward in block 2; identity in block 3." in page.text
+    assert "64.20 perplexity per token, 0.5 % lower (better) than the interleaved network's 64.50" in page.text
+    assert "4.10 ms per segment, 2.5 % higher (worse) than the interleaved network's 4.00 ms" in page.text
+    assert "Derive warned: block 2 is undecided" in page.text
+    assert "One training each: a small difference may be chance." in page.text
+    assert "on the test split" in page.text
+
+
+def test_an_interleaved_network_of_another_depth_is_compared_with_and_named(tmp_path: Path) -> None:
+    """As the one of equal cost that a pipeline trains."""
+    make_search(tmp_path / "search")
+    rows = [row("derived", "sf", ppl=64.2), row("equal-cost", "sfsf", ppl=60.0), row("short", "s", ppl=70.0)]
+    page = page_of(tmp_path / "search", write_comparison(tmp_path / "comparison", rows))
+    assert "64.20 perplexity per token, 7.0 % higher (worse) than the interleaved network sfsf's 60.00" in page.text
+    assert "No interleaved network" not in page.text
+    rows.append(row("interleaved", "sfs", ppl=65.0))
+    page = page_of(tmp_path / "search", write_comparison(tmp_path / "comparison", rows))
+    assert "1.2 % lower (better) than the interleaved network's 65.00" in page.text
+
+
+def test_only_a_network_trained_from_scratch_is_compared(tmp_path: Path) -> None:
+    make_search(tmp_path / "search")
+    rows = [row("search", "sfi", "derived, in SuperNet", ppl=50.0), row("plain", "sfs", ppl=60.0)]
+    page = page_of(tmp_path / "search", write_comparison(tmp_path / "comparison", rows))
+    assert "has not been trained from scratch in the runs given here" in page.text
+    assert "--arch" in page.text
+    assert "(better)" not in page.text
+
+
+def test_without_a_comparison_the_table_comes_from_the_runs_and_names_the_command_that_times_them(
+    tmp_path: Path,
+) -> None:
+    make_all(tmp_path)
+    page = page_of(*(tmp_path / name for name in ("search", "derived", "interleaved")))
+    assert "64.20 perplexity per token, 0.5 % lower" in page.text
+    assert "Latency was not measured." in page.text
+    assert f"parnas evaluate {tmp_path}/derived {tmp_path}/interleaved" in page.text
+    assert "ms per segment" not in page.text
+    assert "perplexity per token by 272,204 tokens" in page.text
+
+
+def test_an_unfair_or_empty_comparison_has_a_note(tmp_path: Path) -> None:
+    make_search(tmp_path / "search", derived="sfs")
+    page = page_of(tmp_path / "search", write_comparison(tmp_path / "same", [row("one", "sfs"), row("two", "sfsi")]))
+    assert "It is the interleaved network itself" in page.text
+    assert "(better)" not in page.text
+    (tmp_path / "search" / "arch.yaml").write_text("arch: sfi\n")
+    rows = [row("one", "sfi", steps=10), row("two", "sfs", steps=20)]
+    page = page_of(tmp_path / "search", write_comparison(tmp_path / "other", rows))
+    assert "They were trained for 10 and 20 steps." in page.text
+
+
+@pytest.mark.parametrize(
+    ("arch", "text"), [("fff", "In none of its 3 blocks."), ("s", "In its only block."), ("sc", "In every one")]
+)
+def test_headlines(arch: str, text: str) -> None:
+    assert headline(Architecture.parse(arch)).startswith(text)
+    assert "in 13 blocks" in describe_blocks(Architecture.parse("f*13 s:heads=2"))
+
+
+# Runs that lack something
+
+
+def test_a_search_without_derive_says_what_derive_would_choose(tmp_path: Path) -> None:
+    page = page_of(make_search(tmp_path / "search", derived=None).folder)
+    assert "Nothing was derived yet" in page.text
+    assert f"parnas derive {tmp_path}/search" in page.text
+    assert "block 1: self-attention" in page.text
+
+
+def test_an_unfinished_search_has_a_note(tmp_path: Path) -> None:
+    page = page_of(make_search(tmp_path / "search", derived=None, finished=False).folder)
+    assert "The search has not ended" in page.text
+    assert "Not ended yet: search." in page.text
+
+
+@pytest.mark.parametrize("spoil", ["empty", "missing"])
+def test_a_search_that_logged_nothing_yet_gives_a_page_without_an_answer(spoil: str, tmp_path: Path) -> None:
+    run = make_search(tmp_path / "search", derived=None, finished=False)
+    for name in (PI, METRICS):
+        (run.folder / name).unlink()
+        if spoil == "empty":
+            (run.folder / name).touch()
+    page = page_of(run.folder)
+    assert "has not logged any pi yet" in page.text
+    assert "No pi was logged yet" in page.text
+    assert "No finite loss was logged yet" in page.text
+    assert page.data() == []
+
+
+def test_a_single_logged_step_has_a_heatmap_and_no_slider(tmp_path: Path) -> None:
+    page = page_of(make_search(tmp_path / "search", lines=1).folder)
+    assert not page.all("input")
+    assert "1 logged step." in page.text
+    assert len(page.data()[0]["steps"]) == 1
+    assert len([each for each in page.all("rect") if each.get("class") == "cell"]) == 9
+
+
+def test_a_retraining_alone_has_its_figures_and_no_search(tmp_path: Path) -> None:
+    page = page_of(make_retraining(tmp_path / "derived", "sf").folder)
+    assert "No search is among these runs" in page.text
+    assert "64.20" in page.text
+    assert "#pi" not in [link.get("href") for link in page.all("a")]
+
+
+def test_losses_that_are_not_finite_are_left_out_and_counted(tmp_path: Path) -> None:
+    run = make_retraining(tmp_path / "derived", "sf")
+    broken = [{"step": 60 + n, "split": "train", "loss": None, "ppl": None} for n in range(3)]
+    write_lines(run.folder / METRICS, [*metric_lines(64.0), *broken])
+    with (run.folder / METRICS).open("a") as file:
+        file.write('{"step": 70, "split": "valid", "loss": NaN, "ppl": Infinity}\n')
+    write_summary(run, "retrain", "sf", None)
+    page = page_of(run.folder)
+    assert "derived logged 4 loss(es) that were not finite" in page.text
+    assert "180.50" in page.text
+    assert "nan" not in page.text.lower().split()
+
+
+def test_networks_without_a_finite_perplexity_or_a_latency_are_named_and_not_drawn(tmp_path: Path) -> None:
+    rows = [row("one", "sf", ppl=None, word_ppl=None, bits_per_byte=None), row("two", "s", latency_ms=None)]
+    page = page_of(write_comparison(tmp_path / "comparison", rows))
+    assert "No network has both a finite perplexity and a latency." in page.text
+    page = page_of(write_comparison(tmp_path / "comparison", [*rows, row("three", "f")]))
+    assert "Not drawn, without a finite perplexity or a latency: one, two." in page.text
+
+
+def test_runs_of_other_tokenizers_are_compared_by_words_alone(tmp_path: Path) -> None:
+    make_search(tmp_path / "search")
+    make_retraining(tmp_path / "derived", "sfi")
+    make_retraining(tmp_path / "bytes", "sfs", data__tokenizer__kind="byte")
+    rows = [row("derived", "sfi", word_ppl=180.0), row("bytes", "sfs", word_ppl=200.0)]
+    for each in rows:
+        del each["ppl"], each["tokens"]
+        each["folder"] = f"../{each['run']}"
+    page = page_of(tmp_path / "search", write_comparison(tmp_path / "comparison", rows))
+    assert "180.00 perplexity per word, 10.0 % lower (better)" in page.text
+    assert "perplexities per token are not comparable and left out" in page.text
+    assert "Bits per byte over the steps" in page.text
+    assert page.text.count("ppl per token") == 1  # of the search, which stands outside the comparison
+
+
+def test_runs_whose_tokens_are_others_do_not_compare_by_token(tmp_path: Path) -> None:
+    """Two versions of a tokenizer's library may make different tokens of one text by the same settings."""
+    for name, tokens in (("one", 100), ("two", 90)):
+        run = make_retraining(tmp_path / name, "sf")
+        counts = {"valid": {"tokens": tokens}}
+        (run.folder / STREAMS).write_text(json.dumps({"fingerprint": "the text", "splits": counts}))
+    assert "so perplexities per token are not comparable" in page_of(tmp_path / "one", tmp_path / "two").text
+    shutil.copyfile(tmp_path / "one" / STREAMS, tmp_path / "two" / STREAMS)
+    assert "so perplexities per token are not comparable" not in page_of(tmp_path / "one", tmp_path / "two").text
+
+
+@pytest.mark.parametrize("warnings", ["5", "undecided", "{block: 2}", "[3, [4]]", "null"])
+def test_warnings_of_the_wrong_kind_are_refused(warnings: str, tmp_path: Path) -> None:
+    run = make_search(tmp_path / "search")
+    (run.folder / "arch.yaml").write_text(f"arch: sfi\nwarnings: {warnings}\n")
+    with pytest.raises(ParnasError, match="warnings"):
+        page_of(run.folder)
+
+
+# What the SuperNet's weights reach
+
+
+def test_a_search_has_the_figures_of_the_one_network_not_of_the_mixture(tmp_path: Path) -> None:
+    run = make_search(tmp_path / "search")
+    summary = json.loads((run.folder / "summary.json").read_text())
+    summary["valid"] = summary["mixture"]  # as a search by the soft estimator has it
+    (run.folder / "summary.json").write_text(json.dumps(summary))
+    page = page_of(run.folder)
+    assert "With the SuperNet's weights it reaches 70.00" in page.text
+    assert "99.90" not in page.text
+
+
+def test_figures_of_the_network_that_the_search_ended_with_are_not_given_to_another(tmp_path: Path) -> None:
+    run = make_search(tmp_path / "search")
+    (run.folder / "arch.yaml").write_text("arch: fff\n")
+    page = page_of(run.folder)
+    assert "With the SuperNet's weights" not in page.text
+    assert "The search ended with another network, sfi, and validated only that one." in page.text
+    assert "search ended with sfi and validated that network" in page.text
+    assert "180.50" not in page.text
+    (run.folder / "arch.yaml").write_text("arch: sifi\n")  # identity does nothing
+    assert "With the SuperNet's weights it reaches 70.00" in page_of(run.folder).text
+
+
+@pytest.mark.parametrize(("last", "shown"), [("sfi", True), ("sss", False)])
+def test_a_search_that_goes_on_has_the_figure_of_the_string_that_was_validated(
+    last: str, shown: bool, tmp_path: Path
+) -> None:
+    run = make_search(tmp_path / "search", derived=None, finished=False)
+    validated = {"step": 40, "split": "valid", "ppl": 99.9, "argmax_ppl": 71.25}
+    write_lines(run.folder / METRICS, [validated])
+    lines = pi_lines(5, 3)
+    lines[3]["arch"], lines[4]["arch"] = "sfi", last
+    write_lines(run.folder / PI, lines)
+    cells = Page(write_report([run.folder], tmp_path / "page")).source
+    assert (">71.25<" in cells) == shown
+    assert ">99.90<" not in cells

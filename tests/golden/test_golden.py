@@ -1,0 +1,29 @@
+"""Figures of small searches and trainings, bit for bit: no change alters numbers by accident."""
+
+import json
+from typing import Any
+
+import pytest
+
+from golden.recording import CASES, FILE, environment, record
+
+GOLDEN = json.loads(FILE.read_text())
+
+
+def without_hashes(value: Any) -> Any:
+    """The numbers and texts alone, rounded: what another processor or version of torch should still give."""
+    if isinstance(value, dict):
+        return {key: without_hashes(each) for key, each in value.items() if not key.endswith("sha256")}
+    if isinstance(value, list):
+        return [without_hashes(each) for each in value]
+    return pytest.approx(value, rel=1e-3, abs=1e-5) if isinstance(value, float) else value
+
+
+def test_every_case_is_recorded() -> None:
+    assert GOLDEN["cases"].keys() == CASES.keys()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_figures_are_those_recorded(name: str) -> None:
+    found, expected = json.loads(json.dumps(record(name))), GOLDEN["cases"][name]
+    assert found == (expected if environment() == GOLDEN["environment"] else without_hashes(expected))

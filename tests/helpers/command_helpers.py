@@ -1,0 +1,43 @@
+"""The command line in this process."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from parnas.cli.main import main
+
+
+def run_command(*arguments: object) -> int:
+    """The exit code of the command line; anything but `SystemExit` passes through, and fails a test."""
+    try:
+        main([str(argument) for argument in arguments])
+    except SystemExit as leaving:
+        return int(leaving.code or 0)
+    return 0
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """The one message, of a screen at most, of a command that must fail with exit code 2."""
+    capsys.readouterr()
+    assert run_command(*arguments) == 2
+    error = capsys.readouterr().err
+    assert "Traceback" not in error
+    assert error.count("error: ") == 1
+    assert len(error) < 4000
+    return error
+
+
+def result_of(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
+    """The one object that a command writes to standard output."""
+    capsys.readouterr()
+    assert run_command(*arguments, "--json") == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert all(Path(path).is_file() for path in found["written"])
+    return found
+
+
+def files_of(folder: Path) -> dict[str, tuple[int, float]]:
+    """Size and time of every file below a folder: equal where nothing was written."""
+    return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()}

@@ -1,0 +1,93 @@
+"""Studies of settings without training: losses that follow from the settings."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import small_config
+from helpers.training_helpers import Notes
+
+import parnas.studies.tuning as module
+from parnas.config.loader import Config
+from parnas.errors import Diverged
+from parnas.runs.records import MetricsRecord, RunSummary, SplitLoss
+from parnas.runs.run import METRICS, Run
+from parnas.studies.tuning import TuneOptions, tune
+from parnas.studies.tuning_result import TuningResult
+from parnas.studies.tuning_space import Phase, read_space
+from parnas.training.progress import Loop, Reporter
+
+SPACE = {"train.lr": "log:1e-4..1e-1", "model.dropout": "0..0.5", "model.norm": "pre,post"}
+
+
+class FakeTraining:
+    """A stand-in for retraining: three validations, of a loss that the settings make; what was asked is written down.
+
+    It diverges from `too_fast` on. `before` is called with the number of the call and the step, before each validation.
+    """
+
+    def __init__(self, log: Path | None = None, too_fast: float = 1.0, seconds: float = 0.0) -> None:
+        self.asked: list[tuple[Path, Config]] = []
+        self.log, self.too_fast, self.seconds = log, too_fast, seconds
+        self.before: Callable[[int, int], None] = lambda number, step: None
+
+    def __call__(self, config: Config, folder: Path, reporter: Reporter, resume: bool = False) -> Run:
+        number = len(self.asked)
+        self.asked.append((folder, config))
+        folder.mkdir(parents=True, exist_ok=True)
+        if self.log is not None:
+            with self.log.open("a") as file:
+                file.write(f"{folder.name} {os.getpid()}\n")
+        run, steps = Run(folder), config.train.steps
+        done = max((record.step for record in run.metrics()), default=0) if (folder / METRICS).exists() else 0
+        reporter.start(Loop("retrain", done, steps, folder=folder))
+        for step in (steps // 3, 2 * steps // 3, steps):
+            if step <= done:
+                continue
+            self.before(number, step)
+            time.sleep(self.seconds)
+            if config.train.lr > self.too_fast:
+                raise Diverged("The loss is not finite at step 3.")
+            loss = loss_of(config) + 1 - step / steps
+            record = MetricsRecord(step=step, split="valid", loss=loss, ppl=1.0)
+            run.append(METRICS, record)
+            (run.checkpoints / f"step-{step:08}").mkdir(parents=True)
+            reporter.metrics(record)
+        valid = SplitLoss(loss=loss_of(config))
+        run.write_summary(RunSummary(kind="retrain", arch="", steps=steps, seconds=1.0, parameters=1, valid=valid))
+        reporter.stop()
+        return run
+
+
+def loss_of(config: Config) -> float:
+    """Least at a learning rate of 0.003 without dropout."""
+    return 4 + abs(config.train.lr / 0.003 - 1) + config.model.dropout
+
+
+@pytest.fixture
+def fake_training(monkeypatch: pytest.MonkeyPatch) -> FakeTraining:
+    """Trials that are not trained."""
+    training = FakeTraining()
+    monkeypatch.setitem(module.TRAIN, "retrain", training)
+    return training
+
+
+def run_study(
+    corpus: Path,
+    folder: Path,
+    trials: int,
+    space: dict[str, object] | None = None,
+    reporter: Reporter | None = None,
+    phase: Phase = "retrain",
+    prune: bool = True,
+    storage: str | None = None,
+    **changes: object,
+) -> TuningResult:
+    """The study in a folder after so many trials."""
+    config = small_config(corpus, model__arch="sfs", **changes)
+    options = TuneOptions(
+        phase, read_space(space or SPACE, config, phase), trials, storage, "test" if storage else None, prune
+    )
+    return tune(config, options, folder, reporter or Notes())

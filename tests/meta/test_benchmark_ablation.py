@@ -1,0 +1,278 @@
+"""The ablation of the recipe in tiny form, and what it tries besides the options."""
+
+import math
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import ablation
+import pytest
+import torch
+import tried
+from conftest import small_config
+from helpers.data_helpers import distinct_tokens, read_rows
+from helpers.model_helpers import VOCABULARY, make_network, model_config, random_ids, randomise
+from helpers.training_helpers import Recorded
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from parnas.config.loader import load_config
+from parnas.config.yaml_file import read_yaml
+from parnas.data.batching import Shuffle
+from parnas.data.streams import prepare
+from parnas.errors import ParnasError
+from parnas.model import fused
+from parnas.model.heads import Embedding
+from parnas.runs.resolve import read_config
+from parnas.runs.run import METRICS, Run
+from parnas.training.optimizers import orthogonalise
+from parnas.training.progress import Silent
+from parnas.training.retrain import retrain
+from parnas.training.schedules import Schedule
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def settings() -> dict:
+    return read_yaml(ablation.CONFIG.read_text(encoding="utf-8"), "ablation.yaml")
+
+
+def test_every_change_names_settings_that_there_are_and_differs_from_the_recipe():
+    read = settings()
+    jobs = ablation.read_plan(read.pop("ablation"))
+    recipe = read_config(read, [])
+    assert len({job.variant.name for job in jobs}) > 10
+    for job in jobs:
+        changed = ablation.changed_config(recipe, job).replace(runtime__seed=recipe.runtime.seed)
+        same = changed == recipe and job.variant.tried == jobs[0].variant.tried
+        assert same == (job.variant.name == ablation.RECIPE)
+
+
+def test_the_last_recipe_is_that_of_the_configuration():
+    read = settings()
+    last = ablation.read_plan(read.pop("ablation"))[-1]
+    assert not last.variant.tried
+    recipe = ablation.changed_config(read_config(read, []), last)
+    config = load_config(ROOT / "configs" / "wikitext2-word-cpu.yaml")
+    for section, names in {
+        "model": ("norm", "dropout", "attention_dropout", "cutoffs", "mem_len", "div_val"),
+        "train": ("optimizer", "average", "weight_decay", "clip", "label_smoothing"),
+        "data": ("tgt_len", "shuffle"),
+    }.items():
+        for name in names:
+            assert getattr(getattr(recipe, section), name) == getattr(getattr(config, section), name), name
+
+
+def test_an_unknown_change_is_refused_and_a_table_without_the_recipe_made(corpus, tmp_path):
+    with pytest.raises(ParnasError, match=r"no change 'dropout 0\.51' \(--only\)"):
+        ablation.main(["--tiny", "--corpus", str(corpus), "--out", str(tmp_path), "--only", "dropout 0.51"])
+    with pytest.raises(ParnasError, match=r"--tiny wants --out"):
+        ablation.main(["--tiny", "--corpus", str(corpus)])
+    job = ablation.Job(ablation.Variant("wider", "", {}, []), 1)
+    (line,) = ablation.tabulate([job], [ablation.Row("wider", 1, 8, 50.0, 1.0, 9, "0123abcd", "CPU")])
+    assert (line["ppl"], line["against the recipe"]) == ("50.00", "–")
+
+
+@pytest.mark.slow
+def test_tiny_trainings_fill_the_table_once(corpus, tmp_path, capsys):
+    arguments = ["--tiny", "--corpus", corpus, "--runs", tmp_path / "runs", "--out", tmp_path, "--workers", 1]
+    chosen = [word for name in (ablation.RECIPE, "AdamW alone, lr 2e-3", "cosine to zero") for word in ("--only", name)]
+    ablation.main(list(map(str, [*arguments, *chosen])))
+    rows = ablation.read_rows(tmp_path / "ablation.csv", ablation.Row)
+    assert [(row.name, row.seed) for row in rows[:2]] == [(ablation.RECIPE, 1), (ablation.RECIPE, 2)]
+    assert len(rows) == 4
+    assert len({row.ppl for row in rows}) == 4
+    path = tmp_path / "ablation.csv"
+    path.write_text(path.read_text() + '"schedule-free AdamW, lr 2e-3",1,8,1.0,1.0,9,0123abcd,CPU\n')
+    ablation.main(list(map(str, [*arguments, "--report"])))
+    out = capsys.readouterr().out
+    assert "against the recipe" in out
+    assert "schedule-free" not in out
+
+
+def test_a_training_is_kept_where_finished_and_one_with_averages_begun_anew_where_cut_off(
+    corpus: Path, tmp_path: Path
+) -> None:
+    config = small_config(corpus, model__arch="f", train__steps=4)
+    job = ablation.Job(ablation.Variant("averages", "", {}, ["ema"]), 1)
+    whole = ablation.train(config, 1.0, tmp_path / "whole", job)
+    assert ablation.train(config, 1.0, tmp_path / "whole", job) == whole
+    (made,) = (tmp_path / "whole").iterdir()
+    left = tmp_path / "parts" / made.name
+    shutil.copytree(made, left)
+    (left / "summary.json").unlink()
+    (left / METRICS).write_text("")
+    assert ablation.train(config, 1.0, tmp_path / "parts", job).ppl == whole.ppl
+    assert [line.step for line in Run(left).metrics() if line.split == "valid"] == [4]
+
+
+def test_keys_and_values_apart_are_two_matrices_of_the_same_size_of_step() -> None:
+    stacked, square = torch.randn(2, 8, 4), torch.randn(2, 4, 4)
+    halves = [orthogonalise(half.contiguous()) for half in stacked.split(4, dim=1)]
+    found = tried.orthogonalise_apart(stacked)
+    torch.testing.assert_close(found * 2**0.5, torch.cat(halves, dim=1))
+    torch.testing.assert_close(tried.orthogonalise_apart(square), orthogonalise(square))
+
+
+def test_a_tenth_of_the_weights_is_dropped_in_training_alone() -> None:
+    layer, x = nn.Linear(300, 200, bias=False), torch.eye(300)
+    with tried.TRIED["locked_dropout"](), tried.weight_dropout():  # which is not of the rows of a text
+        shares = (layer(x).T / layer.weight).detach()
+        assert torch.equal(layer.eval()(x).T, layer.weight)
+    assert shares.round(decimals=3).unique().tolist() == pytest.approx([0, 1 / 0.9], abs=1e-3)
+    assert float((shares == 0).float().mean()) == pytest.approx(0.1, abs=0.01)
+
+
+def test_layers_left_out_pass_x_and_remember_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tried, "DROPPED", 1.0)
+    network, ids = make_network("sf", dropout=0.0).train(), random_ids(2, 6)
+    x = network.embedding(ids)
+    with tried.layer_drop():
+        output = network(ids)
+        assert not torch.equal(network.eval()(ids).hidden, x)
+    assert torch.equal(output.hidden, x)
+    assert torch.equal(output.memory[0], x)
+
+
+@pytest.mark.parametrize("p", [0.2, 0.5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_locked_dropout_zeroes_the_same_features_at_all_positions_of_a_row(p: float, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x = torch.ones(151, 7, 201, dtype=dtype, requires_grad=True)
+    dropped = tried.drop_features(x, p)
+    assert torch.equal(dropped, dropped[:, :1].expand_as(dropped))
+    first = dropped[:, 0]
+    assert float((first != 0).float().mean()) == pytest.approx(1 - p, abs=0.02)
+    assert first.detach().unique().tolist() == pytest.approx([0, 1 / (1 - p)], rel=0.005)
+    for neighbours in (first[1:] * first[:-1], first[:, 1:] * first[:, :-1]):
+        assert float((neighbours != 0).float().mean()) == pytest.approx((1 - p) ** 2, abs=0.02)
+    dropped.sum().backward()
+    assert torch.equal(x.grad, dropped.detach())
+
+
+def test_all_dropout_of_a_network_is_locked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of embeddings, distances, inner activations, outputs of layers and the last hidden states."""
+    drop_features, shapes = tried.drop_features, []
+    monkeypatch.setattr(fused, "dropout", lambda x, p: shapes.append(x.shape) or drop_features(x, p))
+    make_network("sf", dropout=0.1).train()(random_ids(2, 5))
+    assert shapes == [(2, 5, 8), (5, 8), (2, 5, 8), (2, 5, 12), *[(2, 5, 8)] * 2]
+
+
+@pytest.mark.parametrize("changes", [{}, {"cutoffs": (5, 9), "div_val": 2}])
+def test_a_tenth_of_the_words_is_left_out_everywhere_as_input_alone(changes: dict) -> None:
+    ids, left_out = random_ids(6, 30), 0
+    embedding = randomise(Embedding(model_config(**changes), VOCABULARY))
+    plain = embedding(ids)
+    torch.manual_seed(0)
+    with tried.embedding_dropout():
+        for _ in range(200):
+            shares = (embedding(ids) / plain).detach()[..., 0]
+            of_words = [shares[ids == word].unique().tolist() for word in range(VOCABULARY)]
+            assert all(len(found) == 1 for found in of_words)
+            assert {round(found[0], 4) for found in of_words} <= {0, round(1 / 0.9, 4)}
+            left_out += sum(not found[0] for found in of_words)
+        assert torch.equal(embedding.eval()(ids), plain)
+    assert left_out / 200 / VOCABULARY == pytest.approx(0.1, abs=0.02)
+
+
+@given(
+    rows=st.integers(1, 4),
+    tgt_len=st.integers(2, 70),
+    length=st.integers(300, 900),
+    seed=st.integers(0, 2**32 - 1),
+    epoch=st.integers(0, 3),
+    rotated=st.booleans(),
+)
+def test_with_random_lengths_every_token_of_an_epoch_is_a_target_once(
+    rows: int, tgt_len: int, length: int, seed: int, epoch: int, rotated: bool
+) -> None:
+    batches = tried.RandomLengths(distinct_tokens(length), rows, tgt_len, None, Shuffle(seed, rotated))
+    inputs, targets = read_rows(batches, epoch)
+    assert (targets == inputs + 1).all()
+    assert sorted(targets.flatten().tolist()) == list(range(101, 101 + targets.size))
+    assert 0 <= length - 1 - targets.size < rows * tgt_len
+
+
+def test_random_lengths_are_as_often_as_asked_and_in_another_order_in_each_epoch() -> None:
+    batches = tried.RandomLengths(distinct_tokens(100_001), 2, 64, None, Shuffle(7))
+    orders = [
+        [batches.batch(epoch * batches.segments + segment).inputs.shape[1] for segment in range(batches.segments)]
+        for epoch in range(2)
+    ]
+    assert orders[0] != orders[1]
+    counts = Counter(orders[0])
+    assert counts == Counter(orders[1])
+    assert sorted(counts) == [24, 26, 28, 30, 32, 56, 58, 60, 62, 64]
+    halved = sum(count for length, count in counts.items() if length <= 32)
+    assert halved / batches.segments == pytest.approx(0.05, abs=0.002)
+
+
+@pytest.mark.parametrize("name", tried.TRIED)
+def test_what_is_tried_trains_and_validates(name: str, corpus: Path, tmp_path: Path) -> None:
+    of_muon = {"model__arch": "s", "train__optimizer": "muon"} if name == "keys_apart" else {}
+    config = small_config(corpus, model__dropout=0.1, **{"model__arch": "f", **of_muon})
+    with tried.TRIED[name]():
+        run = retrain(config, tmp_path / "run", Silent())
+    plain = retrain(config, tmp_path / "plain", Silent())
+    losses = [line.loss for line in run.metrics() if line.split == "valid"]
+    assert losses[-1] < 0.98 * math.log(prepare(config.data).tokenizer.vocab_size), "it learns"
+    assert run.summary().valid.ppl != plain.summary().valid.ppl
+
+
+def test_exponential_averages_are_validated_and_the_weights_trained_on_untouched(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded = Recorded(monkeypatch)
+    monkeypatch.setattr(tried, "EMA_DECAY", 0.3)  # which eight steps reach
+    with tried.TRIED["ema"]():
+        retrain(small_config(corpus, model__arch="f", train__steps=8, train__eval_every=1), tmp_path / "run", Silent())
+    average = recorded.after[0]
+    for number, weights in enumerate(recorded.after):
+        decay = min(0.3, (number + 1) / (number + 10))
+        average = decay * average + (1 - decay) * weights
+        torch.testing.assert_close(recorded.validated[number + 1], average)
+    assert not torch.equal(recorded.validated[8], recorded.after[7])
+    recorded.assert_untouched()
+
+
+def test_the_schedules_rise_to_the_peak_and_fall_as_a_cosine_or_stay() -> None:
+    rising = Schedule(100, 2.0, 10)
+    cosines = {0: 0.2, 4: 1.0, 9: 2.0, 10: 2.0, 40: 1.5, 55: 1.0, 70: 0.5, 100: 0.0}
+    assert {step: tried.cosine(step, rising) for step in cosines} == pytest.approx(cosines)
+    constants = {0: 0.2, 4: 1.0, 9: 2.0, 10: 2.0, 55: 2.0, 100: 2.0}
+    assert {step: tried.constant(step, rising) for step in constants} == pytest.approx(constants)
+    at_once = Schedule(100, 2.0, 0)
+    assert tried.constant(0, at_once) == tried.cosine(0, at_once) == 2.0
+
+
+@pytest.mark.parametrize("name", ["cosine", "schedule_free"])
+def test_a_schedule_that_is_tried_is_the_one_that_trains(name: str, corpus: Path, tmp_path: Path) -> None:
+    config = small_config(corpus, model__arch="f", train__steps=6, train__warmup_steps=2, train__log_every=1)
+    with tried.TRIED[name]():
+        run = retrain(config, tmp_path / "run", Silent())
+    schedule = tried.cosine if name == "cosine" else tried.constant
+    rates = [line.lr for line in run.metrics() if line.split == "train"]
+    assert rates == [schedule(step, Schedule(6, config.train.lr, 2)) for step in range(6)]
+
+
+def test_schedule_free_is_its_slow_twin() -> None:
+    draw = torch.Generator().manual_seed(0)
+    x = z = torch.randn(5, generator=draw)
+    parts = [nn.Parameter(part.clone()) for part in x.split([2, 3])]
+    optimizer = tried.ScheduleFree([{"params": [part], "weight_decay": 0.0} for part in parts], 0.1)
+    optimizer.grad_scale = torch.ones(())
+    second, weights = torch.zeros(5), 0.0
+    for step in range(1, 6):
+        lr = 0.1 * min(1, step / 3)
+        y = 0.1 * z + 0.9 * x
+        torch.testing.assert_close(torch.cat(parts).detach(), y)
+        gradient = torch.randn(5, generator=draw)
+        for part, group, of in zip(parts, optimizer.param_groups, gradient.split([2, 3]), strict=True):
+            part.grad, group["lr"] = of.clone(), lr
+        optimizer.step()
+        second = 0.99 * second + 0.01 * gradient**2
+        z = z - lr * gradient / ((second / (1 - 0.99**step)).sqrt() + 1e-8)
+        weights += lr**2
+        x = x + lr**2 / weights * (z - x)
+    torch.testing.assert_close(torch.cat([optimizer.state[part]["exp_avg"] for part in parts]), x)

@@ -1,0 +1,186 @@
+"""The result file of a pipeline, and the page that is made of it."""
+
+import json
+import re
+import runpy
+import shutil
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+import word_level
+
+from parnas.errors import ParnasError
+from parnas.evaluation.comparison import compare
+from parnas.evaluation.loading import EvalOptions
+from parnas.figures.draw import draw_run
+from parnas.figures.heatmap import AnimationOptions
+from parnas.nas.derive import derive, write_derivation
+from parnas.runs.files import read_json, to_json, write_json
+from parnas.runs.run import Run
+from parnas.training.progress import Silent
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def folder(search_run: Run, retrain_run: Run, tmp_path: Path) -> Path:
+    """What a pipeline leaves, put together from small runs."""
+    made = tmp_path / "wikitext2-word-cpu"
+    shutil.copytree(search_run.folder, made / "search")
+    search = Run(made / "search")
+    arch = search.folder / "arch.yaml"
+    write_derivation(derive(search), search, arch)
+    arch.write_text(re.sub("^arch: .*", "arch: sfs", arch.read_text()))  # as if it had derived what is trained here
+    draw_run(search, AnimationOptions())
+    for name in ("derived", "equal-cost"):
+        shutil.copytree(retrain_run.folder, made / name)
+    short = {"max": {"s": 1}, "cost": 0.5, "steps": 1200}
+    (made / "finalists").mkdir()
+    write_json(made / "finalists" / "finalists.json", [{"arch": "sifs", "ppl": 61.25, **short}])
+    runs = [made / "derived", made / "equal-cost"]
+    compare(runs, EvalOptions(changes={"evaluation.cache.size": 50}), Silent()).write(made)
+    compare(runs, EvalOptions(split="test"), Silent()).write(made / "test")
+    return made
+
+
+@pytest.fixture
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder for result files; pictures go into another beside it."""
+    for name, folder in (("RESULTS", "results"), ("IMAGES", "images")):
+        (tmp_path / folder).mkdir()
+        monkeypatch.setattr(word_level, name, tmp_path / folder)
+    return tmp_path / "results"
+
+
+def test_every_figure_of_the_page_is_copied_from_the_runs(
+    folder: Path, results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    word_level.main([str(folder)])
+    text = (results / "word_level-wikitext2-word-cpu.json").read_text(encoding="utf-8")
+    assert str(tmp_path) not in text
+    result = json.loads(text)
+    assert {path.name for path in (tmp_path / "images").iterdir()} == {
+        f"wikitext2-word-cpu-{kind}" for kind in ("curves.png", "pi.gif", "pi-lines.png")
+    }
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    page = runpy.run_path(str(ROOT / "docs" / "make_results.py"), init_globals={})
+    shutil.copy(ROOT / "benchmarks" / "results" / "wikitext2-par.json", results)
+    page["render"].__globals__["RESULTS"] = results
+    written = page["render"]()
+    for split, place in (("valid", folder), ("test", folder / "test")):
+        for row in read_json(place / "comparison.json"):
+            assert f"| {row['word_ppl']:,.2f} " in written, split
+    assert f"`{Run(folder / 'search').derivation().arch}`" in written
+    assert "| derived" in written.partition("| network    | protocol")[2]
+    assert "+0.0 % in validation" in written
+    assert "finalists after 1,200 steps" in written
+    assert "| `sfs`      | 61.25" in written
+    assert "`configs/wikitext2-word-gpu.yaml` has not been run." in written
+    assert result["runs"]["derived"]["curves"]["valid"][-1][1] == Run(folder / "derived").summary().valid.ppl
+
+
+def test_search_and_retrainings_may_come_from_several_machines(folder: Path, results: Path, tmp_path: Path) -> None:
+    whole = word_level.collect(folder)
+    elsewhere = tmp_path / "elsewhere"
+    shutil.copytree(folder / "derived", elsewhere / "derived")
+    for place, run in ((elsewhere, "derived"), (folder, "equal-cost")):
+        compare([place / run], EvalOptions(), Silent()).write(place)
+    word_level.main([str(folder)])
+    path = results / "word_level-wikitext2-word-cpu.json"
+    assert set(read_json(path)["runs"]) == {"equal-cost"}
+    word_level.main([str(elsewhere), folder.name])
+    result = read_json(path)
+    assert result["search"] == json.loads(to_json(whole["search"]))
+    assert result["finalists"] == whole["finalists"]
+    assert set(result["runs"]) == {"derived", "equal-cost"}
+    assert [row["run"] for row in result["comparison"]["valid"]] == ["derived", "equal-cost"]
+    assert [row["run"] for row in result["comparison"]["test"]] == ["equal-cost"], "the other was trained anew"
+
+
+def test_retrainings_by_an_earlier_recipe_stay_beside_those_of_today(
+    folder: Path, results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    word_level.main([str(folder)])
+    path = results / "word_level-wikitext2-word-cpu.json"
+    result = read_json(path)
+    for run in result["runs"].values():
+        run["settings"]["model"]["dropout"] = 0.625
+        run["settings"]["model"]["locked_dropout"] = True
+        run["settings"]["train"]["clip"] = None
+    write_json(path, result)
+    word_level.main([str(folder)])
+    word_level.main([str(folder)])
+    now = read_json(path)
+    assert (now["runs"], now["comparison"]) == (read_json(path)["runs"], result["comparison"])
+    assert [each["comparison"] for each in now["earlier"]] == [result["comparison"]]
+    assert [list(each["runs"]) for each in now["earlier"]] == [["derived", "equal-cost"]]
+    for run in now["runs"].values():
+        run["settings"]["model"]["dropout"] = 0.5
+    again = word_level.set_aside(now, word_level.recipes(now["earlier"][0]))
+    assert [word_level.recipes(each) for each in again["earlier"]] == [word_level.recipes(now)], "each recipe once"
+    now = read_json(path)
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    page = runpy.run_path(str(ROOT / "docs" / "make_results.py"), init_globals={})
+    today = now["runs"]["derived"]["settings"]
+    monkeypatch.setitem(page["render_earlier"].__globals__, "recipe_of", lambda _: today)
+    _, written, gone, told = page["render_earlier"](now)
+    ppl = now["comparison"]["valid"][0]["word_ppl"]
+    assert gone.startswith("`model.locked_dropout`")
+    assert written.count("| model.dropout 0.625, model.locked_dropout true, no train.clip | derived ") == 1
+    assert written.count("| the configuration ") == 2
+    assert written.count(f" {ppl:,.2f} ") >= 2
+    assert "+0.0 %, +0.0 %" in told
+    assert not list(page["render_earlier"]({**now, "earlier": []}))
+
+
+def test_a_string_may_come_from_the_search_of_another_result(
+    folder: Path, results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    word_level.main([str(folder)])
+    pieces = tmp_path / "wikitext2-pieces-cpu"
+    shutil.copytree(folder / "derived", pieces / "derived")
+    for split, place in (("valid", pieces), ("test", pieces / "test")):
+        compare([pieces / "derived"], EvalOptions(split=split), Silent()).write(place)
+    with pytest.raises(ParnasError, match="has no search; give one where it is first, or --string-of"):
+        word_level.main([str(pieces)])
+    word_level.main([str(pieces), "--string-of", folder.name])
+    word_level.main([str(pieces)])
+    path = results / "word_level-wikitext2-pieces-cpu.json"
+    both = {each.name: read_json(word_level.result_file(each.name)) for each in (folder, pieces)}
+    assert read_json(path)["search"] == {**both[folder.name]["search"], "of": folder.name}
+    for row in both[folder.name]["comparison"]["valid"]:
+        row["word_ppl"] *= 0.8
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    page = runpy.run_path(str(ROOT / "docs" / "make_results.py"), init_globals={})
+    written = "\n".join(page["render_pipeline"](both[pieces.name], both))
+    assert "`wikitext2-pieces-cpu` uses the architecture that `wikitext2-word-cpu` derived, `sfs`" in written
+    assert "+25.0 % in valid" in written
+    assert "another recipe than the configuration: " in written, "since the test's is a smaller one"
+    assert "-pi.gif" not in written
+    assert "Search:" not in written
+    assert "Attention is the most probable layer" not in written
+    words, own = both[folder.name], both[pieces.name]
+    before = {"runs": deepcopy(words["runs"]), "comparison": words["comparison"]}
+    words["runs"]["derived"]["settings"]["train"]["average"] = 0.25
+    assert "was not trained with this recipe" in page["describe_same_architecture"](own, words)
+    assert "+25.0 % in validation" in page["describe_same_architecture"](own, {**words, "earlier": [before]})
+
+
+def test_a_pipeline_that_has_not_ended_is_refused(folder: Path) -> None:
+    (folder / "comparison.json").unlink()
+    with pytest.raises(ParnasError, match="run the pipeline to its end"):
+        word_level.collect(folder)
+
+
+def test_parts_that_do_not_belong_together_are_refused(folder: Path) -> None:
+    whole = word_level.collect(folder)
+    other = {**whole["search"], "derivation": {**whole["search"]["derivation"], "arch": "ffff"}}
+    shutil.rmtree(folder / "search")
+    with pytest.raises(ParnasError, match="has no search"):
+        word_level.collect(folder)
+    with pytest.raises(ParnasError, match="search derived ffff, but"):
+        word_level.collect(folder, {**whole, "search": other})
+    shutil.copyfile(folder / "test" / "comparison.json", folder / "comparison.json")
+    with pytest.raises(ParnasError, match="not of the split valid"):
+        word_level.collect(folder, whole)

@@ -1,0 +1,106 @@
+"""The pages agree with the program and the results."""
+
+import re
+import runpy
+from pathlib import Path
+
+import demo_seeds
+import nbformat
+import pytest
+from mkdocs.commands.build import build
+from mkdocs.config import load_config as load_site_config
+from nbclient import NotebookClient
+
+from parnas.runs.files import read_json
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [
+    "commands",
+    "configuration",
+    "performance",
+    "evidence",
+    "results",
+    "compressive",
+    "reliability",
+    "scaling",
+    "tuning",
+    pytest.param("planning", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_pages_are_made_from_the_models_and_the_results(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    page = runpy.run_path(str(ROOT / "docs" / f"make_{name}.py"))["render"]()
+    assert (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") == page, f"run docs/make_{name}.py"
+
+
+def test_the_readme_has_the_figures_of_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    readme = runpy.run_path(str(ROOT / "docs" / "make_readme.py"))["render"]()
+    assert (ROOT / "README.md").read_text(encoding="utf-8") == readme, "run docs/make_readme.py"
+    assert "\n<!-- results: begin -->\n| question |" in readme
+
+
+def test_the_faq_says_how_many_seeds_got_stuck() -> None:
+    records = read_json(ROOT / "benchmarks" / "results" / "demo_seeds-cpu.json")["records"]
+    page = " ".join((ROOT / "docs" / "faq.md").read_text(encoding="utf-8").split())
+    assert demo_seeds.sentence(records) in page, "benchmarks/demo_seeds.py has other figures"
+
+
+@pytest.mark.parametrize("page", [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")], ids=lambda path: path.name)
+def test_links_lead_to_files_and_headings_that_there_are(page: Path) -> None:
+    for target, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", page.read_text(encoding="utf-8")):
+        if "://" not in target:
+            path = page.parent / target if target else page
+            assert path.exists(), target
+            assert not anchor or anchor in anchors(path), f"{target}#{anchor}"
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors that GitHub and the site make of the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_site_builds_without_a_warning_and_asks_nothing_of_the_web(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_MKDOCS_2_WARNING", "1")
+    build(load_site_config(str(ROOT / "mkdocs.yml"), site_dir=str(tmp_path)))
+    pages = {path.name: path.read_text(encoding="utf-8") for path in tmp_path.glob("*.html")}
+    assert {"index.html", "tutorial.html", "faq.html", "commands.html"} <= pages.keys()
+    for text in pages.values():
+        fetched = re.findall(r"<(?:script|img|iframe)[^>]* src=\"?([^\" >]+)", text)
+        fetched += re.findall(r"<link[^>]* rel=\"?(?:stylesheet|preconnect|icon)[^>]*", text)
+        assert fetched
+        assert not [each for each in fetched if "//" in each]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["quickstart", "explore"])
+def test_the_notebooks_run(name: str, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # beside other tests, two threads would wait for each other
+    notebook = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
+    (parameters,) = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
+    small = {
+        "data.corpus": str(corpus),
+        "data.tokenizer.vocab_size": 305,
+        "model.d_model": 32,
+        "search.rerank_top_k": 2,
+    }
+    parameters.source += f"\nsteps, tokens, more = 24, 600, {small}\n"
+    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    assert list((tmp_path / "runs" / name).glob("*/summary.json"))
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda path: path.name)
+def test_notebooks_are_kept_with_pictures_and_without_places_of_a_machine(path: Path) -> None:
+    assert path.stat().st_size < 1_500_000
+    outputs = [output for cell in nbformat.read(path, as_version=4).cells for output in cell.get("outputs", [])]
+    assert (
+        sum("image/png" in output.get("data", {}) or "image/gif" in output.get("data", {}) for output in outputs) >= 2
+    )
+    told = [str(output.get("text", "")) + str(output.get("data", {}).get("text/plain", "")) for output in outputs]
+    assert not re.search(r"/(tmp|home|root|work|Users|usr)/", "".join(told))
+    assert "error" not in {output.output_type for output in outputs}

@@ -1,0 +1,117 @@
+"""The figures and marks in the sentences of docs/evidence.md, for given results."""
+
+import re
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+REACHED, MISSED = "reached", "**missed**"
+
+
+@pytest.fixture
+def page(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The functions of docs/make_evidence.py, by name."""
+    monkeypatch.syspath_prepend(str(DOCS))
+    return runpy.run_path(str(DOCS / "make_evidence.py"))
+
+
+def timed(network: str, string: str, share: float, whole: float, ppl: float = 50.0) -> dict[str, Any]:
+    times = {"stack, share of interleaved": share, "whole network, ms": whole}
+    return {"network": network, "string": string, "valid ppl": ppl, **times}
+
+
+@pytest.mark.parametrize(("share", "figure", "mark"), [(0.6254, "0.625", REACHED), (0.661, "0.661", MISSED)])
+def test_latency_is_a_share_of_the_interleaved_network(
+    page: dict[str, Any], share: float, figure: str, mark: str
+) -> None:
+    rows = [timed("shallower", "sf", 0.4, 20), timed("interleaved", "sfsf", 1, 80), timed("derived", "sff", share, 56)]
+    rows.append(timed("random-1", "ff", 0.6, 50))
+    first, _, *answers = page["judge_comparison"]({"networks": rows, "answers": ["better", "worse"]})
+    assert all(part in first for part in ("`sff`", figure, mark, "0.700"))
+    assert answers == ["better", "worse"]
+
+
+def test_perplexities_stand_beside_those_of_the_baselines(page: dict[str, Any]) -> None:
+    rows = [timed("derived", "sff", 0.6, 56, 50.0), timed("interleaved", "sfsf", 1, 80, 50.0)]
+    rows += [timed("shallower", "sf", 0.6, 55, 50.0), timed("interleaved, longer", "sfsf", 1, 80, 9.0)]
+    rows += [timed(f"random-{number}", "ff", 0.6, 50, ppl) for number, ppl in enumerate((90.0, 40.0, 60.0), 1)]
+    _, line = page["judge_comparison"]({"networks": rows, "answers": []})
+    assert re.findall(r"\d+\.\d\d", line) == ["50.00", "50.00", "50.00", "60.00"]
+    assert re.findall(r"(reached|missed)", line) == ["reached", "missed", "reached"]
+
+
+def test_errors_of_the_sum_of_layers(page: dict[str, Any]) -> None:
+    layers = {"s": {"median_ms": 6.0}, "f": {"median_ms": 4.0}}
+    check = {"median_error": 0.1234, "largest_error": 0.456, "networks": [{}] * 7}
+    (line,) = page["judge_profile"]({"depth": 9, "inference": {"layers": layers}, "check": check})
+    assert all(part in line for part in ("12.3%", "45.6%", "7 random", "9 blocks", MISSED, "1.5 feed-forward"))
+
+
+def ranked(by: str, target: str, *taus: float) -> dict[str, Any]:
+    names = ("all", "one training", "with attention", "attention alone", "equal latency")
+    return {"ranked by": by, "target": target} | dict(zip([f"tau, {name}" for name in names], taus, strict=True))
+
+
+def test_rankings_stand_beside_the_ceiling_and_the_counts(page: dict[str, Any]) -> None:
+    rows = [
+        ranked("parameters", "", 0.60, 0.11, 0.72, 0.13, 0.14),
+        ranked("multiply-adds", "", 0.61, 0.21, 0.22, 0.83, 0.24),
+        ranked("latency", "", 0.99, 0.99, 0.99, 0.99, 0.99),
+        ranked("uniform: pi", "none", 0.98, 0.98, 0.98, 0.98, 0.98),
+        ranked("soft: estimate", "none", 0.97, 0.97, 0.97, 0.97, 0.97),
+        ranked("uniform: estimate", "none", 0.73, 0.41, 0.42, 0.43, 0.44),
+        ranked("uniform: estimate", "0.65", 0.71, 0.51, 0.52, 0.53, 0.54),
+    ]
+    result = {"ceiling": {"all": 0.8, "with attention": 0.4}, "ranks": rows}
+    lines = [(re.findall(r"0\.\d\d", line), MISSED in line) for line in page["judge_ranking"](result)]
+    assert lines == [
+        (["0.80"], False),
+        (["0.73", "0.72", "0.41"], False),
+        (["0.73", "0.60", "0.61"], False),
+        (["0.42", "0.72", "0.22"], True),
+        (["0.43", "0.13", "0.83"], True),
+        (["0.44", "0.14", "0.24"], False),
+        (["0.65", "0.71", "0.72", "0.51"], True),
+        (["0.71", "0.60", "0.61"], False),
+        (["0.52", "0.72", "0.22"], True),
+        (["0.53", "0.13", "0.83"], True),
+        (["0.54", "0.14", "0.24"], False),
+    ]
+
+
+def test_derived_networks_of_the_default_estimator_within_a_target(page: dict[str, Any]) -> None:
+    def row(estimator: str, target: str, behind: str, own: str, by: str = "search and derive") -> dict[str, str]:
+        figures = {"behind the best": behind, "seed deviation": "0.30 %", "of the best": own}
+        return {"estimator": estimator, "target": target, "by": by, "at least as good as": "92 % of 63"} | figures
+
+    rows = [row("uniform", "none", "5 %", "5 %"), row("soft", "0.65", "5 %", "5 %")]
+    rows += [row("uniform", "0.65", "5 %", "5 %", "pi alone")]
+    rows += [row("uniform", "0.65", "0.20 %", "0.10 %"), row("uniform", "0.8", "0.40 %", "0.50 %")]
+    near, far = page["judge_derived"]({"derived": rows})
+    assert re.findall(r"[\d.]*\d %|reached|missed", near) == ["0.20 %", "92 %", "0.30 %", "reached", "0.10 %", "missed"]
+    assert re.findall(r"[\d.]*\d %|reached|missed", far) == ["0.40 %", "92 %", "0.30 %", "missed", "0.50 %", "reached"]
+
+
+def test_a_black_box_search_has_as_many_steps(page: dict[str, Any]) -> None:
+    records = [
+        {"target": target, "trainings": trainings, "behind the best": f"{trainings}.{target} %"}
+        for target, trainings in ((65, 2), (65, 4), (80, 2), (80, 4))
+    ]
+    lines = list(page["judge_blackbox"]({"trainings_of_a_search": 4.0, "records": records}))
+    assert [re.findall(r"[\d.]*\d %", line) for line in lines] == [["4.65 %"], ["4.80 %"]]
+
+
+def test_remedies_stand_beside_the_search_without_any(page: dict[str, Any]) -> None:
+    def record(estimator: str, against: str, share: float) -> dict[str, Any]:
+        return {"estimator": estimator, "against": against, "identity share": share}
+
+    records = [record("gdas", "late alpha", 0.2), record("soft", "late alpha", 0.37)]
+    records += [record("gdas", "nothing", 0.7), record("soft", "nothing", 0.4), record("uniform", "nothing", 0.3)]
+    lines = list(page["judge_collapse"]({"records": records}))
+    assert [re.findall(r"gdas|soft|0\.\d\d|no difference", line) for line in lines] == [
+        ["gdas", "0.20", "0.70"],
+        ["soft", "0.37", "0.40", "no difference"],
+    ]

@@ -1,0 +1,230 @@
+"""The estimator that trains weights on uniform paths, and alpha by a fit of losses."""
+
+import itertools
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import small_config
+from helpers.model_helpers import make_supernet, random_ids
+from helpers.supernet_helpers import SPACE, generator
+from safetensors.torch import load_file
+
+from parnas.architecture import Architecture
+from parnas.data.batching import TrainingBatches
+from parnas.data.streams import prepare
+from parnas.model.estimators import RIDGE, UniformPath
+from parnas.nas.derive import derive
+from parnas.nas.rerank import held_out, rescorer
+from parnas.nas.search import SearchTask, make_arch_batches, search
+from parnas.runs.files import read_json
+from parnas.runs.run import RERANK
+from parnas.training.checkpoints import WEIGHTS
+from parnas.training.loaded_run import load
+from parnas.training.progress import Silent
+
+
+def test_weights_get_every_layer_alike_and_identity_half_as_often() -> None:
+    alpha = torch.tensor([[9.0, 0.0, -9.0], [0.0, 0.0, 30.0]], requires_grad=True)
+    estimator, noise, counts = UniformPath(2, SPACE), generator(), torch.zeros(2, 3)
+    for _ in range(3000):
+        for block, gate in enumerate(estimator.sample_gates(alpha, 0.1, noise)):
+            assert not gate.weights.requires_grad
+            assert gate.probed is None
+            counts[block, gate.chosen] += 1
+    torch.testing.assert_close(counts / 3000, torch.tensor([[0.4, 0.4, 0.2]] * 2), atol=0.03, rtol=0)
+
+
+def test_settling_blocks_take_what_is_derived_or_with_probability_tau_draw_by_pi() -> None:
+    alpha = torch.tensor([[0.4, 0.1, 0.0], [0.0, -0.2, 0.3]], requires_grad=True)
+    estimator, noise, counts = UniformPath(2, SPACE), generator(), torch.zeros(2, 3)
+    estimator.selected_path = torch.tensor([[0, 1, 0], [1, 0, 0]])
+    for _ in range(4000):
+        for block, gate in enumerate(estimator.sample_gates(alpha, 0.25, noise)):
+            assert not gate.weights.requires_grad
+            counts[block, gate.chosen] += 1
+    expected = 0.75 * estimator.selected_path + 0.25 * alpha.detach().softmax(dim=-1)
+    torch.testing.assert_close(counts / 4000, expected, atol=0.03, rtol=0)
+
+
+def test_weights_are_fine_tuned_on_the_selected_path(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    selected: list[torch.Tensor | None] = []
+    original = UniformPath.sample_gates
+
+    def spy(self: UniformPath, *arguments: object) -> object:
+        selected.append(self.selected_path)
+        return original(self, *arguments)
+
+    monkeypatch.setattr(UniformPath, "sample_gates", spy)
+    changes = {
+        "search__steps": 20,
+        "search__uniform_fraction": 0.5,
+        "search__alpha_start_step": 2,
+        "search__alpha_lr": 0.3,
+    }
+    config = small_config(corpus, search__cost__target=0.65, search__estimator="uniform", **changes)
+    run = search(config, tmp_path / "run", Silent())
+    found = derive(run)
+    assert found.costs is not None
+    assert found.costs.share(found.architecture) <= 0.65
+    chosen = ["sfi".index(name) for name in found.architecture]
+    assert all(each is None for each in selected[:10])
+    assert all(each.argmax(dim=-1).tolist() == chosen for each in selected[10:])
+    assert run.summary().arch == str(found.architecture) == str(load(run.folder).architecture)
+
+
+def test_alpha_rests_after_the_fair_share(corpus: Path, tmp_path: Path) -> None:
+    changes = {
+        "search__steps": 40,
+        "search__uniform_fraction": 0.5,
+        "search__alpha_start_step": 10,
+        "train__log_every": 1,
+    }
+    run = search(small_config(corpus, search__estimator="uniform", **changes), tmp_path / "run", Silent())
+    pi = {record.step: torch.tensor(record.pi) for record in run.pi_records()}
+    uniform = torch.full((3, 3), 1 / 3)
+    torch.testing.assert_close(pi[10], uniform)
+    moved = [float((pi[step + 1] - pi[step]).abs().max()) for step in range(10, 40)]
+    assert all(moved[step - 10] > 0 for step in range(10, 20, 4)), "alpha learns in every fourth step"
+    assert not any(moved[10:])
+    assert moved[8] < 0.5 * moved[0], "ever more slowly"
+
+
+def test_arch_steps_read_held_out_text_without_gaps(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a row's memory would not be what stands before its segment."""
+    read: list[torch.Tensor] = []
+    original = SearchTask._backward_held_out
+
+    def spy(self: SearchTask, step: int, batches: TrainingBatches) -> None:
+        read.append(torch.from_numpy(batches.batch(self.arch_optimizer.updates_before(step)).inputs))
+        original(self, step, batches)
+
+    monkeypatch.setattr(SearchTask, "_backward_held_out", spy)
+    config = small_config(corpus, search__alpha_start_step=3, search__alpha_split=0.3, search__uniform_fraction=0.9)
+    search(config, tmp_path / "run", Silent())
+    tokens = held_out(config, prepare(config.data))
+    rows = make_arch_batches(config, tokens)
+    assert len(read) == 5
+    for number, inputs in enumerate(read):
+        assert inputs.tolist() == rows.batch(number).inputs.tolist()
+
+
+def test_pairs_are_read_without_dropout_and_steps_with_it(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where all paths are one network, the two of a pair have one loss."""
+    differences: list[float] = []
+    monkeypatch.setattr(UniformPath, "observe", lambda self, paths, losses: differences.append(float(losses)))
+    config = small_config(corpus, search__space=("f",), model__dropout=0.5)
+    run = search(config, tmp_path / "run", Silent())
+    assert differences
+    assert set(differences) == {0.0}
+    plain = search(config.replace(model__dropout=0.0), tmp_path / "plain", Silent())
+    assert run.metrics()[-1].loss != plain.metrics()[-1].loss
+
+
+def test_weights_from_before_settling_are_kept(corpus: Path, tmp_path: Path) -> None:
+    changes = {
+        "search__uniform_fraction": 0.5,
+        "search__alpha_start_step": 2,
+        "search__steps": 20,
+        "train__save_every": 10,
+    }
+    run = search(small_config(corpus, **changes), tmp_path / "run", Silent())
+    shared, tuned = load(run.folder, supernet_weights=True), load(run.folder)
+    assert (shared.step, tuned.step) == (10, 20)
+    at_rest = load_file(run.checkpoints / "step-00000010" / "model.safetensors")
+    assert all(torch.equal(value, at_rest[name]) for name, value in load_file(shared.checkpoint / WEIGHTS).items())
+    looked = read_json(run.folder / RERANK)["networks"]
+    loss_of = rescorer(run, Silent())
+    assert [loss_of(Architecture(each["arch"])) for each in looked] == pytest.approx([each["loss"] for each in looked])
+    without = search(small_config(corpus, search__rerank_top_k=0, **changes), tmp_path / "without", Silent())
+    assert load(without.folder, supernet_weights=True).step == 10, "for those who ask for a second look later"
+    fair = search(small_config(corpus, search__uniform_fraction=1.0), tmp_path / "fair", Silent())
+    assert not fair.supernet.exists(), "the last checkpoint is the same"
+
+
+def test_the_time_of_a_second_look_counts_once(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else tokens per second would be those of a training that took less time than it did, or less than none."""
+
+    now, later = time.perf_counter, [0.0]
+
+    def slowly(*arguments: Any) -> Any:
+        later[0] += 10_000
+        return held_out(*arguments)
+
+    monkeypatch.setattr(time, "perf_counter", lambda: now() + later[0])
+
+    monkeypatch.setattr("parnas.nas.search.held_out", slowly)
+    changes = {"search__steps": 20, "search__uniform_fraction": 0.5, "train__log_every": 12, "train__eval_every": 10}
+    run = search(small_config(corpus, **changes), tmp_path / "run", Silent())
+    speeds = [line.tokens_per_s for line in run.metrics() if line.split == "train"]
+    assert len(speeds) == 2
+    assert min(speeds) > 12 * 4 * 8 / 5000, "in less than the time that the look takes"
+
+
+def test_fit_equals_weighted_least_squares_with_a_ridge() -> None:
+    estimator, noise = UniformPath(2, SPACE), generator()
+    paths = torch.randint(-1, 2, (30, 2, 3), generator=noise).float()
+    losses = torch.randn(30, generator=noise)
+    for path, loss in zip(paths, losses, strict=True):
+        estimator.observe(path, loss)
+    assert estimator.forgetting == 1 - 1 / 40  # two blocks of two free numbers, ten pairs for each
+    weights = torch.tensor([estimator.forgetting**age for age in range(29, -1, -1)]).sqrt()
+    rows = torch.cat([weights[:, None] * paths.flatten(1), RIDGE**0.5 * torch.eye(6)])
+    expected = torch.linalg.lstsq(rows, torch.cat([weights * losses, torch.zeros(6)])).solution
+    torch.testing.assert_close(estimator.contributions(), expected.view(2, 3), atol=1e-4, rtol=1e-3)
+
+
+def test_a_loss_that_is_not_finite_is_in_the_gradient_and_not_in_the_fit() -> None:
+    alpha, estimator = torch.zeros(2, 3, requires_grad=True), UniformPath(2, SPACE)
+    losses = iter([1.0, 2.0, torch.inf, 1.0, 2.0, 1.0])
+    finite = []
+    for _ in range(3):
+        loss = estimator.arch_loss(alpha, 1.0, lambda _: torch.tensor(next(losses)), generator())
+        finite.append(bool(torch.autograd.grad(loss, alpha)[0].isfinite().all()))
+    assert finite == [True, False, True]
+    assert estimator.contributions().isfinite().all()
+
+
+def test_alpha_learns_the_best_of_losses_that_add_up() -> None:
+    """Pairs are read on the same text, so that what all paths have in common does not count."""
+    truth = torch.tensor([[0.0, 0.3, 0.1], [0.5, 0.2, 0.6], [0.2, 0.2, 0.0]])
+    alpha, estimator, noise = torch.zeros(3, 3, requires_grad=True), UniformPath(3, SPACE), generator()
+    optimizer, text = torch.optim.Adam([alpha], lr=0.05), 5.0
+    for step in range(300):
+        text = 5.0 + step % 7
+
+        def loss_of(gates: list, text: float = text) -> torch.Tensor:
+            return text + sum(truth[block, gate.chosen] for block, gate in enumerate(gates))
+
+        optimizer.zero_grad()
+        estimator.arch_loss(alpha, 1.0, loss_of, noise).backward()
+        optimizer.step()
+    assert alpha.argmax(dim=-1).tolist() == [0, 1, 2]
+    assert float(alpha.detach().softmax(dim=-1).max(dim=-1).values.min()) > 0.9
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_gradient_is_that_of_the_loss_expected_under_pi(seed: int) -> None:
+    estimator, alpha = UniformPath(2, SPACE), torch.randn(2, 3, generator=generator(seed), requires_grad=True)
+    estimator.observe(torch.tensor([[1.0, -1.0, 0.0], [0.0, 1.0, -1.0]]), torch.tensor(0.4))
+    found = torch.autograd.grad(estimator.arch_loss(alpha, 1.0, lambda _: torch.tensor(1.0), generator(seed)), alpha)[0]
+    fit, pi = estimator.contributions(), alpha.softmax(dim=-1)
+    expected = sum((pi[0, a] * pi[1, b] * (fit[0, a] + fit[1, b])) for a, b in itertools.product(range(3), repeat=2))
+    torch.testing.assert_close(found, torch.autograd.grad(expected, alpha)[0])
+
+
+def test_arch_steps_leave_the_weights_alone() -> None:
+    network, ids = make_supernet(), random_ids(2, 6)
+    alpha = network.alpha()
+    loss = UniformPath(3, SPACE).arch_loss(alpha, 1.0, lambda gates: network.nll(ids, ids, gates=gates)[0].mean())
+    loss.backward()
+    assert all(parameter.grad is None for parameter in network.weights().values())
+    assert all(row.grad is not None for row in network.alphas())

@@ -1,0 +1,85 @@
+"""Less memory, the same numbers: gradients in parts, and activations that are computed twice."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import small_config
+from helpers.training_helpers import Notes, Phase, assert_same_weights, final_weights
+
+from parnas.architecture import Architecture
+from parnas.config.loader import Config
+from parnas.model.transformer_xl import TransformerXL
+from parnas.nas.search import search
+from parnas.training.progress import Silent
+from parnas.training.retrain import retrain
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model__arch": "sfs"},
+        {"model__arch": "scf", "model__memory__cmem_len": 4, "model__memory__ratio": 2},
+        {"model__arch": "sf", "model__cutoffs": (5, 12)},
+    ],
+)
+def test_accumulated_gradients_are_those_of_the_batch(changes: dict[str, object], corpus: Path, tmp_path: Path) -> None:
+    config = small_config(corpus, model__dropout=0.0, **changes)
+    whole = final_weights(retrain(config, tmp_path / "whole", Silent()))
+    for parts in (2, 4):
+        found = final_weights(retrain(config.replace(train__accumulate=parts), tmp_path / str(parts), Silent()))
+        for name, expected in whole.items():
+            torch.testing.assert_close(found[name], expected, rtol=1e-3, atol=2e-5)
+
+
+def test_parts_that_do_not_divide_the_rows_are_told(corpus: Path, tmp_path: Path) -> None:
+    reporter = Notes()
+    retrain(small_config(corpus, model__arch="f", train__accumulate=6), tmp_path / "run", reporter)
+    (warning,) = (note for note in reporter.notes if "accumulate" in note)
+    assert "2 micro-batch" in warning
+
+
+@pytest.mark.parametrize("estimator", ["soft", "straight_through", "gdas", "single_path", "uniform"])
+@pytest.mark.parametrize("alpha_split", [0.0, 0.3])
+def test_alpha_learns_from_the_batch_as_a_whole(
+    estimator: str, alpha_split: float, corpus: Path, tmp_path: Path
+) -> None:
+    if estimator == "uniform" and not alpha_split:
+        pytest.skip("uniform learns from text of its own")
+    changes = {"search__estimator": estimator, "search__alpha_split": alpha_split, "search__alpha_every": 1}
+    config = small_config(corpus, model__dropout=0.0, data__batch_size=8, **changes)
+    whole = search(config, tmp_path / "whole", Silent()).pi_records()
+    parts = search(config.replace(train__accumulate=4), tmp_path / "parts", Silent()).pi_records()
+    for one, other in zip(whole, parts, strict=True):
+        np.testing.assert_allclose(one.pi, other.pi, atol=1e-4)
+
+
+@pytest.mark.parametrize("phase", [search, retrain])
+@pytest.mark.parametrize("estimator", ["soft", "single_path"])
+def test_checkpointed_activations_give_the_same_bits(
+    phase: Phase, estimator: str, corpus: Path, tmp_path: Path
+) -> None:
+    config = small_config(corpus, model__arch="scf", model__dropout=0.2, search__estimator=estimator)
+    kept = phase(config, tmp_path / "kept", Silent())
+    twice = phase(config.replace(runtime__checkpoint_activations=True), tmp_path / "twice", Silent())
+    assert_same_weights(kept, twice)
+
+
+def test_checkpointed_activations_keep_less(corpus: Path) -> None:
+    kept: list[int] = []
+    tokens = torch.zeros(4, 16, dtype=torch.long)
+    for twice in (False, True):
+        network = TransformerXL.build(Config().model, Architecture("sf"), 40)
+        network.checkpoint_activations = twice
+        sizes: dict[int, int] = {}
+
+        def pack(tensor: torch.Tensor, sizes: dict[int, int] = sizes) -> torch.Tensor:
+            sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            network(tokens).hidden.sum()
+        weights = {parameter.data_ptr() for parameter in network.parameters()}
+        kept.append(sum(size for pointer, size in sizes.items() if pointer not in weights))
+    assert kept[1] < kept[0] / 3
