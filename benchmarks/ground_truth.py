@@ -25,9 +25,9 @@ from parnas.config.loader import Config, load_config
 from parnas.data.batching import Shuffle, TrainingBatches
 from parnas.data.streams import prepare
 from parnas.model.transformer_xl import TransformerXL
+from parnas.training.optimizers import Schedule
 from parnas.training.progress import Silent
 from parnas.training.retrain import RetrainTask
-from parnas.training.schedules import Schedule
 from parnas.training.session import open_session, run_task
 
 CONFIG = Path(__file__).with_suffix(".yaml")

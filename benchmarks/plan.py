@@ -29,9 +29,9 @@ from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import TransformerXL
 from parnas.runs.records import Kind
 from parnas.training.device import Device, keep_freed_memory
-from parnas.training.micro_batches import GradientAccumulator
 from parnas.training.optimizers import gradient_norm, make_adamw, step_clipped
 from parnas.training.resource_plan import estimate_step, memory_by_use
+from parnas.training.weight_optimizer import GradientAccumulator
 
 GOAL = 0.15  # largest share by which the plan may be off
 

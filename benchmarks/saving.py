@@ -22,9 +22,9 @@ from parnas.data.batching import TrainingBatches
 from parnas.model.transformer_xl import TransformerXL
 from parnas.runs.run import Run
 from parnas.training.device import Device
+from parnas.training.optimizers import Schedule
 from parnas.training.progress import Silent
 from parnas.training.retrain import RetrainTask
-from parnas.training.schedules import Schedule
 from parnas.training.trainer import Session, Trainer
 
 SAVE_EVERY = Config().train.save_every

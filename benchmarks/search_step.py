@@ -34,9 +34,9 @@ from parnas.model.transformer_xl import TransformerXL
 from parnas.nas.search import SearchTask, make_arch_batches
 from parnas.training import trainer as training
 from parnas.training.device import Device
+from parnas.training.optimizers import Schedule
 from parnas.training.progress import Silent
 from parnas.training.retrain import RetrainTask
-from parnas.training.schedules import Schedule
 
 DROPOUTS = (0.1, 0.0)
 DEFAULT = SearchConfig().estimator

@@ -22,10 +22,9 @@ from parnas.model.blocks import Block, BlockOutput, Context
 from parnas.model.heads import Embedding
 from parnas.model.memory import BlockMemory
 from parnas.training import optimizers, retrain, trainer, weight_optimizer
-from parnas.training.optimizers import clone_weights, copy_weights, make_adamw, orthogonalise
+from parnas.training.optimizers import Schedule, clone_weights, copy_weights, learning_rate, make_adamw, orthogonalise
 from parnas.training.perplexity import TotalLoss
 from parnas.training.retrain import RetrainTask
-from parnas.training.schedules import Schedule, learning_rate
 from parnas.training.trainer import StepResult, TrainingTask
 
 EMA_DECAY = 0.999

@@ -12,8 +12,7 @@ from parnas.model.estimators import ESTIMATORS, Estimator, Gates, drop_candidate
 from parnas.model.supernet import SuperNet
 from parnas.nas.cost import penalty
 from parnas.nas.diagnostics import entropies
-from parnas.training.optimizers import check_shapes, gradient_norm
-from parnas.training.schedules import temperature
+from parnas.training.optimizers import check_shapes, gradient_norm, temperature
 
 
 class ArchitectureOptimizer:

@@ -29,11 +29,11 @@ from parnas.nas.rerank import held_out, rerank, shared_weight_losses, write_rera
 from parnas.runs.records import MetricsRecord, PiRecord
 from parnas.runs.run import PI, Run
 from parnas.training.checkpoints import Snapshot, save_checkpoint
-from parnas.training.diagnosis import NonFinite
 from parnas.training.distributed import SINGLE_PROCESS, DistributedContext
+from parnas.training.interruptions import NonFinite
+from parnas.training.optimizers import Schedule
 from parnas.training.perplexity import TotalLoss
 from parnas.training.progress import Reporter
-from parnas.training.schedules import Schedule
 from parnas.training.session import open_session, run_task
 from parnas.training.trainer import Session, StepResult, TrainingTask
 

@@ -1,19 +1,22 @@
-"""The device that computes, its precision, and the processes that compute together."""
+"""The device that computes: its precision, its processes and its random number generators."""
 
 import ctypes
 import os
+import random
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import torch
 
 from parnas.config.schema import RuntimeConfig
 from parnas.errors import ParnasError
 from parnas.training.distributed import SINGLE_PROCESS, DistributedContext, join_processes, launched_by_torchrun
 
-M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4  # of malloc.h
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4  # of malloc.h
 
 
 @dataclass(frozen=True)
@@ -41,9 +44,9 @@ class Device:
 
 
 def choose_device(runtime: RuntimeConfig) -> Device:
-    """Return the configured device; set threads and memory handling, and join torchrun's processes.
+    """Return the configured device; set the number of threads, configure malloc and join torchrun's processes.
 
-    With several processes on a machine each gets its own GPU, or an equal share of the cores.
+    Several processes on one machine get a GPU each, or an equal share of its cores.
 
     Raises:
         ParnasError: the device is not on this machine.
@@ -58,14 +61,15 @@ def choose_device(runtime: RuntimeConfig) -> Device:
         device = torch.device(("cuda" if cuda else "cpu") if runtime.device == "auto" else runtime.device)
     except RuntimeError as error:
         raise ParnasError(f"runtime.device is {runtime.device!r}; give auto, cpu, cuda or cuda:N.") from error
-    if device.type not in ("cpu", "cuda") or (device.type == "cuda" and not _has_cuda(device)):
+    on_machine = {"cpu": 1, "cuda": torch.cuda.device_count() if cuda else 0}
+    if (device.index or 0) >= on_machine.get(device.type, 0):
         raise ParnasError(f"runtime.device {runtime.device} is not on this machine; give auto or cpu.")
     if device.type == "cuda" and launched_by_torchrun():
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)
     precision = runtime.precision
     if precision == "auto":
-        # Not torch.cuda.is_bf16_supported(), which is content with emulation.
+        # Not torch.cuda.is_bf16_supported(), which is true for emulated bf16 too.
         on_gpu = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
         fast = on_gpu or (device.type == "cpu" and _processor_has_bf16())
         precision = "bf16" if fast else "fp32"
@@ -80,13 +84,47 @@ def keep_freed_memory() -> None:
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
-        mallopt(M_MMAP_MAX, 0)
-        mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
-        mallopt(M_TOP_PAD, 64 << 20)
+        mallopt(_M_MMAP_MAX, 0)
+        mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+        mallopt(_M_TOP_PAD, 64 << 20)
 
 
-def _has_cuda(device: torch.device) -> bool:
-    return torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count()
+def seed_process(seed: int, rank: int) -> None:
+    """Seed torch's generators so that each process has its own dropout; the main process uses `seed` itself.
+
+    The other processes hash seed and rank to 32 bits, since torch's CPU generator ignores higher bits.
+    """
+    torch.manual_seed(seed if rank == 0 else int(np.random.SeedSequence([seed, rank]).generate_state(1)[0]))
+
+
+def random_states(device: Device) -> dict[str, Any]:
+    """Return the generators' states for a checkpoint.
+
+    torch's are those of all processes, [processes, bytes]; Python's and numpy's are those of this process.
+    """
+    cuda = torch.cuda.get_rng_state(device.device) if device.device.type == "cuda" else None
+    kind, keys, *rest = cast(tuple[Any, ...], np.random.get_state(legacy=True))
+    return {
+        "cpu": device.distributed.gather_rows(torch.get_rng_state()[None]),
+        "cuda": None if cuda is None else device.distributed.gather_rows(cuda[None]),
+        "python": random.getstate(),
+        "numpy": (kind, keys.tolist(), *rest),
+    }
+
+
+def restore_random_states(states: Mapping[str, Any], device: Device, new_seed: int) -> None:
+    """Restore saved states; seed a process that did not exist when they were saved with `new_seed`."""
+    rank = device.distributed.rank
+    if rank < len(states["cpu"]):
+        torch.set_rng_state(states["cpu"][rank].clone())  # torch ignores the offset of a view
+        if states["cuda"] is not None:
+            torch.cuda.set_rng_state(states["cuda"][rank].clone(), device.device)
+    else:
+        seed_process(new_seed, rank)
+    version, keys, gauss = states["python"]
+    random.setstate((version, tuple(keys), gauss))
+    kind, numpy_keys, *rest = states["numpy"]
+    np.random.set_state((kind, np.array(numpy_keys, np.uint32), *rest))
 
 
 def _cpuinfo(key: str) -> str:

@@ -1,20 +1,31 @@
-"""Signals that end a training: it finishes its step, saves, and says how to resume."""
+"""Everything that ends a training early: signals, lost processes, exhausted memory, and numbers that are not finite."""
 
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from traceback import walk_tb
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from parnas.training.distributed import LostProcess
+import torch
+from torch import Tensor, nn
+
+from parnas.errors import OutOfMemory, says_out_of_memory
+from parnas.model.blocks import Block, BlockOutput
+from parnas.model.transformer_xl import TransformerXL
+from parnas.training.distributed import DistributedContext, LostProcess, detecting_lost_processes
+
+# Signals.
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-"""Ctrl-C; what SLURM, docker and systemd send before they kill; and what SLURM's --signal=USR1@SECONDS sends ahead."""
+"""Ctrl-C; the signal that SLURM, docker and systemd send before they kill; that of SLURM's --signal=USR1@SECONDS."""
 
 
 class Stopped(Exception):
-    """A signal ended a training, whose checkpoint is written."""
+    """A signal ended a training, and its checkpoint is written."""
 
     def __init__(self, number: int, step: int) -> None:
         super().__init__(f"stopped by {signal.Signals(number).name} after step {step}, which is saved")
@@ -55,3 +66,99 @@ class StopSignals:
         if number == signal.SIGINT:
             # Not by print, which must not be entered a second time from within itself.
             os.write(2, b"\nfinishing this step, then saving; Ctrl-C again to leave at once\n")
+
+
+# Lost processes and exhausted memory.
+
+
+def describe_last_checkpoint(path: Path | None) -> str:
+    """Return the sentence on the last intact checkpoint."""
+    return "No checkpoint was written yet." if path is None else f"The last intact checkpoint is {path}."
+
+
+@contextmanager
+def explain_failures(step: Callable[[], int], last_checkpoint: Callable[[], Path | None]) -> Iterator[None]:
+    """Turn a lost process or exhausted memory inside the context into a `ParnasError` that says what to do."""
+    try:
+        with detecting_lost_processes():
+            yield
+    except LostProcess as error:
+        raise LostProcess(f"At step {step()}: {error} {describe_last_checkpoint(last_checkpoint())}") from error
+    except (MemoryError, RuntimeError) as error:
+        if not says_out_of_memory(error):
+            raise
+        raise OutOfMemory(
+            f"Out of memory at step {step()}, in {_running_part(error)}. {describe_last_checkpoint(last_checkpoint())} "
+            "Lower data.batch_size, or raise train.accumulate, which divides it; set runtime.checkpoint_activations: "
+            "true; lower data.tgt_len or model.mem_len; in a search use estimator uniform or gdas."
+        ) from error
+
+
+def _running_part(error: BaseException) -> str:
+    """Return the block that was running, read from a local variable of the network's forward pass."""
+    for frame, _ in walk_tb(error.__traceback__):
+        if frame.f_code is TransformerXL.forward.__code__ and "index" in frame.f_locals:
+            return f"block {frame.f_locals['index'] + 1}"
+    return "the softmax, the backward pass or the update"
+
+
+# Numbers that are not finite.
+
+
+class NonFinite(Exception):
+    """A step must not update the parameters: its `quantity`, a loss or a gradient, is not finite."""
+
+    def __init__(self, quantity: str) -> None:
+        super().__init__(quantity)
+        self.quantity = quantity
+
+
+def first_non_finite(steps: Tensor) -> tuple[int, str] | None:
+    """Return the first step that is not finite: how many steps before the last, and "loss" or "gradient".
+
+    `steps` [steps, 2] holds loss and gradient norm of consecutive steps. Returns `None` where all are finite.
+    """
+    failed = (~steps.isfinite().all(dim=1)).nonzero()
+    if len(failed) == 0:
+        return None
+    index = int(failed[0])
+    return len(steps) - 1 - index, "gradient" if steps[index, 0].isfinite() else "loss"
+
+
+def locate_gradient(model: TransformerXL) -> str:
+    """Return the uppermost part of the network with a gradient that is not finite: backpropagation failed there."""
+    tied = {id(parameter) for parameter in model.embedding.parameters()}  # receive gradients from both ends
+    parts = {"the softmax": [parameter for parameter in model.head.parameters() if id(parameter) not in tied]}
+    parts |= {f"block {n}": list(block.parameters()) for n, block in reversed(list(enumerate(model.blocks, 1)))}
+    parts["the embedding"] = list(model.embedding.parameters())
+    for name, parameters in parts.items():
+        if any(p.grad is not None and not bool(p.grad.isfinite().all()) for p in parameters):
+            return name
+    return "an unknown part"
+
+
+def locate_loss(model: TransformerXL, distributed: DistributedContext, read_again: Callable[[], Tensor]) -> str:
+    """Return the part of the network whose output is first not finite, in any process.
+
+    `read_again` reads the batch once more and returns its loss.
+    """
+    places = [*(f"block {number}" for number in range(1, len(model.blocks) + 1)), "the softmax"]
+    failed: list[int] = []
+
+    def watch(number: int, block: Block) -> Any:
+        def check(_: nn.Module, __: object, output: BlockOutput) -> None:
+            if not bool(output.hidden.isfinite().all()):
+                failed.append(number)
+
+        return block.register_forward_hook(check)
+
+    hooks = [watch(number, block) for number, block in enumerate(model.blocks)]  # type: ignore[arg-type]
+    try:
+        with torch.no_grad():
+            if not bool(read_again().isfinite()):
+                failed.append(len(places) - 1)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    first = -distributed.max(-min(failed, default=len(places)))
+    return places[first] if first < len(places) else "a place that a second pass over the batch does not show"

@@ -34,8 +34,8 @@ from parnas.model.estimators import DetachedGates, Gates, PathGate, arch_batch_s
 from parnas.model.memory import Memory, join_rows
 from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import TransformerXL
-from parnas.training.micro_batches import take_rows
 from parnas.training.optimizers import suits_muon
+from parnas.training.weight_optimizer import take_rows
 
 MIXED = ("soft", "straight_through")  # estimators that run all candidates
 

@@ -7,8 +7,8 @@ from parnas.data.batching import Shuffle, TrainingBatches
 from parnas.model.transformer_xl import TransformerXL
 from parnas.runs.run import Run
 from parnas.training.loaded_run import run_architecture
+from parnas.training.optimizers import Schedule
 from parnas.training.progress import Reporter
-from parnas.training.schedules import Schedule
 from parnas.training.session import open_session, run_task
 from parnas.training.trainer import StepResult, TrainingTask
 

@@ -22,10 +22,9 @@ from parnas.runs.files import atomic_folder, expand_user, write_json, write_text
 from parnas.runs.records import BestValidation, Kind, RunSummary
 from parnas.runs.run import OTHER_PHASE_SETTINGS, STREAMS, Run
 from parnas.training.checkpoints import list_checkpoints
-from parnas.training.device import Device, choose_device
+from parnas.training.device import Device, choose_device, seed_process
 from parnas.training.model_summary import summarise
 from parnas.training.progress import Reporter, Silent
-from parnas.training.randomness import seed_process
 from parnas.training.trainer import Session, Trainer, TrainingTask
 
 MAY_CHANGE = {

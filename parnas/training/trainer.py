@@ -37,23 +37,21 @@ from parnas.training.checkpoints import (
     step_of,
     verify_checkpoint,
 )
-from parnas.training.device import Device
-from parnas.training.diagnosis import (
+from parnas.training.device import Device, random_states, restore_random_states
+from parnas.training.interruptions import (
     NonFinite,
+    Stopped,
+    StopSignals,
     describe_last_checkpoint,
     explain_failures,
     first_non_finite,
     locate_gradient,
     locate_loss,
 )
-from parnas.training.interruptions import Stopped, StopSignals
-from parnas.training.micro_batches import join_micro_batches
-from parnas.training.optimizers import WeightAverage
+from parnas.training.optimizers import Schedule, WeightAverage, learning_rate
 from parnas.training.perplexity import TotalLoss, measure_loss
 from parnas.training.progress import Loop, Reporter, describe_metrics
-from parnas.training.randomness import random_states, restore_random_states
-from parnas.training.schedules import Schedule, fit_warmup, learning_rate
-from parnas.training.weight_optimizer import WeightOptimizer
+from parnas.training.weight_optimizer import WeightOptimizer, join_micro_batches
 
 
 @dataclass(frozen=True)
@@ -87,8 +85,8 @@ class StepResult(NamedTuple):
 class RecentSteps:
     """Loss and gradient norm of each step since the last line of metrics, on the device.
 
-    They are rows of one tensor: a small tensor per step would outlive the step's large ones and fragment the heap, so
-    that memory would grow from line to line.
+    They are rows of one tensor. A small tensor per step would outlive the step's large ones and fragment the heap, so
+    that memory would grow with each line of metrics.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -102,7 +100,7 @@ class RecentSteps:
     def add(self, loss: Tensor, gradient_norm: Tensor) -> None:
         """Add a step."""
         if self._count == len(self._rows):
-            self._rows = torch.cat([self._rows, torch.zeros_like(self._rows)])
+            self._rows = torch.cat([self._rows, self._rows.new_zeros(64 + self._count, 2)])
         self._rows[self._count, 0], self._rows[self._count, 1] = loss, gradient_norm
         self._count += 1
 
@@ -114,13 +112,11 @@ class RecentSteps:
         """Replace the steps by those of a checkpoint; raises `ValueError` for another shape."""
         if values.dim() != 2 or values.shape[1] != 2:
             raise ValueError(f"its losses have the shape {tuple(values.shape)}")
-        self.clear()
-        for loss, gradient_norm in values:
-            self.add(loss, gradient_norm)
+        self._rows, self._count = values.to(self._rows.device), len(values)
 
 
 class TrainingTask:
-    """One training phase: a network, its text, and what a step does with both."""
+    """One training phase: its network, its text, and the definition of a step."""
 
     title = ""
 
@@ -139,7 +135,7 @@ class TrainingTask:
                 f"warning: train.accumulate {config.train.accumulate} does not divide the {rows} rows of a batch; "
                 f"using {count} micro-batch(es)"
             )
-        self.schedule = fit_warmup(schedule, session.reporter.note)
+        self.schedule = schedule.fit_warmup(session.reporter.note)
         self.memory: Memory | None = None
 
     # Implemented or extended by each task.
@@ -152,15 +148,15 @@ class TrainingTask:
         """Act between two steps; `step` counts the steps so far, skipped ones included."""
 
     def weights(self) -> dict[str, nn.Parameter]:
-        """Return the parameters that the weight optimizer trains, by name."""
+        """Return the parameters that the optimizer of the weights trains, by name."""
         return dict(self.model.named_parameters())
 
     def trained(self) -> Sequence[Tensor]:
-        """Return everything that any optimizer trains."""
+        """Return all tensors that any optimizer trains."""
         return list(self.model.parameters())
 
     def scheduled(self, step: int) -> dict[str, float]:
-        """Return the scheduled values of a step, as logged."""
+        """Return the values that a schedule sets for a step, under the names of their metrics."""
         return {"lr": learning_rate(step, self.schedule)}
 
     def gates(self, step: int) -> Gates | None:  # noqa: ARG002
@@ -168,7 +164,10 @@ class TrainingTask:
         return None
 
     def validate(self) -> dict[str, TotalLoss]:
-        """Return losses on the validation split: `valid` is the run's own, a search adds `mixture` and `argmax`."""
+        """Return losses on the validation split by name: `valid` decides which checkpoint is the best.
+
+        A search adds `mixture` and `argmax`.
+        """
         return {"valid": self.validation_loss(self.model)}
 
     def log(self, record: MetricsRecord) -> None:
@@ -178,16 +177,16 @@ class TrainingTask:
         self.session.reporter.metrics(record)
 
     def discard_step(self) -> None:
-        """Drop the gradients of a skipped step, and memory, which may hold the same numbers."""
+        """Drop the gradients of a skipped step, and memory, which may not be finite either."""
         self.memory = None
         for parameter in self.trained():
             parameter.grad = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs besides the weights, of all processes together."""
+        """Return the state that a resumed run needs besides the weights; complete in the main process only."""
         return {
             "weight_optimizer": self.weight_optimizer.state_dict(),
-            "memory": map_memory(self.distributed.gather_rows, self.memory),  # of all rows, in the main process
+            "memory": map_memory(self.distributed.gather_rows, self.memory),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -200,25 +199,29 @@ class TrainingTask:
     # Shared by all tasks.
 
     def update_weights(self, batch: Batch, gates: Gates | None) -> StepResult:
-        """Train the weights on one batch; gates that need a gradient accumulate theirs."""
-        # 1. Forward and backward, by micro-batches; memory moves on to the next segment.
-        forward = self.weight_optimizer.backward(batch, self.memory, gates)
+        """Train the weights on one batch; where `gates` need a gradient, it is added to theirs.
+
+        Raises:
+            NonFinite: before the update, where loss or gradient are not finite and each step is checked.
+        """
+        # 1. Forward and backward pass in micro-batches; keep the memory for the next segment.
+        forward = self.weight_optimizer.accumulator.backward(batch, self.memory, gates)
         self.memory = forward.memory
-        # 2. Check the numbers, where that costs nothing or was asked for.
+        # 2. Check loss and gradient, unless that would wait for a GPU.
         norms, check = self.weight_optimizer.gradient_norms(), self.session.checks_each_step
         if check and not all(math.isfinite(norm.item()) for norm in norms):
             raise NonFinite("loss" if self.distributed.any(not bool(forward.loss.isfinite())) else "gradient")
-        # 3. Clip the gradients and update.
+        # 3. Clip the gradients and update the weights.
         norm = self.weight_optimizer.step(norms, skip_non_finite=not check)
         return StepResult(forward.loss, norm, forward.compression)
 
     def read_again(self, step: int) -> Tensor:
-        """Return the loss of a step's batch without memory, to find out where its numbers go wrong."""
+        """Return the loss of a step's batch, read without memory, to find the part that is not finite."""
         batch = self.batches.batch(step)
         return join_micro_batches(list(self.weight_optimizer.accumulator.forward(batch, None, self.gates(step)))).loss
 
     def validation_loss(self, model: TransformerXL) -> TotalLoss:
-        """Return the loss of `model` on the whole validation split, with the lengths of training."""
+        """Return the loss of `model` on the whole validation split, with training's segment and memory lengths."""
         config, streams = self.session.config, self.session.streams
         return measure_loss(
             model,
@@ -246,7 +249,7 @@ class Trainer:
         self.average = WeightAverage(task.model.parameters(), self.schedule.steps - self.schedule.averaged + 1)
         self.step = 0  # steps done
         self.seconds = 0.0
-        self.skipped = 0  # steps without an update, because their numbers were not finite
+        self.skipped = 0  # steps without an update, because loss or gradient was not finite
         self.recent = RecentSteps(self.session.device.device)
         self.compression_loss: Tensor | None = None  # of the last step
         self.logged_at, self.logged_step = time.perf_counter(), 0
@@ -271,19 +274,24 @@ class Trainer:
             reporter.start(Loop(task.title, self.step, self.schedule.steps, folder=self.session.run.folder))
             with StopSignals() as signals, explain_failures(lambda: self.step + 1, self.last_checkpoint):
                 while self.step < self.schedule.steps:
-                    last = self.step + 1 == self.schedule.steps
+                    # 1. Train on one batch with the scheduled learning rate.
                     scheduled = task.scheduled(self.step)
                     self.train_step(scheduled["lr"])
+                    last = self.step == self.schedule.steps
+                    # 2. Log the means since the last line of metrics.
                     if last or self.step % train.log_every == 0:
                         self._log_training(scheduled)
                     reporter.advance(self.step)
+                    # 3. Validate.
                     if last or self.step % train.eval_every == 0:
                         self._log_validation(scheduled)
                     self.seconds = before + time.perf_counter() - started
+                    # 4. Save at intervals, after the best validation so far, and before the loop ends.
                     stopped_by = self.distributed.max(signals.received or 0)
                     is_best = self.best is not None and self.best.step == self.step
                     if last or stopped_by or is_best or self.step % train.save_every == 0:
                         self.save()
+                    # 5. End early where a process received a signal.
                     if stopped_by and not last:
                         self.finish_saving()
                         raise Stopped(stopped_by, self.step)
@@ -294,7 +302,7 @@ class Trainer:
                 self.writer.close()
 
     def train_step(self, lr: float) -> None:
-        """Do one step of the task, or skip it where its numbers are not finite."""
+        """Do one step of the task, or skip it where its loss or gradient is not finite."""
         self.task.weight_optimizer.set_learning_rate(lr)
         try:
             result = self.task.train_step(self.step)
@@ -309,43 +317,92 @@ class Trainer:
         self.average.add(self.step)
 
     def validate(self) -> None:
-        """Validate, with the average of the weights once there is one."""
+        """Validate the network; where weights are averaged, with their average."""
         with self.average.in_place():
             self.validation = self.task.validate()
 
+    # Metrics.
+
+    @contextmanager
+    def _off_the_clock(self) -> Iterator[None]:
+        """Exclude the time inside the context from the logged tokens per second, which count training alone."""
+        began = time.perf_counter()
+        yield
+        self.logged_at += time.perf_counter() - began
+
+    def _log_training(self, scheduled: Mapping[str, float]) -> None:
+        """Log the mean loss, the largest gradient norm and the speed of the steps since the last line."""
+        self._check_recent()
+        if self.compression_loss is not None:
+            self.distributed.all_reduce_mean([self.compression_loss])
+        now, data, recent = time.perf_counter(), self.session.config.data, self.recent.values.clone()
+        steps, seconds = self.step - self.logged_step, now - self.logged_at
+        self.recent.clear()
+        self.logged_at, self.logged_step = now, self.step
+        if not len(recent) or not self.distributed.is_main:  # all steps were skipped, or the main process logs
+            return
+        loss = float(recent[:, 0].double().mean())
+        optional: dict[str, Any] = {}
+        if self.compression_loss is not None:
+            optional["compression_loss"] = float(self.compression_loss)
+        if self.distributed.world_size > 1:
+            optional["processes"] = self.distributed.world_size
+        self.task.log(
+            MetricsRecord(
+                step=self.step,
+                split="train",
+                loss=loss,
+                ppl=math.exp(min(loss, 700.0)),
+                gradient_norm=float(recent[:, 1].max()),
+                tokens_per_s=round(steps * data.batch_size * data.tgt_len / seconds, 1),
+                step_ms=round(1000 * seconds / steps, 3),
+                **scheduled,
+                **optional,
+            )
+        )
+
+    def _log_validation(self, scheduled: Mapping[str, float]) -> None:
+        """Validate, remember the step where its loss is the lowest so far, and log all measures of the loss."""
+        with self._off_the_clock():
+            self._check_recent()
+            self.validate()
+            if not all(math.isfinite(loss.nats) for loss in self.validation.values()):
+                raise self._diverged("validation loss", self.step)
+            counts, loss = self.session.streams.header.splits["valid"], self.validation["valid"]
+            if self.best is None or loss.per_token < self.best.loss:
+                self.best = Best(self.step, loss.per_token)
+            others: dict[str, Any] = {}
+            for name, other in self.validation.items():
+                if name != "valid":
+                    others |= {f"{name}_loss": other.per_token, f"{name}_ppl": other.perplexity}
+            record = MetricsRecord(
+                step=self.step,
+                split="valid",
+                loss=loss.per_token,
+                ppl=loss.perplexity,
+                word_ppl=loss.word_perplexity(counts),
+                bits_per_byte=loss.bits_per_byte(counts),
+                **others,
+                **scheduled,
+            )
+            if self.distributed.is_main:
+                self.task.log(record)
+
     # Checkpoints.
 
-    def resume(self) -> None:
-        """Restore the newest intact checkpoint; the main process chooses it.
-
-        Raises:
-            ParnasError: no checkpoint is intact, or its state is not of this training.
-        """
-        folder, note = self.session.run.checkpoints, self.session.reporter.note
-        newest = newest_checkpoint(folder, note) if self.distributed.is_main else None
-        path = checkpoint_path(folder, self.distributed.max(-1 if newest is None else step_of(newest)))
-        if not verify_checkpoint(path):
-            raise ParnasError(f"No checkpoint in {folder} is intact; remove that folder to train from the beginning.")
-        if difference := describe_other_versions(path):
-            note(f"warning: {difference}")
-        with explain_failures(lambda: step_of(path), lambda: path):
-            load_weights(path, self.task.model)
-            state = load_state(path)
-            with restoring(path):
-                self.load_state_dict(state)
-        note(f"resuming after step {self.step} of {self.schedule.steps}")
-
     def save(self) -> None:
-        """Start to write a checkpoint; raises `Diverged` where the numbers behind it are not finite."""
+        """Start to write a checkpoint; raises `Diverged` where recent losses, gradients or weights are not finite."""
         with self._off_the_clock():
-            self._average_recent()
+            # 1. Save only finite numbers, so that every checkpoint can be resumed from.
             self._check_recent()
             if not all(bool(parameter.isfinite().all()) for parameter in self.task.trained()):
                 raise self._diverged("network's weights or alpha", self.step)
-            self.finish_saving()  # before the copies are made, so that memory never holds three
+            # 2. Wait for the checkpoint before, so that memory holds one copy at a time.
+            self.finish_saving()
+            # 3. Collect the state of all processes, and write a copy of it in the background.
             state = self.state_dict()
             if self.distributed.is_main:
-                self.session.run.flush()  # the lines of its steps reach the disk before a checkpoint does
+                self.session.run.flush()  # a checkpoint must not reach the disk before the metrics of its steps
                 self.writer = self.writer or CheckpointWriter(self.session.run.checkpoints)
                 with self.average.in_place():
                     snapshot = Snapshot.copy(self.step, self.task.model, state, self.best)
@@ -361,9 +418,28 @@ class Trainer:
         self.finish_saving()
         return newest_checkpoint(self.session.run.checkpoints, self.session.reporter.note)
 
+    def resume(self) -> None:
+        """Restore the newest intact checkpoint; the main process chooses it.
+
+        Raises:
+            ParnasError: no checkpoint is intact, or its state does not fit this training.
+        """
+        folder, note = self.session.run.checkpoints, self.session.reporter.note
+        newest = newest_checkpoint(folder, note) if self.distributed.is_main else None
+        path = checkpoint_path(folder, self.distributed.max(-1 if newest is None else step_of(newest)))
+        if not verify_checkpoint(path):
+            raise ParnasError(f"No checkpoint in {folder} is intact; remove that folder to train from the beginning.")
+        if difference := describe_other_versions(path):
+            note(f"warning: {difference}")
+        with explain_failures(lambda: step_of(path), lambda: path):
+            load_weights(path, self.task.model)
+            state = load_state(path)
+            with restoring(path):
+                self.load_state_dict(state)
+        note(f"resuming after step {self.step} of {self.schedule.steps}")
+
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint holds besides the weights, as tensors and plain values."""
-        self._average_recent()
+        """Return the content of a checkpoint besides the weights, as tensors and plain values."""
         return {
             "step": self.step,  # which gives the position in the text too, see `TrainingBatches.batch`
             "seconds": self.seconds,
@@ -386,79 +462,21 @@ class Trainer:
         self.task.load_state_dict(state["task"])
         restore_random_states(state["rng"], self.session.device, self.session.config.runtime.seed + self.step)
 
-    # Metrics.
-
-    @contextmanager
-    def _off_the_clock(self) -> Iterator[None]:
-        """Leave the time inside the context out of the logged tokens per second, which count training alone."""
-        began = time.perf_counter()
-        yield
-        self.logged_at += time.perf_counter() - began
-
-    def _average_recent(self) -> None:
-        """Replace the losses since the last line by their means over all processes."""
-        losses = self.recent.values[:, 0]
-        self.distributed.all_reduce_mean([losses] if len(losses) else [])
-
-    def _log_training(self, scheduled: Mapping[str, float]) -> None:
-        self._average_recent()
-        self._check_recent()
-        self.distributed.all_reduce_mean([] if self.compression_loss is None else [self.compression_loss])
-        now, data, recent = time.perf_counter(), self.session.config.data, self.recent.values.clone()
-        steps, seconds = self.step - self.logged_step, now - self.logged_at
-        rate = steps * data.batch_size * data.tgt_len / seconds
-        self.recent.clear()
-        self.logged_at, self.logged_step = now, self.step
-        # Nothing to log: all steps were skipped, or the main process writes.
-        if not len(recent) or not self.distributed.is_main:
-            return
-        loss = float(recent[:, 0].double().mean())
-        optional: dict[str, Any] = {}
-        if self.compression_loss is not None:
-            optional["compression_loss"] = float(self.compression_loss)
-        if self.distributed.world_size > 1:
-            optional["processes"] = self.distributed.world_size
-        record = MetricsRecord(
-            step=self.step,
-            split="train",
-            loss=loss,
-            ppl=math.exp(min(loss, 700.0)),
-            gradient_norm=float(recent[:, 1].max()),
-            tokens_per_s=round(rate, 1),
-            step_ms=round(1000 * seconds / steps, 3),
-            **scheduled,
-            **optional,
-        )
-        self.task.log(record)
-
-    def _log_validation(self, scheduled: Mapping[str, float]) -> None:
-        with self._off_the_clock():
-            self._average_recent()
-            self._check_recent()
-            self.validate()
-            if not all(math.isfinite(each.nats) for each in self.validation.values()):
-                raise self._diverged("validation loss", self.step)
-            counts, loss = self.session.streams.header.splits["valid"], self.validation["valid"]
-            if self.best is None or loss.per_token < self.best.loss:
-                self.best = Best(self.step, loss.per_token)
-            others: dict[str, Any] = {}
-            for name, other in self.validation.items():
-                if name != "valid":
-                    others |= {f"{name}_loss": other.per_token, f"{name}_ppl": other.perplexity}
-            record = MetricsRecord(
-                step=self.step,
-                split="valid",
-                loss=loss.per_token,
-                ppl=loss.perplexity,
-                word_ppl=loss.word_perplexity(counts),
-                bits_per_byte=loss.bits_per_byte(counts),
-                **others,
-                **scheduled,
-            )
-            if self.distributed.is_main:
-                self.task.log(record)
-
     # Numbers that are not finite.
+
+    def _check_recent(self) -> None:
+        """Average the losses since the last line of metrics over all processes.
+
+        Raises:
+            Diverged: a loss or gradient norm is not finite; the message names the first such step.
+        """
+        if len(losses := self.recent.values[:, 0]):
+            self.distributed.all_reduce_mean([losses])
+        if failure := first_non_finite(self.recent.values):
+            steps_ago, quantity = failure
+            step = self.step - steps_ago
+            place = f", first in {self._locate('loss', step - 1)}" if quantity == "loss" else ""
+            raise self._diverged(quantity, step, place)
 
     def _skip_step(self, quantity: str) -> None:
         """Discard a step; raises `Diverged` where `train.max_skipped_steps` does not allow one more."""
@@ -471,16 +489,8 @@ class Trainer:
         )
         self.task.discard_step()
 
-    def _check_recent(self) -> None:
-        """Raise `Diverged` where a loss or gradient since the last line is not finite, naming the first such step."""
-        failure = first_non_finite(self.recent.values)
-        if failure is not None:
-            step = self.step - failure.steps_ago
-            place = f", first in {self._locate('loss', step - 1)}" if failure.quantity == "loss" else ""
-            raise self._diverged(failure.quantity, step, place)
-
     def _locate(self, quantity: str, step: int) -> str:
-        """Return the part of the network where the loss of a step, or the present gradient, goes wrong."""
+        """Return the part of the network where the loss of a step, or the present gradient, stops being finite."""
         if quantity != "loss":
             return locate_gradient(self.task.model)
         return locate_loss(self.task.model, self.distributed, lambda: self.task.read_again(step))

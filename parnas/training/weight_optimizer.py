@@ -1,21 +1,154 @@
-"""The optimizer of a network's weights: gradients, clipping and updates of everything but alpha."""
+"""Training of the weights: gradients over micro-batches and processes, clipping, and updates of all but alpha."""
 
-from collections.abc import Mapping
-from typing import Any
+import math
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from parnas.config.schema import TrainConfig
 from parnas.data.batching import Batch
-from parnas.model.estimators import Gates
-from parnas.model.memory import Memory
+from parnas.model.estimators import DetachedGates, Gates
+from parnas.model.memory import Memory, join_rows, map_memory
 from parnas.model.transformer_xl import TransformerXL
 from parnas.training.device import Device
-from parnas.training.micro_batches import Forward, GradientAccumulator
 from parnas.training.optimizers import Muon, check_shapes, gradient_norm, make_adamw, step_clipped, suits_muon
 
 _COMPRESSION = "compression_optimizer"
+
+
+class Forward(NamedTuple):
+    """The result of reading a batch or a micro-batch."""
+
+    loss: Tensor  # mean, nats per token
+    memory: Memory
+    compression: Tensor | None  # auxiliary loss of compressive memory, where the network has one
+
+
+class NetworkWithLoss(nn.Module):
+    """A network and its loss in one module, because DistributedDataParallel wraps a module's forward pass."""
+
+    def __init__(self, model: TransformerXL, device: Device) -> None:
+        super().__init__()
+        self.model, self.device = model, device
+
+    def forward(self, inputs: Tensor, targets: Tensor, memory: Memory | None, gates: Gates | None) -> Forward:
+        """Read ids and targets [B, T]."""
+        with self.device.autocast():
+            output = self.model(inputs, memory, gates)
+            nll = self.model.score(output.hidden, targets)
+        return Forward(nll.mean(), output.memory, output.loss)
+
+
+class GradientAccumulator:
+    """Reads a batch in up to `count` micro-batches: the same gradients with less memory.
+
+    With several processes each reads its slice of the rows, and the gradients of `weights` are averaged over all
+    processes. A weight that no process used has no gradient.
+    """
+
+    def __init__(self, model: TransformerXL, weights: Iterable[nn.Parameter], device: Device, count: int) -> None:
+        self.device, self.count = device, count
+        self.network = NetworkWithLoss(model, device)
+        self.parallel: DistributedDataParallel | None = None
+        if device.distributed.world_size > 1:
+            # The parameters in use differ from step to step: candidates by gate, softmax clusters by target.
+            with _only_trainable(model, weights), warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)  # newer torch renames an argument that older torch needs
+                self.parallel = DistributedDataParallel(
+                    self.network, find_unused_parameters=True, broadcast_buffers=False
+                )
+
+    def divide(self, rows: int) -> int:
+        """Return the number of equal micro-batches for `rows`: less than `count` where `count` does not divide them."""
+        return math.gcd(self.count, rows)
+
+    def forward(
+        self, batch: Batch, memory: Memory | None, gates: Gates | None, average_gradients: bool = False
+    ) -> Iterator[Forward]:
+        """Yield the result of each micro-batch.
+
+        Args:
+            batch: this process's rows.
+            memory: of these rows; ignored where the batch starts an epoch.
+            gates: of the candidates; `None` for a discrete network.
+            average_gradients: average the gradients of the weights over all processes in the backward pass.
+        """
+        network = self.parallel if average_gradients and self.parallel else self.network
+        device = self.device.device
+        inputs, targets = torch.from_numpy(batch.inputs).to(device), torch.from_numpy(batch.targets).to(device)
+        memory = None if batch.starts_epoch else memory
+        count = self.divide(len(inputs))
+        size = len(inputs) // count
+        for number in range(count):
+            if self.parallel is not None:  # set before forward: gradients are exchanged with the last micro-batch only
+                self.parallel.require_backward_grad_sync = number + 1 == count
+            rows = slice(number * size, (number + 1) * size)
+            yield network(inputs[rows], targets[rows], memory if count == 1 else take_rows(memory, rows), gates)
+
+    def backward(self, batch: Batch, memory: Memory | None, gates: Gates | None) -> Forward:
+        """Accumulate the gradients of a batch, averaged over processes; return this process's loss and memory."""
+        results = []
+        for result in self.forward(batch, memory, gates, average_gradients=True):
+            total = result.loss if result.compression is None else result.loss + result.compression
+            (total / self.divide(len(batch.inputs))).backward()
+            compression = None if result.compression is None else result.compression.detach()
+            results.append(Forward(result.loss.detach(), result.memory, compression))
+        return join_micro_batches(results)
+
+    def loss_of_gates(self, batch: Batch, memory: Memory | None, gates: Gates) -> tuple[Tensor, Memory]:
+        """Return a batch's mean loss over all processes as a function of the gates, and the memory after it.
+
+        The weights receive no gradient. Where the gates need one, each micro-batch is back-propagated at once, so that
+        only one graph is alive at a time. The returned scalar is then the linearisation <gates, d loss / d gates>: its
+        gradient is that of the loss, its value is not.
+        """
+        detached, results = DetachedGates(gates), []
+        for result in self.forward(batch, memory, detached.gates):
+            if detached.leaf.requires_grad:
+                result.loss.backward(inputs=[detached.leaf])
+            results.append(result._replace(loss=result.loss.detach()))
+        whole = join_micro_batches(results)
+        if detached.leaf.grad is None:
+            self.device.distributed.all_reduce_mean([whole.loss])
+            return whole.loss, whole.memory
+        detached.leaf.grad /= len(results)
+        self.device.distributed.all_reduce_mean([detached.leaf.grad])
+        return (detached.sampled * detached.leaf.grad).sum(), whole.memory
+
+
+@contextmanager
+def _only_trainable(model: nn.Module, weights: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Freeze all parameters but `weights` inside the context, so that DistributedDataParallel ignores the others."""
+    own = {id(weight) for weight in weights}
+    others = [parameter for parameter in model.parameters() if id(parameter) not in own and parameter.requires_grad]
+    for parameter in others:
+        parameter.requires_grad_(False)
+    yield
+    for parameter in others:
+        parameter.requires_grad_(True)
+
+
+def take_rows(memory: Memory | None, rows: slice) -> Memory | None:
+    """Return the memory of some rows of the batch."""
+    part: Memory | None = map_memory(lambda tensor: tensor[rows], memory)
+    return part
+
+
+def join_micro_batches(results: list[Forward]) -> Forward:
+    """Return the micro-batches as one batch: mean losses, and the memory of all rows."""
+    if len(results) == 1:
+        return results[0]
+    compressions = [result.compression for result in results if result.compression is not None]
+    return Forward(
+        torch.stack([result.loss for result in results]).mean(),
+        join_rows([result.memory for result in results]),
+        torch.stack(compressions).mean() if compressions else None,
+    )
 
 
 class WeightOptimizer:
@@ -51,10 +184,6 @@ class WeightOptimizer:
         for optimizer in self.optimizers.values():
             for group in optimizer.param_groups:
                 group["lr"] = lr
-
-    def backward(self, batch: Batch, memory: Memory | None, gates: Gates | None) -> Forward:
-        """Accumulate the gradients of a batch; see `GradientAccumulator.backward`."""
-        return self.accumulator.backward(batch, memory, gates)
 
     def gradient_norms(self) -> list[Tensor]:
         """Return the gradient norm of the weights and, where memory is compressed, that of the compression."""

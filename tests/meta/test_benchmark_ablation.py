@@ -26,10 +26,9 @@ from parnas.model import fused
 from parnas.model.heads import Embedding
 from parnas.runs.resolve import read_config
 from parnas.runs.run import METRICS, Run
-from parnas.training.optimizers import orthogonalise
+from parnas.training.optimizers import Schedule, orthogonalise
 from parnas.training.progress import Silent
 from parnas.training.retrain import retrain
-from parnas.training.schedules import Schedule
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -24,10 +24,10 @@ from parnas.runs.run import Run
 from parnas.training.device import choose_device
 from parnas.training.latency import Candidate, Shape, prepare_training, read_memory
 from parnas.training.loaded_run import load
-from parnas.training.micro_batches import NetworkWithLoss
 from parnas.training.perplexity import measure_loss
 from parnas.training.progress import Silent
 from parnas.training.retrain import retrain
+from parnas.training.weight_optimizer import NetworkWithLoss
 
 CPU = choose_device(RuntimeConfig(device="cpu", precision="fp32", threads=1))
 MEMORY = {"model__mem_len": 8, "model__memory__cmem_len": 5, "model__memory__ratio": 3}

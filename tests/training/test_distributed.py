@@ -24,9 +24,9 @@ from parnas.config.loader import Config, dump_config
 from parnas.errors import ParnasError
 from parnas.runs.run import METRICS, Run
 from parnas.training.checkpoints import list_checkpoints, load_state
+from parnas.training.device import seed_process
 from parnas.training.distributed import DistributedContext, own_store
 from parnas.training.progress import Silent
-from parnas.training.randomness import seed_process
 from parnas.training.retrain import retrain
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -34,9 +34,9 @@ from parnas.training.memory_estimate import (
     storage_bytes,
     without_data,
 )
-from parnas.training.micro_batches import GradientAccumulator
 from parnas.training.progress import Silent
 from parnas.training.retrain import retrain
+from parnas.training.weight_optimizer import GradientAccumulator
 
 ROWS, TGT_LEN, VOCABULARY = 3, 5, 20
 IDS = range(4, 4 + ROWS * TGT_LEN)  # in all clusters

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from parnas.config.schema import TrainConfig
-from parnas.training.schedules import Schedule, learning_rate, shorten_warmup, temperature
+from parnas.training.optimizers import Schedule, learning_rate, temperature
 
 
 def test_learning_rate_rises_to_its_peak_and_falls_to_zero() -> None:
@@ -30,7 +30,9 @@ def test_learning_rate_stays_at_its_peak_where_weights_are_averaged() -> None:
 
 @pytest.mark.parametrize(("warmup", "steps", "expected"), [(10, 100, 10), (100, 100, 10), (4000, 50, 5), (5, 1, 0)])
 def test_warmup_longer_than_the_run_is_shortened(warmup: int, steps: int, expected: int) -> None:
-    assert shorten_warmup(warmup, steps) == expected
+    notes: list[str] = []
+    assert Schedule(steps, 0.5, warmup).fit_warmup(notes.append) == Schedule(steps, 0.5, expected)
+    assert bool(notes) == (warmup != expected)
 
 
 @pytest.mark.parametrize("schedule", ["exponential", "linear", "cosine"])
