@@ -10,17 +10,18 @@ from safetensors.torch import save_model
 from torch import Tensor
 
 from parnas.errors import ParnasError
-from parnas.export.decoder import SHAPE, SNIPPET, to_x_transformers
-from parnas.export.folder import COMMON, CONFIG, Source, load_exported, open_source, write_common, written_target
-from parnas.export.program import ONNX, PROGRAM, to_onnx, to_pt2
+from parnas.export.decoder import DECODER_ARGUMENTS, DECODER_PROGRAM, to_x_transformers
+from parnas.export.folder import COMMON_FILES, CONFIG, Source, load_exported, read_target, write_common
+from parnas.export.program import ONNX, PT2, to_onnx, to_pt2
 from parnas.export.segment import largest_difference
 from parnas.model.transformer_xl import TransformerXL
 from parnas.runs.files import atomic_folder
 from parnas.runs.run import Run
 from parnas.training.checkpoints import WEIGHTS
+from parnas.training.loaded_run import load
 
-MAX_DIFFERENCE = 1e-4
-"""Largest difference of a log-probability, in nats; sums of float32 in another order stay far below it."""
+_MAX_DIFFERENCE = 1e-4
+"""Largest difference of a log-probability in nats; sums of float32 in another order stay far below it."""
 _WEIGHTS_README = """
 ## Use
 
@@ -29,16 +30,17 @@ _WEIGHTS_README = """
     exported = load_exported("FOLDER")
     print(exported.generate("The", tokens=40))
 
-`{weights}` holds the weights in float32. Layers are numbered in the order of the string. Of `key_value`, the first half
-of the rows are the keys of all heads, the second half the values; `u` and `v` [heads, width] are the biases of relative
-attention (Dai et al. 2019, section 3.3); of an adaptive softmax, `head.tables.0` and `head.cluster_weight` are scored
-together, each later table behind the logit of its cluster. The embedding is multiplied by the root of the width.
+`{weights}` holds the weights in float32. Layers are numbered in the order of the architecture. The first half of the
+rows of `key_value` are the keys of all heads, the second half the values. `u` and `v` [heads, width] are the biases of
+relative attention (Dai et al. 2019, section 3.3). An adaptive softmax has its frequent tokens and its clusters in one
+softmax (`head.tables.0` and `head.cluster_weight`), and one more softmax for the tokens of each cluster (the other
+tables). The embedding is multiplied by the square root of the width.
 
 {tensors}"""
 
 
 def _to_safetensors(source: Source, folder: Path) -> float:
-    """Export weights and settings; returns the largest difference of the loaded network in nats."""
+    """Write weights and settings; return the largest difference of the loaded network's log-probabilities, in nats."""
     readme = _WEIGHTS_README.format(weights=WEIGHTS, tensors=_describe_tensors(source.network))
     write_common(source, "safetensors", folder, readme)
     save_model(source.network, str(folder / WEIGHTS), {"format": "pt"})  # shared tables once
@@ -54,98 +56,95 @@ def _to_safetensors(source: Source, folder: Path) -> float:
 
 def _describe_tensors(network: TransformerXL) -> str:
     """Return a Markdown table of tensor names and shapes; names that share weights are in one row."""
-    rows: dict[int, tuple[list[str], list[int]]] = {}
+    names: dict[Tensor, list[str]] = {}
     for name, parameter in network.named_parameters(remove_duplicate=False):
-        rows.setdefault(id(parameter), ([], list(parameter.shape)))[0].append(f"`{name}`")
-    listed = "".join(f"| {', '.join(names)} | {shape} |\n" for names, shape in rows.values())
-    return f"| tensor (those in one row are the same) | shape |\n| --- | --- |\n{listed}"
+        names.setdefault(parameter, []).append(f"`{name}`")
+    rows = "".join(f"| {', '.join(shared)} | {list(tensor.shape)} |\n" for tensor, shared in names.items())
+    return f"| tensor (those in one row are the same) | shape |\n| --- | --- |\n{rows}"
 
 
-class Target(NamedTuple):
+class _Target(NamedTuple):
     """An export format."""
 
-    write: Callable[[Source, Path], float | None]  # fills a folder; returns the difference from the network, if any
-    files: frozenset[str]  # besides those of every export
+    write: Callable[[Source, Path], float | None]  # fills a folder; returns `ExportResult.difference`
+    files: frozenset[str]  # besides `COMMON_FILES`
 
 
 TARGETS = {
-    "safetensors": Target(_to_safetensors, frozenset({WEIGHTS})),
-    "x-transformers": Target(to_x_transformers, frozenset({SNIPPET, SHAPE})),
-    "pt2": Target(to_pt2, frozenset({PROGRAM})),
-    "onnx": Target(to_onnx, frozenset({ONNX, f"{ONNX}.data"})),
+    "safetensors": _Target(_to_safetensors, frozenset({WEIGHTS})),
+    "x-transformers": _Target(to_x_transformers, frozenset({DECODER_PROGRAM, DECODER_ARGUMENTS})),
+    "pt2": _Target(to_pt2, frozenset({PT2})),
+    "onnx": _Target(to_onnx, frozenset({ONNX, f"{ONNX}.data"})),
 }
 
 
 @dataclass(frozen=True)
 class ExportResult:
-    """The files of an export, and how far it is from the network."""
+    """The files of an export, and the largest difference between its outputs and the network's."""
 
     run: Path  # run folder
     folder: Path
     target: str
     architecture: str
     files: tuple[str, ...]  # in the folder
-    difference: float | None  # largest of a log-probability, in nats; `None` where only the shape is exported
+    difference: float | None  # largest of a log-probability, in nats; `None` for x-transformers, without weights
 
     def describe(self) -> str:
-        """Return a sentence for people."""
+        """Return the result as a sentence."""
         difference = "" if self.difference is None else f", at most {self.difference:.1e} nats from the network"
         return f"exported {self.architecture} as {self.target}{difference}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""
-        return {
-            "run": str(self.run),
-            "target": self.target,
-            "arch": self.architecture,
-            "difference": self.difference,
-        }
+        arch = self.architecture
+        return {"run": str(self.run), "target": self.target, "arch": arch, "difference": self.difference}
 
 
 def export_run(run: Run | str | Path, target: str, out: str | Path | None = None, best: bool = False) -> ExportResult:
-    """Write the network of a run as one of `TARGETS`, and compare what was written with the network.
+    """Write the network of a run in another format, and compare the outputs of the written network.
 
     Args:
-        run: a retraining, or a search, for its derived network with the SuperNet's weights.
+        run: A retraining, or a search, for its derived network with the SuperNet's weights.
         target: `safetensors`, `x-transformers`, `pt2` or `onnx`.
-        out: a new or empty folder, an earlier export to replace, or a link to one; by default `RUN/exports/TARGET`.
-        best: export the weights of the least validation loss.
+        out: A new or empty folder, an earlier export to replace, or a link to one; by default `RUN/exports/TARGET`.
+        best: Export the weights with the lowest validation loss.
 
     Raises:
-        ParnasError: the target is unknown or not possible for these layers, a package is missing, the folder holds
-            anything else, or a log-probability differs by more than 1e-4 nats. Nothing is written then.
+        ParnasError: The target is unknown or not possible for these layers, a package is missing, the folder holds
+            other files, or a log-probability differs by more than 1e-4 nats. Then nothing is written.
     """
     if target not in TARGETS:
         raise ParnasError(f"The target (--to) is {target!r}; give {', '.join(TARGETS)}.")
     run = run if isinstance(run, Run) else Run(run)
     folder = run.folder / "exports" / target if out is None else Path(out)
     resolved = folder.resolve()
-    refuse_used(resolved)
-    source = open_source(run, best)
+    _refuse_used(resolved)
+    loaded = load(run.folder, best=best)
+    source = Source(run, loaded, loaded.discrete().float(), loaded.architecture.canonical())
     resolved.parent.mkdir(parents=True, exist_ok=True)
     with atomic_folder(resolved) as temporary:
         difference = TARGETS[target].write(source, temporary)
-        if difference is not None and difference > MAX_DIFFERENCE:
+        if difference is not None and difference > _MAX_DIFFERENCE:
             raise ParnasError(
                 f"The export as {target} differs from the network by {difference:.2g} nats in a log-probability, above "
-                f"{MAX_DIFFERENCE:g}, and was removed. Try another torch or onnxruntime, or --to safetensors."
+                f"{_MAX_DIFFERENCE:g}, and was removed. Try another torch or onnxruntime, or --to safetensors."
             )
     files = tuple(sorted(path.relative_to(resolved).as_posix() for path in resolved.rglob("*") if path.is_file()))
     return ExportResult(run.folder, folder, target, str(source.architecture), files, difference)
 
 
-def refuse_used(folder: Path) -> None:
-    """Raise `ParnasError` if an export may not replace a folder: it is the current one, or has files of others."""
+def _refuse_used(folder: Path) -> None:
+    """Raise `ParnasError` unless a folder is new, empty, or an earlier export that holds no other files."""
     if Path.cwd().is_relative_to(folder):
         raise ParnasError(f"{folder} is the current folder and would be replaced; name a new folder inside it.")
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
-    target = written_target(folder)
+    target = read_target(folder)
     if target not in TARGETS:
         raise ParnasError(f"{folder} is no export and not empty; choose another folder (--out).")
     files = {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
-    if foreign := sorted(files - TARGETS[target].files - COMMON):
+    if others := sorted(files - TARGETS[target].files - COMMON_FILES):
         raise ParnasError(
-            f"{folder} is an export with other files, such as {foreign[0]}; move them away, or choose another folder "
+            f"{folder} is an export with other files, such as {others[0]}; move them away, or choose another folder "
             "(--out)."
         )

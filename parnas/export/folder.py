@@ -1,7 +1,8 @@
-"""The folder of an export: the network it is made from, the files that every target writes, and loading it again."""
+"""The folder of an export: the files that every target writes, and loading them."""
 
 import importlib.util
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,12 @@ from parnas.runs.files import read_json_object, refuse_outside_links, write_json
 from parnas.runs.resolve import to_yaml_values
 from parnas.runs.run import Run, package_version
 from parnas.training.checkpoints import WEIGHTS, check_size, load_weights
-from parnas.training.loaded_run import LoadedRun, generate_text, load
+from parnas.training.loaded_run import LoadedRun, generate_text
 
-CONFIG, README, TOKENIZER = "config.json", "README.md", "tokenizer"
-COMMON = {CONFIG, README, TOKENIZER, *(f"{TOKENIZER}/{name}" for name in (SETTINGS_FILE, MODEL_FILE))}
+CONFIG, _README, _TOKENIZER = "config.json", "README.md", "tokenizer"
+COMMON_FILES = {CONFIG, _README, _TOKENIZER, f"{_TOKENIZER}/{SETTINGS_FILE}", f"{_TOKENIZER}/{MODEL_FILE}"}
 """Files that an export of any target may hold."""
-KEYS = {"target", "vocab_size", "eos_id", "tgt_len", "model", "trained", "parnas"}
+_KEYS = {"target", "vocab_size", "eos_id", "tgt_len", "model", "trained", "parnas"}
 """Keys that identify the `config.json` of an export."""
 
 
@@ -33,15 +34,6 @@ class Source:
     loaded: LoadedRun
     network: TransformerXL
     architecture: Architecture  # without identity: one layer for each block of the network
-
-
-def open_source(run: Run, best: bool = False) -> Source:
-    """Load the network of a retraining, or the derived network of a search with the SuperNet's weights.
-
-    With `best`, load the weights of the least validation loss. Raises `ParnasError` where the run cannot be loaded.
-    """
-    loaded = load(run.folder, best=best)
-    return Source(run, loaded, loaded.discrete().float(), loaded.architecture.canonical())
 
 
 def require_package(package: str, target: str) -> None:
@@ -56,44 +48,43 @@ def require_package(package: str, target: str) -> None:
 def write_common(
     source: Source, target: str, folder: Path, readme: str, settings: dict[str, Any] | None = None
 ) -> None:
-    """Write `config.json` with the target's own `settings` added, the tokenizer, and the README ending in `readme`."""
+    """Write `config.json` with the target's own `settings`, the tokenizer, and a README that ends in `readme`."""
     loaded, arch, version = source.loaded, str(source.architecture), package_version("parnas")
-    trained = {"run": source.run.name, "kind": source.run.kind(), "steps": loaded.step}
+    name, kind, tokenizer = source.run.name, source.run.kind(), loaded.tokenizer
     content = {
         "target": target,
         "arch": arch,
-        "vocab_size": loaded.tokenizer.vocab_size,
-        "eos_id": loaded.tokenizer.eos_id,
+        "vocab_size": tokenizer.vocab_size,
+        "eos_id": tokenizer.eos_id,
         "tgt_len": loaded.config.data.tgt_len,
         "model": {**loaded.config.model.model_dump(mode="json"), "arch": arch},
-        "trained": trained,
+        "trained": {"run": name, "kind": kind, "steps": loaded.step},
         "parnas": version,
     }
     write_json(folder / CONFIG, {**content, **(settings or {})})
-    (folder / TOKENIZER).mkdir()
-    loaded.tokenizer.save(folder / TOKENIZER)
-    by_search = f"Derived by the search `{source.run.name}`, with the SuperNet's weights"
-    origin = by_search if trained["kind"] == "search" else f"Trained as `{source.run.name}`"
+    (folder / _TOKENIZER).mkdir()
+    tokenizer.save(folder / _TOKENIZER)
+    derived = f"Derived by the search `{name}`, with the SuperNet's weights"
     about = (
-        f"{origin} ({loaded.step:,} steps): a Transformer-XL of {len(source.architecture)} layers, width "
-        f"{loaded.config.model.d_model}, {loaded.tokenizer.vocab_size:,} symbols. `{CONFIG}` has its settings, "
-        f"`{TOKENIZER}/` its tokenizer, which parnas reads. Written by parnas {version}."
+        f"{derived if kind == 'search' else f'Trained as `{name}`'} ({loaded.step:,} steps): a Transformer-XL of "
+        f"{len(source.architecture)} layers, width {loaded.config.model.d_model}, {tokenizer.vocab_size:,} symbols. "
+        f"`{CONFIG}` has its settings, `{_TOKENIZER}/` its tokenizer, which parnas reads. Written by parnas {version}."
     )
-    write_text(folder / README, f"# {arch}\n\n{about}\n{readme}")
+    write_text(folder / _README, f"# {arch}\n\n{about}\n{readme}")
 
 
-def written_target(folder: Path) -> str | None:
-    """Return the target of the export in a folder; `None` where there is no export."""
+def read_target(folder: Path) -> str | None:
+    """Return the target of the export in a folder; `None` if the folder holds no export."""
     try:
         content = read_json_object(folder / CONFIG)
     except (ParnasError, OSError):
         return None
-    return str(content["target"]) if content.keys() >= KEYS else None
+    return str(content["target"]) if content.keys() >= _KEYS else None
 
 
 @dataclass(frozen=True)
 class ExportedNetwork:
-    """A network and its tokenizer, loaded from an exported folder alone."""
+    """A network and its tokenizer, loaded from the folder of an export."""
 
     model: TransformerXL  # in evaluation mode, on the CPU, in float32
     tokenizer: Tokenizer
@@ -106,10 +97,10 @@ class ExportedNetwork:
 
 
 def load_exported(folder: str | Path) -> ExportedNetwork:
-    """Load the network of a folder that `parnas export --to safetensors` wrote; nothing in it is executed.
+    """Load the network of a folder that `parnas export --to safetensors` wrote; execute nothing in it.
 
     Raises:
-        ParnasError: a file is missing, or the settings do not fit the weights.
+        ParnasError: A file is missing, or the settings do not fit the weights.
     """
     path = Path(folder)
     if not (path / CONFIG).is_file() or not (path / WEIGHTS).is_file():
@@ -120,13 +111,10 @@ def load_exported(folder: str | Path) -> ExportedNetwork:
         config = ModelConfig.model_validate(to_yaml_values(content["model"]))
         architecture = Architecture.parse(content["arch"])
     except (KeyError, ValidationError, ParnasError) as error:
-        reason = error if isinstance(error, ParnasError) else f"{type(error).__name__}: {error!s:.300}"
+        reason = f"{type(error).__name__}: {error!s:.300}"
         raise ParnasError(f"{path / CONFIG} was not written by an export ({reason}); export again.") from error
-    tokenizer = load_tokenizer(path / TOKENIZER)
-
-    def build() -> TransformerXL:
-        return TransformerXL.build(config, architecture, tokenizer.vocab_size)
-
+    tokenizer = load_tokenizer(path / _TOKENIZER)
+    build = partial(TransformerXL.build, config, architecture, tokenizer.vocab_size)
     check_size(build, path)
     model = build()
     load_weights(path, model)

@@ -5,20 +5,21 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
+from torch.export import ExportedProgram
 
 from parnas.errors import ParnasError, says_out_of_memory
 from parnas.export.folder import Source, require_package, write_common
 from parnas.export.segment import SegmentNetwork, SegmentState, Step, largest_difference
 
-PROGRAM, ONNX = "network.pt2", "network.onnx"
-MAX_SIZE = 2**24  # rows or tokens; without a bound, torch 2.6 rejects the largest integer
+PT2, ONNX = "network.pt2", "network.onnx"
+_MAX_SIZE = 2**24  # rows or tokens; without a bound, torch 2.6 rejects the largest integer
 _OUTPUTS_README = """
-`log_probs` [rows, length, {vocab_size}] are natural logarithms of the probabilities of the token after each. {state}
-into the next call; a row begins a new text where its `lengths` is set to 0. Computed in float32.
+`log_probs` [rows, length, {vocab_size}] are the natural logarithms of the next token's probabilities, after each token.
+Pass the returned lengths and memory to the next call; set a row's `lengths` to 0 to begin a new text in it. Computed in
+float32.
 """
 _PT2_README = (
     """
@@ -26,7 +27,7 @@ _PT2_README = (
 
     import torch
 
-    program = torch.export.load("{file}").module()
+    program = torch.export.load("network.pt2").module()
     lengths = torch.zeros(rows, dtype=torch.int64)  # filled positions of memory, for each row
     memory = tuple(torch.zeros(rows, {mem_len}, width) for width in {widths})
     log_probs, lengths, memory = program(tokens, lengths, memory)  # tokens [rows, any length] int64
@@ -39,7 +40,7 @@ _ONNX_README = (
 
     import numpy, onnxruntime
 
-    session = onnxruntime.InferenceSession("{file}")
+    session = onnxruntime.InferenceSession("network.onnx")
     state = {{"lengths": numpy.zeros(rows, "int64")}}  # filled positions of memory, for each row
     for name, width in zip({names}, {widths}):
         state[name] = numpy.zeros((rows, {mem_len}, width), "float32")
@@ -51,56 +52,54 @@ _ONNX_README = (
 
 
 def to_pt2(source: Source, folder: Path) -> float:
-    """Export a program of torch.export; returns the largest difference from the network in nats."""
-    path = write_program(source, folder)
-    return _finish(source, "pt2", path, _PT2_README, "`lengths` and `memory` go", run_program(path))
+    """Write a program of torch.export; return the largest difference of its log-probabilities, in nats."""
+    network = SegmentNetwork(source.network, source.architecture)
+    write_pt2(trace(network), folder / PT2)
+    return _finish(source, network, "pt2", folder, _PT2_README, load_pt2(folder / PT2))
 
 
 def to_onnx(source: Source, folder: Path) -> float:
-    """Export a model for ONNX runtimes; returns the largest difference from the network in nats."""
-    path = write_onnx(source, folder)
-    return _finish(source, "onnx", path, _ONNX_README, "The state goes", run_onnx(path))
+    """Write a model for ONNX runtimes; return the largest difference of its log-probabilities, in nats.
 
-
-def _finish(source: Source, target: str, path: Path, readme: str, state: str, step: Step) -> float:
-    """Write the common files beside a program, and compare it with the network."""
+    Raises:
+        ParnasError: A package is missing, or a layer cannot be exported.
+    """
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        require_package(package, "onnx")
     network = SegmentNetwork(source.network, source.architecture)
+    write_onnx(trace(network), folder / ONNX, len(network.widths()))
+    return _finish(source, network, "onnx", folder, _ONNX_README, load_onnx(folder / ONNX))
+
+
+def _finish(source: Source, network: SegmentNetwork, target: str, folder: Path, readme: str, step: Step) -> float:
+    """Write the files of every export, and return the largest difference of the written program, in nats."""
     widths = network.widths()
-    text = readme.format(
-        file=path.name,
-        names=_memory_names(len(widths)),
-        widths=widths,
-        mem_len=network.mem_len,
-        vocab_size=source.network.vocab_size,
-        state=state,
-    )
-    write_common(source, target, path.parent, text, {"memory": {"mem_len": network.mem_len, "widths": widths}})
+    memory = {"mem_len": network.mem_len, "widths": widths}
+    text = readme.format(names=_memory_names(len(widths)), vocab_size=source.network.vocab_size, **memory)
+    write_common(source, target, folder, text, {"memory": memory})
     return largest_difference(source.network, step, network.empty, source.loaded.config.data.tgt_len)
 
 
-def trace(source: Source) -> torch.export.ExportedProgram:
-    """Trace the network for any number of rows and tokens; raises `ParnasError` for layers that cannot be traced."""
-    network = SegmentNetwork(source.network, source.architecture).eval()
+def trace(network: SegmentNetwork) -> ExportedProgram:
+    """Trace a network for any number of rows and tokens; raise `ParnasError` for layers that cannot be traced."""
     state = network.empty(2)
-    rows, tgt_len = (torch.export.Dim(name, min=1, max=MAX_SIZE) for name in ("batch", "segment"))
+    rows, tgt_len = (torch.export.Dim(name, min=1, max=_MAX_SIZE) for name in ("batch", "segment"))
     shapes = ({0: rows, 1: tgt_len}, {0: rows}, tuple({0: rows} for _ in state.memory))
     tokens = torch.zeros(2, 5, dtype=torch.int64)
     hint = "Where a layer of yours has shapes that depend on values, export the weights alone: --to safetensors."
-    with exporter(f"torch.export cannot trace {source.architecture}", hint), torch.no_grad():
-        return torch.export.export(network, (tokens, *state), dynamic_shapes=shapes, strict=False)
+    with _exporter(f"torch.export cannot trace {network.architecture}", hint), torch.no_grad():
+        return torch.export.export(network.eval(), (tokens, *state), dynamic_shapes=shapes, strict=False)
 
 
-def write_program(source: Source, folder: Path) -> Path:
-    """Write the program of torch.export."""
-    program = trace(source)
-    with quiet():
-        torch.export.save(program, folder / PROGRAM)
-    return folder / PROGRAM
+def write_pt2(program: ExportedProgram, path: Path) -> None:
+    """Write a traced network as a program of torch.export."""
+    with _exporter("torch.export cannot write the program", "Try --to safetensors."):
+        torch.export.save(program, path)
 
 
-def run_program(path: Path) -> Step:
-    """Return the step function of a written program."""
-    with quiet():
+def load_pt2(path: Path) -> Step:
+    """Return the step function of a written program of torch.export."""
+    with _exporter(f"torch.export cannot read {path}", "Try --to safetensors."):
         module = torch.export.load(path).module()
 
     def step(tokens: Tensor, state: SegmentState) -> tuple[Tensor, SegmentState]:
@@ -110,31 +109,24 @@ def run_program(path: Path) -> Step:
     return step
 
 
-def _memory_names(count: int) -> list[str]:
-    """Return the input names of the memory of each self-attention layer; outputs have the prefix `next_`."""
-    return [f"memory_{number}" for number in range(1, count + 1)]
-
-
-def write_onnx(source: Source, folder: Path) -> Path:
-    """Write the ONNX model; raises `ParnasError` where a package is missing, or the exporter fails."""
-    for package in ("onnx", "onnxscript", "onnxruntime"):
-        require_package(package, "onnx")
-    program = trace(source)
-    names = _memory_names(len(SegmentNetwork(source.network, source.architecture).widths()))
-    options: dict[str, Any] = {
-        "input_names": ["tokens", "lengths", *names],
-        "output_names": ["log_probs", "next_lengths", *(f"next_{name}" for name in names)],
-        "dynamic_shapes": ({0: "batch", 1: "segment"}, {0: "batch"}, tuple({0: "batch"} for _ in names)),
-    }
-    with exporter(f"torch.onnx cannot write {source.architecture}", "Try --to pt2."):
-        model = torch.onnx.export(program, dynamo=True, verbose=False, **options)
+def write_onnx(program: ExportedProgram, path: Path, memories: int) -> None:
+    """Write a traced network with `memories` self-attention layers as an ONNX model."""
+    names = _memory_names(memories)
+    with _exporter("torch.onnx cannot write the program", "Try --to pt2."):
+        model = torch.onnx.export(
+            program,
+            dynamo=True,
+            verbose=False,
+            input_names=["tokens", "lengths", *names],
+            output_names=["log_probs", "next_lengths", *(f"next_{name}" for name in names)],
+            dynamic_shapes=({0: "batch", 1: "segment"}, {0: "batch"}, tuple({0: "batch"} for _ in names)),
+        )
         assert model is not None
-        model.save(str(folder / ONNX))
-    return folder / ONNX
+        model.save(str(path))
 
 
-def run_onnx(path: Path) -> Step:
-    """Return the step function of a written model, run by onnxruntime on the CPU."""
+def load_onnx(path: Path) -> Step:
+    """Return the step function of a written ONNX model, run by onnxruntime on the CPU."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
@@ -150,26 +142,23 @@ def run_onnx(path: Path) -> Step:
     return step
 
 
-@contextmanager
-def exporter(failure: str, hint: str) -> Iterator[None]:
-    """Silence an exporter, and raise its errors, of whatever type, as `ParnasError`."""
-    try:
-        with quiet():
-            yield
-    except Exception as error:
-        if says_out_of_memory(error):
-            raise
-        raise ParnasError(f"{failure} ({type(error).__name__}: {' '.join(str(error).split()):.300}). {hint}") from error
+def _memory_names(count: int) -> list[str]:
+    """Return the input names of the memory of each self-attention layer; outputs have the prefix `next_`."""
+    return [f"memory_{number}" for number in range(1, count + 1)]
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Silence warnings of the exporters, which are about their internals."""
+def _exporter(failure: str, hint: str) -> Iterator[None]:
+    """Silence warnings of an exporter, which are about its internals, and raise its errors as `ParnasError`."""
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
+    except Exception as error:
+        if says_out_of_memory(error):
+            raise
+        raise ParnasError(f"{failure} ({type(error).__name__}: {' '.join(str(error).split()):.300}). {hint}") from error
     finally:
         logging.disable(disabled)
