@@ -1,4 +1,4 @@
-"""Parts that the commands share: output, exit codes, interruption, and reading of arguments."""
+"""Functions that several commands share: output, exit codes, interruption, and reading of arguments."""
 
 import errno
 import os
@@ -10,47 +10,34 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from parnas.config.loader import Config, Override, read_override
 from parnas.errors import ParnasError, says_out_of_memory
 from parnas.runs import resolve
-from parnas.runs.files import to_json, write_text
+from parnas.runs.files import to_json
 from parnas.runs.resolve import is_distributed
 from parnas.runs.run import Run
-from parnas.training.progress import Reporter
+from parnas.training.progress import Reporter, make_reporter
 
 if TYPE_CHECKING:
-    from parnas.evaluation.loading import EvalOptions
     from parnas.studies.pipeline import PipelineResult
 
-_SAME_COMMAND = "run the same command again"
+_NO_SPACE = "Free some space, then run the same command again with the same --run; the files so far are intact."
 _OS_ERROR_HINTS = {
-    errno.ENOSPC: "Free some space, then run the same command again with the same --run; the files so far are intact.",
-    errno.EDQUOT: "Your quota is used up: free some space, then run the same command again with the same --run.",
-    errno.EFBIG: "The file system allows no file of that size; choose another folder.",
-    errno.EROFS: "The file system is read-only; choose another folder with --run or --out.",
-    errno.EACCES: "You have no permission to read or write there; choose another folder with --run or --out.",
-    errno.EPERM: "You have no permission to write there; choose another folder with --run or --out.",
-    errno.EEXIST: "A file has that name; choose another name.",
-    errno.ENOENT: "A part of the path does not exist; choose another folder.",
-    errno.ENOTDIR: "A part of the path is a file; choose another folder.",
-    errno.EISDIR: "This is a folder; give a file.",
-    errno.ENAMETOOLONG: "The name is too long; choose a shorter one.",
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), _NO_SPACE),
+    **dict.fromkeys(
+        (errno.EACCES, errno.EPERM, errno.EROFS, errno.EFBIG), "Choose another folder with --run or --out."
+    ),
+    **dict.fromkeys((errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG), "Choose another path."),
+    errno.EEXIST: "Choose another name.",
 }
-
-
-class Interrupted(Exception):
-    """A command ended by a signal; the text names the command that resumes it."""
-
-    def __init__(self, message: str, number: int = signal.SIGINT) -> None:
-        super().__init__(message)
-        self.number = number
+"""Advice for the errors of the operating system that a user can fix."""
 
 
 @contextmanager
 def exit_on_error() -> Iterator[None]:
-    """Exit with code 2 and a message on user errors, with 128 plus its number on a signal; let bugs pass."""
+    """Exit with code 2 and a message on errors that a user can fix; let bugs pass."""
     try:
         yield
     except ParnasError as error:
@@ -64,14 +51,25 @@ def exit_on_error() -> Iterator[None]:
         if not says_out_of_memory(error):
             raise
         _exit_with(f"error: There is not enough memory ({error!s:.200}). Lower widths, lengths or batch sizes.", 2)
-    except Interrupted as interruption:
-        _exit_with(str(interruption), 128 + interruption.number)
 
 
-def _exit_with(message: str, code: int) -> None:
+@contextmanager
+def interruptible(resume_hint: Callable[[], str]) -> Iterator[None]:
+    """On Ctrl-C or a signal that ends a training, say how to resume and exit with 128 plus the signal's number."""
+    from parnas.training.interruptions import Stopped
+
+    try:
+        yield
+    except Stopped as stopped:
+        _exit_with(f"{stopped}; to resume: {resume_hint()}", 128 + stopped.number)
+    except KeyboardInterrupt:
+        _exit_with(f"interrupted; to resume: {resume_hint()}", 128 + signal.SIGINT)
+
+
+def _exit_with(message: str, code: int) -> NoReturn:
     """Print a message to standard error and exit; under torchrun the message names the process."""
-    rank = os.environ.get("RANK", "0")
-    print(message if rank == "0" else f"[process {rank}] {message}", file=sys.stderr)
+    prefix = "" if is_main_process() else f"[process {os.environ['RANK']}] "
+    print(f"{prefix}{message}", file=sys.stderr)
     raise SystemExit(code) from None
 
 
@@ -89,8 +87,6 @@ class Output:
 
     def reporter(self) -> Reporter:
         """Return the reporter of progress."""
-        from parnas.training.progress import make_reporter
-
         return make_reporter(self.quiet, self.verbose)
 
     def show(self, display: Callable[..., None], *arguments: Any) -> None:
@@ -101,30 +97,15 @@ class Output:
     def end(self, result: Mapping[str, Any], written: Sequence[Path] = (), hint: str | None = None) -> None:
         """Print the written files and the next command; with `--json`, print result and files as one object."""
         if self.as_json:
-            lines = [to_json({**result, "written": [str(path) for path in written]})]
-        elif self.quiet:
-            return
-        else:
-            lines = [*(f"written: {path}" for path in written), *([] if hint is None else [f"next: {hint}"])]
-        sys.stdout.write("".join(f"{line}\n" for line in lines))
-
-
-@contextmanager
-def interruptible(resume_hint: Callable[[], str]) -> Iterator[None]:
-    """Turn Ctrl-C and the signals that end a training into a message that says how to resume."""
-    from parnas.training.interruptions import Stopped
-
-    try:
-        yield
-    except Stopped as stopped:
-        raise Interrupted(f"{stopped}; to resume: {resume_hint()}", stopped.number) from None
-    except KeyboardInterrupt:
-        raise Interrupted(f"interrupted; to resume: {resume_hint()}") from None
+            print(to_json({**result, "written": [str(path) for path in written]}))
+        elif not self.quiet:
+            for line in [*(f"written: {path}" for path in written), *([f"next: {hint}"] if hint else [])]:
+                print(line)
 
 
 def study_resume_hint(folder: Path | None = None) -> str:
     """Return the hint to run the same command again, with the run folder where it has one."""
-    return _SAME_COMMAND + ("" if folder is None else f", with --run {shlex.quote(str(folder))}")
+    return "run the same command again" + ("" if folder is None else f", with --run {shlex.quote(str(folder))}")
 
 
 def training_resume_hint(command: str, folder: Path) -> str:
@@ -167,35 +148,6 @@ def split_runs(arguments: Sequence[str]) -> tuple[list[Path], dict[str, Any]]:
     """Split arguments into run folders and overrides by dotted key."""
     overrides = [each for each in arguments if re.match(r"\w+\.[\w.]+=", each) and not Path(each).exists()]
     return [Path(each) for each in arguments if each not in overrides], dict(map(read_override, overrides))
-
-
-def evaluate_runs(
-    runs: Sequence[Path], options: "EvalOptions", analyses: str | None, folder: Path, output: Output
-) -> None:
-    """Compare and analyse runs: print the tables, write tables, pictures and the report into the folder."""
-    from parnas.cli.tables import show_analysis, show_comparison
-    from parnas.evaluation.analyses import analyse, read_names
-    from parnas.evaluation.comparison import compare, to_rows
-    from parnas.figures.analyses import DRAW
-    from parnas.figures.curves import draw_learning_curves
-    from parnas.figures.draw import draw_report
-    from parnas.figures.report.data import analysis_files
-
-    names, reporter = [] if analyses is None else read_names(analyses), output.reporter()
-    comparison = compare(runs, options, reporter)
-    for path in analysis_files(folder):  # left by an earlier comparison in this folder
-        path.unlink()
-    written = comparison.write(folder)
-    written.append(draw_learning_curves([Run(run) for run in runs], folder / "curves.png"))
-    output.show(show_comparison, comparison)
-    result = comparison.to_dict()
-    for analysis in analyse(runs, options, names, reporter) if names else ():
-        output.show(show_analysis, analysis)
-        written.append(folder / f"{analysis.name}.csv")
-        write_text(written[-1], analysis.table.to_csv(index=False))
-        written += DRAW[analysis.name](analysis.table, folder)
-        result[analysis.name] = {"rows": to_rows(analysis.table), "notes": list(analysis.notes)}
-    output.end(result, [*written, *draw_report([folder, *runs], folder, reporter.note)])
 
 
 def show_pipeline(result: "PipelineResult", output: Output, hint: str) -> None:

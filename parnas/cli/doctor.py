@@ -1,4 +1,4 @@
-"""The findings of `parnas doctor`: versions, devices, folders and environment of this machine."""
+"""The findings of `parnas doctor`: versions, devices, folders and environment variables of this machine."""
 
 import os
 import platform
@@ -42,31 +42,26 @@ class Finding:
 
 def examine() -> list[Finding]:
     """Return all findings; nothing is downloaded or trained."""
-    return [*versions(), *devices(), *folders(), *settings()]
+    return [*_versions(), *_devices(), *_folders(), *_variables()]
 
 
-def versions() -> Iterator[Finding]:
+def _versions() -> Iterator[Finding]:
     """Yield the versions of Python, of the required packages and of those of optional extras."""
     yield Finding("versions", "python", platform.python_version())
     yield Finding("versions", "parnas", package_version("parnas"))
-    for name, extra in requirements():
-        if extra is None or extra in _EXTRAS:
-            advice = "missing: reinstall parnas"
-            if extra is not None:
-                advice = f"{_EXTRAS[extra]}: pip install -e '.[{extra}]' in its repository"
-            version = package_version(name)
-            yield Finding("versions", name, version, advice if version is None else None)
-
-
-def requirements() -> Iterator[tuple[str, str | None]]:
-    """Yield the packages that parnas depends on, each with its extra; `None` for required ones."""
     for line in metadata.requires("parnas") or []:
-        name, extra = re.match(r"[\w.-]+", line), re.search(r"extra == ['\"]([\w-]+)['\"]", line)
-        if name is not None:
-            yield name[0], extra and extra[1]
+        match = re.match(r"([\w.-]+)(?:.*extra == ['\"]([\w-]+))?", line)
+        if match is None or match[2] not in (None, *_EXTRAS):
+            continue
+        name, extra = match.groups()
+        advice = "missing: reinstall parnas"
+        if extra is not None:
+            advice = f"{_EXTRAS[extra]}: pip install -e '.[{extra}]' in its repository"
+        version = package_version(name)
+        yield Finding("versions", name, version, advice if version is None else None)
 
 
-def devices() -> Iterator[Finding]:
+def _devices() -> Iterator[Finding]:
     """Yield processor and GPUs, and the device that a training would use."""
     yield Finding("devices", "cores", os.cpu_count())
     for index in range(torch.cuda.device_count()):
@@ -85,44 +80,31 @@ def devices() -> Iterator[Finding]:
         yield Finding("would be used", name.replace("_", " "), value)
 
 
-def folders() -> Iterator[Finding]:
+def _folders() -> Iterator[Finding]:
     """Yield the folders of texts and runs, their free space, and the corpora that need no download."""
     cache = cache_dir()
-    writable = os.access(nearest(cache), os.W_OK)
-    advice = None if writable else "it is not writable; set PARNAS_CACHE to another folder"
-    yield Finding("folders", "cache", str(cache), advice)
-    used = sum(size(path) for path in cache.rglob("*")) if cache.is_dir() else 0
-    yield Finding("folders", "in the cache", f"{used / 1e9:.2f} GB")
+    writable = os.access(_nearest_existing(cache), os.W_OK)
+    yield Finding("folders", "cache", str(cache), None if writable else "not writable; set PARNAS_CACHE to a folder")
+    cached_bytes = sum(path.stat().st_size for path in cache.rglob("*") if path.is_file())
+    yield Finding("folders", "in the cache", f"{cached_bytes / 1e9:.2f} GB")
     for name, folder in {"free for the cache": cache, "free for runs here": Path()}.items():
         free = free_gb(folder)
-        advice = (
-            None
-            if free >= _LEAST_FREE_GB
-            else "free some space: a corpus with its tokens and some checkpoints take more"
-        )
-        yield Finding("folders", name, f"{free:.1f} GB", advice)
+        advice = "free some space: a corpus with its tokens and some checkpoints take more"
+        yield Finding("folders", name, f"{free:.1f} GB", advice if free < _LEAST_FREE_GB else None)
     yield Finding("folders", "corpora here", ", ".join(name for name in NAMES if is_local(name)))
 
 
 def free_gb(folder: Path) -> float:
     """Return the free space on the disk of a folder, which need not exist yet, in 10^9 bytes."""
-    return shutil.disk_usage(nearest(folder)).free / 1e9
+    return shutil.disk_usage(_nearest_existing(folder)).free / 1e9
 
 
-def nearest(folder: Path) -> Path:
+def _nearest_existing(folder: Path) -> Path:
     """Return the folder, or its nearest parent that exists."""
-    return next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    return next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
 
 
-def size(path: Path) -> int:
-    """Return the bytes of a file; 0 for a folder, or for a file that another process has just removed."""
-    try:
-        return path.stat().st_size if path.is_file() else 0
-    except FileNotFoundError:
-        return 0
-
-
-def settings() -> Iterator[Finding]:
+def _variables() -> Iterator[Finding]:
     """Yield the environment variables that parnas reads."""
     for name in _VARIABLES:
         value, advice = os.environ.get(name), None

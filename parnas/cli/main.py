@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from parnas.cli.common import (
     Output,
     draw,
-    evaluate_runs,
     exit_on_error,
     interruptible,
     is_main_process,
@@ -20,11 +20,13 @@ from parnas.cli.common import (
     resolve_arguments,
     show_pipeline,
     split_runs,
+    study_resume_hint,
     training_resume_hint,
 )
-from parnas.cli.options import MAIN_STEPS, Best, Out, Resume, RunFolder, Settings, register
+from parnas.cli.options import MAIN_STEPS, Arch, Best, Out, Resume, RunFolder, Settings, register
 from parnas.cli.studies import studies
 from parnas.cli.tools import tools
+from parnas.runs.files import write_text
 from parnas.runs.resolve import make_run_folder, remove_if_empty
 from parnas.runs.run import Run, package_version
 
@@ -36,11 +38,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-command = register(app, MAIN_STEPS)
+_command = register(app, MAIN_STEPS)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; `exit_on_error` defines its exit codes."""
+    """Run the command line; `exit_on_error` and `interruptible` define its exit codes."""
     with exit_on_error():
         app(args=list(sys.argv[1:] if arguments is None else arguments), prog_name="parnas")
 
@@ -55,7 +57,7 @@ def _show_version(requested: bool) -> None:
 @app.callback()
 def before_any_command(
     version: Annotated[  # noqa: ARG001
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+        bool, Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Register the user's own layers before any configuration is checked."""
@@ -65,7 +67,7 @@ def before_any_command(
         import_own_layers(listed)
 
 
-@command
+@_command
 def search(output: Output, settings: Settings = None, run: RunFolder = None, resume: Resume = False) -> None:
     """Train a SuperNet and learn pi, the probability of each layer in each block."""
     config, folder = resolve_arguments(settings, run, resume, "search")
@@ -73,38 +75,40 @@ def search(output: Output, settings: Settings = None, run: RunFolder = None, res
 
     with remove_if_empty(None if run else folder), interruptible(lambda: training_resume_hint("search", folder)):
         finished = search(config, folder, output.reporter(), resume)
+    _show_training(finished, output, f"parnas derive {shlex.quote(str(folder))}")
+
+
+def _show_training(run: Run, output: Output, hint: str) -> None:
+    """Draw the pictures of a finished training, and print its summary and the next command."""
     if not is_main_process():
         return
-    summary, pictures = finished.summary(), draw([finished])
-    output.show(print, f"search finished: {summary.arch}")
-    output.end({"run": str(folder), **summary.to_dict()}, pictures, f"parnas derive {shlex.quote(str(folder))}")
+    summary, pictures = run.summary(), draw([run])
+    perplexity = (
+        f"validation perplexity {summary.valid.ppl:.2f} per token, {summary.valid.bits_per_byte:.3f} bits per byte"
+    )
+    result = summary.arch if summary.kind == "search" else f"{summary.arch}, {perplexity}"
+    output.show(print, f"{summary.kind} finished: {result}")
+    output.end({"run": str(run.folder), **summary.to_dict()}, pictures, hint)
 
 
-@command
+@_command
 def derive(
     output: Output,
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a search.")],
+    run: Annotated[Path, Argument(metavar="RUN", help="Folder of a search.")],
     cost_target: Annotated[
-        float | None,
-        typer.Option(
-            "--cost-target", help="Largest cost, as a share of the interleaved network's; default: the search's."
-        ),
+        float | None, Option(help="Largest cost, as a share of the interleaved network's; default: the search's.")
     ] = None,
-    metric: Annotated[
-        str | None, typer.Option("--metric", help="latency, macs or parameters; default: the search's.")
-    ] = None,
+    metric: Annotated[str | None, Option(help="latency, macs or parameters; default: the search's.")] = None,
     limits: Annotated[
         list[str] | None,
-        typer.Option("--max", metavar="LAYER=COUNT", help="Largest number of blocks with a layer, such as s=4."),
+        Option("--max", metavar="LAYER=COUNT", help="Largest number of blocks with a layer, such as s=4."),
     ] = None,
     top_k: Annotated[
-        int | None,
-        typer.Option("--top-k", min=1, help="Number of networks to list; default: those that are re-ranked, or one."),
+        int | None, Option(min=1, help="Number of networks to list; default: those that are re-ranked, or one.")
     ] = None,
     rerank_top_k: Annotated[
         int | None,
-        typer.Option(
-            "--rerank-top-k",
+        Option(
             min=0,
             help="Number of most probable networks to re-rank by held-out loss with the shared weights; 0: by pi "
             "alone; default: the search's.",
@@ -126,20 +130,9 @@ def derive(
     output.end(record, [path], f"parnas retrain CONFIG --arch {shlex.quote(str(path))}")
 
 
-@command
+@_command
 def retrain(
-    output: Output,
-    settings: Settings = None,
-    arch: Annotated[
-        str | None,
-        typer.Option(
-            "--arch",
-            help="String such as (sf)*8 or 's:heads=2 f', an arch.yaml, a run folder, or a preset: interleaved-N, "
-            "sandwich-N-K, all-f-N, random-N-SEED; default: model.arch.",
-        ),
-    ] = None,
-    run: RunFolder = None,
-    resume: Resume = False,
+    output: Output, settings: Settings = None, arch: Arch = None, run: RunFolder = None, resume: Resume = False
 ) -> None:
     """Train a discrete architecture from scratch."""
     config, folder = resolve_arguments(settings, run, resume, "retrain", arch)
@@ -147,79 +140,79 @@ def retrain(
 
     with remove_if_empty(None if run else folder), interruptible(lambda: training_resume_hint("retrain", folder)):
         finished = retrain(config, folder, output.reporter(), resume)
-    if not is_main_process():
-        return
-    summary, pictures = finished.summary(), draw([finished])
-    output.show(
-        print,
-        f"retrain finished: {summary.arch}, validation perplexity {summary.valid.ppl:.2f} per token, "
-        f"{summary.valid.bits_per_byte:.3f} bits per byte",
-    )
-    output.end(
-        {"run": str(folder), **summary.to_dict()}, pictures, f"parnas evaluate {shlex.quote(str(folder))} OTHER_RUN"
-    )
+    _show_training(finished, output, f"parnas evaluate {shlex.quote(str(folder))} OTHER_RUN")
 
 
-@command
+@_command
 def evaluate(
     output: Output,
     arguments: Annotated[
         list[str],
-        typer.Argument(
+        Argument(
             metavar="RUN... [evaluation.KEY=VALUE ...]", help="Run folders, and overrides of evaluation settings."
         ),
     ],
-    split: Annotated[str | None, typer.Option("--split", help="train, valid or test; default: as configured.")] = None,
-    mem_len: Annotated[
-        int | None, typer.Option("--mem-len", min=0, help="Positions of memory; default: as trained.")
-    ] = None,
-    tgt_len: Annotated[
-        int | None, typer.Option("--tgt-len", min=1, help="Tokens of a segment; default: as trained.")
-    ] = None,
-    cmem_len: Annotated[
-        int | None, typer.Option("--cmem-len", min=0, help="Positions of compressed memory; default: as trained.")
-    ] = None,
+    split: Annotated[str | None, Option(help="train, valid or test; default: as configured.")] = None,
+    mem_len: Annotated[int | None, Option(min=0, help="Positions of memory; default: as trained.")] = None,
+    tgt_len: Annotated[int | None, Option(min=1, help="Tokens of a segment; default: as trained.")] = None,
+    cmem_len: Annotated[int | None, Option(min=0, help="Positions of compressed memory; default: as trained.")] = None,
     clamp_len: Annotated[
-        int | None, typer.Option("--clamp-len", min=1, help="Larger distances count as this one; default: as trained.")
+        int | None, Option(min=1, help="Larger distances count as this one; default: as trained.")
     ] = None,
     same_length: Annotated[
         bool | None,
-        typer.Option(
-            "--same-length/--any-length", help="Whether every query attends equally far back; default: as trained."
-        ),
+        Option("--same-length/--any-length", help="Whether every query attends equally far back; default: as trained."),
     ] = None,
     best: Best = False,
     tuned: Annotated[
-        bool, typer.Option("--tuned", help="Also evaluate by the protocols and settings that parnas tune-eval chose.")
+        bool, Option("--tuned", help="Also evaluate by the protocols and settings that parnas tune-eval chose.")
     ] = False,
     analyses: Annotated[
         str | None,
-        typer.Option(
-            "--analyse", metavar="LIST", help="Further tables and pictures: some of attention,frequency,memory."
-        ),
+        Option("--analyse", metavar="LIST", help="Further tables and pictures: some of attention,frequency,memory."),
     ] = None,
     out: Out = None,
 ) -> None:
     """Compare perplexities and costs of runs in one table."""
+    from parnas.cli.tables import show_analysis, show_comparison
+    from parnas.evaluation.analyses import analyse, read_names
+    from parnas.evaluation.comparison import compare, to_rows
     from parnas.evaluation.loading import EvalOptions
+    from parnas.figures.analyses import DRAW
+    from parnas.figures.curves import draw_learning_curves
+    from parnas.figures.draw import draw_report
+    from parnas.figures.report.data import analysis_files
 
     runs, changes = split_runs(arguments)
     options = EvalOptions(split, tgt_len, mem_len, cmem_len, clamp_len, same_length, best, changes, tuned)
-    evaluate_runs(runs, options, analyses, out or Path("runs") / "comparison", output)
+    folder, reporter = out or Path("runs") / "comparison", output.reporter()
+    names = [] if analyses is None else read_names(analyses)
+    comparison = compare(runs, options, reporter)
+    for path in analysis_files(folder):  # left by an earlier comparison in this folder
+        path.unlink()
+    written = comparison.write(folder)
+    written.append(draw_learning_curves([Run(run) for run in runs], folder / "curves.png"))
+    output.show(show_comparison, comparison)
+    result = comparison.to_dict()
+    for analysis in analyse(runs, options, names, reporter) if names else ():
+        output.show(show_analysis, analysis)
+        written.append(folder / f"{analysis.name}.csv")
+        write_text(written[-1], analysis.table.to_csv(index=False))
+        written += DRAW[analysis.name](analysis.table, folder)
+        result[analysis.name] = {"rows": to_rows(analysis.table), "notes": list(analysis.notes)}
+    output.end(result, [*written, *draw_report([folder, *runs], folder, reporter.note)])
 
 
-@command
+@_command
 def pipeline(
     output: Output,
     settings: Settings = None,
     run: Annotated[
-        Path | None,
-        typer.Option("--run", help="Folder for all runs, or to resume; default: runs/pipeline-CONFIG."),
+        Path | None, Option(help="Folder for all runs, or to resume; default: runs/pipeline-CONFIG.")
     ] = None,
     baselines: Annotated[
         str,
-        typer.Option(
-            "--baselines",
+        Option(
             metavar="LIST",
             help="Networks to train for comparison, some of equal-cost (interleaved, with the cost of the derived "
             "network), interleaved, all-f.",
@@ -227,8 +220,7 @@ def pipeline(
     ] = "equal-cost",
     finalists: Annotated[
         int,
-        typer.Option(
-            "--finalists",
+        Option(
             min=1,
             metavar="N",
             help="Train up to N networks with fewer and fewer attention layers for an eighth of the steps, and keep "
@@ -236,11 +228,10 @@ def pipeline(
         ),
     ] = 1,
     tune_eval: Annotated[
-        bool,
-        typer.Option("--tune-eval", help="Also evaluate with dynamic evaluation and a cache, tuned by tune-eval."),
+        bool, Option("--tune-eval", help="Also evaluate with dynamic evaluation and a cache, tuned by tune-eval.")
     ] = False,
     test: Annotated[
-        bool, typer.Option("--test", help="Evaluate on the test split at the end, once, into FOLDER/test.")
+        bool, Option("--test", help="Evaluate on the test split at the end, once, into FOLDER/test.")
     ] = False,
 ) -> None:
     """Search, derive, retrain beside baselines and compare, with one command."""
@@ -249,22 +240,18 @@ def pipeline(
 
     names = read_baselines(baselines)
     config, folder = resolve_arguments(settings, run, False, "pipeline")
-    again = ["parnas", "pipeline", *(settings or []), "--baselines", baselines, "--run", str(folder)]
-    again += [*(["--finalists", str(finalists)] if finalists > 1 else []), *["--tune-eval"] * tune_eval]
-    again += ["--test"] * test
-    with remove_if_empty(None if run else folder), interruptible(lambda: shlex.join(again)):
+    with remove_if_empty(None if run else folder), interruptible(lambda: study_resume_hint(folder)):
         result = run_pipeline(
             config, names, folder, output.reporter(), finalists=finalists, tune_eval=tune_eval, test=test
         )
     show_pipeline(result, output, f"open {shlex.quote(str(folder / 'report.html'))}")
 
 
-@command
+@_command
 def demo(
     output: Output,
     run: Annotated[
-        Path | None,
-        typer.Option("--run", help="Folder for all runs, or to resume; default: runs/demo, or the next free number."),
+        Path | None, Option(help="Folder for all runs, or to resume; default: runs/demo, or the next free number.")
     ] = None,
 ) -> None:
     """Run all main steps on an embedded corpus, in minutes."""
@@ -273,10 +260,8 @@ def demo(
     from parnas.studies.pipeline import ALL_F, INTERLEAVED, run_pipeline
 
     folder = run or make_run_folder("demo")
-    with (
-        remove_if_empty(None if run else folder),
-        interruptible(lambda: f"parnas demo --run {shlex.quote(str(folder))}"),
-    ):
+    again = f"parnas demo --run {shlex.quote(str(folder))}"
+    with remove_if_empty(None if run else folder), interruptible(lambda: again):
         result = run_pipeline(load_config(PRESETS / "demo.yaml"), [INTERLEAVED, ALL_F], folder, output.reporter())
     hint = "parnas --help"
     if sys.prefix != sys.base_prefix:  # in a virtual environment, which `make demo` does not activate

@@ -8,7 +8,7 @@ from inspect import Parameter
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option, Typer
 
 from parnas.cli.common import Output
 from parnas.errors import ParnasError
@@ -16,38 +16,26 @@ from parnas.errors import ParnasError
 MAIN_STEPS, STUDIES, TOOLS = "Main steps", "Studies", "Tools"
 """Groups of commands in `parnas --help`."""
 
-Settings = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[CONFIG] [SECTION.KEY=VALUE ...]",
-        help="YAML file or name of a shipped configuration (default: demo), and overrides.",
-    ),
-]
-RunFolder = Annotated[
-    Path | None,
-    typer.Option(
-        "--run",
-        help="Folder to write or to resume; default: runs/COMMAND-CONFIG, with a number if that is taken.",
-    ),
-]
-Resume = Annotated[
-    bool,
-    typer.Option(
-        "--resume", help="Resume the run in --run and never start over; without CONFIG, with its own configuration."
-    ),
-]
-Out = Annotated[Path | None, typer.Option("--out", help="Folder for the results.")]
-Best = Annotated[
-    bool, typer.Option("--best", help="Use the weights of the lowest validation loss, not the final ones.")
-]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print results and warnings only, no progress.")]
-Verbose = Annotated[
-    bool, typer.Option("--verbose", "-v", help="Print a line for each logged step, and a traceback with each error.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
+_CONFIG_HELP = "YAML file or name of a shipped configuration (default: demo), and overrides."
+_RUN_HELP = "Folder to write or to resume; default: runs/COMMAND-CONFIG, with a number if that is taken."
+_RESUME_HELP = "Resume the run in --run and never start over; without CONFIG, with its own configuration."
+_ARCH_HELP = (
+    "Architecture such as (sf)*8 or 's:heads=2 f', an arch.yaml, a run folder, or a preset: interleaved-N, "
+    "sandwich-N-K, all-f-N, random-N-SEED; default: model.arch."
+)
+_VERBOSE_HELP = "Print a line for each logged step, and a traceback with each error."
+Settings = Annotated[list[str] | None, Argument(metavar="[CONFIG] [SECTION.KEY=VALUE ...]", help=_CONFIG_HELP)]
+RunFolder = Annotated[Path | None, Option("--run", help=_RUN_HELP)]
+Resume = Annotated[bool, Option("--resume", help=_RESUME_HELP)]
+Arch = Annotated[str | None, Option(help=_ARCH_HELP)]
+Out = Annotated[Path | None, Option(help="Folder for the results.")]
+Best = Annotated[bool, Option("--best", help="Use the weights of the lowest validation loss, not the final ones.")]
+_Quiet = Annotated[bool, Option("--quiet", "-q", help="Print results and warnings only, no progress.")]
+_Verbose = Annotated[bool, Option("--verbose", "-v", help=_VERBOSE_HELP)]
+_AsJson = Annotated[bool, Option("--json", help="Print the result as one JSON object.")]
 
 
-def register(group: typer.Typer, panel: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def register(group: Typer, panel: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator that adds a command, with the options `--quiet`, `--verbose` and `--json`, to a group.
 
     Args:
@@ -60,7 +48,7 @@ def register(group: typer.Typer, panel: str) -> Callable[[Callable[..., None]], 
 def _with_output(command: Callable[..., None]) -> Callable[..., None]:
     """Replace the parameter `output` of a command by the options that it is made of."""
     signature = inspect.signature(command)
-    flags = {"quiet": Quiet, "verbose": Verbose, "as_json": AsJson}
+    flags = {"quiet": _Quiet, "verbose": _Verbose, "as_json": _AsJson}
 
     @functools.wraps(command)
     def run(quiet: bool, verbose: bool, as_json: bool, **arguments: Any) -> None:

@@ -4,7 +4,7 @@ import shlex
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option, Typer
 
 from parnas.cli.common import (
     Output,
@@ -15,20 +15,20 @@ from parnas.cli.common import (
     split_runs,
     study_resume_hint,
 )
-from parnas.cli.options import STUDIES, Best, RunFolder, Settings, register
+from parnas.cli.options import STUDIES, Arch, Best, RunFolder, Settings, register
 from parnas.errors import ParnasError
 from parnas.runs.resolve import remove_if_empty, resolve_config_and_study, study_folder
 from parnas.runs.run import Run
 
-studies = typer.Typer()
-command = register(studies, STUDIES)
+studies = Typer()
+_command = register(studies, STUDIES)
 
 
-@command
+@_command
 def stability(
     output: Output,
     settings: Settings = None,
-    seeds: Annotated[int, typer.Option("--seeds", min=2, help="Number of searches, from runtime.seed upwards.")] = 5,
+    seeds: Annotated[int, Option(min=2, help="Number of searches, from runtime.seed upwards.")] = 5,
     run: RunFolder = None,
 ) -> None:
     """Search with several seeds and compare the architectures.
@@ -49,24 +49,17 @@ def stability(
     output.end(result.to_dict(), written)
 
 
-@command
+@_command
 def baselines(
     output: Output,
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished search.")],
-    random: Annotated[
-        int, typer.Option("--random", min=0, help="Number of random networks with the cost of the derived one.")
-    ] = 8,
-    seeds: Annotated[
-        int, typer.Option("--seeds", min=1, help="Trainings of each network; random networks are trained once.")
-    ] = 3,
+    run: Annotated[Path, Argument(metavar="RUN", help="Folder of a finished search.")],
+    random: Annotated[int, Option(min=0, help="Number of random networks with the cost of the derived one.")] = 8,
+    seeds: Annotated[int, Option(min=1, help="Trainings of each network; random networks are trained once.")] = 3,
     seed: Annotated[
-        int | None,
-        typer.Option("--seed", min=0, help="First seed, also of the random networks; default: the search's."),
+        int | None, Option(min=0, help="First seed, also of the random networks; default: the search's.")
     ] = None,
-    folder: Annotated[
-        Path | None, typer.Option("--run", help="Folder for the trainings; default: RUN/baselines.")
-    ] = None,
-    only_list: Annotated[bool, typer.Option("--list", help="Print architectures and costs; train nothing.")] = False,
+    folder: Annotated[Path | None, Option("--run", help="Folder for the trainings; default: RUN/baselines.")] = None,
+    only_list: Annotated[bool, Option("--list", help="Print architectures and costs; train nothing.")] = False,
 ) -> None:
     """Train the derived network beside hand-designed and random ones, and compare with intervals.
 
@@ -94,38 +87,31 @@ def baselines(
     output.end(comparison.to_dict(), written)
 
 
-@command
+@_command
 def blackbox(
     output: Output,
-    trials: Annotated[int, typer.Option("--trials", min=1, help="Number of finished trials, of all workers together.")],
+    trials: Annotated[int, Option(min=1, help="Number of finished trials, of all workers together.")],
     storage: Annotated[
-        str,
-        typer.Option(
-            "--storage", metavar="URL", help="Shared storage: sqlite:///FILE, journal:FILE or postgresql://…."
-        ),
+        str, Option(metavar="URL", help="Shared storage: sqlite:///FILE, journal:FILE or postgresql://….")
     ],
-    study: Annotated[str, typer.Option("--study", metavar="NAME", help="Name of the study in the storage.")],
+    study: Annotated[str, Option(metavar="NAME", help="Name of the study in the storage.")],
     settings: Settings = None,
     train_steps: Annotated[
-        int | None, typer.Option("--train-steps", min=1, help="Train each network from scratch for this many steps.")
+        int | None, Option(min=1, help="Train each network from scratch for this many steps.")
     ] = None,
     supernet: Annotated[
-        Path | None,
-        typer.Option("--supernet", metavar="RUN", help="Evaluate with the shared weights of this search instead."),
+        Path | None, Option(metavar="RUN", help="Evaluate with the shared weights of this search instead.")
     ] = None,
-    sampler: Annotated[str, typer.Option("--sampler", help="tpe or nsga2.")] = "tpe",
+    sampler: Annotated[str, Option(help="tpe or nsga2.")] = "tpe",
     cost_target: Annotated[
         float | None,
-        typer.Option(
-            "--cost-target",
+        Option(
             min=0,
             help="Largest cost of the selected network, as a share of the interleaved network's; default: no target.",
         ),
     ] = None,
-    run: Annotated[
-        Path | None, typer.Option("--run", help="Folder for the results; default: runs/blackbox-STUDY.")
-    ] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep each training as trial-NUMBER in that folder.")] = False,
+    run: Annotated[Path | None, Option(help="Folder for the results; default: runs/blackbox-STUDY.")] = None,
+    keep: Annotated[bool, Option("--keep", help="Keep each training as trial-NUMBER in that folder.")] = False,
 ) -> None:
     """Search with Optuna, as a baseline of the search by pi.
 
@@ -141,79 +127,53 @@ def blackbox(
         settings = [str(supernet / "config.yaml"), *(settings or [])]
     config, folder = resolve_arguments(settings, run or study_folder("blackbox", study), False, "blackbox")
     from parnas.cli.tables import show_front
-    from parnas.studies.blackbox import (
-        blackbox,
-        evaluated_networks,
-        inheriting_task,
-        open_study,
-        training_task,
-        write_results,
-    )
+    from parnas.studies import blackbox as search_studies
 
     reporter = output.reporter()
     if supernet is not None:
-        task = inheriting_task(config, supernet, reporter)
+        task = search_studies.inheriting_task(config, supernet, reporter)
     else:
-        task = training_task(config, train_steps or 0, folder if keep else None, reporter)
+        task = search_studies.training_task(config, train_steps or 0, folder if keep else None, reporter)
     with interruptible(study_resume_hint):
-        shared = open_study(storage, study, "nsga2" if sampler == "nsga2" else "tpe", task, reporter)
-        blackbox(shared, task, trials, reporter)
-    networks = evaluated_networks(shared, task.source)
-    front, best = write_results(networks, task, study, cost_target, folder)
+        shared = search_studies.open_study(storage, study, "nsga2" if sampler == "nsga2" else "tpe", task, reporter)
+        search_studies.blackbox(shared, task, trials, reporter)
+    networks = search_studies.evaluated_networks(shared, task.source)
+    front, best = search_studies.write_results(networks, task, study, cost_target, folder)
     output.show(show_front, front, task.costs.interleaved)
     written, arch_file = [folder / "pareto.csv"], folder / "arch.yaml"
-    result = {
-        "study": study,
-        "front": [each._asdict() for each in front],
-        "arch": None if best is None else best.network,
-    }
+    result = {"study": study, "front": [each._asdict() for each in front], "arch": best and best.network}
     if best is None:
         output.end(result, written)
         raise ParnasError("No evaluated network meets the cost target; raise --cost-target or --trials.")
     output.end(result, [*written, arch_file], f"parnas retrain CONFIG --arch {shlex.quote(str(arch_file))}")
 
 
-@command
+@_command
 def tune(
     output: Output,
     settings: Settings = None,
-    phase: Annotated[
-        str, typer.Option("--phase", help="Training whose settings are tuned: retrain or search.")
-    ] = "retrain",
-    arch: Annotated[
-        str | None, typer.Option("--arch", help="Architecture, as for parnas retrain; for phase retrain.")
-    ] = None,
+    phase: Annotated[str, Option(help="Training whose settings are tuned: retrain or search.")] = "retrain",
+    arch: Arch = None,
     ranges: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--set",
             metavar="KEY=VALUES",
             help="Setting to tune: KEY=LOW..HIGH, KEY=log:LOW..HIGH or KEY=VALUE,VALUE; may be repeated.",
         ),
     ] = None,
-    space: Annotated[
-        Path | None, typer.Option("--space", metavar="FILE", help="YAML file with KEY: VALUES; --set adds to it.")
-    ] = None,
-    trials: Annotated[
-        int, typer.Option("--trials", min=1, help="Number of finished trials, of all workers together.")
-    ] = 30,
+    space: Annotated[Path | None, Option(metavar="FILE", help="YAML file with KEY: VALUES; --set adds to it.")] = None,
+    trials: Annotated[int, Option(min=1, help="Number of finished trials, of all workers together.")] = 30,
     prune: Annotated[
-        bool, typer.Option("--prune/--no-prune", help="Whether to end trials early that are behind the median.")
+        bool, Option("--prune/--no-prune", help="Whether to end trials early that are behind the median.")
     ] = True,
     storage: Annotated[
         str | None,
-        typer.Option(
-            "--storage",
-            metavar="URL",
-            help="Shared storage, as for parnas blackbox; default: a file in the run folder.",
-        ),
+        Option(metavar="URL", help="Shared storage, as for parnas blackbox; default: a file in the run folder."),
     ] = None,
-    study: Annotated[
-        str | None, typer.Option("--study", metavar="NAME", help="Name of the study in a shared storage.")
-    ] = None,
+    study: Annotated[str | None, Option(metavar="NAME", help="Name of the study in a shared storage.")] = None,
     run: Annotated[
-        Path | None,
-        typer.Option("--run", help="Folder to write or to resume; default: runs/tune-CONFIG, or runs/tune-STUDY."),
+        Path | None, Option(help="Folder to write or to resume; default: runs/tune-CONFIG, or runs/tune-STUDY.")
     ] = None,
 ) -> None:
     """Tune learning rates, dropouts or other settings with Optuna.
@@ -240,31 +200,21 @@ def tune(
     output.end(result.to_dict(), written, f"parnas {phase} {shlex.quote(str(folder / 'best.yaml'))}")
 
 
-@command
+@_command
 def tune_eval(
     output: Output,
     arguments: Annotated[
         list[str],
-        typer.Argument(
-            metavar="RUN [evaluation.KEY=VALUE ...]", help="A run folder, and overrides of evaluation settings."
-        ),
+        Argument(metavar="RUN [evaluation.KEY=VALUE ...]", help="A run folder, and overrides of evaluation settings."),
     ],
-    lr: Annotated[
-        str | None, typer.Option("--lr", metavar="LIST", help="Learning rates of dynamic evaluation.")
-    ] = None,
-    decay: Annotated[
-        str | None, typer.Option("--decay", metavar="LIST", help="Decays towards the trained weights.")
-    ] = None,
-    theta: Annotated[str | None, typer.Option("--theta", metavar="LIST", help="Sharpnesses of the cache.")] = None,
-    weight: Annotated[
-        str | None, typer.Option("--weight", metavar="LIST", help="Mixture weights of the cache.")
-    ] = None,
+    lr: Annotated[str | None, Option(metavar="LIST", help="Learning rates of dynamic evaluation.")] = None,
+    decay: Annotated[str | None, Option(metavar="LIST", help="Decays towards the trained weights.")] = None,
+    theta: Annotated[str | None, Option(metavar="LIST", help="Sharpnesses of the cache.")] = None,
+    weight: Annotated[str | None, Option(metavar="LIST", help="Mixture weights of the cache.")] = None,
     protocols: Annotated[
-        str, typer.Option("--protocols", metavar="LIST", help="Protocols to tune: dynamic, cache or both.")
+        str, Option(metavar="LIST", help="Protocols to tune: dynamic, cache or both.")
     ] = "dynamic,cache",
-    tokens: Annotated[
-        int, typer.Option("--tokens", min=0, help="Leading tokens of the validation split to read; 0: all.")
-    ] = 30_000,
+    tokens: Annotated[int, Option(min=0, help="Leading tokens of the validation split to read; 0: all.")] = 30_000,
     best: Best = False,
 ) -> None:
     """Tune dynamic evaluation and the cache of a run, on the validation split.

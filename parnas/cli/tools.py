@@ -5,24 +5,24 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option, Typer
 
 from parnas.cli.common import Output, draw, interruptible, resolve_arguments
-from parnas.cli.options import TOOLS, Best, Out, Settings, register
+from parnas.cli.options import TOOLS, Arch, Best, Out, Settings, register
 from parnas.config.loader import check_config, load_config
 from parnas.errors import ParnasError
 from parnas.runs.resolve import remove_if_empty
 from parnas.runs.run import Run
 
-tools = typer.Typer()
-command = register(tools, TOOLS)
+tools = Typer()
+_command = register(tools, TOOLS)
 
 
-@command
+@_command
 def watch(
     output: Output,
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a search or retraining.")],
-    once: Annotated[bool, typer.Option("--once", help="Print the current state and exit; --json implies it.")] = False,
+    run: Annotated[Path, Argument(metavar="RUN", help="Folder of a search or retraining.")],
+    once: Annotated[bool, Option("--once", help="Print the current state and exit; --json implies it.")] = False,
 ) -> None:
     """Show, from another terminal, the progress of a run until it ends."""
     from parnas.cli.tables import show_state
@@ -37,27 +37,26 @@ def watch(
     output.end(state.to_dict())
 
 
-@command
+@_command
 def plot(
     output: Output,
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
-    frame_ms: Annotated[int | None, typer.Option("--frame-ms", help="Milliseconds per frame of the animation.")] = None,
-    width: Annotated[int | None, typer.Option("--width", help="Width of the animation in pixels.")] = None,
+    runs: Annotated[list[Path], Argument(metavar="RUN...", help="Run folders.")],
+    frame_ms: Annotated[int | None, Option(help="Milliseconds per frame of the animation.")] = None,
+    width: Annotated[int | None, Option(help="Width of the animation in pixels.")] = None,
 ) -> None:
     """Draw the pictures of runs again."""
     output.end({"runs": [str(run) for run in runs]}, draw([Run(run) for run in runs], frame_ms, width))
 
 
-@command
+@_command
 def report(
     output: Output,
     runs: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN...", help="Run folders, or folders that evaluate, baselines or blackbox wrote."),
+        Argument(metavar="RUN...", help="Run folders, or folders that evaluate, baselines or blackbox wrote."),
     ],
     out: Annotated[
-        Path | None,
-        typer.Option("--out", help="Folder for report.html; default: RUN if only one is given, else runs/report."),
+        Path | None, Option(help="Folder for report.html; default: RUN if only one is given, else runs/report.")
     ] = None,
 ) -> None:
     """Write an HTML page that shows the results of runs, for any browser and without network."""
@@ -66,13 +65,13 @@ def report(
     output.end({"runs": [str(run) for run in runs]}, [write_report(runs, out)])
 
 
-@command
+@_command
 def export(
     output: Output,
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A retraining, or a search for its derived network.")],
-    target: Annotated[str, typer.Option("--to", help="Format: safetensors, x-transformers, pt2 or onnx.")],
+    run: Annotated[Path, Argument(metavar="RUN", help="A retraining, or a search for its derived network.")],
+    target: Annotated[str, Option("--to", help="Format: safetensors, x-transformers, pt2 or onnx.")],
     best: Best = False,
-    out: Annotated[Path | None, typer.Option("--out", help="Folder for the files; default: RUN/exports.")] = None,
+    out: Annotated[Path | None, Option(help="Folder for the files; default: RUN/exports.")] = None,
 ) -> None:
     """Export the network of a run to another format, and verify its outputs."""
     from parnas.export import export_run
@@ -82,23 +81,16 @@ def export(
     output.end(written.to_dict(), [written.folder / name for name in written.files])
 
 
-@command
+@_command
 def profile(
     output: Output,
     settings: Settings = None,
-    batch_size: Annotated[
-        int | None, typer.Option("--batch-size", help="Rows of a batch; default: as configured.")
-    ] = None,
-    tgt_len: Annotated[
-        int | None, typer.Option("--tgt-len", help="Tokens of a segment; default: as configured.")
-    ] = None,
-    mem_len: Annotated[
-        int | None, typer.Option("--mem-len", help="Positions of memory; default: as configured.")
-    ] = None,
-    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Number of timings of each network.")] = 50,
+    batch_size: Annotated[int | None, Option(help="Rows of a batch; default: as configured.")] = None,
+    tgt_len: Annotated[int | None, Option(help="Tokens of a segment; default: as configured.")] = None,
+    mem_len: Annotated[int | None, Option(help="Positions of memory; default: as configured.")] = None,
+    rounds: Annotated[int, Option(min=1, help="Number of timings of each network.")] = 50,
     check: Annotated[
-        int,
-        typer.Option("--check", min=0, help="Number of random networks whose predicted latency is compared; 0: none."),
+        int, Option(min=0, help="Number of random networks whose predicted latency is compared; 0: none.")
     ] = 20,
     out: Out = None,
 ) -> None:
@@ -116,65 +108,51 @@ def profile(
     output.end(asdict(table), [folder / PROFILE])
 
 
-@command
+@_command
 def plan(
     output: Output,
     settings: Settings = None,
-    gpus: Annotated[int, typer.Option("--gpus", min=1, help="Number of GPUs that share each batch.")] = 1,
-    arch: Annotated[
-        str | None,
-        typer.Option(
-            "--arch", help="Architecture, as for parnas retrain; default: model.arch, or the interleaved network."
-        ),
-    ] = None,
+    gpus: Annotated[int, Option(min=1, help="Number of GPUs that share each batch.")] = 1,
+    arch: Arch = None,
     memory: Annotated[
-        float | None, typer.Option("--memory", metavar="GB", help="Memory of each GPU in 10^9 bytes, to check the fit.")
+        float | None, Option(metavar="GB", help="Memory of each GPU in 10^9 bytes, to check the fit.")
     ] = None,
     measured: Annotated[
-        Path | None, typer.Option("--from", metavar="RUN", help="Run on one such GPU, for its tokens per second.")
+        Path | None, Option("--from", metavar="RUN", help="Run on one such GPU, for its tokens per second.")
     ] = None,
-    tokens_per_s: Annotated[
-        float | None, typer.Option("--tokens-per-s", help="Tokens per second of one GPU retraining this network.")
-    ] = None,
+    tokens_per_s: Annotated[float | None, Option(help="Tokens per second of one GPU retraining this network.")] = None,
     bandwidth: Annotated[
         float | None,
-        typer.Option(
-            "--bandwidth", metavar="GB_PER_S", help="Bandwidth of each GPU; default: 200 for up to eight GPUs, else 25."
-        ),
+        Option(metavar="GB_PER_S", help="Bandwidth of each GPU; default: 200 for up to eight GPUs, else 25."),
     ] = None,
-    price: Annotated[
-        float | None, typer.Option("--price-per-hour", min=0, help="Price of one GPU hour, in any currency.")
-    ] = None,
+    price_per_hour: Annotated[float | None, Option(min=0, help="Price of one GPU hour, in any currency.")] = None,
     out: Out = None,
 ) -> None:
     """Estimate memory, days and price of both phases before training.
 
-    Memory is counted; days and price need a measured speed.
+    Memory is counted; days and price need a measured speed. Without an architecture, retraining is that of the
+    interleaved network.
     """
     config, _ = resolve_arguments(settings, out or Path(), False, "plan", arch)
     from parnas.cli.tables import show_plan
     from parnas.training.resource_plan import choose_rate, make_machine, plan
 
     note = output.reporter().note
-    machine = make_machine(gpus, memory, bandwidth, price)
+    machine = make_machine(gpus, memory, bandwidth, price_per_hour)
     result = plan(config, machine, choose_rate(measured, tokens_per_s, note), note)
     output.show(show_plan, result)
     output.end(asdict(result), [] if out is None else [result.write(out)])
 
 
-@command
+@_command
 def cutoffs(
     output: Output,
-    source: Annotated[str, typer.Argument(metavar="RUN|COUNTS", help="A run folder, or a file with a count per line.")],
-    clusters: Annotated[int, typer.Option("--clusters", min=2, help="Number of clusters, with the head.")] = 3,
-    d_model: Annotated[
-        int | None, typer.Option("--d-model", min=1, help="Width of the network; for COUNTS only, default 512.")
-    ] = None,
-    proj_factor: Annotated[
-        int | None, typer.Option("--proj-factor", min=1, help="model.proj_factor; for COUNTS only, default 4.")
-    ] = None,
+    source: Annotated[str, Argument(metavar="RUN|COUNTS", help="A run folder, or a file with a count per line.")],
+    clusters: Annotated[int, Option(min=2, help="Number of clusters, with the head.")] = 3,
+    d_model: Annotated[int | None, Option(min=1, help="Width of the network; for COUNTS only, default 512.")] = None,
+    proj_factor: Annotated[int | None, Option(min=1, help="model.proj_factor; for COUNTS only, default 4.")] = None,
     min_macs: Annotated[
-        bool, typer.Option("--min-macs", help="As model.cutoffs=min_macs: the fewest multiply-adds with any head.")
+        bool, Option("--min-macs", help="As model.cutoffs=min_macs: the fewest multiply-adds with any head.")
     ] = False,
 ) -> None:
     """Find the optimal cutoffs of an adaptive softmax."""
@@ -197,14 +175,14 @@ def cutoffs(
     output.end({"cutoffs": list(best.cutoffs), "multiply_adds_per_token": best.cost, "of_full": best.relative})
 
 
-@command
+@_command
 def data(
     output: Output,
     corpus: Annotated[
-        str, typer.Argument(metavar="CORPUS", help="Name of a corpus, a folder, a text file, or a CONFIG.yaml.")
+        str, Argument(metavar="CORPUS", help="Name of a corpus, a folder, a text file, or a CONFIG.yaml.")
     ],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[data.KEY=VALUE ...]", help="Overrides of data settings.")
+        list[str] | None, Argument(metavar="[data.KEY=VALUE ...]", help="Overrides of data settings.")
     ] = None,
 ) -> None:
     """Download, verify and encode a corpus, and print its counts."""
@@ -220,7 +198,7 @@ def data(
     output.end(asdict(header))
 
 
-@command
+@_command
 def doctor(output: Output) -> None:
     """Show versions, devices and folders of this machine, and what is missing."""
     from parnas.cli.doctor import examine

@@ -12,7 +12,6 @@ from parnas.training.progress import Loop, Reporter
 
 _POLL_SECONDS = 1.0  # or ten times the duration of reading, if that is more
 SILENT_SECONDS = 120.0
-_Stamp = tuple[int, int] | None
 
 
 @dataclass(frozen=True)
@@ -55,24 +54,25 @@ def read_state(run: Run) -> State:
 
 def watch(run: Run, reporter: Reporter, sleep: Callable[[float], None] = time.sleep) -> State:
     """Report the last lines of a run and all further ones until it finishes; return its final state."""
-    stamps, state = _stamps_of(run), read_state(run)
+    stamps, state = _file_stamps(run), read_state(run)
     reporter.start(Loop(f"{run.name} ({state.kind})", state.step, state.steps))
     try:
-        report(reporter, state, list(state.latest().values()), state.pi[-1:])
-        warned, took = False, 0.0
+        _report(reporter, state, list(state.latest().values()), state.pi[-1:])
+        warned, read_seconds = False, 0.0
         while not state.finished:
-            sleep(max(_POLL_SECONDS, 10 * took))
-            before, stamps = stamps, _stamps_of(run)  # before reading, so that a later change is seen in the next round
-            if stamps != before:
-                began, old = time.perf_counter(), state
+            sleep(max(_POLL_SECONDS, 10 * read_seconds))
+            # Stamps are taken before reading, so that the next round sees what is written in the meantime.
+            earlier_stamps, stamps = stamps, _file_stamps(run)
+            if stamps != earlier_stamps:
+                started, earlier = time.perf_counter(), state
                 state, warned = read_state(run), False
-                took = time.perf_counter() - began
+                read_seconds = time.perf_counter() - started
                 # A run that resumes from a checkpoint has fewer lines; repeated steps are reported again.
-                report(reporter, state, state.metrics[len(old.metrics) :], state.pi[len(old.pi) :])
-            elif not warned and _idle_seconds(run) > SILENT_SECONDS:
+                _report(reporter, state, state.metrics[len(earlier.metrics) :], state.pi[len(earlier.pi) :])
+            elif not warned and time.time() - max(stamps)[0] / 1e9 > SILENT_SECONDS:
                 reporter.note(
-                    f"warning: nothing was written for {SILENT_SECONDS / 60:.0f} minutes: it may be validating, or "
-                    "have been stopped"
+                    f"warning: nothing was written for {SILENT_SECONDS / 60:.0f} minutes: the run may be validating, "
+                    "or have been stopped"
                 )
                 warned = True
     finally:
@@ -80,7 +80,7 @@ def watch(run: Run, reporter: Reporter, sleep: Callable[[float], None] = time.sl
     return state
 
 
-def report(reporter: Reporter, state: State, metrics: Sequence[MetricsRecord], pi: Sequence[PiRecord]) -> None:
+def _report(reporter: Reporter, state: State, metrics: Sequence[MetricsRecord], pi: Sequence[PiRecord]) -> None:
     """Report lines of metrics and pi, and the current step."""
     for record in metrics:
         reporter.metrics(record)
@@ -89,21 +89,8 @@ def report(reporter: Reporter, state: State, metrics: Sequence[MetricsRecord], p
     reporter.advance(state.step)
 
 
-def _stamps_of(run: Run) -> list[_Stamp]:
-    """Return the stamps of the files that a run appends to and of its summary; `None` for missing files."""
-    return [stamp(run, name) for name in (METRICS, PI, "summary.json")]
-
-
-def stamp(run: Run, name: str) -> _Stamp:
-    """Return size in bytes and time in nanoseconds of a file of a run."""
-    try:
-        status = (run.folder / name).stat()
-    except FileNotFoundError:
-        return None
-    return status.st_size, status.st_mtime_ns
-
-
-def _idle_seconds(run: Run) -> float:
-    """Return the seconds since the run was started or last wrote a line."""
-    newest = max(found[1] for found in [*_stamps_of(run), stamp(run, "config.yaml")] if found is not None)
-    return time.time() - newest / 1e9
+def _file_stamps(run: Run) -> list[tuple[int, int]]:
+    """Return modification time in nanoseconds and size in bytes of each existing file that a run writes to."""
+    paths = [run.folder / name for name in ("config.yaml", METRICS, PI, "summary.json")]
+    stats = [path.stat() for path in paths if path.exists()]
+    return [(status.st_mtime_ns, status.st_size) for status in stats]
