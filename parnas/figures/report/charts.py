@@ -1,20 +1,25 @@
-"""Charts of the page: the figures of `parnas.figures` as inline SVG, each for a wide and for a narrow screen."""
+"""Charts of the page: the figures of `parnas.figures` as inline SVG, and the animated heatmap of pi."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
+from parnas.figures.colours import candidate_colours
 from parnas.figures.curves import Curves, Points, curve_notes, plot_curves
 from parnas.figures.panels import MONITORED, plot_monitor, plot_pi_lines
 from parnas.figures.pareto import ParetoPoint, pareto_front, pareto_notes, plot_pareto
 from parnas.figures.report.data import ComparisonData, CostFront, RunData, finite_values
 from parnas.figures.report.result import PERPLEXITIES, shared_perplexity
-from parnas.figures.style import drawable
+from parnas.figures.style import drawable, thin
 from parnas.figures.svg import inline_svg
+from parnas.runs.pi_history import PiHistory
 
-WIDE, NARROW = 8.6, 3.4  # inches
+_WIDE, _NARROW = 8.6, 3.4  # inches
+_MOST_CELLS = 20_000  # of a heatmap
+_MOST_VALUES = 400_000  # of all frames of an animation, about three bytes each
+_MOST_COLUMNS_WITH_VALUES = 24  # blocks up to which the cells of a heatmap are wide enough for their values
 _MOST_PANELS = 64  # blocks whose pi is drawn
 _MOST_PANEL_POINTS = 30_000  # of all lines of pi
 _MOST_DESCRIBED = 8  # lines or networks in the text for screen readers
@@ -28,6 +33,39 @@ class Chart(NamedTuple):
     notes: list[str]
 
 
+def make_player(history: PiHistory, most_frames: int) -> dict[str, Any] | None:
+    """Return the heatmap of pi as an animation of at most `most_frames` frames; `None` if it had too many cells.
+
+    `columns` hold the last step, which the page shows without scripts; `data` holds all frames for the script.
+    """
+    candidates = len(history.space)
+    if history.blocks * candidates > _MOST_CELLS:
+        return None
+    frames = thin(len(history), max(2, min(most_frames, _MOST_VALUES // (history.blocks * candidates))))
+    percent = (100 * history.pi[frames].clip(0, 1)).round().astype(int)  # [frames, B, C]
+    derived = [[history.space.index(name) for name in history.derived[frame]] for frame in frames]
+    return {
+        "rows": [(name, colour[1:]) for name, colour in candidate_colours(history.space).items()],
+        "columns": [
+            [(share, candidate == chosen) for candidate, share in enumerate(shares)]
+            for shares, chosen in zip(percent[-1].tolist(), derived[-1], strict=True)
+        ],
+        "dense": history.blocks > _MOST_COLUMNS_WITH_VALUES,
+        "logged": len(history),
+        "step": f"{history.steps[-1]:,}",
+        "tau": f"{history.taus[-1]:.3f}",
+        "string": history.string(-1),
+        "data": {
+            "candidates": candidates,
+            "steps": history.steps[frames].tolist(),
+            "taus": history.taus[frames].round(4).tolist(),
+            "pi": percent.reshape(len(frames), -1).tolist(),
+            "derived": derived,
+            "strings": [history.string(frame) for frame in frames],
+        },
+    }
+
+
 def pi_chart(run: RunData, name: str) -> Chart | None:
     """Draw pi of each block over the steps; `None` where nothing was logged, or for too many blocks."""
     history = run.history
@@ -37,7 +75,7 @@ def pi_chart(run: RunData, name: str) -> Chart | None:
     label = f"pi of each candidate over the steps, by block. Most probable at the end: {history.string(-1)}."
 
     def plot(width: float) -> Figure:
-        return plot_pi_lines(history, 6 if width == WIDE else 2, most)
+        return plot_pi_lines(history, 6 if width == _WIDE else 2, most)
 
     return Chart("pi of each block over the steps", _draw(plot, name, label), [])
 
@@ -52,7 +90,7 @@ def monitor_chart(run: RunData, name: str) -> Chart | None:
     if not values:
         return None
     label = _join([_describe_line(MONITORED[key].title, points) for key, points in values.items()])
-    svg = _draw(lambda width: plot_monitor(values, 3 if width == WIDE else 1), name, label)
+    svg = _draw(lambda width: plot_monitor(values, 3 if width == _WIDE else 1), name, label)
     return Chart("Progress of the search", svg, [])
 
 
@@ -113,7 +151,7 @@ def _pareto_chart(
 
 def _draw(plot: Callable[[float], Figure], name: str, label: str) -> Markup:
     """Return the wide and the narrow drawing of a plot as HTML, whose texts `inline_svg` has escaped."""
-    widths = {"wide": WIDE, "narrow": NARROW}
+    widths = {"wide": _WIDE, "narrow": _NARROW}
     return Markup("".join(inline_svg(plot(width), f"{name}-{size}", label, size) for size, width in widths.items()))
 
 

@@ -17,13 +17,19 @@ from markupsafe import Markup
 from parnas.architecture import Architecture, describe_layer
 from parnas.errors import ParnasError
 from parnas.figures.colours import candidate_colours, ink_on
-from parnas.figures.report.charts import front_chart, latency_chart, learning_chart, monitor_chart, pi_chart
+from parnas.figures.report.charts import (
+    front_chart,
+    latency_chart,
+    learning_chart,
+    make_player,
+    monitor_chart,
+    pi_chart,
+)
 from parnas.figures.report.commands import reproduction_commands
 from parnas.figures.report.data import ReportData, RunData, parse_architecture, read_report_data
-from parnas.figures.report.player import choice_table, make_player
 from parnas.figures.report.result import search_result
 from parnas.figures.report.secrets import hide
-from parnas.figures.report.tables import config_text, describe_environment, network_tables, shown_analyses
+from parnas.figures.report.tables import choice_table, config_text, describe_environment, network_tables, shown_analyses
 from parnas.figures.style import drawable
 from parnas.figures.svg import colour_rules
 from parnas.runs.files import write_text

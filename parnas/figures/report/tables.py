@@ -241,6 +241,23 @@ def _short(text: str) -> str:
     return text if value is None or text.isdigit() else f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
+def choice_table(run: RunData) -> tuple[list[str], list[list[str]]] | None:
+    """Return headings and rows of the choice for each block, `None` where `arch.yaml` does not hold it."""
+    if run.derivation is None or run.history is None or not run.derivation.blocks:
+        return None
+    space = run.history.space
+    rows = []
+    for number, block in enumerate(run.derivation.blocks, 1):
+        pi = [_format(block.pi.get(name)) for name in space]
+        rows.append([str(number), block.layer, *pi, _format(block.entropy), _format(block.margin, "+.3f")])
+    return ["block", "layer", *(f"pi of {name}" for name in space), "entropy", "lead"], rows
+
+
+def _format(value: float | None, form: str = ".3f") -> str:
+    number = drawable(value)
+    return "–" if number is None else f"{number:{form}}"
+
+
 # Configuration and environment
 
 

@@ -1,42 +1,25 @@
 "use strict";
 (() => {
-  const dark = window.matchMedia("screen and (prefers-color-scheme: dark)");
   const calm = window.matchMedia("(prefers-reduced-motion: reduce)");
   const paper = window.matchMedia("print");
-  const BACKGROUNDS = [[255, 255, 255], [23, 27, 34]];
-
-  const channels = (colour) => [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));
-  const linear = (channel) => (channel <= 10 ? channel / 3294.6 : ((channel / 255 + 0.055) / 1.055) ** 2.4);
-  const luminance = (colour) => [0.2126, 0.7152, 0.0722].reduce((sum, weight, i) => sum + weight * linear(colour[i]), 0);
-  // Black where it has more contrast than white: (l + 0.05) / 0.05 against 1.05 / (l + 0.05).
-  const inkOn = (colour) => ((luminance(colour) + 0.05) ** 2 > 0.0525 ? "#000000" : "#ffffff");
 
   function startPlayer(figure) {
     const data = JSON.parse(figure.querySelector(".pi-data").textContent);
-    const [cells, values, frames] = [".cell", ".value", ".chosen"].map((name) => [...figure.querySelectorAll(name)]);
+    const cells = figure.querySelectorAll(".cell");
     const [step, tau, string, slider, button] = [".now .step", ".now .tau", ".now .string", ".slider", ".play"]
       .map((name) => figure.querySelector(name));
-    const candidates = data.shades.length;
     const last = data.steps.length - 1;
     let shown = last;
     let timer = null;
 
     function show(index) {
-      const mode = dark.matches ? 1 : 0;
-      const full = data.shades.map((shade) => channels(shade[mode]));
       shown = index;
-      data.pi[index].forEach((percent, place) => {
-        const [from, to] = [BACKGROUNDS[mode], full[place % candidates]];
-        const colour = from.map((channel, i) => Math.round(channel + percent / 100 * (to[i] - channel)));
-        cells[place].setAttribute("fill", `rgb(${colour.join(",")})`);
-        if (values.length) {
-          values[place].setAttribute("fill", inkOn(colour));
-          values[place].textContent = (percent / 100).toFixed(2);
-        }
-      });
-      data.derived[index].forEach((candidate, block) => {
-        const cell = cells[block * candidates + candidate];
-        ["x", "y"].forEach((axis) => frames[block].setAttribute(axis, cell.getAttribute(axis)));
+      cells.forEach((cell, place) => {
+        const percent = data.pi[index][place];
+        const [block, candidate] = [Math.floor(place / data.candidates), place % data.candidates];
+        cell.style.setProperty("--share", `${percent}%`);
+        cell.classList.toggle("chosen", data.derived[index][block] === candidate);
+        if (cell.textContent) cell.textContent = (percent / 100).toFixed(2);
       });
       step.textContent = data.steps[index].toLocaleString("en");
       tau.textContent = data.taus[index].toFixed(3);
@@ -69,8 +52,6 @@
       slider.addEventListener("input", () => { pause(); show(Number(slider.value)); });
       button.addEventListener("click", () => (timer === null ? play() : pause()));
     }
-    dark.addEventListener("change", () => show(shown));
-    show(last);
     return () => { pause(); show(last); };
   }
 
