@@ -39,7 +39,7 @@ from parnas.runs.trained_run import RunLike, TrainedRun, open_run
 from parnas.studies import tuning
 from parnas.studies.pipeline import EQUAL_COST, PipelineResult, check_baselines, run_pipeline
 from parnas.studies.tuning_result import TuningResult
-from parnas.studies.tuning_space import Phase, SpaceLike
+from parnas.studies.tuning_space import Phase, SpaceLike, resolve_space
 from parnas.training import loaded_run
 from parnas.training import retrain as retrainings
 from parnas.training.interruptions import Stopped
@@ -299,7 +299,7 @@ def tune(
     settled, folder = resolve.resolve_config_and_study(config, changes, named, phase, text, storage, study)
     with resolve.remove_if_empty(None if run or study else folder), _interruptible(folder, ""):
         options = tuning.TuneOptions(
-            phase, tuning.resolve_space(space, {}, settled, phase, folder), trials, storage, study, prune
+            phase, resolve_space(space, {}, settled, phase, folder), trials, storage, study, prune
         )
         result = tuning.tune(settled, options, folder, _reporter(progress))
         result.write(folder)

@@ -184,8 +184,8 @@ def tune(
     config, folder = resolve_config_and_study(*split_configuration(settings), run, phase, arch, storage, study)
     from parnas.cli.tables import show_tuned
     from parnas.figures.tuning import draw_tuning
-    from parnas.studies.tuning import TuneOptions, resolve_space, tune
-    from parnas.studies.tuning_space import Phase, read_options
+    from parnas.studies.tuning import TuneOptions, tune
+    from parnas.studies.tuning_space import Phase, read_options, resolve_space
 
     tuned_phase: Phase = "search" if phase == "search" else "retrain"
     with remove_if_empty(None if run or study else folder), interruptible(lambda: study_resume_hint(folder)):

@@ -11,7 +11,6 @@ from rich.table import Table
 
 from parnas.architecture import Architecture, describe_layer
 from parnas.runs.run import PLAIN
-from parnas.studies.tuning_result import TuningResult
 from parnas.training.progress import describe_metrics, pi_bar
 from parnas.training.resource_plan import GB, MARGIN, Machine, PhasePlan, Plan
 
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from parnas.studies.blackbox import EvaluatedNetwork
     from parnas.studies.finalists import Finalist
     from parnas.studies.stability import Stability
+    from parnas.studies.tuning_result import TuningResult
 
 
 def _make_table(
@@ -317,7 +317,7 @@ def _work_rows(phase: PhasePlan, machine: Machine) -> Iterator[tuple[str, str]]:
 _SHOWN_TRIALS = 5
 
 
-def show_tuned(tuned: TuningResult) -> None:
+def show_tuned(tuned: "TuningResult") -> None:
     """Print the best trials beside the configured settings, the counts of trials, and the importance of settings."""
     complete = sorted((each for each in tuned.trials if each.state == "complete"), key=lambda each: each.loss or 0.0)
     settings = [each.settings for each in complete]

@@ -5,12 +5,11 @@ scratch or from the shared weights of a finished SuperNet; its cost is the predi
 """
 
 import math
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import optuna
@@ -31,10 +30,12 @@ from parnas.nas.rerank import shared_weight_losses
 from parnas.runs.files import read_json, write_text
 from parnas.runs.run import Run
 from parnas.studies.optuna_study import (
+    FREE_SETTINGS,
     NAME,
     REUSED,
     SamplerName,
     StudySettings,
+    binding_settings,
     evaluate_once,
     open_shared_study,
     run_trials,
@@ -45,13 +46,7 @@ from parnas.training.device import choose_device
 from parnas.training.loaded_run import load
 from parnas.training.progress import Reporter, Silent
 from parnas.training.retrain import retrain
-from parnas.training.session import check_same_text, flatten, resolve_corpus, resolve_cutoffs
-
-# Settings that may differ between the workers of a study, since no value of a trial depends on them.
-FREE_SETTINGS = {"data.corpus", "model.arch", "runtime.device", "runtime.threads", "runtime.compile"}
-FREE_SETTINGS |= {"train.log_every", "train.eval_every", "train.save_every"}
-_FREE_SECTIONS = ("search.", "evaluation.")
-_BINDING_SETTINGS = ("search.space", "search.blocks")  # although their section is free
+from parnas.training.session import check_same_text, resolve_corpus, resolve_cutoffs
 
 
 class EvaluatedNetwork(NamedTuple):
@@ -77,9 +72,6 @@ class BlackboxTask:
     vocab_size: int
 
 
-# The two sources of perplexities.
-
-
 def training_task(config: Config, steps: int, folder: Path | None, reporter: Reporter) -> BlackboxTask:
     """Return a task that trains for `steps` steps from scratch, in `folder/trial-NUMBER` or a temporary folder."""
     config, streams = _resolve(config, reporter)
@@ -87,21 +79,12 @@ def training_task(config: Config, steps: int, folder: Path | None, reporter: Rep
     costs = find_costs(config, config.search.cost.metric, reporter)
 
     def perplexity(number: int, architecture: Architecture) -> float:
-        with _trial_folder(folder, number) as run_folder:
-            changed = config.replace(model__arch=str(architecture.canonical()))
+        changed = config.replace(model__arch=str(architecture.canonical()))
+        with TemporaryDirectory(prefix="parnas-trial-") as temporary:
+            run_folder = (folder or Path(temporary)) / f"trial-{number}"
             return reached_perplexity(partial(retrain, changed, run_folder, Silent()), reporter)
 
     return _make_task(config, streams, "trained", {}, perplexity, costs)
-
-
-@contextmanager
-def _trial_folder(folder: Path | None, number: int) -> Iterator[Path]:
-    """Yield the run folder of a trial."""
-    if folder is not None:
-        yield folder / f"trial-{number}"
-        return
-    with tempfile.TemporaryDirectory(prefix="parnas-trial-") as temporary:
-        yield Path(temporary) / "run"
 
 
 def inheriting_task(config: Config, supernet: Path, reporter: Reporter) -> BlackboxTask:
@@ -129,9 +112,8 @@ def inheriting_task(config: Config, supernet: Path, reporter: Reporter) -> Black
 
 def _refuse_other_supernet(run: Run, config: Config) -> None:
     """Raise `ParnasError` if the SuperNet is not the one that the configuration describes."""
-    theirs, ours = _binding_settings(run.config()), _binding_settings(config)
-    keys = [key for key in ours if key.startswith(("data.", "model.", "search."))]
-    if changed := [f"  - {key}: {theirs[key]} there, {ours[key]} here" for key in keys if theirs[key] != ours[key]]:
+    theirs, ours = (_search_settings(each, {"train", "runtime"}) for each in (run.config(), config))
+    if changed := [f"  - {key}: {theirs[key]} there, {ours[key]} here" for key in ours if theirs[key] != ours[key]]:
         raise ParnasError(
             f"The SuperNet of {run.folder} has another configuration; leave CONFIG out to use its own:\n"
             + "\n".join(changed)
@@ -154,29 +136,18 @@ def _make_task(
     costs: Costs,
 ) -> BlackboxTask:
     """Return a task with its fingerprint: the settings that values depend on, the text, the costs, and `more`."""
-    fingerprint = {"trials": source, "text": streams.header.fingerprint, **_binding_settings(config), **more}
-    fingerprint |= {
-        "metric": costs.metric,
-        "costs": dict(costs.per_layer),
-    }  # latencies of another machine are other costs
+    free = {"train"} if source == "inherited" else set[str]()
+    fingerprint = {"trials": source, "text": streams.header.fingerprint, **_search_settings(config, free), **more}
+    fingerprint |= {"metric": costs.metric, "costs": dict(costs.per_layer)}  # each machine has its own latencies
     fingerprint["runtime.precision"] = choose_device(config.runtime).precision  # `auto` may differ between machines
-    if source == "inherited":
-        fingerprint = {key: value for key, value in fingerprint.items() if not key.startswith("train.")}
     vocab_size = streams.tokenizer.vocab_size
     return BlackboxTask(config.search.block_spaces, costs, perplexity, source, fingerprint, config, vocab_size)
 
 
-def _binding_settings(config: Config) -> dict[str, Any]:
-    """Return the settings that the values of a trial depend on, by dotted key."""
-    flat = flatten(config.model_dump(mode="json"))
-    return {
-        key: value
-        for key, value in flat.items()
-        if key in _BINDING_SETTINGS or (key not in FREE_SETTINGS and not key.startswith(_FREE_SECTIONS))
-    }
-
-
-# The study.
+def _search_settings(config: Config, free: Collection[str]) -> dict[str, Any]:
+    """Return the settings that the values of a trial depend on, by dotted key, without those in `free`."""
+    settings = binding_settings(config, {*FREE_SETTINGS, "model.arch", "search", "evaluation", *free})
+    return settings | {f"search.{key}": config.model_dump(mode="json")["search"][key] for key in ("space", "blocks")}
 
 
 def open_study(
@@ -209,7 +180,7 @@ def blackbox(study: optuna.Study, task: BlackboxTask, trials: int, reporter: Rep
         reporter.note(f"trial {trial.number}: {name}  ppl {perplexity:.2f}  cost {share:.2f}")
         return perplexity, cost
 
-    run_trials(study, objective, trials, "blackbox", reporter)
+    run_trials(study, objective, trials, reporter, title="blackbox")
 
 
 def _network_name(layers: Sequence[str]) -> str:
@@ -227,9 +198,6 @@ def evaluated_networks(study: optuna.Study, source: str) -> list[EvaluatedNetwor
             perplexity, cost = trial.values
             networks.setdefault(name, EvaluatedNetwork(name, perplexity, cost, trial.number, source))
     return [*networks.values()]
-
-
-# The results.
 
 
 def pareto_front(networks: Sequence[EvaluatedNetwork]) -> list[EvaluatedNetwork]:

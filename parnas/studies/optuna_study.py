@@ -9,7 +9,7 @@ import importlib.util
 import json
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,25 +25,30 @@ from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.study import MaxTrialsCallback
 from optuna.trial import FrozenTrial, Trial, TrialState
 from sqlalchemy import event
-from sqlalchemy.engine import URL, Connection, make_url
+from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
+from parnas.config.loader import Config
 from parnas.errors import ParnasError
 from parnas.training.interruptions import Stopped
 from parnas.training.progress import Loop, Reporter
+from parnas.training.session import flatten
 
 SamplerName = Literal["tpe", "nsga2"]
 _FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)  # these trials count
 NAME, REUSED, FINGERPRINT = "name", "reused_from", "fingerprint"  # user attributes of trials and studies
-_ATTEMPTS = 3  # evaluations of one trial that end with an error or with their worker
-MAX_LOSSES = 20  # trials of one worker that could not be stored
+_MAX_RETRIES = 2  # of a trial that ends with an error or with its worker
+_MAX_LOST = 20  # trials of one worker that could not be stored
 HEARTBEAT_SECONDS, GRACE_SECONDS = 20, 120
 OPENING_TRIES, RETRY_SECONDS, AWAY_SECONDS = 5, 0.5, 600.0
 _SQLITE_LOCK_SECONDS = 60  # to wait for the writes of other workers
-JOURNAL_LOCK_SECONDS = 30  # after which the lock of a journal is taken for that of a dead worker
+JOURNAL_LOCK_SECONDS = 30  # after which the lock of a journal is broken, as its worker must be dead
 _DRIVER_PACKAGES = {"psycopg": "'psycopg[binary]'", "psycopg2": "psycopg2-binary", "MySQLdb": "mysqlclient"}
+FREE_SETTINGS = {"data.corpus", "runtime.device", "runtime.threads", "runtime.compile"}
+"""Settings that may differ between the workers of a study, since no value of a trial depends on them."""
+FREE_SETTINGS |= {"train.log_every", "train.eval_every", "train.save_every"}
 
-Note = Callable[[str], None]
+_Notify = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,13 @@ class StudySettings:
     first: Mapping[str, Any] | None = None  # parameters of the first trial, if they are not drawn
 
 
-def open_shared_study(storage: str, name: str, settings: StudySettings, note: Note | None = None) -> optuna.Study:
+def binding_settings(config: Config, free: Collection[str]) -> dict[str, Any]:
+    """Return all settings by dotted key but those in `free`, which holds settings and sections."""
+    settings = flatten(config.model_dump(mode="json")).items()
+    return {key: value for key, value in settings if not any(f"{key}.".startswith(f"{each}.") for each in free)}
+
+
+def open_shared_study(storage: str, name: str, settings: StudySettings, note: _Notify | None = None) -> optuna.Study:
     """Open or start a study.
 
     Raises `ParnasError` if the storage cannot be opened, or if the study was started with another configuration.
@@ -104,36 +115,29 @@ def finished_trials(study: optuna.Study) -> list[FrozenTrial]:
     return study.get_trials(deepcopy=False, states=_FINISHED)
 
 
-# Running trials.
-
-
-def retry(study: optuna.Study, trial: FrozenTrial, max_retry: int | None = _ATTEMPTS - 1) -> None:
-    """Queue an unfinished trial again, at most `max_retry` times.
-
-    Optuna notices a killed worker by its missing heartbeat, which a journal file does not have.
-    """
-    RetryHeartbeatStaleTrialCallback(max_retry)(study, trial)
-
-
-def origin(trial: FrozenTrial) -> int:
-    """Return the number of the trial that a trial retries, or its own."""
-    retried = RetryHeartbeatStaleTrialCallback.retried_trial_number(trial)
-    return trial.number if retried is None else retried
-
-
 def run_trials(
     study: optuna.Study,
     objective: Callable[[Trial], Sequence[float]],
     trials: int,
-    command: str,
     reporter: Reporter,
+    title: str | None = None,
+    after: Callable[[optuna.Study, FrozenTrial], None] | None = None,
 ) -> None:
     """Run trials until all workers together have finished `trials`; W workers may finish up to W - 1 more.
 
     An interrupted trial, and one that ended with an error, is queued again before the exception is raised.
+
+    Args:
+        study: the study of all workers.
+        objective: returns the values of a trial.
+        trials: the number of complete and pruned trials, including those that reused a known value.
+        reporter: receives notes.
+        title: the title of a progress display of trials; `None` if the trials report their own progress.
+        after: called after each finished trial, as one of Optuna's callbacks.
     """
-    current: list[Trial] = []  # the trial of this worker
-    own_errors: list[BaseException] = []  # those of the objective
+    progress = Reporter() if title is None else reporter
+    current: list[Trial] = []  # the unfinished trial of this worker
+    errors: list[BaseException] = []  # raised by the objective
 
     def evaluate(trial: Trial) -> Sequence[float]:
         current[:] = [trial]
@@ -149,38 +153,40 @@ def run_trials(
         except UpdateFinishedTrialError:  # another worker has given it up
             raise
         except (Exception, KeyboardInterrupt) as error:
-            own_errors.append(error)
+            errors.append(error)
             with suppress(OptunaError, SQLAlchemyError):
-                interrupted = isinstance(error, KeyboardInterrupt | Stopped)
-                lost = study.get_trials(deepcopy=False)[trial.number]
-                retry(study, lost, max_retry=None if interrupted else _ATTEMPTS - 1)
+                max_retry = None if isinstance(error, KeyboardInterrupt | Stopped) else _MAX_RETRIES
+                failed = study.get_trials(deepcopy=False)[trial.number]
+                RetryHeartbeatStaleTrialCallback(max_retry)(study, failed)
             raise
 
-    def advance(study: optuna.Study, _: FrozenTrial) -> None:
+    def advance(study: optuna.Study, trial: FrozenTrial) -> None:
         current.clear()
-        reporter.advance(len(finished_trials(study)))
+        if after is not None:
+            after(study, trial)
+        progress.advance(len(finished_trials(study)))
 
-    reporter.start(Loop(command, len(finished_trials(study)), trials, "trials"))
-    losses = 0
+    progress.start(Loop(title or "", len(finished_trials(study)), trials, "trials"))
+    lost = 0
     try:
         while len(finished_trials(study)) < trials:
             try:
                 study.optimize(evaluate, callbacks=[advance, MaxTrialsCallback(trials, _FINISHED)])
             except Exception as error:
-                losses += 1
-                if own_errors or losses > MAX_LOSSES:
+                lost += 1
+                if errors or lost > _MAX_LOST:
                     raise
                 _note_lost_trial(study, current, error, reporter)
-        reporter.advance(trials)
+        progress.advance(trials)
     finally:
-        reporter.stop()
+        progress.stop()
 
 
 def _note_lost_trial(study: optuna.Study, current: list[Trial], error: Exception, reporter: Reporter) -> None:
-    """Note why the values of a trial could not be stored; raise an error that is not for another try."""
+    """Note why the values of a trial could not be stored; raise an error that another trial would not help."""
     causes = [*_causes_of(error)]
     for cause in causes:
-        if isinstance(cause, ParnasError):  # the server stayed away
+        if isinstance(cause, ParnasError):  # the server did not come back in time
             raise cause
     trials = study.get_trials(deepcopy=False)
     if any(trials[trial.number].state == TrialState.FAIL for trial in current):
@@ -203,22 +209,17 @@ def evaluate_once(trial: Trial, name: str, evaluate: Callable[[], Sequence[float
 
     Raises `TrialPruned` if the finished trial was pruned.
     """
-    equal = [
-        other
-        for other in finished_trials(trial.study)
-        if other.user_attrs.get(NAME) == name and REUSED not in other.user_attrs
-    ]
     trial.set_user_attr(NAME, name)
-    if not equal:
-        return evaluate()
-    trial.set_user_attr(REUSED, equal[0].number)
-    if equal[0].state == TrialState.PRUNED:
-        raise TrialPruned(f"{name} was pruned in trial {equal[0].number}")
-    values: Sequence[float] = equal[0].values
-    return values
+    for other in finished_trials(trial.study):
+        if other.user_attrs.get(NAME) == name and REUSED not in other.user_attrs:
+            trial.set_user_attr(REUSED, other.number)
+            if other.state == TrialState.PRUNED:
+                raise TrialPruned(f"{name} was pruned in trial {other.number}")
+            return list(other.values)
+    return evaluate()
 
 
-class SeededSampler(BaseSampler):
+class _SeededSampler(BaseSampler):
     """Mixin that seeds a sampler for each trial, by the number of earlier trials without retries.
 
     So a resumed study of one worker draws what it would have drawn without the interruption, and workers with one seed
@@ -226,33 +227,32 @@ class SeededSampler(BaseSampler):
     """
 
     def __init__(self, seed: int) -> None:
-        self.study_seed = seed
+        self._study_seed = seed
         super().__init__(seed=seed)  # type: ignore[call-arg]
 
     def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
         """Start the sampler afresh with a seed for this trial."""
-        earlier = {origin(other) for other in study.get_trials(deepcopy=False)[: trial.number]}
-        position = len(earlier - {origin(trial)})
-        seed = int(np.random.SeedSequence([self.study_seed, position]).generate_state(1)[0])
+        retried_number = RetryHeartbeatStaleTrialCallback.retried_trial_number
+        trials = [*study.get_trials(deepcopy=False)[: trial.number], trial]
+        first_tries = [each.number if (number := retried_number(each)) is None else number for each in trials]
+        position = len({*first_tries} - {first_tries[-1]})
+        seed = int(np.random.SeedSequence([self._study_seed, position]).generate_state(1)[0])
         super().__init__(seed=seed)  # type: ignore[call-arg]
         super().before_trial(study, trial)
 
 
-class SeededTPE(SeededSampler, TPESampler):
+class _SeededTPE(_SeededSampler, TPESampler):
     """Tree-structured Parzen estimators."""
 
 
-class SeededNSGAII(SeededSampler, NSGAIISampler):
+class _SeededNSGAII(_SeededSampler, NSGAIISampler):
     """NSGA-II (Deb et al. 2002)."""
 
 
-_SAMPLERS: Mapping[SamplerName, type[SeededSampler]] = {"tpe": SeededTPE, "nsga2": SeededNSGAII}
+_SAMPLERS: Mapping[SamplerName, type[_SeededSampler]] = {"tpe": _SeededTPE, "nsga2": _SeededNSGAII}
 
 
-# Storages.
-
-
-def open_storage(url: str, note: Note | None = None) -> BaseStorage:
+def open_storage(url: str, note: _Notify | None = None) -> BaseStorage:
     """Open `sqlite:///FILE`, `journal:FILE` or the address of a database server.
 
     Raises `ParnasError` with a hint if it cannot be opened.
@@ -266,7 +266,8 @@ def open_storage(url: str, note: Note | None = None) -> BaseStorage:
     if kind == "sqlite" and len(place) > len("///"):
         Path(place.removeprefix("///")).parent.mkdir(parents=True, exist_ok=True)
         storage = _open_database(url, {"connect_args": {"timeout": _SQLITE_LOCK_SECONDS, "isolation_level": None}})
-        event.listen(storage.engine, "begin", _lock_at_once)
+        # Lock when a transaction begins, since Optuna reads a state before it changes it.
+        event.listen(storage.engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
         return storage
     if kind != "sqlite" and place.startswith("//"):
         storage = _open_database(url, {"pool_pre_ping": True})
@@ -275,7 +276,7 @@ def open_storage(url: str, note: Note | None = None) -> BaseStorage:
     raise ParnasError(f"{url} is no storage; give sqlite:///FILE, journal:FILE or postgresql://USER@HOST/DATABASE.")
 
 
-class Database(RDBStorage):
+class _Database(RDBStorage):
     """A database whose heartbeats continue after an outage."""
 
     def record_heartbeat(self, trial_id: int) -> None:
@@ -284,18 +285,21 @@ class Database(RDBStorage):
             super().record_heartbeat(trial_id)
 
 
-def _open_database(url: str, engine_kwargs: dict[str, Any]) -> Database:
+def _open_database(url: str, engine_kwargs: dict[str, Any]) -> _Database:
     """Open a database; try several times, since another worker may be creating its tables."""
-    address = with_driver(_read_url(url))
+    try:
+        address = with_driver(make_url(url))
+    except (ArgumentError, ValueError) as error:  # ValueError: the port is no number
+        raise ParnasError(f"--storage is no address of a database: {error}") from error
     shown = address.render_as_string(hide_password=True)
     for attempt in range(1, OPENING_TRIES + 1):
         try:
-            return Database(
+            return _Database(
                 address.render_as_string(hide_password=False),
                 engine_kwargs=engine_kwargs,
                 heartbeat_interval=HEARTBEAT_SECONDS,
                 grace_period=GRACE_SECONDS,
-                heartbeat_stale_trial_callback=retry,
+                heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(_MAX_RETRIES),
             )
         except ArgumentError as error:
             raise ParnasError(f"--storage is no address of a database: {error}") from error
@@ -312,17 +316,11 @@ def _open_database(url: str, engine_kwargs: dict[str, Any]) -> Database:
     raise AssertionError("the last attempt returns or raises")
 
 
-def _lock_at_once(connection: Connection) -> None:
-    """Lock SQLite when a transaction begins, since Optuna reads a state before it changes it."""
-    connection.exec_driver_sql("BEGIN IMMEDIATE")
-
-
-def _wait_for_server(storage: RDBStorage, note: Note | None) -> None:
+def _wait_for_server(storage: RDBStorage, note: _Notify | None) -> None:
     """Make lost connections wait up to `AWAY_SECONDS` for the server, then raise `ParnasError`."""
 
     def connect(dialect: Any, _: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> Any:
-        since = time.monotonic()
-        noted = False
+        deadline, noted = time.monotonic() + AWAY_SECONDS, False
         while True:
             try:
                 return dialect.connect(*arguments, **options)
@@ -330,7 +328,7 @@ def _wait_for_server(storage: RDBStorage, note: Note | None) -> None:
                 if note is not None and not noted:
                     note(f"the storage does not answer ({_first_line(error)}); waiting for it")
                 noted = True
-                if time.monotonic() - since >= AWAY_SECONDS:
+                if time.monotonic() >= deadline:
                     raise ParnasError(
                         f"The storage has not answered for {AWAY_SECONDS / 60:.0f} minutes ({_first_line(error)}); "
                         "start it, then give the same command again to resume the study."
@@ -338,14 +336,6 @@ def _wait_for_server(storage: RDBStorage, note: Note | None) -> None:
             time.sleep(RETRY_SECONDS)
 
     event.listen(storage.engine, "do_connect", connect)
-
-
-def _read_url(url: str) -> URL:
-    """Parse the address of a database; raise `ParnasError` for other text."""
-    try:
-        return make_url(url)
-    except (ArgumentError, ValueError) as error:  # ValueError: the port is no number
-        raise ParnasError(f"--storage is no address of a database: {error}") from error
 
 
 def with_driver(address: URL) -> URL:

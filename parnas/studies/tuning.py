@@ -27,12 +27,13 @@ from parnas.nas.cost import find_costs
 from parnas.nas.search import make_arch_batches, search
 from parnas.runs.files import write_text
 from parnas.runs.records import MetricsRecord
-from parnas.runs.run import METRICS, OTHER_PHASE_SETTINGS, SUMMARY, Run
-from parnas.studies.blackbox import FREE_SETTINGS
+from parnas.runs.run import OTHER_PHASE_SETTINGS, Run
 from parnas.studies.optuna_study import (
+    FREE_SETTINGS,
     NAME,
     REUSED,
     StudySettings,
+    binding_settings,
     evaluate_once,
     finished_trials,
     open_shared_study,
@@ -41,33 +42,28 @@ from parnas.studies.optuna_study import (
 from parnas.studies.train_or_load import prepare_folder, train_once
 from parnas.studies.tuning_result import TrialResult, TuningResult
 from parnas.studies.tuning_space import (
+    SPACE,
     Phase,
     Space,
-    SpaceLike,
-    ValueList,
     as_configured,
     configure,
-    default_space,
     describe_space,
     dump_space,
-    read_file,
-    read_mapping,
-    read_space,
     to_label,
 )
 from parnas.training.device import choose_device
 from parnas.training.loaded_run import run_architecture
-from parnas.training.progress import CombinedReporter, Loop, Reporter, Silent
+from parnas.training.progress import CombinedReporter, Loop, Reporter
 from parnas.training.retrain import retrain
 from parnas.training.session import flatten, resolve_corpus
 
-SPACE, STORAGE, STUDY = "space.yaml", "study.db", "tune"  # files in the folder; the name of the study in its own file
+STORAGE, STUDY = "study.db", "tune"  # file in the folder, and the name of the study in it
 FOLDER = "folder"  # attribute of a trial: where it trains
 TRAIN: Mapping[Phase, Callable[[Config, Path, Reporter, bool], Run]] = {"retrain": retrain, "search": search}
-STARTUP_TRIALS = 5  # that end before any is pruned
-_NEVER_FROZEN = 3 / 4  # of the steps, before which a search that trains alpha to its end is not pruned
-TOP_SHARE, MIN_TOP = 0.25, 5
-"""Importance compares this share of the trials with all; fewer than five are too few for the density of PED-ANOVA."""
+STARTUP_TRIALS = 5  # complete trials before any is pruned
+_NEVER_FROZEN = 3 / 4  # fraction of the steps before which a search that trains alpha to its end is not pruned
+_TOP_SHARE, _MIN_TOP = 0.25, 5
+"""PED-ANOVA compares this share of the trials with all; fewer than five trials are too few to estimate a density."""
 
 
 @dataclass(frozen=True)
@@ -82,38 +78,25 @@ class TuneOptions:
     prune: bool = True
 
 
-def resolve_space(given: SpaceLike, options: Mapping[str, Any], config: Config, phase: Phase, folder: Path) -> Space:
-    """Return the space of a file or mapping with `options` added; by default that of the folder, or the usual one.
-
-    Raises `ParnasError` with all errors at once.
-    """
-    if given is None and not options:
-        earlier = folder / SPACE
-        wanted = read_file(earlier) if earlier.is_file() else default_space(config, phase)
-        return read_space(wanted, config, phase)
-    base = {} if given is None else read_mapping(given) if isinstance(given, Mapping) else read_file(Path(given))
-    return read_space({**base, **options}, config, phase)
-
-
 def tune(config: Config, options: TuneOptions, folder: Path, reporter: Reporter) -> TuningResult:
     """Run or resume a study until all its workers together have finished `options.trials` trials, each in a subfolder.
 
     The first trial is the configuration as it is, if the space contains it. An interrupted worker writes the results
-    that there are. Raises `ParnasError` if folder or study have other settings, or if a trial cannot train.
+    so far. Raises `ParnasError` if folder or study have other settings, or if a trial cannot train.
     """
     config = resolve_corpus(config)
     if options.phase == "retrain" and "model.arch" not in options.space:
-        run_architecture(config)
+        run_architecture(config)  # raises without an architecture
     streams = prepare(config.data, reporter.note)
     _refuse_misfits(config, options, streams)
-    prepare_folder(folder, config, FREE_SETTINGS - {"model.arch"})
+    prepare_folder(folder, config, FREE_SETTINGS)
     objective = TuningObjective(config, options, folder, streams, reporter)
     hint = "choose another --run, or tune the same settings (--set, --space) of the same configuration"
     if options.storage is not None:
         hint = "choose another --study, and another --run"
     settings = StudySettings(
         "tune",
-        fingerprint(config, options, streams, reporter),
+        _fingerprint(config, options, streams, reporter),
         hint,
         config.runtime.seed,
         pruner=make_pruner(config, options),
@@ -125,27 +108,21 @@ def tune(config: Config, options: TuneOptions, folder: Path, reporter: Reporter)
         reporter.note(f"the configuration as it is will not be tried, since the space leaves out its {outside}")
     write_text(folder / SPACE, dump_space(options.space))
     try:
-        run_trials(study, objective, options.trials, "tune", NotesOnly(reporter))
+        run_trials(study, objective, options.trials, reporter, after=objective.drop_checkpoints)
     except BaseException:
         with suppress(Exception):
-            collect(study, objective).write(folder)
+            _collect(study, objective).write(folder)
         raise
-    return collect(study, objective)
+    return _collect(study, objective)
 
 
-def fingerprint(config: Config, options: TuneOptions, streams: TokenStreams, reporter: Reporter) -> dict[str, Any]:
+def _fingerprint(config: Config, options: TuneOptions, streams: TokenStreams, reporter: Reporter) -> dict[str, Any]:
     """Return all that the loss of a trial depends on besides its settings."""
-    phase = options.phase
-    free = (FREE_SETTINGS - {"model.arch"}) | options.space.keys()
-    unused = (*OTHER_PHASE_SETTINGS[phase], "evaluation")
-    values = {"phase": phase, "text": streams.header.fingerprint, "space": describe_space(options.space)}
-    values |= {
-        key: value
-        for key, value in flatten(config.model_dump(mode="json")).items()
-        if key not in free and not any(f"{key}.".startswith(f"{each}.") for each in unused)
-    }
+    free = {*FREE_SETTINGS, *options.space, *OTHER_PHASE_SETTINGS[options.phase], "evaluation"}
+    values = {"phase": options.phase, "text": streams.header.fingerprint, "space": describe_space(options.space)}
+    values |= binding_settings(config, free)
     values["runtime.precision"] = choose_device(config.runtime).precision  # `auto` may differ between machines
-    if phase == "search" and config.search.cost.target is not None:
+    if options.phase == "search" and config.search.cost.target is not None:
         costs = find_costs(config, config.search.cost.metric, reporter)
         values |= {"metric": costs.metric, "costs": dict(costs.per_layer)}
     return values
@@ -164,8 +141,8 @@ def _refuse_misfits(config: Config, options: TuneOptions, streams: TokenStreams)
             return "" if error.errors else str(error)  # `read_space` reports errors of the configuration
         return ""
 
-    ends = [(key, value) for key, dimension in options.space.items() for value in dimension.ends()]
-    misfits = [f"{key} {to_label(value)}: {problem}" for key, value in ends if (problem := misfit({key: value}))]
+    extremes = [(key, value) for key, dimension in options.space.items() for value in dimension.extremes()]
+    misfits = [f"{key} {to_label(value)}: {problem}" for key, value in extremes if (problem := misfit({key: value}))]
     if misfits and not misfit({}):
         raise ParnasError("\n  - ".join([f"The text is unfit for {len(misfits)} of the values to tune:", *misfits]))
 
@@ -178,9 +155,6 @@ def _refuse_misfit(config: Config, phase: Phase, streams: TokenStreams) -> None:
     TrainingBatches(for_weights, config.data.batch_size, config.data.tgt_len)
     if len(for_alpha):
         make_arch_batches(config, for_alpha)
-
-
-# Pruning.
 
 
 def make_pruner(config: Config, options: TuneOptions) -> BasePruner:
@@ -205,15 +179,12 @@ def first_pruning_step(config: Config, phase: Phase, space: Space) -> int:
         return config.train.steps // 4
 
     def possible(key: str, configured: Any) -> list[Any]:
-        return space[key].ends() if key in space else [configured]
+        return space[key].extremes() if key in space else [configured]
 
     fractions = possible("search.uniform_fraction", config.search.uniform_fraction)
     frozen = max(fractions) if min(fractions) < 1 else _NEVER_FROZEN
     estimators = possible("search.estimator", config.search.estimator)
     return round(max(frozen if name == "uniform" else _NEVER_FROZEN for name in estimators) * config.search.steps)
-
-
-# Trials.
 
 
 @dataclass(frozen=True)
@@ -228,56 +199,47 @@ class TuningObjective:
 
     def __call__(self, trial: Trial) -> Sequence[float]:
         """Draw settings, train with them, and return the loss; raise `TrialPruned` if they do not fit together."""
-        folder = self.trial_folder(trial)  # first: a retried trial knows its folder
-        settings = self.draw(trial)
-        name = _describe_settings(settings)
+        folder = self._trial_folder(trial)  # before FOLDER of a retried trial is overwritten
+        settings = {key: dimension.draw(trial, key) for key, dimension in self.options.space.items()}
+        name = " ".join(f"{key}={to_label(value)}" for key, value in settings.items())  # as on the command line
         try:
             config = configure(self.config, settings)
             _refuse_misfit(config, self.options.phase, self.streams)
         except ParnasError as error:
             trial.set_user_attr(NAME, name)
             raise TrialPruned(f"{name}: {'; '.join(error.errors) or error}, skipped") from error
-        values = evaluate_once(trial, name, lambda: [self.train(trial, config, folder, name)])
+        values = evaluate_once(trial, name, lambda: [self._train(trial, config, folder, name)])
         self.reporter.note(f"trial {trial.number}: loss {values[0]:.4f}  {name}")
         return values
-
-    def draw(self, trial: Trial) -> dict[str, Any]:
-        """Return the settings of a trial by dotted key."""
-        for key, dimension in self.options.space.items():
-            if isinstance(dimension, ValueList):
-                trial.suggest_categorical(key, dimension.labels())
-            elif dimension.whole:
-                trial.suggest_int(key, int(dimension.low), int(dimension.high), log=dimension.log)
-            else:
-                trial.suggest_float(key, dimension.low, dimension.high, log=dimension.log)
-        return self.settings(trial.params)
 
     def settings(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
         """Return the settings of Optuna's parameters, by dotted key."""
         return {key: dimension.to_setting(parameters[key]) for key, dimension in self.options.space.items()}
 
-    def train(self, trial: Trial, config: Config, folder: Path, name: str) -> float:
-        """Train to the end, or until the trial is pruned; resume the training of a retried trial."""
+    def _train(self, trial: Trial, config: Config, folder: Path, name: str) -> float:
+        """Train to the end, or until the trial is pruned; resume the training of a retried trial.
+
+        Returns the loss in nats per token.
+        """
         phase = self.options.phase
         trial.set_user_attr(FOLDER, folder.name)
         self.reporter.note(f"trial {trial.number}: {name}")
-        progress = TrialReporter(self.reporter, trial, phase)
+        progress = _TrialReporter(self.reporter, trial, phase)
         if Run(folder).finished():  # by a worker that could not store the loss
             progress.report_earlier(folder)
         try:
-            loss = self.loss_of(train_once(TRAIN[phase], config, folder, progress))
+            summary = train_once(TRAIN[phase], config, folder, progress).summary()
         except TrialPruned as pruned:
-            _drop_checkpoints(folder)
             Run(folder).write_log(str(pruned))
             raise
         except (Diverged, OutOfMemory) as error:
-            _drop_checkpoints(folder)
             self.reporter.note(f"{error} Its loss counts as infinite here.")
-            loss = math.inf
-        self.keep_best_checkpoints(trial, folder, loss)
-        return loss
+            return math.inf
+        measured = summary.valid if phase == "retrain" else summary.argmax
+        assert measured is not None, "a finished search has the loss of its derived network"
+        return measured.loss
 
-    def trial_folder(self, trial: Trial) -> Path:
+    def _trial_folder(self, trial: Trial) -> Path:
         """Return the run folder of a trial: that of the lost trial it retries, if that can be resumed here."""
         earlier = str(trial.user_attrs.get(FOLDER, ""))
         run = Run(self.folder / Path(earlier).name)
@@ -286,43 +248,37 @@ class TuningObjective:
                 return run.folder
         return self.folder / f"trial-{trial.number}"
 
-    def loss_of(self, run: Run) -> float:
-        """Return the loss of a finished training in nats per token."""
-        summary = run.summary()
-        measured = summary.valid if self.options.phase == "retrain" else summary.argmax
-        if measured is None or math.isnan(measured.loss):
-            raise ParnasError(f"{run.folder / SUMMARY} holds no loss; restore it, or remove {run.folder}.")
-        return measured.loss
-
-    def keep_best_checkpoints(self, trial: Trial, folder: Path, loss: float) -> None:
-        """Remove the checkpoints of all finished trials but the best one."""
-        others = [each for each in finished_trials(trial.study) if _is_finite(each) and FOLDER in each.user_attrs]
-        least, number = min(((float(each.values[0]), each.number) for each in others), default=(math.inf, -1))
-        if (loss, trial.number) < (least, number):  # of equal losses the first is the best
-            _drop_checkpoints(*(self.folder / str(each.user_attrs[FOLDER]) for each in others))
-        else:
-            _drop_checkpoints(folder)
+    def drop_checkpoints(self, study: optuna.Study, _: FrozenTrial | None = None) -> None:
+        """Remove the checkpoints of all finished trials but the best; their metrics and logs stay."""
+        trials = finished_trials(study)
+        best = _best_of(trials)
+        folders = {trial.user_attrs.get(FOLDER) for trial in trials if trial is not best}
+        for name in folders - {None, best and best.user_attrs.get(FOLDER)}:
+            run = Run(self.folder / str(name))
+            for folder in (run.checkpoints, run.supernet):
+                shutil.rmtree(folder, ignore_errors=True)
 
     def configured_parameters(self) -> Mapping[str, Any] | None:
         """Return the parameters of the configuration as it is, or `None` if the space does not contain it."""
-        parameters = {key: parameter for key, (_, parameter) in self._configured().items()}
+        space = self.options.space
+        parameters = {key: space[key].to_parameter(value) for key, value in self._configured().items()}
         return None if None in parameters.values() else parameters
 
     def outside(self) -> str:
         """Return the settings of the configuration that the space does not contain; empty if it contains all."""
-        left_out = {key: value for key, (value, parameter) in self._configured().items() if parameter is None}
+        configured = self._configured().items()
+        left_out = {key: value for key, value in configured if self.options.space[key].to_parameter(value) is None}
         if left_out == {"model.arch": None}:  # no architecture was given
             return ""
         return ", ".join(f"{key} {to_label(value)}" for key, value in left_out.items())
 
-    def _configured(self) -> dict[str, tuple[Any, Any]]:
-        """Return the configured value of each tuned setting, and its parameter."""
+    def _configured(self) -> dict[str, Any]:
+        """Return the configured value of each tuned setting."""
         configured = flatten(self.config.model_dump())
-        values = {key: as_configured(key, configured.get(key)) for key in self.options.space}
-        return {key: (value, self.options.space[key].to_parameter(value)) for key, value in values.items()}
+        return {key: as_configured(key, configured.get(key)) for key in self.options.space}
 
 
-class TrialReporter(CombinedReporter):
+class _TrialReporter(CombinedReporter):
     """Pass progress on under the trial's name, and report validations to the study.
 
     A resumed training reports its earlier validations again.
@@ -342,20 +298,19 @@ class TrialReporter(CombinedReporter):
     def metrics(self, record: MetricsRecord) -> None:
         """Pass a line on, and report it."""
         super().metrics(record)
-        self.report(record)
+        self._report(record)
 
     def report_earlier(self, folder: Path) -> None:
         """Report the validations of a run folder."""
         for record in Run(folder).metrics():
-            self.report(record)
+            self._report(record)
 
-    def report(self, record: MetricsRecord) -> None:
+    def _report(self, record: MetricsRecord) -> None:
         """Report a validation; raise `TrialPruned` if the pruner ends the trial before its last step."""
         if record.split != "valid":
             return
         step, loss = record.step, record.loss if self.phase == "retrain" else record.argmax_loss
-        if loss is None or math.isnan(loss):
-            raise ParnasError(f"A line of {METRICS} at step {step} has no loss; remove that trial.")
+        assert loss is not None, "every validation of a search has the loss of its derived network"
         self.trial.report(loss, step)
         if step < self.steps and self.trial.should_prune():
             raise TrialPruned(
@@ -363,75 +318,45 @@ class TrialReporter(CombinedReporter):
             )
 
 
-class NotesOnly(Silent):
-    """Pass notes on; trainings show their progress themselves."""
-
-    def __init__(self, reporter: Reporter) -> None:
-        self.reporter = reporter
-
-    def note(self, text: str) -> None:
-        """Forward a progress message without the trial's name."""
-        self.reporter.note(text)
-
-
-def _describe_settings(settings: Mapping[str, Any]) -> str:
-    """Return settings as on the command line."""
-    return " ".join(f"{key}={to_label(value)}" for key, value in settings.items())
-
-
-def _drop_checkpoints(*folders: Path) -> None:
-    """Remove the checkpoints of runs; their metrics and logs stay."""
-    for run in map(Run, folders):
-        for folder in (run.checkpoints, run.supernet):
-            shutil.rmtree(folder, ignore_errors=True)
-
-
 def _is_finite(trial: FrozenTrial) -> bool:
     """Return whether a trial is complete and has a finite loss."""
     return trial.state == TrialState.COMPLETE and math.isfinite(trial.values[0])
 
 
-# Results.
+def _best_of(trials: Sequence[FrozenTrial]) -> FrozenTrial | None:
+    """Return the trial of the least finite loss, of equal ones the first, or `None`."""
+    return min(filter(_is_finite, trials), key=lambda trial: (trial.values[0], trial.number), default=None)
 
 
-def collect(study: optuna.Study, objective: TuningObjective) -> TuningResult:
+def _collect(study: optuna.Study, objective: TuningObjective) -> TuningResult:
     """Return the results of the finished trials, and remove the checkpoints of all but the best."""
+    objective.drop_checkpoints(study)
     trials, options = finished_trials(study), objective.options
-    by_number = {trial.number: trial for trial in trials}
-    results = tuple(
-        result_of(trial, by_number[trial.user_attrs.get(REUSED, trial.number)], objective) for trial in trials
-    )
-    first = objective.configured_parameters()
-    given = None if first is None else objective.settings(first)  # with the digits of a trial
-    complete = [each for each in results if each.loss is not None and each.state == "complete"]
-    best = min(complete, key=lambda each: (each.loss or 0.0, each.number), default=None)
-    if best is not None:
-        others = {each.folder for each in complete if each.folder} - {best.folder}
-        _drop_checkpoints(*(objective.folder / folder for folder in others))
+    results = {trial.number: _describe_trial(trial, trials, objective) for trial in trials}
+    first, best = objective.configured_parameters(), _best_of(trials)
+    configured = None if first is None else objective.settings(first)  # with the digits of a trial
     return TuningResult(
         objective.folder,
         options.study or objective.folder.resolve().name,
         options.phase,
         options.space,
-        results,
-        best,
-        config=None if best is None else configure(objective.config, best.settings),
-        configured=next((each for each in results if each.settings == given), None),
+        tuple(results.values()),
+        None if best is None else results[best.number],
+        config=None if best is None else configure(objective.config, results[best.number].settings),
+        configured=next((each for each in results.values() if each.settings == configured), None),
         importance=importance(trials, options.space),
     )
 
 
-def result_of(trial: FrozenTrial, trained: FrozenTrial, objective: TuningObjective) -> TrialResult:
-    """Return the result of a finished trial; losses and folder are those of the trial that `trained` its settings."""
-    reached = sorted(trained.intermediate_values.items())
-    step, loss = reached[-1] if reached else (None, None)
+def _describe_trial(trial: FrozenTrial, trials: Sequence[FrozenTrial], objective: TuningObjective) -> TrialResult:
+    """Return the result of a finished trial; losses and folder are those of the trial that trained its settings."""
+    trained = next(each for each in trials if each.number == trial.user_attrs.get(REUSED, trial.number))
+    step, loss = max(trained.intermediate_values.items(), default=(None, None))
     if trial.state == TrialState.PRUNED:
         state = "skipped" if _was_skipped(trial) else "pruned"
     else:
         state, loss = ("complete", float(trial.values[0])) if _is_finite(trial) else ("diverged", None)
-    seconds = None
-    if trial.datetime_start is not None and trial.datetime_complete is not None:
-        seconds = (trial.datetime_complete - trial.datetime_start).total_seconds()
+    seconds = None if trial.duration is None else trial.duration.total_seconds()
     folder = trained.user_attrs.get(FOLDER)
     return TrialResult(trial.number, state, loss, step, seconds, folder, objective.settings(trial.params))
 
@@ -449,11 +374,11 @@ def importance(trials: Sequence[FrozenTrial], space: Space) -> dict[str, float] 
     """
     losses = [float(trial.values[0]) for trial in trials if _is_finite(trial)]
     drawn = [trial for trial in trials if trial.params.keys() == space.keys() and not _was_skipped(trial)]
-    if len(losses) < MIN_TOP or len(drawn) * TOP_SHARE < MIN_TOP:
+    if len(losses) < _MIN_TOP or len(drawn) * _TOP_SHARE < _MIN_TOP:
         return None
     study = optuna.create_study(direction="minimize")
     for trial in drawn:
         loss = float(trial.values[0]) if _is_finite(trial) else max(losses) + 1
         study.add_trial(create_trial(params=trial.params, distributions=trial.distributions, value=loss))
-    evaluator = PedAnovaImportanceEvaluator(target_quantile=min(TOP_SHARE, len(losses) / len(drawn)))
+    evaluator = PedAnovaImportanceEvaluator(target_quantile=min(_TOP_SHARE, len(losses) / len(drawn)))
     return {key: float(share) for key, share in get_param_importances(study, evaluator=evaluator).items()}

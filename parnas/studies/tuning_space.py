@@ -6,13 +6,16 @@ valid in the configuration, at least together with some values of the other sett
 
 import json
 import math
-import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
+
+import optuna
+from optuna.samplers import RandomSampler
+from optuna.trial import Trial
 
 from parnas.architecture import Architecture
 from parnas.config.loader import Config, check_config, walk_fields
@@ -21,11 +24,12 @@ from parnas.errors import ParnasError
 from parnas.runs.resolve import read_overrides
 from parnas.runs.run import OTHER_PHASE_SETTINGS
 
+SPACE = "space.yaml"  # file in the folder of a study
 Phase = Literal["retrain", "search"]
-NUMBER = r"[-+]?(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?"
-_RANGE = re.compile(rf"(log:)?\s*({NUMBER})\s*\.\.\s*({NUMBER})")
-_SIGNIFICANT_DIGITS = 4  # of numbers that are drawn, so that configurations stay readable
-_COMBINATIONS = 50  # of the other settings, with which a value may be valid
+_NUMBER = r"[-+]?(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?"
+_RANGE = re.compile(rf"(log:)?\s*({_NUMBER})\s*\.\.\s*({_NUMBER})")
+_SIGNIFICANT_DIGITS = 4  # of drawn numbers, so that configurations stay readable
+_COMBINATIONS = 50  # draws of the other settings, of which one must make a value valid
 
 # Settings that no trial may change.
 _TOKEN_SETTINGS = ("data.corpus", "data.tokenizer")
@@ -34,7 +38,7 @@ _IRRELEVANT_SETTINGS = ("evaluation", "runtime", "train.log_every", "train.eval_
 
 @dataclass(frozen=True)
 class NumberRange:
-    """The numbers from `low` to `high`, drawn by their logarithm if `log`; only whole ones if `whole`."""
+    """The numbers from `low` to `high`, drawn uniformly in the logarithm if `log`; integers only if `whole`."""
 
     low: float
     high: float
@@ -44,57 +48,51 @@ class NumberRange:
     def __str__(self) -> str:
         return f"{'log:' * self.log}{self.low:.12g}..{self.high:.12g}"
 
-    def ends(self) -> list[Any]:
+    def extremes(self) -> list[Any]:
         """Return the values that the configuration must allow."""
         return [self.low, self.high]
 
-    def draw(self, source: random.Random) -> Any:
-        """Draw a value."""
+    def draw(self, trial: Trial, key: str) -> Any:
+        """Let the sampler of a study draw a value for the setting `key`."""
         if self.whole:
-            return source.randint(int(self.low), int(self.high))
-        if self.log:
-            return self.to_setting(math.exp(source.uniform(math.log(self.low), math.log(self.high))))
-        return self.to_setting(source.uniform(self.low, self.high))
+            return trial.suggest_int(key, int(self.low), int(self.high), log=self.log)
+        return self.to_setting(trial.suggest_float(key, self.low, self.high, log=self.log))
 
-    def to_setting(self, drawn: Any) -> Any:
-        """Return the value of a drawn parameter, rounded to `_SIGNIFICANT_DIGITS`."""
-        rounded = drawn if self.whole else float(f"{drawn:.{_SIGNIFICANT_DIGITS}g}")
+    def to_setting(self, parameter: Any) -> Any:
+        """Return the setting for an Optuna parameter: the number rounded to `_SIGNIFICANT_DIGITS`."""
+        rounded = parameter if self.whole else float(f"{parameter:.{_SIGNIFICANT_DIGITS}g}")
         return min(self.high, max(self.low, rounded))
 
     def to_parameter(self, value: Any) -> Any:
-        """Return the parameter of a value, or `None` if the value is outside the range."""
+        """Return the Optuna parameter for a setting, or `None` if the value is outside the range."""
         inside = isinstance(value, int | float) and not isinstance(value, bool) and self.low <= value <= self.high
         return value if inside else None
 
 
 @dataclass(frozen=True)
 class ValueList:
-    """A list of values, each with a label."""
+    """A list of values. Optuna's parameter is the text of a value, since it knows no lists."""
 
     values: tuple[Any, ...]
 
     def __str__(self) -> str:
-        return f"[{', '.join(self.labels())}]"
+        return f"[{', '.join(map(to_label, self.values))}]"
 
-    def labels(self) -> list[str]:
-        """Return the labels in the order of the values."""
-        return list(map(to_label, self.values))
-
-    def ends(self) -> list[Any]:
+    def extremes(self) -> list[Any]:
         """Return the values that the configuration must allow."""
         return list(self.values)
 
-    def draw(self, source: random.Random) -> Any:
-        """Draw a value."""
-        return source.choice(self.values)
+    def draw(self, trial: Trial, key: str) -> Any:
+        """Let the sampler of a study draw a value for the setting `key`."""
+        return self.to_setting(trial.suggest_categorical(key, list(map(to_label, self.values))))
 
-    def to_setting(self, drawn: Any) -> Any:
-        """Return the value with a drawn label."""
-        return self.values[self.labels().index(drawn)]
+    def to_setting(self, parameter: Any) -> Any:
+        """Return the value with a text."""
+        return next(value for value in self.values if to_label(value) == parameter)
 
     def to_parameter(self, value: Any) -> Any:
-        """Return the label of a value, or `None` if the value is not in the list."""
-        return to_label(value) if to_label(value) in self.labels() else None
+        """Return the text of a value, or `None` if the value is not in the list."""
+        return to_label(value) if to_label(value) in map(to_label, self.values) else None
 
 
 _Dimension: TypeAlias = NumberRange | ValueList
@@ -109,7 +107,19 @@ def to_label(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-# Reading.
+def resolve_space(given: SpaceLike, options: Mapping[str, Any], config: Config, phase: Phase, folder: Path) -> Space:
+    """Return the space of a file or mapping with `options` added; without both, the folder's or else the default.
+
+    Raises `ParnasError` with all errors at once.
+    """
+    if given is None and not options:
+        earlier = folder / SPACE
+        wanted = read_file(earlier) if earlier.is_file() else default_space(config, phase)
+    elif isinstance(given, Mapping):
+        wanted = _by_dotted_key(given)
+    else:
+        wanted = {} if given is None else read_file(Path(given))
+    return read_space({**wanted, **options}, config, phase)
 
 
 def read_file(path: Path) -> dict[str, Any]:
@@ -119,10 +129,10 @@ def read_file(path: Path) -> dict[str, Any]:
     tree = read_yaml(read_text(path, MAX_BYTES), str(path))
     if not isinstance(tree, dict) or not all(isinstance(key, str) for key in tree):
         raise ParnasError(f"{path} holds no settings; it should have lines such as 'train.lr: log:1e-4..1e-2'.")
-    return read_mapping(tree)
+    return _by_dotted_key(tree)
 
 
-def read_mapping(tree: Mapping[str, Any]) -> dict[str, Any]:
+def _by_dotted_key(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Return texts and lists by dotted key, from keys that may be nested by section."""
     return dict(each for each in read_overrides(tree) if isinstance(each, tuple))
 
@@ -140,7 +150,7 @@ def read_space(wanted: Mapping[str, Any], config: Config, phase: Phase) -> Space
     space: dict[str, _Dimension] = {}
     errors: list[str] = []
     for key, values in wanted.items():
-        if reason := untunable(key, phase):
+        if reason := _why_untunable(key, phase):
             errors.append(f"{key:.80} {reason}")
             continue
         try:
@@ -156,22 +166,20 @@ def read_space(wanted: Mapping[str, Any], config: Config, phase: Phase) -> Space
     return space
 
 
-def untunable(key: str, phase: Phase) -> str | None:
+def _why_untunable(key: str, phase: Phase) -> str | None:
     """Return why a setting cannot be tuned, whatever its values, or `None`."""
-
-    def below(*keys: str) -> bool:
-        return any(key == each or key.startswith(f"{each}.") for each in keys)
-
-    if below(*_TOKEN_SETTINGS):
-        return "changes the tokens, so that losses per token are not comparable; leave it out"
-    if below(*_IRRELEVANT_SETTINGS):
-        return "does not change the trained weights; leave it out"
-    if below(*OTHER_PHASE_SETTINGS[phase]):
-        return f"has no effect on {phase}; leave it out, or give the other --phase"
-    if key == "search.cost.target":
-        return "decides how large the network may be, so that the largest would win; leave it out, and set it"
-    if key in ("train.steps", "search.steps"):
-        return "decides how long is trained, so that the longest would win; leave it out, and set it"
+    reasons = {
+        _TOKEN_SETTINGS: "changes the tokens, so that losses per token are not comparable; leave it out",
+        _IRRELEVANT_SETTINGS: "does not change the trained weights; leave it out",
+        OTHER_PHASE_SETTINGS[phase]: f"has no effect on {phase}; leave it out, or give the other --phase",
+        ("search.cost.target",): "decides how large the network may be, so that the largest would win; leave it out, "
+        "and set it",
+        ("train.steps", "search.steps"): "decides how long is trained, so that the longest would win; leave it out, "
+        "and set it",
+    }
+    for sections, reason in reasons.items():
+        if any(f"{key}.".startswith(f"{section}.") for section in sections):
+            return reason
     return None
 
 
@@ -179,41 +187,34 @@ def _read_dimension(key: str, values: Any) -> _Dimension:
     """Read `LOW..HIGH`, `log:LOW..HIGH`, `VALUE,VALUE` or a list; raise `ParnasError` for another form."""
     if isinstance(values, str):
         if match := _RANGE.fullmatch(values.strip()):
-            return _read_range(values, bool(match[1]), match[2], match[3], is_whole(key))
+            return _read_range(values, bool(match[1]), float(match[2]), float(match[3]), key)
         if values.startswith("log:"):
             raise ParnasError(f"is {values!r:.60}; give log:LOW..HIGH with two numbers")
         values = read_yaml(f"[{values}]", "the list")
-    listed = tuple(values) if isinstance(values, list | tuple) else (values,)
-    distinct = tuple({to_label(value): value for value in (as_configured(key, value) for value in listed)}.values())
+    listed = values if isinstance(values, list | tuple) else [values]
+    distinct = {to_label(value): value for value in (as_configured(key, value) for value in listed)}
     if len(distinct) < 2:
-        raise ParnasError(
-            f"has {'one value' if distinct else 'no value'}; give LOW..HIGH, log:LOW..HIGH or VALUE,VALUE"
-        )
-    return ValueList(distinct)
+        count = "one value" if distinct else "no value"
+        raise ParnasError(f"has {count}; give LOW..HIGH, log:LOW..HIGH or VALUE,VALUE")
+    return ValueList(tuple(distinct.values()))
 
 
-def _read_range(text: str, log: bool, low: str, high: str, whole: bool) -> NumberRange:
+def _read_range(text: str, log: bool, low: float, high: float, key: str) -> NumberRange:
     """Return a range, of whole numbers if the setting and both ends are whole."""
-    ends = [float(end) for end in (low, high)]
-    if not all(map(math.isfinite, ends)) or ends[0] >= ends[1]:
+    if not -math.inf < low < high < math.inf:
         raise ParnasError(f"is {text!r:.60}; the first number must be less than the second")
-    if log and ends[0] <= 0:
+    if log and low <= 0:
         raise ParnasError(f"is {text!r:.60}; a logarithmic range needs numbers above 0")
-    if whole and all(end.is_integer() for end in ends):
-        return NumberRange(int(ends[0]), int(ends[1]), log, whole=True)
-    return NumberRange(ends[0], ends[1], log)
-
-
-def is_whole(key: str) -> bool:
-    """Return whether a setting takes only whole numbers."""
-    kinds = _value_types(key)
-    return int in kinds and float not in kinds
+    types = _value_types(key)
+    if int in types and float not in types and low.is_integer() and high.is_integer():
+        return NumberRange(int(low), int(high), log, whole=True)
+    return NumberRange(low, high, log)
 
 
 def _value_types(key: str) -> set[Any]:
     """Return the types of a setting's values; empty for an unknown setting."""
-    types = {name: {field.annotation, *get_args(field.annotation)} for name, field in walk_fields()}
-    return types.get(key, set())
+    field = dict(walk_fields()).get(key)
+    return set() if field is None else {field.annotation, *get_args(field.annotation)}
 
 
 def as_configured(key: str, value: Any) -> Any:
@@ -226,27 +227,26 @@ def as_configured(key: str, value: Any) -> Any:
     return value
 
 
-# Checking.
-
-
 def _check_space(space: Space, config: Config) -> Iterator[str]:
     """Yield the errors of ends and choices that are invalid whatever the other settings are."""
     for key, dimension in space.items():
-        for value in dimension.ends():
-            errors = _errors_of(config, {key: value})
+        for value in dimension.extremes():
+            errors = _errors_with(config, {key: value})
             if errors and not _valid_with_others(key, value, space, config):
                 yield from errors
 
 
 def _valid_with_others(key: str, value: Any, space: Space, config: Config) -> bool:
     """Return whether some drawn combination of the other settings makes a value valid."""
-    source = random.Random(0)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # it would report each study that is created
+    study = optuna.create_study(sampler=RandomSampler(seed=0))
     others = {other: dimension for other, dimension in space.items() if other != key}
-    drawn = ({other: dimension.draw(source) for other, dimension in others.items()} for _ in range(_COMBINATIONS))
-    return bool(others) and any(not _errors_of(config, {**settings, key: value}) for settings in drawn)
+    trials = (study.ask() for _ in range(_COMBINATIONS if others else 0))
+    drawn = ({other: dimension.draw(trial, other) for other, dimension in others.items()} for trial in trials)
+    return any(not _errors_with(config, {**settings, key: value}) for settings in drawn)
 
 
-def _errors_of(config: Config, settings: Mapping[str, Any]) -> list[str]:
+def _errors_with(config: Config, settings: Mapping[str, Any]) -> list[str]:
     """Return the errors of the configuration with settings by dotted key."""
     try:
         configure(config, settings)
@@ -258,9 +258,6 @@ def _errors_of(config: Config, settings: Mapping[str, Any]) -> list[str]:
 def configure(config: Config, settings: Mapping[str, Any]) -> Config:
     """Return the configuration with settings by dotted key; raise `ParnasError` if they are invalid."""
     return check_config(config.model_dump(), "The configuration of the trial", list(settings.items()))
-
-
-# Writing, and the default.
 
 
 def describe_space(space: Space) -> dict[str, str | list[Any]]:

@@ -2,14 +2,15 @@
 
 import csv
 import json
-import random
 from pathlib import Path
 
+import optuna
 import pytest
 from conftest import small_config
 from helpers.command_helpers import refusal, result_of, run_command
 from helpers.page_helpers import ROOT, blocks
 from helpers.tuning_helpers import FakeTraining, fake_training
+from optuna.samplers import RandomSampler
 from PIL import Image
 
 from parnas.config.loader import Config, dump_config, load_config
@@ -82,11 +83,12 @@ def test_the_file_that_the_page_shows_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("estimator", ["uniform", "soft"])
 def test_all_that_the_usual_spaces_hold_is_allowed(estimator: str) -> None:
-    config, source = Config().replace(search__estimator=estimator), random.Random(1)
+    config, study = Config().replace(search__estimator=estimator), optuna.create_study(sampler=RandomSampler(1))
     for phase in ("retrain", "search"):
         space = read_space(default_space(config, phase), config, phase)
         for _ in range(20):
-            config.replace(**{key.replace(".", "__"): each.draw(source) for key, each in space.items()})
+            trial = study.ask()
+            config.replace(**{key.replace(".", "__"): each.draw(trial, key) for key, each in space.items()})
     assert ("search.cost.weight" in space) == (estimator == "soft")
 
 

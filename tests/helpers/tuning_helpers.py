@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import optuna
 import pytest
 from conftest import small_config
 from helpers.training_helpers import Notes
@@ -14,6 +15,7 @@ from parnas.config.loader import Config
 from parnas.errors import Diverged
 from parnas.runs.records import MetricsRecord, RunSummary, SplitLoss
 from parnas.runs.run import METRICS, Run
+from parnas.studies import optuna_study
 from parnas.studies.tuning import TuneOptions, tune
 from parnas.studies.tuning_result import TuningResult
 from parnas.studies.tuning_space import Phase, read_space
@@ -68,8 +70,15 @@ def loss_of(config: Config) -> float:
 
 @pytest.fixture
 def fake_training(monkeypatch: pytest.MonkeyPatch) -> FakeTraining:
-    """Trials that are not trained."""
-    training = FakeTraining()
+    """Trials that are not trained, of studies that stay in memory, which is much faster than in files."""
+    training, storages = FakeTraining(), dict[str, optuna.storages.InMemoryStorage]()
+    open_storage = optuna_study.open_storage
+
+    def open_in_memory(url: str, note: object = None) -> optuna.storages.BaseStorage:
+        is_file = url.startswith("sqlite:///")
+        return storages.setdefault(url, optuna.storages.InMemoryStorage()) if is_file else open_storage(url)
+
+    monkeypatch.setattr(optuna_study, "open_storage", open_in_memory)
     monkeypatch.setitem(module.TRAIN, "retrain", training)
     return training
 

@@ -229,7 +229,7 @@ def test_an_error_of_the_storage_costs_a_trial_and_not_the_study(
 
 
 def test_a_storage_that_always_fails_ends_the_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_LOSSES", 2)
+    monkeypatch.setattr(module, "_MAX_LOST", 2)
     task = make_task(FakePerplexity())
     study = open_study(f"sqlite:///{tmp_path}/s.db", "test", "tpe", task)
 

@@ -20,7 +20,8 @@ from parnas.data.streams import prepare
 from parnas.errors import ParnasError
 from parnas.figures.tuning import draw_tuning
 from parnas.runs.run import Run
-from parnas.studies.optuna_study import finished_trials, open_storage
+from parnas.studies import optuna_study, tuning
+from parnas.studies.optuna_study import finished_trials
 from parnas.studies.tuning import (
     FOLDER,
     STORAGE,
@@ -40,7 +41,7 @@ __all__ = ["fake_training"]
 
 
 def study_in(folder: Path) -> optuna.Study:
-    return optuna.load_study(study_name=STUDY, storage=open_storage(f"sqlite:///{folder}/study.db"))
+    return optuna.load_study(study_name=STUDY, storage=optuna_study.open_storage(f"sqlite:///{folder}/study.db"))
 
 
 def test_the_best_is_the_least_loss_and_the_first_is_as_configured(
@@ -114,7 +115,7 @@ def test_a_finished_training_whose_loss_was_not_stored_is_reported_again(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as dying:
-        dying.setattr(TuningObjective, "keep_best_checkpoints", lambda *_: 1 / 0)
+        dying.setattr(Run, "summary", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             run_study(corpus, tmp_path / "s", 1, train__steps=4, train__eval_every=2)
     (trial,) = run_study(corpus, tmp_path / "s", 1, train__steps=4, train__eval_every=2).trials
@@ -223,14 +224,14 @@ def test_only_the_checkpoints_of_the_best_are_kept(corpus: Path, tmp_path: Path,
 def test_the_first_of_equal_trials_is_the_best_whichever_ends_first(tmp_path: Path) -> None:
     """Two workers may train one network by two names."""
     study = optuna.create_study()
-    first, second = study.ask(), study.ask()
-    for number in (0, 1):
-        (tmp_path / f"trial-{number}" / "checkpoints").mkdir(parents=True)
+    trials = [study.ask(), study.ask()]
     objective = cast(TuningObjective, SimpleNamespace(folder=tmp_path))
-    TuningObjective.keep_best_checkpoints(objective, second, tmp_path / "trial-1", 3.5)
-    second.set_user_attr(FOLDER, "trial-1")
-    study.tell(second, 3.5)
-    TuningObjective.keep_best_checkpoints(objective, first, tmp_path / "trial-0", 3.5)
+    for trial in trials:
+        trial.set_user_attr(FOLDER, f"trial-{trial.number}")
+        (tmp_path / f"trial-{trial.number}" / "checkpoints").mkdir(parents=True)
+    for trial in reversed(trials):
+        study.tell(trial, 3.5)
+        TuningObjective.drop_checkpoints(objective, study)
     assert [path.parent.name for path in tmp_path.glob("trial-*/checkpoints")] == ["trial-0"]
 
 
@@ -363,11 +364,14 @@ def test_a_study_that_cannot_be_opened_leaves_the_folder_free(
     assert len(run_study(corpus, tmp_path / "run", 1, storage=url).trials) == 1
 
 
-def test_a_study_whose_folder_was_moved_is_resumed(corpus: Path, tmp_path: Path, fake_training: FakeTraining) -> None:
+def test_a_study_whose_folder_was_moved_is_resumed(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(tuning.TRAIN, "retrain", training := FakeTraining())
     before = run_study(corpus, tmp_path / "s", 3)
     (tmp_path / "s").rename(tmp_path / "moved")
     after = run_study(corpus, tmp_path / "moved", 4)
-    assert len(fake_training.asked) == 4
+    assert len(training.asked) == 4
     assert after.trials[:3] == before.trials
 
 
