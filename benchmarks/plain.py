@@ -19,7 +19,7 @@ def relative_attention(
     v: Tensor,
     dropout: float,
     far: fused.Far | None = None,
-    hidden: Tensor | None = None,
+    masked: Tensor | None = None,
 ) -> fused.Attended:
     """As `fused.relative_attention`: content and position terms, relative shift by padding, mask, softmax."""
     key, value = key_value.permute(2, 0, 3, 1, 4)  # [B, H, K, E] each
@@ -35,7 +35,7 @@ def relative_attention(
     scores = (content + shifted) / math.sqrt(query.shape[-1])
     keys = scores.shape[-1]
     later = torch.ones(tgt_len, keys, dtype=torch.bool, device=scores.device).triu(keys - tgt_len + 1)
-    unseen = later if hidden is None else later | hidden
+    unseen = later if masked is None else later | masked
     weights = scores.masked_fill(unseen, -math.inf).softmax(dim=-1)
     seen = F.dropout(weights, dropout).to(value.dtype) @ value
     return fused.Attended(seen.transpose(1, 2), weights.detach().transpose(0, 1))

@@ -6,11 +6,15 @@ query i and key j is, for each head,
 
     (q_i + u)ᵀ k_j + (q_i + v)ᵀ W r_{i-j}
 
-where r is the sinusoid of the distance, W projects it, and the learned biases u and v stand in for the query's own
-position. `fused.relative_attention` computes all scores with two matrix products and a relative shift.
+where r is the sinusoid of the distance and W projects it. Vanilla attention would also have terms with the query's own
+position, which only the learned biases u (content) and v (distance) replace. W r depends on i - j only, so there are K
+of them instead of T · K: `fused.relative_attention` multiplies all queries with all distances once, and then shifts
+each row so that columns stand for keys.
 
-Shapes: B batch, T segment, M memory, K = M + T keys, H heads, E head width, D model width.
+Shapes: B batch, T segment, M memory, K = M + T keys, H heads, E head width, D model width; C compressed positions.
 """
+
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -21,15 +25,15 @@ from parnas.model.blocks import BlockOutput, Context, ResidualLayer
 from parnas.model.memory import BlockMemory, append_memory, join
 
 
-@fused.made_once
+@fused.cache_tensors
 def encode_distances(
     count: int, width: int, device: torch.device, least: float = 0.0, clamp_len: int | None = None
 ) -> Tensor:
     """Return the sinusoids of the distances `least + count - 1` … `least`, [count, width]: sines, then cosines.
 
-    Dai et al. 2019, section 3.3. Distances beyond `clamp_len` count as `clamp_len`. Results are cached by arguments: do
-    not change them in place.
+    Distances beyond `clamp_len` count as `clamp_len`. Results are cached by arguments: do not change them in place.
     """
+    # Vaswani et al. 2017, section 3.5. Distances fall along the rows, as keys are ordered: the oldest key comes first.
     frequencies = 10000.0 ** -(torch.arange(0, width, 2, device=device) / width)
     distances = torch.arange(count - 1, -1, -1, device=device) + least
     if clamp_len is not None:
@@ -61,20 +65,25 @@ class SelfAttention(ResidualLayer):
     def forward(self, x: Tensor, memory: BlockMemory, context: Context) -> BlockOutput:
         """Attend from the segment to memory and segment; for memory see `parnas.model.memory`."""
         segment = in_product_dtype(self.normed(x))
+        # 1. Keys and values of memory and segment, [B, K, 2·H·E].
         if context.inference:
-            keys = join(memory, self.key_value(segment))  # [B, K, 2·H·E]
+            # The weights do not change, so memory stores keys and values themselves (a KV cache).
+            keys = join(memory, self.key_value(segment))
             new_memory = append_memory(None, keys, context.reach.mem_len)
         else:
+            # The weights change at every step, so memory stores inputs, and keys and values are computed again: W_k and
+            # W_v get a gradient from memory positions too, although memory itself is detached.
             inputs = None if memory is None else self.normed(memory).to(segment.dtype)
             keys = self.key_value(join(inputs, segment))
             new_memory = append_memory(memory, x, context.reach.mem_len)
+        # 2. Attend, then add to the input (residual connection).
         change, weights = self.attend(self.query(segment), keys, context, context.reach.mem_len)
         return BlockOutput(self.joined(x, change), new_memory, weights=weights)
 
     def skip(self, x: Tensor, memory: BlockMemory, context: Context) -> BlockMemory:
         """Return the memory that running the layer would have returned."""
-        seen = self.key_value(in_product_dtype(self.normed(x))) if context.inference else x
-        return append_memory(memory, seen, context.reach.mem_len)
+        new = self.key_value(in_product_dtype(self.normed(x))) if context.inference else x
+        return append_memory(memory, new, context.reach.mem_len)
 
     def attend(
         self, query: Tensor, keys: Tensor, context: Context, window: int, far_keys: int = 0, step: int = 1
@@ -86,36 +95,36 @@ class SelfAttention(ResidualLayer):
             keys: keys and values [B, K, 2·H·E].
             context: distances and biases.
             window: with `same_length`, a query sees the keys less than `window` before it.
-            far_keys: number of first keys whose distances are those of `context.far`.
-            step: distance between neighbouring far keys.
+            far_keys: C, the number of first keys whose distances are `context.far`.
+            step: tokens from one of these keys to the next.
         """
         u, v = (context.u, context.v) if self.u is None else (self.u, self.v)
-        assert u is not None
-        assert v is not None
         near_keys = keys.shape[1] - far_keys
-        far = None
+        far = masked = None
         if far_keys:
-            assert context.far is not None
-            far = fused.Far(self._heads(self.position(context.far.to(query.dtype))), far_keys, step)
-        hidden = None
+            far = fused.Far(self._heads(self.position(cast(Tensor, context.far).to(query.dtype))), far_keys, step)
+        # Causal masking lets late queries of a segment see more keys than early ones; `same_length` evens that out.
         if context.reach.same_length:
-            hidden = beyond_window(query.shape[1], near_keys, far_keys, step, window, query.device)
-        seen, weights = fused.relative_attention(
+            masked = _beyond_window(query.shape[1], near_keys, far_keys, step, window, query.device)
+        # Distances are encoded for the longest memory of the network; rows are in falling order, so this layer's, which
+        # may be shorter, uses the last ones.
+        values, weights = fused.relative_attention(
             self._heads(query),  # [B, T, H, E]
             self._heads(keys.unflatten(-1, (2, -1))),  # [B, K, 2, H, E]
-            self._heads(self.position(context.distances[-near_keys:].to(query.dtype))),  # [K, H, E]
-            u,
-            v,
+            self._heads(self.position(context.distances[-near_keys:].to(query.dtype))),  # [K - C, H, E]
+            cast(Tensor, u),
+            cast(Tensor, v),
             self.attention_dropout if self.training else 0.0,
             far,
-            hidden,
+            masked,
         )
-        change: Tensor = self.output(seen.flatten(2))
+        change: Tensor = self.output(values.flatten(2))  # [B, T, H·E] to [B, T, D]
         return change, weights
 
     def multiply_adds(self, tgt_len: int, reach: Reach) -> float:
-        """Return multiply-adds per token, with distances projected for each segment and masked scores computed."""
+        """Return multiply-adds per token; masked scores are computed too, and distances projected once per segment."""
         d_model, inner, keys = self.query.in_features, self.query.out_features, tgt_len + reach.mem_len
+        # Query, key, value and output matrices; position matrix; content scores, position scores and weighted sum.
         return 4 * d_model * inner + d_model * inner * keys / tgt_len + 3 * keys * inner
 
     def _heads(self, x: Tensor) -> Tensor:
@@ -131,13 +140,14 @@ def relative_biases(config: ModelConfig) -> tuple[nn.Parameter, nn.Parameter]:
 
 
 def in_product_dtype(x: Tensor) -> Tensor:
-    """Return `x` in the type of matrix products."""
+    """Return `x` in the dtype in which its matrix products are computed."""
     return x.to(fused.product_dtype(x))
 
 
-@fused.made_once
-def beyond_window(tgt_len: int, near_keys: int, far_keys: int, step: int, window: int, device: torch.device) -> Tensor:
-    """Return a [T, C + K] mask of the keys that are `window` or more before the query; the first C are far keys."""
-    near = torch.arange(near_keys - tgt_len, -tgt_len, -1, device=device)  # distances from the first query
+@fused.cache_tensors
+def _beyond_window(tgt_len: int, near_keys: int, far_keys: int, step: int, window: int, device: torch.device) -> Tensor:
+    """Return a [T, K] mask of the keys that are `window` tokens or more before the query; the first C are far keys."""
+    # Distances from the first query; each later query adds 1. A compressed key counts by the mean of its `step` tokens.
+    near = torch.arange(near_keys - tgt_len, -tgt_len, -1, device=device)
     far = near_keys - tgt_len + (step + 1) / 2 + step * torch.arange(far_keys - 1, -1, -1, device=device)
     return torch.arange(tgt_len, device=device)[:, None] + torch.cat([far, near]) >= window

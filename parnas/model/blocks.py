@@ -1,4 +1,4 @@
-"""The interface of a block, and residual connection with LayerNorm.
+"""The interface of a block, and the residual connection with LayerNorm that most layers share.
 
 Shapes: B batch, T segment, M memory, K = M + T keys, H heads, E head width, D model width.
 """
@@ -19,12 +19,12 @@ from parnas.model.memory import BlockMemory, KeyLengths, append_memory
 class Context(NamedTuple):
     """Arguments shared by all layers of one forward pass."""
 
-    distances: Tensor  # [K, D] sinusoids of the distances K-1 … 0, after dropout; K of the longest memory
-    u: Tensor | None  # [H, E] content bias shared by the layers; None where each has its own
-    v: Tensor | None  # [H, E] position bias
-    reach: Reach = Reach()
-    inference: bool = False  # whether memory holds keys and values
-    far: Tensor | None = None  # [L, D] as `distances`, of compressed memory where its distances count tokens
+    distances: Tensor  # [K, D] sinusoids of the distances K-1 … 0, after dropout; K for the longest memory
+    u: Tensor | None  # [H, E] content bias shared by the layers; `None` where each has its own
+    v: Tensor | None  # [H, E] position bias, likewise
+    reach: Reach = Reach()  # memory lengths
+    inference: bool = False  # whether memory holds keys and values instead of inputs
+    far: Tensor | None = None  # [L, D] sinusoids for compressed memory with `memory.distance: tokens`
 
 
 class BlockOutput(NamedTuple):
@@ -37,7 +37,7 @@ class BlockOutput(NamedTuple):
 
 
 def add_up(losses: Iterable[Tensor | None]) -> Tensor | None:
-    """Return the sum of auxiliary losses, scalars; `None` where there are none."""
+    """Return the sum of auxiliary losses, a scalar; `None` where there are none."""
     terms = [loss for loss in losses if loss is not None]
     return torch.stack(terms).sum() if terms else None
 
@@ -59,7 +59,7 @@ class Block(nn.Module):
 
     uses_memory = False
     shares_biases = False  # whether it needs the u and v of the context
-    config: ModelConfig  # of the network; set by `make_layer`
+    config: ModelConfig  # the network's; set by `make_layer`
 
     def forward(self, x: Tensor, memory: BlockMemory, context: Context) -> BlockOutput:
         """Compute [B, T, D] from [B, T, D], and the memory for the next segment; `memory` is `None` at the start."""
@@ -70,30 +70,30 @@ class Block(nn.Module):
         return append_memory(memory, x, context.reach.mem_len) if self.uses_memory else None
 
     def prepare(self, memory: BlockMemory, reach: Reach) -> BlockMemory:  # noqa: ARG002
-        """Return memory as the block sees it; called before each segment."""
+        """Return the memory that `forward` gets; called before each segment."""
         return memory
 
     def key_lengths(self, memory: BlockMemory) -> KeyLengths:
-        """Return the number of memory positions that the block sees."""
+        """Return the number of memory positions that the block attends to."""
         return KeyLengths(memory.shape[1]) if isinstance(memory, Tensor) else KeyLengths()
 
     def memory_tokens(self, reach: Reach) -> int:
-        """Return the number of tokens that its full memory covers."""
+        """Return the number of tokens that the block's full memory covers."""
         return reach.mem_len if self.uses_memory else 0
 
     def look_back(self, reach: Reach, tgt_len: int) -> int:  # noqa: ARG002
-        """Return the number of tokens before a segment that it depends on, where all segments have `tgt_len` tokens."""
+        """Return the number of tokens before a segment of `tgt_len` tokens that the block's output depends on."""
         return self.memory_tokens(reach)
 
     def multiply_adds(self, tgt_len: int, reach: Reach) -> float:
-        """Return the multiply-adds of the matrix products per token, for segments of one row with full memory.
+        """Return the multiply-adds per token of the matrix products in inference, for one row with full memory.
 
-        This is the cost of inference: keys and values of memory are not computed again. Built-in layers have closed
-        forms; any other layer of `make_layer` is run, and the matrix products and convolutions counted.
+        In inference, keys and values of memory are not computed again. Built-in layers override this by a formula; any
+        other layer of `make_layer` is run, and its matrix products and convolutions are counted.
         """
         from torch.utils.flop_counter import FlopCounterMode
 
-        # 1. Copy the layer to the CPU, so that routing by values works; a layer on `meta` gets weights of zero.
+        # 1. Copy the layer to the CPU, since a layer may route tokens by values; one on `meta` gets weights of zero.
         block = copy.deepcopy(self)
         if any(parameter.is_meta for parameter in block.parameters()):
             block = block.to_empty(device="cpu")
@@ -102,7 +102,7 @@ class Block(nn.Module):
         block.cpu().float().eval()
         x = torch.zeros(1, tgt_len, self.config.d_model)
         biases = torch.zeros(self.config.n_heads, self.config.head_width)
-        # 2. Read segments until memory is full, and count the last one.
+        # 2. Run segments until memory is full, and count the last one.
         memory: BlockMemory = None
         for _ in range(1 + math.ceil(self.look_back(reach, tgt_len) / tgt_len)):
             memory = block.prepare(memory, reach)
@@ -138,6 +138,6 @@ class ResidualLayer(Block):
         return normed
 
     def joined(self, x: Tensor, change: Tensor) -> Tensor:
-        """Return the residual sum of `x` and the transformation's result."""
+        """Return the residual sum of `x` and the result of the transformation, normalised with `norm: post`."""
         result: Tensor = x + self.dropout(change)
         return result if self.pre_norm else cast(Tensor, self.layer_norm(result))

@@ -1,14 +1,20 @@
 """Attention over compressive memory: old positions are compressed instead of dropped (Rae et al. 2020).
 
-Compressive Transformers for Long-Range Sequence Modelling, arXiv 1911.05507. Attention sees, oldest first, compressed
-memory, memory and segment. Positions that a segment pushes out of the last `mem_len` are compressed, `ratio` positions
-into one, and enter a queue of `cmem_len`. An incomplete group waits in memory, where it can still be seen.
+Compressive Transformers for Long-Range Sequence Modelling, arXiv 1911.05507. Attention sees, oldest first:
+
+    compressed memory, up to `cmem_len`  |  memory, `mem_len` and an incomplete group  |  segment
+    one position for R tokens            |  one position per token
+
+Positions that a segment pushes out of the last `mem_len` are compressed, R = `ratio` positions into one, and enter a
+queue of `cmem_len`, whose oldest ones are dropped: for the same number of keys, attention looks back R times as far
+into the compressed part. A group of fewer than R positions waits in memory, where it can still be seen.
 
 The distance of a compressed position is either its place in the row of keys (`distance: slots`, as in the paper), so
-that all distances occur in every step; or the mean distance of the tokens it was made from (`tokens`): attention then
-knows how old it is, but meets `ratio` times as many distances.
+that all distances occur in every step; or the mean distance of the R tokens it was made from (`tokens`): attention then
+knows how old it is, but meets R times as many distances.
 
-Shapes: B batch, T segment, P memory, C compressed memory, R ratio, D model width, H heads, E head width.
+Shapes: B batch, T segment, P memory, C compressed memory, R ratio, N positions to compress, D model width, H heads,
+E head width.
 """
 
 import math
@@ -25,19 +31,19 @@ from parnas.model.blocks import BlockOutput, Context
 from parnas.model.memory import BlockMemory, KeyLengths, join
 
 
-class Compressor(nn.Module):
+class _Compressor(nn.Module):
     """Compresses memory [B, N, D] to [B, N / R, D] (Rae et al. 2020, section 3.1)."""
 
     trained = False  # whether it has parameters
-    ranked = False  # whether it needs the attention that each position received
-    as_a_whole = False  # whether a group's result depends on the other groups that leave memory at once
+    needs_usage = False  # whether it selects positions by the attention that they received
+    mixes_groups = False  # whether a group's result depends on the other groups that leave memory at the same time
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.ratio, self.width = config.memory.ratio, config.d_model
 
     def forward(self, old: Tensor, usage: Tensor | None = None) -> Tensor:
-        """Compress; `usage` [B, N] is the attention that each position received, where the compressor is `ranked`."""
+        """Compress; `usage` [B, N] is the attention that each position received, if it `needs_usage`."""
         raise NotImplementedError
 
     def initialise(self) -> None:
@@ -49,23 +55,23 @@ class Compressor(nn.Module):
         return groups
 
 
-class MaxPool(Compressor):
+class _MaxPool(_Compressor):
     """The maximum of each feature over a group."""
 
     def forward(self, old: Tensor, usage: Tensor | None = None) -> Tensor:  # noqa: ARG002
-        """Compress; see `Compressor.forward`."""
+        """Compress; see `_Compressor.forward`."""
         return self.grouped(old).amax(dim=2)
 
 
-class MeanPool(Compressor):
+class _MeanPool(_Compressor):
     """The mean of each feature over a group."""
 
     def forward(self, old: Tensor, usage: Tensor | None = None) -> Tensor:  # noqa: ARG002
-        """Compress; see `Compressor.forward`."""
+        """Compress; see `_Compressor.forward`."""
         return self.grouped(old).mean(dim=2)
 
 
-class Convolution(Compressor):
+class _Convolution(_Compressor):
     """A convolution with width and stride R, initialised as the mean."""
 
     trained = True
@@ -75,7 +81,7 @@ class Convolution(Compressor):
         self.mix = nn.Linear(self.ratio * self.width, self.width)
 
     def forward(self, old: Tensor, usage: Tensor | None = None) -> Tensor:  # noqa: ARG002
-        """Compress; see `Compressor.forward`."""
+        """Compress; see `_Compressor.forward`."""
         compressed: Tensor = self.mix(self.windows(old).flatten(2))
         return compressed
 
@@ -84,44 +90,45 @@ class Convolution(Compressor):
         return self.grouped(old)
 
     def initialise(self) -> None:
-        """Initialise as the mean."""
+        """Initialise as the mean: R identity matrices side by side, divided by R."""
         with torch.no_grad():
             self.mix.weight.copy_(torch.eye(self.width).repeat(1, self.ratio) / self.ratio)
 
 
-class DilatedConvolution(Convolution):
+class _DilatedConvolution(_Convolution):
     """A convolution with width and stride R over every second position, so that windows overlap by half.
 
     Positions outside the compressed part are zero.
     """
 
-    as_a_whole = True
+    mixes_groups = True
 
     def windows(self, old: Tensor) -> Tensor:
-        """Return the inputs of each compressed position; see `Convolution.windows`."""
+        """Return the inputs of each compressed position; see `_Convolution.windows`."""
+        # Windows of 2R - 1 positions, R apart, every second position of each: R inputs. Padding centres them.
         before = (self.ratio - 1) // 2
         padded = F.pad(old, (0, 0, before, self.ratio - 1 - before))
         return padded.unfold(1, 2 * self.ratio - 1, self.ratio)[..., ::2].transpose(2, 3)
 
 
-class MostUsed(Compressor):
-    """The positions that received the most attention among those leaving memory, unchanged and in order."""
+class _MostUsed(_Compressor):
+    """The N / R positions that received the most attention among those leaving memory, unchanged and in order."""
 
-    ranked = as_a_whole = True
+    needs_usage = mixes_groups = True
 
     def forward(self, old: Tensor, usage: Tensor | None = None) -> Tensor:
-        """Compress; see `Compressor.forward`."""
+        """Compress; see `_Compressor.forward`."""
         assert usage is not None
-        places = usage.topk(old.shape[1] // self.ratio, dim=1).indices.sort(dim=1).values
+        places = usage.topk(old.shape[1] // self.ratio, dim=1).indices.sort(dim=1).values  # [B, N / R]
         return old.gather(1, places[..., None].expand(-1, -1, old.shape[2]))
 
 
-COMPRESSORS: dict[str, type[Compressor]] = {
-    "max_pool": MaxPool,
-    "mean_pool": MeanPool,
-    "conv": Convolution,
-    "dilated_conv": DilatedConvolution,
-    "most_used": MostUsed,
+COMPRESSORS: dict[str, type[_Compressor]] = {
+    "max_pool": _MaxPool,
+    "mean_pool": _MeanPool,
+    "conv": _Convolution,
+    "dilated_conv": _DilatedConvolution,
+    "most_used": _MostUsed,
 }
 
 
@@ -136,7 +143,7 @@ class Compression(nn.Module):
         self.decoder = nn.Linear(width, ratio * width) if self.loss == "autoencode" else None
 
     def initialise(self) -> None:
-        """Initialise the compressor, and the decoder as copies."""
+        """Initialise the compressor, and the decoder so that it repeats a compressed position R times."""
         self.compressor.initialise()
         if self.decoder is not None:
             with torch.no_grad():
@@ -150,20 +157,23 @@ class Compression(nn.Module):
         return F.mse_loss(rebuilt.to(old.dtype), old)
 
 
-class CompressiveMemory(NamedTuple):
-    """The memory of compressive attention; a plain tuple in checkpoints and between segments."""
+class _CompressiveMemory(NamedTuple):
+    """The memory of compressive attention; a plain tuple in checkpoints and between segments; detached."""
 
-    inputs: Tensor | None = None  # [B, P, D] the block's inputs
-    keys: Tensor | None = None  # [B, P, 2·H·E] their keys and values, in inference
+    inputs: Tensor | None = None  # [B, P, D] the block's inputs; in inference too, since they are to be compressed
+    keys: Tensor | None = None  # [B, P, 2·H·E] their keys and values, in inference only
     compressed: Tensor | None = None  # [B, C, D], or in inference its keys and values, [B, C, 2·H·E]
 
 
 class CompressiveAttention(SelfAttention):
     """Relative multi-head attention over compressed memory, memory and segment (Rae et al. 2020, algorithm 1).
 
-    With a loss of its own, the compressor is trained by that loss when positions leave memory (algorithm 2). With the
-    loss `bptt`, positions are compressed in the next step, which attends to the result, so that the network's loss
-    trains the compressor; memory itself holds no gradients.
+    The network's loss cannot train the compressor: a compressed position is attended to one step after it was made,
+    and memory carries no gradient from step to step. Two ways around that (`memory.loss`):
+
+    - an auxiliary loss when positions leave memory (algorithm 2): `autoencode` reconstructs them from the compressed
+      ones, `attention` compares what the segment's queries read from them before and after compression;
+    - `bptt`: positions are compressed at the beginning of the next step (`prepare`), which attends to the result.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -172,54 +182,55 @@ class CompressiveAttention(SelfAttention):
         self.ratio, self.in_tokens = config.memory.ratio, config.memory.distance == "tokens"
 
     def forward(self, x: Tensor, memory: BlockMemory, context: Context) -> BlockOutput:
-        """Attend to compressed memory, memory and segment, then update both; `memory` is a `CompressiveMemory`."""
-        inputs, old_keys, compressed = memory or CompressiveMemory()
-        # 1. Keys and values of compressed memory, memory and segment.
+        """Attend to compressed memory, memory and segment, then update both; `memory` is a `_CompressiveMemory`."""
+        inputs, old_keys, compressed = memory or _CompressiveMemory()
+        # 1. Keys and values of compressed memory, memory and segment, [B, C + P + T, 2·H·E].
         segment, reach = in_product_dtype(self.normed(x)), context.reach
         if context.inference:
             new_keys = self.key_value(segment)
-            keys = join(compressed, old_keys, new_keys)  # [B, C + P + T, 2·H·E]
+            keys = join(compressed, old_keys, new_keys)
         else:
             old = [None if part is None else self.normed(part).to(segment.dtype) for part in (compressed, inputs)]
             keys = self.key_value(join(*old, segment))
-        # 2. Attend; compressed positions may have distances of their own.
+        # 2. Attend. With `distance: tokens`, compressed positions are R tokens apart and have distances of their own.
         slots = 0 if compressed is None else compressed.shape[1]
         far = slots if self.in_tokens else 0
         window = self.memory_tokens(reach) if self.in_tokens else reach.mem_len + reach.cmem_len
         query = self.query(segment)
         change, weights = self.attend(query, keys, context, window, far, self.ratio)
-        # 3. Write the segment to memory, and compress what leaves it.
+        # 3. Append the segment to memory, and compress what leaves it. `x` is detached: otherwise the graphs of all
+        #    earlier segments would stay alive.
         written = join(inputs, x.detach())  # [B, P + T, D]
         leaving = self._leaving(written.shape[1], reach)
-        usage = _usage(weights[..., slots:], leaving) if self.compression.compressor.ranked else None
+        usage = _usage(weights[..., slots:], leaving) if self.compression.compressor.needs_usage else None
         plain_keys = keys[:, slots:].detach()
         new_memory, new = self._push(written, plain_keys if context.inference else None, compressed, usage, reach)
-        # 4. Train the compressor by its own loss.
+        # 4. Auxiliary loss of the compressor, if anything was compressed with a gradient.
         loss = None if new is None or not new.requires_grad else self._loss(written, new, query, plain_keys)
         return BlockOutput(self.joined(x, change), new_memory, loss, weights)
 
     def skip(self, x: Tensor, memory: BlockMemory, context: Context) -> BlockMemory:
         """Return the memory that running the layer would have returned; runs it only if attention is needed."""
         with torch.no_grad():
-            if self.compression.compressor.ranked:
+            if self.compression.compressor.needs_usage:
                 return self(x, memory, context).memory
-            inputs, keys, compressed = memory or CompressiveMemory()
+            inputs, keys, compressed = memory or _CompressiveMemory()
             if context.inference:
                 keys = join(keys, self.key_value(in_product_dtype(self.normed(x))))
             return self._push(join(inputs, x.detach()), keys, compressed, None, context.reach)[0]
 
     def prepare(self, memory: BlockMemory, reach: Reach) -> BlockMemory:
-        """Compress what a step with `bptt` left to this one."""
-        inputs, keys, compressed = memory or CompressiveMemory()
+        """Compress what the step before left to this one, with the loss `bptt`; its gradient reaches the compressor."""
+        inputs, keys, compressed = memory or _CompressiveMemory()
         leaving = 0 if inputs is None else self._leaving(inputs.shape[1], reach)
         if inputs is None or not leaving or self.compression.loss != "bptt":
             return memory
         new = self.compression.compressor(inputs[:, :leaving]).to(inputs.dtype)
-        return CompressiveMemory(inputs[:, leaving:], keys, _queue(compressed, new, reach))
+        return _CompressiveMemory(inputs[:, leaving:], keys, _queue(compressed, new, reach))
 
     def key_lengths(self, memory: BlockMemory) -> KeyLengths:
         """Return the lengths of memory and compressed memory."""
-        inputs, _, compressed = memory or CompressiveMemory()
+        inputs, _, compressed = memory or _CompressiveMemory()
         return KeyLengths(*(0 if part is None else part.shape[1] for part in (inputs, compressed)))
 
     def memory_tokens(self, reach: Reach) -> int:
@@ -227,17 +238,15 @@ class CompressiveAttention(SelfAttention):
         return reach.mem_len + self.ratio * reach.cmem_len
 
     def look_back(self, reach: Reach, tgt_len: int) -> int:
-        """Return the tokens before a segment that it depends on; up to R - 1 positions may wait in memory.
-
-        If the compressor depends on everything that leaves at once, one segment more counts, since the first such group
-        after a cut differs.
-        """
+        """Return the number of tokens before a segment that it depends on."""
         if not reach.cmem_len:
             return reach.mem_len
-        return self.memory_tokens(reach) + self.ratio - 1 + (tgt_len if self.compression.compressor.as_a_whole else 0)
+        # Up to R - 1 positions may wait in memory. A compressor that mixes groups also depends on what left memory
+        # together with the oldest group, that is on one segment more.
+        return self.memory_tokens(reach) + self.ratio - 1 + (tgt_len if self.compression.compressor.mixes_groups else 0)
 
     def multiply_adds(self, tgt_len: int, reach: Reach) -> float:
-        """Return multiply-adds per token with both memories full, for T a multiple of R."""
+        """Return multiply-adds per token with both memories full; T is taken for a multiple of R."""
         d_model, inner = self.query.in_features, self.query.out_features
         plain, slots = tgt_len + reach.mem_len, reach.cmem_len
         distances = plain + (self.ratio * (slots - 1) + tgt_len if self.in_tokens and slots else slots)
@@ -245,38 +254,45 @@ class CompressiveAttention(SelfAttention):
         attention = 4 * d_model * inner + d_model * inner * distances / tgt_len + scores
         if not slots:
             return attention
-        compressed = min(1 / self.ratio, slots / tgt_len)  # positions per token
+        compressed = min(1 / self.ratio, slots / tgt_len)  # new compressed positions per token
         convolution = self.ratio * d_model * d_model if self.compression.compressor.trained else 0
         return attention + compressed * (convolution + 2 * d_model * inner)
 
     def _push(
         self, inputs: Tensor, keys: Tensor | None, compressed: Tensor | None, usage: Tensor | None, reach: Reach
-    ) -> tuple[CompressiveMemory, Tensor | None]:
-        """Return the memory after a segment, given everything written to it, and the newly compressed positions if any.
+    ) -> tuple[_CompressiveMemory, Tensor | None]:
+        """Return the memory after a segment, and the newly compressed positions [B, N / R, D], `None` without any.
 
-        The latter have a gradient where a loss trains them. With `bptt` in training, compression is left to the next
-        step.
+        Args:
+            inputs: [B, P + T, D], memory with the segment appended.
+            keys: [B, P + T, 2·H·E], its keys and values, in inference only.
+            compressed: as in `_CompressiveMemory`.
+            usage: [B, N], attention received, if the compressor needs it.
+            reach: lengths of the memories.
         """
         compressor, leaving = self.compression.compressor, self._leaving(inputs.shape[1], reach)
         slots = None if compressed is None else compressed.detach()
-        if not reach.cmem_len:
+        if not reach.cmem_len:  # plain memory: positions that leave are dropped
             last = [None if part is None or not reach.mem_len else part[:, -reach.mem_len :] for part in (inputs, keys)]
-            return CompressiveMemory(*last), None
-        if not leaving or (self.training and self.compression.loss == "bptt"):
-            return CompressiveMemory(inputs, keys, slots), None
+            return _CompressiveMemory(*last), None
+        if not leaving or (self.training and self.compression.loss == "bptt"):  # left to the next step's `prepare`
+            return _CompressiveMemory(inputs, keys, slots), None
+        # An auxiliary loss needs the gradient of the new positions; the memory that they enter must not have it.
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.training and self.compression.loss is not None):
             new = compressor(inputs[:, :leaving], usage).to(inputs.dtype)
         written = new.detach()
         if keys is not None:
             written = self.key_value(in_product_dtype(self.normed(written)))
             keys = keys[:, leaving:]
-        return CompressiveMemory(inputs[:, leaving:], keys, _queue(slots, written, reach)), new
+        return _CompressiveMemory(inputs[:, leaving:], keys, _queue(slots, written, reach)), new
 
     def _loss(self, inputs: Tensor, new: Tensor, query: Tensor, keys: Tensor) -> Tensor:
-        """Return the compressor's own loss: the mean squared change that compression causes (algorithm 2).
+        """Return the auxiliary loss of the compressor, a scalar mean squared error (algorithm 2).
 
-        With `attention` it is the change of what the segment's queries [B, T, H·E] read by content, given keys and
-        values [B, P + T, 2·H·E] before and after compression. Gradients reach the compressor's weights only.
+        `attention`: the queries [B, T, H·E] of the segment attend by content to the positions that leave, and to the
+        compressed ones instead; the error is between the two results. `keys` [B, P + T, 2·H·E] are those before
+        compression. Everything is detached but `new`: the loss trains the compressor, and must not teach the network to
+        make its states easier to compress.
         """
         leaving = new.shape[1] * self.ratio
         if self.compression.loss == "autoencode":
@@ -285,21 +301,19 @@ class CompressiveAttention(SelfAttention):
             norm = self.layer_norm
             new = F.layer_norm(new, norm.normalized_shape, norm.weight.detach(), norm.bias.detach(), norm.eps)
         new_keys = F.linear(in_product_dtype(new), self.key_value.weight.to(query.dtype).detach())
-        before, after = (self._see(query.detach(), each) for each in (keys[:, :leaving], new_keys))
+        before, after = (self._read(query.detach(), each) for each in (keys[:, :leaving], new_keys))
         return F.mse_loss(after, before)
 
-    def _see(self, query: Tensor, keys: Tensor) -> Tensor:
-        """Return softmax(q kᵀ / √E) v of all heads without positions, [B H, T, E], in the type of sums.
-
-        Two products, since the backward pass of torch's fused attention takes six times as long in bf16 on a CPU.
-        """
-        key, value = self._heads(keys.unflatten(-1, (2, -1))).permute(2, 0, 3, 1, 4).flatten(1, 2)  # [B H, N, E] each
+    def _read(self, query: Tensor, keys: Tensor) -> Tensor:
+        """Return softmax(q kᵀ / √E) v of all heads without distances and masks, [B·H, T, E], in float32 or float64."""
+        # Two products, since the backward pass of torch's fused attention takes six times as long in bf16 on a CPU.
+        key, value = self._heads(keys.unflatten(-1, (2, -1))).permute(2, 0, 3, 1, 4).flatten(1, 2)  # [B·H, N, E] each
         scaled = self._heads(query / math.sqrt(self.head_width)).transpose(1, 2).flatten(0, 1)
-        seen = torch.bmm(torch.bmm(scaled, key.mT).softmax(dim=-1), value)
-        return seen.to(fused.exact(seen.dtype))
+        read = torch.bmm(torch.bmm(scaled, key.mT).softmax(dim=-1), value)
+        return read.to(fused.sum_dtype(read.dtype))
 
     def _leaving(self, positions: int, reach: Reach) -> int:
-        """Return how many positions to compress: whole groups of R beyond the last `mem_len`."""
+        """Return N, the number of positions to compress: whole groups of R beyond the last `mem_len`."""
         return max(0, positions - reach.mem_len) // self.ratio * self.ratio
 
 
@@ -311,13 +325,14 @@ def _queue(compressed: Tensor | None, new: Tensor, reach: Reach) -> Tensor:
 def _usage(weights: Tensor, positions: int) -> Tensor:
     """Return the mean attention that each of the first positions of memory received, [B, positions].
 
-    The mean of weights [H, B, T, P + T] over heads and over the queries that could see the position. Weights on
-    compressed memory are excluded, so that the choice does not depend on earlier choices.
+    The mean is over heads, and over the queries that could see the position. `weights` [H, B, T, P + T] leave out the
+    compressed memory and are normalised again, so that the choice does not depend on earlier choices.
     """
     tgt_len = weights.shape[2]
     memory = weights.shape[3] - tgt_len
     weights = weights.float()
     shares = weights / weights.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
-    received = shares[..., :positions].mean(dim=0).sum(dim=1)
+    received = shares[..., :positions].mean(dim=0).sum(dim=1)  # [B, positions], sum over queries
+    # A position of memory is seen by all T queries, the nth position of the segment by T - n of them (n from 0).
     places = torch.arange(positions, device=weights.device)
     return received / (tgt_len - (places - memory).clamp(min=0))

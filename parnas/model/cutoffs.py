@@ -21,7 +21,7 @@ bound to infinity. A minimum over fewer j keeps the Monge property.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -29,7 +29,7 @@ from numpy.typing import ArrayLike, NDArray
 from parnas.errors import ParnasError
 
 HEAD_SHARE = 0.75
-"""Share of the tokens that the head holds at least, and each further cluster of those that are left."""
+"""Least share of the tokens in the head, and of the remaining tokens in each further cluster."""
 
 _Floats = NDArray[np.float64]
 _Indices = NDArray[np.int64]
@@ -111,27 +111,22 @@ def _add_cluster(best: _Floats, mass: _Floats, d_model: int, width: int) -> tupl
 def _cheapest_cut(
     best: _Floats, mass: _Floats, d_model: int, width: int, ends: _Indices, low: _Indices, high: _Indices
 ) -> tuple[_Floats, _Indices]:
-    """Return the least cost for each of `ends`, and its first place, over the cuts from `low` to `high`; [ends]."""
+    """Return for each of `ends` the least cost over the cuts from `low` to `high`, and the first cut that has it."""
     sizes = high - low + 1
     starts = np.cumsum(sizes) - sizes
     cuts = np.arange(sizes.sum()) + np.repeat(low - starts, sizes)  # low..high of every end, one after the other
     lengths = np.repeat(ends, sizes) - cuts
     costs = best[cuts] + width * (np.repeat(mass[ends], sizes) - mass[cuts]) * (d_model + lengths)
     least = np.minimum.reduceat(costs, starts)
-    hits = np.flatnonzero(costs == np.repeat(least, sizes))
+    hits = np.flatnonzero(costs == np.repeat(least, sizes))  # of equally cheap cuts the first, as Monge's order needs
     return least, cuts[hits[np.searchsorted(hits, starts)]]
 
 
 def _cumulative_mass(counts: ArrayLike) -> _Floats:
     """Return the probability of the first 0..V words, shape [V + 1]."""
-    array: NDArray[Any] = np.asarray(counts)
-    if array.ndim != 1 or array.size == 0:
-        raise ParnasError(f"Cutoffs need one count per word, not an array of shape {list(array.shape)}.")
-    values = array.astype(np.float64)
-    if not np.all(np.isfinite(values)) or values.min() < 0:
-        raise ParnasError("Counts of words must be numbers from 0 up; one is negative or not a number. Correct it.")
-    if values.sum() == 0:
-        raise ParnasError("All counts are zero, so all cutoffs cost the same; give the counts of a text.")
+    values = np.asarray(counts, dtype=np.float64)
+    if values.ndim != 1 or not np.all(values >= 0) or not 0 < values.sum() < np.inf:
+        raise ParnasError("Cutoffs need one count of 0 or more for each word, and one above 0; correct the counts.")
     if np.any(np.diff(values) > 0):
         word = int(np.argmax(np.diff(values) > 0)) + 1
         raise ParnasError(
@@ -144,10 +139,8 @@ def _cumulative_mass(counts: ArrayLike) -> _Floats:
 
 def _check_clusters(clusters: int, words: int, d_model: int, dims: Sequence[int]) -> None:
     """Raise `ParnasError` for a number of clusters, or widths, that do not fit."""
-    if clusters < 2:
-        raise ParnasError(f"{clusters} cluster(s) need no cutoff; give 2 or more, the head included.")
-    if clusters > words:
-        raise ParnasError(f"{words} word(s) cannot fill {clusters} clusters; give at most {words}.")
+    if not 2 <= clusters <= words:
+        raise ParnasError(f"{words} word(s) cannot fill {clusters} clusters; give 2 to {words}, the head included.")
     if len(dims) != clusters or dims[0] != d_model or min(dims) < 1:
         raise ParnasError(
             f"The widths {list(dims)} do not fit {clusters} clusters of a network {d_model} wide; give one positive "

@@ -1,24 +1,33 @@
 """Gradient estimators of the search: how a step samples gates, and which gradient alpha receives.
 
-The network itself is never random: it uses the gates that it is given, or pi where it is given none. Notation: alpha
-[blocks, candidates] are logits, pi = softmax(alpha), g is Gumbel noise and tau the temperature. All estimators but
-`uniform` sample from softmax((alpha + g) / tau) and pass gradients to alpha through it:
+The problem: the loss of a network is not differentiable in the *choice* of its layers. A SuperNet block therefore
+computes sum_c gate[c] · layer_c(x), the gates are sampled from a distribution with logits alpha, and alpha is trained
+by some estimate of d E[loss] / d alpha. The estimators differ in which candidates have to run for it, that is in cost
+and memory, and in bias and variance.
 
-soft              The gates are these weights. Every candidate runs; the gradient is that of the relaxed objective.
-straight_through  Forward: one-hot at the largest weight. Backward: the gradient of the soft weights (Jang et al. 2017).
-                  Every candidate runs.
-gdas              As straight_through, but only the chosen candidate runs (Dong & Yang 2019). A candidate that did not
-                  run counts as identity, so the gradient is biased: alpha learns nothing about what was not chosen.
+Notation: N blocks, C candidates, alpha [N, C] logits, pi = softmax(alpha), g standard Gumbel noise, tau temperature.
+argmax(alpha + g) is a sample from pi (the Gumbel-max trick); softmax((alpha + g) / tau) is its differentiable
+relaxation (Jang et al. 2017, arXiv 1611.01144), which tends to one-hot as tau goes to 0. All estimators but `uniform`
+sample these soft weights and pass gradients to alpha through them:
+
+soft              The gates are the soft weights. Every candidate runs; the gradient is exact for the relaxed network,
+                  which is a mixture and not the network that is derived.
+straight_through  Forward: one-hot at the largest weight. Backward: the gradient of the soft weights. Every candidate
+                  runs: the gradient of a gate needs its candidate's output.
+gdas              As straight_through, but only the sampled candidate runs (Dong & Yang 2019, arXiv 1910.04465). The
+                  others count as identity, so the gradient is biased: alpha learns nothing about what did not run.
 single_path       As gdas, and in one random block per step one more candidate runs forward only, as a probe. The
-                  contributions of the others are estimated from the probes: unbiased with respect to straight_through,
-                  with a running mean as control variate against the variance.
+                  gradients of all other gates are estimated from the probes: unbiased with respect to
+                  straight_through, with a running mean as control variate against the variance.
 uniform           Uniform path sampling (SPOS, Guo et al. 2020, arXiv 1904.00420). The weights train on paths sampled
                   uniformly, so every layer gets the same share of training whatever alpha is; identity, which has
-                  nothing to train and occurs in many strings of one network, is sampled half as often. Alpha trains on
-                  a held-out split: pairs of paths sampled by pi are read forward only, a linear model (one number per
-                  block and candidate) is fitted to their losses, and alpha descends the loss that the model expects
-                  under pi. At the end alpha is frozen and the weights are fine-tuned on the selected path: tau is then
-                  the probability that a block still samples by pi.
+                  nothing to train and occurs in many architectures of one network, is sampled half as often. Alpha
+                  trains on a held-out split: pairs of paths sampled by pi are evaluated without gradient, a linear
+                  model (one number per block and candidate) is fitted to their losses, and alpha descends the loss
+                  that the model expects under pi. At the end alpha is frozen and the weights are fine-tuned on the
+                  selected path: tau is then the probability that a block still samples by pi.
+
+The network itself is never random: it uses the gates that it is given, or pi where it is given none.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,27 +44,27 @@ from parnas.config.search_space import Space, spread_space, unite
 ABSENT = -1e20
 """Logit of a candidate that a block does not have. Its probability is exactly zero at every temperature; an infinite
 logit would turn gradients of the temperature, and 0 · log 0 of an entropy, into NaN."""
-_PAIRS_PER_COEFFICIENT = 10  # memory of the linear fit: fewer pairs are noisy, older pairs are outdated
+_PAIRS_PER_COEFFICIENT = 10  # memory of the linear fit: fewer pairs are noisy, older ones are of other weights
 IDENTITY_WEIGHT = 0.5  # of identity in uniform sampling: with 1, deep networks are so rare that they rank too low
 RIDGE = 1.0  # regularisation of the linear fit, in pairs of paths
-_MEAN_RATE = 0.1  # of the probes' running means; with 6 blocks a candidate is probed about every twelfth step
+_MEAN_RATE = 0.1  # update rate of the running means; with 6 blocks a candidate is probed about every twelfth step
 
 
 class PathGate(NamedTuple):
     """The gate of one block where a single candidate runs."""
 
-    weights: Tensor  # [candidates] one-hot, with a gradient where alpha is trained
+    weights: Tensor  # [C] one-hot, with a gradient where alpha is trained
     chosen: int  # index of the candidate that runs
-    probed: int | None = None  # index of a candidate that runs forward too, for the gradient of alpha only
+    probed: int | None = None  # index of a candidate that also runs, without gradient, for the gradient of alpha
 
 
 Gates = Tensor | Sequence[PathGate]
-"""For each block the weights of its candidates, [blocks, candidates], or a single path."""
+"""The weights of all candidates, [N, C], in which case all run; or for each block a `PathGate`."""
 
 
 def gumbel_softmax(alpha: Tensor, tau: Tensor | float, generator: torch.Generator | None = None) -> Tensor:
-    """Return softmax((alpha + g) / tau) with Gumbel noise g, [blocks, candidates] (Jang et al. 2017, equation 2)."""
-    # -log E is Gumbel-distributed where E is exponential.
+    """Return softmax((alpha + g) / tau) with Gumbel noise g, [N, C] (Jang et al. 2017, equation 2)."""
+    # -log E is Gumbel-distributed for E exponential.
     noise = -torch.empty_like(alpha).exponential_(generator=generator).log()
     return ((alpha + noise) / tau).softmax(dim=-1)
 
@@ -63,35 +72,40 @@ def gumbel_softmax(alpha: Tensor, tau: Tensor | float, generator: torch.Generato
 def harden(gates: Tensor) -> Tensor:
     """Return one-hot gates at the largest weights with the gradient of the soft ones (straight-through)."""
     one_hot = F.one_hot(gates.argmax(dim=-1), gates.shape[-1]).to(gates.dtype)
+    # The parenthesis is exactly zero in the forward pass, and has the gradient of `gates` in the backward pass.
     return one_hot + (gates - gates.detach())
 
 
 def _sample_one_hot(alpha: Tensor, tau: Tensor | float, generator: torch.Generator | None = None) -> Tensor:
-    """Return one-hot gates [blocks, candidates] sampled by Gumbel-max, with the gradient of the soft ones."""
+    """Return one-hot gates [N, C] sampled by Gumbel-max, with the gradient of the soft ones."""
     return harden(gumbel_softmax(alpha, tau, generator))
 
 
 def make_path(weights: Tensor, probe: "Probe | None" = None) -> list[PathGate]:
-    """Return the gates of a path, given one-hot weights [blocks, candidates]."""
+    """Return the gates of a path, given one-hot weights [N, C]."""
     probed = {} if probe is None else {probe.block: probe.candidate}
     rows = zip(weights.unbind(), weights.detach().argmax(dim=-1).tolist(), strict=True)
     return [PathGate(row, index, probed.get(block)) for block, (row, index) in enumerate(rows)]
 
 
 def drop_candidates(alpha: Tensor, p: float, generator: torch.Generator | None = None) -> Tensor:
-    """Return alpha [blocks, candidates] with each candidate masked with probability p; never all of a block."""
+    """Return alpha [N, C] with each candidate masked with probability p; a block never loses all its candidates."""
     keep = torch.rand(alpha.shape, generator=generator, device=alpha.device) >= p
-    absent = alpha <= ABSENT
-    keep |= (~keep | absent).all(dim=-1, keepdim=True)
+    # Where every candidate is dropped or absent, keep all.
+    keep |= (~keep | (alpha <= ABSENT)).all(dim=-1, keepdim=True)
     return alpha.masked_fill(~keep, ABSENT)
 
 
 class DetachedGates:
-    """Gates cut off from alpha: accumulate gradients over micro-batches, then backpropagate once into alpha.
+    """Gates cut off from alpha, so that gradients accumulate over micro-batches and reach alpha in one backward pass.
+
+    All micro-batches of a step use the same sample. Each `backward` frees the graph that it passes through; cut at the
+    gates, the graph from gates to alpha survives until the gradients of all micro-batches, and of all processes, are
+    there.
 
     Attributes:
-        gates: what the network is given.
-        leaf: their weights [blocks, candidates], whose `.grad` accumulates.
+        gates: for the network.
+        leaf: the weights of the gates [N, C], whose `.grad` accumulates.
         sampled: the same weights, still connected with alpha.
     """
 
@@ -104,31 +118,30 @@ class DetachedGates:
             self.gates = [gate._replace(weights=row) for gate, row in rows]
 
     def backward_to_alpha(self, reduce: Callable[[list[Tensor]], None] = lambda _: None) -> None:
-        """Backpropagate the accumulated gradient into alpha, once `reduce` has averaged it over processes in place."""
+        """Backpropagate the accumulated gradient into alpha, after `reduce` has averaged it over processes in place."""
         if self.leaf.grad is not None:
             reduce([self.leaf.grad])
             self.sampled.backward(self.leaf.grad)
 
 
 class Estimator:
-    """How a step weighs the candidates, and which gradient alpha receives; this base class is `soft`."""
+    """`soft`, and the interface of the others: sample gates, and compute alpha's loss on held-out text."""
 
     one_hot = False
     """Whether the gates of each step choose one candidate per block."""
     arch_batch_divisor = 1
     """An architecture step on held-out text reads `batch_size // arch_batch_divisor` rows."""
     arch_step_in_eval_mode = False
-    """Whether architecture steps on held-out text run without dropout: its noise between the paths of a pair is larger
-    than the difference between networks."""
+    """Whether architecture steps on held-out text run without dropout."""
 
     def __init__(self, blocks: int, space: Space) -> None:
         self.block_spaces = spread_space(space, blocks)
         self.space = unite(self.block_spaces)
         self.selected_path: Tensor | None = None
-        """One-hot [blocks, candidates]: the path that the weights are fine-tuned on, once alpha is frozen."""
+        """One-hot [N, C]: the path that the weights are fine-tuned on, once alpha is frozen."""
 
     def sample_gates(self, alpha: Tensor, tau: Tensor | float, generator: torch.Generator | None = None) -> Gates:
-        """Sample the gates of one step from alpha [blocks, candidates]; differentiable where alpha needs a gradient."""
+        """Sample the gates of one step from alpha [N, C]; differentiable where alpha needs a gradient."""
         return gumbel_softmax(alpha, tau, generator)
 
     def arch_loss(
@@ -152,17 +165,17 @@ class Estimator:
         """Restore the state of a checkpoint."""
 
 
-class StraightThrough(Estimator):
+class _StraightThrough(Estimator):
     """One-hot gates with the gradient of soft ones; every candidate runs (see the top of this file)."""
 
     one_hot = True
 
     def sample_gates(self, alpha: Tensor, tau: Tensor | float, generator: torch.Generator | None = None) -> Gates:
-        """Sample one-hot gates [blocks, candidates]."""
+        """Sample one-hot gates [N, C]."""
         return _sample_one_hot(alpha, tau, generator)
 
 
-class Gdas(Estimator):
+class _Gdas(Estimator):
     """One-hot gates of which only the chosen candidate runs (see the top of this file)."""
 
     one_hot = True
@@ -173,9 +186,10 @@ class Gdas(Estimator):
 
 
 class ProbedSinglePath(Estimator):
-    """`single_path`: one candidate per block runs, one more is probed (see the top of this file).
+    """`single_path`: one candidate per block runs, in one block one more is probed (see the top of this file).
 
-    Its state is `means` [blocks, candidates], the running means of the probes.
+    The gradient of gate c is <d loss / d output, output_c - x>: known for the chosen candidate, which ran, and for
+    identity, where it is 0. The state is `means` [N, C], running means of the gradients that probes observed.
     """
 
     one_hot = True
@@ -191,6 +205,7 @@ class ProbedSinglePath(Estimator):
         probe = None
         if hard.requires_grad:
             probe = self._sample_probe(chosen, generator)
+            # Once the backward pass reaches the gates, replace their gradient on its way to alpha.
             hard.register_hook(lambda grad: self._complete(grad, chosen, probe))
         return make_path(hard, probe)
 
@@ -203,11 +218,12 @@ class ProbedSinglePath(Estimator):
         self.means = state["means"].to(device)
 
     def unobserved(self, block: int, chosen: int) -> list[int]:
-        """Return the candidates of a block without an observed contribution where `chosen` ran; identity's is zero."""
+        """Return the candidates of a block whose gradient is unknown where `chosen` ran; identity's is zero."""
         observed = (self.space[chosen], IDENTITY)
         return [self.space.index(name) for name in self.block_spaces[block] if name not in observed]
 
     def _sample_probe(self, chosen: list[int], generator: torch.Generator | None) -> "Probe | None":
+        """Draw one block with unobserved candidates, then one of these, uniformly; `None` where there is none."""
         open_blocks = [
             (block, unobserved) for block, index in enumerate(chosen) if (unobserved := self.unobserved(block, index))
         ]
@@ -219,18 +235,19 @@ class ProbedSinglePath(Estimator):
         return Probe(block, unobserved[int(second * len(unobserved))], 1 / (len(open_blocks) * len(unobserved)))
 
     def _complete(self, observed: Tensor, chosen: list[int], probe: "Probe | None") -> Tensor:
-        """Return the gradient of all gates, [blocks, candidates], given that of the candidates that ran.
+        """Return the gradient of all gates, [N, C], given one that is zero for the candidates that did not run.
 
-        With running mean m and probability q of being probed, a probed candidate gets m + (observed - m) / q and any
-        other m: the expectation is that of the observation, whatever m is.
+        With running mean m and probability q of being probed, a probed candidate gets m + (observed - m) / q, any other
+        gets m. The expectation is q (m + (o - m) / q) + (1 - q) m = o, whatever m is; a good m makes the variance
+        small.
         """
         self.means = self.means.to(observed)
         completed = observed.clone()
-        # 1. Control variate: the running mean stands in for everything that did not run.
+        # 1. Control variate: the running mean replaces the gradient of every candidate that is not observed.
         for block, index in enumerate(chosen):
             unobserved = self.unobserved(block, index)
             completed[block, unobserved] = self.means[block, unobserved]
-        # 2. Correct the probed candidate by its importance weight, and update its mean.
+        # 2. Correct the probed candidate with its importance weight 1 / q, and update its mean.
         if probe is not None:
             place = probe.block, probe.candidate
             error = observed[place] - self.means[place]
@@ -251,9 +268,10 @@ class Probe(NamedTuple):
 class SinglePathFunction(torch.autograd.Function):
     """The output of the chosen candidate, with gradients for the gates of all candidates that ran.
 
-    The gradient of a gate is the inner product <d loss / d output, output of its candidate>. Here each is given
-    relative to that of identity, whose output is the block's input: a constant for all candidates, to which the
-    softmax is invariant.
+    The output is y = sum_c gate[c] · layer_c(x) with a single gate of 1, so y = layer_chosen(x), yet gate c has the
+    gradient <d loss / d y, layer_c(x)>. Here <d loss / d y, x>, identity's, is subtracted from all of them: the softmax
+    behind the gates is invariant to a constant, and a candidate that did not run then has gradient 0 as if it were
+    identity (`gdas`), not as if its output were zero.
     """
 
     @staticmethod
@@ -272,8 +290,8 @@ class SinglePathFunction(torch.autograd.Function):
             output: of the chosen candidate, [B, T, D].
             x: the block's input, [B, T, D].
             probe: output of the probed candidate, [B, T, D], or `None`.
-            weights: the gates, [candidates].
-            indices: of the chosen and the probed candidate.
+            weights: the gates, [C].
+            indices: those of the chosen and the probed candidate.
         """
         ctx.save_for_backward(output, x, probe)
         ctx.candidates, ctx.indices = len(weights), indices
@@ -287,7 +305,7 @@ class SinglePathFunction(torch.autograd.Function):
         chosen, probed = ctx.indices
         flat = grad.flatten()
         identity = flat @ x.flatten()
-        weights = grad.new_zeros(ctx.candidates)
+        weights = grad.new_zeros(ctx.candidates)  # [C]
         weights[chosen] = flat @ output.flatten() - identity
         if probed is not None:
             weights[probed] = flat @ probe.flatten() - identity
@@ -297,12 +315,15 @@ class SinglePathFunction(torch.autograd.Function):
 class UniformPath(Estimator):
     """`uniform`: weights train on uniform paths, alpha on held-out text (see the top of this file).
 
-    Its state is the linear fit, `gram` and `moment` of the normal equations.
+    The linear model: a path z, one-hot rows flattened to [N·C], has the loss <w, z> + a part of the text alone. From
+    pairs of paths on one text, x = z1 - z2 and y = loss1 - loss2, ridge regression finds w [N·C] by the normal
+    equations (sum x xᵀ + ridge · I) w = sum x y. The state is these sums: `gram` [N·C, N·C] and `moment` [N·C], in
+    which every older pair counts `forgetting` times less, since the shared weights change under it.
     """
 
     one_hot = True
-    arch_batch_divisor = 4  # more pairs of paths teach more than longer text
-    arch_step_in_eval_mode = True
+    arch_batch_divisor = 4  # at equal cost, more pairs of paths are worth more than more text for each
+    arch_step_in_eval_mode = True  # the noise of dropout is larger than the difference between two paths
 
     def __init__(self, blocks: int, space: Space) -> None:
         super().__init__(blocks, space)
@@ -311,18 +332,17 @@ class UniformPath(Estimator):
             [(IDENTITY_WEIGHT if name == IDENTITY else 1.0) if name in names else 0.0 for name in self.space]
             for names in self.block_spaces
         ]
-        self.uniform_logits = torch.tensor(weights).log()
+        self.uniform_logits = torch.tensor(weights).log()  # [N, C]; -inf where a block lacks a candidate
         self.gram, self.moment = torch.zeros(size, size), torch.zeros(size)
+        # The weights of a block's one-hot rows sum to 1, so each block has one coefficient less than candidates.
         coefficients = max(1, sum(len(names) - 1 for names in self.block_spaces))
         self.forgetting = 1 - 1 / (_PAIRS_PER_COEFFICIENT * coefficients)
 
     def sample_gates(self, alpha: Tensor, tau: Tensor | float, generator: torch.Generator | None = None) -> Gates:
-        """Sample a uniform path, without gradient.
-
-        Once a path is selected, each block runs its layer, or with probability tau one sampled by pi.
-        """
+        """Sample a uniform path, without gradient; after `selected_path` is set, that path with noise of rate tau."""
         if self.selected_path is None:
             return make_path(_sample_one_hot(self.uniform_logits.to(alpha), 1.0, generator))
+        # Fine-tuning: each block runs its selected layer, or with probability tau one sampled by pi.
         by_pi = _sample_one_hot(alpha.detach(), 1.0, generator)
         explores = torch.rand(len(alpha), 1, generator=generator, device=alpha.device) < tau
         return make_path(torch.where(explores, by_pi, self.selected_path.to(by_pi)))
@@ -336,23 +356,25 @@ class UniformPath(Estimator):
     ) -> Tensor:
         """Return the loss expected under pi by the linear fit, after adding one more pair of paths to it."""
         with torch.no_grad():
-            # 1. Read two paths sampled by pi on the same text: the text's difficulty cancels in their difference.
+            # 1. Evaluate two paths sampled by pi on one text: how hard the text is cancels in the difference, whose
+            #    noise is far below that of either loss.
             one, other = (make_path(_sample_one_hot(alpha, 1.0, generator)) for _ in range(2))
             difference = loss_of_gates(one) - loss_of_gates(other)
             # 2. Update the linear model of losses.
             self.observe(torch.stack([a.weights - b.weights for a, b in zip(one, other, strict=True)]), difference)
-        # 3. Expected loss under pi. A difference that is not finite enters here, where the step is skipped for it.
+        # 3. Expected loss under pi: sum of pi · w, in which only pi has a gradient. A difference that is not finite is
+        #    kept out of the fit, and makes this loss NaN, so that the step is skipped.
         return (alpha.softmax(dim=-1) * (self.contributions() + 0 * difference)).sum()
 
     def observe(self, paths: Tensor, losses: Tensor) -> None:
-        """Add a pair to the fit: the difference of two paths, [blocks, candidates], and that of their losses."""
+        """Add a pair to the fit: the difference of two paths, [N, C], and the difference of their losses, a scalar."""
         self.gram, self.moment = self.gram.to(paths), self.moment.to(paths)
         x = torch.where(losses.isfinite(), paths.flatten(), 0.0)
         self.gram.mul_(self.forgetting).addr_(x, x)
         self.moment.mul_(self.forgetting).add_(x * losses.nan_to_num(0.0, 0.0, 0.0))
 
     def contributions(self) -> Tensor:
-        """Return each candidate's fitted contribution to the loss, nats per token, [blocks, candidates], mean zero."""
+        """Return w, each candidate's fitted contribution to the loss in nats per token, [N, C]; rows sum to zero."""
         ridge = RIDGE * torch.eye(len(self.moment), device=self.moment.device)
         solution: Tensor = torch.linalg.solve(self.gram + ridge, self.moment)
         return solution.view(len(self.block_spaces), -1)
@@ -368,8 +390,8 @@ class UniformPath(Estimator):
 
 ESTIMATORS: dict[str, type[Estimator]] = {
     "soft": Estimator,
-    "straight_through": StraightThrough,
-    "gdas": Gdas,
+    "straight_through": _StraightThrough,
+    "gdas": _Gdas,
     "single_path": ProbedSinglePath,
     "uniform": UniformPath,
 }

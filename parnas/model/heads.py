@@ -1,8 +1,17 @@
 """Input embeddings and (adaptive) softmax, which may share their weights.
 
-Ids are sorted by frequency. `cutoffs` divide them into clusters: the head of frequent ids, then the tails; each tail
-has one logit in the head, and may be narrower (Grave et al. 2017; adaptive inputs: Baevski & Auli 2019).
-Shapes: N tokens, D model width, V vocabulary, e the width of a cluster, n its ids.
+A full softmax over V words costs D · V multiply-adds per token, most of them for words that hardly ever occur. The
+adaptive softmax (Grave et al. 2017, arXiv 1609.04309) sorts ids by frequency and cuts them into clusters at `cutoffs`:
+a head of n_0 frequent ids and tails of rarer ones. The head is a softmax over its ids *and one cluster logit per tail*;
+a tail is a softmax over its own ids, computed only for the tokens whose target is in it:
+
+    p(id) = p_head(id)                           for an id of the head
+    p(id) = p_head(tail) · p_tail(id | tail)     for an id of a tail
+
+Tails may be narrower than the model (`proj_factor`). With `div_val` the embeddings have the same clusters and widths
+(adaptive inputs: Baevski & Auli 2019, arXiv 1809.10853), so that `tie_weights` can share the tables.
+
+Shapes: N tokens, D model width, V vocabulary; of each cluster e its width and n the number of its ids.
 """
 
 import math
@@ -40,15 +49,17 @@ class Embedding(nn.Module):
         self.bounds = cluster_bounds(config, vocab_size) if config.div_val > 1 else [0, vocab_size]
         widths = config.embedding_dims() if config.div_val > 1 else [config.d_model]
         sizes = [stop - start for start, stop in pairwise(self.bounds)]
-        self.tables = matrices(list(zip(sizes, widths, strict=True)))
-        self.projections = matrices([(config.d_model, width) for width in widths] if config.div_val > 1 else [])
+        self.tables = _matrices(list(zip(sizes, widths, strict=True)))
+        self.projections = _matrices([(config.d_model, width) for width in widths] if config.div_val > 1 else [])
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Embed ids [B, T] as vectors [B, T, D]."""
         if not self.projections:
+            # Times √D, since tied tables start with small weights (std 0.02), as the softmax needs them.
             whole: Tensor = F.embedding(tokens, self.tables[0]) * math.sqrt(self.d_model)
             return whole
-        flat = tokens.reshape(-1)
+        # Look up the ids of each cluster in its own table, project them from e to D, and write them to their rows.
+        flat = tokens.reshape(-1)  # [N]
         vectors = self.tables[0].new_zeros(len(flat), self.d_model)
         for (start, stop), table, projection in zip(pairwise(self.bounds), self.tables, self.projections, strict=True):
             rows = ((flat >= start) & (flat < stop)).nonzero().squeeze(-1)
@@ -58,7 +69,7 @@ class Embedding(nn.Module):
         return scaled
 
     def multiply_adds(self, shares: Sequence[float]) -> float:
-        """Return the expected multiply-adds of a token's projection; `shares` as for the softmax."""
+        """Return the expected multiply-adds of a token's projection; `shares` are `SoftmaxHead.cluster_shares`."""
         if not self.projections:
             return 0.0
         clusters = zip([1 - sum(shares), *shares], self.projections, strict=True)
@@ -71,7 +82,8 @@ class SoftmaxHead(nn.Module):
     label_smoothing = 0.0
     """Share of the target probability that training spreads evenly over the classes of each softmax.
 
-    The head's is spread for all targets, a tail's for its own. It changes the gradient of `nll`, not the value."""
+    In the head this applies to all targets, in a tail to the targets in it. It changes the gradient of `nll`, not the
+    value."""
 
     def __init__(self, config: ModelConfig, vocab_size: int, embedding: Embedding) -> None:
         super().__init__()
@@ -79,36 +91,42 @@ class SoftmaxHead(nn.Module):
         sizes = [stop - start for start, stop in pairwise(self.bounds)]
         widths = config.softmax_dims()
         tied = config.tie_weights
-        self.tables = embedding.tables if tied else matrices(list(zip(sizes, widths, strict=True)))
+        self.tables = embedding.tables if tied else _matrices(list(zip(sizes, widths, strict=True)))
         self.biases = nn.ParameterList(nn.Parameter(torch.zeros(size)) for size in sizes)
+        # The cluster logits: the head has one more class for each tail.
         self.cluster_weight = nn.Parameter(torch.empty(len(sizes) - 1, widths[0]))
         self.cluster_bias = nn.Parameter(torch.zeros(len(sizes) - 1))
-        # The original projects the head of narrowing clusters too, and leaves that one projection untied.
+        # Projections [D, e] lead from the model's width to a cluster's. As in the original code of Transformer-XL, with
+        # `div_val` the head has one too although its width is D, and this is the one projection that is not tied.
         projected = [cluster for cluster, width in enumerate(widths) if config.div_val > 1 or width != config.d_model]
-        own = [cluster for cluster in projected if cluster == 0 or not tied]
-        made = matrices([(config.d_model, widths[cluster]) for cluster in own])
         self.projections = nn.ParameterDict(
-            {str(c): made[own.index(c)] if c in own else embedding.projections[c] for c in projected}
+            {
+                str(cluster): embedding.projections[cluster]
+                if tied and cluster > 0
+                else nn.Parameter(torch.empty(config.d_model, widths[cluster]))
+                for cluster in projected
+            }
         )
 
     def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Return the negative log-likelihood of each target in nats: [N, D] and [N] to [N], in float32."""
         first, smoothing = self.bounds[1], self.label_smoothing if self.training else 0.0
-        # 1. Replace each rare target by its tail's logit in the head, and collect the rows of each tail.
-        head_targets, members = targets, []
+        # 1. Find the rows of each tail. In the head their target is the tail's cluster logit, number n_0 + cluster - 1.
+        head_targets, tail_rows = targets, []
         for cluster, (start, stop) in enumerate(pairwise(self.bounds[1:]), 1):
             inside = (targets >= start) & (targets < stop)
             head_targets = torch.where(inside, first + cluster - 1, head_targets)
-            members.append((cluster, start, inside.nonzero().squeeze(-1)))
+            tail_rows.append((cluster, start, inside.nonzero().squeeze(-1)))
         tables = self._tables()
-        # 2. The head scores frequent ids and, for a rare id, its tail.
+        # 2. The head, for all rows: -log p(id), or for a rare id -log p(tail).
         projected, head = self._project(hidden, 0), self._head_matrix(tables[0])
         nll: Tensor = fused.linear_cross_entropy(projected, *head, head_targets, smoothing)
-        # 3. Each tail scores its own ids: -log p(id) = -log p(tail) - log p(id | tail).
-        for cluster, start, rows in members:
-            projected = self._project(hidden[round_up_rows(rows)], cluster)
+        # 3. Each tail, for its own rows only: -log p(id) = -log p(tail) - log p(id | tail). Rows are padded to few
+        #    different numbers (see `_round_up_rows`), and the losses of the padding left out.
+        for cluster, start, rows in tail_rows:
+            projected = self._project(hidden[_round_up_rows(rows)], cluster)
             within = fused.linear_cross_entropy(
-                projected, tables[cluster], self.biases[cluster], round_up_rows(targets[rows] - start), smoothing
+                projected, tables[cluster], self.biases[cluster], _round_up_rows(targets[rows] - start), smoothing
             )
             nll = nll.index_add(0, rows, within[: len(rows)])
         return nll
@@ -116,6 +134,7 @@ class SoftmaxHead(nn.Module):
     def log_probs(self, hidden: Tensor) -> Tensor:
         """Return the log-probabilities of the whole vocabulary: [N, D] to [N, V], in float32."""
         tables = self._tables()
+        # Head: [N, n_0 + tails]. The last columns, log p(tail), are added to log p(id | tail) of every id in the tail.
         head = F.linear(self._project(hidden, 0), *self._head_matrix(tables[0])).float().log_softmax(dim=-1)
         first, tails = self.bounds[1], range(1, len(self.bounds) - 1)
         parts = [head[:, :first]]
@@ -126,7 +145,7 @@ class SoftmaxHead(nn.Module):
         return torch.cat(parts, dim=-1)
 
     def multiply_adds(self, shares: Sequence[float]) -> float:
-        """Return the expected multiply-adds to score a token, given the tails' `cluster_shares`."""
+        """Return the expected multiply-adds to score a token, given the `cluster_shares` of the tails."""
         cost = 0.0
         for cluster, share in enumerate([1.0, *shares]):
             logits = self.bounds[cluster + 1] - self.bounds[cluster]
@@ -137,7 +156,7 @@ class SoftmaxHead(nn.Module):
         return cost
 
     def cluster_shares(self, counts: Sequence[int]) -> list[float]:
-        """Return the share of each tail cluster in a text, by the frequencies [V] of its ids."""
+        """Return for each tail the share of tokens whose id is in it, given the frequencies [V] of the ids."""
         return [sum(counts[start:stop]) / sum(counts) for start, stop in pairwise(self.bounds[1:])]
 
     def _head_matrix(self, table: Tensor) -> tuple[Tensor, Tensor]:
@@ -158,12 +177,13 @@ class SoftmaxHead(nn.Module):
         if len(self.tables) > 1:
             return list(self.tables)
         table: Tensor = self.tables[0]
-        # One split, not slices: the gradient of a split is assembled once, those of slices are added up at full size.
+        # A split, not slices: autograd concatenates the gradients of a split once, but pads the gradient of each slice
+        # with zeros to the full [V, D] and adds them up.
         pieces: tuple[Tensor, ...] = table.split([stop - start for start, stop in pairwise(self.bounds)])
         return pieces
 
 
-def round_up_rows(rows: Tensor) -> Tensor:
+def _round_up_rows(rows: Tensor) -> Tensor:
     """Pad [N] with zeros up to a multiple of _ROW_STEP.
 
     The number of rows in a tail differs from batch to batch, and oneDNN compiles a bf16 kernel for each new shape,
@@ -172,6 +192,6 @@ def round_up_rows(rows: Tensor) -> Tensor:
     return F.pad(rows, (0, -len(rows) % _ROW_STEP))
 
 
-def matrices(shapes: Sequence[tuple[int, int]]) -> nn.ParameterList:
+def _matrices(shapes: Sequence[tuple[int, int]]) -> nn.ParameterList:
     """Return uninitialised matrices of these shapes."""
     return nn.ParameterList(nn.Parameter(torch.empty(shape)) for shape in shapes)

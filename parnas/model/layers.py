@@ -1,4 +1,4 @@
-"""The layers that a block can be, by letter."""
+"""The kinds of layers by letter: feed-forward and identity, `make_layer`, and registration of the user's own layers."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -42,7 +42,7 @@ class FeedForward(ResidualLayer):
         return result
 
     def multiply_adds(self, tgt_len: int, reach: Reach) -> float:  # noqa: ARG002
-        """Return the multiply-adds of the two matrices."""
+        """Return the multiply-adds of the two matrices per token."""
         return 2.0 * self.inner.in_features * self.inner.out_features
 
 
@@ -59,36 +59,23 @@ class Identity(Block):
 
 
 def resize_heads(config: ModelConfig, heads: int | None = None, d_head: int | None = None) -> ModelConfig:
-    """Return the configuration with `heads` heads of width `d_head`; with another shape the layer has its own u and v.
+    """Return the configuration with `heads` heads of width `d_head`, by default the model's.
 
-    Fewer heads of the model's head width are the attention candidates of PLANER (arXiv 2208.14580).
+    Fewer heads of the model's head width are the attention candidates of PLANER (arXiv 2208.14580). In another shape
+    than the model's, a layer cannot share the model's u and v [H, E] and gets its own.
     """
     shape = heads or config.n_heads, d_head or config.head_width
     shared = config.share_biases and shape == (config.n_heads, config.head_width)
     return config.model_copy(update={"n_heads": shape[0], "d_head": shape[1], "share_biases": shared})
 
 
-def _make_attention(config: ModelConfig, **options: int) -> SelfAttention:
-    """Return self-attention; options as for `resize_heads`."""
-    return SelfAttention(resize_heads(config, **options))
-
-
-def make_compressive(config: ModelConfig, **options: int) -> CompressiveAttention:
-    """Return attention over compressive memory; options as for `resize_heads`."""
-    return CompressiveAttention(resize_heads(config, **options))
-
-
-def _make_feed_forward(config: ModelConfig, d_inner: int | None = None) -> FeedForward:
-    """Return a feed-forward layer of inner width `d_inner`."""
-    return FeedForward(config.model_copy(update={"d_inner": d_inner or config.d_inner}))
-
-
 MAKERS: dict[str, Callable[..., Block]] = {
-    ATTENTION: _make_attention,
-    COMPRESSIVE: make_compressive,
-    FEED_FORWARD: _make_feed_forward,
+    ATTENTION: lambda config, **options: SelfAttention(resize_heads(config, **options)),
+    COMPRESSIVE: lambda config, **options: CompressiveAttention(resize_heads(config, **options)),
+    FEED_FORWARD: lambda config, **options: FeedForward(config.model_copy(update=options)),
     IDENTITY: lambda config: Identity(),  # noqa: ARG005
 }
+"""Functions that build a layer from the model's configuration and the options behind its letter, by letter."""
 
 
 def make_layer(name: str, config: ModelConfig) -> Block:
@@ -100,13 +87,13 @@ def make_layer(name: str, config: ModelConfig) -> Block:
     letter, options = LayerName.parse(name)
     block = MAKERS[letter](config, **dict(options))
     if not isinstance(block, Block):
-        raise ParnasError(f"What is registered for {letter!r} makes a {type(block).__name__}; it must make a Block.")
+        raise ParnasError(f"The maker of {letter!r} returns a {type(block).__name__}; it must return a Block.")
     block.config = config
     return block
 
 
 def register_layer(letter: str, make: Callable[..., Block], description: str, options: Sequence[str] = ()) -> None:
-    """Register a layer of your own under a letter; see docs/layers.md.
+    """Register a layer of your own under a letter (docs/layers.md).
 
     Args:
         letter: one lower-case letter that is not taken.
@@ -118,11 +105,12 @@ def register_layer(letter: str, make: Callable[..., Block], description: str, op
         ParnasError: the letter or the name of an option is not valid.
     """
     if not re.fullmatch("[a-z]", letter):
-        raise ParnasError(f"{letter!r} cannot stand for a layer; give one lower-case letter from a to z.")
+        raise ParnasError(f"{letter!r} is no letter for a layer; give one lower-case letter from a to z.")
     if letter in LETTERS:
-        taken = f"{letter!r} is taken by {LETTERS[letter].description}"
-        raise ParnasError(f"{taken}; give a letter besides {', '.join(LETTERS)}.")
+        raise ParnasError(
+            f"{letter!r} is taken by {LETTERS[letter].description}; give a letter besides {', '.join(LETTERS)}."
+        )
     if wrong := [option for option in options if not re.fullmatch("[a-z][a-z0-9_]*", option)]:
-        raise ParnasError(f"{wrong[0]!r} cannot name an option; give lower-case letters, digits and underscores.")
+        raise ParnasError(f"{wrong[0]!r} is no name for an option; use lower-case letters, digits and underscores.")
     LETTERS[letter] = Letter(description, tuple(options))
     MAKERS[letter] = make

@@ -1,6 +1,6 @@
-"""Memory: what blocks keep from earlier segments. No gradient flows through it.
+"""Memory: the state that blocks pass from one segment of a text to the next. No gradient flows through it.
 
-A block's memory is a tensor, a tuple of memories, or `None`, so that checkpoints can store it as it is.
+The memory of a block is a tensor, a tuple of memories, or `None`, so that checkpoints can store it as it is.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -26,11 +26,8 @@ class KeyLengths(NamedTuple):
 
 
 def longest(lengths: Iterable[KeyLengths]) -> KeyLengths:
-    """Return the largest of each length; blocks with compressed memory see at least as much plain memory as others."""
-    plain, compressed = 0, 0
-    for each in lengths:
-        plain, compressed = max(plain, each.plain), max(compressed, each.compressed)
-    return KeyLengths(plain, compressed)
+    """Return the largest of each length over several blocks; zeros for no blocks."""
+    return KeyLengths(*map(max, zip(*lengths, strict=True)))
 
 
 def append_memory(memory: Tensor | None, x: Tensor, mem_len: int) -> Tensor | None:
@@ -38,7 +35,7 @@ def append_memory(memory: Tensor | None, x: Tensor, mem_len: int) -> Tensor | No
     if mem_len == 0:
         return None
     x = x.detach()
-    return (x if x.shape[1] >= mem_len else join(memory, x))[:, -mem_len:]
+    return (x if x.shape[1] >= mem_len else join(memory, x))[:, -mem_len:]  # a long segment needs no old memory
 
 
 def join(*parts: Tensor | None) -> Tensor:
@@ -48,9 +45,9 @@ def join(*parts: Tensor | None) -> Tensor:
 
 
 def gather(parts: Iterable[BlockMemory]) -> BlockMemory:
-    """Return several memories as one; `None` where all are `None`."""
-    together = tuple(parts)
-    return None if all(part is None for part in together) else together
+    """Return several memories as one tuple; `None` where all are `None`."""
+    memories = tuple(parts)
+    return None if all(memory is None for memory in memories) else memories
 
 
 def map_memory(change: Callable[[Tensor], Tensor], memory: BlockMemory) -> BlockMemory:
@@ -60,15 +57,9 @@ def map_memory(change: Callable[[Tensor], Tensor], memory: BlockMemory) -> Block
     return None if memory is None else change(memory)
 
 
-def join_rows(parts: Sequence[Memory]) -> Memory:
-    """Return the memories of several micro-batches as that of the whole batch."""
-    if len(parts) == 1:
-        return parts[0]
-    return tuple(_join_blocks(blocks) for blocks in zip(*parts, strict=True))
-
-
-def _join_blocks(blocks: Sequence[BlockMemory]) -> BlockMemory:
-    first = blocks[0]
-    if isinstance(first, tuple):
-        return tuple(map(_join_blocks, zip(*blocks, strict=True)))
-    return None if first is None else torch.cat(list(blocks))
+def join_rows(parts: Sequence[BlockMemory]) -> BlockMemory:
+    """Return the memories of several micro-batches as the memory of the whole batch."""
+    first = parts[0]
+    if len(parts) == 1 or first is None:
+        return first
+    return tuple(map(join_rows, zip(*parts, strict=True))) if isinstance(first, tuple) else torch.cat(list(parts))

@@ -1,7 +1,14 @@
 """The SuperNet: a Transformer-XL whose blocks are weighted sums of candidate layers (PAR, section 3).
 
-Block b computes sum_c gate[b, c] · layer_c(x), with gates from pi[b] = softmax(alpha[b]). How gates are sampled and how
-alpha is trained is decided outside (`estimators.py`, `parnas/nas/search.py`); the network itself is never random.
+Block b contains one layer of each candidate kind and computes
+
+    y = sum over candidates c of  gate[b, c] · layer_c(x),      gates from pi[b] = softmax(alpha[b]).
+
+All networks of the search space share these layers' weights: a discrete network is the SuperNet with one-hot gates, and
+`extract` copies it out. How gates are sampled and alpha is trained is decided outside (`estimators.py`,
+`parnas/nas/search.py`); the network itself is never random.
+
+Shapes: B batch, T segment, D model width, N blocks, C candidates of the whole SuperNet.
 """
 
 from collections.abc import Sequence
@@ -22,9 +29,10 @@ from parnas.model.transformer_xl import TransformerXL
 
 
 class StochasticBlock(Block):
-    """One layer per candidate and their logits alpha; the output is the candidates' sum weighted by gates.
+    """One layer per candidate and their logits alpha [C]; the output is the sum of the candidates weighted by gates.
 
-    Alpha and gates cover the candidates of the whole SuperNet, `space`; this block's own candidates are `names`.
+    Blocks may have different candidates: this block's are `names`. Alpha and gates have an entry for each candidate of
+    the whole SuperNet, `space`, so that those of all blocks stack to [N, C].
     """
 
     def __init__(self, config: ModelConfig, space: Sequence[str], names: Sequence[str]) -> None:
@@ -38,27 +46,27 @@ class StochasticBlock(Block):
         self.shares_biases = any(layer.shares_biases for layer in layers.values())
 
     def logits(self) -> Tensor:
-        """Return alpha [candidates], with `ABSENT` for candidates that the block does not have."""
+        """Return alpha [C], with `ABSENT` for candidates that the block does not have."""
         return self.alpha.masked_fill(cast(Tensor, self.absent), ABSENT)
 
     def pi(self) -> Tensor:
-        """Return the candidates' probabilities [candidates]: the softmax of the logits, without noise."""
+        """Return the candidates' probabilities [C]: the softmax of the logits, without noise."""
         return self.logits().softmax(dim=-1)
 
     def multiply_adds(self, tgt_len: int, reach: Reach) -> float:
-        """Return the multiply-adds of all candidates together, as a mixture runs them."""
+        """Return the multiply-adds per token of all candidates together, as a mixture runs them."""
         return sum(layer.multiply_adds(tgt_len, reach) for _, layer in self._layers())
 
     def memory_tokens(self, reach: Reach) -> int:
-        """Return the largest value of any candidate."""
+        """Return the largest number of memory tokens of any candidate."""
         return max(layer.memory_tokens(reach) for _, layer in self._layers())
 
     def look_back(self, reach: Reach, tgt_len: int) -> int:
-        """Return the largest value of any candidate."""
+        """Return the furthest look-back of any candidate, in tokens."""
         return max(layer.look_back(reach, tgt_len) for _, layer in self._layers())
 
     def key_lengths(self, memory: BlockMemory) -> KeyLengths:
-        """Return the largest lengths of any candidate."""
+        """Return the largest memory lengths of any candidate."""
         return longest(layer.key_lengths(own) for layer, own in self._candidate_memories(memory))
 
     def prepare(self, memory: BlockMemory, reach: Reach) -> BlockMemory:
@@ -78,12 +86,12 @@ class StochasticBlock(Block):
             x: input [B, T, D].
             memory: a tuple with the memory of each candidate; candidates that do not run update theirs too.
             context: see `Context`.
-            gate: weights [candidates], by default pi; a `PathGate` runs its candidate only.
+            gate: weights [C], by default pi; a `PathGate` runs its candidate only.
         """
         if isinstance(gate, PathGate):
             return self._run_path(x, memory, context, gate)
         gate = self.pi() if gate is None else gate
-        # All candidates run; their outputs are summed by gate.
+        # All candidates run. Those outside `names` have no gate here: their pi is exactly zero.
         outputs = [layer(x, own, context) for layer, own in self._candidate_memories(memory)]
         mixed: Tensor | None = None
         for name, output in zip(self.candidates, outputs, strict=True):
@@ -94,6 +102,7 @@ class StochasticBlock(Block):
         return BlockOutput(mixed, new_memory, add_up(output.loss for output in outputs))
 
     def _run_path(self, x: Tensor, memory: BlockMemory, context: Context, gate: PathGate) -> BlockOutput:
+        """Run one candidate only: the time and activation memory of a discrete network."""
         candidates = dict(zip(self.candidates, self._candidate_memories(memory), strict=True))
 
         def run(index: int) -> BlockOutput:
@@ -101,7 +110,7 @@ class StochasticBlock(Block):
             output: BlockOutput = layer(x, own, context)
             return output
 
-        # Only the chosen candidate runs; the others update their memory.
+        # 1. Run the chosen candidate. The others update their memory: one of them may be chosen for the next segment.
         output = run(gate.chosen)
         chosen = self.space[gate.chosen]
         new_memory = gather(
@@ -110,17 +119,19 @@ class StochasticBlock(Block):
         )
         if not gate.weights.requires_grad:
             return BlockOutput(output.hidden, new_memory, output.loss)
-        # For the gradient of alpha, a probed candidate runs forward too.
+        # 2. For the gradient of alpha, run a probed candidate too. Its output never enters the network's, so it needs
+        #    no graph; x is detached for the same reason: it serves as the output of identity.
         probe = None
         if gate.probed is not None:
             with torch.no_grad():
                 probe = run(gate.probed).hidden
+        # 3. Return the chosen output, connected to the gates in the backward pass.
         indices = gate.chosen, gate.probed
         path: Tensor = SinglePathFunction.apply(output.hidden, x.detach(), probe, gate.weights, indices)  # type: ignore[no-untyped-call]
         return BlockOutput(path, new_memory, output.loss)
 
     def _candidate_memories(self, memory: BlockMemory) -> list[tuple[Block, BlockMemory]]:
-        """Return each candidate and its memory."""
+        """Return each candidate and its memory, `None` for all at the start of a text."""
         layers = [layer for _, layer in self._layers()]
         return list(zip(layers, memory or (None,) * len(layers), strict=True))
 
@@ -131,7 +142,7 @@ class StochasticBlock(Block):
 class SuperNet(TransformerXL):
     """A TransformerXL of stochastic blocks; without gates its blocks weigh their candidates by pi.
 
-    `space` is that of the configuration: one list of layer names for all blocks, or a list for each.
+    `space` is `search.space`: one list of layer names for all blocks, or a list for each block.
     """
 
     def __init__(self, config: ModelConfig, space: Space, blocks: int, vocab_size: int) -> None:
@@ -141,7 +152,7 @@ class SuperNet(TransformerXL):
         self.space = union  # of all blocks: the candidates in alpha, pi and gates
 
     def alphas(self) -> list[nn.Parameter]:
-        """Return the logits of each block, [candidates] each: the parameters of the architecture."""
+        """Return the logits of each block, [C] each: the parameters of the architecture."""
         return [block.alpha for block in self._stochastic()]
 
     def weights(self) -> dict[str, nn.Parameter]:
@@ -150,15 +161,15 @@ class SuperNet(TransformerXL):
         return {name: parameter for name, parameter in self.named_parameters() if id(parameter) not in alphas}
 
     def alpha(self) -> Tensor:
-        """Return all logits, [blocks, candidates], differentiable; `ABSENT` where a block lacks a candidate."""
+        """Return all logits, [N, C], differentiable; `ABSENT` where a block lacks a candidate."""
         return torch.stack([block.logits() for block in self._stochastic()])
 
     def pi(self) -> Tensor:
-        """Return all probabilities, [blocks, candidates], without gradient."""
+        """Return all probabilities, [N, C], without gradient."""
         return self.alpha().detach().softmax(dim=-1)
 
     def architecture(self) -> Architecture:
-        """Return the most probable candidate of each block; of equal ones the first in the space."""
+        """Return the most probable candidate of each block; among equal ones the first in the space."""
         return Architecture([self.space[index] for index in self.pi().argmax(dim=-1).tolist()])
 
     def extract(self, architecture: Architecture) -> TransformerXL:
@@ -167,11 +178,10 @@ class SuperNet(TransformerXL):
         Raises:
             ParnasError: the depth is not the SuperNet's, or a block has no such layer.
         """
-        if len(architecture) != len(self.blocks) or not set(architecture) <= set(self.space):
-            raise ParnasError(
-                f"{architecture} is not in this SuperNet of {len(self.blocks)} blocks over {', '.join(self.space)}."
-            )
-        for number, (block, name) in enumerate(zip(self._stochastic(), architecture, strict=True), 1):
+        blocks = self._stochastic()
+        if len(architecture) != len(blocks):
+            raise ParnasError(f"{architecture} has {len(architecture)} blocks; this SuperNet has {len(blocks)}.")
+        for number, (block, name) in enumerate(zip(blocks, architecture, strict=True), 1):
             if name not in block.candidates:
                 raise ParnasError(
                     f"{architecture} is not in this SuperNet: block {number} has {', '.join(block.candidates)}, "
@@ -179,16 +189,15 @@ class SuperNet(TransformerXL):
                 )
         with torch.random.fork_rng(devices=[]):  # its initial weights are not used and must cost no random number
             network = TransformerXL.build(self.config, architecture, self.vocab_size)
-        chosen = [block.candidates[name] for block, name in zip(self._stochastic(), architecture, strict=True)]
-        layers = [layer for layer in chosen if not isinstance(layer, Identity)]
-        for target, source in zip(network.blocks, layers, strict=True):
-            target.load_state_dict(source.state_dict())
-        for name in ("embedding", "head", "final_norm", "u", "v"):
-            source, target = getattr(self, name), getattr(network, name)
-            if isinstance(target, nn.Module):
-                target.load_state_dict(source.state_dict())
-            elif target is not None:
-                target.data.copy_(source)
+        # The parts outside the blocks have the same names in both networks. Blocks are renumbered, since the discrete
+        # network has none for identity: blocks.4.candidates.s.query.weight becomes, say, blocks.3.query.weight.
+        weights = {name: tensor for name, tensor in self.state_dict().items() if not name.startswith("blocks.")}
+        layers = [block.candidates[name] for block, name in zip(blocks, architecture, strict=True)]
+        layers = [layer for layer in layers if not isinstance(layer, Identity)]
+        for number, layer in enumerate(layers):
+            weights |= {f"blocks.{number}.{name}": tensor for name, tensor in layer.state_dict().items()}
+        # Shared attention biases u and v are left out where no attention layer was derived.
+        network.load_state_dict({name: weights[name] for name in network.state_dict()})
         return network.to(self.alpha().device).train(self.training)
 
     def _stochastic(self) -> list[StochasticBlock]:

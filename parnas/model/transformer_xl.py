@@ -76,23 +76,22 @@ class TransformerXL(nn.Module):
 
         Args:
             tokens: ids [B, T].
-            memory: what the call for the segment before returned; `None` is an empty memory.
-            gates: weights of the candidates of stochastic blocks.
+            memory: the memory that the call for the segment before returned; `None` is an empty memory.
+            gates: weights of the candidates of stochastic blocks; see `parnas.model.estimators.Gates`.
             reach: how far attention looks back; by default as configured.
-            inference: take and return memory as keys and values. The result is the same, without computing them again
-            for each
-                segment, but weights get no gradient through memory.
+            inference: take and return memory as keys and values. They are then not computed again for each segment;
+                the result is the same, but weights get no gradient from memory positions.
             with_weights: return attention weights too.
         """
         # 1. Embed the segment.
         reach = reach or self.config.reach
         memory = memory or (None,) * len(self.blocks)
         x = self.dropout(self.embedding(tokens))  # [B, T, D]
-        # 2. Encode all distances once; every attention layer projects them for itself.
+        # 2. Encode all distances once, for the longest memory; every attention layer projects them by its own matrix.
         blocks = cast(list[Block], list(self.blocks))
         memory = tuple(block.prepare(own, reach) for block, own in zip(blocks, memory, strict=True))
         context = self._context(x, memory, reach)._replace(inference=inference)
-        # 3. Run the blocks, each with its own memory and gate.
+        # 3. Run the blocks, each with its own memory and gate, and collect the memories for the next segment.
         new_memory: list[BlockMemory] = []
         losses: list[Tensor | None] = []
         weights: list[Tensor | None] = []
@@ -103,7 +102,7 @@ class TransformerXL(nn.Module):
             x = output.hidden
             new_memory.append(output.memory)
             losses.append(output.loss)
-            if with_weights:  # else those of a block are freed before the next one runs
+            if with_weights:  # else a block's weights are freed before the next one runs
                 weights.append(output.weights)
         if self.final_norm is not None:
             x = self.final_norm(x)
@@ -187,7 +186,7 @@ class TransformerXL(nn.Module):
         }
 
     def burn_in(self, tgt_len: int, reach: Reach) -> int:
-        """Return the number of segments after which nothing depends on the memory before them."""
+        """Return the number of segments after which the output does not depend on the memory before them."""
         return sum(math.ceil(cast(Block, block).look_back(reach, tgt_len) / tgt_len) for block in self.blocks)
 
     def compresses(self) -> bool:
@@ -195,13 +194,14 @@ class TransformerXL(nn.Module):
         return any(isinstance(module, Compression) for module in self.modules())
 
     def alignment(self) -> int:
-        """Return the number of tokens at whose multiples a text can be cut without changing the compressed groups."""
+        """Return a number of tokens: a text cut at its multiples has the same groups of compressed positions."""
         return self.config.memory.ratio if self.compresses() else 1
 
     def multiply_adds(self, tgt_len: int, reach: Reach, counts: Sequence[int]) -> float:
         """Return the multiply-adds of the matrix products to score one token, with full memory and one row.
 
-        `counts` [V] are training frequencies: they determine how often each tail of the adaptive softmax is needed.
+        `counts` [V] are the frequencies of the ids in the training text: they determine how often each tail of the
+        adaptive softmax is computed.
         """
         blocks = sum(cast(Block, block).multiply_adds(tgt_len, reach) for block in self.blocks)
         shares = self.head.cluster_shares(counts)
@@ -213,7 +213,7 @@ class TransformerXL(nn.Module):
         return sum(unique.values())
 
     def _context(self, x: Tensor, memory: Memory, reach: Reach) -> Context:
-        """Encode the distances for the longest memory; blocks with shorter memory use the last of them."""
+        """Encode the distances for the longest memory; blocks with shorter memory use the last rows."""
         blocks = cast(list[Block], list(self.blocks))
         most = longest(block.key_lengths(own) for block, own in zip(blocks, memory, strict=True))
         tgt_len, settings = x.shape[1], self.config.memory
@@ -224,6 +224,8 @@ class TransformerXL(nn.Module):
 
         if settings.distance == "slots" or not most.compressed:
             return Context(encode(tgt_len + sum(most)), self.u, self.v, reach)
+        # The newest compressed position is made of `ratio` tokens, which are plain + 1 … plain + ratio before the first
+        # query: plain + (ratio + 1) / 2 on average. The others follow at steps of `ratio`; later queries add up to T-1.
         far = encode(settings.ratio * (most.compressed - 1) + tgt_len, most.plain + (settings.ratio + 1) / 2)
         return Context(encode(tgt_len + most.plain), self.u, self.v, reach, far=far)
 
@@ -232,7 +234,7 @@ class TransformerXL(nn.Module):
             own = name.rpartition(".")[2]
             if parameter.dim() > 1 and own not in ("u", "v"):
                 nn.init.normal_(parameter, std=INITIAL_STD)
-            elif own == "bias":  # all else begins at zero already, or at one, as the weights of norms
+            elif own == "bias":  # the other vectors have their values: u, v, alpha zero, weights of norms one
                 nn.init.zeros_(parameter)
         for module in self.modules():
             if isinstance(module, Compression):

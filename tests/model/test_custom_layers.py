@@ -173,8 +173,8 @@ def test_initialisation_leaves_parameters_of_one_dimension_but_biases(registered
         ("ab", (), "one lower-case letter"),
         ("", (), "one lower-case letter"),
         ("é", (), "one lower-case letter"),
-        ("b", ("a=b",), "'a=b' cannot name an option"),
-        ("b", ("Heads",), "cannot name an option"),
+        ("b", ("a=b",), "'a=b'"),
+        ("b", ("Heads",), "'Heads'"),
     ],
 )
 def test_what_cannot_be_registered(letter, options, message):
@@ -192,7 +192,7 @@ def test_a_letter_is_registered_once():
 
 def test_what_makes_no_block_is_refused():
     register_layer("b", lambda config: torch.nn.Linear(1, 1), "mine")
-    with pytest.raises(ParnasError, match="makes a Linear; it must make a Block"):
+    with pytest.raises(ParnasError, match="a Linear; "):
         make_layer("b", model_config())
 
 

@@ -117,6 +117,6 @@ def test_a_target_without_probability_has_its_loss_all_the_same():
 
 
 def test_what_is_made_once_is_the_same_tensor_for_the_same_arguments():
-    made = fused.made_once(lambda size, device: torch.zeros(size, device=device))
+    made = fused.cache_tensors(lambda size, device: torch.zeros(size, device=device))
     assert made(3, "cpu") is made(3, "cpu")
     assert made(4, "cpu").shape == (4,)
