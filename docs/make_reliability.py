@@ -100,7 +100,7 @@ def render() -> str:
     share = next(key for key in saving[0] if key.startswith("share"))
     return TEXT.format(
         keep=("no", "one", "two", "three", "four", "five")[KEEP],
-        stalls="; ".join(describe_stall(row["network"], row["weights, MB"], row[share]) for row in saving),
+        stalls="; ".join(describe_stall(row["weights, MB"], row[share]) for row in saving),
         every=share.split()[-2],
         may_change=", ".join(f"`{key}`" for key in sorted(MAY_CHANGE) if not key.startswith("evaluation."))
         + " and `evaluation`",
@@ -111,10 +111,10 @@ def render() -> str:
     )
 
 
-def describe_stall(network: str, megabytes: float, share: float) -> str:
+def describe_stall(megabytes: float, share: float) -> str:
     """Return the share of the time that checkpoints take; noise may make it negative."""
     size = f"{share:.2%}" if share > 0 else "too little to measure"
-    return f"{size} for {megabytes:.0f} MB of weights ({network})"
+    return f"{size} for {megabytes:.0f} MB of weights"
 
 
 def describe(row: dict[str, Any]) -> dict[str, Any]:
