@@ -1,25 +1,83 @@
-"""One of the processes of a data-parallel training: trains what a file lists and records what alpha saw.
+"""Processes of a data-parallel training, started as torchrun does but from a process that has torch imported."""
 
-Started with the environment that torchrun sets: python rank_worker.py JOBS.json. Each job is [phase, configuration,
-folder].
-"""
-
+import atexit
 import json
+import multiprocessing
 import os
-import sys
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import torch
+from conftest import free_port
 
 from parnas.config.loader import load_config
 from parnas.model.estimators import Gates
 from parnas.nas.architecture_optimizer import ArchitectureOptimizer
 from parnas.nas.search import SearchTask, search
+from parnas.training.distributed import _leave, join_processes
 from parnas.training.progress import Silent
 from parnas.training.retrain import retrain
 
 PHASES = {"search": search, "retrain": retrain}
+
+
+def start_ranks(count: int, folder: Path, function: Callable[..., None], *arguments: object) -> list[BaseProcess]:
+    """Start processes that call a function; rank N writes its standard error to `folder/N.err`."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "parnas.nas.search", "parnas.training.retrain", "parnas.cli.main"])
+    folder.mkdir(parents=True, exist_ok=True)
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
+    processes: list[BaseProcess] = []
+    for rank in range(count):
+        environment = {name: str(value) for name, value in {**address, "RANK": rank, "LOCAL_RANK": rank}.items()}
+        process = context.Process(
+            target=run_rank, args=(environment, folder / f"{rank}.err", function, arguments), daemon=True
+        )
+        process.start()
+        processes.append(process)
+    return processes
+
+
+def run_rank(environment: dict[str, str], errors: Path, function: Callable[..., None], arguments: tuple[Any]) -> None:
+    """Call the function in this process, and the exit handlers after it, which multiprocessing leaves out."""
+    os.environ.update(environment, OMP_NUM_THREADS="1")
+    with errors.open("w") as file:
+        os.dup2(file.fileno(), 2)
+    try:
+        function(*arguments)
+    finally:
+        atexit._run_exitfuncs()
+
+
+def wait_for_ranks(processes: list[BaseProcess], folder: Path) -> tuple[list[int | None], list[str]]:
+    """Return the exit codes and standard errors of all processes."""
+    for process in processes:
+        process.join(timeout=120)
+    return [process.exitcode for process in processes], [
+        (folder / f"{rank}.err").read_text() for rank in range(len(processes))
+    ]
+
+
+def run_ranks(count: int, folder: Path, function: Callable[..., None], *arguments: object) -> None:
+    """Call a function in `count` processes, and expect success."""
+    codes, errors = wait_for_ranks(start_ranks(count, folder, function, *arguments), folder)
+    assert codes == [0] * count, "\n".join(errors)
+
+
+# Functions for the processes.
+
+
+def train(jobs: list[tuple[str, Path, Path]]) -> None:
+    """Train jobs of phase, configuration and run folder; write what alpha saw to `recorded-RANK.json` in the folder."""
+    lines: list[Any] = []
+    record(lines)
+    for phase, config, folder in jobs:
+        lines.clear()
+        run = PHASES[phase](load_config(str(config)), folder, Silent())
+        assert run.summary().kind == phase  # there for every process, not for the first alone
+        (run.folder / f"recorded-{os.environ['RANK']}.json").write_text(json.dumps(lines))
 
 
 def record(lines: list[Any]) -> None:
@@ -39,15 +97,23 @@ def record(lines: list[Any]) -> None:
     SearchTask.gates, ArchitectureOptimizer.update = recorded_gates, recorded_update  # type: ignore[method-assign]
 
 
-def main(jobs: Path) -> None:
-    lines: list[Any] = []
-    record(lines)
-    for phase, config, folder in json.loads(jobs.read_text()):
-        lines.clear()
-        run = PHASES[phase](load_config(config), Path(folder), Silent())
-        assert run.summary().kind == phase  # there for every process, not for the first alone
-        (run.folder / f"recorded-{os.environ['RANK']}.json").write_text(json.dumps(lines))
+def call_command(arguments: list[str]) -> None:
+    """Call the command line."""
+    from parnas.cli.main import main
+
+    main(arguments)
 
 
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+def count_threads(folder: Path) -> None:
+    """Write the number of gloo's threads before and after this process leaves the others."""
+
+    def threads() -> int:
+        return [path.read_text() for path in Path("/proc/self/task").glob("*/comm")].count("pt_gloo_runloop\n")
+
+    processes = join_processes(cuda=False)
+    network = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+    network(torch.ones(1, 2)).sum().backward()
+    assert processes.max(3) == 3
+    before = threads()
+    _leave()
+    (folder / f"{processes.rank}.json").write_text(json.dumps([before, threads()]))

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,8 +18,9 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import free_port, small_config
-from helpers.training_helpers import Stop, StopAfter, assert_same_weights, final_weights
+from conftest import small_config
+from helpers.rank_worker import call_command, count_threads, run_ranks, start_ranks, train, wait_for_ranks
+from helpers.training_helpers import final_weights
 
 from parnas.config.loader import Config, dump_config
 from parnas.errors import ParnasError
@@ -30,8 +32,7 @@ from parnas.training.progress import Silent
 from parnas.training.retrain import retrain
 
 ROOT = Path(__file__).resolve().parents[2]
-WORKER = Path(__file__).resolve().parents[1] / "helpers" / "rank_worker.py"
-COUNTS = (2, 4)
+STEPS, KILLED_AFTER = 12, 8
 ESTIMATORS = {
     "soft": {},
     "straight_through": {"search__alpha_split": 0.2, "search__alpha_every": 2},
@@ -50,52 +51,29 @@ NETWORKS = {
 
 
 def make_config(corpus: Path, **changes: object) -> Config:
-    schedule = {"search__steps": 20, "train__steps": 20, "search__alpha_start_step": 2, "train__log_every": 1}
+    schedule = {"search__steps": STEPS, "train__steps": STEPS, "search__alpha_start_step": 2, "train__log_every": 1}
     return small_config(corpus, data__batch_size=16, model__dropout=0.0, **{**schedule, **changes})
 
 
-def start_ranks(count: int, command: list[str]) -> list[subprocess.CompletedProcess[str]]:
-    """What `count` processes of Python came to, started as torchrun does."""
-    port, processes = free_port(), []
-    for rank in range(count):
-        names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
-        names |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1}
-        environment = {**os.environ, **{name: str(value) for name, value in names.items()}}
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        processes.append(subprocess.Popen([sys.executable, *command], env=environment, **pipes))
-    told = [process.communicate(timeout=300) for process in processes]
-    return [
-        subprocess.CompletedProcess(command, process.returncode, *texts)
-        for process, texts in zip(processes, told, strict=True)
-    ]
-
-
-def run_ranks(count: int, jobs: list[tuple[str, Config, Path]], folder: Path) -> None:
-    """Train the jobs, one after another, in `count` processes."""
-    listed = []
-    for phase, config, run in jobs:
-        run.with_suffix(".yaml").write_text(dump_config(config))
-        listed.append((phase, str(run.with_suffix(".yaml")), str(run)))
-    path = folder / f"jobs-{count}.json"
-    path.write_text(json.dumps(listed))
-    ended = start_ranks(count, [str(WORKER), str(path)])
-    assert all(each.returncode == 0 for each in ended), "\n".join(each.stderr for each in ended)
+def write_job(phase: str, config: Config, folder: Path) -> tuple[str, Path, Path]:
+    path = folder.with_suffix(".yaml")
+    path.write_text(dump_config(config))
+    return phase, path, folder
 
 
 @pytest.fixture(scope="module")
 def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     """By number of processes, a folder with a run for each estimator and network."""
-    folders = {}
-    for count in (1, *COUNTS):
-        folders[count] = tmp_path_factory.mktemp(f"ranks-{count}")
+    folders = {count: tmp_path_factory.mktemp(f"ranks-{count}") for count in (1, 2)}
+    for count, folder in folders.items():
         jobs = [
-            ("search", make_config(corpus, search__estimator=name, **changes), folders[count] / name)
+            write_job("search", make_config(corpus, search__estimator=name, **changes), folder / name)
             for name, changes in ESTIMATORS.items()
         ]
         jobs += [
-            ("retrain", make_config(corpus, **changes), folders[count] / name) for name, changes in NETWORKS.items()
+            write_job("retrain", make_config(corpus, **changes), folder / name) for name, changes in NETWORKS.items()
         ]
-        run_ranks(count, jobs, folders[count])
+        run_ranks(count, folder / "errors", train, jobs)
     return folders
 
 
@@ -110,9 +88,8 @@ def losses(run: Run) -> list[tuple[int, str, float]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*ESTIMATORS, *NETWORKS])
-@pytest.mark.parametrize("count", COUNTS)
-def test_several_processes_train_as_one(name: str, count: int, trained: dict[int, Path]) -> None:
-    alone, together = Run(trained[1] / name), Run(trained[count] / name)
+def test_several_processes_train_as_one(name: str, trained: dict[int, Path]) -> None:
+    alone, together = Run(trained[1] / name), Run(trained[2] / name)
     for one, other in zip(losses(alone), losses(together), strict=True):
         assert one[:2] == other[:2]
         assert one[2] == pytest.approx(other[2], rel=2e-4, abs=1e-8)
@@ -125,20 +102,17 @@ def test_several_processes_train_as_one(name: str, count: int, trained: dict[int
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ESTIMATORS)
-@pytest.mark.parametrize("count", COUNTS)
-def test_all_processes_draw_the_same_and_alpha_learns_from_all_rows(
-    name: str, count: int, trained: dict[int, Path]
-) -> None:
+def test_all_processes_draw_the_same_and_alpha_learns_from_all_rows(name: str, trained: dict[int, Path]) -> None:
     alone = json.loads((trained[1] / name / "recorded-0.json").read_text())
     assert {kind for kind, _, _ in alone} == {"gates", "gradient"}
-    for rank in range(count):
-        recorded = json.loads((trained[count] / name / f"recorded-{rank}.json").read_text())
+    for rank in range(2):
+        recorded = json.loads((trained[2] / name / f"recorded-{rank}.json").read_text())
         assert len(recorded) == len(alone)
         for (kind, step, expected), (other_kind, other_step, found) in zip(alone, recorded, strict=True):
             assert (kind, step) == (other_kind, other_step)
             scale = np.abs(expected).max()
             np.testing.assert_allclose(found, expected, rtol=1e-2, atol=2e-3 * scale)
-    for one, other in zip(*(Run(trained[n] / name).pi_records() for n in (1, count)), strict=True):
+    for one, other in zip(*(Run(trained[n] / name).pi_records() for n in (1, 2)), strict=True):
         np.testing.assert_allclose(one.pi, other.pi, atol=2e-4)
 
 
@@ -159,74 +133,53 @@ def test_what_no_process_sampled_keeps_no_gradient(trained: dict[int, Path], cor
 
 @pytest.mark.slow
 def test_the_first_process_alone_writes(trained: dict[int, Path]) -> None:
-    one, four = (sorted(path.name for path in (trained[n] / "plain").iterdir()) for n in (1, 4))
-    assert [name for name in four if not name.startswith("recorded")] == [
-        name for name in one if not name.startswith("recorded")
-    ]
-    steps = [line.step for line in Run(trained[4] / "plain").metrics() if line.split == "train"]
-    assert steps == list(range(1, 21))
+    alone, together = ({path.name for path in (trained[n] / "plain").iterdir()} for n in (1, 2))
+    assert together - alone == {"recorded-1.json"}
+    assert alone <= together
+    steps = [line.step for line in Run(trained[2] / "plain").metrics() if line.split == "train"]
+    assert steps == list(range(1, STEPS + 1))
 
 
 def first_steps(folder: Path) -> list[dict[str, object]]:
-    return [line for line in Run(folder).metrics() if line.step <= 8]
+    return [line for line in Run(folder).metrics() if line.step <= KILLED_AFTER]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (2, 2)])
-def test_a_run_goes_on_with_another_number_of_processes(
+@pytest.mark.parametrize(("before", "after"), [(1, 4), (2, 1), (2, 2)])
+def test_a_run_resumes_with_another_number_of_processes(
     before: int, after: int, corpus: Path, tmp_path: Path, trained: dict[int, Path]
 ) -> None:
-    """What `before` processes have trained for 8 steps and were stopped, `after` finish as one would have."""
-    searched = make_config(corpus, search__estimator="uniform", **ESTIMATORS["uniform"])
-    retrained = make_config(corpus, **NETWORKS["compressive"])
+    """A run of `before` processes that was killed, and that `after` finish, ends as one process would have ended it."""
     jobs = {
-        "uniform": ("search", searched, tmp_path / "uniform"),
-        "compressive": ("retrain", retrained, tmp_path / "compressive"),
+        "uniform": ("search", make_config(corpus, search__estimator="uniform", **ESTIMATORS["uniform"])),
+        "compressive": ("retrain", make_config(corpus, **NETWORKS["compressive"])),
     }
-    run_ranks(before, list(jobs.values()), tmp_path)
-    for _, _, folder in jobs.values():  # as if it had been killed soon after its eighth step
-        (folder / "summary.json").unlink()
-        for path in list_checkpoints(folder / "checkpoints"):
-            if path.name > "step-00000008":
+    for name in jobs:
+        shutil.copytree(trained[before] / name, tmp_path / name)
+        (tmp_path / name / "summary.json").unlink()
+        for path in list_checkpoints(tmp_path / name / "checkpoints"):
+            if path.name > f"step-{KILLED_AFTER:08d}":
                 shutil.rmtree(path)
-    before_it = {name: first_steps(folder) for name, (_, _, folder) in jobs.items()}
-    run_ranks(after, list(jobs.values()), tmp_path)
-    for name, (_, _, folder) in jobs.items():
-        expected, found = final_weights(Run(trained[1] / name)), final_weights(Run(folder))
-        for key, weight in expected.items():
-            torch.testing.assert_close(found[key], weight, rtol=1e-2, atol=2e-4)
-        assert len(losses(Run(folder))) == len(losses(Run(trained[1] / name)))
-        assert first_steps(folder) == before_it[name], "with the speeds of then: it went on, and did not begin anew"
-    drawn = json.loads((tmp_path / "uniform" / "recorded-0.json").read_text())
-    assert min(step for _, step, _ in drawn) == 8
-
-
-LEAVING = """
-from pathlib import Path
-import torch
-from torch.nn.parallel import DistributedDataParallel
-from parnas.training.distributed import _leave, join_processes
-
-def threads():
-    return [path.read_text() for path in Path("/proc/self/task").glob("*/comm")].count("pt_gloo_runloop\\n")
-
-ranks = join_processes(cuda=False)
-network = DistributedDataParallel(torch.nn.Linear(2, 2))
-network(torch.ones(1, 2)).sum().backward()
-assert ranks.max(3) == 3
-before = threads()
-_leave()
-print(before, threads())
-"""
+    earlier = {name: first_steps(tmp_path / name) for name in jobs}
+    listed = [write_job(phase, config, tmp_path / name) for name, (phase, config) in jobs.items()]
+    run_ranks(after, tmp_path / "errors", train, listed)
+    for name in jobs:
+        whole, resumed = Run(trained[1] / name), Run(tmp_path / name)
+        weights = final_weights(resumed)
+        for key, weight in final_weights(whole).items():
+            torch.testing.assert_close(weights[key], weight, rtol=1e-2, atol=2e-4)
+        assert len(losses(resumed)) == len(losses(whole))
+        assert first_steps(resumed.folder) == earlier[name], "the speeds are those before the kill: it was resumed"
+    gates_and_gradients = json.loads((tmp_path / "uniform" / "recorded-0.json").read_text())
+    assert min(step for _, step, _ in gates_and_gradients) == KILLED_AFTER
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="names of threads are read from /proc")
-def test_threads_that_processes_spoke_by_last_end_when_they_leave() -> None:
-    """Else one that still holds a tensor aborts the process, at times, when the interpreter ends."""
-    told = start_ranks(2, ["-c", LEAVING])
-    assert all(ended.returncode == 0 for ended in told), told
-    for ended in told:
-        before, after = map(int, ended.stdout.split())
+def test_gloo_threads_of_the_last_messages_end_when_a_process_leaves(tmp_path: Path) -> None:
+    """A thread that still holds a tensor can abort the process when the interpreter ends."""
+    run_ranks(2, tmp_path, count_threads, tmp_path)
+    for rank in range(2):
+        before, after = json.loads((tmp_path / f"{rank}.json").read_text())
         assert before > 0
         assert after == before // 2, "those of DistributedDataParallel, which torch keeps"
 
@@ -242,12 +195,13 @@ def start_torchrun(config: Config, folder: Path, *options: str) -> subprocess.Po
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
 
 
-def wait_until(holds: Callable[[], object], process: subprocess.Popen[str]) -> None:
-    for _ in range(2400):
-        if holds() or process.poll() is not None:
+def wait_until(holds: Callable[[], object], process: subprocess.Popen[str] | None = None) -> None:
+    for _ in range(6000):
+        if holds():
             return
-        time.sleep(0.05)
-    raise AssertionError("it does not come to hold")
+        assert process is None or process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    raise AssertionError("the condition did not become true")
 
 
 def workers_of(process: subprocess.Popen[str]) -> list[int]:
@@ -265,59 +219,53 @@ def workers_of(process: subprocess.Popen[str]) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="the processes are found by /proc")
-def test_a_process_that_dies_ends_the_job_and_torchrun_brings_it_back(corpus: Path, tmp_path: Path) -> None:
-    config = make_config(corpus, model__arch="sf", train__steps=400, train__save_every=20, train__eval_every=400)
+def test_torchrun_restarts_a_job_whose_process_died(corpus: Path, tmp_path: Path) -> None:
+    config = make_config(corpus, model__arch="sf", train__steps=300, train__save_every=10, train__eval_every=300)
     config = config.replace(train__log_every=20)
     whole = retrain(config, tmp_path / "whole", Silent())
     folder = tmp_path / "run"
-    process = start_torchrun(config, folder)
+    process = start_torchrun(config, folder, "--max-restarts", "3")
     wait_until(lambda: list_checkpoints(folder / "checkpoints"), process)
-    os.kill(workers_of(process)[1], signal.SIGKILL)
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode != 0
-    assert "Another process of this job was lost" in errors, errors
-    assert "The last intact checkpoint is " in errors
-    assert "GLHF" not in errors, "torch's own message is shown"
-    kept = list_checkpoints(folder / "checkpoints")
-    assert kept
-    process = start_torchrun(config, folder, "--max-restarts", "3")  # as the message above advises
-    wait_until(lambda: list_checkpoints(folder / "checkpoints")[-1] != kept[-1], process)
     os.kill(workers_of(process)[0], signal.SIGKILL)
     _, errors = process.communicate(timeout=180)
     assert process.returncode == 0, errors
+    assert "Another process of this job was lost" in errors, errors
+    assert "The last intact checkpoint is " in errors
+    assert "GLHF" not in errors, "torch's own message is shown"
     for one, other in zip(losses(whole), losses(Run(folder)), strict=True):
         assert one[:2] == other[:2]
         assert one[2] == pytest.approx(other[2], rel=2e-3)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("one_alone", [False, True])
-def test_a_signal_stops_all_processes_after_the_same_step(one_alone: bool, corpus: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("signalled", [(1,), (0, 1)])
+def test_a_signal_stops_all_processes_after_the_same_step(
+    signalled: tuple[int, ...], corpus: Path, tmp_path: Path
+) -> None:
     config = make_config(corpus, model__arch="sf", train__steps=10**5, train__save_every=10**5, train__eval_every=10**5)
-    folder = tmp_path / "run"
-    process = start_torchrun(config.replace(train__log_every=10), folder)
-    wait_until((folder / METRICS).exists, process)
-    if one_alone:
-        os.kill(workers_of(process)[1], signal.SIGTERM)
-    else:
-        process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode != 0
-    told = re.findall(r"stopped by SIGTERM after step (\d+), which is saved", errors)
-    assert len(told) == 2, errors
-    assert len(set(told)) == 1
-    assert [path.name for path in list_checkpoints(folder / "checkpoints")] == [f"step-{int(told[0]):08d}"]
+    _, path, folder = write_job("retrain", config.replace(train__log_every=10), tmp_path / "run")
+    processes = start_ranks(2, tmp_path / "errors", call_command, ["retrain", str(path), "--run", str(folder)])
+    wait_until((folder / METRICS).exists)
+    for rank in signalled:
+        os.kill(processes[rank].pid or 0, signal.SIGTERM)
+    codes, errors = wait_for_ranks(processes, tmp_path / "errors")
+    assert codes == [128 + signal.SIGTERM] * 2, errors
+    steps = Counter(re.findall(r"stopped by SIGTERM after step (\d+), which is saved", "".join(errors)))
+    ((step, count),) = steps.items()
+    assert count == 2
+    assert [path.name for path in list_checkpoints(folder / "checkpoints")] == [f"step-{int(step):08d}"]
 
 
 @pytest.mark.slow
-def test_what_the_first_process_refuses_ends_all_with_a_message_each(corpus: Path, tmp_path: Path) -> None:
-    config = make_config(corpus, model__arch="sf", train__steps=4)
-    folder = tmp_path / "run"
-    retrain(config, folder, Silent())
-    _, errors = start_torchrun(config, folder).communicate(timeout=120)
-    assert "is finished and stays" in errors
-    assert "[process 1] error: The main process failed; see its message." in errors
-    assert "gloo" not in errors, errors
+def test_an_error_of_the_main_process_ends_all_with_a_message_each(
+    corpus: Path, tmp_path: Path, trained: dict[int, Path]
+) -> None:
+    arguments = ["retrain", str(trained[1] / "plain.yaml"), "--run", str(trained[1] / "plain")]
+    codes, errors = wait_for_ranks(start_ranks(2, tmp_path, call_command, arguments), tmp_path)
+    assert codes == [2, 2]
+    assert "is finished and stays" in errors[0]
+    assert "[process 1] error: The main process failed; see its message." in errors[1]
+    assert "gloo" not in "".join(errors)
 
 
 def test_each_process_has_dropout_of_its_own() -> None:
@@ -371,16 +319,3 @@ def test_torchrun_needs_a_run_folder(
         with pytest.raises(SystemExit):
             main(command)
         assert f"[process 1] error: {message}" in capsys.readouterr().err
-
-
-def test_a_run_of_one_process_that_was_stopped_can_be_resumed_alone(corpus: Path, tmp_path: Path) -> None:
-    config = make_config(corpus, model__arch="sf")
-    whole = retrain(config, tmp_path / "whole", Silent())
-    with pytest.raises(Stop):
-        retrain(config, tmp_path / "run", StopAfter(9))
-    assert_same_weights(whole, retrain(config, tmp_path / "run", Silent()))
-
-
-def adam_state(state: dict) -> dict:
-    """Return the state of AdamW in a checkpoint."""
-    return state["task"]["weight_optimizer"]["optimizer"]["state"]

@@ -1,83 +1,86 @@
 """Signals that ask for an end, and how to go on after them."""
 
-import re
 import signal
-import subprocess
-import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
 from conftest import small_config
+from helpers.command_helpers import run_command
 from helpers.training_helpers import assert_same_weights
 
 from parnas.config.loader import Config, dump_config
-from parnas.runs.run import METRICS, Run
+from parnas.runs.run import Run
 from parnas.training.checkpoints import list_checkpoints
 from parnas.training.distributed import LostProcess
 from parnas.training.interruptions import Stopped, StopSignals
 from parnas.training.progress import Silent
-from parnas.training.retrain import retrain
+from parnas.training.retrain import RetrainTask, retrain
+from parnas.training.trainer import StepResult
 
-ROOT = Path(__file__).resolve().parents[2]
+
+@pytest.fixture(scope="module")
+def whole(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A retraining that nothing interrupts."""
+    return retrain(small_config(corpus, model__arch="sf"), tmp_path_factory.mktemp("whole") / "run", Silent())
 
 
-def start(config: Config, folder: Path, tmp_path: Path) -> subprocess.Popen[str]:
-    """The command in a process of its own, once it has trained some steps."""
-    path = tmp_path / "config.yaml"
+class Signalling(Silent):
+    """A reporter that receives a signal after step 7, as from outside the process."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        self.number = number
+
+    def advance(self, step: int) -> None:
+        if step == 7:
+            signal.raise_signal(self.number)
+
+
+def call_command(config: Config, folder: Path) -> int:
+    """Return the exit code of `parnas retrain`."""
+    path = folder.with_suffix(".yaml")
     path.write_text(dump_config(config))
-    command = [sys.executable, str(ROOT / "retrain.py"), str(path), "--run", str(folder)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    wait_for(folder / METRICS, process)
-    return process
+    return run_command("retrain", path, "--run", folder)
 
 
-def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
-    for _ in range(1200):
-        if (path.is_file() and path.stat().st_size) or process.poll() is not None:
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"{path} does not come")
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
-def test_a_signal_ends_the_step_saves_and_says_how_to_go_on(
-    number: signal.Signals, corpus: Path, tmp_path: Path
+def test_a_signal_ends_the_step_saves_and_prints_how_to_resume(
+    number: signal.Signals,
+    corpus: Path,
+    tmp_path: Path,
+    whole: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    config = small_config(corpus, model__arch="sf", train__steps=1200, train__save_every=5000, train__eval_every=1200)
     folder = tmp_path / "run"
-    process = start(config, folder, tmp_path)
-    process.send_signal(number)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 128 + number, errors
-    assert "Traceback" not in errors
-    told = re.search(rf"stopped by {number.name} after step (\d+), which is saved; to resume: parnas retrain", errors)
-    assert told, errors
-    assert [path.name for path in list_checkpoints(folder / "checkpoints")] == [f"step-{int(told[1]):08d}"]
-    again = retrain(config, folder, Silent())
-    assert_same_weights(retrain(config, tmp_path / "whole", Silent()), again)
+    handler = signal.getsignal(number)
+    monkeypatch.setattr("parnas.training.progress.make_reporter", lambda *_: Signalling(number))
+    assert call_command(whole.config(), folder) == 128 + number
+    assert f"stopped by {number.name} after step 7, which is saved; to resume: parnas retrain" in capfd.readouterr().err
+    assert [path.name for path in list_checkpoints(folder / "checkpoints")] == ["step-00000007"]
+    assert signal.getsignal(number) == handler
+    assert_same_weights(whole, retrain(whole.config(), folder, Silent()))
 
 
-@pytest.mark.slow
-def test_a_second_interrupt_leaves_at_once(corpus: Path, tmp_path: Path) -> None:
-    """In the middle of a step that the first one waits for; what was saved before is whole."""
-    changes = {"data__batch_size": 16, "data__tgt_len": 256, "model__d_model": 128, "model__d_inner": 4096}
-    config = small_config(corpus, model__arch="(sf)*6", train__steps=10**6, train__log_every=1, **changes)
-    process = start(config.replace(train__save_every=1), tmp_path / "run", tmp_path)
-    try:
-        process.send_signal(signal.SIGINT)
-        assert process.stderr is not None
-        while "finishing this step" not in process.stderr.readline():
-            assert process.poll() is None
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert process.returncode == 130, errors
-    assert "Traceback" not in errors
+def test_a_second_interrupt_leaves_at_once(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It ends the step that the first interrupt waits for."""
+    original, ended = RetrainTask.train_step, list[int]()
+
+    def interrupt_twice(task: RetrainTask, step: int) -> StepResult:
+        if step == 5:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+        ended.append(step)
+        return original(task, step)
+
+    monkeypatch.setattr(RetrainTask, "train_step", interrupt_twice)
+    assert call_command(small_config(corpus, model__arch="sf"), tmp_path / "run") == 130
+    errors = capfd.readouterr().err
+    assert "finishing this step" in errors
     assert "interrupted; to resume: parnas retrain" in errors
+    assert ended == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(("error", "ignored"), [(LostProcess("lost"), True), (ValueError("other"), False)])
@@ -90,21 +93,6 @@ def test_torchruns_sigterm_cannot_silence_the_word_of_a_lost_process(error: Exce
         assert signal.getsignal(signal.SIGTERM) is (signal.SIG_IGN if ignored else before)
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def test_signals_are_as_before_after_a_training(corpus: Path, tmp_path: Path) -> None:
-    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-
-    class Signalled(Silent):
-        def advance(self, step: int) -> None:
-            if step == 7:
-                signal.raise_signal(signal.SIGTERM)
-
-    config = small_config(corpus, model__arch="sf")
-    with pytest.raises(Stopped, match="after step 7"):
-        retrain(config, tmp_path / "run", Signalled())
-    assert handlers == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    assert_same_weights(retrain(config, tmp_path / "whole", Silent()), retrain(config, tmp_path / "run", Silent()))
 
 
 def test_a_training_in_a_thread_handles_no_signals(corpus: Path, tmp_path: Path) -> None:
