@@ -14,7 +14,7 @@ True
 """
 
 import signal
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -44,7 +44,7 @@ from parnas.training import loaded_run
 from parnas.training import retrain as retrainings
 from parnas.training.interruptions import Stopped
 from parnas.training.loaded_run import LoadedRun
-from parnas.training.progress import Reporter, TensorBoard
+from parnas.training.progress import Reporter, TensorBoard, make_reporter
 
 __all__ = ["derive", "draw", "evaluate", "load", "pipeline", "retrain", "search", "tune", "tune_eval"]
 
@@ -86,7 +86,9 @@ def search(
     >>> last.groupby("block")["pi"].sum().round(3).tolist()
     [1.0, 1.0, 1.0]
     """
-    return _train(searches.search, "search", config, overrides, None, run, resume, progress)
+    settled, folder = _resolve(config, overrides, run, "search", resume=resume)
+    with _resumable(folder, run is None, " and resume=True"):
+        return TrainedRun.read(searches.search(settled, folder, _reporter(progress), resume))
 
 
 def retrain(
@@ -102,7 +104,7 @@ def retrain(
 
     Args:
         config: as for `search`.
-        arch: a string such as "sfsff" or "(sf)*8", a preset such as "interleaved-6", the result of `derive`, an
+        arch: an architecture such as "sfsff" or "(sf)*8", a preset such as "interleaved-6", the result of `derive`, an
             `arch.yaml`, or a run (for a search its `arch.yaml`, or the argmax of its last pi). By default `model.arch`
             of the configuration.
         overrides: as for `search`.
@@ -121,8 +123,9 @@ def retrain(
     >>> trained.metrics["split"].unique().tolist()
     ['train', 'valid']
     """
-    text = None if arch is None else _arch_text(arch)
-    return _train(retrainings.retrain, "retrain", config, overrides, text, run, resume, progress)
+    settled, folder = _resolve(config, overrides, run, "retrain", arch, resume)
+    with _resumable(folder, run is None, " and resume=True"):
+        return TrainedRun.read(retrainings.retrain(settled, folder, _reporter(progress), resume))
 
 
 def derive(
@@ -157,8 +160,8 @@ def derive(
     >>> [block.layer for block in derivation.blocks] == list(derivation.architecture)
     True
     """
-    most = [f"{name}={count}" for name, count in (limits or {}).items()]
-    constraints = derivations.read_constraints(cost_target, metric, most, top_k, rerank_top_k)
+    counts = [f"{name}={count}" for name, count in (limits or {}).items()]
+    constraints = derivations.read_constraints(cost_target, metric, counts, top_k, rerank_top_k)
     folder = open_run(run)
     derivation = derivations.derive(folder, constraints, _reporter(progress))
     if out is not None:
@@ -190,7 +193,7 @@ def evaluate(
         mem_len: positions of memory.
         cmem_len: positions of compressed memory.
         clamp_len: largest distance that attention distinguishes.
-        same_length: let every token see equally many positions.
+        same_length: let every token attend to equally many positions.
         best: use the weights with the lowest validation loss.
         overrides: settings of `evaluation` by dotted key.
         tuned: also use the protocols that `tune_eval` chose for each run.
@@ -275,8 +278,7 @@ def tune(
         overrides: as for `search`.
         phase: the phase to tune, "retrain" or "search".
         space: values of each setting by dotted key, as a text such as "log:1e-4..1e-2" or "0..0.5", or a list; or a
-        YAML
-            file of these. By default the space of the run folder, else the usual settings.
+            YAML file of these. By default the space of the run folder, else the usual settings.
         trials: number of trials, of all workers of the study together.
         prune: end trials early that are worse than the median.
         storage: Optuna's storage URL; by default a file in the run folder.
@@ -294,13 +296,12 @@ def tune(
     True
     """
     changes: list[Override] = [*read_overrides(overrides or {})]
-    text = None if arch is None else _arch_text(arch)
-    named = None if run is None else Path(run)
-    settled, folder = resolve.resolve_config_and_study(config, changes, named, phase, text, storage, study)
-    with resolve.remove_if_empty(None if run or study else folder), _interruptible(folder, ""):
-        options = tuning.TuneOptions(
-            phase, resolve_space(space, {}, settled, phase, folder), trials, storage, study, prune
-        )
+    settled, folder = resolve.resolve_config_and_study(
+        config, changes, _path(run), phase, _arch_text(arch), storage, study
+    )
+    with _resumable(folder, not (run or study)):
+        searched_space = resolve_space(space, {}, settled, phase, folder)
+        options = tuning.TuneOptions(phase, searched_space, trials, storage, study, prune)
         result = tuning.tune(settled, options, folder, _reporter(progress))
         result.write(folder)
         draw_tuning(folder)
@@ -340,11 +341,9 @@ def pipeline(
     >>> whole.comparison.table["run"].tolist() == list(whole.runs)
     True
     """
-    names, changes = check_baselines(baselines), [*read_overrides(overrides or {})]
-    settled, folder = resolve.resolve_config_and_run(
-        config, [*changes], None if run is None else Path(run), False, "pipeline"
-    )
-    with resolve.remove_if_empty(folder if run is None else None), _interruptible(folder, ""):
+    names = check_baselines(baselines)
+    settled, folder = _resolve(config, overrides, run, "pipeline")
+    with _resumable(folder, run is None):
         return run_pipeline(
             settled, names, folder, _reporter(progress), finalists=finalists, tune_eval=tune_eval, test=test
         )
@@ -389,44 +388,44 @@ def load(run: RunLike, supernet_weights: bool = False, best: bool = False) -> Lo
     return loaded_run.load(open_run(run).folder, supernet_weights, best)
 
 
-def _train(
-    train: Callable[[Config, Path, Reporter, bool], Run],
-    command: str,
+def _resolve(
     config: Settings | None,
     overrides: Mapping[str, Any] | None,
-    arch: str | None,
     run: str | Path | None,
-    resume: bool,
-    progress: Progress,
-) -> TrainedRun:
+    command: str,
+    arch: ArchLike | None = None,
+    resume: bool = False,
+) -> tuple[Config, Path]:
+    """Return the configuration and the run folder of a training; see `parnas.runs.resolve`."""
     changes: list[Override] = [*read_overrides(overrides or {})]
-    settled, folder = resolve.resolve_config_and_run(
-        config, changes, None if run is None else Path(run), resume, command, arch
-    )
-    with resolve.remove_if_empty(folder if run is None else None), _interruptible(folder):
-        return TrainedRun.read(train(settled, folder, _reporter(progress), resume))
+    return resolve.resolve_config_and_run(config, changes, _path(run), resume, command, _arch_text(arch))
 
 
-def _arch_text(arch: ArchLike) -> str:
+def _path(folder: str | Path | None) -> Path | None:
+    return None if folder is None else Path(folder)
+
+
+def _arch_text(arch: ArchLike | None) -> str | None:
     if isinstance(arch, Derivation):
         return str(arch.architecture)
-    return str(arch.folder if isinstance(arch, Run | TrainedRun) else arch)
+    if isinstance(arch, Run | TrainedRun):
+        return str(arch.folder)
+    return None if arch is None else str(arch)
 
 
 def _reporter(progress: Progress) -> Reporter:
     if progress is True:
-        from parnas.training.progress import make_reporter
-
         return make_reporter()
     return TensorBoard() if progress is False else progress
 
 
 @contextmanager
-def _interruptible(folder: Path, more: str = " and resume=True") -> Iterator[None]:
-    """Raise `KeyboardInterrupt` for an interrupt, with a hint how to resume: `run`, and `more`."""
-    try:
-        yield
-    except Stopped as stopped:
-        if stopped.number != signal.SIGINT:
-            raise
-        raise KeyboardInterrupt(f"{stopped}; resume with run={str(folder)!r}{more}") from None
+def _resumable(folder: Path, new: bool, more_arguments: str = "") -> Iterator[None]:
+    """On an interrupt, raise `KeyboardInterrupt` with the arguments that resume; delete a `new` folder left empty."""
+    with resolve.remove_if_empty(folder if new else None):
+        try:
+            yield
+        except Stopped as stopped:
+            if stopped.number != signal.SIGINT:
+                raise
+            raise KeyboardInterrupt(f"{stopped}; resume with run={str(folder)!r}{more_arguments}") from None

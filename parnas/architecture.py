@@ -19,7 +19,7 @@ from parnas.errors import ParnasError
 
 
 class Letter(NamedTuple):
-    """The layer behind a letter, and the names of its options."""
+    """The kind of layer that a letter names, and the names of its options."""
 
     description: str
     options: tuple[str, ...] = ()
@@ -54,7 +54,7 @@ class LayerName(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse one name; raises `ParnasError` that lists what is allowed."""
+        """Parse one name; raises `ParnasError` that lists the allowed letters or options."""
         letter, colon, listed = text.partition(":")
         if letter not in LETTERS:
             raise ParnasError(
@@ -108,7 +108,7 @@ class Architecture:
     @classmethod
     def parse(cls, text: str) -> Self:
         """Parse an expression or a preset; raises `ParnasError` naming the position of the error."""
-        if not isinstance(text, str):  # of a file that someone wrote
+        if not isinstance(text, str):  # from a YAML file
             raise ParnasError(f"The architecture is {text!r:.40}, not a string. {_HELP}")
         text = text.strip()
         if len(text) > MAX_TEXT:
@@ -143,8 +143,8 @@ def _expand(text: str) -> list[str]:
     """Expand groups and repeats; open groups are on a stack, so that depth needs no recursion."""
     groups: list[list[list[str]]] = [[]]  # of items, which are lists of names
     position = 0
-    repeatable = False
-    errors: list[str] = []  # of names, raised only where the expression itself is valid
+    repeatable = False  # whether `*` may follow
+    errors: list[str] = []  # about names; raised only if the expression itself is valid
     while position < len(text):
         token = _read_token(text, position)
         name, bracket, count = token.groups()
@@ -181,12 +181,14 @@ def _expand(text: str) -> list[str]:
 
 
 def _read_token(text: str, position: int) -> re.Match[str]:
+    """Return the match of a layer name, a bracket or a repeat that begins at a position."""
     if token := _TOKEN.match(text, position):
         return token
     raise ParnasError(f"Cannot read the architecture at character {position + 1}: {text[position:][:12]!r}. {_HELP}")
 
 
 def _read_name(text: str, position: int, errors: list[str]) -> str:
+    """Return the layer name as `LayerName` writes it, or add its error to `errors` and return the text."""
     try:
         return str(LayerName.parse(text))
     except ParnasError as error:
@@ -199,6 +201,7 @@ def _shorten(text: str) -> str:
 
 
 def _preset(name: str, numbers: list[int], text: str) -> Sequence[str]:
+    """Return the layers of a preset; `text` is the whole preset, for error messages."""
     expected = {"interleaved": 1, "compressive": 1, "all-f": 1, "sandwich": 2, "random": 2}[name]
     if len(numbers) != expected:
         raise ParnasError(f"{name} takes {expected} number(s), not {len(numbers)}, in {_shorten(text)}. {_HELP}")
@@ -211,7 +214,7 @@ def _preset(name: str, numbers: list[int], text: str) -> Sequence[str]:
     if name == "all-f":
         return FEED_FORWARD * blocks
     if name == "random":
-        # Always the same three letters, so that a registered letter does not change the string of a seed.
+        # Always the same three letters, so that a registered letter does not change the architecture of a seed.
         return random.Random(numbers[1]).choices((ATTENTION, FEED_FORWARD, IDENTITY), k=blocks)
     # Sandwich ordering, Press et al. 2020 (arXiv 1911.03864): s^K (sf)^(N/2-K) f^K.
     ends = numbers[1]

@@ -3,7 +3,7 @@
 import difflib
 import re
 import reprlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -47,9 +47,9 @@ class Config(Section):
     @property
     def evaluated_lengths(self) -> tuple[int, Reach]:
         """Segment length and reach of an evaluation: those of section `evaluation`, else those of training."""
-        lengths = {"tgt_len": self.data.tgt_len, **self.model.reach._asdict()}
-        changed = {key: getattr(self.evaluation, key) for key in lengths}
-        lengths |= {key: value for key, value in changed.items() if value is not None}
+        trained = {"tgt_len": self.data.tgt_len, **self.model.reach._asdict()}
+        evaluated = {key: getattr(self.evaluation, key) for key in trained}
+        lengths = {key: trained[key] if value is None else value for key, value in evaluated.items()}
         return lengths.pop("tgt_len"), Reach(**lengths)
 
     def cross_field_errors(self) -> Iterator[FieldError]:
@@ -57,10 +57,9 @@ class Config(Section):
         stride, (tgt_len, reach) = self.evaluation.stride, self.evaluated_lengths
         if stride and tgt_len % stride:
             problem = f"is {stride}, which does not divide segments of {tgt_len} tokens (tgt_len); give one that does"
-            yield FieldError("evaluation.stride", problem)
+            yield "evaluation.stride", problem
         if reach.same_length and not reach.mem_len:
-            problem = "is true, but mem_len is 0, so queries would see nothing; change one"
-            yield FieldError("evaluation.same_length", problem)
+            yield "evaluation.same_length", "is true, but mem_len is 0, so queries would see nothing; change one"
 
     def replace(self, **changes: Any) -> "Config":
         """Return a copy with dotted keys changed, the dots written as `__`: `replace(model__d_model=64)`."""
@@ -101,44 +100,37 @@ def load_config(name: str | Path, overrides: Sequence[Override] = ()) -> Config:
     return check_config(tree, str(path), overrides)
 
 
-def check_config(tree: dict[Any, Any], source: str, overrides: Sequence[Override] = ()) -> Config:
+def check_config(settings: Mapping[Any, Any], source: str, overrides: Sequence[Override] = ()) -> Config:
     """Apply overrides to nested sections and validate them; raises `ParnasError` naming `source` and all errors."""
-    tree = _deep_copy(tree)
-    errors = _apply_overrides(tree, overrides)
-    omitted, removed = 0, set[str]()
+    tree: dict[Any, Any] = to_yaml_values(settings)
+    errors, omitted, removed = [], 0, set[str]()
+    for override in overrides:
+        key, value = read_override(override) if isinstance(override, str) else override
+        if not key:
+            errors.append(f"{override!r:.80} is not of the form section.key=value")
+        elif problem := _set_key(tree, key.split("."), to_yaml_values(value)):
+            errors.append(f"{override!r:.80}: {problem}")
     while True:
         try:
             config = Config.model_validate(tree)
             break
         except ValidationError as error:
-            details = error.errors(include_url=False, include_context=True)
-            listed = details[: max(0, _MAX_ERRORS - len(errors))]
-            omitted += len(details) - len(listed)
-            lines = [line for detail in listed for line in _describe(detail)]
-            errors += [line for line in lines if removed.isdisjoint(re.findall(r"\w+", line))]
-            # Errors across fields show only once every single field is valid: remove the wrong values and validate
-            # again. Errors that then name a removed key are about its default, which nobody gave: skip them.
-            taken = [(detail["type"], _remove_key(tree, detail["loc"])) for detail in details]
-            if not any(names for _, names in taken):
-                break
-            removed.update(*(names for kind, names in taken if kind != "extra_forbidden"))
+            details = error.errors(include_url=False)
+        listed = details[: max(0, _MAX_ERRORS - len(errors))]
+        omitted += len(details) - len(listed)
+        lines = [line for detail in listed for line in _describe(detail)]
+        errors += [line for line in lines if removed.isdisjoint(re.findall(r"\w+", line))]
+        # Errors across fields show only once every single field is valid: remove the wrong values and validate
+        # again. Errors that then name a removed key are about its default, which nobody gave: skip them.
+        names_by_detail = [(detail["type"], _remove_key(tree, detail["loc"])) for detail in details]
+        if not any(names for _, names in names_by_detail):
+            break
+        removed.update(*(names for kind, names in names_by_detail if kind != "extra_forbidden"))
     if errors:
         lines = [line if len(line) <= _MAX_ERROR_LENGTH else f"{line[: _MAX_ERROR_LENGTH - 3]}..." for line in errors]
         lines = [f"{source} has {len(errors) + omitted} error(s):", *(f"  - {line}" for line in lines)]
         raise ParnasError("\n".join([*lines, *([f"  and {omitted} more"] if omitted else [])]), errors=errors)
     return config
-
-
-def _apply_overrides(tree: dict[Any, Any], overrides: Sequence[Override]) -> list[str]:
-    """Set the overridden keys in place; returns a line for each override that cannot be applied."""
-    errors = []
-    for override in overrides:
-        key, value = read_override(override) if isinstance(override, str) else override
-        if not key:
-            errors.append(f"{override!r:.80} is not of the form section.key=value")
-        elif problem := _set_key(tree, key.split("."), _deep_copy(value)):
-            errors.append(f"{override!r:.80}: {problem}")
-    return errors
 
 
 def dump_config(config: Config) -> str:
@@ -160,11 +152,13 @@ def read_override(text: str) -> tuple[str, Any]:
     return (key, read_yaml(value, f"The value of {key}")) if equals and key else ("", None)
 
 
-def _deep_copy(tree: Any) -> Any:
-    """Copy nested dictionaries, also those that YAML aliases share; lists become tuples, as in the sections."""
+def to_yaml_values(tree: Any) -> Any:
+    """Copy nested values, also those that YAML aliases share, with lists as tuples and paths as strings."""
+    if isinstance(tree, Mapping):
+        return {key: to_yaml_values(value) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
-        return tuple(_deep_copy(value) for value in tree)
-    return {key: _deep_copy(value) for key, value in tree.items()} if isinstance(tree, dict) else tree
+        return tuple(to_yaml_values(value) for value in tree)
+    return str(tree) if isinstance(tree, Path) else tree
 
 
 def _set_key(tree: dict[Any, Any], keys: Sequence[str], value: Any) -> str | None:
@@ -207,13 +201,13 @@ def _describe(detail: Any) -> list[str]:
 def _describe_unknown_key(key: str) -> str:
     """Name an unknown key and the nearest known one: of the same name, else in its section, else anywhere."""
     section, _, name = key.rpartition(".")
-    split = [(known, *known.rpartition(".")[::2]) for known in _known_keys()]
-    near = [known for known, _, other in split if other == name]
-    if not near:
-        siblings = {other: known for known, parent, other in split if parent == section}
-        near = [siblings[other] for other in difflib.get_close_matches(name[:80], siblings, 1, 0.6)]
-    if not near:
-        near = [known for known, _, other in split if difflib.get_close_matches(name[:80], [other], 1, 0.75)]
+    names = {known: known.rpartition(".")[2] for known in _known_keys()}
+    siblings = {other: known for known, other in names.items() if known.rpartition(".")[0] == section}
+    near = (
+        [known for known, other in names.items() if other == name]
+        or [siblings[other] for other in difflib.get_close_matches(name[:80], siblings, 1, 0.6)]
+        or [known for known, other in names.items() if difflib.get_close_matches(name[:80], [other], 1, 0.75)]
+    )
     return f"{key:.80} is no known key" + (f"; did you mean {near[0]}?" if near else "")
 
 

@@ -2,23 +2,20 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import Literal, NamedTuple, Self
+from typing import Literal, NamedTuple, Self, TypeAlias, cast
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from parnas.architecture import Architecture
-from parnas.config.search_space import space_problem, spread_space, unite
+from parnas.architecture import IDENTITY, LETTERS, Architecture, LayerName
 from parnas.errors import ParnasError
 
 _MAX_WIDTH = 999_999  # as in the options of layer names
+_MAX_CANDIDATES = 100  # per block
 AUTO_CLUSTERS = 3  # clusters of the adaptive softmax where model.cutoffs is auto or min_macs
 
 
-class FieldError(NamedTuple):
-    """One wrong setting: its dotted key, and a sentence with the given value and the allowed ones."""
-
-    key: str
-    problem: str
+FieldError: TypeAlias = tuple[str, str]
+"""One wrong setting: its dotted key, and what is wrong, with the given value and the allowed ones."""
 
 
 class CrossFieldErrors(ValueError):
@@ -41,7 +38,7 @@ class Section(BaseModel):
     @model_validator(mode="after")
     def _check_across_fields(self) -> Self:
         too_large = [
-            FieldError(key, f"is {value!r:.40}; give a number of at most 2^63 - 1")
+            (key, f"is {value!r:.40}; give a number of at most 2^63 - 1")
             for key, value in self
             if isinstance(value, int) and value >= 2**63  # beyond what floats, numpy and torch take
         ]
@@ -60,9 +57,7 @@ class TokenizerConfig(Section):
         "sentencepiece", description="sentencepiece pieces, whitespace words with <eos>, or bytes."
     )
     vocab_size: int | None = Field(
-        None,
-        ge=2,
-        description="Number of pieces (null: 8000), or of the most frequent words (null: all). Bytes: null.",
+        None, ge=2, description="Number of pieces (null: 8000), or of the most frequent words (null: all). Bytes: null."
     )
     model_type: Literal["unigram", "bpe"] = Field("unigram", description="Algorithm of sentencepiece.")
     lowercase: bool = Field(False, description="Fold case (sentencepiece: by NFKC_CF); this loses information.")
@@ -77,9 +72,9 @@ class TokenizerConfig(Section):
         """Yield errors of `vocab_size`."""
         size = self.vocab_size
         if size is not None and self.kind == "byte":
-            yield FieldError("vocab_size", f"is {size}, but a byte tokenizer has the bytes of its text; leave it null")
+            yield "vocab_size", f"is {size}, but a byte tokenizer has the bytes of its text; leave it null"
         if size is not None and size < 300 and self.kind == "sentencepiece" and self.byte_fallback:
-            yield FieldError("vocab_size", f"is {size}, but byte_fallback alone takes 256 pieces; give 300 or more")
+            yield "vocab_size", f"is {size}, but byte_fallback alone takes 256 pieces; give 300 or more"
 
 
 class DataConfig(Section):
@@ -211,54 +206,93 @@ class ModelConfig(Section):
     def cross_field_errors(self) -> Iterator[FieldError]:
         """Yield errors of heads, architecture, memory and clusters."""
         if self.d_head is None and self.d_model % self.n_heads:
-            yield FieldError(
-                "n_heads", f"is {self.n_heads}, which does not divide d_model {self.d_model}; change one or give d_head"
-            )
+            problem = f"is {self.n_heads}, which does not divide d_model {self.d_model}; change one or give d_head"
+            yield "n_heads", problem
         if self.arch is not None:
             try:
                 Architecture.parse(self.arch).canonical()
             except ParnasError as error:
-                yield FieldError("arch", f"is {self.arch[:40]!r}: {error}")
+                yield "arch", f"is {self.arch[:40]!r}: {error}"
         if self.same_length and not self.mem_len:
-            yield FieldError("same_length", "is true, but mem_len is 0, so queries would see nothing; change one")
+            yield "same_length", "is true, but mem_len is 0, so queries would see nothing; change one"
         yield from self._cluster_errors()
 
     def _cluster_errors(self) -> Iterator[FieldError]:
         if self.cutoffs == ():
             for key in ("div_val", "proj_factor"):
                 if (value := getattr(self, key) or 1) > 1:
-                    yield FieldError(
-                        key, f"is {value}, but without cutoffs there is one cluster; give cutoffs or leave it out"
-                    )
+                    yield key, f"is {value}, but without cutoffs there is one cluster; give cutoffs or leave it out"
             if self.proj_dims is not None:
-                yield FieldError("proj_dims", "needs cutoffs, one for each width")
+                yield "proj_dims", "needs cutoffs, one for each width"
             return
         if isinstance(self.cutoffs, str):
             tails = AUTO_CLUSTERS - 1
         else:
             tails = len(self.cutoffs)
             if self.cutoffs[0] < 1 or sorted(set(self.cutoffs)) != list(self.cutoffs):
-                yield FieldError(
-                    "cutoffs", f"is {list(self.cutoffs)}; give positive numbers that rise, without the vocabulary size"
-                )
+                problem = f"is {list(self.cutoffs)}; give positive numbers that rise, without the vocabulary size"
+                yield "cutoffs", problem
         if self.proj_dims is not None and (len(self.proj_dims) != tails or min(self.proj_dims) < 1):
-            yield FieldError(
-                "proj_dims", f"is {list(self.proj_dims)}; give {tails} positive width(s), one for each cutoff"
-            )
+            yield "proj_dims", f"is {list(self.proj_dims)}; give {tails} positive width(s), one for each cutoff"
             return
         sized = self.model_construct(**{**dict(self), "cutoffs": (1,) * tails})
         for key, dims in (("div_val", sized.embedding_dims()), ("proj_factor", sized.softmax_dims())):
             if min(dims) < 1:
-                yield FieldError(key, f"leaves a cluster without width: {dims}; lower it or use fewer cutoffs")
+                yield key, f"leaves a cluster without width: {dims}; lower it or use fewer cutoffs"
         if self.tie_weights and sized.embedding_dims() != sized.softmax_dims():
-            yield FieldError(
-                "tie_weights",
-                f"is true, but the embedding's clusters have widths {sized.embedding_dims()} and the softmax's "
-                f"{sized.softmax_dims()}; make proj_factor equal to div_val, or set tie_weights: false",
+            widths = (
+                f"embedding's clusters have widths {sized.embedding_dims()} and the softmax's {sized.softmax_dims()}"
             )
+            cure = "make proj_factor equal to div_val, or set tie_weights: false"
+            yield "tie_weights", f"is true, but the {widths}; {cure}"
 
 
 # search
+
+Space = Sequence[str] | Sequence[Sequence[str]]
+"""Layer names that all blocks may choose from, or a list of them for each block."""
+
+
+def spread_space(space: Space, blocks: int) -> tuple[tuple[str, ...], ...]:
+    """Return the candidates of each block, given one list for all blocks or one for each.
+
+    Names are written as `str(LayerName)` does. Raises `ParnasError` for an invalid name or too many candidates.
+    """
+    shared = all(isinstance(name, str) for name in space)
+    rows: Sequence[Sequence[str]] = [cast(Sequence[str], space)] if shared else space
+    if (most := max(map(len, rows), default=0)) > _MAX_CANDIDATES:
+        raise ParnasError(f"A block has {most} candidates; give {_MAX_CANDIDATES} at most.")
+    spread = tuple(tuple(str(LayerName.parse(name)) for name in row) for row in rows)
+    return spread * blocks if shared else spread
+
+
+def unite(spaces: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    """Return all candidates of the blocks, in order of first appearance."""
+    return tuple(dict.fromkeys(name for space in spaces for name in space))
+
+
+def _space_problem(space: Space, blocks: int) -> str | None:
+    """Return the error of `search.space` for that number of blocks, with the allowed values; `None` if it is valid."""
+    known = ", ".join(LETTERS)
+    try:
+        rows = spread_space(space, blocks)
+    except ParnasError as error:
+        hint = " Quote names that hold a comma: 's:heads=2,d_head=16'." if "=" in str(space) else ""
+        return f"is {_show_space(space)}; give different letters among {known}: {error}{hint}"
+    if not rows or not all(rows):
+        return f"is {_show_space(space)}; give every block a candidate or more"
+    if repeated := next((row for row in rows if len(set(row)) < len(row)), None):
+        return f"is {_show_space(repeated)}; give different letters among {known}, or different options"
+    if len(rows) != blocks:
+        return f"has {len(rows)} lists, but search.blocks is {blocks}; give one list for each block, or one for all"
+    if unite(rows) == (IDENTITY,):
+        return "has identity alone, so there is nothing to train; add s or f"
+    return None
+
+
+def _show_space(space: Space) -> str:
+    shown = str([row if isinstance(row, str) else list(row) for row in space])
+    return shown if len(shown) <= 80 else f"{shown[:77]}..."
 
 
 class CostConfig(Section):
@@ -406,30 +440,27 @@ class SearchConfig(Section):
 
     def cross_field_errors(self) -> Iterator[FieldError]:
         """Yield errors of the search space, the estimator uniform, and the schedules."""
-        if problem := space_problem(self.space, self.blocks):
-            yield FieldError("space", problem)
+        if problem := _space_problem(self.space, self.blocks):
+            yield "space", problem
         if self.estimator == "uniform":
             yield from self._uniform_errors()
         if self.tau_end > self.tau_start:
-            yield FieldError("tau_end", f"is {self.tau_end}, above tau_start {self.tau_start}; the temperature falls")
+            yield "tau_end", f"is {self.tau_end}, above tau_start {self.tau_start}; the temperature falls"
         if self.alpha_start_step >= self.alpha_end_step:
             end = f"alpha's training ends after {self.alpha_end_step} of {self.steps} steps"
-            yield FieldError("alpha_start_step", f"is {self.alpha_start_step}, but {end}; lower it")
+            yield "alpha_start_step", f"is {self.alpha_start_step}, but {end}; lower it"
 
     def _uniform_errors(self) -> Iterator[FieldError]:
         if not self.alpha_share:
-            yield FieldError(
-                "alpha_split", "is 0, but estimator uniform trains alpha on a held-out split; set it to 0.1"
-            )
-        if self.candidate_dropout:
-            value = self.candidate_dropout
-            yield FieldError("candidate_dropout", f"is {value}, but estimator uniform samples uniformly; leave it at 0")
+            yield "alpha_split", "is 0, but estimator uniform trains alpha on a held-out split; set it to 0.1"
+        if value := self.candidate_dropout:
+            yield "candidate_dropout", f"is {value}, but estimator uniform samples uniformly; leave it at 0"
         if self.tau_start > 1:
             problem = f"is {self.tau_start}, but for estimator uniform tau is a share of the blocks; give 1 at most"
-            yield FieldError("tau_start", problem)
+            yield "tau_start", problem
         if self.tau_schedule == "learnable":
             problem = "is learnable, but estimator uniform has no gradient of tau; give exponential, linear or cosine"
-            yield FieldError("tau_schedule", problem)
+            yield "tau_schedule", problem
 
 
 # train

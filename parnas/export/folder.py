@@ -9,12 +9,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from parnas.architecture import Architecture
+from parnas.config.loader import to_yaml_values
 from parnas.config.schema import ModelConfig
 from parnas.data.tokenizers import MODEL_FILE, SETTINGS_FILE, Tokenizer, load_tokenizer
 from parnas.errors import ParnasError
 from parnas.model.transformer_xl import TransformerXL
 from parnas.runs.files import read_json_object, refuse_outside_links, write_json, write_text
-from parnas.runs.resolve import to_yaml_values
 from parnas.runs.run import Run, package_version
 from parnas.training.checkpoints import WEIGHTS, check_size, load_weights
 from parnas.training.loaded_run import LoadedRun, generate_text

@@ -39,7 +39,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from parnas.architecture import IDENTITY
-from parnas.config.search_space import Space, spread_space, unite
+from parnas.config.schema import Space, spread_space, unite
 
 ABSENT = -1e20
 """Logit of a candidate that a block does not have. Its probability is exactly zero at every temperature; an infinite

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from parnas.architecture import Architecture
-from parnas.config.schema import ModelConfig, Reach
-from parnas.config.search_space import Space, spread_space, unite
+from parnas.config.schema import ModelConfig, Reach, Space, spread_space, unite
 from parnas.errors import ParnasError
 from parnas.model.blocks import Block, BlockOutput, Context, add_up
 from parnas.model.estimators import ABSENT, PathGate, SinglePathFunction

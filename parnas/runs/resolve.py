@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, get_args
 
 from parnas.architecture import Architecture
-from parnas.config.loader import Config, Override, check_config, load_config
+from parnas.config.loader import Config, Override, check_config, load_config, to_yaml_values
 from parnas.errors import ParnasError
 from parnas.runs.records import Kind
 from parnas.runs.run import ENVIRONMENT, LOCK, Run, read_derivation
@@ -80,7 +80,7 @@ def read_config(settings: Settings, overrides: list[Override]) -> Config:
     """Return a configuration with overrides applied; raises `ParnasError` listing all errors."""
     if isinstance(settings, (str, Path)):
         return load_config(settings, overrides)
-    tree = settings.model_dump() if isinstance(settings, Config) else to_yaml_values(settings)
+    tree = settings.model_dump() if isinstance(settings, Config) else settings
     return check_config(tree, "The configuration", overrides)
 
 
@@ -91,15 +91,6 @@ def read_overrides(changes: Mapping[str, Any], prefix: str = "") -> Iterator[tup
             yield from read_overrides(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", to_yaml_values(value)
-
-
-def to_yaml_values(value: Any) -> Any:
-    """Convert Python values to those that YAML files give: lists to tuples, paths to strings."""
-    if isinstance(value, Mapping):
-        return {key: to_yaml_values(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return tuple(to_yaml_values(inner) for inner in value)
-    return str(value) if isinstance(value, Path) else value
 
 
 def resolve_arch(text: str) -> str:

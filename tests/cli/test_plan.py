@@ -42,6 +42,7 @@ from parnas.training.resource_plan import (
     throughput,
 )
 
+SHALLOW = ["model.arch=sf", "search.blocks=2"]  # counting takes time in proportion to the blocks
 CONFIG = Config().replace(model__d_model=16, model__n_heads=2, model__d_inner=40, search__blocks=3)
 COUNTS = list(range(50, 0, -1))
 FOOTPRINT = MemoryEstimate(
@@ -136,15 +137,15 @@ def test_rows_that_fit_are_on_the_line() -> None:
 
 
 def test_what_does_not_fit_is_told_what_to_set() -> None:
-    machine = Machine(memory_gb=5.0)
-    config = load_config("configs/wikitext103-base.yaml", ["model.arch=(sf)*4", "search.estimator=soft"])
+    machine = Machine(memory_gb=4.7)
+    config = load_config("configs/wikitext103-base.yaml", [*SHALLOW, "search.estimator=soft"])
     assert all(phase.fits and not phase.advice for phase in plan(config, Machine(memory_gb=80.0)).phases)
     searching, retraining = plan(config, machine).phases
     assert not searching.fits
     assert "search.estimator=uniform" in searching.advice[0]
     assert not any("estimator" in line for line in retraining.advice)
     parts = int(searching.advice[1].partition("accumulate=")[2].split()[0])
-    assert plan(config.replace(train__accumulate=parts), machine).phases[0].needed_bytes <= 1.01 * 5e9
+    assert plan(config.replace(train__accumulate=parts), machine).phases[0].needed_bytes <= 1.01 * 4.7e9
     twice = float(searching.advice[2].rpartition(": ")[2].split()[0])
     again = plan(config.replace(runtime__checkpoint_activations=True), machine).phases[0]
     assert again.needed_bytes / 1e9 == pytest.approx(twice, abs=0.06)
@@ -154,18 +155,18 @@ def test_what_does_not_fit_is_told_what_to_set() -> None:
 
 
 def test_gpus_that_do_not_divide_the_batch_are_refused() -> None:
-    with pytest.raises(ParnasError, match=r"batch_size is 60, which 8 GPUs do not divide; .* 64"):
+    with pytest.raises(ParnasError, match=r"data\.batch_size .*60.* 64"):
         plan(load_config("configs/wikitext103-base.yaml"), Machine(8))
 
 
 def test_rows_that_a_search_cannot_share_out_are_told() -> None:
     """Those of alpha's own text, a quarter of the batch's: the search is refused, the retraining is not."""
-    searching, retraining = plan(load_config("configs/wikitext103-base.yaml"), Machine(4)).phases
+    searching, retraining = plan(load_config("configs/wikitext103-base.yaml", SHALLOW), Machine(4)).phases
     (advice,) = searching.advice
     assert "15 of the 60 rows" in advice
     assert "data.batch_size such as 64" in advice
     assert not retraining.advice
-    with pytest.raises(ParnasError, match="cannot share"):
+    with pytest.raises(ParnasError, match="15"):
         DistributedContext(0, 4).local_slice(arch_batch_size("uniform", 60))
 
 
@@ -182,17 +183,17 @@ def test_a_search_takes_the_rows_that_it_is_advised(gpus: int, per_gpu: int) -> 
 
 @pytest.mark.parametrize("given", [{"memory": -1.0}, {"bandwidth": 0.0}, {"memory": float("inf")}])
 def test_sizes_must_be_positive(given: dict[str, float]) -> None:
-    with pytest.raises(ParnasError, match="give a positive number"):
+    with pytest.raises(ParnasError, match=r"--memory|--bandwidth"):
         make_machine(1, given.get("memory"), given.get("bandwidth"), None)
 
 
 def test_a_speed_is_given_once(tmp_path: Path) -> None:
     assert choose_rate(None, None) is None
-    with pytest.raises(ParnasError, match="not both"):
+    with pytest.raises(ParnasError, match=r"--from.*--tokens-per-s"):
         choose_rate(tmp_path, 3.0)
-    with pytest.raises(ParnasError, match="give a positive number"):
+    with pytest.raises(ParnasError, match="--tokens-per-s"):
         choose_rate(None, 0.0)
-    with pytest.raises(ParnasError, match="no run folder"):
+    with pytest.raises(ParnasError, match="none"):
         choose_rate(tmp_path / "none", None)
 
 
@@ -208,7 +209,7 @@ def test_the_speed_of_a_run_is_the_median_of_its_lines(corpus: Path, tmp_path: P
     assert planned.scaled_by == 1
     assert planned.hours == pytest.approx(24 * 4 * 8 / rate.tokens_per_s / 3600)
     run.truncate_after(0)
-    with pytest.raises(ParnasError, match="no line of training yet"):
+    with pytest.raises(ParnasError, match=r"train\.log_every"):
         read_rate(Run(run.folder))
 
 
@@ -231,7 +232,10 @@ def test_the_command_shows_both_phases_and_writes_them(
     assert [phase["phase"] for phase in written["phases"]] == ["search", "retrain"]
     assert written["phases"][1]["network"] == "sfi"
     assert not (tmp_path / "runs").exists()
-    assert run_command("plan", *given, "--tokens-per-s", 1000, "--price-per-hour", 2) == 0
+    assert (
+        run_command("plan", *given, "search.blocks=2", "--arch", "sf", "--tokens-per-s", 1000, "--price-per-hour", 2)
+        == 0
+    )
     shown = capsys.readouterr().out
     assert "tokens/s, scaled by FLOPs" in shown
     assert "price" in shown
@@ -241,8 +245,13 @@ def test_the_command_shows_both_phases_and_writes_them(
 @pytest.mark.parametrize(
     "path", sorted((benchmark.harness.ROOT / "configs").glob("*.yaml")), ids=lambda path: path.stem
 )
-def test_every_shipped_configuration_has_a_plan(path: Path) -> None:
-    for phase in plan(load_config(path), Machine(memory_gb=80)).phases:
+def test_every_shipped_configuration_has_a_plan(path: Path, corpus: Path) -> None:
+    config = load_config(path, SHALLOW)
+    if config.data.corpus == "pydoc":  # gathering Python's documentation takes many seconds
+        config = config.replace(
+            data__corpus=str(corpus), data__tokenizer__kind="word", data__tokenizer__vocab_size=None
+        )
+    for phase in plan(config, Machine(memory_gb=80)).phases:
         assert phase.needed_bytes > 4 * phase.parameters
         assert phase.kept_bytes > phase.softmax_bytes > 0
 
