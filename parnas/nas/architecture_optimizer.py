@@ -1,4 +1,11 @@
-"""The optimizer of the architecture: alpha, the temperature tau and the gate noise, with their schedules."""
+"""The optimizer of the architecture: alpha, the temperature tau and the gate noise, with their schedules.
+
+It descends, in alpha [N, C] (N blocks, C candidates) with pi = softmax(alpha),
+
+    loss  +  cost_weight · max(0, expected cost / target - 1)²  -  entropy_weight · entropy(pi),
+
+where the gradient of the loss is the estimator's, and the two regularisers are exact.
+"""
 
 import math
 from collections.abc import Callable, Mapping
@@ -16,14 +23,14 @@ from parnas.training.optimizers import check_shapes, gradient_norm, temperature
 
 
 class ArchitectureOptimizer:
-    """Samples gates, and trains alpha (and tau, if learnable) by Adam.
+    """Sample gates, and train alpha (and tau, if learnable) by Adam.
 
     Args:
-        supernet: whose alpha is trained.
+        supernet: the network that holds alpha.
         search: the settings.
-        seed: of the gate noise.
-        relative_costs: of the candidates, as shares of the interleaved network's cost, [candidates]; `None` for a
-            search without a cost target.
+        seed: seed of the gate noise.
+        relative_costs: costs of the candidates as shares of the interleaved network's cost, [C]; `None` for a search
+            without a cost target.
 
     Steps count from 0. The architecture trains from `search.alpha_start_step` until `search.alpha_end_step`.
     """
@@ -32,6 +39,7 @@ class ArchitectureOptimizer:
         self.supernet, self.search, self.relative_costs = supernet, search, relative_costs
         self.estimator: Estimator = ESTIMATORS[search.estimator](search.blocks, search.space)
         device = supernet.alpha().device
+        # A generator of its own: dropout and data order do not change with the estimator.
         self.noise = torch.Generator(device).manual_seed(seed)
         learnable = search.tau_schedule == "learnable"
         self.log_tau = nn.Parameter(torch.tensor(math.log(search.tau_start), device=device), learnable)
@@ -54,7 +62,7 @@ class ArchitectureOptimizer:
     def tau(self, step: int) -> Tensor | float:
         """Return the temperature of a step."""
         search = self.search
-        if self.log_tau.requires_grad:
+        if self.log_tau.requires_grad:  # tau = exp(log_tau) stays positive whatever the optimizer does
             return self.log_tau.exp()
         return temperature(search.tau_schedule, step, search.steps, search.tau_start, search.tau_end)
 
@@ -69,7 +77,7 @@ class ArchitectureOptimizer:
         return self.search.cost_weight * (min(1.0, self.progress(step) / ramp) if ramp else 1.0)
 
     def entropy_weight(self, step: int) -> float:
-        """Return the weight of pi's entropy, which moves linearly from `entropy_start` to `entropy_end`."""
+        """Return the weight of the entropy of pi, which moves linearly from `entropy_start` to `entropy_end`."""
         start, end = self.search.entropy_start, self.search.entropy_end
         return start + (end - start) * self.progress(step)
 
@@ -84,20 +92,22 @@ class ArchitectureOptimizer:
             return self.estimator.sample_gates(alpha, self.tau(step), self.noise)
 
     def backward(self, step: int, loss_of_gates: Callable[[Gates], Tensor]) -> None:
-        """Set the gradients of the architecture from one held-out batch; `loss_of_gates` returns its mean loss."""
+        """Set the gradients of alpha and tau from one held-out batch; `loss_of_gates` returns its mean loss."""
         self.supernet.train(not self.estimator.arch_step_in_eval_mode)
         loss = self.estimator.arch_loss(self.supernet.alpha(), self.tau(step), loss_of_gates, self.noise)
         self.supernet.train()
+        # Not loss.backward(), which would also put gradients of the held-out text into the shared weights.
         gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = gradient
 
     def add_regularisation(self, step: int) -> None:
-        """Add the gradients of the cost penalty and of the entropy term to those of the loss."""
+        """Add the gradients of the cost penalty and of the entropy term to the gradient of the loss."""
         search, pi = self.search, self.supernet.alpha().softmax(dim=-1)
         objective = pi.new_zeros(())
         if self.relative_costs is not None and search.cost.target is not None and search.cost_weight:
             objective = objective + self.cost_weight(step) * penalty(pi, self.relative_costs, search.cost.target)
+        # A positive weight rewards entropy: it keeps candidates in play early on. A negative one forces decisions.
         if search.entropy_start or search.entropy_end:
             objective = objective - self.entropy_weight(step) * entropies(pi).sum()
         if objective.requires_grad:
@@ -112,7 +122,7 @@ class ArchitectureOptimizer:
         for group in self.adam.param_groups:
             group["lr"] = self.search.alpha_lr * (1 - self.progress(step))
         self.adam.step()
-        # The bounds are applied here and not in tau(), where clamping would stop the gradient that leads back inside.
+        # Clamp tau here and not in tau(): the gradient of a clamp is zero outside the bounds, so tau would get stuck.
         self.log_tau.data.clamp_(math.log(self.search.tau_end), math.log(self.search.tau_start))
 
     def zero_grad(self) -> None:

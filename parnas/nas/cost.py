@@ -4,14 +4,13 @@ The unit of cost targets is the cost of the interleaved network of the same dept
 architectures share, are left out.
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor
 
 from parnas.architecture import ATTENTION, FEED_FORWARD, Architecture
@@ -29,11 +28,11 @@ COSTS = "costs.json"
 
 @dataclass(frozen=True)
 class Costs:
-    """The cost of each layer, and that of the interleaved network of the searched depth."""
+    """The cost of each layer, and of the interleaved network of the searched depth."""
 
     metric: Metric
-    per_layer: Mapping[str, float]  # by layer name
-    interleaved: float
+    per_layer: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]]  # by layer name
+    interleaved: Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
     def cost(self, layers: Iterable[str]) -> float:
         """Return the cost of an architecture's blocks, in the metric's unit."""
@@ -49,7 +48,7 @@ class Costs:
 
 
 def make_costs(metric: Metric, per_layer: Mapping[str, float], blocks: int) -> Costs:
-    """Return costs from those of the layers, which must include attention and feed-forward."""
+    """Return the costs of layers, which must include attention and feed-forward, with their interleaved network's."""
     return Costs(metric, dict(per_layer), sum(per_layer[name] for name in Architecture.parse(f"interleaved-{blocks}")))
 
 
@@ -57,16 +56,15 @@ def find_costs(config: Config, metric: Metric, reporter: Reporter) -> Costs:
     """Return the costs of the candidates: counted, read from the profile in `search.cost.table`, or measured.
 
     Raises:
-        ParnasError: the profile is of other shapes, or lacks a candidate.
+        ParnasError: the profile was measured with other shapes, or lacks a candidate.
     """
     if metric != "latency":
         return count_costs(config, metric)
     table = config.search.cost.table
     profile = cached_profile(config, reporter) if table is None else read_profile(Path(table))
     profile.refuse_other_shapes(config)
-    per_layer = {
-        name: max(0.0, profile.latency(name, "inference")) for name in _names_to_cost(config)
-    }  # noise may be below
+    # A latency is a difference of measurements, so noise can make the one of a cheap layer negative.
+    per_layer = {name: max(0.0, profile.latency(name)) for name in _names_to_cost(config)}
     return make_costs(metric, per_layer, config.search.blocks)
 
 
@@ -76,14 +74,11 @@ def read_costs(folder: Path) -> Costs | None:
     if not path.is_file():
         return None
     try:
-        costs = TypeAdapter(Costs).validate_python(read_json(path))
+        return TypeAdapter(Costs).validate_python(read_json(path))
     except ValidationError as error:
-        raise ParnasError(f"{path} holds no costs of layers ({error.errors()[0]['msg']}); restore it.") from error
-    if not all(math.isfinite(cost) and cost >= 0 for cost in costs.per_layer.values()):
-        raise ParnasError(f"{path} holds costs of layers that are no numbers of 0 or more; restore it.")
-    if not (math.isfinite(costs.interleaved) and costs.interleaved > 0):
-        raise ParnasError(f"{path} holds no cost above 0 of the interleaved network; restore it.")
-    return costs
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        raise ParnasError(f"{path} holds no valid costs of layers ({key}: {first['msg']}); restore it.") from error
 
 
 def costs_of_run(folder: Path, config: Config, metric: Metric, reporter: Reporter) -> Costs:
@@ -107,10 +102,10 @@ def _names_to_cost(config: Config) -> list[str]:
 
 
 def count_costs(config: Config, metric: Literal["macs", "parameters"]) -> Costs:
-    """Return costs that follow from the shapes alone."""
+    """Return the costs of the candidates in multiply-adds per token or in parameters, counted from their shapes."""
     per_layer = {}
     for name in _names_to_cost(config):
-        with torch.device("meta"):
+        with torch.device("meta"):  # shapes without memory
             layer = make_layer(name, config.model)
         if metric == "parameters":
             per_layer[name] = float(sum(parameter.numel() for parameter in layer.parameters()))
@@ -122,9 +117,11 @@ def count_costs(config: Config, metric: Literal["macs", "parameters"]) -> Costs:
 def penalty(pi: Tensor, costs: Tensor, target: float) -> Tensor:
     """Return the squared relative excess of the expected cost over the target, a scalar; zero below the target.
 
-    max(0, sum of pi · costs / target − 1)², differentiable in pi [blocks, candidates], with costs [candidates] as
-    shares of the interleaved network's. The expectation is that of FBNet (Wu et al. 2019, equation 5), the hinge at the
-    target that of PLANER (arXiv 2208.14580, section 3). It is squared so that it vanishes smoothly: with Adam's
-    normalised steps the plain hinge, which pushes with full force at every crossing, ends far below the target.
+    max(0, sum of pi · costs / target - 1)², differentiable in pi [N, C] (blocks, candidates), with costs [C] and target
+    as shares of the interleaved network's cost.
     """
+    # The cost of an architecture is a sum over blocks, so its expectation is linear in pi (FBNet, Wu et al. 2019,
+    # equation 5). The hinge leaves alpha alone below the target (PLANER, arXiv 2208.14580, section 3). Squared, it
+    # vanishes smoothly: Adam normalises gradients, so the plain hinge would push with full force at every crossing of
+    # the target, and end far below it.
     return (pi @ costs).sum().div(target).sub(1).clamp(min=0).square()

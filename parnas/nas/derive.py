@@ -1,4 +1,10 @@
-"""From pi to an architecture: the most probable one within the cost target, re-ranked if configured."""
+"""From pi to an architecture: the most probable one within the cost target, re-ranked if configured (PAR, section 3).
+
+`derive` is the algorithm. 1. Read the last pi of a search, [N, C] for N blocks and C candidates. 2. Find the k networks
+of greatest probability, prod over blocks of pi[b, c_b], within the cost target and limits (`knapsack.py`). 3. Evaluate
+them with the SuperNet's weights and rank them by loss and pi (`rerank.py`). Without target, limits and re-ranking the
+result is the argmax of each block.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -28,16 +34,16 @@ _SMALL_MARGIN = 0.1
 
 @dataclass(frozen=True)
 class Constraints:
-    """Constraints of a derived architecture; `None`: as the search was configured."""
+    """Constraints of a derived architecture; `None` takes the configuration of the search."""
 
-    cost_target: float | None = None  # as a share of the interleaved network's cost; inf: no target
+    cost_target: float | None = None  # share of the interleaved network's cost; inf: no target
     metric: Metric | None = None
-    limits: Mapping[str, int] = field(default_factory=dict)  # largest number of blocks of a layer
-    top_k: int | None = None  # architectures to rank; None: those re-ranked, or one
-    rerank_top_k: int | None = None  # networks to re-rank; None: as many as in the search
+    limits: Mapping[str, int] = field(default_factory=dict)  # largest number of blocks by layer
+    top_k: int | None = None  # architectures in the ranking; None: all that are re-ranked, or one
+    rerank_top_k: int | None = None  # networks to re-rank
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the given values under the names of the options of `parnas derive`."""
+        """Return the values that are not `None`, under the names of the options of `parnas derive`."""
         values = {name: getattr(self, name) for name in ("cost_target", "metric", "top_k", "rerank_top_k")}
         given = {name: value for name, value in values.items() if value is not None}
         return given | ({"max": dict(self.limits)} if self.limits else {})
@@ -50,10 +56,10 @@ class BlockChoice:
     layer: str
     pi: dict[str, float]
     entropy: float  # nats
-    margin: float  # probability minus that of the best other candidate; negative if the layer is not the argmax
+    margin: float  # pi of the layer minus pi of the best other candidate; negative if the layer is not the argmax
 
     @classmethod
-    def of(cls, layer: str, pi: dict[str, float]) -> "BlockChoice":
+    def from_pi(cls, layer: str, pi: dict[str, float]) -> "BlockChoice":
         """Return the choice of a candidate, given the probabilities of all."""
         others = [p for name, p in pi.items() if name != layer]
         entropy = -sum(p * math.log(p) for p in pi.values() if p > 0)
@@ -73,18 +79,13 @@ class Ranked:
 
     def to_record(self) -> RankedRecord:
         """Return the entry of `arch.yaml`."""
-        figures = {"cost": self.cost, "loss": self.loss, "estimate": self.estimate}
-        return RankedRecord(
-            arch=str(self.architecture),
-            probability=self.probability,
-            behind=self.behind,
-            **{name: value for name, value in figures.items() if value is not None},
-        )
+        figures = {name: value for name, value in vars(self).items() if name != "architecture" and value is not None}
+        return RankedRecord(arch=str(self.architecture), **figures)
 
 
 @dataclass(frozen=True)
 class Derivation:
-    """An architecture, the probabilities from which it was derived, and the next best ones."""
+    """An architecture, the probabilities that it was derived from, and the next best architectures."""
 
     architecture: Architecture
     blocks: tuple[BlockChoice, ...]
@@ -92,11 +93,11 @@ class Derivation:
     parameters: int
     warnings: tuple[str, ...]
     method: str
-    ranking: tuple[Ranked, ...]  # the architecture first
+    ranking: tuple[Ranked, ...]  # best first, that is, `architecture` first
     costs: Costs | None
     target: float | None  # share of the interleaved network's cost
     constraints: Constraints
-    finalists: tuple[str, ...] = ()  # architectures compared by short trainings, this one first
+    finalists: tuple[str, ...] = ()  # architectures compared by short trainings, `architecture` first
 
     def to_record(self, run: Run) -> DerivationRecord:
         """Return the content of `arch.yaml`."""
@@ -136,7 +137,11 @@ def read_constraints(
     top_k: int | None = None,
     rerank_top_k: int | None = None,
 ) -> Constraints:
-    """Check constraints given on the command line or in Python, with limits such as `s=4`."""
+    """Return constraints from options of the command line or the Python API, with limits such as `s=4`.
+
+    Raises:
+        ParnasError: a value is not valid.
+    """
     if cost_target is not None and not cost_target > 0:
         raise ParnasError(f"cost_target (--cost-target) is {cost_target}; give a share above 0, such as 0.65.")
     known = get_args(Metric)
@@ -155,36 +160,38 @@ def read_constraints(
 
 
 def derive(run: Run, constraints: Constraints | None = None, reporter: Reporter | None = None) -> Derivation:
-    """Return the most probable architecture within the cost target by the last pi of a search (PAR, §3).
-
-    The most probable networks are re-ranked if the search or the constraints say so. Without a cost target, limits and
-    re-ranking, the result is the argmax of each block.
+    """Return the most probable architecture within the cost target, by the last pi of a search.
 
     Raises:
         ParnasError: the run is no search, or no architecture meets the constraints.
     """
     constraints, config, reporter = constraints or Constraints(), run.config(), reporter or Silent()
+    # 1. Read pi, the cost target and the costs of layers.
     step, pi = read_pi(run, config)
     target, costs = _resolve_target(run, config, constraints, reporter)
-    rerank_count = config.search.rerank_count if step >= config.search.alpha_end_step else 0  # as in the search
-    rerank_count = rerank_count if constraints.rerank_top_k is None else constraints.rerank_top_k
+    # 2. Find the most probable networks within the constraints.
+    rerank_count = constraints.rerank_top_k
+    if rerank_count is None:  # as in the search, which re-ranks when alpha is frozen
+        rerank_count = config.search.rerank_count if step >= config.search.alpha_end_step else 0
     chosen = choose(pi, costs, target, constraints.limits, max(constraints.top_k or 1, rerank_count))
+    rerank_count = min(rerank_count, len(chosen))
+    # 3. Re-rank the first of them by their held-out loss, which the search has stored unless constraints differ.
     losses = read_rerank(run, step) if rerank_count else {}
-    if any(choice.layers not in losses for choice in chosen[:rerank_count]):  # other constraints than in the search
-        count = len(chosen[:rerank_count])
-        reporter.note(f"re-ranking the {count} most probable networks; set rerank_top_k to 0 to skip it")
+    if any(choice.layers not in losses for choice in chosen[:rerank_count]):
+        reporter.note(f"re-ranking the {rerank_count} most probable networks; set rerank_top_k to 0 to skip it")
         loss_of = rescorer(run, reporter)
         losses = {choice.layers: loss_of(Architecture(choice.layers)) for choice in chosen[:rerank_count]}
     ranking = rank(chosen, rerank_count, losses, config.search.rerank_pi_weight, costs)[: constraints.top_k]
+    # 4. Describe the first.
     architecture = ranking[0].architecture
-    blocks = tuple(BlockChoice.of(layer, block) for layer, block in zip(architecture, pi, strict=True))
+    blocks = tuple(BlockChoice.from_pi(layer, block) for layer, block in zip(architecture, pi, strict=True))
     return Derivation(
         architecture,
         blocks,
         step,
         _count_parameters(run, config, architecture),
         tuple(_find_warnings(run, config, blocks, step)),
-        _describe_method(costs, target, constraints, len(chosen[:rerank_count])),
+        _describe_method(costs, target, constraints, rerank_count),
         tuple(ranking),
         costs,
         target,
@@ -202,7 +209,7 @@ def choose(
     """Return the most probable architectures within the cost target, given the probabilities of each block.
 
     Args:
-        pi: probability of each candidate, by block.
+        pi: for each block the probability of each candidate, by name.
         costs: cost of each layer; `None` for no cost target.
         target: share of the interleaved network's cost; `None` for no target.
         limits: largest number of blocks of a layer.
@@ -211,8 +218,8 @@ def choose(
     Raises:
         ParnasError: no architecture meets the target and the limits.
     """
-    free = dict.fromkeys((name for block in pi for name in block), 0.0)
     if target is None or costs is None:
+        free = dict.fromkeys((name for block in pi for name in block), 0.0)
         return most_probable(pi, free if costs is None else costs.per_layer, math.inf, limits, count)
     try:
         return most_probable(pi, costs.per_layer, target * costs.interleaved, limits, count)
@@ -232,10 +239,9 @@ def rank(
     rerank_pi_weight: float,
     costs: Costs | None,
 ) -> list[Ranked]:
-    """Rank the most probable architectures: the first `rerank_count` by their score, the others by probability."""
-    reranked = rerank(
-        chosen[:rerank_count], [losses[choice.layers] for choice in chosen[:rerank_count]], rerank_pi_weight
-    )
+    """Return the most probable architectures ranked: the first `rerank_count` by their score, then the others by pi."""
+    first = chosen[:rerank_count]
+    reranked = rerank(first, [losses[choice.layers] for choice in first], rerank_pi_weight)
     others = [(choice, None, None) for choice in chosen[rerank_count:]]
     return [
         Ranked(

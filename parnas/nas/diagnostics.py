@@ -20,7 +20,7 @@ def entropies(pi: Tensor) -> Tensor:
 
 
 class Monitor:
-    """Follows pi over a search. Its state is `network`, the last derived network without identity, and `changes`."""
+    """Follow pi over a search; its state is `network`, the last one to derive without identity, and `changes`."""
 
     def __init__(self, space: Sequence[str]) -> None:
         self.space = tuple(space)
@@ -35,7 +35,7 @@ class Monitor:
         argmax           the network to derive
         argmax_changes   number of lines so far whose network differs from that of the line before
         """
-        network = " ".join(drop_identity(architecture))
+        network = " ".join(drop_identity(architecture))  # moving identity is no change of the network
         self.changes += self.network not in (None, network)
         self.network = network
         identity = pi[:, self.space.index(IDENTITY)].mean().item() if IDENTITY in self.space else 0.0

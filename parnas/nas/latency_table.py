@@ -1,9 +1,12 @@
 """Latency table: the measured cost of each layer on this device, and how well their sum predicts whole networks.
 
-A layer is timed inside a network: the network of `depth` equal layers and the network without layers take turns, and
-their difference in a round, divided by `depth`, is the layer's latency in that round. The costs that every network pays
-once (embedding, softmax, encoding of distances) are the latency of the network without layers. ProxylessNAS (arXiv
-1812.00332) adds up layer latencies in the same way.
+A layer is timed inside a network, where caches and memory are as in use:
+
+    latency(layer) = (latency of the network of `depth` such layers - latency of the network without layers) / depth
+
+The network without layers is what every network pays once: embedding, softmax, encoding of distances. The networks take
+turns, and the difference is taken within each round, so that a change of the machine's load cancels. The latency of an
+architecture is then the sum over its layers plus the fixed part, as in ProxylessNAS (arXiv 1812.00332).
 """
 
 import hashlib
@@ -14,7 +17,7 @@ from inspect import getsourcefile, isclass, isfunction
 from itertools import islice
 from math import fsum
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,9 +40,8 @@ from parnas.training.latency import Candidate, Shape, prepare_scoring, prepare_t
 from parnas.training.progress import Reporter
 from parnas.training.session import resolve_cutoffs
 
-_Mode = Literal["inference", "training"]
 Names = tuple[str, ...]
-"""The layers of a network without identity, which is free."""
+"""The layers of a network; identity, which is free, left out."""
 PROFILE = "profile.json"
 _MEMORY_SHAPES = "cmem_len", "ratio", "function", "loss", "distance"
 
@@ -53,7 +55,7 @@ class Timing:
     p90_ms: float
 
     @classmethod
-    def of(cls, times: np.ndarray) -> "Timing":
+    def from_rounds(cls, times: np.ndarray) -> "Timing":
         """Return the percentiles of milliseconds [rounds]."""
         return cls(*(float(value) for value in np.percentile(times, [50, 10, 90])))
 
@@ -98,48 +100,39 @@ class Profile:
     training: ModeTable | None  # forward and backward, without the optimizer
     check: Check | None = None
 
-    def latency(self, name: str, mode: _Mode) -> float:
-        """Return the milliseconds that a layer adds to a network; identity is free.
+    def latency(self, name: str) -> float:
+        """Return the milliseconds that a layer adds to a network in inference; identity is free.
 
         Raises:
             ParnasError: the layer was not measured.
         """
-        layers = self._table(mode).layers
         if name == IDENTITY:
             return 0.0
-        if name not in layers:
+        if name not in self.inference.layers:
             raise ParnasError(
-                f"The profile has no layer {name!r}, only {', '.join(layers)}; "
+                f"The profile has no layer {name!r}, only {', '.join(self.inference.layers)}; "
                 "make a new one by 'parnas profile' with the layer in search.space."
             )
-        return layers[name].median_ms
+        return self.inference.layers[name].median_ms
 
-    def predict(self, architecture: Iterable[str], mode: _Mode) -> float:
-        """Return the milliseconds of a whole network: the fixed part plus the sum over its layers."""
-        return self._table(mode).fixed.median_ms + fsum(self.latency(name, mode) for name in architecture)
+    def predict(self, architecture: Iterable[str]) -> float:
+        """Return the milliseconds of inference of a whole network: the fixed part plus the sum over its layers."""
+        return self.inference.fixed.median_ms + fsum(map(self.latency, architecture))
 
     def write(self, path: Path) -> None:
         """Write the profile as JSON, atomically."""
         write_json(path, asdict(self))
 
     def refuse_other_shapes(self, config: Config) -> None:
-        """Raise `ParnasError` where the profile is of other shapes or another precision than a configuration."""
-        wanted: dict[str, object] = {**describe_shapes(config)}
-        measured: dict[str, object] = {**self.shapes}
-        if config.runtime.precision != "auto":  # which may be another one here than on the machine of the profile
-            wanted["precision"], measured["precision"] = config.runtime.precision, self.precision
+        """Raise `ParnasError` if the profile was measured with other shapes or precision than the configuration has."""
+        measured = {**self.shapes, "precision": self.precision}
+        wanted = {**describe_shapes(config), "precision": config.runtime.precision}
+        if config.runtime.precision == "auto":  # may stand for another precision on this machine
+            del wanted["precision"]
         if wrong := [
-            f"{key} {measured.get(key)}, not {value}" for key, value in wanted.items() if measured.get(key) != value
+            f"{key} {measured.get(key)}, not {wanted[key]}" for key in wanted if measured.get(key) != wanted[key]
         ]:
-            raise ParnasError(
-                f"The profile was measured with {', '.join(wrong)}; make one by 'parnas profile' for this one."
-            )
-
-    def _table(self, mode: _Mode) -> ModeTable:
-        table = {"inference": self.inference, "training": self.training}[mode]
-        if table is None:
-            raise ParnasError(f"The profile has no figures of {mode}; make a new one by 'parnas profile'.")
-        return table
+            raise ParnasError(f"The profile was measured with {', '.join(wrong)}; make a new one by 'parnas profile'.")
 
 
 def read_profile(path: Path) -> Profile:
@@ -158,7 +151,7 @@ def read_profile(path: Path) -> Profile:
 def cached_profile(config: Config, reporter: Reporter) -> Profile:
     """Return the cached profile for this machine, precision, shapes, text and layers; measure it where there is none.
 
-    Searches of one configuration on one machine then use the same figures.
+    All searches of one configuration on one machine use the same cached figures.
     """
     device = choose_device(config.runtime)
     machine, precision, shapes = _describe_conditions(config, device)
@@ -173,10 +166,10 @@ def cached_profile(config: Config, reporter: Reporter) -> Profile:
 
 
 def profile(config: Config, reporter: Reporter, *, rounds: int = 50, check: int = 20, training: bool = True) -> Profile:
-    """Measure the layers of the search space, `s` and `f`, and check the sum on whole networks.
+    """Return the latency of each layer of the search space and of `s` and `f`, checked on whole networks.
 
-    The networks of the check take turns with those that the layers are measured in, so that the check tests additivity
-    rather than the machine's load. The caller's random state does not change.
+    The checked networks take turns with the networks that measure the layers, so that the check tests whether latencies
+    add up rather than whether the machine's load changed. The caller's random state does not change.
 
     Args:
         config: shapes, text and search space.
@@ -193,7 +186,8 @@ def profile(config: Config, reporter: Reporter, *, rounds: int = 50, check: int 
 def _measure_layers(
     config: Config, device: Device, reporter: Reporter, rounds: int, check: int, training: bool
 ) -> Profile:
-    """Measure as `profile` does; seeds the global generator."""
+    """Measure as `profile` does, but seed torch's global generator."""
+    # 1. The networks: none, `depth` times each layer, and random ones for the check.
     streams = prepare(config.data, reporter.note)
     config = resolve_cutoffs(config, streams)
     names, depth = layer_names(config), config.search.blocks
@@ -204,6 +198,7 @@ def _measure_layers(
     shape = Shape(config.data.batch_size, config.data.tgt_len, config.model.reach)
     tokens = streams.tokens("valid")
 
+    # 2. Time them in turns.
     def measure(keys: Sequence[Names], prepare_call: Callable[..., Callable[[], None]]) -> dict[Names, np.ndarray]:
         calls = {key: prepare_call(Candidate(networks[key], tokens), device, shape) for key in keys}
         return time_in_turns(calls, device, rounds)
@@ -214,20 +209,21 @@ def _measure_layers(
     if training:
         reporter.note(f"timing {1 + len(equal)} networks of {depth} blocks in turns, {rounds} rounds: training")
         trained = tabulate(measure([(), *equal], prepare_training), names, depth)
+    # 3. Latencies per layer, and the check of their sums.
     result = Profile(*_describe_conditions(config, device), depth, rounds, tabulate(scored, names, depth), trained)
     measured = {architecture: float(np.median(scored[key])) for key, architecture in drawn.items()}
     return replace(result, check=check_sum(result, measured))
 
 
 def _describe_conditions(config: Config, device: Device) -> tuple[dict[str, Any], str, dict[str, int | str]]:
-    """Return machine, precision and shapes, on which the figures depend."""
+    """Return machine, precision and shapes: the figures depend on them."""
     machine = {**describe_machine(), **device.describe()}
     del machine["command_line"]
     return machine, machine.pop("precision"), describe_shapes(config)
 
 
 def describe_shapes(config: Config) -> dict[str, int | str]:
-    """Return the shapes on which a layer's work depends."""
+    """Return the sizes that a layer's latency depends on, by name."""
     model = config.model
     compressive = any(name[0] == COMPRESSIVE for name in config.search.candidates)
     memory = {key: getattr(model.memory, key) for key in _MEMORY_SHAPES} if compressive else {}
@@ -244,18 +240,17 @@ def describe_shapes(config: Config) -> dict[str, int | str]:
 
 
 def tabulate(times: Mapping[Names, np.ndarray], names: Sequence[str], depth: int) -> ModeTable:
-    """Return timings from the milliseconds [rounds] of the networks of `depth` equal layers and of `()`."""
-    layers = {name: Timing.of((times[(name,) * depth] - times[()]) / depth) for name in names}
-    return ModeTable(Timing.of(times[()]), {**layers, IDENTITY: Timing(0.0, 0.0, 0.0)})
+    """Return timings per layer, given the milliseconds [rounds] of the networks of `depth` equal layers and of `()`."""
+    layers = {name: Timing.from_rounds((times[(name,) * depth] - times[()]) / depth) for name in names}
+    return ModeTable(Timing.from_rounds(times[()]), {**layers, IDENTITY: Timing(0.0, 0.0, 0.0)})
 
 
 def check_sum(table: Profile, measured: Mapping[Architecture, float]) -> Check | None:
     """Compare predictions with measured milliseconds of inference; `None` where there are none."""
     networks = []
     for architecture, milliseconds in measured.items():
-        predicted = table.predict(architecture, "inference")
-        error = predicted / milliseconds - 1
-        networks.append(CheckedNetwork(str(architecture), predicted, milliseconds, error))
+        predicted = table.predict(architecture)
+        networks.append(CheckedNetwork(str(architecture), predicted, milliseconds, predicted / milliseconds - 1))
     if not networks:
         return None
     errors = [abs(network.error) for network in networks]
@@ -277,7 +272,7 @@ def layer_code(names: Iterable[str]) -> list[str]:
 
 
 def draw_architectures(config: Config, count: int, known: Iterable[Names]) -> dict[Names, Architecture]:
-    """Return up to `count` random strings of the space by their layers: different, not empty and not in `known`."""
+    """Return up to `count` random architectures by their layers: different, not empty and not in `known`."""
     spaces = config.search.block_spaces
     costless = dict.fromkeys((name for space in spaces for name in space), 0.0)
     drawn = draw_networks(spaces, costless, 0.0, 0.0, config.runtime.seed, without=known)
@@ -289,8 +284,8 @@ def share_layers(
 ) -> dict[Names, TransformerXL]:
     """Return a network for each sequence of layers; all share embedding, softmax, and the nth layer of each name.
 
-    Many networks then need little memory, and weights of other networks do not push a network's own out of the
-    processor's cache, which would not happen to a network that runs alone either.
+    Shared weights need little memory. And networks that take turns do not push each other's weights out of the
+    processor's cache, so that they are as fast as a network that runs alone.
     """
     pool: dict[tuple[str, int], Block] = {}
     networks: dict[Names, TransformerXL] = {}

@@ -1,16 +1,17 @@
 """Re-ranking: evaluate the most probable networks with the SuperNet's weights.
 
 pi treats blocks as independent, which they are not: where most networks have attention, one more attention layer adds
-little, and none at all can look probable. So several of the most probable networks are evaluated with the shared
-weights (Guo et al. 2020, arXiv 1904.00420, section 3.3), and two estimates of their
-losses are added:
+little, and none at all can look probable. So the most probable networks are evaluated as a whole, with the shared
+weights and without training (Guo et al. 2020, arXiv 1904.00420, section 3.3), and two estimates of their losses are
+added:
 
-    score = shared-weight loss - e log p,    p the product of its pi, e = search.entropy_end
+    score = shared-weight loss - e log p,    p the product of pi over the blocks, e = search.entropy_end
 
-With the estimator `uniform`, alpha converges under loss and entropy to pi ∝ exp(-loss / e); then -e log p is the loss
-that the search estimated block by block, in nats per token up to a constant. Before convergence, in short searches, pi
-is flatter and the shared-weight loss counts for more. Where a cost penalty shapes pi too, or another estimator was
-used, pi has no such meaning, and e is 0.
+Why e log p is an estimate of a loss: with the estimator `uniform`, alpha minimises expected loss - e · entropy(pi). The
+minimum is the Gibbs distribution pi ∝ exp(-loss / e), so -e log pi is the loss that the search estimated block by
+block, in nats per token up to a constant. Before convergence, in short searches, pi is flatter and the shared-weight
+loss counts for more. Where a cost penalty shapes pi too, or another estimator was used, pi has no such meaning, and e
+is 0.
 """
 
 import math
@@ -32,7 +33,7 @@ from parnas.training.perplexity import TotalLoss, measure_loss
 from parnas.training.progress import Reporter
 from parnas.training.session import check_same_text
 
-_READ_TOKENS = 32_768  # differences of 0.005 nats per token are then three times their error
+_EVALUATED_TOKENS = 32_768  # enough that a difference of 0.005 nats per token is three times its standard error
 
 
 class Estimate(NamedTuple):
@@ -40,7 +41,7 @@ class Estimate(NamedTuple):
 
     choice: LayerString
     shared_weight_loss: float  # nats per token
-    estimate: float  # see the top of this file
+    estimate: float  # the score above; lower is better
 
 
 def shared_weight_losses(
@@ -48,7 +49,7 @@ def shared_weight_losses(
 ) -> Callable[[Architecture], TotalLoss]:
     """Return a function that measures a network's loss on a text with the SuperNet's current weights.
 
-    Moves the SuperNet to the configured device.
+    The SuperNet is moved to the configured device.
     """
     device = choose_device(config.runtime)
     supernet.to(device.device)
@@ -68,20 +69,20 @@ def shared_weight_losses(
 
 
 def held_out(config: Config, streams: TokenStreams) -> Tokens:
-    """Return the beginning of a text that the shared weights never saw: alpha's split, or else the validation split."""
-    _, own = split_share(streams.tokens("train"), config.search.alpha_share)
-    return (own if len(own) else streams.tokens("valid"))[:_READ_TOKENS]
+    """Return tokens that the shared weights never saw, from alpha's held-out split or else the validation split."""
+    _, arch_tokens = split_share(streams.tokens("train"), config.search.alpha_share)
+    return (arch_tokens if len(arch_tokens) else streams.tokens("valid"))[:_EVALUATED_TOKENS]
 
 
 def rescorer(run: Run, reporter: Reporter) -> Callable[[Architecture], float]:
-    """Return a function that measures a network's loss, nats per token, with a search's shared weights.
+    """Return a function that measures a network's held-out loss in nats per token with the shared weights of a search.
 
     Raises:
         ParnasError: the run is no search, or its text has changed.
     """
     loaded = load(run.folder, supernet_weights=True, by_pi=True)
     if not isinstance(loaded.model, SuperNet):
-        raise ParnasError(f"{run.folder} is not a search, whose shared weights re-ranking needs; give a search.")
+        raise ParnasError(f"{run.folder} is not a search; re-ranking needs the shared weights of one.")
     streams = prepare(loaded.config.data, reporter.note)
     check_same_text(streams.header, loaded.header, str(run.folder))
     loss_of = shared_weight_losses(loaded.model, loaded.config, streams, held_out(loaded.config, streams))
@@ -89,7 +90,7 @@ def rescorer(run: Run, reporter: Reporter) -> Callable[[Architecture], float]:
 
 
 def rerank(chosen: Sequence[LayerString], losses: Sequence[float], rerank_pi_weight: float) -> list[Estimate]:
-    """Return networks by their estimate, best first, given their shared-weight losses; NaN comes last."""
+    """Return networks with their scores, best first, given their shared-weight losses; NaN comes last."""
     estimates = [
         Estimate(choice, loss, loss - rerank_pi_weight * choice.log_probability)
         for choice, loss in zip(chosen, losses, strict=True)
@@ -107,7 +108,7 @@ def write_rerank(run: Run, step: int, chosen: Sequence[LayerString], losses: Seq
 
 
 def read_rerank(run: Run, step: int) -> dict[tuple[str, ...], float]:
-    """Return the losses stored up to a step, by layers; empty where there are none.
+    """Return the shared-weight losses stored up to a step, by layers; empty where there are none.
 
     Raises:
         ParnasError: the file is damaged.

@@ -1,7 +1,13 @@
 """The search (phase 1): train the shared weights and alpha of a SuperNet in one loop.
 
-`SearchTask.train_step` is the algorithm, from top to bottom. Alpha, the temperature, the noise and their schedules are
-in `architecture_optimizer.py`, the gradient estimators in `parnas/model/estimators.py`.
+The search is bilevel (DARTS, Liu et al. 2019, arXiv 1806.09055): find the alpha whose networks have the least held-out
+loss, with weights w that minimise the training loss,
+
+    min over alpha of  L_held-out(w*(alpha), alpha),      w*(alpha) = argmin over w of  L_train(w, alpha).
+
+Solving the inner problem for every alpha is out of the question, so both take gradient steps in turn (the first-order
+approximation). `SearchTask.train_step` is the algorithm, from top to bottom. Alpha, the temperature, the noise and
+their schedules are in `architecture_optimizer.py`, the gradient estimators in `parnas/model/estimators.py`.
 """
 
 from collections.abc import Mapping
@@ -39,14 +45,14 @@ from parnas.training.trainer import Session, StepResult, TrainingTask
 
 
 class SearchTask(TrainingTask):
-    """Trains a SuperNet: shared weights by sampled gates, alpha by the same text or by a held-out split.
+    """Train a SuperNet: shared weights by sampled gates, alpha on the same text or on a held-out split.
 
     Args:
-        session: of the phase.
+        session: files, device and configuration of the training.
         model: the SuperNet.
-        batches: text of the weights.
+        batches: the text that the weights train on.
         arch_batches: the held-out split that alpha trains on; `None` trains alpha on the text of the weights.
-        costs: of the layers; `None` without a cost target.
+        costs: costs of the layers; `None` without a cost target.
     """
 
     title = "search"
@@ -64,33 +70,36 @@ class SearchTask(TrainingTask):
         super().__init__(session, model, batches, Schedule(search.steps, search.lr, search.warmup_steps))
         relative_costs = None if costs is None else costs.relative(search.candidates).to(session.device.device)
         self.arch_optimizer = ArchitectureOptimizer(model, search, session.config.runtime.seed, relative_costs)
-        self.arch_memory: Memory | None = None  # of the held-out split
-        self.selected: Architecture | None = None  # once alpha is frozen
+        self.arch_memory: Memory | None = None  # the SuperNet's memory of the held-out split
+        self.selected: Architecture | None = None  # set when alpha is frozen
         self.monitor, self.warned = Monitor(search.candidates), False
 
     def train_step(self, step: int) -> StepResult:
-        """Train the shared weights on one batch and, at its steps, alpha."""
+        """Train the shared weights on one batch and, at the steps of the architecture, alpha on one batch."""
         arch, trains_alpha = self.arch_optimizer, self.arch_optimizer.trains_at(step)
         arch.zero_grad()
 
-        # 1. Sample gates. They are detached from alpha, so that micro-batches can accumulate their gradient.
+        # 1. Sample gates [N, C], one sample for the whole step. They are detached from alpha, so that micro-batches and
+        #    processes can accumulate the gradient of the gates before it goes on to alpha, once, in step 3.
         gates = DetachedGates(self.gates(step))
 
-        # 2. Weight step: update the shared weights on the network, or mixture, that the gates select.
+        # 2. Weight step: update the shared weights on the network, or mixture, that the gates select. The backward pass
+        #    also leaves a gradient in the gates if they need one.
         result = self.update_weights(self.batches.batch(step), gates.gates)
         if not trains_alpha:
             return result
 
-        # 3. Architecture gradient: from the same batch, or from the next batch of the held-out split.
+        # 3. Architecture gradient. With a held-out split it comes from a second batch, by the weights just updated: a
+        #    layer must not be preferred for fitting its own training text. Without one, the gates' gradient is reused.
         if self.arch_batches is None:
             gates.backward_to_alpha(self.distributed.all_reduce_mean)
         else:
             self._backward_held_out(step, self.arch_batches)
 
-        # 4. Regularisation: cost penalty and entropy of pi.
+        # 4. Regularisation: add the gradients of the cost penalty and of the entropy of pi.
         arch.add_regularisation(step)
 
-        # 5. Architecture step: update alpha and tau.
+        # 5. Architecture step: update alpha and, if it is learnable, tau.
         if self.session.checks_each_step and not arch.gradient_is_finite():
             raise NonFinite("gradient of alpha")
         arch.update(step)
@@ -98,6 +107,7 @@ class SearchTask(TrainingTask):
 
     def _backward_held_out(self, step: int, batches: TrainingBatches) -> None:
         """Set the gradient of alpha from a batch that the weights are never trained on."""
+        # An estimator may evaluate several paths on the batch: all start from the same memory, the last one's is kept.
         batch, memory = batches.batch(self.arch_optimizer.updates_before(step)), self.arch_memory
 
         def loss_of_gates(gates: Gates) -> Tensor:
@@ -114,11 +124,13 @@ class SearchTask(TrainingTask):
     def _freeze_alpha(self, step: int) -> None:
         """Select the architecture; from here on the shared weights are fine-tuned on its path."""
         if step < self.search.steps and self.distributed.is_main:
-            # The weights before the fine-tuning serve every path, so re-ranking can use them later.
+            # Fine-tuning fits the weights to one path. Keep those before it, which are fair to all paths, so that a
+            # later `derive` can re-rank other networks with them.
             save_checkpoint(self.session.run.supernet, Snapshot.copy(step, self.supernet, {}))
         self._select(self._rerank(step) if self.search.rerank_count else self.architecture())
 
     def _select(self, architecture: Architecture) -> None:
+        """Make the estimator sample the path of an architecture from now on."""
         self.selected = architecture
         chosen = torch.tensor([self.search.candidates.index(name) for name in architecture])
         self.arch_optimizer.estimator.selected_path = functional.one_hot(chosen, len(self.search.candidates))
@@ -134,6 +146,7 @@ class SearchTask(TrainingTask):
         return Architecture(rerank(choices, losses, self.search.rerank_pi_weight)[0].choice.layers)
 
     def _most_probable(self, count: int) -> list[LayerString]:
+        """Return the most probable networks within the cost target by the current pi, best first."""
         pi = [dict(zip(self.search.candidates, row, strict=True)) for row in self.supernet.pi().tolist()]
         return choose(pi, self.costs, self.search.cost.target, count=count)
 
@@ -159,9 +172,9 @@ class SearchTask(TrainingTask):
         return {**super().scheduled(step), "tau": float(tau.detach() if isinstance(tau, Tensor) else tau)}
 
     def validate(self) -> dict[str, TotalLoss]:
-        """Return losses of the SuperNet weighing its candidates by pi, and of the network that derive would return.
+        """Return validation losses: `mixture` weighs candidates by pi, `argmax` is the network to derive.
 
-        `valid` is the former, or the latter where gates choose one candidate per block.
+        `valid` is the one that training sees: `argmax` if gates choose one candidate per block, else `mixture`.
         """
         mixture = self.validation_loss(self.supernet)
         argmax = self.validation_loss(self.supernet.extract(self.architecture()))
@@ -193,12 +206,12 @@ class SearchTask(TrainingTask):
         self.warned = warning is not None
 
     def discard_step(self) -> None:
-        """Drop gradients and memory of a skipped step, those of the held-out split too."""
+        """Drop gradients and memory of a skipped step, also the memory of the held-out split."""
         super().discard_step()
         self.arch_memory = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the weights' training, the architecture optimizer, and the selected network."""
+        """Return the state of weight training and architecture optimizer, and the selected network."""
         return {
             **super().state_dict(),
             "arch_optimizer": self.arch_optimizer.state_dict(),
@@ -222,7 +235,7 @@ def search(config: Config, folder: Path, reporter: Reporter, resume: bool = Fals
     """Train a SuperNet on the configured text, from the beginning or from an unfinished search in `folder`.
 
     Args:
-        config: of the search.
+        config: the configuration.
         folder: the run folder. With torchrun, every process passes the same one.
         reporter: receives the progress.
         resume: refuse to begin a new search.
@@ -242,7 +255,7 @@ def search(config: Config, folder: Path, reporter: Reporter, resume: bool = Fals
         task = SearchTask(session, model, batches, arch_batches, costs)
         try:
             task.architecture()
-        except ParnasError as error:  # no network meets the target
+        except ParnasError as error:  # no network meets the cost target: say so now, not after the last step
             raise ParnasError(
                 f"{error} Nothing was trained; you can use the folder {session.run.folder} again."
             ) from error

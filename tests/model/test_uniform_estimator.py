@@ -133,20 +133,20 @@ def test_weights_from_before_settling_are_kept(corpus: Path, tmp_path: Path) -> 
     changes = {
         "search__uniform_fraction": 0.5,
         "search__alpha_start_step": 2,
-        "search__steps": 20,
-        "train__save_every": 10,
+        "search__steps": 12,
+        "train__save_every": 6,
     }
     run = search(small_config(corpus, **changes), tmp_path / "run", Silent())
     shared, tuned = load(run.folder, supernet_weights=True), load(run.folder)
-    assert (shared.step, tuned.step) == (10, 20)
-    at_rest = load_file(run.checkpoints / "step-00000010" / "model.safetensors")
+    assert (shared.step, tuned.step) == (6, 12)
+    at_rest = load_file(run.checkpoints / "step-00000006" / "model.safetensors")
     assert all(torch.equal(value, at_rest[name]) for name, value in load_file(shared.checkpoint / WEIGHTS).items())
     looked = read_json(run.folder / RERANK)["networks"]
     loss_of = rescorer(run, Silent())
     assert [loss_of(Architecture(each["arch"])) for each in looked] == pytest.approx([each["loss"] for each in looked])
     without = search(small_config(corpus, search__rerank_top_k=0, **changes), tmp_path / "without", Silent())
-    assert load(without.folder, supernet_weights=True).step == 10, "for those who ask for a second look later"
-    fair = search(small_config(corpus, search__uniform_fraction=1.0), tmp_path / "fair", Silent())
+    assert load(without.folder, supernet_weights=True).step == 6, "for those who ask for a second look later"
+    fair = search(small_config(corpus, search__uniform_fraction=1.0, search__steps=8), tmp_path / "fair", Silent())
     assert not fair.supernet.exists(), "the last checkpoint is the same"
 
 

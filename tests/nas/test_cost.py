@@ -77,9 +77,9 @@ def test_penalty_has_a_gradient_in_alpha_above_the_target_alone() -> None:
             assert not alpha.grad.any()
 
 
-@pytest.mark.parametrize("estimator", ["soft", "single_path", "uniform"])
+@pytest.mark.parametrize("estimator", ["soft", "uniform"])
 def test_search_brings_the_expected_cost_to_its_target(corpus: Path, tmp_path: Path, estimator: str) -> None:
-    changes = {"search__steps": 80, "search__alpha_lr": 0.1, "search__alpha_split": 0.2, "search__alpha_every": 2}
+    changes = {"search__steps": 48, "search__alpha_lr": 0.16, "search__alpha_split": 0.2, "search__alpha_every": 2}
     cost = {"search__cost__target": 0.4, "search__cost__metric": "parameters", "search__cost__weight": 20.0}
     run = search(small_config(corpus, search__estimator=estimator, **changes, **cost), tmp_path / "run", Silent())
     shares = [line.expected_cost for line in run.metrics() if line.split == "train"]
@@ -126,7 +126,7 @@ def test_costs_are_kept_in_the_run_folder(tmp_path: Path) -> None:
     write_costs(costs, tmp_path)
     assert read_costs(tmp_path) == costs
     (tmp_path / "costs.json").write_text('{"metric": "money"}')
-    with pytest.raises(ParnasError, match="no costs"):
+    with pytest.raises(ParnasError, match="metric"):
         read_costs(tmp_path)
 
 

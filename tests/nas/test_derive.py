@@ -35,12 +35,12 @@ def with_pi(run: Run, folder: Path, pi: list[list[float]]) -> Run:
 
 
 def test_argmax_entropy_and_margin_of_a_block() -> None:
-    block = BlockChoice.of("f", {"s": 0.2, "f": 0.5, "i": 0.3})
+    block = BlockChoice.from_pi("f", {"s": 0.2, "f": 0.5, "i": 0.3})
     assert block.margin == pytest.approx(0.2)
     assert block.entropy == pytest.approx(-(0.2 * math.log(0.2) + 0.5 * math.log(0.5) + 0.3 * math.log(0.3)))
-    assert BlockChoice.of("f", {"s": 0.0, "f": 1.0}).entropy == 0
-    assert BlockChoice.of("s", {"s": 0.2, "f": 0.5, "i": 0.3}).margin == pytest.approx(-0.3)
-    assert BlockChoice.of("s", {"s": 1.0}).margin == 1
+    assert BlockChoice.from_pi("f", {"s": 0.0, "f": 1.0}).entropy == 0
+    assert BlockChoice.from_pi("s", {"s": 0.2, "f": 0.5, "i": 0.3}).margin == pytest.approx(-0.3)
+    assert BlockChoice.from_pi("s", {"s": 1.0}).margin == 1
 
 
 def test_derives_the_last_pi_and_warns_of_small_margins(search_run: Run, tmp_path: Path) -> None:

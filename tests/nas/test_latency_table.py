@@ -66,21 +66,20 @@ def made_profile() -> Profile:
 
 def test_a_prediction_is_the_fixed_part_and_the_sum() -> None:
     found = made_profile()
-    assert found.predict(Architecture.parse("sfsf"), "inference") == 7 + 5 + 2 + 5 + 2
-    assert found.predict(Architecture.parse("sfsf"), "training") == 20 + 16 + 8 + 16 + 8
-    assert (found.latency("s", "inference"), found.latency("f", "training")) == (5, 8)
+    assert found.predict(Architecture.parse("sfsf")) == 7 + 5 + 2 + 5 + 2
+    assert (found.latency("s"), found.latency("f")) == (5, 2)
 
 
 def test_identity_is_free() -> None:
     found = made_profile()
-    assert found.latency("i", "inference") == found.latency("i", "training") == 0
-    assert found.predict("siif", "inference") == found.predict("sf", "inference")
-    assert found.predict("ii", "training") == 20
+    assert found.latency("i") == 0
+    assert found.predict("siif") == found.predict("sf")
+    assert found.predict("ii") == 7
 
 
 def test_a_layer_that_was_not_measured_is_refused() -> None:
     with pytest.raises(ParnasError, match=r"no layer 'c', only s, f;.*search\.space"):
-        made_profile().predict("sc", "inference")
+        made_profile().predict("sc")
 
 
 def test_timings_are_subtracted_in_each_round_and_divided_by_the_depth() -> None:
@@ -234,7 +233,7 @@ def test_a_real_check_agrees_with_its_own_numbers(measured: Profile) -> None:
     assert len(check.networks) == 4
     for network in check.networks:
         assert network.measured_ms > 0
-        assert network.predicted_ms == pytest.approx(measured.predict(network.arch, "inference"))
+        assert network.predicted_ms == pytest.approx(measured.predict(network.arch))
         assert network.error == pytest.approx(network.predicted_ms / network.measured_ms - 1)
     errors = [abs(network.error) for network in check.networks]
     assert (check.median_error, check.largest_error) == pytest.approx((median(errors), max(errors)))

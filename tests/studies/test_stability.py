@@ -29,7 +29,7 @@ from parnas.training.trainer import Trainer
 
 def choose(pi: dict[str, float]) -> BlockChoice:
     """The likeliest candidate of a block."""
-    return BlockChoice.of(max(pi, key=lambda name: pi[name]), pi)
+    return BlockChoice.from_pi(max(pi, key=lambda name: pi[name]), pi)
 
 
 def random_pi(draw: random.Random, space: str = "sfi") -> dict[str, float]:

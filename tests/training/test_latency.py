@@ -52,4 +52,4 @@ def test_a_profile_is_measured_once_for_each_shape(
     configs = [small_config(corpus, **changes) for changes in shapes]
     kept = [cached_profile(config, Silent()) for config in [*configs, *configs]]
     assert measured == configs
-    assert [each.latency("s", "inference") for each in kept] == [1, 2, 3, 4, 1, 2, 3, 4]
+    assert [each.latency("s") for each in kept] == [1, 2, 3, 4, 1, 2, 3, 4]
