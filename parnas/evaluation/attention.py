@@ -4,19 +4,18 @@ Shapes: B batch, H heads, T tokens of a segment or text, K keys (compressed memo
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
 import pandas as pd
 import torch
-from numpy.typing import NDArray
 from torch.nn import functional as F
 
 from parnas.architecture import IDENTITY, Architecture
 from parnas.data.batching import evaluation_batches
 from parnas.errors import ParnasError
 from parnas.evaluation.loading import EvalRun
+from parnas.figures.attention_maps import AttentionMap
 from parnas.model.blocks import Block
 from parnas.model.memory import Memory
 from parnas.model.transformer_xl import TransformerXL
@@ -107,17 +106,6 @@ def _add_by_part(sums: dict[str, torch.Tensor], weights: torch.Tensor, compresse
             longest = max(len(total), len(new))
             padded_total, padded_new = (F.pad(each, (longest - len(each), 0)) for each in (total, new))
             sums[part] = padded_total + padded_new
-
-
-@dataclass(frozen=True)
-class AttentionMap:
-    """The attention weights of one layer on one text."""
-
-    block: int  # position in the architecture string, from 1
-    layer: str
-    weights: NDArray[np.float32]  # [H, T, K]; those of a query add up to 1, and are 0 for later keys
-    queries: tuple[str, ...]  # [T] tokens of the text
-    keys: tuple[str, ...]  # [K] compressed memory, memory of the text before, and the text
 
 
 @torch.no_grad()

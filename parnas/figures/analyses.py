@@ -2,26 +2,24 @@
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import cycle
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import StrMethodFormatter
 
 from parnas.figures.colours import RUN_COLOURS
-from parnas.figures.style import INK, LABEL_SIZE, MARKERS, SMALL_SIZE, new_figure, save_png, shorten, tidy
+from parnas.figures.style import INK, LABEL_SIZE, MARKERS, SMALL_SIZE, new_figure, save_png, shorten, styled, tidy
 
 _PART_COLOURS = {"compressed memory": "#009e73", "memory": "#0072b2", "segment": "#d55e00"}
-LONGEST_NAME = 40
+_LONGEST_NAME = 40
 
 
+@styled
 def draw_attention(table: pd.DataFrame, folder: Path) -> list[Path]:
     """Write the average attention weight by age of each run, one panel per block with attention."""
     runs = [(str(run), rows) for run, rows in table.groupby("run", sort=False)]
@@ -49,21 +47,21 @@ def _draw_ages(run: str, table: pd.DataFrame, path: Path) -> Path:
         tidy(axes)
         colours = [_PART_COLOURS[part] for part in ages["part"]]
         axes.bar(range(len(ages)), ages["per_position"], color=colours, width=0.85)
-        axes.set_title(f"block {ages['block'].iloc[0]}: {ages['layer'].iloc[0]}", fontsize=SMALL_SIZE, color=INK, pad=3)
+        axes.set_title(f"block {ages['block'].iloc[0]}: {ages['layer'].iloc[0]}")
         axes.grid(False, axis="x")
         axes.set_xticks([])
     for axes in grid[len(blocks) :]:
         axes.remove()
     parts = [part for part in _PART_COLOURS if part in set(table["part"])]
-    place = {"loc": "upper left", "bbox_to_anchor": (0.0, 1 - 0.28 / height)}
-    _legend(figure, [Patch(color=_PART_COLOURS[part]) for part in parts], parts, ncols=3, **place)
-    name = shorten(run, LONGEST_NAME)
-    figure.text(0.1 / width, 1 - 0.18 / height, name, fontsize=LABEL_SIZE, color=INK, va="center")
-    figure.supylabel("average weight of a position", fontsize=SMALL_SIZE, color=INK, x=0.1 / width, ha="left")
-    figure.supxlabel("the oldest at the left", fontsize=LABEL_SIZE, color=INK, y=0.08 / height, va="bottom")
+    handles = [Patch(color=_PART_COLOURS[part]) for part in parts]
+    figure.legend(handles, parts, ncols=3, loc="upper left", bbox_to_anchor=(0.0, 1 - 0.28 / height))
+    figure.text(0.1 / width, 1 - 0.18 / height, shorten(run, _LONGEST_NAME), va="center")
+    figure.supylabel("average weight of a position", fontsize=SMALL_SIZE, x=0.1 / width, ha="left")
+    figure.supxlabel("the oldest at the left", y=0.08 / height, va="bottom")
     return save_png(figure, path)
 
 
+@styled
 def draw_frequency(table: pd.DataFrame, folder: Path) -> list[Path]:
     """Write perplexity per word by its occurrences; for several runs also the improvement over the first one."""
     runs = [(str(run), rows) for run, rows in table.groupby("run", sort=False)]
@@ -86,14 +84,15 @@ def draw_frequency(table: pd.DataFrame, folder: Path) -> list[Path]:
         tidy(axes)
         axes.grid(False, axis="x")
         axes.set_xticks(range(len(labels)), [label.replace(" ", "\n", 1) for label in labels], fontsize=SMALL_SIZE)
-        axes.set_title(title, fontsize=LABEL_SIZE, color=INK)
+        axes.set_title(title, fontsize=LABEL_SIZE, pad=6)
     if panels == 2:
         grid[1].axhline(0, color=INK, linewidth=0.6)
     handles = [Patch(color=colour) for _, colour in zip(runs, cycle(RUN_COLOURS), strict=False)]
-    _legend(figure, handles, [shorten(run, LONGEST_NAME) for run, _ in runs], loc="lower left")
+    figure.legend(handles, [shorten(run, _LONGEST_NAME) for run, _ in runs], loc="lower left")
     return [save_png(figure, folder / "frequency.png")]
 
 
+@styled
 def draw_memory(table: pd.DataFrame, folder: Path) -> list[Path]:
     """Write perplexity per token over the positions of memory that attention sees, on a log axis.
 
@@ -110,18 +109,14 @@ def draw_memory(table: pd.DataFrame, folder: Path) -> list[Path]:
         seen, unseen = rows[rows["sees"] > 0], rows[rows["sees"] == 0]
         handles += axes.plot(seen["sees"], seen["ppl"], color=colour, marker=marker, markersize=4, linewidth=1.2)
         without = f", {unseen['ppl'].iloc[0]:.2f} without memory" if len(unseen) else ""
-        names.append(f"{shorten(str(rows['run'].iloc[0]), LONGEST_NAME)}, {rows['varied'].iloc[0]} varied{without}")
+        names.append(f"{shorten(str(rows['run'].iloc[0]), _LONGEST_NAME)}, {rows['varied'].iloc[0]} varied{without}")
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axes.minorticks_off()
-    axes.set_xlabel("positions of memory that attention sees", fontsize=LABEL_SIZE, color=INK)
-    axes.set_ylabel("perplexity per token", fontsize=LABEL_SIZE, color=INK)
-    _legend(figure, handles, names, loc="lower left")
+    axes.set_xlabel("positions of memory that attention sees")
+    axes.set_ylabel("perplexity per token")
+    figure.legend(handles, names, loc="lower left")
     return [save_png(figure, folder / "memory.png")]
-
-
-def _legend(figure: Figure, handles: Sequence[Artist], names: Sequence[str], **place: Any) -> None:
-    figure.legend(handles, names, frameon=False, fontsize=SMALL_SIZE, labelcolor=INK, **place)
 
 
 DRAW: dict[str, Callable[[pd.DataFrame, Path], list[Path]]] = {

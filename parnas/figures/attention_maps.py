@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -13,41 +13,29 @@ from numpy.typing import NDArray
 
 from parnas.errors import ParnasError
 from parnas.figures.heatmap import COLOURS
-from parnas.figures.style import FRAME, INK, LABEL_SIZE, MONOSPACE, PNG_DPI, SMALL_SIZE, new_figure, save_png
+from parnas.figures.style import FRAME, INK, MONOSPACE, PNG_DPI, SMALL_SIZE, new_figure, save_png, styled
 
-NORM, TICKS = PowerNorm(0.5, 0, 1), [0, 0.05, 0.2, 0.5, 1]  # square root: most weights of many are small
-TOKEN, TOKEN_SIZE = 0.13, 6.5  # inches for a token, and points of its name
-LEAST, LARGEST = 1.0, 4.0  # inches of a map; the larger one where names are not written
+_NORM, _TICKS = PowerNorm(0.5, 0, 1), [0, 0.05, 0.2, 0.5, 1]  # square root: most weights of many are small
+_TOKEN, _TOKEN_SIZE = 0.13, 6.5  # inches for a token, and points of its name
+_LEAST, _LARGEST = 1.0, 4.0  # inches of a map; the larger one where names are not written
 _MOST = 64  # tokens whose names are written
-MOST_PIXELS, LONGEST_SIDE = 100_000_000, 30_000  # of a picture, and of a side of it
-LEFT, RIGHT, TOP, GAP = 0.95, 0.65, 0.45, 0.22  # inches
+_MOST_PIXELS, _LONGEST_SIDE = 100_000_000, 30_000  # of a picture, and of a side of it
+_LEFT, _RIGHT, _TOP, _GAP = 0.95, 0.65, 0.45, 0.22  # inches
 
 
-class LayerMap(Protocol):
-    """Attention weights of a layer [heads, queries, keys]; see `parnas.evaluation.attention`."""
+@dataclass(frozen=True)
+class AttentionMap:
+    """The attention weights of one layer on one text."""
 
-    @property
-    def block(self) -> int:
-        """Number of the block."""
-
-    @property
-    def layer(self) -> str:
-        """Name of the layer."""
-
-    @property
-    def weights(self) -> NDArray[np.float32]:
-        """Weights of each head [H, T, K]."""
-
-    @property
-    def queries(self) -> tuple[str, ...]:
-        """Tokens of the T queries."""
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """Tokens of the K keys, memory first."""
+    block: int  # position in the architecture string, from 1
+    layer: str
+    weights: NDArray[np.float32]  # [H, T, K]; those of a query add up to 1, and are 0 for later keys
+    queries: tuple[str, ...]  # [T] tokens of the text
+    keys: tuple[str, ...]  # [K] compressed memory, memory of the text before, and the text
 
 
-def draw_attention_maps(maps: Sequence[LayerMap], path: Path) -> Path:
+@styled
+def draw_attention_maps(maps: Sequence[AttentionMap], path: Path) -> Path:
     """Draw the heads of layers; a line divides memory from the text.
 
     Raises `ParnasError` where there is no map, or too many for a picture.
@@ -58,46 +46,46 @@ def draw_attention_maps(maps: Sequence[LayerMap], path: Path) -> Path:
     cell = _inches(max(len(each.keys) for each in maps)), _inches(max(len(each.queries) for each in maps))
     written = [name for each in maps if len(each.keys) <= _MOST for name in each.keys]
     names = 0.1 + 0.057 * max(map(len, written), default=0)  # inches below the lowest row
-    width = LEFT + heads * cell[0] + (heads - 1) * GAP + RIGHT
-    height = TOP + len(maps) * cell[1] + (len(maps) - 1) * GAP + names + 0.3
+    width = _LEFT + heads * cell[0] + (heads - 1) * _GAP + _RIGHT
+    height = _TOP + len(maps) * cell[1] + (len(maps) - 1) * _GAP + names + 0.3
     across, down = round(width * PNG_DPI), round(height * PNG_DPI)
-    if max(across, down) > LONGEST_SIDE or across * down > MOST_PIXELS:
+    if max(across, down) > _LONGEST_SIDE or across * down > _MOST_PIXELS:
         raise ParnasError(
             f"{len(maps)} layers of up to {heads} heads would make a picture of {across:,} × {down:,} pixels; draw "
             "fewer of the maps at once, or a shorter text."
         )
     figure = new_figure(width, height)
     for row, each in enumerate(maps):
-        bottom = height - TOP - (row + 1) * cell[1] - row * GAP
+        bottom = height - _TOP - (row + 1) * cell[1] - row * _GAP
         for head, weights in enumerate(each.weights):
-            left = LEFT + head * (cell[0] + GAP)
+            left = _LEFT + head * (cell[0] + _GAP)
             axes = figure.add_axes((left / width, bottom / height, cell[0] / width, cell[1] / height))
             _draw_map(axes, each, weights, row == len(maps) - 1, head == 0)
             if row == 0:
-                axes.set_title(f"head {head + 1}", fontsize=SMALL_SIZE, color=INK, pad=4)
+                axes.set_title(f"head {head + 1}", pad=4)
         label = f"block {each.block}\n{each.layer}".replace(":", "\n").replace(",", "\n")
-        figure.text(0.06 / width, (bottom + cell[1]) / height, label, fontsize=SMALL_SIZE, color=INK, va="top")
-    place = (width - RIGHT + 0.15) / width, (height - TOP - cell[1]) / height, 0.1 / width, cell[1] / height
+        figure.text(0.06 / width, (bottom + cell[1]) / height, label, fontsize=SMALL_SIZE, va="top")
+    place = (width - _RIGHT + 0.15) / width, (height - _TOP - cell[1]) / height, 0.1 / width, cell[1] / height
     scale = figure.add_axes(place)
-    figure.colorbar(ScalarMappable(NORM, COLOURS), cax=scale, ticks=TICKS).outline.set_edgecolor(FRAME)
-    scale.set_yticklabels([f"{tick:g}" for tick in TICKS])
-    scale.tick_params(labelsize=TOKEN_SIZE, color=FRAME, labelcolor=INK)
-    scale.set_title("weight", fontsize=SMALL_SIZE, color=INK, pad=4)
-    figure.text(0.5, 0.06 / height, "keys, the oldest at the left", fontsize=LABEL_SIZE, color=INK, ha="center")
+    figure.colorbar(ScalarMappable(_NORM, COLOURS), cax=scale, ticks=_TICKS).outline.set_edgecolor(FRAME)
+    scale.set_yticklabels([f"{tick:g}" for tick in _TICKS])
+    scale.tick_params(labelsize=_TOKEN_SIZE, color=FRAME, labelcolor=INK)
+    scale.set_title("weight", pad=4)
+    figure.text(0.5, 0.06 / height, "keys, the oldest at the left", ha="center")
     return save_png(figure, path)
 
 
 def _inches(tokens: int) -> float:
     """Return the side in inches of a map with `tokens` tokens along it."""
-    return min(max(LEAST, TOKEN * tokens), LARGEST if tokens > _MOST else math.inf)
+    return min(max(_LEAST, _TOKEN * tokens), _LARGEST if tokens > _MOST else math.inf)
 
 
-def _draw_map(axes: Axes, each: LayerMap, weights: NDArray[np.float32], lowest: bool, first: bool) -> None:
+def _draw_map(axes: Axes, each: AttentionMap, weights: NDArray[np.float32], lowest: bool, first: bool) -> None:
     """Draw the weights of a head [T, K], the first query at the top."""
-    axes.pcolormesh(weights, cmap=COLOURS, norm=NORM)
+    axes.pcolormesh(weights, cmap=COLOURS, norm=_NORM)
     axes.invert_yaxis()
     axes.spines[:].set_color(FRAME)
-    axes.tick_params(length=0, labelsize=TOKEN_SIZE, labelcolor=INK, pad=1)
+    axes.tick_params(length=0, labelsize=_TOKEN_SIZE, labelcolor=INK, pad=1)
     axes.axvline(len(each.keys) - len(each.queries), color=FRAME, linewidth=0.8)
     for shown, tokens, axis in ((lowest, each.keys, axes.xaxis), (first, each.queries, axes.yaxis)):
         written = shown and len(tokens) <= _MOST

@@ -46,11 +46,6 @@ def shade_of(colour: str, least: tuple[float, float] = LINE_CONTRAST) -> Shade:
     return Shade(_with_contrast(colour, "#000000", LIGHT, least[0]), _with_contrast(colour, "#ffffff", DARK, least[1]))
 
 
-def ink_on(colour: str) -> str:
-    """Return black or white, whichever is easier to read on a colour."""
-    return max(("#ffffff", "#000000"), key=lambda ink: contrast(ink, colour))
-
-
 def contrast(first: str, second: str) -> float:
     """Return the contrast ratio of WCAG 2.2, from 1 for equal colours to 21."""
     low, high = sorted((_luminance(first), _luminance(second)))

@@ -15,8 +15,6 @@ from parnas.architecture import Architecture
 from parnas.errors import ParnasError
 from parnas.figures.colours import RUN_COLOURS
 from parnas.figures.style import (
-    INK,
-    LABEL_SIZE,
     MARKERS,
     MONOSPACE,
     NOTE_SIZE,
@@ -25,17 +23,18 @@ from parnas.figures.style import (
     new_figure,
     save_png,
     shorten,
+    styled,
     tidy,
 )
 from parnas.runs.records import MetricsRecord
 from parnas.runs.run import METRICS, Run, name_runs
 
 _MOST_MARKERS = 12  # on one line
-LONGEST_NAME, LONGEST_STRING = 44, 40
-WIDTH, PLOT_HEIGHT = 8.0, 4.0  # inches
-LEFT, RIGHT, TOP, BOTTOM = 0.75, 0.2, 0.2, 0.6  # inches around the plot
-ROW_HEIGHT = 0.143  # inches of a line of the legend, which lies below
-CHARACTER, HANDLE = 0.0628, 0.4  # inches of a character and of a line sample in the legend
+_LONGEST_NAME, _LONGEST_STRING = 44, 40
+_WIDTH, _PLOT_HEIGHT = 8.0, 4.0  # inches
+_LEFT, _RIGHT, _TOP, _BOTTOM = 0.75, 0.2, 0.2, 0.6  # inches around the plot
+_ROW_HEIGHT = 0.143  # inches of a line of the legend, which lies below
+_CHARACTER, _HANDLE = 0.0628, 0.4  # inches of a character and of a line sample in the legend
 _CUT_ABOVE = 2.0  # times the highest validation, above which the first steps of training are cut off
 
 Points = list[tuple[int, float]]  # step, perplexity
@@ -98,30 +97,32 @@ def draw_learning_curves(runs: Sequence[Run], path: Path) -> Path:
     return draw_curves(curves, path, warnings)
 
 
+@styled
 def draw_curves(curves: Sequence[Curves], path: Path, warnings: Iterable[str] = ()) -> Path:
     """Write curves that were read before, with sentences of warning below them."""
     return save_png(plot_curves(curves, notes=[" ".join(curve_notes(curves)), *warnings]), path)
 
 
+@styled
 def plot_curves(
     curves: Sequence[Curves],
     label: str = "perplexity per token",
     log: bool = True,
-    width: float = WIDTH,
+    width: float = _WIDTH,
     notes: Sequence[str] = (),
 ) -> Figure:
     """Plot curves above a legend with the last validation, name and architecture of each run, the lowest first."""
     curves = sorted(curves, key=lambda run: run.last)
-    legend_height = ROW_HEIGHT * (len(curves) + len(notes) + 1.2)
-    plot_height = min(PLOT_HEIGHT, 0.7 * width)
-    height = TOP + plot_height + BOTTOM + legend_height
+    legend_height = _ROW_HEIGHT * (len(curves) + len(notes) + 1.2)
+    plot_height = min(_PLOT_HEIGHT, 0.7 * width)
+    height = _TOP + plot_height + _BOTTOM + legend_height
     figure = new_figure(width, height)
-    bottom = (legend_height + BOTTOM) / height
-    axes = figure.add_axes((LEFT / width, bottom, 1 - (LEFT + RIGHT) / width, plot_height / height))
+    bottom = (legend_height + _BOTTOM) / height
+    axes = figure.add_axes((_LEFT / width, bottom, 1 - (_LEFT + _RIGHT) / width, plot_height / height))
     handles = [_plot_run(axes, run, index) for index, run in enumerate(curves)]
     tidy(axes)
-    axes.set_xlabel("step", fontsize=LABEL_SIZE, color=INK)
-    axes.set_ylabel(label, fontsize=LABEL_SIZE, color=INK)
+    axes.set_xlabel("step")
+    axes.set_ylabel(label)
     axes.xaxis.set_major_locator(MaxNLocator(max(2, int(width))))
     axes.xaxis.set_major_formatter(FuncFormatter(format_step))
     if log:
@@ -129,7 +130,7 @@ def plot_curves(
     if (limit := _cut(curves)) is not None:
         axes.set_ylim(top=limit)
     _plot_legend(figure, handles, curves, legend_height / height)
-    figure.text(LEFT / width, 0.1 / height, "\n".join(notes), fontsize=NOTE_SIZE, color=INK, linespacing=1.4)
+    figure.text(_LEFT / width, 0.1 / height, "\n".join(notes), fontsize=NOTE_SIZE, linespacing=1.4)
     return figure
 
 
@@ -177,14 +178,14 @@ def _set_log_axis(axes: Axes) -> None:
 def _plot_legend(figure: Figure, handles: Sequence[Line2D], curves: Sequence[Curves], top: float) -> None:
     """Write a table below the plot: line, last validation perplexity, name and, where there is room, architecture."""
     width = figure.get_figwidth()
-    narrow = width < WIDTH
-    left = 0.1 if narrow else LEFT
-    longest = int((width - left - HANDLE) / CHARACTER) - 10 if narrow else LONGEST_NAME
+    narrow = width < _WIDTH
+    left = 0.1 if narrow else _LEFT
+    longest = int((width - left - _HANDLE) / _CHARACTER) - 10 if narrow else _LONGEST_NAME
     rows = [
         (
             f"{run.last:,.2f}" if run.valid else "–",
             shorten(run.name, longest),
-            "" if narrow else shorten(run.string, LONGEST_STRING),
+            "" if narrow else shorten(run.string, _LONGEST_STRING),
         )
         for run in curves
     ]
@@ -195,8 +196,6 @@ def _plot_legend(figure: Figure, handles: Sequence[Line2D], curves: Sequence[Cur
         loc="upper left",
         bbox_to_anchor=(left / width, top),
         prop={"family": MONOSPACE, "size": NOTE_SIZE},
-        labelcolor=INK,
-        frameon=False,
         borderpad=0,
         borderaxespad=0,
         labelspacing=0.35,

@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize, to_rgb
+from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.text import Annotation, Text
 from PIL import Image
@@ -28,27 +29,28 @@ from parnas.figures.style import (
     new_figure,
     save_png,
     shorten,
+    styled,
     thin,
 )
 from parnas.runs.files import atomic_file, read_json
 from parnas.runs.pi_history import PiHistory
 
 COLOURS = matplotlib.colormaps["Blues"]
-NORM = Normalize(0, 1)
+_NORM = Normalize(0, 1)
 _WHITE_TEXT_ABOVE = 0.55
 _GIF_DPI = 100
 LAST_FRAME_MS = 2500
 
 # Layout in points, so that one picture holds at every resolution.
-LEFT, RIGHT, TOP, BOTTOM = 106.0, 62.0, 52.0, 38.0
-LABEL_ADVANCE, LONGEST_LABEL = 5.5, 48  # width of a character in the names at the left, and the most of them
-ROW_HEIGHT = 30.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 106.0, 62.0, 52.0, 38.0
+_LABEL_ADVANCE, _LONGEST_LABEL = 5.5, 48  # width of a character in the names at the left, and the most of them
+_ROW_HEIGHT = 30.0
 _COLUMN_WIDTH = 32.0
 _AREA_WIDTHS = (250.0, 700.0)  # least and most of the heatmap itself
-STRING_SIZE, VALUE_SIZE = 11.0, 7.5
+_STRING_SIZE, _VALUE_SIZE = 11.0, 7.5
 _MONOSPACE_ADVANCE = 0.603  # width of a character as a share of its size
-UPRIGHT_WIDTH, TURNED_WIDTH = 20.0, 10.0  # least column that holds a value upright, or turned by a quarter
-NUMBER_WIDTH = 16.0  # least distance between two numbers of blocks
+_UPRIGHT_WIDTH, _TURNED_WIDTH = 20.0, 10.0  # least column that holds a value upright, or turned by a quarter
+_NUMBER_WIDTH = 16.0  # least distance between two numbers of blocks
 
 FRAME_MS = 80
 _CONSENSUS = "#e69f00"  # the frame around the consensus, an orange that no layer has
@@ -80,25 +82,18 @@ DEFAULTS = AnimationOptions()
 class Heatmap:
     """A figure drawn once, on which only the cells, their values and the title change from frame to frame."""
 
+    @styled
     def __init__(self, history: PiHistory, width_px: int | None = None, dpi: float = _GIF_DPI) -> None:
         self._history = history
-        candidates = len(history.space)
-        left = max(LEFT, 12 + LABEL_ADVANCE * max(map(len, _row_labels(history.space))))
-        area = float(np.clip(_COLUMN_WIDTH * history.blocks, *_AREA_WIDTHS))
-        width, height = left + area + RIGHT, TOP + ROW_HEIGHT * candidates + BOTTOM
-        figure = new_figure(width / 72, height / 72, dpi if width_px is None else 72 * width_px / width)
-        bottom, inner_height = BOTTOM / height, 1 - (TOP + BOTTOM) / height
-        self.axes = figure.add_axes((left / width, bottom, area / width, inner_height))
-        _label_axes(self.axes, history.space, history.blocks, area / history.blocks)
-        _draw_scale(figure.add_axes(((left + area + 16) / width, bottom, 9 / width, inner_height)), "pi")
-
+        self.axes, column = _new_axes(history.space, history.blocks, "pi", dpi, width_px)
+        figure = self.axes.figure
         self.cells = self.axes.pcolormesh(
-            history.pi[0].T, cmap=COLOURS, norm=NORM, edgecolors="white", linewidth=0.8, animated=True
+            history.pi[0].T, cmap=COLOURS, norm=_NORM, edgecolors="white", linewidth=0.8, animated=True
         )
-        self.title = self._title(29, LABEL_SIZE)
-        self.string = self._title(10, STRING_SIZE, family=MONOSPACE, weight="bold")
-        self._longest_string = int(area / (STRING_SIZE * _MONOSPACE_ADVANCE))
-        self.values = self._value_texts(area / history.blocks)
+        self.title = _title(self.axes, "", animated=True)
+        self.string = _architecture_title(self.axes, "", animated=True)
+        self._longest_string = _longest_title(history.blocks * column)
+        self.values = self._value_texts(column)
 
         self._canvas = cast(Any, figure.canvas)  # Agg's, whose drawing methods carry no types
         self._canvas.draw()
@@ -125,27 +120,13 @@ class Heatmap:
             text.set_text(f"{value:.2f}")
             text.set_color("white" if value > _WHITE_TEXT_ABOVE else INK)
 
-    def _title(self, above: float, size: float, **font: Any) -> Annotation:
-        """Add a line of text `above` points over the heatmap."""
-        return self.axes.annotate(
-            "",
-            (0, 1),
-            (0, above),
-            xycoords="axes fraction",
-            textcoords="offset points",
-            fontsize=size,
-            color=INK,
-            animated=True,
-            **font,
-        )
-
     def _value_texts(self, column: float) -> list[Text]:
         """Add a text per block for its largest probability; nothing where a column is too narrow to hold it."""
-        if column < TURNED_WIDTH:
+        if column < _TURNED_WIDTH:
             return []
-        rotation = 0 if column >= UPRIGHT_WIDTH else 90
+        rotation = 0 if column >= _UPRIGHT_WIDTH else 90
         font: dict[str, Any] = {
-            "size": VALUE_SIZE,
+            "size": _VALUE_SIZE,
             "ha": "center",
             "va": "center_baseline" if rotation == 0 else "center",
         }
@@ -176,6 +157,7 @@ def draw_pi_frames(history: PiHistory, folder: Path) -> list[Path]:
     return paths
 
 
+@styled
 def draw_votes(folder: Path) -> Path:
     """Draw the `stability.json` of a folder as `votes.png`: votes of the seeds, and frames around the consensus."""
     content = read_json(folder / "stability.json")
@@ -186,56 +168,67 @@ def draw_votes(folder: Path) -> Path:
         chosen = [space.index(block["consensus"]) for block in blocks]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ParnasError(f"{folder / 'stability.json'} is not a file of parnas stability; run it again.") from error
-    area = float(np.clip(_COLUMN_WIDTH * len(blocks), *_AREA_WIDTHS))
-    column = area / len(blocks)
-    width, height = LEFT + area + RIGHT, TOP + ROW_HEIGHT * len(space) + BOTTOM
-    figure = new_figure(width / 72, height / 72)
-    bottom, inner_height = BOTTOM / height, 1 - (TOP + BOTTOM) / height
-    axes = figure.add_axes((LEFT / width, bottom, area / width, inner_height))
-    axes.pcolormesh(votes.T / seeds, cmap=COLOURS, norm=NORM, edgecolors="white", linewidth=0.8)
-    _label_axes(axes, space, len(blocks), column)
-    _draw_scale(figure.add_axes(((LEFT + area + 16) / width, bottom, 9 / width, inner_height)), "share")
+    axes, column = _new_axes(space, len(blocks), "share")
+    axes.pcolormesh(votes.T / seeds, cmap=COLOURS, norm=_NORM, edgecolors="white", linewidth=0.8)
     for block, row in enumerate(votes):
         axes.add_patch(Rectangle((block, chosen[block]), 1, 1, fill=False, edgecolor=_CONSENSUS, linewidth=1.4))
-        for candidate, count in enumerate(row if column >= TURNED_WIDTH else ()):
+        for candidate, count in enumerate(row if column >= _TURNED_WIDTH else ()):
             if count:
                 colour = "white" if count / seeds > _WHITE_TEXT_ABOVE else INK
                 place = block + 0.5, candidate + 0.5
-                axes.text(*place, str(count), size=VALUE_SIZE, ha="center", va="center_baseline", color=colour)
-    longest = int(area / (STRING_SIZE * _MONOSPACE_ADVANCE))
-    font: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "color": INK}
-    axes.annotate(f"votes of {seeds} seeds; framed: the consensus", (0, 1), (0, 29), fontsize=LABEL_SIZE, **font)
-    font |= {"fontsize": STRING_SIZE, "family": MONOSPACE, "weight": "bold"}
-    axes.annotate(shorten(consensus, longest), (0, 1), (0, 10), **font)
-    return save_png(figure, folder / "figures" / "votes.png")
+                axes.text(*place, str(count), size=_VALUE_SIZE, ha="center", va="center_baseline", color=colour)
+    _title(axes, f"votes of {seeds} seeds; framed: the consensus")
+    _architecture_title(axes, shorten(consensus, _longest_title(len(blocks) * column)))
+    return save_png(cast(Figure, axes.figure), folder / "figures" / "votes.png")
 
 
-def _row_labels(space: Sequence[str]) -> list[str]:
-    """Return the text at the left of each candidate's row."""
-    return [shorten(candidate_label(name), LONGEST_LABEL) for name in space]
+def _new_axes(
+    space: Sequence[str], blocks: int, scale: str, dpi: float = PNG_DPI, width_px: int | None = None
+) -> tuple[Axes, float]:
+    """Create a figure with empty axes and the scale of the colours.
 
-
-def _label_axes(axes: Axes, space: Sequence[str], blocks: int, column: float) -> None:
-    """Write the candidates' names at the left, in their colours, and the block numbers below, `column` points apart."""
+    Returns:
+        The axes, with the candidates' names at the left in their colours and the block numbers below, and the width of
+        a column in points.
+    """
+    labels = [shorten(candidate_label(name), _LONGEST_LABEL) for name in space]
+    left = max(_LEFT, 12 + _LABEL_ADVANCE * max(map(len, labels)))
+    area = float(np.clip(_COLUMN_WIDTH * blocks, *_AREA_WIDTHS))
+    width, height = left + area + _RIGHT, _TOP + _ROW_HEIGHT * len(space) + _BOTTOM
+    figure = new_figure(width / 72, height / 72, dpi if width_px is None else 72 * width_px / width)
+    bottom, inner_height = _BOTTOM / height, 1 - (_TOP + _BOTTOM) / height
+    axes = figure.add_axes((left / width, bottom, area / width, inner_height))
     axes.set_xlim(0, blocks)
     axes.set_ylim(len(space), 0)
     axes.spines[:].set_visible(False)
-    every = next(n for n in (1, 2, 5, 10, 20, 50, 100) if n * column >= NUMBER_WIDTH)
+    column = area / blocks
+    every = next(n for n in (1, 2, 5, 10, 20, 50, 100) if n * column >= _NUMBER_WIDTH)
     numbers = [n for n in range(1, blocks + 1) if n % every == 0 or n == 1]
-    axes.set_xticks([n - 0.5 for n in numbers], [str(n) for n in numbers], fontsize=SMALL_SIZE, color=INK)
-    axes.set_xlabel("block", fontsize=LABEL_SIZE, color=INK, labelpad=2)
-    axes.set_yticks(np.arange(len(space)) + 0.5, _row_labels(space), fontsize=LABEL_SIZE)
+    axes.set_xticks([n - 0.5 for n in numbers], [str(n) for n in numbers], fontsize=SMALL_SIZE)
+    axes.set_xlabel("block", labelpad=2)
+    axes.set_yticks(np.arange(len(space)) + 0.5, labels, fontsize=LABEL_SIZE)
     for label, colour in zip(axes.get_yticklabels(), candidate_colours(space).values(), strict=True):
         label.set_color(colour)
     axes.tick_params(length=0)
+    scale_axes = figure.add_axes(((left + area + 16) / width, bottom, 9 / width, inner_height))
+    figure.colorbar(ScalarMappable(_NORM, COLOURS), cax=scale_axes, ticks=[0, 0.5, 1]).outline.set_edgecolor(FRAME)
+    scale_axes.tick_params(labelsize=SMALL_SIZE, color=FRAME, labelcolor=INK)
+    scale_axes.set_title(scale, fontsize=LABEL_SIZE, pad=6)
+    return axes, column
 
 
-def _draw_scale(axes: Axes, title: str) -> None:
-    """Draw the colour scale from 0 to 1."""
-    bar = axes.figure.colorbar(ScalarMappable(NORM, COLOURS), cax=axes, ticks=[0, 0.5, 1])
-    bar.outline.set_edgecolor(FRAME)
-    axes.tick_params(labelsize=SMALL_SIZE, color=FRAME, labelcolor=INK)
-    axes.set_title(title, fontsize=LABEL_SIZE, color=INK, pad=6)
+def _title(axes: Axes, text: str, above: float = 29, **font: Any) -> Annotation:
+    """Write a line of text `above` points over the heatmap."""
+    return axes.annotate(text, (0, 1), (0, above), xycoords="axes fraction", textcoords="offset points", **font)
+
+
+def _architecture_title(axes: Axes, architecture: str, **font: Any) -> Annotation:
+    return _title(axes, architecture, 10, fontsize=_STRING_SIZE, family=MONOSPACE, weight="bold", **font)
+
+
+def _longest_title(width: float) -> int:
+    """Return the number of characters of an architecture over a heatmap `width` points wide."""
+    return int(width / (_STRING_SIZE * _MONOSPACE_ADVANCE))
 
 
 def _palette(space: Sequence[str]) -> Image.Image:

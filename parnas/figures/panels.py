@@ -10,15 +10,14 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from parnas.figures.colours import RUN_COLOURS, candidate_colours
 from parnas.figures.style import (
-    INK,
     LABEL_SIZE,
-    SMALL_SIZE,
     candidate_handles,
     format_step,
     line_style,
     new_figure,
     save_png,
     shorten,
+    styled,
     thin,
     tidy,
 )
@@ -26,15 +25,15 @@ from parnas.runs.pi_history import PiHistory
 
 _MOST_COLUMNS = 8
 # Inches; each panel's size includes the room for its title and labels.
-PANEL_WIDTH, PANEL_HEIGHT = 1.45, 1.3
-MONITOR_WIDTH, MONITOR_HEIGHT = 2.9, 1.7
-LEFT, RIGHT, TOP, BOTTOM = 0.6, 0.2, 0.55, 0.45
+_PANEL_WIDTH, _PANEL_HEIGHT = 1.45, 1.3
+_MONITOR_WIDTH, _MONITOR_HEIGHT = 2.9, 1.7
+_LEFT, _RIGHT, _TOP, _BOTTOM = 0.6, 0.2, 0.55, 0.45
 _LEGEND_ROW = 0.19  # further rows of the legend
-CHARACTER, HANDLE = 0.08, 0.55  # about the width of a character in the legend, and of a line with its margins
+_CHARACTER, _HANDLE = 0.08, 0.55  # about the width of a character in the legend, and of a line with its margins
 _LONGEST_TITLE = 20  # characters over a panel
 
 
-class MonitoredValue(NamedTuple):
+class _MonitoredValue(NamedTuple):
     """Title and unit of a value in `metrics.jsonl` that shows how a search proceeds."""
 
     title: str
@@ -42,29 +41,31 @@ class MonitoredValue(NamedTuple):
 
 
 MONITORED = {
-    "entropy": MonitoredValue("Entropy of pi", "nats, mean over blocks"),
-    "identity_share": MonitoredValue("Share of identity", "pi of identity, mean over blocks"),
-    "argmax_changes": MonitoredValue("Changes of the architecture", "changes of the most probable one"),
-    "expected_cost": MonitoredValue("Expected cost", "interleaved = 1"),
-    "gap": MonitoredValue("Mixture loss minus derived", "nats of validation loss"),
-    "tau": MonitoredValue("Temperature", "tau"),
+    "entropy": _MonitoredValue("Entropy of pi", "nats, mean over blocks"),
+    "identity_share": _MonitoredValue("Share of identity", "pi of identity, mean over blocks"),
+    "argmax_changes": _MonitoredValue("Changes of the architecture", "changes of the most probable one"),
+    "expected_cost": _MonitoredValue("Expected cost", "interleaved = 1"),
+    "gap": _MonitoredValue("Mixture loss minus derived", "nats of validation loss"),
+    "tau": _MonitoredValue("Temperature", "tau"),
 }
 
 
+@styled
 def draw_pi_lines(history: PiHistory, path: Path) -> Path:
     """Write pi of every candidate over the steps, one panel per block titled with its most probable candidate."""
     return save_png(plot_pi_lines(history), path)
 
 
+@styled
 def plot_pi_lines(history: PiHistory, columns: int = _MOST_COLUMNS, most_points: int | None = None) -> Figure:
     """Plot pi of every candidate over at most `most_points` steps, in a grid of `columns` panels."""
     columns = min(columns, -(-history.blocks // -(-history.blocks // columns)))  # few panels of the last row empty
     handles, colours = candidate_handles(history.space), candidate_colours(history.space)
-    entry = HANDLE + CHARACTER * max(len(str(handle.get_label())) for handle in handles)
-    width = LEFT + PANEL_WIDTH * columns + RIGHT
+    entry = _HANDLE + _CHARACTER * max(len(str(handle.get_label())) for handle in handles)
+    width = _LEFT + _PANEL_WIDTH * columns + _RIGHT
     legend_columns = min(len(handles), max(1, int(width / entry)))
-    top = TOP + _LEGEND_ROW * (-(-len(handles) // legend_columns) - 1)
-    figure, panels = _panel_grid(history.blocks, columns, (PANEL_WIDTH, PANEL_HEIGHT), top, sharey=True)
+    top = _TOP + _LEGEND_ROW * (-(-len(handles) // legend_columns) - 1)
+    figure, panels = _panel_grid(history.blocks, columns, (_PANEL_WIDTH, _PANEL_HEIGHT), top, sharey=True)
     shown = thin(len(history), most_points or len(history))
     marker = "o" if len(shown) == 1 else ""  # a line would not show a single step
     for block, axes in enumerate(panels):
@@ -74,32 +75,26 @@ def plot_pi_lines(history: PiHistory, columns: int = _MOST_COLUMNS, most_points:
             style = line_style(candidate)
             axes.plot(*values, color=colours[name], linestyle=style, linewidth=1.3, marker=marker, markersize=4)
         title = shorten(f"block {block + 1}: {derived}", _LONGEST_TITLE)
-        axes.set_title(title, fontsize=SMALL_SIZE, color=colours[derived], pad=3, loc="left")
+        axes.set_title(title, color=colours[derived], loc="left")
         _label_steps(axes, int(history.steps[0]), int(history.steps[-1]))
     panels[0].set_ylim(-0.03, 1.03)
     panels[0].set_yticks([0, 0.5, 1], ["0", "0.5", "1"])
     height = figure.get_figheight()
-    figure.supylabel("pi", fontsize=LABEL_SIZE, color=INK, x=0.08 / width, ha="left")
-    figure.legend(
-        handles=handles,
-        loc="upper center",
-        bbox_to_anchor=(0.5, 1 - 0.05 / height),
-        ncols=legend_columns,
-        frameon=False,
-        fontsize=LABEL_SIZE,
-        labelcolor=INK,
-    )
+    figure.supylabel("pi", x=0.08 / width, ha="left")
+    place = (0.5, 1 - 0.05 / height)
+    figure.legend(handles=handles, loc="upper center", bbox_to_anchor=place, ncols=legend_columns, fontsize=LABEL_SIZE)
     return figure
 
 
+@styled
 def plot_monitor(values: Mapping[str, Sequence[tuple[int, float]]], columns: int = 3) -> Figure:
     """Plot the values of `MONITORED` that were logged, as step and value by key, one panel each."""
-    figure, panels = _panel_grid(len(values), min(columns, len(values)), (MONITOR_WIDTH, MONITOR_HEIGHT), 0.45)
+    figure, panels = _panel_grid(len(values), min(columns, len(values)), (_MONITOR_WIDTH, _MONITOR_HEIGHT), 0.45)
     ends = [step for points in values.values() for step in (points[0][0], points[-1][0])]
     for axes, (key, points) in zip(panels, values.items(), strict=True):
         steps, ys = zip(*points, strict=True)
         axes.plot(steps, ys, color=RUN_COLOURS[0], linewidth=1.3, marker="o" if len(points) < 20 else "", markersize=3)
-        axes.set_title("\n".join(MONITORED[key]), fontsize=SMALL_SIZE, color=INK, pad=3, loc="left")
+        axes.set_title("\n".join(MONITORED[key]), loc="left")
         axes.yaxis.set_major_locator(MaxNLocator(3))
         _label_steps(axes, min(ends), max(ends))
     return figure
@@ -110,12 +105,12 @@ def _panel_grid(
 ) -> tuple[Figure, list[Axes]]:
     """Create a figure of `count` panels in rows, `top` inches below its upper edge."""
     rows = -(-count // columns)
-    width, height = LEFT + panel[0] * columns + RIGHT, top + panel[1] * rows + BOTTOM
+    width, height = _LEFT + panel[0] * columns + _RIGHT, top + panel[1] * rows + _BOTTOM
     figure = new_figure(width, height)
     grid = figure.subplots(rows, columns, sharey=sharey, squeeze=False).ravel()
     gap = 0.18 if sharey else 0.3
     vertical = 0.4 if sharey else 0.65
-    figure.subplots_adjust(LEFT / width, BOTTOM / height, 1 - RIGHT / width, 1 - top / height, gap, vertical)
+    figure.subplots_adjust(_LEFT / width, _BOTTOM / height, 1 - _RIGHT / width, 1 - top / height, gap, vertical)
     for axes in grid[count:]:
         axes.remove()
     for axes in grid[:count]:
@@ -123,7 +118,7 @@ def _panel_grid(
         axes.grid(False, axis="x")
     for axes in grid[: max(0, count - columns)]:
         axes.tick_params(labelbottom=False)
-    figure.supxlabel("step", fontsize=LABEL_SIZE, color=INK, y=0.08 / height, va="bottom")
+    figure.supxlabel("step", y=0.08 / height, va="bottom")
     return figure, list(grid[:count])
 
 

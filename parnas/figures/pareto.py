@@ -17,24 +17,23 @@ from parnas.figures.colours import RUN_COLOURS
 from parnas.figures.style import (
     FRAME,
     GREY,
-    INK,
-    LABEL_SIZE,
     MARKERS,
     NOTE_SIZE,
     SMALL_SIZE,
     new_figure,
     save_png,
     shorten,
+    styled,
     tidy,
 )
 
-WIDTH, HEIGHT = 6.4, 4.5  # inches
-LEFT, RIGHT, TOP, BOTTOM = 0.7, 0.2, 0.2, 0.5  # inches around the plot
+_WIDTH, _HEIGHT = 6.4, 4.5  # inches
+_LEFT, _RIGHT, _TOP, _BOTTOM = 0.7, 0.2, 0.2, 0.5  # inches around the plot
 _NOTE_HEIGHT = 0.16  # inches of a line below it
-LONGEST_NAME, LONGEST_NOTE = 28, 75  # characters
+_LONGEST_NAME, _LONGEST_NOTE = 28, 75  # characters
 # Places of a label: directions from its marker, and distances in points.
 _DIRECTIONS = [(1, 0.4), (-1, 0.4), (1, -0.6), (-1, -0.6), (0, 1), (0, -1), (1, 1.5), (-1, 1.5), (1, -1.5), (-1, -1.5)]
-DISTANCES = (7.0, 16.0, 28.0, 42.0, 58.0)
+_DISTANCES = (7.0, 16.0, 28.0, 42.0, 58.0)
 _LEADER = 10.0  # points from the marker to its label from which on a line joins them
 _THIN = 1.5  # points to each side of a line that a label should not touch
 
@@ -57,6 +56,7 @@ class ParetoPoint(NamedTuple):
     random: bool = False
 
 
+@styled
 def draw_pareto(
     rows: Sequence[ParetoPoint], path: Path, cost_label: str = "cost of the blocks, interleaved = 1"
 ) -> Path:
@@ -71,23 +71,24 @@ def draw_pareto(
     missing = ", ".join(row.name for row in rows if row not in shown)
     notes = [" ".join(pareto_notes(shown))]
     if missing:
-        notes.append(shorten(f"Not finite: {missing}.", LONGEST_NOTE))
+        notes.append(shorten(f"Not finite: {missing}.", _LONGEST_NOTE))
     return save_png(plot_pareto(shown, cost_label, notes=notes), path)
 
 
+@styled
 def plot_pareto(
     rows: Sequence[ParetoPoint],
     cost_label: str,
     ppl_label: str = "validation perplexity per token",
-    width: float = WIDTH,
+    width: float = _WIDTH,
     notes: Sequence[str] = (),
 ) -> Figure:
     """Plot finite perplexities against costs, with lines of text below."""
-    bottom = BOTTOM + _NOTE_HEIGHT * len(notes)
-    height = min(HEIGHT, 0.9 * width) + _NOTE_HEIGHT * len(notes)
+    bottom = _BOTTOM + _NOTE_HEIGHT * len(notes)
+    height = min(_HEIGHT, 0.9 * width) + _NOTE_HEIGHT * len(notes)
     figure = new_figure(width, height)
-    inner = 1 - (LEFT + RIGHT) / width, 1 - (TOP + bottom) / height
-    axes = figure.add_axes((LEFT / width, bottom / height, *inner))
+    inner = 1 - (_LEFT + _RIGHT) / width, 1 - (_TOP + bottom) / height
+    axes = figure.add_axes((_LEFT / width, bottom / height, *inner))
     tidy(axes)
     for row in rows:
         if row.random:
@@ -98,9 +99,9 @@ def plot_pareto(
     axes.margins(0.1, 0.12)
     axes.xaxis.set_major_locator(MaxNLocator(int(width), steps=[1, 2, 5, 10]))
     _plot_front(axes, pareto_front(rows))
-    axes.set_xlabel(cost_label, fontsize=LABEL_SIZE, color=INK, parse_math=False)
-    axes.set_ylabel(ppl_label, fontsize=LABEL_SIZE, color=INK)
-    figure.text(LEFT / width, 0.08 / height, "\n".join(notes), fontsize=NOTE_SIZE, color=INK, parse_math=False)
+    axes.set_xlabel(cost_label)
+    axes.set_ylabel(ppl_label)
+    figure.text(_LEFT / width, 0.08 / height, "\n".join(notes), fontsize=NOTE_SIZE)
     _label_points(figure, axes, [(row, colour) for row, colour, _ in named], rows)
     return figure
 
@@ -180,9 +181,9 @@ def _label_points(
 def _places(axes: Axes, row: ParetoPoint, colour: str) -> Iterator[Annotation]:
     """Yield the label of a point, at one place after the other."""
     leader = {"arrowstyle": "-", "color": FRAME, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 3}
-    for distance, (right, up) in product(DISTANCES, _DIRECTIONS):
+    for distance, (right, up) in product(_DISTANCES, _DIRECTIONS):
         yield axes.annotate(
-            shorten(row.name, LONGEST_NAME),
+            shorten(row.name, _LONGEST_NAME),
             (row.cost, row.ppl),
             (distance * right, distance * up),
             textcoords="offset points",
@@ -191,7 +192,6 @@ def _places(axes: Axes, row: ParetoPoint, colour: str) -> Iterator[Annotation]:
             fontsize=SMALL_SIZE,
             color=colour,
             arrowprops=leader if distance * math.hypot(right, up) > _LEADER else None,
-            parse_math=False,
         )
 
 

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.text import Text
 
 from parnas.architecture import LETTERS
 from parnas.figures.colours import candidate_colours
@@ -23,7 +23,23 @@ PNG_DPI = 150
 # Nine markers and seven colours: only the 64th run looks like the first.
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 _LINE_STYLES: tuple[Literal["-", "--", ":", "-."], ...] = ("-", "--", ":", "-.")
-LARGEST, SMALLEST = 1e15, 1e-15  # larger values come from diverged runs and would overflow the axis of a figure
+_LARGEST, _SMALLEST = 1e15, 1e-15  # larger values come from diverged runs and would overflow the axis of a figure
+
+styled = matplotlib.rc_context(
+    {
+        "text.parse_math": False,  # a run may be called `$x$`
+        "text.color": INK,
+        "font.size": LABEL_SIZE,
+        "figure.labelsize": LABEL_SIZE,
+        "axes.labelsize": LABEL_SIZE,
+        "axes.labelcolor": INK,
+        "axes.titlesize": SMALL_SIZE,
+        "axes.titlepad": 3.0,
+        "legend.fontsize": SMALL_SIZE,
+        "legend.frameon": False,
+    }
+)
+"""Decorator of the functions that draw: sizes and colours of all text."""
 
 
 def new_figure(width: float, height: float, dpi: float = PNG_DPI) -> Figure:
@@ -81,9 +97,9 @@ def thin(count: int, most: int) -> list[int]:
 
 def drawable(value: Any) -> float | None:
     """Return a finite number that an axis can show (zero where it is next to nothing), or `None`."""
-    if type(value) not in (int, float) or not math.isfinite(value) or abs(value) > LARGEST:
+    if type(value) not in (int, float) or not math.isfinite(value) or abs(value) > _LARGEST:
         return None
-    return value if abs(value) >= SMALLEST else 0
+    return value if abs(value) >= _SMALLEST else 0
 
 
 def format_step(step: float, _position: int | None = None) -> str:
@@ -91,15 +107,9 @@ def format_step(step: float, _position: int | None = None) -> str:
     return f"{step:,.0f}" if abs(step) < 1e8 else f"{step:.1e}"
 
 
-def disable_math(figure: Figure) -> None:
-    """Show dollar signs as they are: a run may be called `$x$`."""
-    for text in figure.findobj(Text):
-        text.set_parse_math(False)
-
-
+@styled
 def save_png(figure: Figure, path: Path) -> Path:
     """Write the figure as PNG, whole or not at all."""
-    disable_math(figure)
     with atomic_file(path) as beside:
         figure.savefig(beside, format="png")
     return path

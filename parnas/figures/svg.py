@@ -9,7 +9,7 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from parnas.figures.colours import LINE_CONTRAST, TEXT_CONTRAST, shade_of
-from parnas.figures.style import FRAME, INK, PALE, disable_math
+from parnas.figures.style import FRAME, INK, PALE, styled
 
 # Colours with a meaning on the page; any other colour gets two variables, for lines and for text, see `colour_rules`.
 _PAGE_COLOURS = {INK: "--ink", PALE: "--grid", FRAME: "--line", "#ffffff": "--card"}
@@ -21,6 +21,7 @@ _NUMBER = re.compile(r"-?\d+\.\d+")
 _INVALID = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # characters that XML does not allow
 
 
+@styled
 def inline_svg(figure: Figure, name: str, label: str, style: str = "") -> str:
     """Return a figure as an `<svg>` element.
 
@@ -33,7 +34,6 @@ def inline_svg(figure: Figure, name: str, label: str, style: str = "") -> str:
     figure.patch.set_visible(False)
     for axes in figure.axes:
         axes.patch.set_visible(False)
-    disable_math(figure)
     settings = {"svg.fonttype": "none", "svg.hashsalt": name, "font.sans-serif": ["DejaVu Sans"]}
     buffer = io.StringIO()
     with matplotlib.rc_context(settings), warnings.catch_warnings():  # type: ignore[arg-type]

@@ -7,22 +7,21 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from parnas.errors import ParnasError
 from parnas.figures.colours import RUN_COLOURS
-from parnas.figures.style import FRAME, GREY, INK, LABEL_SIZE, SMALL_SIZE, new_figure, save_png, shorten, tidy
+from parnas.figures.style import GREY, INK, SMALL_SIZE, new_figure, save_png, shorten, styled, tidy
 from parnas.runs.files import read_json_object
 from parnas.runs.run import TUNING
 
-WIDTH, HEIGHT = 6.4, 3.6  # inches
-LEFT, RIGHT, TOP, BOTTOM = 0.75, 0.2, 0.35, 0.5  # inches around the plot
-BAR_HEIGHT, BAR_TOP, NAME_WIDTH = 0.32, 0.15, 2.3  # inches
-LONGEST_NAME = 30  # characters
-BLUE, VERMILION = RUN_COLOURS[:2]
-FAR = 1.5  # interquartile ranges above the upper quartile, beyond which a loss is drawn at the upper edge
+_WIDTH, _HEIGHT = 6.4, 3.6  # inches
+_LEFT, _RIGHT, _TOP, _BOTTOM = 0.75, 0.2, 0.35, 0.5  # inches around the plot
+_BAR_HEIGHT, _BAR_TOP, _NAME_WIDTH = 0.32, 0.15, 2.3  # inches
+_LONGEST_NAME = 30  # characters
+_BLUE, _VERMILION = RUN_COLOURS[:2]
+_FAR = 1.5  # interquartile ranges above the upper quartile, beyond which a loss is drawn at the upper edge
 
 
 def draw_tuning(folder: Path) -> list[Path]:
@@ -39,6 +38,7 @@ def draw_tuning(folder: Path) -> list[Path]:
     return [history, shares]
 
 
+@styled
 def draw_history(trials: Sequence[Mapping[str, Any]], configured: Mapping[str, Any] | None, path: Path) -> Path:
     """Write the loss of each trial by its number, and the least one so far as steps.
 
@@ -50,9 +50,9 @@ def draw_history(trials: Sequence[Mapping[str, Any]], configured: Mapping[str, A
         configured: `state` and `loss` of the trial with the settings of the configuration, drawn as a dotted line.
         path: The PNG to write.
     """
-    figure = new_figure(WIDTH, HEIGHT)
-    inner = 1 - (LEFT + RIGHT) / WIDTH, 1 - (TOP + BOTTOM) / HEIGHT
-    axes = figure.add_axes((LEFT / WIDTH, BOTTOM / HEIGHT, *inner))
+    figure = new_figure(_WIDTH, _HEIGHT)
+    inner = 1 - (_LEFT + _RIGHT) / _WIDTH, 1 - (_TOP + _BOTTOM) / _HEIGHT
+    axes = figure.add_axes((_LEFT / _WIDTH, _BOTTOM / _HEIGHT, *inner))
     tidy(axes)
     complete = [(each["number"], float(each["loss"])) for each in trials if each["state"] == "complete"]
     early = [(each["number"], float(each["loss"])) for each in trials if each["state"] == "pruned"]
@@ -62,16 +62,16 @@ def draw_history(trials: Sequence[Mapping[str, Any]], configured: Mapping[str, A
     axes.set_ylim(low - margin, edge + margin)
     lost = [(each["number"], math.inf) for each in trials if each["state"] in ("diverged", "skipped")]
     handles = [
-        _plot_points(axes, complete, edge, "o", BLUE, "whole training"),
+        _plot_points(axes, complete, edge, "o", _BLUE, "whole training"),
         _plot_points(axes, early, edge, "v", GREY, "ended early"),
-        _plot_points(axes, lost, edge, "x", VERMILION, "no finite loss"),
+        _plot_points(axes, lost, edge, "x", _VERMILION, "no finite loss"),
     ]
     if complete:
         numbers, losses = zip(*complete, strict=True)
         least = np.minimum.accumulate(losses)
         last = max(each["number"] for each in trials)
         (line,) = axes.plot(
-            [*numbers, last], [*least, least[-1]], color=BLUE, linewidth=1.4, drawstyle="steps-post", zorder=2
+            [*numbers, last], [*least, least[-1]], color=_BLUE, linewidth=1.4, drawstyle="steps-post", zorder=2
         )
         handles.append(line)
         line.set_label("least so far")
@@ -80,9 +80,19 @@ def draw_history(trials: Sequence[Mapping[str, Any]], configured: Mapping[str, A
         line.set_label("as configured")
         handles.append(line)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel("trial", fontsize=LABEL_SIZE, color=INK)
-    axes.set_ylabel("validation loss, nats per token", fontsize=LABEL_SIZE, color=INK)
-    _plot_legend(figure, [handle for handle in handles if handle is not None])
+    axes.set_xlabel("trial")
+    axes.set_ylabel("validation loss, nats per token")
+    figure.legend(
+        handles=[handle for handle in handles if handle is not None],
+        loc="upper left",
+        bbox_to_anchor=(_LEFT / _WIDTH, 1 - 0.06 / _HEIGHT),
+        ncols=len(handles),
+        borderaxespad=0,
+        borderpad=0,
+        handlelength=1.4,
+        handletextpad=0.4,
+        columnspacing=1.2,
+    )
     return save_png(figure, path)
 
 
@@ -90,7 +100,7 @@ def _upper_edge(complete: Sequence[float], early: Sequence[float]) -> float:
     """Return the largest loss drawn in its place, so that outliers do not press the others together."""
     losses = sorted(complete) or sorted(early) or [1.0]
     lower, middle, upper = np.quantile(losses, [0.25, 0.5, 0.75])
-    bound = upper + FAR * max(upper - lower, 0.02 * middle)
+    bound = upper + _FAR * max(upper - lower, 0.02 * middle)
     return float(max(loss for loss in [*losses, *early] if loss <= bound))
 
 
@@ -108,24 +118,7 @@ def _plot_points(
     return Line2D([], [], linestyle="", marker=marker, color=colour, markersize=5, label=label)
 
 
-def _plot_legend(figure: Figure, handles: Sequence[Line2D]) -> None:
-    """Draw the legend above the plot, in one row."""
-    figure.legend(
-        handles=handles,
-        loc="upper left",
-        bbox_to_anchor=(LEFT / WIDTH, 1 - 0.06 / HEIGHT),
-        ncols=len(handles),
-        frameon=False,
-        fontsize=SMALL_SIZE,
-        labelcolor=INK,
-        borderaxespad=0,
-        borderpad=0,
-        handlelength=1.4,
-        handletextpad=0.4,
-        columnspacing=1.2,
-    )
-
-
+@styled
 def draw_importance(shares: Mapping[str, float] | None, counts: tuple[int, int], path: Path) -> Path:
     """Write a bar for each setting, the most important first.
 
@@ -135,29 +128,24 @@ def draw_importance(shares: Mapping[str, float] | None, counts: tuple[int, int],
         path: The PNG to write.
     """
     ordered = sorted((shares or {}).items(), key=lambda each: -each[1])
-    height = BAR_TOP + BAR_HEIGHT * max(2, len(ordered)) + BOTTOM
-    figure = new_figure(WIDTH, height)
+    height = _BAR_TOP + _BAR_HEIGHT * max(2, len(ordered)) + _BOTTOM
+    figure = new_figure(_WIDTH, height)
     if not ordered:
         message = "{} trials, {} of them to the end, are too few to estimate\n".format(*counts)
         message += "which settings matter: it takes twenty, five of them to the end."
-        figure.text(0.5, 0.5, message, fontsize=LABEL_SIZE, color=INK, ha="center", va="center")
+        figure.text(0.5, 0.5, message, ha="center", va="center")
         return save_png(figure, path)
-    box = NAME_WIDTH / WIDTH, BOTTOM / height, 1 - (NAME_WIDTH + 0.55) / WIDTH, 1 - (BAR_TOP + BOTTOM) / height
+    box = _NAME_WIDTH / _WIDTH, _BOTTOM / height, 1 - (_NAME_WIDTH + 0.55) / _WIDTH, 1 - (_BAR_TOP + _BOTTOM) / height
     axes = figure.add_axes(box)
     tidy(axes)
     axes.grid(False, axis="y")
     places = range(len(ordered))
-    axes.barh(places, [share for _, share in ordered], height=0.62, color=BLUE)
-    for place, (_, share) in enumerate(ordered):
-        label = (4, 0)
-        axes.annotate(
-            f"{share:.0%}", (share, place), label, textcoords="offset points", va="center", fontsize=SMALL_SIZE
-        )
-    axes.set_yticks(places, [shorten(name, LONGEST_NAME) for name, _ in ordered])
+    bars = axes.barh(places, [share for _, share in ordered], height=0.62, color=_BLUE)
+    axes.bar_label(bars, fmt="{:.0%}", padding=4, fontsize=SMALL_SIZE)
+    axes.set_yticks(places, [shorten(name, _LONGEST_NAME) for name, _ in ordered])
     axes.invert_yaxis()
     axes.set_xlim(0, max(share for _, share in ordered) * 1.05 or 1)
     axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     axes.xaxis.set_major_locator(MaxNLocator(5))
-    axes.set_xlabel("importance", fontsize=LABEL_SIZE, color=INK)
-    axes.spines["left"].set_color(FRAME)
+    axes.set_xlabel("importance")
     return save_png(figure, path)

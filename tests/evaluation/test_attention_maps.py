@@ -10,9 +10,9 @@ from PIL import Image
 
 from parnas.architecture import Architecture
 from parnas.errors import ParnasError
-from parnas.evaluation.attention import COMPRESSED, AttentionMap, attention_maps
+from parnas.evaluation.attention import COMPRESSED, attention_maps
 from parnas.evaluation.layer_swaps import LayerSwaps
-from parnas.figures.attention_maps import draw_attention_maps
+from parnas.figures.attention_maps import AttentionMap, draw_attention_maps
 from parnas.nas.rerank import shared_weight_losses
 from parnas.runs.run import Run
 from parnas.training.loaded_run import load

@@ -7,6 +7,8 @@ import pytest
 from helpers.report_helpers import make_all, make_retraining, make_search, page_of, row, write_comparison
 
 from parnas.config.loader import Config, dump_config
+from parnas.figures.report.commands import reproduction_commands
+from parnas.figures.report.data import read_report_data
 from parnas.figures.report.secrets import hide, hide_command
 from parnas.runs.run import Run
 
@@ -18,8 +20,9 @@ def made_by(run: Run, *line: str) -> None:
     (run.folder / "environment.json").write_text(json.dumps(environment | {"command_line": list(line)}))
 
 
-def commands_on_page(*paths: Path) -> str:
-    return page_of(*paths).text.partition("How to reproduce")[2].rpartition("How to reproduce")[2]
+def commands_of(*paths: Path) -> str:
+    """Return the commands in one line each, with single spaces."""
+    return "\n".join(" ".join(line.split()) for line in reproduction_commands(read_report_data(paths)))
 
 
 @pytest.mark.parametrize(
@@ -38,7 +41,7 @@ def commands_on_page(*paths: Path) -> str:
 def test_only_commands_of_parnas_are_shown_as_such(line: list[str], shown: str | None, tmp_path: Path) -> None:
     run = make_search(tmp_path / "run", derived=None)
     made_by(run, *line)
-    text = commands_on_page(run.folder)
+    text = commands_of(run.folder)
     assert (shown or f"# {run.folder} was made from Python: parnas.search(…)") in text
     assert ("made from Python" in text) == (shown is None)
     assert "ipykernel" not in text
@@ -52,12 +55,12 @@ def test_the_demo_and_a_pipeline_are_one_command(start: list[str], verb: str, tm
     rows = [row("derived", "sfi", folder="derived"), row("interleaved", "sfs", folder="interleaved")]
     for name in ("search", "derived", "interleaved"):
         made_by(Run(tmp_path / name), *start, verb, "--run", "runs/demo")
-    text = commands_on_page(write_comparison(tmp_path, rows))
+    text = commands_of(write_comparison(tmp_path, rows))
     assert text.count(f"parnas {verb} --run runs/demo") == 1
     assert "parnas derive" not in text
     assert "parnas evaluate" not in text
     (tmp_path / "search" / "arch.yaml").write_text("arch: sfi\nconstraints: {max: {s: 1}}\nfinalists: [sfi, sfs]\n")
-    assert "parnas derive" not in commands_on_page(tmp_path)
+    assert "parnas derive" not in commands_of(tmp_path)
 
 
 def test_later_commands_on_the_runs_of_the_demo_are_shown(tmp_path: Path) -> None:
@@ -65,38 +68,38 @@ def test_later_commands_on_the_runs_of_the_demo_are_shown(tmp_path: Path) -> Non
     for name in ("search", "derived", "interleaved"):
         made_by(Run(tmp_path / name), "parnas", "demo")
     (tmp_path / "search" / "arch.yaml").write_text("arch: sfi\nconstraints: {top_k: 3}\n")
-    text = commands_on_page(folder)
+    text = commands_of(folder)
     assert "parnas derive" in text
     assert "parnas evaluate" in text
 
 
 def test_derive_is_shown_with_its_constraints(tmp_path: Path) -> None:
     run = make_search(tmp_path / "search")
-    assert f"parnas derive {run.folder} # whether with --cost-target" in commands_on_page(run.folder)
+    assert f"parnas derive {run.folder} # whether with --cost-target" in commands_of(run.folder)
     arch = run.folder / "arch.yaml"
     arch.write_text("arch: sfi\nconstraints: {}\n")
-    assert f"parnas derive {run.folder}" in commands_on_page(run.folder)
-    assert "whether with" not in commands_on_page(run.folder)
+    assert f"parnas derive {run.folder}" in commands_of(run.folder)
+    assert "whether with" not in commands_of(run.folder)
     arch.write_text(
         "arch: sfi\nconstraints: {cost_target: 0.65, metric: macs, rerank_top_k: 0, max: {s: 1, 's:heads=2': 2}}\n"
     )
     text = f"parnas derive {run.folder} --cost-target 0.65 --metric macs --rerank-top-k 0 --max s=1 --max s:heads=2=2"
-    assert text in commands_on_page(run.folder)
+    assert text in commands_of(run.folder)
     arch.write_text("arch: sfi\nconstraints: {cost_target: [1], max: 3}\n")
-    assert f"parnas derive {run.folder}" in commands_on_page(run.folder)
+    assert f"parnas derive {run.folder}" in commands_of(run.folder)
 
 
 def test_evaluate_is_shown_with_its_conditions(tmp_path: Path) -> None:
     folder = make_all(tmp_path)
-    assert f"--split test --out {folder}" in commands_on_page(folder)
+    assert f"--split test --out {folder}" in commands_of(folder)
     rows = json.loads((folder / "comparison.json").read_text())
     asked = {"split": "test", "cmem_len": 8, "clamp_len": 40, "same_length": False, "best": True}
     write_comparison(folder, [each | {"conditions": asked} for each in rows])
-    text = commands_on_page(folder).partition("parnas evaluate")[2]
+    text = commands_of(folder).partition("parnas evaluate")[2]
     assert f"--split test --cmem-len 8 --clamp-len 40 --any-length --best --out {folder}" in text
     assert "is not known" not in text
-    write_comparison(folder, [each | {"conditions": {"best": "x", "mem_len": "y"}} for each in rows])
-    assert f"--split test --out {folder}" in commands_on_page(folder)
+    write_comparison(folder, [each | {"conditions": {"best": ["x"], "mem_len": {}}} for each in rows])
+    assert f"--split test --out {folder}" in commands_of(folder)
 
 
 # Redaction

@@ -7,17 +7,24 @@ from typing import Any
 
 from parnas.figures.report.data import ComparisonData, ReportData, RunData
 from parnas.figures.report.secrets import hide, hide_command
-from parnas.figures.style import drawable
 from parnas.runs.files import to_json
 
-SCRIPTS = ("search.py", "derive.py", "retrain.py", "evaluate.py")
-LENGTHS = {"tgt_len": "--tgt-len", "mem_len": "--mem-len", "cmem_len": "--cmem-len", "clamp_len": "--clamp-len"}
-FLAGS = {"best": "--best", "tuned": "--tuned"}
-_CONSTRAINTS = {
+_SCRIPTS = ("search.py", "derive.py", "retrain.py", "evaluate.py")
+_DERIVE_OPTIONS = {
     "cost_target": "--cost-target",
     "metric": "--metric",
     "top_k": "--top-k",
     "rerank_top_k": "--rerank-top-k",
+}
+_EVALUATE_OPTIONS = {
+    "tgt_len": "--tgt-len",
+    "mem_len": "--mem-len",
+    "cmem_len": "--cmem-len",
+    "clamp_len": "--clamp-len",
+    "same_length": "--same-length",
+    "any_length": "--any-length",
+    "best": "--best",
+    "tuned": "--tuned",
 }
 _WHOLE = ("demo", "pipeline")  # commands that include derive and evaluate
 
@@ -37,7 +44,7 @@ def _command_line(run: RunData) -> list[str]:
     program = PurePosixPath(PureWindowsPath(line[0]).as_posix())
     if (program.parent.name, program.name) == ("parnas", "__main__.py"):
         return ["python", "-m", "parnas", *line[1:]]
-    if program.name in SCRIPTS:
+    if program.name in _SCRIPTS:
         return ["python", program.name, *line[1:]]
     return ["parnas", *line[1:]] if program.name.removesuffix(".exe") == "parnas" else []
 
@@ -69,11 +76,10 @@ def _derivation(run: RunData) -> str:
     words = ["parnas", "derive", str(run.run.folder)]
     if constraints is None:
         return hide_command(words) + "  # whether with --cost-target, --max or --rerank-top-k is not known"
-    for key, option in _CONSTRAINTS.items():
-        words += [option, _plain(constraints[key])] if key in constraints else []
+    words += _options(constraints, _DERIVE_OPTIONS)
     limits = constraints.get("max")
-    if isinstance(limits, Mapping):
-        words += [word for name, most in limits.items() for word in ("--max", f"{name}={_plain(most)}")]
+    for name, most in limits.items() if isinstance(limits, Mapping) else ():
+        words += ["--max", f"{name}={most}"]
     return hide_command(words)
 
 
@@ -91,19 +97,23 @@ def _evaluation(comparison: ComparisonData) -> str:
     words = ["parnas", "evaluate", *(str(run.run.folder) for run in comparison.runs)]
     words += ["--split", comparison.split] if comparison.split else []
     conditions = comparison.conditions or {}
-    for key, option in LENGTHS.items():
-        words += [] if (length := drawable(conditions.get(key))) is None else [option, f"{length:.0f}"]
-    if isinstance(conditions.get("same_length"), bool):
-        words.append("--same-length" if conditions["same_length"] else "--any-length")
-    words += [flag for key, flag in FLAGS.items() if conditions.get(key) is True]
+    any_length = conditions.get("same_length") is False
+    words += _options({**conditions, "any_length": any_length}, _EVALUATE_OPTIONS)
     changes = conditions.get("changes")
     for key, value in changes.items() if isinstance(changes, Mapping) else ():
         if key.startswith("evaluation."):
             words.append(f"{key}={value if isinstance(value, str) else to_json(value)}")
-    if names := comparison.analyses:
-        words += ["--analyse", ",".join(names)]
+    words += ["--analyse", ",".join(comparison.analyses)] if comparison.analyses else []
     return hide_command([*words, "--out", str(comparison.folder)])
 
 
-def _plain(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+def _options(values: Mapping[str, Any], names: Mapping[str, str]) -> list[str]:
+    """Return the words of the options `names` that have a number, a text or `True` among `values`."""
+    words = []
+    for key, option in names.items():
+        value = values.get(key)
+        if value is True:
+            words.append(option)
+        elif isinstance(value, str | float | int) and value is not False:
+            words += [option, str(value)]
+    return words

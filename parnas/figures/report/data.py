@@ -1,14 +1,14 @@
 """The data of a report: run folders, comparisons and cost fronts, read and checked."""
 
-import csv
 import io
-import itertools
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from parnas.architecture import Architecture, drop_identity
 from parnas.config.loader import Config
@@ -22,7 +22,7 @@ from parnas.runs.records import ComparisonRow, DerivationRecord, Environment, Me
 from parnas.runs.run import ARCH_FILE, ENVIRONMENT, METRICS, PI, PLAIN, STREAMS, Run, name_runs
 
 COMPARISON, BASELINES, FRONT = "comparison.json", "baselines.json", "pareto.csv"
-ANALYSES = ("attention", "frequency", "memory")
+_ANALYSES = ("attention", "frequency", "memory")
 _MAX_TABLE_BYTES = 4 << 20
 _HINT = "give run folders, or a folder that evaluate --out, baselines or blackbox wrote"
 
@@ -36,10 +36,10 @@ class RunData:
     kind: str
     config: Config
     environment: Environment
-    metrics: list[MetricsRecord]
+    metrics: list[MetricsRecord]  # empty before the first line
     summary: RunSummary | None  # `None` for a run that has not ended
-    derivation: DerivationRecord | None  # `None` before derive
-    history: PiHistory | None  # of a search; `None` where no pi was logged
+    derivation: DerivationRecord | None = None  # of a search that was derived
+    history: PiHistory | None = None  # of a search that logged pi
 
     @property
     def validations(self) -> list[MetricsRecord]:
@@ -56,20 +56,20 @@ class RunData:
         return Architecture(self.history.derived[-1]) if self.history else None
 
     @cached_property
+    def _streams(self) -> Mapping[str, Any]:
+        path = self.run.folder / STREAMS
+        return read_json_object(path) if path.is_file() else {}
+
+    @property
     def text(self) -> str:
-        """Equal for runs on the same text."""
+        """Key of the text: runs with equal keys were trained on the same text."""
         return str(self._streams.get("fingerprint") or self.config.data.corpus)
 
-    @cached_property
+    @property
     def tokens(self) -> str:
         """Key of the text and its tokens: perplexities per token are comparable between runs with equal keys."""
         counts = self._streams.get("splits")  # another version of a tokenizer's library may make other tokens
         return f"{self.text} {self.config.data.tokenizer.model_dump_json()} {counts}"
-
-    @cached_property
-    def _streams(self) -> Mapping[str, Any]:
-        path = self.run.folder / STREAMS
-        return read_json_object(path) if path.is_file() else {}
 
 
 @dataclass(frozen=True)
@@ -101,12 +101,13 @@ class ComparisonData:
         """The runs of the rows whose folders are known."""
         return [row.run for row in self.rows if row.run]
 
-    @property
-    def analyses(self) -> list[str]:
-        """The analyses in the folder that are of these runs; an earlier comparison may have left others."""
+    @cached_property
+    def analyses(self) -> dict[str, pd.DataFrame]:
+        """The tables of the analyses of these runs, by name; an earlier comparison may have left others."""
         names = {row.name for row in self.rows}
-        tables = {name: self.folder / f"{name}.csv" for name in ANALYSES}
-        return [n for n, path in tables.items() if path.is_file() and {r.get("run") for r in read_table(path)} <= names]
+        paths = {name: self.folder / f"{name}.csv" for name in _ANALYSES}
+        tables = {name: _read_table(path) for name, path in paths.items() if path.is_file()}
+        return {name: table for name, table in tables.items() if set(table.get("run", [None])) <= names}
 
 
 @dataclass(frozen=True)
@@ -171,8 +172,8 @@ def run_row(run: RunData) -> NetworkRow:
     if search:
         values = _argmax_validation(run)
     elif summary:
-        parameters, without = summary.parameters, summary.parameters_without_embeddings
-        values = {**summary.valid.to_dict(), "parameters": parameters, "without_embeddings": without}
+        values = summary.valid.to_dict() | {"parameters": summary.parameters}
+        values["without_embeddings"] = summary.parameters_without_embeddings
     elif run.validations:
         values = run.validations[-1].to_dict()
     if summary:
@@ -202,19 +203,24 @@ def same_network(first: Iterable[str] | None, second: Iterable[str]) -> bool:
     return first is not None and drop_identity(first) == drop_identity(second)
 
 
-def read_table(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a CSV file; raises `ParnasError` for other content."""
-    try:
-        rows = list(csv.DictReader(io.StringIO(read_text(path, _MAX_TABLE_BYTES), newline="")))
-    except csv.Error as error:
-        raise ParnasError(f"{path} is no table ({error}); run the command that wrote it again.") from error
-    return [{key: value or "" for key, value in row.items() if isinstance(key, str)} for row in rows]
-
-
 def analysis_files(folder: Path) -> list[Path]:
     """Return the tables and figures of analyses in the folder of a comparison."""
     endings = (".csv", ".png", "-*.png")
-    return list(itertools.chain(*(folder.glob(f"{name}{ending}") for name in ANALYSES for ending in endings)))
+    return [path for name in _ANALYSES for ending in endings for path in folder.glob(f"{name}{ending}")]
+
+
+def _read_table(path: Path) -> pd.DataFrame:
+    """Return the texts of a CSV file; raises `ParnasError` for other content."""
+    try:
+        content = io.StringIO(read_text(path, _MAX_TABLE_BYTES))
+        return pd.read_csv(content, dtype=str, index_col=False, keep_default_na=False).fillna("")
+    except ValueError as error:
+        raise ParnasError(f"{path} is no table ({error}); run the command that wrote it again.") from error
+
+
+def finite_values(values: Mapping[str, Any]) -> dict[str, float]:
+    """Return the values that are finite numbers."""
+    return {key: value for key, each in values.items() if (value := drawable(each)) is not None}
 
 
 def _contents(path: Path) -> set[str]:
@@ -239,14 +245,14 @@ def _refuse_links(folder: Path) -> None:
 
 def _read_run(run: Run, name: str) -> RunData:
     """Read a run; one that has just started may lack files."""
-    kind, config, environment = run.kind(), run.config(), run.environment()
     metrics = run.metrics() if (run.folder / METRICS).is_file() else []
     summary = run.summary() if run.finished() else None
-    if kind != "search":
-        return RunData(run, name, kind, config, environment, metrics, summary, None, None)
+    data = RunData(run, name, run.kind(), run.config(), run.environment(), metrics, summary)
+    if data.kind != "search":
+        return data
     derivation = run.derivation() if (run.folder / ARCH_FILE).is_file() else None
     history = PiHistory.from_run(run) if (run.folder / PI).is_file() and run.pi_records() else None
-    return RunData(run, name, kind, config, environment, metrics, summary, derivation, history)
+    return replace(data, derivation=derivation, history=history)
 
 
 def _read_rows(path: Path) -> list[ComparisonRow]:
@@ -298,11 +304,6 @@ def _argmax_validation(search: RunData) -> dict[str, Any]:
     return {"ppl": last.argmax_ppl} if same_network(derived.get(last.step), architecture) else {}
 
 
-def finite_values(values: Mapping[str, Any]) -> dict[str, float]:
-    """Keep the values that are finite numbers."""
-    return {key: value for key, each in values.items() if (value := drawable(each)) is not None}
-
-
 def _read_front(path: Path) -> CostFront:
     """Read a `baselines.json` or a `pareto.csv`; raises `ParnasError` for other content."""
     command, read = ("baselines", _read_baselines) if path.name == BASELINES else ("blackbox", _read_blackbox)
@@ -327,8 +328,9 @@ def _read_baselines(path: Path) -> CostFront:
 
 
 def _read_blackbox(path: Path) -> CostFront:
-    rows = [(row["network"], float(row["cost"]), float(row["valid_ppl"])) for row in read_table(path)]
-    if any(drawable(value) is None for _, *values in rows for value in values):
-        raise ValueError("a cost or perplexity is not finite")
+    table = _read_table(path)
+    rows = zip(table["network"], table["cost"].astype(float), table["valid_ppl"].astype(float), strict=True)
     points = tuple(ParetoPoint(name, cost, ppl) for name, cost, ppl in rows)
+    if any(drawable(value) is None for point in points for value in (point.cost, point.ppl)):
+        raise ValueError("a cost or perplexity is not finite")
     return CostFront("Front of the black-box search", "cost of the blocks, in the unit of its study", points)

@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from parnas.architecture import Architecture, describe_layer
 from parnas.errors import ParnasError
-from parnas.figures.colours import candidate_colours, ink_on
+from parnas.figures.colours import candidate_colours
 from parnas.figures.report.charts import (
     front_chart,
     latency_chart,
@@ -29,8 +29,8 @@ from parnas.figures.report.commands import reproduction_commands
 from parnas.figures.report.data import ReportData, RunData, parse_architecture, read_report_data
 from parnas.figures.report.result import search_result
 from parnas.figures.report.secrets import hide
-from parnas.figures.report.tables import choice_table, config_text, describe_environment, network_tables, shown_analyses
-from parnas.figures.style import drawable
+from parnas.figures.report.tables import choice_table, config_text, describe_environment, network_tables, read_analyses
+from parnas.figures.style import PNG_DPI, drawable
 from parnas.figures.svg import colour_rules
 from parnas.runs.files import write_text
 from parnas.runs.run import package_version
@@ -39,7 +39,7 @@ _REPORT = "report.html"
 MAX_BYTES = 5_000_000
 """Largest page; animations get fewer frames until it is smaller."""
 _FRAMES = (200, 60, 15, 2)  # of an animation, tried in this order
-UNKNOWN = "#e4e8ed"  # tile of a layer that is not known here
+_UNKNOWN = "#e4e8ed"  # tile of a layer that is not known here
 
 
 def write_report(paths: Sequence[Path], out: Path | None = None) -> Path:
@@ -80,7 +80,7 @@ def _template(data: ReportData) -> Any:
     )
     colours = candidate_colours(_layer_names(data))
     environment.filters["tiles"] = lambda arch, most=10**4: _tiles(arch, most, colours)
-    environment.globals.update(describe=describe_layer, ink_on=ink_on, version=package_version("parnas"))
+    environment.globals.update(describe=describe_layer, version=package_version("parnas"), png_density=PNG_DPI / 96)
     environment.globals["letters"] = [(name, describe_layer(name), colour) for name, colour in colours.items()]
     return environment.get_template("report.html.j2")
 
@@ -112,7 +112,7 @@ def _content(data: ReportData) -> dict[str, Any]:
         "curve_notes": _curve_notes(data.runs),
         "trade_offs": trade_offs,
         "tables": network_tables(data),
-        "analyses": shown_analyses(data.comparisons),
+        "analyses": read_analyses(data.comparisons),
         "runs": [(run, describe_environment(run), config_text(run)) for run in data.runs],
         "commands": reproduction_commands(data),
         "text": _describe_text(data.runs),
@@ -128,13 +128,13 @@ def _layer_names(data: ReportData) -> list[str]:
     return list(dict.fromkeys(name for names in (*spaces, *architectures, *rows) for name in names))
 
 
-def _tiles(arch: Architecture | str, most: int, colours: dict[str, str]) -> list[tuple[str, str, str]]:
-    """Return name, colour and ink of each block, without the middle beyond `most`; empty for an unknown string."""
+def _tiles(arch: Architecture | str, most: int, colours: dict[str, str]) -> list[tuple[str, str]]:
+    """Return name and colour of each block, without the middle beyond `most`; empty for an unknown string."""
     known = arch if isinstance(arch, Architecture) else parse_architecture(arch)
     names = list(known or ())
     if len(names) > most:
         names = [*names[: most // 2], "…", *names[len(names) - most // 2 :]]
-    return [(name, colour, ink_on(colour)) for name in names for colour in [colours.get(name, UNKNOWN)]]
+    return [(name, colours.get(name, _UNKNOWN)) for name in names]
 
 
 def _describe_text(runs: Sequence[RunData]) -> str:
@@ -145,18 +145,16 @@ def _describe_text(runs: Sequence[RunData]) -> str:
         {hide(run.environment.device_name or "") for run in runs},
         {run.environment.precision or "" for run in runs},
     )
-    return " · ".join(filter(None, (next(iter(each)) for each in values if len(each) == 1)))
+    return " · ".join(filter(None, (each.pop() for each in values if len(each) == 1)))
 
 
 def _curve_notes(runs: Sequence[RunData]) -> list[str]:
     """Name what the curves leave out."""
-    logged = {run.name: [line.loss for line in run.metrics if "loss" in line.model_fields_set] for run in runs}
-    lost = {name: sum(drawable(loss) is None for loss in losses) for name, losses in logged.items()}
-    notes = [
-        f"{name} logged {count} loss(es) that were not finite; they are left out."
-        for name, count in lost.items()
-        if count
-    ]
+    notes = []
+    for run in runs:
+        losses = [line.loss for line in run.metrics if "loss" in line.model_fields_set]
+        if lost := sum(drawable(loss) is None for loss in losses):
+            notes.append(f"{run.name} logged {lost} loss(es) that were not finite; they are left out.")
     if len({run.tokens for run in runs}) > 1:
         notes.append("Texts or tokenizers differ between the runs, so perplexities per token are not comparable.")
     return notes
