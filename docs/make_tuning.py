@@ -26,13 +26,15 @@ def render_block(result: dict[str, Any]) -> str:
     mild, *stricter = (record["nats_behind"] for record in result["records"])
     return "\n".join(
         [
-            f"Of {trials} trainings of {model}, {steps[-1]} steps each with {len(steps)} validations, where",
-            f"{', '.join(others)} and {last} were tuned, replayed for each rule in {result['orders']} orders:",
+            f"The table replays a study of {trials} trainings of {model}, {steps[-1]} steps each with",
+            f"{len(steps)} validations, in {result['orders']} orders for each rule. {', '.join(others)} and {last} were tuned.",
+            "*Steps trained* is the share of all steps, *best trial kept* how often the best trial was not pruned, *nats behind*",
+            "the mean distance of the selected trial's final loss to the best one, in nats per token.",
             "",
             result["tables"][0].partition("\n\n")[2],
             "",
-            f"At its first validation the best trial was number {result['best_at_first']} of {trials}: being careful "
-            f"gained {max(stricter) - mild:.4f} nats at most here.",
+            f"The best trial was number {result['best_at_first']} of {trials} at its first validation. The rule of parnas "
+            f"gains at most {max(stricter) - mild:.4f} nats per token over the stricter rules here.",
         ]
     )
 
