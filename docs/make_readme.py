@@ -46,7 +46,7 @@ def comparison_rows(comparison: Mapping[str, Any]) -> Iterator[Row]:
     latency = derived["whole network, ms"] / interleaved["whole network, ms"]
     gain, interval, verdict = against(comparison, "interleaved", seeds)
     yield Row(
-        f"Is the derived network (`{derived['string']}`) cheaper than the interleaved one (`{interleaved['string']}`)?",
+        f"Is the derived network (`{derived['string']}`) cheaper than the interleaved network (`{interleaved['string']}`)?",
         f"{latency:.0%} of its latency; perplexity {derived['valid ppl']:.1f} against {interleaved['valid ppl']:.1f}, "
         f"{gain:+.2f} % ({interval})",
         f"{'Yes' if latency < 1 else 'No'}. In perplexity {verdict}.",
@@ -56,19 +56,19 @@ def comparison_rows(comparison: Mapping[str, Any]) -> Iterator[Row]:
     worse = sum(derived["valid ppl"] < each for each in ppl)
     yield Row(
         "Is it better than random networks of the same cost?",
-        f"{change:+.2f} % against their median; lower perplexity than {worse} of {len(ppl)}",
+        f"perplexity {change:+.2f} % relative to their median, and lower than {worse} of {len(ppl)}",
         "Yes, by a small margin." if change < 0 else "No.",
     )
     gain, interval, verdict = against(comparison, "shallower", seeds)
     yield Row(
         "Is it better than a shallower interleaved network of the same cost?",
-        f"{gain:+.2f} % ({interval})",
+        f"perplexity {gain:+.2f} % ({interval})",
         f"{verdict[0].upper()}{verdict[1:]}.",
     )
     gain, _, _ = against(comparison, "interleaved, longer", seeds)
     yield Row(
         "Is it better than the interleaved network trained for the time of search and retraining together?",
-        f"{gain:+.0f} %",
+        f"perplexity {gain:+.0f} %",
         "No. These trainings are short, and more steps help most." if gain > 0 else "Yes.",
     )
 
@@ -91,9 +91,9 @@ def ranking_row(quality: Mapping[str, Any]) -> Row:
         if (row["ranked by"], row["target"]) == ("uniform: estimate", "none")
     ]
     return Row(
-        "Does a search rank networks as trainings from scratch do?",
-        f"Kendall's tau {tau:.2f}; two seeds of the trainings agree by {ceiling:.2f}",
-        "Nearly as well as a second training of each network." if tau >= 0.9 * ceiling else "Only in part.",
+        "Does a search rank networks in the same order as training each of them from scratch?",
+        f"rank correlation (Kendall's tau) {tau:.2f}; between two seeds of the trainings {ceiling:.2f}",
+        "Nearly as reliably as a second training of each network." if tau >= 0.9 * ceiling else "Only in part.",
     )
 
 
@@ -104,7 +104,7 @@ def word_row(words: Mapping[str, Any]) -> Row:
     change = 100 * (ppl["derived"] / ppl["equal-cost"] - 1)
     return Row(
         "WikiText-2 by words, from scratch, two CPU cores",
-        f"perplexity {valid['derived']:.2f} validation, {ppl['derived']:.2f} test; {change:+.1f} % against the "
+        f"perplexity {valid['derived']:.2f} in validation, {ppl['derived']:.2f} in test; {change:+.1f} % relative to the "
         f"interleaved network of equal cost (one seed)",
         f"The blocks cost {words['search']['derivation']['cost']['share']:.0%} of the 12 interleaved blocks. "
         f"At that cost the interleaved network is {'slightly better' if change > 0 else 'worse'}.",
@@ -115,9 +115,9 @@ def forerunner_row(record: Mapping[str, Any]) -> Row:
     """Return the row of the search with the settings of the TensorFlow program, which has no cost target."""
     (row,) = [row for row in record["comparison"] if row["run"] == "derived"]
     return Row(
-        "WikiText-2 in pieces, with the sizes of the earlier TensorFlow program, without a cost target",
-        f"{row['bits_per_byte']:.3f} bits per byte after {row['train_seconds'] / 60:.0f} minutes on two cores; that "
-        f"program {FORERUNNER} after 37 minutes on a GPU",
+        "WikiText-2 in sentencepiece pieces, with the sizes of an earlier TensorFlow implementation, without a cost target",
+        f"{row['bits_per_byte']:.3f} bits per byte after {row['train_seconds'] / 60:.0f} minutes on two cores; the earlier "
+        f"implementation {FORERUNNER} after 37 minutes on a GPU",
         "Better, in less time." if row["bits_per_byte"] < FORERUNNER else "Worse.",
     )
 
