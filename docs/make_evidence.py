@@ -33,35 +33,31 @@ interleaved network, gains far more. Two experiments on WikiText-2 show this:
 * **The table**: *every* network of a small space (up to five blocks) is trained from scratch, from three seeds. The table
   shows how well a search ranks networks, and how far its network is from the best.
 
-Perplexities are per token on the validation split, unless stated otherwise. All choices were made on the validation split;
-each network was evaluated on the test split once, at its end. Lines that begin with *derived against* give the difference
-in perplexity (negative: the derived network is better) with its [95 % interval](baselines.md#the-statistics); *cost share*
-is the latency of the other network's blocks relative to the interleaved network. Random networks have one seed, so they are
-compared with the mean of the derived network and also with its training from the same seed.
+Perplexities are per token on the validation split, unless stated otherwise; each network was evaluated on the test split
+once, at its end. Lines that begin with *derived against* give the difference in perplexity (negative: the derived network
+is better) with its [95 % interval](baselines.md#the-statistics); *cost share* is the latency of the other network's blocks
+relative to the interleaved network. Random networks have one seed, so they are compared with the mean of the derived
+network and with its training from the same seed.
 
 {verdicts}
 
 ## Caveats
 
 * The settings of the estimator `uniform` were tuned on parts of the table: how often uniform paths contain identity, how
-  architecture steps compare two paths, the entropy weight, and the sum of two estimates in re-ranking. The comparison
-  was not used for tuning: its configuration was fixed before the search, and its seeds in advance.
-* Three seeds are few: most intervals contain 0. The intervals are not corrected for the number of comparisons.
-* The comparison has attention heads that are together wider than the model, so attention is expensive: an attention
-  layer costs as much as three feed-forward layers. With cheaper attention less can be saved.
+  architecture steps compare two paths, the entropy weight, and the sum in re-ranking. The comparison was not used for
+  tuning: its configuration and seeds were fixed before.
+* Three seeds are few: most intervals contain 0. They are not corrected for the number of comparisons.
+* Attention is expensive in the comparison, as much as three feed-forward layers, because its heads are together wider than
+  the model. With cheaper attention less can be saved.
 * The searches have `uniform_fraction: 1`: no steps fine-tune the selected path.
 
 ## Alternatives that were tried
 
-* **A penalty on the expected cost.** With `uniform` it distorts pi. Selecting exactly within the target ranks better
-  (*uniform, penalised* in the tables).
-* **Other estimators** (`gdas`, `single_path`, `straight_through`, `soft`). They train the more probable candidates more
-  often, so early leaders stay ahead.
-* **Uniform paths in which identity is as frequent as other layers.** Deep networks were sampled too rarely and ranked too
-  low.
-* **Selecting by pi alone, or by shared-weight loss alone.** Pi treats blocks as independent and prefers attention everywhere
-  or nowhere. The shared-weight loss sees the whole network, but each network was trained for few steps. The sum of
-  both ranks better than either.
+* **A penalty on the expected cost** distorts pi with `uniform`. Selecting within the target ranks better (*uniform,
+  penalised* in the tables).
+* **Other estimators** train the more probable candidates more often, so early leaders stay ahead.
+* **Uniform paths with identity as frequent as other layers** sample deep networks too rarely and rank them too low.
+* **Selecting by pi or by shared-weight loss alone** ranks worse than [their sum](how-it-works.md#from-pi-to-an-architecture).
 
 `python docs/make_evidence.py` writes this page from `benchmarks/results/`.
 """
@@ -71,12 +67,12 @@ NOTES = {
     "settings, except *interleaved, longer*, which the picture omits. `benchmarks/comparison.yaml` has the settings; "
     "`python benchmarks/comparison.py` with `--profile`, `--search`, `--train`, `--latency` and then without option "
     "repeats the experiment.",
-    "search_quality": "*tau* and *rho* are Kendall's and Spearman's rank correlations with the perplexities of the table, "
-    "averaged over its seeds; *tau, one training* uses single seeds. A search ranks by *pi* (log-probability of the "
+    "search_quality": "*tau* and *rho* are Kendall's and Spearman's rank correlations with the mean perplexities of the table; "
+    "*tau, one training* uses single seeds. A search ranks by *pi* (log-probability of the "
     "network), by *inherited* (loss with shared weights) or by *estimate* (the sum that re-ranking uses, see [how it "
     "works](how-it-works.md#from-pi-to-an-architecture)). *Behind the best* is the difference in perplexity to the best "
     "network of equal or lower cost, *seed deviation* the standard deviation over seeds, averaged over networks, and *of "
-    "the best* that deviation for the best network. `benchmarks/results/ground_truth.csv` is the table, written by "
+    "the best* the same for the best network. `benchmarks/results/ground_truth.csv` is the table, written by "
     "`python benchmarks/ground_truth.py`. `python benchmarks/search_quality.py` with `--profile`, `--search` and then "
     "without option repeats the searches.",
     "blackbox_quality": "Each row lists the best networks of five studies with Optuna's TPE after that many trainings. Each "
@@ -153,10 +149,10 @@ def judge_comparison(result: dict[str, Any]) -> Iterator[str]:
     rivals = [interleaved["valid ppl"], row["shallower"]["valid ppl"], random]
     ours = derived["valid ppl"]
     yield (
-        f"Mean perplexity of the derived network: {ours:.2f}. Interleaved network: {rivals[0]:.2f} (goal: the derived one is "
-        f"not higher, {mark(ours <= rivals[0])}). Shallower interleaved network of equal latency: {rivals[1]:.2f} (goal: the "
-        f"derived one is lower, {mark(ours < rivals[1])}). Median of random networks of equal cost: {random:.2f} (goal: the "
-        f"derived one is lower, {mark(ours < random)})."
+        f"Mean perplexity: derived {ours:.2f}; interleaved {rivals[0]:.2f} (goal: derived not higher, "
+        f"{mark(ours <= rivals[0])}); shallower, of equal latency {rivals[1]:.2f} (goal: derived lower, "
+        f"{mark(ours < rivals[1])}); median of random networks of equal cost {random:.2f} (goal: derived lower, "
+        f"{mark(ours < random)})."
     )
     yield from result["answers"]
 
@@ -181,8 +177,8 @@ def judge_ranking(result: dict[str, Any]) -> Iterator[str]:
             for title, among in SUBSETS.items():
                 tau, *others = (each[title] for each in (row, *counts))
                 yield (
-                    f"Among {among}: tau {tau:.2f}; ranking by parameters has {others[0]:.2f}, by multiply-adds "
-                    f"{others[1]:.2f} (goal: above both, {mark(tau > max(others))})."
+                    f"Among {among}: tau {tau:.2f}; by parameters {others[0]:.2f}, by multiply-adds {others[1]:.2f} (goal: above "
+                    f"both, {mark(tau > max(others))})."
                 )
 
 
@@ -194,11 +190,10 @@ def judge_derived(result: dict[str, Any]) -> Iterator[str]:
                 float(row[key].partition(" ")[0]) for key in ("behind the best", "seed deviation", "of the best")
             )
             yield (
-                f"The network derived with cost target {row['target']} has a perplexity {row['behind the best']} above the "
-                f"best network of equal or lower cost and is at least as good as {row['at least as good as']} such networks "
-                "(medians over searches). Goals: the gap is at most the standard deviation over seeds, which is "
-                f"{row['seed deviation']} on average ({mark(behind <= pooled)}) and {row['of the best']} for the best "
-                f"network ({mark(behind <= own)})."
+                f"Derived with cost target {row['target']}: perplexity {row['behind the best']} above the best network of equal "
+                f"or lower cost, at least as good as {row['at least as good as']} such networks (medians over searches). "
+                f"Goal: at most the standard deviation over seeds, {row['seed deviation']} on average "
+                f"({mark(behind <= pooled)}), {row['of the best']} for the best network ({mark(behind <= own)})."
             )
 
 
@@ -208,8 +203,8 @@ def judge_blackbox(result: dict[str, Any]) -> Iterator[str]:
     for record in result["records"]:
         if record["trainings"] == equal:
             yield (
-                f"A black-box search with as many steps as one search, which train {equal:g} networks, finds for cost target "
-                f"{record['target']} a network with a perplexity {record['behind the best']} above the best (median)."
+                f"Black-box search with as many steps as one search ({equal:g} trainings), cost target {record['target']}: "
+                f"perplexity {record['behind the best']} above the best network (median)."
             )
 
 
@@ -220,7 +215,7 @@ def judge_collapse(result: dict[str, Any]) -> Iterator[str]:
         before = shares[estimator, "nothing"]
         if against != "nothing" and before > UNIFORM_SHARE:
             yield (
-                f"Share of identity in pi, `{estimator}` with `{against}`: {share:.2f}; without a remedy {before:.2f} "
+                f"Mean probability of identity, `{estimator}` with `{against}`: {share:.2f}, without the remedy {before:.2f} "
                 f"({'it helps' if share < before - LEAST_CHANGE else 'no difference'})."
             )
 
