@@ -4,8 +4,8 @@ import errno
 import hashlib
 import re
 import shutil
-import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,14 +14,14 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_model, save_file
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from parnas.errors import ParnasError, says_out_of_memory
 from parnas.runs.files import atomic_folder, read_json, read_json_object, write_json
 from parnas.runs.run import package_version
 
 WEIGHTS, STATE, MANIFEST = "model.safetensors", "state.pt", "manifest.json"
-KEEP = 5
-_LIBRARIES = ("torch", "numpy")  # on whose versions the numbers of a training depend
+KEEP = 5  # checkpoints in a folder, besides the best
 
 
 class Best(NamedTuple):
@@ -47,7 +47,7 @@ class Snapshot(NamedTuple):
             if tensor.numel() == 0 or tensor.data_ptr() not in seen:
                 weights[name] = tensor
                 seen.add(tensor.data_ptr())
-        return cls(step, copied(weights), copied(state), best)
+        return cls(step, _copy_to_cpu(weights), _copy_to_cpu(state), best)
 
 
 class CheckpointWriter:
@@ -55,33 +55,23 @@ class CheckpointWriter:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._thread: threading.Thread | None = None
-        self._trouble: BaseException | None = None
+        self._thread = ThreadPoolExecutor(1)
+        self._pending: Future[Path] | None = None
 
     def write(self, snapshot: Snapshot) -> None:
         """Start to write, after the checkpoint before is written."""
         self.wait()
-        self._thread = threading.Thread(target=self._work, args=(snapshot,), daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        """Wait until nothing is being written, whether or not it succeeded."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        self._pending = self._thread.submit(save_checkpoint, self.folder, snapshot)
 
     def wait(self) -> None:
         """Wait until everything is written; raises the error of writing, if any."""
-        self.close()
-        if self._trouble is not None:
-            trouble, self._trouble = self._trouble, None
-            raise trouble
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
 
-    def _work(self, snapshot: Snapshot) -> None:
-        try:
-            save_checkpoint(self.folder, snapshot)
-        except BaseException as error:
-            self._trouble = error
+    def close(self) -> None:
+        """Wait until nothing is being written, whether or not it succeeded; the writer cannot be used afterwards."""
+        self._thread.shutdown()
 
 
 def save_checkpoint(folder: Path, snapshot: Snapshot) -> Path:
@@ -174,8 +164,8 @@ def describe_other_versions(path: Path) -> str | None:
 
 
 def _library_versions() -> dict[str, str | None]:
-    """Return the versions of the libraries on which the numbers depend."""
-    return {name: package_version(name) for name in _LIBRARIES}
+    """Return the versions of the libraries on which the results of a training depend."""
+    return {name: package_version(name) for name in ("torch", "numpy")}
 
 
 def load_weights(path: Path, model: torch.nn.Module) -> None:
@@ -204,7 +194,7 @@ def load_state(path: Path) -> dict[str, Any]:
     """
     try:
         state = torch.load(path / STATE, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever foreign bytes make of an unpickler, which seeks to places that do not exist
+    except Exception as error:  # arbitrary bytes can make the unpickler raise anything
         if says_out_of_memory(error) or (isinstance(error, OSError) and error.errno != errno.EINVAL):
             raise
         reason = str(error).partition("\n")[0][:200]
@@ -231,15 +221,9 @@ def restoring(path: Path) -> Iterator[None]:
         ) from error
 
 
-def copied(tree: Any) -> Any:
+def _copy_to_cpu(tree: Any) -> Any:
     """Return nested dictionaries, lists and tuples with copies of their tensors on the CPU."""
-    if isinstance(tree, Tensor):
-        return tree.detach().to("cpu", copy=True).contiguous()
-    if isinstance(tree, Mapping):
-        return {key: copied(value) for key, value in tree.items()}
-    if isinstance(tree, list):
-        return [copied(value) for value in tree]
-    return tuple(map(copied, tree)) if isinstance(tree, tuple) else tree
+    return tree_map_only(Tensor, lambda tensor: tensor.detach().to("cpu", copy=True).contiguous(), tree)
 
 
 def _sha256(path: Path) -> str:

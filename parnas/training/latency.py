@@ -1,4 +1,4 @@
-"""Latency of networks, measured side by side."""
+"""Latency of networks, measured in alternation."""
 
 import time
 from collections.abc import Callable, Hashable, Mapping
@@ -13,7 +13,7 @@ from parnas.model.memory import Memory
 from parnas.model.transformer_xl import TransformerXL
 from parnas.training.device import Device
 
-Key = TypeVar("Key", bound=Hashable)
+_Key = TypeVar("_Key", bound=Hashable)
 
 
 class Candidate(NamedTuple):
@@ -46,26 +46,26 @@ def measure_latencies(
     devices = {str(device.device): device for _, _, device in candidates.values()}
     times: dict[str, np.ndarray] = {}
     for kind, device in devices.items():
-        there = {name: call for name, call in calls.items() if str(candidates[name][2].device) == kind}
-        times |= time_in_turns(there, device, rounds)
+        on_device = {name: call for name, call in calls.items() if str(candidates[name][2].device) == kind}
+        times |= time_in_turns(on_device, device, rounds)
     return {name: Latency(float(np.median(ms)), float(np.percentile(ms, 95))) for name, ms in times.items()}
 
 
-def time_in_turns(calls: Mapping[Key, Callable[[], object]], device: Device, rounds: int) -> dict[Key, np.ndarray]:
+def time_in_turns(calls: Mapping[_Key, Callable[[], object]], device: Device, rounds: int) -> dict[_Key, np.ndarray]:
     """Return the milliseconds of each call in each round, [rounds], after a warm-up; see `take_turns`."""
     seconds = take_turns(calls, rounds, max(3, rounds // 10), device.synchronize)
     return {key: 1000 * np.array(times) for key, times in seconds.items()}
 
 
 def take_turns(
-    calls: Mapping[Key, Callable[[], object]], rounds: int, warm_up: int, synchronize: Callable[[], None]
-) -> dict[Key, list[float]]:
+    calls: Mapping[_Key, Callable[[], object]], rounds: int, warm_up: int, synchronize: Callable[[], None]
+) -> dict[_Key, list[float]]:
     """Return the seconds of `rounds` calls of each, after `warm_up` unmeasured calls of each.
 
     The calls alternate (A B A B …), so that a change of the machine's speed affects all of them alike. `synchronize`
     waits until the device is idle.
     """
-    seconds: dict[Key, list[float]] = {key: [] for key in calls}
+    seconds: dict[_Key, list[float]] = {key: [] for key in calls}
     for number in range(warm_up + rounds):
         for key, call in calls.items():
             synchronize()
@@ -78,7 +78,7 @@ def take_turns(
 
 
 def prepare_scoring(candidate: Candidate, device: Device, shape: Shape) -> Callable[[], None]:
-    """Return a call that scores a segment with full memory, cached as keys and values; sets eval mode."""
+    """Return a function that scores a segment with full memory, cached as keys and values; sets eval mode."""
     model = candidate.model.to(device.device).eval()
     segment, memory = read_memory(candidate, device, shape, inference=True)
 
@@ -90,7 +90,7 @@ def prepare_scoring(candidate: Candidate, device: Device, shape: Shape) -> Calla
 
 
 def prepare_training(candidate: Candidate, device: Device, shape: Shape) -> Callable[[], None]:
-    """Return a call that computes and drops the gradients of a segment with full memory; sets train mode."""
+    """Return a function that computes and drops the gradients of a segment with full memory; sets train mode."""
     model = candidate.model.to(device.device).train()
     segment, memory = read_memory(candidate, device, shape, inference=False)
 
@@ -111,11 +111,11 @@ def read_memory(
     """Return a segment of ids [B, T] and the memory after the tokens before it, `None` where there is none."""
     batch_size, tgt_len, reach = shape
     model = candidate.model
-    needed = max((cast(Block, block).memory_tokens(reach) for block in model.blocks), default=0)
-    read = batch_size * (needed + tgt_len)
-    rows = np.resize(candidate.tokens[:read], read).astype(np.int64).reshape(batch_size, -1)
-    before, segment = torch.from_numpy(rows).to(device.device).split([needed, tgt_len], dim=1)
-    if not needed:
+    mem_len = max((cast(Block, block).memory_tokens(reach) for block in model.blocks), default=0)
+    count = batch_size * (mem_len + tgt_len)
+    rows = np.resize(candidate.tokens[:count], count).astype(np.int64).reshape(batch_size, -1)
+    before, segment = torch.from_numpy(rows).to(device.device).split([mem_len, tgt_len], dim=1)
+    if not mem_len:
         return segment, None
     with device.autocast():
         memory = None

@@ -1,4 +1,4 @@
-"""Memory of a training step, estimated without allocating it: the step runs on tensors that have no data.
+"""Estimate of the memory of a training step: count the bytes of a step that runs on tensors without data.
 
 `MemoryTracker` adds up the storages that are alive after each operation. The step is that of a training task (forward
 with full memory, loss, backward) under torch's FakeTensorMode, which keeps shapes, types, autocast and what autograd
@@ -146,27 +146,26 @@ class Step:
         rows, tracker, saved, softmax = self.rows // self.micro_batches, MemoryTracker(), 0, 0
         tracker.hold([weights, old, self.tokens, self.gates])
         with tracker:
-            for number in sorted(
-                {0, self.micro_batches - 1}
-            ):  # those between repeat the first, but for accumulated memory
+            # The first and the last micro-batch suffice: the others repeat the first and add their memories.
+            for number in sorted({0, self.micro_batches - 1}):
                 tracker.live += max(0, number - 1) * storage_bytes(memories)
                 own = slice(number * rows, (number + 1) * rows)
                 tracker.rows = [count for counts in self.rows_per_cluster(rows) for count in counts]
                 with self.autocast():
-                    output = self.network(
-                        self.tokens[own], take_rows(old, own) if self.micro_batches > 1 else old, self.gates
-                    )
+                    memory = take_rows(old, own) if self.micro_batches > 1 else old
+                    output = self.network(self.tokens[own], memory, self.gates)
                     body = tracker.live
                     nll = self.network.score(output.hidden, self.tokens[own])
                     softmax = tracker.live - body
                 loss = nll.mean() if output.loss is None else nll.mean() + output.loss
                 memories.append(output.memory)
-                del output, nll
+                del output, nll, memory
                 saved = tracker.live - storage_bytes([weights, [weight.grad for weight in weights], old, memories])
                 loss.backward()
-            memory = storage_bytes(join_rows(memories[:1] * self.micro_batches))
+            memory_bytes = storage_bytes(join_rows(memories[:1] * self.micro_batches))
         parameters, gradients = storage_bytes(weights), storage_bytes([weight.grad for weight in weights])
-        return MemoryEstimate(parameters, memory, saved, softmax, gradients, tracker.peak - parameters - memory)
+        peak = tracker.peak - parameters - memory_bytes
+        return MemoryEstimate(parameters, memory_bytes, saved, softmax, gradients, peak)
 
 
 def storage_bytes(tensors: Any) -> int:
@@ -202,11 +201,12 @@ def _count_step(
 
 def _moment_bytes(network: TransformerXL, optimizer: str) -> int:
     """Return the bytes of the optimizers' state: two moments per weight for AdamW, one for Muon."""
-    one = set()
-    if optimizer == "muon":
-        one = {name for name, weight in network.named_parameters() if suits_muon(name, weight)}
-        one -= network.compression_names()
-    return sum(weight.nbytes * (1 if name in one else 2) for name, weight in network.named_parameters())
+    compressing = network.compression_names()
+    total = 0
+    for name, weight in network.named_parameters():
+        by_muon = optimizer == "muon" and suits_muon(name, weight) and name not in compressing
+        total += weight.nbytes * (1 if by_muon else 2)
+    return total
 
 
 def count_retraining(

@@ -1,6 +1,6 @@
 """Summary of a network as a table: its parts, their shapes, parameters and multiply-adds."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, cast
 
 from tabulate import tabulate
@@ -12,12 +12,12 @@ from parnas.model.supernet import StochasticBlock
 from parnas.model.transformer_xl import TransformerXL
 
 
-class Part(NamedTuple):
+class PartSize(NamedTuple):
     """A row of the table: a candidate of a block, or a part outside the blocks."""
 
     block: str  # its number; empty for a further candidate of the block above
     layer: str
-    shapes: str  # of matrices and whatever else has two axes or more
+    shapes: str  # of the parameters with two axes or more
     parameters: int
     multiply_adds: float  # per token
 
@@ -36,7 +36,7 @@ def summarise(model: TransformerXL, names: Sequence[str], tgt_len: int, reach: R
         counts: training frequencies of the tokens, [V].
     """
     parts = list(parts_of(model, names, tgt_len, reach, counts))
-    total = Part("total", "", "", sum(part.parameters for part in parts), sum(part.multiply_adds for part in parts))
+    total = PartSize("total", "", "", sum(part.parameters for part in parts), sum(part.multiply_adds for part in parts))
     rows = [
         (part.block, part.layer, part.shapes, f"{part.parameters:,}", f"{part.multiply_adds:,.0f}")
         for part in [*parts, total]
@@ -48,37 +48,35 @@ def summarise(model: TransformerXL, names: Sequence[str], tgt_len: int, reach: R
 
 def parts_of(
     model: TransformerXL, names: Sequence[str], tgt_len: int, reach: Reach, counts: Sequence[int]
-) -> Iterator[Part]:
+) -> Iterator[PartSize]:
     """Yield the parts of a network in the order of computation; arguments as for `summarise`."""
     seen: set[int] = set()
 
-    def size(modules: Sequence[nn.Module | nn.Parameter | None]) -> int:
-        parameters = [
-            parameter
-            for module in modules
-            if module is not None
-            for parameter in ([module] if isinstance(module, nn.Parameter) else module.parameters())
-        ]
+    def size(parameters: Iterable[nn.Parameter]) -> int:
         new = {id(parameter): parameter.numel() for parameter in parameters if id(parameter) not in seen}
         seen.update(new)
         return sum(new.values())
 
     shares = model.head.cluster_shares(counts)
     embedding = model.embedding
-    yield Part("", "embedding", _shapes_of(embedding), size([embedding]), embedding.multiply_adds(shares))
-    if model.u is not None:
+    yield PartSize(
+        "", "embedding", _shapes_of(embedding), size(embedding.parameters()), embedding.multiply_adds(shares)
+    )
+    if model.u is not None and model.v is not None:
         shape = "×".join(map(str, model.u.shape))
-        yield Part("", "biases u, v of all attention", f"u {shape}, v {shape}", size([model.u, model.v]), 0)
+        yield PartSize("", "biases u, v of all attention", f"u {shape}, v {shape}", size([model.u, model.v]), 0)
     for number, block in enumerate(model.blocks, 1):
         layers = block.candidates.items() if isinstance(block, StochasticBlock) else [(names[number - 1], block)]
         for position, (name, layer) in enumerate(layers):
             cost = cast(Block, layer).multiply_adds(tgt_len, reach)
-            yield Part("" if position else str(number), name, _shapes_of(layer), size([layer]), cost)
+            yield PartSize("" if position else str(number), name, _shapes_of(layer), size(layer.parameters()), cost)
         if isinstance(block, StochasticBlock):
-            yield Part("", "alpha", "", size([block]), 0)
+            yield PartSize("", "alpha", "", size(block.parameters()), 0)
     if model.final_norm is not None:
-        yield Part("", "final norm", "", size([model.final_norm]), 0)
-    yield Part("", "softmax", _shapes_of(model.head), size([model.head]), model.head.multiply_adds(shares))
+        yield PartSize("", "final norm", "", size(model.final_norm.parameters()), 0)
+    yield PartSize(
+        "", "softmax", _shapes_of(model.head), size(model.head.parameters()), model.head.multiply_adds(shares)
+    )
 
 
 def _shapes_of(module: nn.Module) -> str:

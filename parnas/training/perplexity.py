@@ -1,4 +1,4 @@
-"""Perplexity: every token scored once, without sampling noise; sums first, one division at the end."""
+"""Perplexity: score every token once, without sampling noise; add up all losses, then divide once."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -20,7 +20,7 @@ from parnas.training.device import Device
 
 @dataclass(frozen=True)
 class TotalLoss:
-    """Summed negative log-likelihood of a split."""
+    """Negative log-likelihood of a split, summed over its tokens."""
 
     nats: float
     tokens: int
@@ -93,34 +93,35 @@ def score_tokens(
     """
     memory: Memory | None = None
 
-    def read(inputs: Tensor, targets: Tensor) -> Tensor:
+    def score(inputs: Tensor, targets: Tensor) -> Tensor:
         nonlocal memory
         nll, memory = model.nll(inputs, targets, memory, reach=reach, inference=True)
         return nll
 
     burn_in = model.burn_in(tgt_len, reach)
     batches = evaluation_batches(tokens, first, batch_size, tgt_len, burn_in, model.alignment())
-    return score_batches(model, read, batches, len(tokens), device)
+    return score_batches(model, score, batches, len(tokens), device)
 
 
-Read: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-"""From inputs and targets [B, T], those of the next batch of an evaluation, to losses [B, T] or several [S, B, T]."""
+BatchScorer: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""Returns the losses of a batch in nats, [B, T] or, for several settings at once, [S, B, T]; takes its inputs and
+targets [B, T]. Batches come in the order of the text, so that it can carry memory along."""
 
 
 @torch.no_grad()
 def score_batches(
-    model: TransformerXL, read: Read, batches: Iterable[EvaluationBatch], count: int, device: Device
+    model: TransformerXL, score: BatchScorer, batches: Iterable[EvaluationBatch], count: int, device: Device
 ) -> Tensor:
-    """Return the output of `read` for each of `count` tokens, [N] or [S, N] in float32, each scored exactly once.
+    """Return the losses that `score` gives each of `count` tokens, [N] or [S, N] in float32, in nats.
 
-    The network reads without dropout and, unless `read` enables them, without gradients. With several processes each
-    reads some of the rows, and all receive the result.
+    Every token is scored exactly once, without dropout and, unless `score` enables them, without gradients. With
+    several processes each scores some of the rows, and all receive the result.
     """
     was_training = model.training
     model.eval()
     distributed = device.distributed
     scored = torch.zeros((), dtype=torch.long, device=device.device)
-    nats = torch.zeros(count + 1, device=device.device)  # one more place, for what is not scored
+    nats = torch.zeros(count + 1, device=device.device)  # the last place receives the tokens that are not scored
     try:
         for batch in batches:
             places = np.where(batch.scored, batch.positions, count)
@@ -129,8 +130,8 @@ def score_batches(
                 break
             inputs, targets, to = (torch.from_numpy(part).to(device.device) for part in own[:3])
             with device.autocast():
-                losses = read(inputs, targets)
-            if losses.shape[:-2] != nats.shape[:-1]:  # the first of several
+                losses = score(inputs, targets)
+            if losses.shape[:-2] != nats.shape[:-1]:  # the first batch of several settings
                 nats = nats.new_zeros(*losses.shape[:-2], count + 1)
             nats[..., to] = losses.float()
             scored += int(own[3].sum())

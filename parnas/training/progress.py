@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from rich.columns import Columns
@@ -69,14 +69,14 @@ _METRIC_FORMATS = {
     "identity_share": "identity {:.0%}",
     "argmax_changes": "argmax changed {} times",
 }
-"""How a line shows the metrics that it may have besides loss and perplexity."""
+"""Text of the metrics that a line may have besides loss and perplexity."""
 
 
 def describe_metrics(record: MetricsRecord) -> str:
-    """Return a line of metrics in words."""
-    parts = [f"{record.split:<5} loss {record.loss:.3f}  ppl {record.ppl:.2f}"]
-    given = ((form, getattr(record, key)) for key, form in _METRIC_FORMATS.items())
-    return "  ".join(parts + [form.format(value) for form, value in given if value is not None])
+    """Return a line of `metrics.jsonl` as text for a terminal or a log."""
+    values = ((template, getattr(record, key)) for key, template in _METRIC_FORMATS.items())
+    known = [template.format(value) for template, value in values if value is not None]
+    return "  ".join([f"{record.split:<5} loss {record.loss:.3f}  ppl {record.ppl:.2f}", *known])
 
 
 _BAR_WIDTH = 24  # characters of a block's bar of pi
@@ -96,8 +96,18 @@ def make_display(quiet: bool, every: bool, live: bool = True) -> Reporter:
     """Return the display of `make_reporter`: live on a terminal, else plain lines; `every` prints all metrics."""
     console = Console(stderr=True)
     if quiet:
-        return WarningReporter()
+        return _WarningReporter()
     return LiveReporter(console) if console.is_terminal and live else PlainReporter(every)
+
+
+def _call_all(method: str) -> Any:
+    """Return a method that calls a method of every reporter of a `CombinedReporter`."""
+
+    def call(self: "CombinedReporter", *arguments: Any) -> None:
+        for reporter in self.reporters:
+            getattr(reporter, method)(*arguments)
+
+    return call
 
 
 class CombinedReporter(Reporter):
@@ -106,38 +116,11 @@ class CombinedReporter(Reporter):
     def __init__(self, *reporters: Reporter) -> None:
         self.reporters = reporters
 
-    @override
-    def start(self, loop: Loop) -> None:
-        for reporter in self.reporters:
-            reporter.start(loop)
-
-    @override
-    def advance(self, step: int) -> None:
-        for reporter in self.reporters:
-            reporter.advance(step)
-
-    @override
-    def metrics(self, record: MetricsRecord) -> None:
-        for reporter in self.reporters:
-            reporter.metrics(record)
-
-    @override
-    def pi(self, space: Sequence[str], record: PiRecord) -> None:
-        for reporter in self.reporters:
-            reporter.pi(space, record)
-
-    @override
-    def note(self, text: str) -> None:
-        for reporter in self.reporters:
-            reporter.note(text)
-
-    @override
-    def stop(self) -> None:
-        for reporter in self.reporters:
-            reporter.stop()
+    start, advance, metrics = _call_all("start"), _call_all("advance"), _call_all("metrics")
+    pi, note, stop = _call_all("pi"), _call_all("note"), _call_all("stop")
 
 
-class WarningReporter(Reporter):
+class _WarningReporter(Reporter):
     """Prints warnings only."""
 
     @override
@@ -151,7 +134,7 @@ class PlainReporter(Reporter):
 
     def __init__(self, every: bool = False) -> None:
         self.title, self.steps, self.every = "", 0, every
-        self.latest = ""  # logged, but not printed yet
+        self.latest = ""  # metrics that were received but not printed yet
 
     @override
     def start(self, loop: Loop) -> None:
@@ -174,7 +157,7 @@ class PlainReporter(Reporter):
 
     @override
     def pi(self, space: Sequence[str], record: PiRecord) -> None:
-        argmax = Architecture([space[max(range(len(row)), key=row.__getitem__)] for row in record.pi])
+        argmax = Architecture([space[int(np.argmax(row))] for row in record.pi])
         if self.every:
             self.note(f"{self.title} {record.step}/{self.steps}: pi argmax {argmax}")
         else:
@@ -207,7 +190,7 @@ class LiveReporter(Reporter):
     @override
     def start(self, loop: Loop) -> None:
         self.latest, self.bars = {}, []
-        for task in self.progress.task_ids:
+        for task in self.progress.task_ids:  # of an earlier loop
             self.progress.remove_task(task)
         title = loop.title if loop.unit == "steps" else f"{loop.title}, {loop.unit}"
         self.task = self.progress.add_task(title, total=loop.steps, completed=loop.first_step)
@@ -251,7 +234,7 @@ def pi_bar(number: int, space: Sequence[str], pi: Sequence[float]) -> Text:
     colours = list(candidate_colours(space).values())
     for colour, start, stop in zip(colours, [0, *edges], edges, strict=False):
         text.append("█" * (stop - start), style=colour)
-    best = max(range(len(pi)), key=pi.__getitem__)
+    best = int(np.argmax(pi))
     text.append(f" {space[best]} {pi[best]:.2f}", style=colours[best])
     return text
 
@@ -273,7 +256,7 @@ class TensorBoard(Reporter):
             return
         try:
             from torch.utils.tensorboard import SummaryWriter
-        except ImportError:  # not installed, or not whole, which must not end a training
+        except ImportError:  # missing or broken, which must not end a training
             return
         self.steps, self.next_picture = loop.steps, loop.first_step
         after = loop.first_step + 1 if loop.first_step else None

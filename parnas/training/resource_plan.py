@@ -1,4 +1,4 @@
-"""Resource plan: whether a training fits its GPUs, how long it takes and what it costs, before anything is bought.
+"""Resource plan: whether a training fits its GPUs, how long it takes and what it costs, before it starts.
 
 Memory is estimated (`memory_estimate.py`) and tokens follow from the settings. Tokens per second must be measured: by a
 short run, whose rate is scaled by FLOPs per token if it trained another network, or given by the user. FLOPs are those
@@ -34,7 +34,6 @@ from parnas.training.loaded_run import run_architecture
 from parnas.training.memory_estimate import MIXED, MemoryEstimate, count_retraining, count_search, without_data
 from parnas.training.session import find_cutoffs
 
-PLAN = "plan.json"
 MARGIN = 0.1  # of memory: rounding and fragmentation of torch's allocator, and workspaces of kernels
 CONTEXT_BYTES = 1_000_000_000  # of CUDA, its libraries and NCCL in each process, outside torch's allocator
 _NODE = 8  # GPUs connected by NVLink
@@ -102,8 +101,9 @@ class Plan:
 
     def write(self, folder: Path) -> Path:
         """Write `plan.json` into a folder, which is created."""
-        write_json(folder / PLAN, asdict(self))
-        return folder / PLAN
+        path = folder / "plan.json"
+        write_json(path, asdict(self))
+        return path
 
 
 def plan(config: Config, machine: Machine, rate: Rate | None = None, note: Note = silent) -> Plan:
@@ -142,7 +142,7 @@ def plan_phase(config: Config, phase: Kind, counts: Sequence[int], machine: Mach
     fits = None if machine.memory_gb is None else required_bytes(bytes_by_use) <= machine.memory_gb * GB
     phase_plan = PhasePlan(
         phase,
-        describe(config, phase),
+        _describe_network(config, phase),
         estimate.parameters // 4,
         rows,
         bytes_by_use,
@@ -153,7 +153,7 @@ def plan_phase(config: Config, phase: Kind, counts: Sequence[int], machine: Mach
         fits,
         (
             *(advise_rows(config, machine.gpus) if phase == "search" else ()),
-            *(advise(config, phase, counts, machine) if fits is False else ()),
+            *(_advise_memory(config, phase, counts, machine) if fits is False else ()),
         ),
         flops,
         steps,
@@ -213,21 +213,21 @@ def advise_rows(config: Config, gpus: int) -> Iterator[str]:
         )
 
 
-def advise(config: Config, phase: Kind, counts: Sequence[int], machine: Machine) -> list[str]:
+def _advise_memory(config: Config, phase: Kind, counts: Sequence[int], machine: Machine) -> list[str]:
     """Return changes that reduce memory, the cheapest first."""
     rows, limit = config.data.batch_size // machine.gpus, (machine.memory_gb or 0) * GB
 
-    def taken(**changes: Any) -> int:
+    def required_with(**changes: Any) -> int:
         changed = config.replace(**changes)
         return required_bytes(memory_by_use(estimate_step(changed, phase, counts, rows), machine.gpus))
 
     advice = []
     if phase == "search" and config.search.estimator in MIXED:
-        size = taken(search__estimator="uniform") / GB
+        size = required_with(search__estimator="uniform") / GB
         advice.append(f"search.estimator=uniform runs one candidate per block instead of all: {size:.1f} GB")
     parts = [number for number in range(config.train.accumulate + 1, rows + 1) if rows % number == 0]
     if parts:
-        most, least = (taken(train__accumulate=number) for number in (parts[0], parts[-1]))
+        most, least = (required_with(train__accumulate=number) for number in (parts[0], parts[-1]))
         fitting = rows_that_fit(rows // parts[0], most, rows // parts[-1], least, limit)
         fit = next((number for number in parts if rows // number <= fitting), None)
         advice.append(
@@ -236,7 +236,7 @@ def advise(config: Config, phase: Kind, counts: Sequence[int], machine: Machine)
             else f"train.accumulate does not suffice: {least / GB:.1f} GB even with one row at a time"
         )
     if not config.runtime.checkpoint_activations:
-        size = taken(runtime__checkpoint_activations=True) / GB
+        size = required_with(runtime__checkpoint_activations=True) / GB
         advice.append(f"runtime.checkpoint_activations=true stores less, for a third more time: {size:.1f} GB")
     advice.append("more GPUs have fewer rows each; a lower data.tgt_len or model.mem_len changes the network")
     return advice
@@ -271,12 +271,12 @@ def flops_of(config: Config, phase: Kind, counts: Sequence[int]) -> float:
         for block, names in zip(supernet.blocks, search.block_spaces, strict=True):
             layers = cast(StochasticBlock, block).candidates
             costs = [cast(Block, layers[name]).multiply_adds(tgt_len, reach) for name in names]
-            multiply_adds += expected(costs, names, search.estimator) - sum(costs)
+            multiply_adds += _mean_over_paths(costs, names, search.estimator) - sum(costs)
     return 2 * multiply_adds * (passes + arch_step_passes(search))
 
 
-def expected(values: Sequence[float], names: Sequence[str], estimator: str) -> float:
-    """Return the mean of a block's candidates, as a path is sampled while pi is uniform."""
+def _mean_over_paths(values: Sequence[float], names: Sequence[str], estimator: str) -> float:
+    """Return the mean of a block's candidates, weighted as a path is sampled while pi is uniform."""
     weights = [IDENTITY_WEIGHT if estimator == "uniform" and name == IDENTITY else 1.0 for name in names]
     return math.fsum(weight * value for weight, value in zip(weights, values, strict=True)) / sum(weights)
 
@@ -330,7 +330,7 @@ def read_rate(run: Run, note: Note = silent) -> Rate:
     return Rate(median(rates), flops, source)
 
 
-def describe(config: Config, phase: Kind) -> str:
+def _describe_network(config: Config, phase: Kind) -> str:
     """Return the network of a phase in a few words."""
     if phase == "retrain":
         return str(Architecture.parse(config.model.arch or ""))

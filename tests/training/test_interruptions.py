@@ -14,7 +14,7 @@ from parnas.runs.run import Run
 from parnas.training.checkpoints import list_checkpoints
 from parnas.training.distributed import LostProcess
 from parnas.training.interruptions import Stopped, StopSignals
-from parnas.training.progress import Silent
+from parnas.training.progress import PlainReporter, Silent
 from parnas.training.retrain import RetrainTask, retrain
 from parnas.training.trainer import StepResult
 
@@ -23,17 +23,6 @@ from parnas.training.trainer import StepResult
 def whole(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A retraining that nothing interrupts."""
     return retrain(small_config(corpus, model__arch="sf"), tmp_path_factory.mktemp("whole") / "run", Silent())
-
-
-class Signalling(Silent):
-    """A reporter that receives a signal after step 7, as from outside the process."""
-
-    def __init__(self, number: signal.Signals) -> None:
-        self.number = number
-
-    def advance(self, step: int) -> None:
-        if step == 7:
-            signal.raise_signal(self.number)
 
 
 def call_command(config: Config, folder: Path) -> int:
@@ -54,8 +43,9 @@ def test_a_signal_ends_the_step_saves_and_prints_how_to_resume(
 ) -> None:
     folder = tmp_path / "run"
     handler = signal.getsignal(number)
-    monkeypatch.setattr("parnas.training.progress.make_reporter", lambda *_: Signalling(number))
-    assert call_command(whole.config(), folder) == 128 + number
+    with monkeypatch.context() as patch:
+        patch.setattr(PlainReporter, "advance", lambda _, step: step == 7 and signal.raise_signal(number))
+        assert call_command(whole.config(), folder) == 128 + number
     assert f"stopped by {number.name} after step 7, which is saved; to resume: parnas retrain" in capfd.readouterr().err
     assert [path.name for path in list_checkpoints(folder / "checkpoints")] == ["step-00000007"]
     assert signal.getsignal(number) == handler
