@@ -225,6 +225,8 @@ class CompressiveAttention(SelfAttention):
         leaving = 0 if inputs is None else self._leaving(inputs.shape[1], reach)
         if inputs is None or not leaving or self.compression.loss != "bptt":
             return memory
+        # Made within this step, the new positions are part of its graph: loss -> attention -> keys -> compressor. The
+        # gradient ends there, as `inputs` is detached, and `_push` detaches the positions for the steps after this one.
         new = self.compression.compressor(inputs[:, :leaving]).to(inputs.dtype)
         return _CompressiveMemory(inputs[:, leaving:], keys, _queue(compressed, new, reach))
 
@@ -249,6 +251,7 @@ class CompressiveAttention(SelfAttention):
         """Return multiply-adds per token with both memories full; T is taken for a multiple of R."""
         d_model, inner = self.query.in_features, self.query.out_features
         plain, slots = tgt_len + reach.mem_len, reach.cmem_len
+        # With distances in slots there is one per key; in tokens the C positions need R (C - 1) + T of their own.
         distances = plain + (self.ratio * (slots - 1) + tgt_len if self.in_tokens and slots else slots)
         scores = (2 * (plain + slots) + distances) * inner
         attention = 4 * d_model * inner + d_model * inner * distances / tgt_len + scores
@@ -281,7 +284,7 @@ class CompressiveAttention(SelfAttention):
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.training and self.compression.loss is not None):
             new = compressor(inputs[:, :leaving], usage).to(inputs.dtype)
         written = new.detach()
-        if keys is not None:
+        if keys is not None:  # in inference the queue holds keys and values, computed once here
             written = self.key_value(in_product_dtype(self.normed(written)))
             keys = keys[:, leaving:]
         return _CompressiveMemory(inputs[:, leaving:], keys, _queue(slots, written, reach)), new
@@ -297,7 +300,7 @@ class CompressiveAttention(SelfAttention):
         leaving = new.shape[1] * self.ratio
         if self.compression.loss == "autoencode":
             return self.compression.rebuilding_loss(inputs[:, :leaving], new)
-        if self.pre_norm:
+        if self.pre_norm:  # LayerNorm by constant weights
             norm = self.layer_norm
             new = F.layer_norm(new, norm.normalized_shape, norm.weight.detach(), norm.bias.detach(), norm.eps)
         new_keys = F.linear(in_product_dtype(new), self.key_value.weight.to(query.dtype).detach())
@@ -329,7 +332,7 @@ def _usage(weights: Tensor, positions: int) -> Tensor:
     compressed memory and are normalised again, so that the choice does not depend on earlier choices.
     """
     tgt_len = weights.shape[2]
-    memory = weights.shape[3] - tgt_len
+    memory = weights.shape[3] - tgt_len  # P
     weights = weights.float()
     shares = weights / weights.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
     received = shares[..., :positions].mean(dim=0).sum(dim=1)  # [B, positions], sum over queries

@@ -64,7 +64,7 @@ Gates = Tensor | Sequence[PathGate]
 
 def gumbel_softmax(alpha: Tensor, tau: Tensor | float, generator: torch.Generator | None = None) -> Tensor:
     """Return softmax((alpha + g) / tau) with Gumbel noise g, [N, C] (Jang et al. 2017, equation 2)."""
-    # -log E is Gumbel-distributed for E exponential.
+    # Gumbel noise: -log E with E from Exponential(1).
     noise = -torch.empty_like(alpha).exponential_(generator=generator).log()
     return ((alpha + noise) / tau).softmax(dim=-1)
 
@@ -78,6 +78,7 @@ def harden(gates: Tensor) -> Tensor:
 
 def _sample_one_hot(alpha: Tensor, tau: Tensor | float, generator: torch.Generator | None = None) -> Tensor:
     """Return one-hot gates [N, C] sampled by Gumbel-max, with the gradient of the soft ones."""
+    # The sample itself is from pi at every temperature: tau scales all logits, and so only sharpens the gradient.
     return harden(gumbel_softmax(alpha, tau, generator))
 
 
@@ -172,6 +173,7 @@ class _StraightThrough(Estimator):
 
     def sample_gates(self, alpha: Tensor, tau: Tensor | float, generator: torch.Generator | None = None) -> Gates:
         """Sample one-hot gates [N, C]."""
+        # A tensor, not a path: every candidate runs, since the gradient of its gate needs its output.
         return _sample_one_hot(alpha, tau, generator)
 
 
@@ -182,6 +184,7 @@ class _Gdas(Estimator):
 
     def sample_gates(self, alpha: Tensor, tau: Tensor | float, generator: torch.Generator | None = None) -> Gates:
         """Sample a path."""
+        # The blocks run only the chosen candidates; `SinglePathFunction` leaves the other gates' gradients at zero.
         return make_path(_sample_one_hot(alpha, tau, generator))
 
 
@@ -229,6 +232,8 @@ class ProbedSinglePath(Estimator):
         ]
         if not open_blocks:
             return None
+        # Two uniform numbers from the search's own generator, in one draw: the probe costs the same random numbers
+        # whatever the candidates are.
         device = None if generator is None else generator.device
         first, second = torch.rand(2, generator=generator, device=device).tolist()
         block, unobserved = open_blocks[int(first * len(open_blocks))]
@@ -303,6 +308,8 @@ class SinglePathFunction(torch.autograd.Function):
         """Return the gradients of `output` and `weights`."""
         output, x, probe = ctx.saved_tensors
         chosen, probed = ctx.indices
+        # <d loss / d y, output_c - x> for the candidates that ran. The products sum over B, T and D, since one gate
+        # weighs the whole output of its candidate.
         flat = grad.flatten()
         identity = flat @ x.flatten()
         weights = grad.new_zeros(ctx.candidates)  # [C]
@@ -341,6 +348,7 @@ class UniformPath(Estimator):
     def sample_gates(self, alpha: Tensor, tau: Tensor | float, generator: torch.Generator | None = None) -> Gates:
         """Sample a uniform path, without gradient; after `selected_path` is set, that path with noise of rate tau."""
         if self.selected_path is None:
+            # argmax(uniform_logits + g) is a uniform sample, except for identity's smaller weight; alpha plays no part.
             return make_path(_sample_one_hot(self.uniform_logits.to(alpha), 1.0, generator))
         # Fine-tuning: each block runs its selected layer, or with probability tau one sampled by pi.
         by_pi = _sample_one_hot(alpha.detach(), 1.0, generator)
@@ -369,12 +377,15 @@ class UniformPath(Estimator):
     def observe(self, paths: Tensor, losses: Tensor) -> None:
         """Add a pair to the fit: the difference of two paths, [N, C], and the difference of their losses, a scalar."""
         self.gram, self.moment = self.gram.to(paths), self.moment.to(paths)
-        x = torch.where(losses.isfinite(), paths.flatten(), 0.0)
+        x = torch.where(losses.isfinite(), paths.flatten(), 0.0)  # [N·C] of -1, 0, 1; all zero adds nothing
+        # gram <- forgetting · gram + x xᵀ, moment <- forgetting · moment + x y: recursive least squares.
         self.gram.mul_(self.forgetting).addr_(x, x)
         self.moment.mul_(self.forgetting).add_(x * losses.nan_to_num(0.0, 0.0, 0.0))
 
     def contributions(self) -> Tensor:
         """Return w, each candidate's fitted contribution to the loss in nats per token, [N, C]; rows sum to zero."""
+        # Differences of paths say nothing about a constant per block, so `gram` is singular; the ridge makes the
+        # solution unique (the one with zero row sums) and shrinks candidates that few pairs have compared.
         ridge = RIDGE * torch.eye(len(self.moment), device=self.moment.device)
         solution: Tensor = torch.linalg.solve(self.gram + ridge, self.moment)
         return solution.view(len(self.block_spaces), -1)

@@ -39,7 +39,7 @@ class StochasticBlock(Block):
         self.space = tuple(space)
         layers = {name: make_layer(name, config) for name in names}
         self.candidates = nn.ModuleDict(layers)
-        self.alpha = nn.Parameter(torch.zeros(len(space)))
+        self.alpha = nn.Parameter(torch.zeros(len(space)))  # zero: at first all candidates are equally probable
         self.register_buffer("absent", torch.tensor([name not in layers for name in space]), persistent=False)
         self.uses_memory = any(layer.uses_memory for layer in layers.values())
         self.shares_biases = any(layer.shares_biases for layer in layers.values())
@@ -54,15 +54,15 @@ class StochasticBlock(Block):
 
     def multiply_adds(self, tgt_len: int, reach: Reach) -> float:
         """Return the multiply-adds per token of all candidates together, as a mixture runs them."""
-        return sum(layer.multiply_adds(tgt_len, reach) for _, layer in self._layers())
+        return sum(layer.multiply_adds(tgt_len, reach) for layer in self._layers())
 
     def memory_tokens(self, reach: Reach) -> int:
         """Return the largest number of memory tokens of any candidate."""
-        return max(layer.memory_tokens(reach) for _, layer in self._layers())
+        return max(layer.memory_tokens(reach) for layer in self._layers())
 
     def look_back(self, reach: Reach, tgt_len: int) -> int:
         """Return the furthest look-back of any candidate, in tokens."""
-        return max(layer.look_back(reach, tgt_len) for _, layer in self._layers())
+        return max(layer.look_back(reach, tgt_len) for layer in self._layers())
 
     def key_lengths(self, memory: BlockMemory) -> KeyLengths:
         """Return the largest memory lengths of any candidate."""
@@ -93,7 +93,7 @@ class StochasticBlock(Block):
         # All candidates run. Those outside `names` have no gate here: their pi is exactly zero.
         outputs = [layer(x, own, context) for layer, own in self._candidate_memories(memory)]
         mixed: Tensor | None = None
-        for name, output in zip(self.candidates, outputs, strict=True):
+        for name, output in zip(self.candidates, outputs, strict=True):  # y = sum of gate[c] · layer_c(x), [B, T, D]
             weighed = output.hidden * gate[self.space.index(name)]
             mixed = weighed if mixed is None else mixed + weighed
         assert mixed is not None
@@ -131,11 +131,11 @@ class StochasticBlock(Block):
 
     def _candidate_memories(self, memory: BlockMemory) -> list[tuple[Block, BlockMemory]]:
         """Return each candidate and its memory, `None` for all at the start of a text."""
-        layers = [layer for _, layer in self._layers()]
+        layers = self._layers()
         return list(zip(layers, memory or (None,) * len(layers), strict=True))
 
-    def _layers(self) -> list[tuple[str, Block]]:
-        return cast(list[tuple[str, Block]], list(self.candidates.items()))
+    def _layers(self) -> list[Block]:
+        return cast(list[Block], list(self.candidates.values()))
 
 
 class SuperNet(TransformerXL):
@@ -156,6 +156,7 @@ class SuperNet(TransformerXL):
 
     def weights(self) -> dict[str, nn.Parameter]:
         """Return all parameters but alpha, by name."""
+        # Weights and alpha have different optimizers and different text, so they are kept apart.
         alphas = {id(alpha) for alpha in self.alphas()}
         return {name: parameter for name, parameter in self.named_parameters() if id(parameter) not in alphas}
 

@@ -87,12 +87,14 @@ class ArchitectureOptimizer:
         """Sample gates at the temperature of a step, with a gradient to alpha where `differentiable`."""
         with torch.set_grad_enabled(differentiable):
             alpha = self.supernet.alpha()
+            # Candidate dropout: a leading candidate is left out now and then, so that the others are trained too.
             if self.search.candidate_dropout:
                 alpha = drop_candidates(alpha, self.search.candidate_dropout, self.noise)
             return self.estimator.sample_gates(alpha, self.tau(step), self.noise)
 
     def backward(self, step: int, loss_of_gates: Callable[[Gates], Tensor]) -> None:
         """Set the gradients of alpha and tau from one held-out batch; `loss_of_gates` returns its mean loss."""
+        # Without dropout where the estimator compares paths: its noise would drown their difference.
         self.supernet.train(not self.estimator.arch_step_in_eval_mode)
         loss = self.estimator.arch_loss(self.supernet.alpha(), self.tau(step), loss_of_gates, self.noise)
         self.supernet.train()
@@ -104,7 +106,7 @@ class ArchitectureOptimizer:
     def add_regularisation(self, step: int) -> None:
         """Add the gradients of the cost penalty and of the entropy term to the gradient of the loss."""
         search, pi = self.search, self.supernet.alpha().softmax(dim=-1)
-        objective = pi.new_zeros(())
+        objective = pi.new_zeros(())  # exact expectations over pi: no sampling, no estimator
         if self.relative_costs is not None and search.cost.target is not None and search.cost_weight:
             objective = objective + self.cost_weight(step) * penalty(pi, self.relative_costs, search.cost.target)
         # A positive weight rewards entropy: it keeps candidates in play early on. A negative one forces decisions.
@@ -119,6 +121,7 @@ class ArchitectureOptimizer:
 
     def update(self, step: int) -> None:
         """Update alpha and tau; the learning rate decays linearly to zero."""
+        # The steps of Adam do not shrink with the gradient; a decaying rate lets pi settle.
         for group in self.adam.param_groups:
             group["lr"] = self.search.alpha_lr * (1 - self.progress(step))
         self.adam.step()

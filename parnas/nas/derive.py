@@ -44,8 +44,7 @@ class Constraints:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the values that are not `None`, under the names of the options of `parnas derive`."""
-        values = {name: getattr(self, name) for name in ("cost_target", "metric", "top_k", "rerank_top_k")}
-        given = {name: value for name, value in values.items() if value is not None}
+        given = {name: value for name, value in vars(self).items() if value is not None and name != "limits"}
         return given | ({"max": dict(self.limits)} if self.limits else {})
 
 
@@ -218,6 +217,7 @@ def choose(
     Raises:
         ParnasError: no architecture meets the target and the limits.
     """
+    # A target is a share of the interleaved network's cost; the knapsack's budget is in the metric's own unit.
     if target is None or costs is None:
         free = dict.fromkeys((name for block in pi for name in block), 0.0)
         return most_probable(pi, free if costs is None else costs.per_layer, math.inf, limits, count)
@@ -225,6 +225,7 @@ def choose(
         return most_probable(pi, costs.per_layer, target * costs.interleaved, limits, count)
     except OverBudget as error:
         within = " within the limits" if limits else ""
+        # Rounded up, so that the target given in the message is met.
         least = math.ceil(1000 * error.cheapest / costs.interleaved) / 1000
         raise ParnasError(
             f"No network{within} costs {target:g} of the interleaved network's {costs.metric} or less; set the target, "

@@ -55,6 +55,7 @@ def shared_weight_losses(
     supernet.to(device.device)
 
     def loss_of(architecture: Architecture) -> TotalLoss:
+        # A discrete network with copies of the shared weights, evaluated like any trained network.
         return measure_loss(
             supernet.extract(architecture),
             text,
@@ -70,6 +71,7 @@ def shared_weight_losses(
 
 def held_out(config: Config, streams: TokenStreams) -> Tokens:
     """Return tokens that the shared weights never saw, from alpha's held-out split or else the validation split."""
+    # Losses on text that the weights were trained on would favour layers that memorise it.
     _, arch_tokens = split_share(streams.tokens("train"), config.search.alpha_share)
     return (arch_tokens if len(arch_tokens) else streams.tokens("valid"))[:_EVALUATED_TOKENS]
 
@@ -80,6 +82,7 @@ def rescorer(run: Run, reporter: Reporter) -> Callable[[Architecture], float]:
     Raises:
         ParnasError: the run is no search, or its text has changed.
     """
+    # The weights from before the fine-tuning: with the final ones the selected path would win every comparison.
     loaded = load(run.folder, supernet_weights=True, by_pi=True)
     if not isinstance(loaded.model, SuperNet):
         raise ParnasError(f"{run.folder} is not a search; re-ranking needs the shared weights of one.")
@@ -91,6 +94,7 @@ def rescorer(run: Run, reporter: Reporter) -> Callable[[Architecture], float]:
 
 def rerank(chosen: Sequence[LayerString], losses: Sequence[float], rerank_pi_weight: float) -> list[Estimate]:
     """Return networks with their scores, best first, given their shared-weight losses; NaN comes last."""
+    # score = loss - e log p; log p <= 0, so an improbable network needs a lower loss.
     estimates = [
         Estimate(choice, loss, loss - rerank_pi_weight * choice.log_probability)
         for choice, loss in zip(chosen, losses, strict=True)

@@ -138,6 +138,7 @@ class SearchTask(TrainingTask):
     def _rerank(self, step: int) -> Architecture:
         """Return the best of the most probable networks by held-out loss; write their losses to the run folder."""
         config, streams, run = self.session.config, self.session.streams, self.session.run
+        # As `derive` does with a finished search, but with the weights at hand; `derive` reads the stored losses.
         loss_of = shared_weight_losses(self.supernet, config, streams, held_out(config, streams))
         choices = self._most_probable(self.search.rerank_count)
         losses = [loss_of(Architecture(choice.layers)).per_token for choice in choices]
@@ -147,6 +148,7 @@ class SearchTask(TrainingTask):
 
     def _most_probable(self, count: int) -> list[LayerString]:
         """Return the most probable networks within the cost target by the current pi, best first."""
+        # By name, since blocks may have different candidates; an absent one has the probability 0.
         pi = [dict(zip(self.search.candidates, row, strict=True)) for row in self.supernet.pi().tolist()]
         return choose(pi, self.costs, self.search.cost.target, count=count)
 
@@ -247,10 +249,12 @@ def search(config: Config, folder: Path, reporter: Reporter, resume: bool = Fals
         config, data, streams = session.config, session.config.data, session.streams
         distributed = session.device.distributed
         model = SuperNet(config.model, config.search.space, config.search.blocks, streams.tokenizer.vocab_size)
+        # 1. The SuperNet and its text: one share for the weights, one held out for alpha (empty: one text for both).
         weight_tokens, arch_tokens = split_share(streams.tokens("train"), config.search.alpha_share)
         rows, shuffle = distributed.local_slice(data.batch_size), Shuffle.from_config(config)
         batches = TrainingBatches(weight_tokens, data.batch_size, data.tgt_len, rows, shuffle)
         arch_batches = make_arch_batches(config, arch_tokens, distributed) if len(arch_tokens) else None
+        # 2. Costs, if there is a target, and a check that a network within it exists.
         costs = _prepare_costs(session) if config.search.cost.target is not None else None
         task = SearchTask(session, model, batches, arch_batches, costs)
         try:
@@ -259,6 +263,7 @@ def search(config: Config, folder: Path, reporter: Reporter, resume: bool = Fals
             raise ParnasError(
                 f"{error} Nothing was trained; you can use the folder {session.run.folder} again."
             ) from error
+        # 3. The training loop, which calls `train_step`, `end_step`, `validate` and `log`.
         return run_task(task, task.architecture)
 
 

@@ -130,7 +130,7 @@ def test_they_run_under_autocast(registered):
 
 
 def test_one_expert_is_refused(registered):
-    with pytest.raises(ParnasError, match="m:experts=2 or more"):
+    with pytest.raises(ParnasError, match="m:experts=2"):
         make_layer("m:experts=1", model_config())
 
 
@@ -166,12 +166,12 @@ def test_initialisation_leaves_parameters_of_one_dimension_but_biases(registered
 @pytest.mark.parametrize(
     "letter, options, message",
     [
-        ("s", (), "'s' is taken by self-attention"),
-        ("i", (), "'i' is taken by identity"),
-        ("S", (), "one lower-case letter"),
-        ("ab", (), "one lower-case letter"),
-        ("", (), "one lower-case letter"),
-        ("é", (), "one lower-case letter"),
+        ("s", (), "'s' .* self-attention"),
+        ("i", (), "'i' .* identity"),
+        ("S", (), "'S'"),
+        ("ab", (), "'ab'"),
+        ("", (), "''"),
+        ("é", (), "'é'"),
         ("b", ("a=b",), "'a=b'"),
         ("b", ("Heads",), "'Heads'"),
     ],
@@ -185,7 +185,7 @@ def test_what_cannot_be_registered(letter, options, message):
 
 def test_a_letter_is_registered_once():
     register_layer("b", SelfAttention, "mine")
-    with pytest.raises(ParnasError, match="'b' is taken by mine"):
+    with pytest.raises(ParnasError, match=r"'b' .* mine"):
         register_layer("b", SelfAttention, "mine")
 
 
@@ -206,7 +206,7 @@ def test_options_are_checked_and_given_to_the_maker():
         make_layer(name, model_config())
     assert given == [{}, {"x": 7, "y_2": 3}]
     assert str(Architecture(["b:y_2=3,x=07"])) == "b:x=7,y_2=3"
-    with pytest.raises(ParnasError, match="Option 'z' is unknown; b takes x, y_2"):
+    with pytest.raises(ParnasError, match=r"'z'.* x, y_2"):
         make_layer("b:z=1", model_config())
 
 
@@ -280,7 +280,8 @@ def test_a_layer_without_a_closed_form_is_counted(corpus, tmp_path):
 
 def test_the_whole_journey_with_letters_of_ones_own(corpus, page_file, tmp_path, monkeypatch, capsys):
     config, found, trained = tmp_path / "config.yaml", tmp_path / "search", tmp_path / "retrain"
-    config.write_text(dump_config(small_config(corpus, search__steps=8, search__alpha_start_step=2, train__steps=8)))
+    settings = small_config(corpus, search__steps=8, search__alpha_start_step=2, train__steps=8, train__log_every=4)
+    config.write_text(dump_config(settings))
     space = "search.space=[[s, 's:heads=1', g, m], [s, f, i, g, m], [g]]"
     assert "docs/layers.md" in refusal(capsys, "search", config, space, "--run", found)
     monkeypatch.setenv("PARNAS_LAYERS", str(page_file))
@@ -299,13 +300,13 @@ def test_the_whole_journey_with_letters_of_ones_own(corpus, page_file, tmp_path,
     out = capsys.readouterr().out
     assert "architecture: s:heads=1 m g" in out
     assert "1 self-attention heads=1" in out
-    assert run_command("retrain", config, "--arch", found / "arch.yaml", "--run", trained) == 0
+    retrain(settings.replace(model__arch="s:heads=1 m g"), trained, Silent())
     assert Run(trained).summary().arch == "s:heads=1 m g"
     losses = [line.loss for line in Run(trained).metrics() if line.split == "train"]
     assert losses[-1] < losses[0]
-    assert run_command("evaluate", found, trained, "--out", tmp_path / "out") == 0
-    assert "s:heads=1 m g" in (tmp_path / "out" / "comparison.csv").read_text()
+    assert list(compare([found, trained], EvalOptions(), Silent()).table["arch"]) == ["s:heads=1 m g"] * 2
     assert load(trained).generate("the", 3)
-    monkeypatch.delitem(LETTERS, "m")  # as in a process that did not import the file
-    with pytest.raises(ParnasError, match=r"'m'.*PARNAS_LAYERS or register_layer"):
-        load(trained)
+    with monkeypatch.context() as patch:
+        patch.delitem(LETTERS, "m")  # as in a process that did not import the file
+        with pytest.raises(ParnasError, match=r"'m'.*PARNAS_LAYERS or register_layer"):
+            load(trained)

@@ -81,11 +81,11 @@ def test_what_cannot_be_derived_is_refused(search_run: Run, retrain_run: Run, tm
         derive(with_pi(search_run, tmp_path / "run", [[0, 0, 1]] * 3))
     shutil.copytree(search_run.folder, tmp_path / "empty")
     (tmp_path / "empty" / PI).write_text("")
-    with pytest.raises(ParnasError, match="no pi yet"):
+    with pytest.raises(ParnasError, match=PI):
         derive(Run(tmp_path / "empty"))
     lines = [json.dumps({"step": 1, "tau": 1.0, "pi": [[1, 0, 0]]}), "not json", "{}"]
     (tmp_path / "empty" / PI).write_text("\n".join(lines))
-    with pytest.raises(ParnasError, match="broken at line 2"):
+    with pytest.raises(ParnasError, match="line 2"):
         derive(Run(tmp_path / "empty"))
 
 
@@ -221,7 +221,7 @@ def test_re_ranking_needs_the_shared_weights(search_run: Run, tmp_path: Path) ->
     for path in run.supernet.rglob("*.safetensors"):
         path.write_bytes(path.read_bytes()[:-1])
     (run.folder / RERANK).unlink()
-    with pytest.raises(ParnasError, match="supernet has no intact checkpoint"):
+    with pytest.raises(ParnasError, match="supernet"):
         derive(run)
 
 
@@ -234,14 +234,14 @@ def test_a_damaged_re_ranking_is_refused(search_run: Run, tmp_path: Path) -> Non
     path.write_text(json.dumps(lost))
     assert math.isinf(derive(run).ranking[-1].loss or 0)
     path.write_text("[1, 2]")
-    with pytest.raises(ParnasError, match=r"rerank\.json has no valid"):
+    with pytest.raises(ParnasError, match=RERANK):
         derive(run)
     assert derive(run, Constraints(rerank_top_k=0)).ranking[0].loss is None, "which does not need it"
 
 
 def test_a_target_that_no_network_meets_is_refused_before_training(corpus: Path, tmp_path: Path) -> None:
     config = small_config(corpus, search__space=("s", "f"), search__cost__target=0.1)
-    with pytest.raises(ParnasError, match=r"costs 0\.1 .* set the target, .* to 0\.\d+ at least.*run again"):
+    with pytest.raises(ParnasError, match=r"0\.1 .* search\.cost\.target .* to 0\.\d+ "):
         search(config, tmp_path / "run", Silent())
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 

