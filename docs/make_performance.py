@@ -24,8 +24,8 @@ PARTS = (
 
 INTRODUCTION = """# Speed
 
-On two CPU cores, a training step of parnas is 1.5 to 2.4 times as fast as that of Hugging Face transformers (*train_step*
-below), and a step of the search takes about as long as a step of an ordinary training (*search_step*). **Nothing has been
+On two CPU cores, parnas trains the same network 1.5 to 2.4 times as fast as Hugging Face transformers (*train_step* below),
+and a search step takes about as long as a step of an ordinary training (*search_step*). **Nothing has been
 measured on a GPU**; `benchmarks/gpu_round.py` is prepared for it.
 
 `make bench` and `make bench-quality` run the short form of most benchmarks, `python benchmarks/NAME.py` the full form of
@@ -70,8 +70,8 @@ make a GPU wait for the CPU: counting the rows of each softmax tail, and samplin
 
 ## How to read the tables
 
-Unless a table names other shapes, the network is that of `configs/wikitext2-par.yaml`: 6 blocks, width 128, 12,000
-pieces, batch 32, segment 32, memory 16.
+Unless a table names other shapes, the network has the sizes of `configs/wikitext2-par.yaml`: 6 blocks, width 128, a
+vocabulary of 12,000 pieces, batch 32, segment 32, memory 16.
 
 | table | what is measured |
 | --- | --- |

@@ -22,7 +22,7 @@ weights:
 ## Resuming
 
 * **The same command with the same `--run`** continues from the newest intact checkpoint. A finished run is not
-  overwritten. With `--resume` the command never starts a new run and needs no configuration: it uses that of the run.
+  overwritten. With `--resume` the command never starts a new run and needs no configuration, because the run folder has one.
 * **Checkpoints** are written every `train.save_every` steps, at the end, on a signal, and at each new lowest validation
   loss. The last {keep} and the best are kept. A checkpoint holds everything that changes during training: weights,
   optimizers, alpha, tau, the state of the estimator, step, memories, best loss and all random generators.
@@ -31,7 +31,7 @@ weights:
   of the checkpoint are removed, so every step appears once.
 * **Cost of checkpoints**, as a share of the training time with one every {every} steps, on a CPU: {stalls}
   (`python benchmarks/saving.py`).
-* **Exact on a CPU.** Losses, pi and final weights equal those of an uninterrupted run with the same configuration,
+* **Exact on a CPU.** Losses, pi and final weights are the same as without interruption, given the same configuration,
   versions, machine and number of threads. On a GPU, kernels add gradients in varying order, so losses differ in the last
   digits; this was not measured.
 * **Settings that may change** when a run resumes: {may_change}. `train.accumulate` changes the weights by rounding and
@@ -78,7 +78,7 @@ the same command. Among the {kills} times that it sent SIGKILL at a random momen
 
 {table}
 
-*Same end*: final weights, pi and metrics (except speeds) equal those of an undisturbed run bit by bit. *One message*: the
+*Same end*: final weights, pi and metrics (except speeds) are bit by bit the same as in an undisturbed run. *One message*: the
 command printed a message without traceback and ended with the documented exit code. CI runs a shorter form. Power
 failures were not tested.
 

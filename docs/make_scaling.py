@@ -26,8 +26,8 @@ torchrun's `--nnodes` and `--rdzv-endpoint`; the run folder must be on a shared 
 
 * **N processes compute the same as one.** `data.batch_size` is the total over all processes; each has an equal share of
   the rows and their memory. Gradients of the weights are averaged during the backward pass, gradients of the gates
-  before alpha is updated. All processes sample the same paths. Without dropout, losses, pi and weights equal those of
-  one process up to rounding (`tests/training/test_distributed.py`). Dropout masks differ between processes.
+  before alpha is updated. All processes sample the same paths. Without dropout, losses, pi and weights are the same
+  as with one process, up to rounding (`tests/training/test_distributed.py`). Dropout masks differ between processes.
 * **The first process writes** the run folder, checkpoints and pictures. Validation is split by rows.
 * **Less memory**: `train.accumulate: 4` uses four micro-batches per step, and `runtime.checkpoint_activations` keeps
   only the input of each block. Both give the same gradients, except for the samples of dropout.
@@ -63,8 +63,8 @@ Debian's server listens on the loopback interface only. To allow a trusted netwo
     echo "host parnas parnas 192.168.1.0/24 scram-sha-256" >> /etc/postgresql/15/main/pg_hba.conf
     pg_ctlcluster 15 main restart
 
-Debian 12 has version 15; `pg_lsclusters` shows the version on your machine. The first worker creates the tables. Put the password into
-`~/.pgpass` of each worker's user, and not into `--storage`, where others can see it in the list of processes:
+Debian 12 has version 15; `pg_lsclusters` shows the version on your machine. The first worker creates the tables. Put the
+password into `~/.pgpass` of each worker's user. In `--storage`, others could see it in the list of processes:
 
     echo "HOST:5432:parnas:parnas:PASSWORD" >> ~/.pgpass
     chmod 600 ~/.pgpass
