@@ -1,33 +1,15 @@
-"""The grammar of architectures."""
+"""The grammar of architectures; tests/config/test_fuzz_text.py draws whole expressions."""
 
-import contextlib
 import re
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from parnas.architecture import LETTERS, MAX_BLOCKS, MAX_TEXT, Architecture
 from parnas.errors import ParnasError
 
 strings = st.text("sfi", min_size=1, max_size=40)
-
-
-@st.composite
-def expressions(draw, depth=3):
-    """An expression and the string that it stands for."""
-    text, meaning = "", ""
-    for _ in range(draw(st.integers(1, 3))):
-        if depth and draw(st.booleans()):
-            inner, letters = draw(expressions(depth=depth - 1))
-            item = f"({inner})"
-        else:
-            item = letters = draw(st.sampled_from("sfi"))
-        times = draw(st.none() | st.integers(1, 3))
-        space = draw(st.sampled_from(["", " "]))
-        text += space + item + ("" if times is None else f"{space}*{space}{times}")
-        meaning += letters * (times or 1)
-    return text, meaning
 
 
 @given(strings)
@@ -37,25 +19,6 @@ def test_a_string_is_read_as_itself(letters):
     assert Architecture.parse(str(architecture)) == architecture
     assert len(architecture) == len(letters)
     assert list(architecture) == list(letters)
-
-
-@given(expressions())
-def test_expressions_expand(pair):
-    text, meaning = pair
-    if len(meaning) <= MAX_BLOCKS:
-        assert str(Architecture.parse(text)) == meaning
-
-
-@given(st.text() | st.text("sfi()*0123456789 -", max_size=30))
-@example("random-3-" + "9" * 12)
-@example("s*" + "9" * 30)
-@example("(" * 500 + ")" * 500)
-@example("s*٣")
-def test_anything_gives_an_architecture_or_a_clear_error(text):
-    with contextlib.suppress(ParnasError):
-        architecture = Architecture.parse(text)
-        assert 1 <= len(architecture) <= MAX_BLOCKS
-        assert set(architecture) <= set(LETTERS)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +110,7 @@ def test_canonical_drops_identity_only(letters):
         assert str(canonical) == kept
         assert canonical.canonical() == canonical
     else:
-        with pytest.raises(ParnasError, match="no layer besides identity"):
+        with pytest.raises(ParnasError):
             Architecture(letters).canonical()
 
 

@@ -51,7 +51,9 @@ def test_other_commands_give_what_they_found_as_json(
     assert result_of(capsys, "cutoffs", trained.folder)["cutoffs"]
     assert result_of(capsys, "data", corpus, "data.tokenizer.kind=word")["splits"]["train"]["lines"] == 1200
     assert result_of(capsys, "baselines", searched.folder, "--random", "2", "--list")["networks"]
-    assert result_of(capsys, "plan", "--gpus", "2")["machine"]["gpus"] == 2
+    small = ["data.tokenizer={kind: word}", "model.cutoffs=[]", "model.proj_factor=null", "search.blocks=2"]
+    planned = result_of(capsys, "plan", f"data.corpus={corpus}", *small, "--gpus", "2", "--arch", "sf")
+    assert planned["machine"]["gpus"] == 2
 
 
 def test_quiet_shows_the_result_alone_and_nobody_writes_progress_to_standard_output(

@@ -1,9 +1,7 @@
-"""Overrides of a configuration, and the same configuration again after a round trip."""
+"""Overrides of a configuration, and search spaces for all blocks or for each."""
 
 import pytest
 from helpers.config_helpers import complaints, load
-from hypothesis import given
-from hypothesis import strategies as st
 
 from parnas.config.loader import Config, check_config, dump_config, load_config
 from parnas.config.yaml_file import read_yaml
@@ -44,7 +42,7 @@ def test_overrides_with_a_mistake(complaints, override, complaint):
 
 
 def test_an_override_that_is_no_yaml_is_named(load):
-    with pytest.raises(ParnasError, match=r"The value of model.arch is not valid YAML"):
+    with pytest.raises(ParnasError, match=r"model\.arch"):
         load("", "model.arch=[s")
 
 
@@ -52,37 +50,13 @@ def test_replace_gives_a_checked_copy():
     config = Config()
     assert config.replace(model__d_model=64).model.d_model == 64
     assert config.model.d_model == 128
-    with pytest.raises(ParnasError, match="does not divide"):
+    with pytest.raises(ParnasError, match=r"model\.n_heads"):
         config.replace(model__d_model=63)
     with pytest.raises(ValueError, match="frozen"):
         config.model.d_model = 64
 
 
-# Round trip
-
-lines = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), min_size=1)  # PyYAML folds some line ends
-
-
-@st.composite
-def configs(draw):
-    cutoffs = draw(st.lists(st.integers(1, 10**6), max_size=3, unique=True).map(sorted))
-    return Config().replace(
-        model__cutoffs=tuple(cutoffs),
-        model__tie_weights=draw(st.booleans()),
-        model__d_head=draw(st.none() | st.integers(1, 99)),
-        model__arch=draw(st.none() | st.text("sf", min_size=1, max_size=9)),
-        data__corpus=draw(lines),
-        data__tokenizer__user_symbols=tuple(draw(st.lists(lines))),
-        train__lr=draw(st.floats(min_value=1e-30, max_value=1e30)),
-        train__steps=draw(st.integers(1, 2**60)),
-        search__space=tuple(draw(st.permutations(["s", "f", "i"]))),
-        runtime__compile=draw(st.booleans()),
-    )
-
-
-@given(configs())
-def test_a_written_configuration_is_read_as_the_same(config):
-    assert check_config(read_yaml(dump_config(config), "dump"), "dump") == config
+# Candidates of blocks
 
 
 def test_candidates_are_those_of_all_blocks_in_order(load):
