@@ -1,18 +1,14 @@
-"""What each choice for speed gains, one taken back at a time: `python benchmarks/choices.py`.
+"""Measure what each optimisation of a training step gains, one reverted at a time: `python benchmarks/choices.py`.
 
-Whole training steps of the interleaved network at the shapes of configs/wikitext2-par.yaml, with dropout 0.1, beside
-the same step with one choice taken back; where a choice concerns memory or the compiler, in a process of its own, since
-it holds for all of a process. A ratio above 1 says that the choice pays, but for the compiler, which is no choice of
-parnas on CPU. `--one NAME` is such a process.
+Timed are whole training steps of the interleaved network with the shapes of configs/wikitext2-par.yaml and dropout 0.1,
+as built and with one optimisation reverted. Reuse of freed memory and compilation hold for a whole process, so they are
+timed in separate processes. A ratio above 1 means that the optimisation saves time. Compilation is the exception:
+parnas does not compile on a CPU by default, so its ratio is the time with compilation over the time without.
 """
 
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -24,12 +20,11 @@ from search_step import TINY, Step, make_config, make_training
 from torch import nn
 
 from parnas.model import fused, heads
-from parnas.runs.files import read_json, write_json
 from parnas.training import device as devices
 from parnas.training import weight_optimizer
 
 DROPOUT = 0.1
-AS_BUILT = "as built"
+AS_BUILT, COMPILED = "as built", "blocks compiled"
 
 
 class Plan(NamedTuple):
@@ -39,10 +34,11 @@ class Plan(NamedTuple):
     warm_up: int
     processes: int  # of each kind
     overrides: tuple[str, ...] = ()
+    backend: str = "inductor"  # of torch.compile
 
 
 PLANS = {
-    "tiny": Plan(2, 1, 1, (*TINY, "runtime.threads=1")),
+    "tiny": Plan(2, 1, 1, (*TINY, "runtime.threads=1"), backend="eager"),
     "short": Plan(20, 5, 2),
     "full": Plan(60, 10, 4),
 }
@@ -71,17 +67,20 @@ TAKEN_BACK: Mapping[str, Callable[[], AbstractContextManager[Any]]] = {
 IN_PROCESSES: Mapping[str, Callable[[], AbstractContextManager[Any]]] = {
     AS_BUILT: nullcontext,
     "freed memory given back": partial(patch.object, devices, "keep_freed_memory", lambda: None),
-    "blocks compiled": nullcontext,
+    COMPILED: nullcontext,
 }
 
 
 def make_step(name: str, precision: str, device: str, plan: Plan) -> Step:
     """Return the training step of a new network, compiled if the name says so."""
-    config = make_config(DROPOUT, "soft", plan.overrides).replace(runtime__compile=name == "blocks compiled")
+    config = make_config(DROPOUT, "soft", plan.overrides)
     data = config.data
     tokens = (plan.warm_up + plan.rounds) * data.batch_size * data.tgt_len + 1
     ids = harness.draw_ids(harness.VOCABULARY, tokens)
-    return Step(make_training(config, harness.choose(device, precision), ids))
+    task = make_training(config, harness.choose(device, precision), ids)
+    if name == COMPILED:
+        task.model.compile(backend=plan.backend)
+    return Step(task)
 
 
 def call_within(context: Callable[[], AbstractContextManager[Any]], step: Step) -> None:
@@ -97,21 +96,20 @@ def take_turns(precision: str, device: str, plan: Plan) -> dict[str, list[float]
     return harness.take_turns(calls, plan.rounds, plan.warm_up, harness.choose(device, precision).device)
 
 
-def run_one(name: str, precision: str, device: str, plan: Plan, out: Path) -> None:
-    """Write the seconds of one candidate, run alone, to a file."""
+def run_alone(name: str, precision: str, device: str, plan: Plan) -> list[float]:
+    """Return the seconds of the steps of one candidate; meant for a new process."""
     with IN_PROCESSES[name]():
         step = make_step(name, precision, device, plan)
-        write_json(out, harness.take_turns({name: step}, plan.rounds, plan.warm_up)[name])
+        return harness.take_turns({name: step}, plan.rounds, plan.warm_up)[name]
 
 
-def run_processes(precision: str, device: str, size: str, out: Path) -> dict[str, list[float]]:
-    """Seconds of the steps of processes that take turns."""
+def run_processes(precision: str, device: str, plan: Plan) -> dict[str, list[float]]:
+    """Return the seconds of the steps of each candidate, in processes that take turns."""
     seconds: dict[str, list[float]] = {name: [] for name in IN_PROCESSES}
-    for _ in range(PLANS[size].processes):
-        for name in seconds:
-            command = [sys.executable, __file__, "--one", name, "--precision", precision, "--device", device]
-            subprocess.run([*command, "--out", str(out), *([] if size == "full" else [f"--{size}"])], check=True)
-            seconds[name] += read_json(out / "one.json")
+    with harness.fresh_processes() as pool:
+        for _ in range(plan.processes):
+            for name in seconds:
+                seconds[name] += pool.submit(run_alone, name, precision, device, plan).result()
     return seconds
 
 
@@ -127,20 +125,12 @@ def describe(precision: str, kind: str, seconds: Mapping[str, list[float]]) -> l
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the benchmark."""
-    parser = harness.make_parser(__doc__)
-    parser.add_argument("--one", choices=list(IN_PROCESSES))
-    parser.add_argument("--precision", choices=list(harness.DTYPES))
-    parsed = parser.parse_args(arguments)
+    parsed = harness.make_parser(__doc__).parse_args(arguments)
     plan = PLANS[parsed.size]
-    if parsed.one:
-        run_one(parsed.one, parsed.precision, parsed.device, plan, parsed.out / "one.json")
-        return
     records = []
     for precision in harness.DTYPES:
         records += describe(precision, "in turns", take_turns(precision, parsed.device, plan))
-        with tempfile.TemporaryDirectory() as folder:
-            found = run_processes(precision, parsed.device, parsed.size, Path(folder))
-        records += describe(precision, "in processes", found)
+        records += describe(precision, "in processes", run_processes(precision, parsed.device, plan))
     rows = [{"ms": 1000 * record["median_seconds"], **record} for record in records]
     shown = ("precision", "measured", "choice taken back", "ms", "over as built")
     harness.print_table("Training step of sfsfsf", [{key: row[key] for key in shown} for row in rows])

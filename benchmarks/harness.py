@@ -5,10 +5,12 @@ Ratios count, not seconds: candidates take turns in one process, on the same inp
 """
 
 import argparse
+import multiprocessing
 import re
 import resource
 import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -78,6 +80,16 @@ def matrix_rate(precision: torch.dtype, device: torch.device, size: int | None =
     finally:
         torch.backends.cuda.matmul.allow_tf32 = tf32
     return 2 * size**3 / min(seconds)
+
+
+def fresh_processes() -> ProcessPoolExecutor:
+    """Return an executor that runs each call, one at a time, in a new process in which nothing was computed before.
+
+    The processes are forked from one that has only imported torch and parnas.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "parnas.training.trainer"])
+    return ProcessPoolExecutor(1, mp_context=context, max_tasks_per_child=1)
 
 
 def peak_memory() -> int:

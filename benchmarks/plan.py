@@ -11,7 +11,6 @@ for its speed (`keep_freed_memory`), there is fragmentation besides, which the p
 """
 
 import ctypes
-import multiprocessing
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any, NamedTuple
@@ -134,9 +133,8 @@ def main(arguments: list[str] | None = None) -> None:
     device = harness.choose("cpu", "auto")
     cases = TINY if parsed.size == "tiny" else CASES
     precisions = list(dict.fromkeys(["fp32", device.precision]))
-    context = multiprocessing.get_context("spawn")  # a process in which nothing ran before
     records = []
-    with ProcessPoolExecutor(1, mp_context=context, max_tasks_per_child=1) as pool:
+    with harness.fresh_processes() as pool:
         for name, case in cases.items():
             records += [compare(name, case, each, STEPS[parsed.size], pool) for each in precisions]
     rows = [

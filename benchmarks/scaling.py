@@ -8,9 +8,7 @@ Each point is measured in a process of its own, which nothing ran in before. Its
 process held after a step of a tiny network: of the resident set on the CPU, of torch's allocator on CUDA.
 """
 
-import multiprocessing
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
@@ -104,10 +102,8 @@ def sweep(base: Point, plan: Plan) -> dict[str, list[Point]]:
 
 def measure_all(points: Sequence[Point], device: str, plan: Plan) -> dict[Point, dict[str, Any]]:
     """Every point in every pass, each time in a new process; all repetitions, and the largest of the peaks."""
-    context = multiprocessing.get_context("forkserver")  # a clean process, without importing torch again for each
-    context.set_forkserver_preload(["torch", "parnas.training.trainer"])
     found: dict[Point, dict[str, Any]] = {point: {"seconds": [], "peak_bytes": 0} for point in points}
-    with ProcessPoolExecutor(1, mp_context=context, max_tasks_per_child=1) as pool:
+    with harness.fresh_processes() as pool:
         for _ in range(plan.passes):
             for point, record in found.items():
                 measured = pool.submit(measure, point, device, plan.rounds).result()

@@ -67,8 +67,9 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _quick_sqlite() -> None:
-    """Let studies in SQLite files not wait for the disk."""
+def _no_waiting_for_the_disk() -> None:
+    """Return from fsync and from SQLite's commits before data is on the disk, since no test cuts the power."""
+    pytest.MonkeyPatch().setattr(os, "fsync", lambda descriptor: None)
 
     def set_pragma(connection: object, _: object) -> None:
         if isinstance(connection, sqlite3.Connection):

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
@@ -333,6 +334,7 @@ def package_version(name: str) -> str | None:
         return None
 
 
+@cache  # the running source does not change, and studies describe the machine in every run
 def _git_commit() -> str | None:
     """Return the commit of the running source; `None` for an installed package."""
     command = ["git", "-C", str(Path(__file__).resolve().parent), "rev-parse", "HEAD"]

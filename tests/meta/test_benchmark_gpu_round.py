@@ -4,6 +4,7 @@ import json
 
 import gpu_round
 import pytest
+import time_to_quality
 
 from parnas.errors import ParnasError
 
@@ -31,12 +32,20 @@ def test_compiled_steps(tmp_path):
     assert len(parts["training-compiled"]["warm_up"]["seconds"]) == gpu_round.COMPILE_WARM_UP
 
 
-@pytest.mark.slow
-def test_quality(tmp_path):
-    parts = run_tiny(tmp_path, "quality", "quality-compiled")
-    assert set(parts["quality"]) == {"search", "retrain", "wall_seconds"}
-    for phase in (parts["quality"]["search"], parts["quality"]["retrain"], parts["quality-compiled"]["retrain"]):
-        assert phase["training_seconds_to_target"] < phase["reached"]["seconds"]
+def test_quality_starts_to_count_when_the_text_is_ready(monkeypatch):
+    """With given times of the commands, which test_benchmark_quality.py runs."""
+    phase = {"reached": {"seconds": 30.0}, "data_seconds": 4.0}
+    retrained = []
+    monkeypatch.setattr(time_to_quality, "search", lambda *_: {**phase, "derived": "sf"})
+    monkeypatch.setattr(time_to_quality, "retrain", lambda *given: retrained.append(given[2]) or phase)
+    parts = {}
+    for name in ("quality", "quality-compiled"):
+        parts[name] = dict(gpu_round.PARTS[name].work(gpu_round.Task("tiny", "cpu", parts)))
+    assert set(parts["quality"]) == {"search", "retrain"}
+    assert retrained == ["sf", "sf"]
+    for found in (parts["quality"]["search"], parts["quality"]["retrain"], parts["quality-compiled"]["retrain"]):
+        assert found["training_seconds_to_target"] == 26.0
+        assert found["goal_met"]
 
 
 def test_a_part_that_fails_is_told_and_the_next_one_runs(tmp_path, capsys):

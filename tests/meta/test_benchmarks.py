@@ -15,7 +15,6 @@ import pytest
 import scaling
 import torch
 import train_step
-from conftest import needs_compiler
 
 from parnas.architecture import Architecture
 from parnas.errors import ParnasError
@@ -236,7 +235,6 @@ def test_tables_go_with_the_result_and_only_once(tmp_path):
     assert second["tables"] == []
 
 
-@needs_compiler
 def test_choices_are_taken_back_one_at_a_time(tmp_path):
     choices.main(["--tiny", "--out", str(tmp_path)])
     result = read_json(tmp_path / "choices-cpu.json")

@@ -86,10 +86,15 @@ def test_the_notebooks_run(name: str, corpus: Path, tmp_path: Path, monkeypatch:
     small = {
         "data.corpus": str(corpus),
         "data.tokenizer.vocab_size": 305,
+        "data.batch_size": 4,
+        "data.tgt_len": 16,
         "model.d_model": 32,
+        "model.d_inner": 32,
+        "model.mem_len": 16,
+        "search.blocks": 3,
         "search.rerank_top_k": 2,
     }
-    parameters.source += f"\nsteps, tokens, more = 24, 600, {small}\n"
+    parameters.source += f"\nsteps, tokens, more = 12, 200, {small}\n"
     NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
     assert list((tmp_path / "runs" / name).glob("*/summary.json"))
 

@@ -1,9 +1,7 @@
 """Every command and snippet that the README and the pages show is run, with small settings, or listed with a reason."""
 
-import os
 import re
-import subprocess
-import sys
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +9,7 @@ from pathlib import Path
 import pytest
 import typer
 from conftest import small_config
-from helpers.command_helpers import run_command
+from helpers.command_helpers import run_command, run_in_process
 from helpers.data_helpers import english, write_corpus
 from helpers.page_helpers import PAGES, ROOT, Block, blocks, commands, parnas_words, spoken_commands, words
 from torch.distributed.run import get_args_parser
@@ -58,14 +56,14 @@ NO_CODE = ("theta ← theta", "text ──▶", "runs/NAME/", "RUN/baselines/", 
 
 GIVEN = {
     "runs/par/search": ("search", "configs/wikitext2-par.yaml"),
-    "runs/par/derived": ("retrain", "configs/wikitext2-par.yaml", "--arch", "sfsfff"),
-    "runs/par/interleaved": ("retrain", "configs/wikitext2-par.yaml", "--arch", "interleaved-6"),
+    "runs/par/derived": ("retrain", "configs/wikitext2-par.yaml", "--arch", "sf"),
+    "runs/par/interleaved": ("retrain", "configs/wikitext2-par.yaml", "--arch", "interleaved-2"),
     "runs/search": ("search", "configs/wikitext2-par.yaml"),
-    "runs/derived": ("retrain", "configs/wikitext2-par.yaml", "--arch", "sfsfff"),
-    "runs/short": ("retrain", "configs/wikitext2-par.yaml", "--arch", "interleaved-6"),
+    "runs/derived": ("retrain", "configs/wikitext2-par.yaml", "--arch", "sf"),
+    "runs/short": ("retrain", "configs/wikitext2-par.yaml", "--arch", "interleaved-2"),
     "RUN": ("search", "CONFIG"),
 }
-"""What a page may have without making it: runs, by the commands that make them."""
+"""Runs that a page may use without showing how they are made, with the commands that make them."""
 
 SMALL = {
     **{"data.batch_size": 2, "data.tgt_len": 8, "model.d_model": 16, "model.n_heads": 2, "model.d_head": "null"},
@@ -77,6 +75,7 @@ SMALL = {
         "model.proj_factor": "null",
     },
     **{
+        "search.blocks": 3,
         "search.steps": 4,
         "search.alpha_start_step": 1,
         "search.alpha_every": 1,
@@ -95,36 +94,77 @@ FEW = {
 }
 TRAINING = ("search", "retrain", "stability", "blackbox", "tune", "profile", "plan", "data")
 """Commands that take settings."""
+SNIPPETS_RUN: set[str] = set()
+"""Python snippets that have run already: the same one on several pages runs once."""
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+
+
+class TrainedOnce:
+    """Runs of `search` and `retrain`, so that a command which several pages show trains once."""
+
+    def __init__(self, store: Path) -> None:
+        self.store = store
+        self.folders: dict[tuple[str, ...], Path] = {}
+
+    def run(self, arguments: list[str]) -> int:
+        """Run a command of parnas, or copy the run folder that the same command has left; return the exit code."""
+        if arguments[0] not in ("search", "retrain"):
+            return run_command(*arguments)
+        option = arguments.index("--run")
+        others, run = arguments[:option] + arguments[option + 2 :], Path(arguments[option + 1])
+        key = tuple(Path(word).read_text(encoding="utf-8") if Path(word).is_file() else word for word in others)
+        if key in self.folders:
+            shutil.copytree(self.folders[key], run)
+            return 0
+        if code := run_command(*arguments):
+            return code
+        self.folders[key] = Path(shutil.copytree(run, self.store / str(len(self.folders))))
+        return 0
 
 
 def is_run(command: str) -> bool:
     return not any(command.startswith(beginning) for beginning in NOT_RUN)
 
 
-@pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder like the project's root, with a text of one's own and a small WikiText-2."""
+@pytest.fixture(scope="module")
+def materials(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder like the project's root, with a text of one's own, a small WikiText-2 and two small configurations."""
+    folder = tmp_path_factory.mktemp("project")
     for name in ("configs", "Makefile"):
-        (tmp_path / name).symlink_to(ROOT / name)
-    (tmp_path / "novel.txt").write_text(english(1000), encoding="utf-8")
-    (tmp_path / "shared").mkdir()
-    corpus = write_corpus(tmp_path / "data" / "wikitext-2", valid=english(80, 1), test=english(80, 2))
-    for name in ("CONFIG", "demo"):  # a file goes before what is shipped by that name
-        (tmp_path / name).write_text(dump_config(small_config(corpus, search__blocks=6)), encoding="utf-8")
+        (folder / name).symlink_to(ROOT / name)
+    (folder / "novel.txt").write_text(english(500), encoding="utf-8")
+    (folder / "shared").mkdir()
+    corpus = write_corpus(folder / "data" / "wikitext-2", valid=english(40, 1), test=english(40, 2))
+    for name in ("CONFIG", "demo"):  # a file has precedence over the shipped configuration of that name
+        (folder / name).write_text(dump_config(small_config(corpus, search__blocks=3)), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained_once(tmp_path_factory: pytest.TempPathFactory) -> TrainedOnce:
+    """Run folders of the searches and retrainings of all pages."""
+    return TrainedOnce(tmp_path_factory.mktemp("trained"))
+
+
+@pytest.fixture
+def project(materials: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of materials as the working directory; whatever a page writes there is removed after its test."""
     unchecked = tuple(DatasetFile(file.names) for file in DATASETS["wikitext-2"].files)
     monkeypatch.setitem(DATASETS, "wikitext-2", replace(DATASETS["wikitext-2"], files=unchecked))
-    monkeypatch.setenv("PARNAS_DATA", str(tmp_path / "data"))
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+    monkeypatch.setenv("PARNAS_DATA", str(materials / "data"))
+    monkeypatch.chdir(materials)
+    before = set(materials.iterdir())
+    yield materials
+    for path in {*materials.iterdir()} - before:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def shrink(found: list[str]) -> list[str]:
-    """A command of parnas with small settings at its end, which go before those that stand there."""
+    """Return the arguments of a command of parnas with small settings appended, which override the earlier ones."""
     name, *rest = found
     rest = [each.replace("/shared/", "shared/") for each in rest]
     if name not in TRAINING or "--supernet" in rest:
-        return [name, *rest, *(() if "--protocols" in rest else FEW.get(name, ()))]
+        return [name, *rest, *(("--tokens", "100") if "--protocols" in rest else FEW.get(name, ()))]
     wanted = {number + 1 for number, each in enumerate(rest) if each == "--set"}  # what is tuned is no override
     overrides = [
         each for number, each in enumerate(rest) if "=" in each and not each.startswith("--") and number not in wanted
@@ -133,7 +173,7 @@ def shrink(found: list[str]) -> list[str]:
     if name == "data" and not files:
         return found
     config = load_config(files[0] if files else "demo", [each for each in overrides if "space=" not in each])
-    settings: dict[str, object] = {"plan": {"search.blocks": 4}, "data": {}}.get(name, {**SMALL})
+    settings: dict[str, object] = {"plan": {"search.blocks": 2, "model.arch": "sf"}, "data": {}}.get(name, {**SMALL})
     if config.data.tokenizer.kind == "sentencepiece":
         settings["data.tokenizer.vocab_size"] = 380
     if config.data.corpus == "pydoc":
@@ -142,17 +182,18 @@ def shrink(found: list[str]) -> list[str]:
     return [name, *rest, *(f"{key}={value}" for key, value in settings.items()), *FEW.get(name, ()), *steps]
 
 
-def steps_of(page: Path, project: Path) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Each command and snippet of a page with what runs it, in order, after the runs that the page takes for given.
+def steps_of(page: Path, project: Path, trained_once: TrainedOnce) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Yield the name of each command and snippet of a page, in order, with a function that runs it.
 
-    Where a page has a file of layers exported, its snippets are that file, and its commands get a process each.
+    First come the runs of `GIVEN` that the page uses. On a page that sets PARNAS_LAYERS, the snippets together are that
+    file of layers, and each command runs in a process of its own.
     """
     found = blocks(page)
     text = page.read_text(encoding="utf-8")
     for folder, command in GIVEN.items():
         named = re.search(rf"(?<![\w/]){folder}(?![\w/-])", "\n".join(b.text for b in found if b.kind in CODE))
         if named and f"--run {folder}\n" not in text and f"--run {folder}`" not in text:
-            yield f"(given) {folder}", lambda c=command, f=folder: run_command(*shrink([*c]), "--run", f)
+            yield f"(given) {folder}", lambda c=command, f=folder: trained_once.run([*shrink([*c]), "--run", f])
     exported = re.search(r"export PARNAS_LAYERS=(\S+)", text)
     if exported:
         (project / exported[1]).write_text("\n\n".join(b.text for b in found if b.kind == "python"), encoding="utf-8")
@@ -160,34 +201,37 @@ def steps_of(page: Path, project: Path) -> Iterator[tuple[str, Callable[[], obje
     for block in found:
         if block.kind == "python" and not exported:
             text = re.sub(r"(steps\": )\d+", r"\g<1>12", block.text)
+            if text in SNIPPETS_RUN:
+                continue
+            SNIPPETS_RUN.add(text)
             yield block.place, lambda t=text, b=block: exec(compile(t, b.place, "exec"), names)
         if block.kind == "shell":
             for command in filter(is_run, commands(block)):
-                yield command, runner(command, {"PARNAS_LAYERS": exported[1]} if exported else None)
+                yield command, runner(command, trained_once, {"PARNAS_LAYERS": exported[1]} if exported else None)
 
 
 CODE = ("shell", "python")
 
 
-def runner(command: str, environment: dict[str, str] | None) -> Callable[[], object]:
-    """What runs a command: the command line itself, or a process where it needs an environment of its own."""
+def runner(command: str, trained_once: TrainedOnce, environment: dict[str, str] | None = None) -> Callable[[], object]:
+    """Return a function that runs a command in this process, or in a new one if it needs its own environment."""
     arguments = parnas_words(command)
     if words(command)[0] == "export":
         return lambda: 0
     if arguments is None:
         return lambda: pytest.fail(f"neither run nor listed: {command}")
     if environment is None:
-        return lambda: run_command(*shrink(arguments))
-    whole = {**os.environ, **environment}
-    process = [sys.executable, "-m", "parnas", *shrink(arguments)]
-    return lambda: subprocess.run(process, env=whole, check=False, timeout=120).returncode
+        return lambda: trained_once.run(shrink(arguments))
+    return lambda: run_in_process(shrink(arguments), environment)
 
 
 @every_page
-def test_commands_and_snippets_run_in_order(page: Path, project: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    for told, run in steps_of(page, project):
+def test_commands_and_snippets_run_in_order(
+    page: Path, project: Path, trained_once: TrainedOnce, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for step, run in steps_of(page, project, trained_once):
         outcome = run()
-        assert outcome in (None, 0), f"{page.name}: {told}\n{capfd.readouterr().err[-2000:]}"
+        assert outcome in (None, 0), f"{page.name}: {step}\n{capfd.readouterr().err[-2000:]}"
 
 
 @every_page
@@ -268,5 +312,5 @@ def test_an_unknown_command_is_neither_run_nor_passed_over(tmp_path: Path) -> No
     shell, odd = blocks(page)
     assert list(map(words, commands(shell))) == [["parnas", "search", "--run", "x"], ["docker", "run", "it"]]
     assert odd.kind is None
-    with pytest.raises(pytest.fail.Exception, match="neither run nor listed: docker"):
-        runner("docker run it", None)()
+    with pytest.raises(pytest.fail.Exception, match="docker run it"):
+        runner("docker run it", TrainedOnce(tmp_path))()

@@ -1,19 +1,22 @@
-"""Runs of the soak test: commands in processes of their own, and whether what they leave is what it should be."""
+"""Runs of the soak test: commands in separate processes, and the comparison of what they leave with a whole run."""
 
+import multiprocessing
 import os
 import random
 import signal
-import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load_file
 
+from parnas.cli.main import main
 from parnas.config.loader import Config, dump_config
 from parnas.runs.run import METRICS, PI, SPEED_KEYS, Run
 from parnas.training.checkpoints import list_checkpoints
@@ -33,20 +36,20 @@ class Phase:
 
 
 class Ended(NamedTuple):
-    """How a process ended."""
+    """Exit code and error messages of a process that has ended."""
 
     code: int
     errors: str
 
     @property
     def told(self) -> bool:
-        """Whether it ended by a message, not by a traceback."""
+        """Whether it printed no traceback."""
         return "Traceback" not in self.errors
 
 
 @dataclass
 class Difference:
-    """What two runs differ in; nothing, where one was gone on with as it should be."""
+    """Counts of what differs between two runs; all zero if the resumed run equals the uninterrupted one."""
 
     weights: int = 0  # tensors that are not equal bit for bit
     lost_lines: int = 0  # of metrics and pi
@@ -59,18 +62,18 @@ class Difference:
 
 @dataclass
 class Row:
-    """What came of a kind of fault."""
+    """Results of all tries of one kind of fault."""
 
     fault: str
-    what: str  # happens
+    what: str  # the run is expected to do
     tries: int = 0
-    bit_identical: int = 0  # tries after which the run came to the same end
+    bit_identical: int = 0  # tries after which the finished run equals the uninterrupted one
     lost_lines: int = 0
-    told: int = 0  # tries in which nothing but a message was seen
+    told: int = 0  # tries that ended with the expected message and without a traceback
     detail: dict[str, int] = field(default_factory=dict)
 
     def count(self, difference: Difference, told: bool = True) -> None:
-        """Take in a try."""
+        """Add the result of one try."""
         self.tries += 1
         self.bit_identical += not difference
         self.lost_lines += difference.lost_lines
@@ -78,7 +81,7 @@ class Row:
 
 
 def write_corpus(folder: Path) -> None:
-    """Sentences of a small vocabulary in three splits."""
+    """Write sentences of a small vocabulary in three splits."""
     folder.mkdir(parents=True)
     draw = random.Random(0)
     for split, lines in (("train", 1500), ("valid", 60), ("test", 60)):
@@ -87,7 +90,7 @@ def write_corpus(folder: Path) -> None:
 
 
 def make_config(corpus: Path, steps: int, save_every: int) -> Config:
-    """Both phases small, with dropout, so that random numbers count."""
+    """Return a small configuration for both phases, with dropout, so that random numbers matter."""
     settings: dict[str, Any] = {
         **{"data__corpus": str(corpus), "data__tokenizer__kind": "word", "data__batch_size": 4, "data__tgt_len": 8},
         **{"model__d_model": 16, "model__n_heads": 2, "model__d_inner": 32, "model__mem_len": 8, "model__arch": "sfsf"},
@@ -109,31 +112,69 @@ def prepare(folder: Path, config: Config) -> list[Phase]:
     return phases
 
 
-def start(
-    phase: Phase, folder: Path, environment: Mapping[str, str] | None = None, **given: Any
-) -> subprocess.Popen[str]:
-    """The command in a process of its own: the same one, whether the run is new or to be gone on with."""
-    command = [sys.executable, str(ROOT / f"{phase.command}.py"), str(phase.config), "--run", str(folder)]
-    return subprocess.Popen(
-        command,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        **given,
-    )
+def start(phase: Phase, folder: Path, before: Callable[[], object] | None = None) -> "Command":
+    """Start the command of a phase, which is the same whether the run is new or resumed.
+
+    `before` is called in the new process before the command, to limit or to disturb it.
+    """
+    return Command([phase.command, str(phase.config), "--run", str(folder)], before)
 
 
-def finish(process: subprocess.Popen[str]) -> Ended:
-    """Wait for a process."""
-    _, errors = process.communicate(timeout=PATIENCE_SECONDS)
-    return Ended(process.returncode, errors)
+class Command:
+    """A command of parnas in a process forked from one that has imported all libraries, which saves seconds each."""
+
+    def __init__(self, arguments: list[str], before: Callable[[], object] | None) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(
+            [
+                "parnas.cli.main",
+                "parnas.nas.search",
+                "parnas.training.retrain",
+                "torch.utils.tensorboard",
+                "parnas.figures.draw",
+            ]
+        )
+        descriptor, name = tempfile.mkstemp(suffix=".err")
+        os.close(descriptor)
+        self.errors = Path(name)
+        self.process: BaseProcess = context.Process(target=run_command, args=(arguments, self.errors, before))
+        self.process.start()
+
+    def send(self, number: int) -> None:
+        """Send a signal, unless the process has ended."""
+        if self.running():
+            assert self.process.pid is not None
+            os.kill(self.process.pid, number)
+
+    def running(self) -> bool:
+        """Return whether the process has not ended."""
+        return self.process.is_alive()
 
 
-def wait_until(holds: Callable[[], bool], process: subprocess.Popen[str], pause: float = 0.002) -> bool:
-    """Wait while the process goes on; whether it came to hold."""
+def run_command(arguments: list[str], errors: Path, before: Callable[[], object] | None) -> None:
+    """Run a command in this process, with its output thrown away and its error messages written to a file."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    os.dup2(os.open(errors, os.O_WRONLY), 2)
+    sys.argv = ["parnas", *arguments]
+    if before is not None:
+        before()
+    main(arguments)
+
+
+def finish(command: Command) -> Ended:
+    """Wait for the end of a command; return its exit code, that of `subprocess` for a signal, and its messages."""
+    command.process.join(PATIENCE_SECONDS)
+    code = command.process.exitcode
+    assert code is not None, "the command does not end"
+    errors = command.errors.read_text(encoding="utf-8")
+    command.errors.unlink()
+    return Ended(code, errors)
+
+
+def wait_until(holds: Callable[[], bool], command: Command, pause: float = 0.002) -> bool:
+    """Wait until a condition holds or the command has ended; return whether it holds."""
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while process.poll() is None and time.monotonic() < deadline:
+    while command.running() and time.monotonic() < deadline:
         if holds():
             return True
         time.sleep(pause)
@@ -141,37 +182,37 @@ def wait_until(holds: Callable[[], bool], process: subprocess.Popen[str], pause:
 
 
 def newest(folder: Path) -> Path | None:
-    """The newest checkpoint, whole or not."""
+    """Return the newest checkpoint, complete or not."""
     return max(list_checkpoints(folder / "checkpoints"), default=None)
 
 
 def trained_on(folder: Path, before: Path | None) -> Callable[[], bool]:
-    """Whether a checkpoint came after `before`."""
+    """Return a test whether there is a newer checkpoint than `before`."""
     return lambda: newest(folder) != before
 
 
 def writing(folder: Path) -> bool:
-    """Whether a checkpoint is half written."""
+    """Return whether a checkpoint is half written."""
     return any((folder / "checkpoints").glob(".step-*.tmp"))
 
 
 def kill_after_progress(phase: Phase, folder: Path, number: int = signal.SIGKILL) -> Ended:
-    """Start or go on, and send a signal soon after the next checkpoint."""
+    """Start or resume a run, and send a signal soon after its next checkpoint."""
     before = newest(folder)
-    process = start(phase, folder)
-    wait_until(trained_on(folder, before), process)
-    process.send_signal(number)
-    return finish(process)
+    command = start(phase, folder)
+    wait_until(trained_on(folder, before), command)
+    command.send(number)
+    return finish(command)
 
 
-def go_on(phase: Phase, folder: Path) -> tuple[Difference, Ended]:
-    """Let a run come to its end; how it differs from the undisturbed one."""
+def resume(phase: Phase, folder: Path) -> tuple[Difference, Ended]:
+    """Resume a run until it is finished; return its difference from the undisturbed run, and how it ended."""
     ended = finish(start(phase, folder)) if not Run(folder).finished() else Ended(0, "")
     return compare(phase.whole, folder), ended
 
 
 def compare(whole: Path, other: Path) -> Difference:
-    """How a finished run differs from another in weights, metrics and pi; speeds and times do not count."""
+    """Return the difference of two finished runs in weights, metrics and pi, without speeds and times."""
     if not Run(other).finished():
         return Difference(weights=len(weights_of(whole)))
     ours, theirs = weights_of(other), weights_of(whole)
@@ -189,12 +230,12 @@ def compare(whole: Path, other: Path) -> Difference:
 
 
 def weights_of(folder: Path) -> dict[str, torch.Tensor]:
-    """The final weights of a run."""
+    """Return the final weights of a run."""
     return load_file(list_checkpoints(folder / "checkpoints")[-1] / "model.safetensors")
 
 
 def lines_of(folder: Path, name: str) -> dict[tuple[int, object], dict[str, Any]]:
-    """Lines by step and split, without speeds."""
+    """Return the lines of a file by step and split, without speeds."""
     return {
         (record["step"], record.get("split")): {key: value for key, value in record.items() if key not in SPEED_KEYS}
         for record in Run(folder).raw_lines(name)

@@ -13,7 +13,7 @@ from soak_runs import Difference, Row, compare, make_config, prepare, write_corp
 @pytest.mark.slow
 def test_killed_and_damaged_runs_come_to_the_same_end(tmp_path: Path) -> None:
     write_corpus(tmp_path / "corpus")
-    phases = prepare(tmp_path, make_config(tmp_path / "corpus", 300, 15))
+    phases = prepare(tmp_path, make_config(tmp_path / "corpus", 150, 10))
     for row in [*kills(phases, tmp_path, 2), *damaged_files(phases, tmp_path, 1)]:
         assert row.bit_identical == row.tries > 0, row
         assert row.told == row.tries, row
