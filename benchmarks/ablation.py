@@ -1,11 +1,11 @@
-"""What each part of a training recipe is worth, one changed at a time: `python benchmarks/ablation.py`.
+"""Measure the effect of each setting of a training recipe, changed one at a time: `python benchmarks/ablation.py`.
 
     python benchmarks/ablation.py [--workers N] [--runs DIR] [--report] [--only NAME]
 
-ablation.yaml names the recipe, the budget and the changes. All trainings have the same budget of steps on the same
-share of the training text, on one thread each. A finished one appends a row to ablation.csv, and a later start trains
-only what is missing; rows of another budget or recipe count for nothing. The recipe is trained from several seeds,
-which tells what is chance.
+ablation.yaml names the recipe, the budget and the changes. All trainings have the same number of steps on the same
+share of the training text, on one thread each. A finished training appends a row to ablation.csv, and a later start
+trains only what is missing; rows of another budget or recipe are ignored. The recipe is trained with several seeds,
+which shows the random variation.
 """
 
 import hashlib
@@ -20,14 +20,11 @@ from statistics import mean, stdev
 from typing import Any, NamedTuple
 
 import harness
-from rows import append_rows, read_rows, work_off
-from time_to_quality import require_corpus
+from trainings import read_rows, read_study, require_corpus, train_missing
 from tried import TRIED
 
 from parnas.config.loader import Config
-from parnas.config.yaml_file import read_yaml
 from parnas.data.corpora import find_corpus
-from parnas.data.streams import prepare
 from parnas.errors import ParnasError
 from parnas.runs.files import to_json, write_text
 from parnas.runs.resolve import read_config, read_overrides
@@ -85,7 +82,7 @@ def read_plan(plan: dict[str, Any]) -> list[Job]:
 
 
 def cut_corpus(name: str, share: float, folder: Path) -> Path:
-    """Make a corpus of the first `share` of the lines of another's training text; the other splits are whole."""
+    """Write a corpus with the first `share` of the training lines of another; return its folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for split, text in find_corpus(name).splits.items():
         lines = b"".join(text.blocks()).decode("utf-8").splitlines(keepends=True)
@@ -100,14 +97,14 @@ def changed_config(config: Config, job: Job) -> Config:
 
 
 def hash_settings(config: Config, share: float, job: Job) -> str:
-    """Equal for trainings that would come out the same."""
+    """Return a hash of all settings that influence the result of a training."""
     told = changed_config(config, job).model_dump(mode="json", include={"data", "model", "train"})
     told["data"]["corpus"] = share
     return hashlib.sha256(to_json([told, job.variant.tried]).encode()).hexdigest()[:8]
 
 
 def train(config: Config, share: float, runs: Path, job: Job) -> Row:
-    """Train one and measure it."""
+    """Train one network and return its row."""
     variant, seed = job
     settings = hash_settings(config, share, job)
     folder = runs / f"{re.sub('[^a-z0-9.]+', '-', variant.name.lower())}-seed-{seed}-{settings}"
@@ -157,14 +154,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = harness.make_parser(__doc__, ["tiny"], [*harness.OF_TRAININGS], runs=Path("runs/ablation"))
     parser.add_argument("--only", action="append", help="train only the change of that name; may be repeated")
     parsed = parser.parse_args(arguments)
-    settings = read_yaml(CONFIG.read_text(encoding="utf-8"), CONFIG.name)
-    plan = settings.pop("ablation")
-    if parsed.size == "tiny":
-        settings |= {section: settings.get(section, {}) | changes for section, changes in TINY.items()}
-        plan |= {"seeds": [1], "recipe_seeds": [1, 2], "share": 1.0}
-    if parsed.corpus is not None:
-        settings["data"]["corpus"] = str(parsed.corpus)
-    config = read_config(settings, [("runtime.device", parsed.device)])
+    config, plan = read_study(CONFIG, parsed, TINY, {"seeds": [1], "recipe_seeds": [1, 2], "share": 1.0})
     require_corpus(config)
     path = harness.results_folder(parsed) / "ablation.csv"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -174,13 +164,10 @@ def main(arguments: list[str] | None = None) -> None:
     if not parsed.report:
         corpus = cut_corpus(config.data.corpus, plan["share"], parsed.runs / "corpus")
         config = config.replace(data__corpus=str(corpus.resolve()))
-        prepare(config.data)  # once, not in every process
         done = {(row.name, row.seed) for row in rows_of(path, jobs, config, plan["share"])}
         left = [job for job in jobs if (job.variant.name, job.seed) not in done]
         left = [job for job in left if not parsed.only or job.variant.name in parsed.only]
-        for row in work_off(partial(train, config, plan["share"], parsed.runs), left, parsed.workers):
-            append_rows(path, [row])
-            print(f"{row.name} seed {row.seed}: {row.ppl:.2f}", flush=True)
+        train_missing(path, config, partial(train, config, plan["share"], parsed.runs), left, parsed.workers)
     rows = rows_of(path, jobs, config, plan["share"])
     table = tabulate(jobs, rows)
     harness.print_table("Validation perplexity per word at the same budget, one change at a time", table)

@@ -28,7 +28,7 @@ AS_BUILT, COMPILED = "as built", "blocks compiled"
 
 
 class Plan(NamedTuple):
-    """How much is measured."""
+    """Number of measurements, settings, and the compiler."""
 
     rounds: int
     warm_up: int
@@ -47,7 +47,7 @@ PLANS = {
 def clip_in_a_pass_of_its_own(
     optimizer: torch.optim.Optimizer, norm: torch.Tensor, clip: float, guarded: bool = False
 ) -> None:
-    """As `optimizers.step_clipped`, scaling the gradients before the step."""
+    """Do what `optimizers.step_clipped` does, but scale the gradients in a separate pass before the step."""
     assert not guarded
     nn.utils.clip_grads_with_norm_(
         [weight for group in optimizer.param_groups for weight in group["params"]], clip, norm
@@ -62,7 +62,7 @@ TAKEN_BACK: Mapping[str, Callable[[], AbstractContextManager[Any]]] = {
     "cross-entropy by autograd": partial(patch.object, fused, "linear_cross_entropy", plain.linear_cross_entropy),
     "torch's dropout": partial(patch.object, fused, "dropout", torch.nn.functional.dropout),
     "clipping in a pass of its own": partial(patch.object, weight_optimizer, "step_clipped", clip_in_a_pass_of_its_own),
-    "rows of the tails as they come": partial(patch.object, heads, "round_up_rows", lambda rows: rows),
+    "rows of the tails as they come": partial(patch.object, heads, "_round_up_rows", lambda rows: rows),
 }
 IN_PROCESSES: Mapping[str, Callable[[], AbstractContextManager[Any]]] = {
     AS_BUILT: nullcontext,
@@ -84,13 +84,13 @@ def make_step(name: str, precision: str, device: str, plan: Plan) -> Step:
 
 
 def call_within(context: Callable[[], AbstractContextManager[Any]], step: Step) -> None:
-    """Return a step with one choice reverted."""
+    """Run a training step with one optimisation reverted."""
     with context():
         step()
 
 
 def take_turns(precision: str, device: str, plan: Plan) -> dict[str, list[float]]:
-    """Seconds of the steps of one process."""
+    """Return the seconds of the steps with each optimisation reverted, in turns in this process."""
     steps = {name: make_step(name, precision, device, plan) for name in TAKEN_BACK}
     calls = {name: partial(call_within, context, steps[name]) for name, context in TAKEN_BACK.items()}
     return harness.take_turns(calls, plan.rounds, plan.warm_up, harness.choose(device, precision).device)
@@ -106,7 +106,7 @@ def run_alone(name: str, precision: str, device: str, plan: Plan) -> list[float]
 def run_processes(precision: str, device: str, plan: Plan) -> dict[str, list[float]]:
     """Return the seconds of the steps of each candidate, in processes that take turns."""
     seconds: dict[str, list[float]] = {name: [] for name in IN_PROCESSES}
-    with harness.fresh_processes() as pool:
+    with harness.processes(calls=1) as pool:
         for _ in range(plan.processes):
             for name in seconds:
                 seconds[name] += pool.submit(run_alone, name, precision, device, plan).result()

@@ -11,13 +11,13 @@ what is missing.
 import tempfile
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
 import harness
-from rows import append_rows, read_rows
-from time_to_quality import make_tiny, require_corpus
+from trainings import make_tiny, measure_missing, require_corpus
 
 from parnas.config.loader import Config, load_config
 from parnas.nas.search import search
@@ -56,14 +56,13 @@ def countermeasures(steps: int) -> dict[str, dict[str, Any]]:
 
 
 def cases(steps: int) -> Iterator[tuple[str, str]]:
-    """Estimators and what they have against the drift."""
+    """Yield the pairs of estimator and countermeasure."""
     yield from ((estimator, against) for estimator in ESTIMATORS for against in countermeasures(steps))
     yield "uniform", NOTHING
 
 
-def measure(config: Config, estimator: str, against: str, seed: int) -> Row:
+def measure(config: Config, estimator: str, against: str, seed: int, steps: int) -> Row:
     """Run a search and return its final state."""
-    steps = config.search.steps
     changes = {**BARE, **countermeasures(steps)[against]}
     config = config.replace(search__estimator=estimator, runtime__seed=seed, **changes)
     with tempfile.TemporaryDirectory(prefix="parnas-collapse-") as folder:
@@ -99,12 +98,8 @@ def main(arguments: list[str] | None = None) -> None:
         ends = {"train__eval_every": steps, "train__save_every": steps, "train__log_every": max(1, steps // 10)}
         config = config.replace(runtime__device=parsed.device, search__steps=steps, **ends)
         require_corpus(config)
-        rows = {row[:4]: row for row in read_rows(path, Row)}
-        for estimator, against in cases(steps):
-            for seed in seeds:
-                if (estimator, against, seed, steps) not in rows:
-                    row = rows[estimator, against, seed, steps] = measure(config, estimator, against, seed)
-                    append_rows(path, [row])
+        wanted = [(*case, seed, steps) for case in cases(steps) for seed in seeds]
+        rows = measure_missing(path, Row, wanted, partial(measure, config))
     records = [describe([rows[*case, seed, steps] for seed in seeds]) for case in cases(steps)]
     harness.print_table(f"Searches of {steps:,} steps", records)
     device = harness.choose(parsed.device, config.runtime.precision)

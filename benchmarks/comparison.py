@@ -1,15 +1,15 @@
-"""A derived network beside guesses and chance, all trained alike: `python benchmarks/comparison.py`.
+"""Compare a derived network with hand-designed and random ones, trained alike: `python benchmarks/comparison.py`.
 
-    python benchmarks/comparison.py --profile     # what each layer takes here, and how well the sum predicts
+    python benchmarks/comparison.py --profile     # the latency of each layer here, and the error of their sum
     python benchmarks/comparison.py --search      # one search, within the target of benchmarks/comparison.yaml
     python benchmarks/comparison.py --train       # every network from every seed; a later start trains what is missing
     python benchmarks/comparison.py --latency     # all networks in turns: the whole, and the stack of blocks
     python benchmarks/comparison.py               # the tables and the picture
 
-Trained are the derived network, the interleaved one, the sandwich, the interleaved network of as many blocks as cost
-no more than the derived one, random strings of its cost, and, last, the interleaved network for as long as search and
-retraining of the derived one took together. Each finished training appends a row to comparison.csv. `--tiny` does all
-with shapes that say nothing, on the corpus given with `--corpus`.
+Trained are the derived network, the interleaved one, the sandwich, an interleaved network with fewer blocks whose cost
+is at most that of the derived one, random architectures of that cost, and, last, the interleaved network for as long as
+search and retraining took together. Each finished training appends a row to comparison.csv. `--tiny` runs all stages
+with tiny networks, on the corpus given with `--corpus`.
 """
 
 import math
@@ -25,12 +25,10 @@ from typing import NamedTuple
 import harness
 import numpy as np
 import torch
-from rows import append_rows, read_rows, work_off
-from time_to_quality import require_corpus
+from trainings import read_rows, read_study, require_corpus, train_missing
 
 from parnas.architecture import Architecture
-from parnas.config.loader import Config, check_config
-from parnas.config.yaml_file import read_yaml
+from parnas.config.loader import Config
 from parnas.data.streams import prepare
 from parnas.errors import Diverged
 from parnas.figures.pareto import ParetoPoint, draw_pareto
@@ -83,7 +81,7 @@ class Job(NamedTuple):
 
 
 class Study(NamedTuple):
-    """What is compared, and where its results lie."""
+    """Settings of the comparison, and the paths of its results."""
 
     config: Config
     seeds: tuple[int, ...]
@@ -114,33 +112,27 @@ class Study(NamedTuple):
         return choose_baselines(derived, costs, spaces, self.random, self.seeds[0]).networks
 
 
-def read_study(parsed: Namespace) -> Study:
-    """Read the study from the configuration beside this file, with the costs of its profile once there is one."""
-    settings = read_yaml(CONFIG.read_text(encoding="utf-8"), CONFIG.name)
-    plan, folder = settings.pop("comparison"), harness.results_folder(parsed)
-    if parsed.size == "tiny":
-        for section, changes in TINY.items():
-            settings[section] |= changes
-        plan = {"seeds": [1, 2], "random": 2}
-    if parsed.corpus is not None:
-        settings["data"]["corpus"] = str(parsed.corpus)
-    study = Study(check_config(settings, CONFIG.name), tuple(plan["seeds"]), plan["random"], folder)
+def make_study(parsed: Namespace) -> Study:
+    """Read the study from the configuration beside this file, with the costs of its profile once it is measured."""
+    config, plan = read_study(CONFIG, parsed, TINY, {"seeds": [1, 2], "random": 2})
+    study = Study(config, tuple(plan["seeds"]), plan["random"], harness.results_folder(parsed))
     if not study.profile.is_file():
         return study
     return study._replace(config=study.config.replace(search__cost__table=str(study.profile)))
 
 
 def run_profile(study: Study, parsed: Namespace) -> None:
-    """Measure the layers, and how well their sum predicts random networks."""
+    """Measure the latency of each layer, and how well their sum predicts that of random networks."""
     rounds, check = (2, 3) if parsed.size == "tiny" else (50, 20)
     profile(study.config, Silent(), rounds=rounds, check=check).write(study.profile)
 
 
 def run_search(study: Study) -> None:
-    """Search and derive; the run folder is thrown away, what it came to is kept.
+    """Search and derive; write the result to comparison_search.json and delete the run folder.
 
-    So is for how many steps the interleaved network trains in the time of this search and of the derived network's
-    training, by the speed of both right after the search: the machine should have nothing else to do.
+    The file also says for how many steps the interleaved network can train in the time of this search and of the
+    training of the derived network. The speeds of both are measured right after the search, so the machine should be
+    otherwise idle.
     """
     blocks = study.config.search.blocks
     with tempfile.TemporaryDirectory(prefix="parnas-comparison-") as folder:
@@ -155,7 +147,7 @@ def run_search(study: Study) -> None:
 
 
 def time_step(config: Config, arch: str) -> float:
-    """Seconds of a training step, in the second half of a short training."""
+    """Return the seconds of a training step, measured in the second half of a short training."""
     steps = min(PACE_STEPS, config.train.steps)
     changed = config.replace(model__arch=arch, train__steps=steps, train__warmup_steps=0, train__log_every=steps // 2)
     with tempfile.TemporaryDirectory(prefix="parnas-comparison-") as folder:
@@ -165,7 +157,7 @@ def time_step(config: Config, arch: str) -> float:
 
 
 def wanted(study: Study) -> Iterator[Job]:
-    """All networks from the first seed, then the others from the other seeds; the longer training last."""
+    """Yield the trainings: all networks with the first seed, then without random ones; the longer trainings last."""
     steps = study.config.train.steps
     for seed in study.seeds:
         for each in study.networks():
@@ -177,7 +169,7 @@ def wanted(study: Study) -> Iterator[Job]:
 
 
 def train(config: Config, job: Job) -> Row:
-    """Train one network in a run folder that is thrown away, and read the test split once."""
+    """Train one network in a temporary run folder, and evaluate it on the test split."""
     with tempfile.TemporaryDirectory(prefix="parnas-comparison-") as folder:
         config = config.replace(model__arch=job.arch, runtime__seed=job.seed, train__steps=job.steps)
         try:
@@ -189,7 +181,7 @@ def train(config: Config, job: Job) -> Row:
 
 
 def measure_test(run: Run) -> float:
-    """Perplexity per token of the test split."""
+    """Return the perplexity per token of the test split."""
     config, device = run.config(), choose_device(run.config().runtime)
     model, streams = load(run.folder).model.to(device.device), prepare(config.data)
     shape = {"batch_size": config.evaluation.batch_size, "tgt_len": config.data.tgt_len}
@@ -199,13 +191,10 @@ def measure_test(run: Run) -> float:
 
 
 def run_trainings(study: Study, workers: int) -> None:
-    """Train what has no row yet, `workers` networks at a time."""
-    prepare(study.config.data)  # once, not in every process
+    """Train the networks that have no row yet, `workers` of them at the same time."""
     done = {Job(*row[:4]) for row in read_rows(study.rows, Row)}
     left = [job for job in wanted(study) if job not in done]
-    for row in work_off(partial(train, study.config), left, workers):
-        append_rows(study.rows, [row])
-        print(f"{row.name} seed {row.seed}: {row.valid_ppl:.2f}, {row.seconds:.0f} s", flush=True)
+    train_missing(study.rows, study.config, partial(train, study.config), left, workers)
 
 
 def finished(study: Study) -> dict[str, list[Row]]:
@@ -219,7 +208,7 @@ def finished(study: Study) -> dict[str, list[Row]]:
 
 
 def run_latency(study: Study, rounds: int) -> None:
-    """Milliseconds of all networks in turns: whole, and the blocks, as more than the network without any."""
+    """Measure the latency of all networks in turns: of the whole, and of its blocks (less a network without any)."""
     config = study.config
     device, streams = choose_device(config.runtime), prepare(config.data)
     architectures = {each.architecture.layers for each in study.networks()}
@@ -240,7 +229,7 @@ def run_latency(study: Study, rounds: int) -> None:
     write_json(study.latency, {"machine": harness.machine(device), "rounds": rounds, "of": found})
 
 
-def standings(study: Study) -> list[NetworkResult]:
+def compare_latencies(study: Study) -> list[NetworkResult]:
     """Return each network's perplexities and its latency as a share of the interleaved network's."""
     latency, rows = read_json(study.latency)["of"], finished(study)
     interleaved = latency[rows[INTERLEAVED][0].arch]["stack_ms"]
@@ -257,8 +246,8 @@ def standings(study: Study) -> list[NetworkResult]:
 
 
 def report(study: Study, parsed: Namespace) -> None:
-    """Print and write tables and picture."""
-    found, latency, rows = standings(study), read_json(study.latency)["of"], finished(study)
+    """Print and write the tables, and draw the picture."""
+    found, latency, rows = compare_latencies(study), read_json(study.latency)["of"], finished(study)
     table = [
         {
             "network": each.name,
@@ -296,8 +285,7 @@ def main(arguments: list[str] | None = None) -> None:
     for stage in ("profile", "search", "train", "latency"):
         parser.add_argument(f"--{stage}", dest="stage", action="store_const", const=stage)
     parsed = parser.parse_args(arguments)
-    study = read_study(parsed)
-    study = study._replace(config=study.config.replace(runtime__device=parsed.device))
+    study = make_study(parsed)
     require_corpus(study.config)
     stages = {
         "profile": partial(run_profile, study, parsed),

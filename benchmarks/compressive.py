@@ -1,12 +1,12 @@
-"""What compressive memory is worth: functions, losses and ratios, and plain memory beside them.
+"""Compare compressive memory, by function, loss and ratio, with plain memory.
 
     python benchmarks/compressive.py [--workers N] [--runs DIR] [--report]
 
-Each network is three layers of attention and three of feed-forward, trained from scratch with the settings of
-compressive.yaml, once for each seed. A finished one appends a row to compressive.csv, and a later start trains only
-what is missing: first all from seed 1, then from seed 2. Run folders are kept, for `parnas evaluate --analyse`.
-Plain memory stands beside it thrice: with the same span, that is as many positions that attention sees; with the same
-reach in tokens; and with the same span, trained for the time that compressive memory takes.
+Each network has three attention and three feed-forward layers and is trained from scratch with the settings of
+compressive.yaml, once for each seed. A finished training appends a row to compressive.csv, and a later start trains
+only what is missing: first all networks with seed 1, then with seed 2. Run folders are kept, for `parnas evaluate
+--analyse`. Networks with plain memory have the same span (number of positions that attention sees), the same reach in
+tokens, or the same span and as much training time as compressive memory needs.
 """
 
 from argparse import Namespace
@@ -18,12 +18,9 @@ from typing import Any, NamedTuple
 
 import harness
 from compressive_step import FUNCTIONS, LOSSES, TRAINED
-from rows import append_rows, read_rows, work_off
-from time_to_quality import require_corpus
+from trainings import read_rows, read_study, require_corpus, train_missing
 
-from parnas.config.loader import Config, check_config
-from parnas.config.yaml_file import read_yaml
-from parnas.data.streams import prepare
+from parnas.config.loader import Config
 from parnas.evaluation.frequency import BUCKETS, perplexity_by_frequency
 from parnas.evaluation.loading import EvalOptions, open_runs
 from parnas.studies.train_or_load import train_once
@@ -44,7 +41,7 @@ TINY = {
 
 
 class Network(NamedTuple):
-    """What is trained, and how it differs from the configuration."""
+    """An architecture, and its changes of the configuration."""
 
     name: str
     arch: str
@@ -60,7 +57,7 @@ class Network(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A trained network; perplexities on the validation split, the last of them per word by the word's frequency."""
+    """A trained network; perplexities on the validation split, the last four per word, by frequency of the word."""
 
     name: str
     seed: int
@@ -120,14 +117,11 @@ def train(config: Config, runs: Path, job: tuple[Network, int]) -> Row:
 
 
 def run_trainings(config: Config, plan: dict[str, Any], path: Path, runs: Path, workers: int) -> None:
-    """Train what has no row of as many steps yet, `workers` networks at a time."""
-    prepare(config.data)  # once, not in every process
+    """Train the networks without a row of as many steps, `workers` of them at the same time."""
     done = {(row.name, row.seed, row.steps) for row in read_rows(path, Row)}
     wanted = [(network, seed) for seed in plan["seeds"] for network in design(config, plan["ratios"])]
     left = [(of, seed) for of, seed in wanted if (of.name, seed, of.steps(config)) not in done]
-    for row in work_off(partial(train, config, runs), left, workers):
-        append_rows(path, [row])
-        print(f"{row.name} seed {row.seed}: {row.ppl:.2f}", flush=True)
+    train_missing(path, config, partial(train, config, runs), left, workers)
 
 
 def tabulate(config: Config, plan: dict[str, Any], path: Path) -> list[dict[str, Any]]:
@@ -165,14 +159,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the benchmark."""
     parser = harness.make_parser(__doc__, ["tiny"], [*harness.OF_TRAININGS], runs=Path("runs/compressive"))
     parsed = parser.parse_args(arguments)
-    settings = read_yaml(CONFIG.read_text(encoding="utf-8"), CONFIG.name)
-    plan = settings.pop("compressive")
-    if parsed.size == "tiny":
-        settings |= {section: settings.get(section, {}) | changes for section, changes in TINY.items()}
-        plan = {"seeds": [1], "ratios": [DESIGN_RATIO]}
-    if parsed.corpus is not None:
-        settings["data"]["corpus"] = str(parsed.corpus)
-    config = check_config(settings, CONFIG.name).replace(runtime__device=parsed.device)
+    config, plan = read_study(CONFIG, parsed, TINY, {"seeds": [1], "ratios": [DESIGN_RATIO]})
     require_corpus(config)
     path = harness.results_folder(parsed) / "compressive.csv"
     path.parent.mkdir(parents=True, exist_ok=True)

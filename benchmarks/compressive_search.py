@@ -1,7 +1,7 @@
-"""A search that may choose long memory for each block: `python benchmarks/compressive_search.py [--runs DIR]`.
+"""Run a search that may choose compressive memory for each block: `python benchmarks/compressive_search.py`.
 
-The search of compressive.yaml over [s, c, f, i], then the derived network, what it would be at any cost, and what one
-would have guessed, each trained from scratch with the seeds of that file. Given again, it goes on.
+The search of compressive.yaml has the space [s, c, f, i]. Then the derived network, the one derived without a cost
+target, and two hand-designed ones are trained from scratch with the seeds of that file. The same command resumes.
 """
 
 import math
@@ -10,12 +10,10 @@ from statistics import mean
 
 import harness
 from compressive import CONFIG, TINY
-from rows import work_off
-from time_to_quality import require_corpus
+from trainings import read_study, require_corpus, work_off
 
 from parnas.architecture import Architecture
-from parnas.config.loader import Config, check_config
-from parnas.config.yaml_file import read_yaml
+from parnas.config.loader import Config
 from parnas.nas.cost import read_costs
 from parnas.nas.derive import Constraints, derive, write_derivation
 from parnas.nas.search import search
@@ -45,16 +43,9 @@ def main(arguments: list[str] | None = None) -> None:
     options = ("corpus", "runs", "workers")
     parser = harness.make_parser(__doc__, ["tiny"], options, runs=Path("runs/compressive"))
     parsed = parser.parse_args(arguments)
-    settings = read_yaml(CONFIG.read_text(encoding="utf-8"), CONFIG.name)
-    seeds = settings.pop("compressive")["seeds"]
-    if parsed.size == "tiny":
-        settings |= {section: settings.get(section, {}) | changes for section, changes in TINY.items()}
-        settings["search"] |= TINY_SEARCH
-        seeds = seeds[:1]
-    if parsed.corpus is not None:
-        settings["data"]["corpus"] = str(parsed.corpus)
-    config = check_config(settings, CONFIG.name).replace(runtime__device=parsed.device)
+    config, plan = read_study(CONFIG, parsed, {**TINY, "search": TINY_SEARCH}, {"seeds": [1]})
     require_corpus(config)
+    seeds = plan["seeds"]
     run = run_search(config, parsed.runs / "search")
     derived, costs = Architecture.parse(run.derivation().arch), read_costs(run.folder)
     assert costs is not None, "the search has a target"

@@ -1,9 +1,9 @@
-"""Text to ids beside sentencepiece alone, the memory it takes, and the seconds until a command's first training step.
+"""Measure tokenizing (speed against sentencepiece alone, memory) and the seconds until the first training step.
 
     python benchmarks/data.py [--short | --tiny]
 
-WikiText-2 is used where it lies in `$PARNAS_DATA/wikitext-2` or in the cache, else a generated text; the result says
-which. All caches and runs are in a temporary folder.
+The text is WikiText-2 if it is in `$PARNAS_DATA/wikitext-2` or in the cache, otherwise a generated one; the result says
+which. Caches and runs are in a temporary folder.
 """
 
 import json
@@ -39,7 +39,7 @@ WORK = {
     "way to call it; lines are in memory, cut and decoded",
     "sentencepiece, lists": "the same with out_type=int, as it is mostly called",
 }
-# A process is counted with what its parent held when it was started, so the parent has to be a small one.
+# The peak of getrusage includes the memory of the parent when it forked, so a small process starts the command.
 LAUNCHER = """
 import json, resource, subprocess, sys, time
 started = time.perf_counter()
@@ -51,7 +51,7 @@ SMALL = ["data.batch_size=4", "data.tgt_len=8", "model.d_model=16", "model.n_hea
 
 
 class Plan(NamedTuple):
-    """How much is measured: bytes of the texts, of a generated corpus, repetitions, pieces, settings of commands."""
+    """Bytes of the texts and of a generated corpus, repetitions, vocabulary size, and settings of commands."""
 
     encoded_bytes: int
     memory_bytes: int
@@ -90,7 +90,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def make_corpus(folder: Path, plan: Plan, generated: bool) -> tuple[Path, str]:
-    """Make a folder with train.txt, valid.txt and test.txt; return it with its sizes."""
+    """Fill a folder with train.txt, valid.txt and test.txt; return it and a description of the text."""
     folder.mkdir(parents=True)
     given = Path(os.environ.get("PARNAS_DATA", folder)) / "wikitext-2"
     if not generated and (given.is_dir() or (cache_dir() / "corpora" / "wikitext-2").is_dir()):
@@ -116,7 +116,7 @@ def generate(path: Path, size: int, seed: int) -> None:
 
 
 def repeat(source: Path, target: Path, size: int) -> Path:
-    """Write the text again and again until there are `size` bytes."""
+    """Write copies of a text to a file until it has `size` bytes; return the file."""
     content = source.read_bytes()
     with target.open("wb") as file:
         while file.tell() < size:
@@ -125,7 +125,7 @@ def repeat(source: Path, target: Path, size: int) -> Path:
 
 
 def measure_encoding(path: Path, folder: Path, plan: Plan) -> dict[str, Any]:
-    """Seconds and MB/s of parnas, which has a file to begin and to end with, and of sentencepiece, in turn."""
+    """Return seconds and MB/s of parnas, from file to file, and of sentencepiece in memory, measured in turns."""
     text, saved, target = TextSlice.whole(path), folder / "tokenizer", folder / "text.bin"
     saved.mkdir()
     config = load_config(harness.PAR_CONFIG, [f"data.tokenizer.vocab_size={plan.vocab_size}"])
@@ -162,17 +162,17 @@ def measure_encoding(path: Path, folder: Path, plan: Plan) -> dict[str, Any]:
 
 
 def measure_memory(path: Path, folder: Path, plan: Plan) -> dict[str, Any]:
-    """Seconds and peak memory of `parnas data` on a large text: with an empty cache, and twice with a full one."""
+    """Return seconds and peak memory of `parnas data` on a large text: without a cache, then twice with one."""
     settings = [f"data.corpus={path}", f"data.tokenizer.vocab_size={plan.vocab_size}"]
     command = ["-m", "parnas", "data", str(harness.PAR_CONFIG), *settings]
-    # What is found out about a file just written is not remembered.
+    # Facts about a file are cached only when it is older than this.
     time.sleep(max(0, path.stat().st_mtime + 1.1 * RECENT_NS / 1e9 - time.time()))
     names = ("cold", "cached", "cached again")
     return {"bytes": path.stat().st_size, **{name: run_whole(command, folder / "cache") for name in names}}
 
 
 def run_whole(command: list[str], cache: Path) -> dict[str, float]:
-    """Run a Python command to its end: its seconds, and the peak memory of its largest process."""
+    """Run a Python command; return its seconds and the peak memory of its largest process in MB."""
     with tempfile.TemporaryFile() as output:
         launcher = start(["-c", LAUNCHER, sys.executable, *command], cache, output.fileno(), subprocess.PIPE)
         report, _ = launcher.communicate()
@@ -183,7 +183,7 @@ def run_whole(command: list[str], cache: Path) -> dict[str, float]:
 
 
 def measure_start(corpus: Path, folder: Path, plan: Plan, device: str) -> dict[str, Any]:
-    """Seconds of every command's `--help`, and to the first step of the two that train, in turn."""
+    """Return the seconds of `--help` of each command, and until the first step of search and retrain."""
     helps = {
         f"{name} --help": lambda name=name: run_whole([str(harness.ROOT / f"{name}.py"), "--help"], folder / "help")
         for name in COMMANDS
@@ -206,7 +206,7 @@ def measure_start(corpus: Path, folder: Path, plan: Plan, device: str) -> dict[s
 
 
 def first_step(command: list[str], run: Path, cache: Path) -> float:
-    """Seconds until the first line of metrics.jsonl, an upper bound of those to the first step; the run ends then."""
+    """Return the seconds until the first line of metrics.jsonl, which follows the first step; then end the run."""
     metrics = run / "metrics.jsonl"
     started = time.perf_counter()
     with tempfile.TemporaryFile() as output:
@@ -223,7 +223,7 @@ def first_step(command: list[str], run: Path, cache: Path) -> float:
 
 
 def start(command: list[str], cache: Path, output: int, stdout: int | None = None) -> "subprocess.Popen[bytes]":
-    """Start this Python with a cache of its own; the file of descriptor `output` gets all it says, or its errors."""
+    """Start a Python process with its own cache; `output` is the descriptor for stderr, and for stdout by default."""
     path = os.pathsep.join(filter(None, [str(harness.ROOT), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PARNAS_CACHE": str(cache), "PYTHONPATH": path}
     return subprocess.Popen([sys.executable, *command], env=environment, stdout=stdout or output, stderr=output)

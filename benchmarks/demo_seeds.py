@@ -1,4 +1,4 @@
-"""Seeds of the demo that train or get stuck, by the length of the warm-up: `python benchmarks/demo_seeds.py`.
+"""Count the seeds with which the demo fails to train, by length of the warm-up: `python benchmarks/demo_seeds.py`.
 
 The demo's interleaved network is trained by `--seeds` seeds (20) with 200 steps of warm-up, as configs/demo.yaml says,
 then with 50, one training at a time on one thread. A training counts as stuck where its validation perplexity ends
@@ -9,13 +9,13 @@ training appends a row to demo_seeds.csv; a later start trains what is missing.
 import tempfile
 from argparse import Namespace
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
 import harness
-from rows import append_rows, read_rows
-from time_to_quality import make_tiny
+from trainings import make_tiny, measure_missing
 
 from parnas.config.loader import PRESETS, Config, load_config
 from parnas.training.progress import Silent
@@ -36,7 +36,7 @@ class Row(NamedTuple):
 
 
 def measure(config: Config, warmup_steps: int, seed: int) -> Row:
-    """Train the network of a configuration and read off its curve."""
+    """Train the network of a configuration; return its row."""
     config = config.replace(train__warmup_steps=warmup_steps, runtime__seed=seed)
     with tempfile.TemporaryDirectory(prefix="parnas-seeds-") as folder:
         run = retrain(config, Path(folder) / "run", Silent())
@@ -85,13 +85,9 @@ def main(arguments: list[str] | None = None) -> None:
             **{"train__eval_every": steps, "train__save_every": steps},
             model__arch=f"interleaved-{config.search.blocks}",
         )
-        rows = {row[:2]: row for row in read_rows(path, Row)}
         warmups = [1, 2] if tiny else WARMUPS
-        for warmup_steps in warmups:
-            for seed in range(1, 1 + parsed.seeds):
-                if (warmup_steps, seed) not in rows and not parsed.report:
-                    rows[warmup_steps, seed] = measure(config, warmup_steps, seed)
-                    append_rows(path, [rows[warmup_steps, seed]])
+        cases = [(warmup_steps, seed) for warmup_steps in warmups for seed in range(1, 1 + parsed.seeds)]
+        rows = measure_missing(path, Row, cases, None if parsed.report else partial(measure, config))
     by_warmup = [[row for row in rows.values() if row.warmup_steps == each] for each in warmups]
     records = [describe(each) for each in by_warmup if each]
     harness.print_table("The demo's interleaved network by seeds", records)

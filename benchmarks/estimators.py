@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import harness
-from time_to_quality import make_tiny, require_corpus
+from trainings import make_tiny, require_corpus
 
 from parnas.config.loader import Config, load_config
 from parnas.model.estimators import ESTIMATORS

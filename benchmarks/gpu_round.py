@@ -30,6 +30,7 @@ import train_step
 from networks import Parnas
 from plain import plain_operations
 from torch import Tensor
+from trainings import make_tiny, require_corpus
 
 from parnas.architecture import Architecture
 from parnas.config.loader import load_config
@@ -184,9 +185,9 @@ def reach_quality_compiled(task: Task) -> Iterator[Finding]:
 def quality_settings(task: Task, folder: Path) -> tuple[Path, float, list[str]]:
     """Return configuration, target in bits per byte, and overrides."""
     tiny = task.size == "tiny"
-    config = time_to_quality.make_tiny(folder) if tiny else harness.PAR_CONFIG
+    config = make_tiny(folder) if tiny else harness.PAR_CONFIG
     overrides = [f"runtime.device={task.device}"]
-    time_to_quality.require_corpus(load_config(config, overrides))
+    require_corpus(load_config(config, overrides))
     return config, time_to_quality.TINY_TARGET if tiny else time_to_quality.TARGET, overrides
 
 

@@ -1,15 +1,15 @@
-"""Every network of a small space, trained from scratch: `python benchmarks/ground_truth.py`.
+"""Train every network of a small search space from scratch: `python benchmarks/ground_truth.py`.
 
     python benchmarks/ground_truth.py [--workers N] [--seeds 3] [--rows FILE.csv]
 
-Strings that name the same network count once; the network without any block stands in the table as `i`. Each finished
-network appends a row to the CSV, and a later start, here or on another machine, trains only what is missing: first all
-networks from seed 1, then from seed 2, and so on. `valid_ppl` is per token of the validation split, at the last step.
+Architectures that differ only by identity layers are the same network and are trained once; the network without blocks
+is `i` in the table. Each finished training appends a row to the CSV, and a later start, here or on another machine,
+trains only what is missing: first all networks with seed 1, then with seed 2, and so on. `valid_ppl` is the perplexity
+per token of the validation split after the last step.
 """
 
 import itertools
 import tempfile
-import time
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -17,13 +17,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import harness
-from rows import append_rows, read_rows, work_off
-from time_to_quality import require_corpus
+from trainings import read_rows, require_corpus, train_missing
 
 from parnas.architecture import IDENTITY, Architecture
 from parnas.config.loader import Config, load_config
 from parnas.data.batching import Shuffle, TrainingBatches
-from parnas.data.streams import prepare
 from parnas.model.transformer_xl import TransformerXL
 from parnas.training.optimizers import Schedule
 from parnas.training.progress import Silent
@@ -36,7 +34,7 @@ SEEDS = 3
 
 
 class Row(NamedTuple):
-    """A trained network: its string without identity, or `i` for the one without blocks."""
+    """A trained network; `arch` has no identity layers, except `i` for the network without blocks."""
 
     arch: str
     seed: int
@@ -45,14 +43,14 @@ class Row(NamedTuple):
 
 
 def networks(blocks: int, space: Sequence[str]) -> list[str]:
-    """Return the different networks of a space, smallest first: all strings without identity."""
+    """Return the different networks of a space, smallest first: all architectures without identity layers."""
     letters = [letter for letter in space if letter != IDENTITY]
     lengths = range(0, blocks + 1) if IDENTITY in space else [blocks]
     return ["".join(string) or IDENTITY for length in lengths for string in itertools.product(letters, repeat=length)]
 
 
 def train(config: Config, job: tuple[str, int]) -> Row:
-    """Train one network in a run folder that is thrown away."""
+    """Train one network in a temporary run folder."""
     arch, seed = job
     with tempfile.TemporaryDirectory(prefix="parnas-ground-truth-") as folder:
         config = config.replace(model__arch=None, runtime__seed=seed)
@@ -70,7 +68,7 @@ def train(config: Config, job: tuple[str, int]) -> Row:
 
 
 def missing(config: Config, rows: Sequence[Row], seeds: int) -> Iterator[tuple[str, int]]:
-    """Strings and seeds without a row of the configured number of steps."""
+    """Yield the architectures and seeds without a row of the configured number of steps."""
     done = {(row.arch, row.seed) for row in rows if row.steps == config.train.steps}
     for seed in range(1, seeds + 1):
         for arch in networks(config.search.blocks, config.search.space):
@@ -79,14 +77,9 @@ def missing(config: Config, rows: Sequence[Row], seeds: int) -> Iterator[tuple[s
 
 
 def fill(config: Config, path: Path, seeds: int, workers: int) -> None:
-    """Train what is missing, `workers` networks at a time, each in a process with the configured threads."""
+    """Train the missing networks, `workers` of them at the same time, each with the configured number of threads."""
     left = list(missing(config, read_rows(path, Row), seeds))
-    prepare(config.data)  # once, not in every process
-    started = time.perf_counter()
-    for number, row in enumerate(work_off(partial(train, config), left, workers), 1):
-        append_rows(path, [row])
-        passed = time.perf_counter() - started
-        print(f"{number}/{len(left)} {row.arch} seed {row.seed}: {row.valid_ppl:.2f} ({passed:.0f} s)", flush=True)
+    train_missing(path, config, partial(train, config), left, workers)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""What the benchmarks share: fair timing, the machine's own speed, arguments, result files and tables.
+"""Timing, matrix speed of the machine, command line, result files and tables of all benchmarks.
 
 Every benchmark is a script with `main(arguments)`; it prints a table and writes `benchmarks/results/NAME-DEVICE.json`.
 Ratios count, not seconds: candidates take turns in one process, on the same inputs, and every repetition is kept.
@@ -49,10 +49,10 @@ def take_turns(
     warm_up: int,
     device: torch.device | None = None,
 ) -> dict[Name, list[float]]:
-    """Seconds of each of `rounds` calls of every candidate in turns, after `warm_up` calls of each that do not count.
+    """Return the seconds of `rounds` calls of each candidate; the candidates alternate (A B A B ...).
 
-    On a CUDA `device` the clock is read when all that was started is done; see `parnas.training.latency.take_turns`.
-    Raises `ParnasError` for fewer than one round.
+    The first `warm_up` calls of each are not timed. On a CUDA `device` a call ends when its kernels have finished; see
+    `parnas.training.latency.take_turns`. Raises `ParnasError` for fewer than one round.
     """
     if rounds < 1:
         raise ParnasError(f"{rounds} rounds measure nothing; give 1 or more.")
@@ -82,20 +82,20 @@ def matrix_rate(precision: torch.dtype, device: torch.device, size: int | None =
     return 2 * size**3 / min(seconds)
 
 
-def fresh_processes() -> ProcessPoolExecutor:
-    """Return an executor that runs each call, one at a time, in a new process in which nothing was computed before.
+def processes(workers: int = 1, calls: int | None = None) -> ProcessPoolExecutor:
+    """Return an executor of `workers` processes; each is replaced by a new one after so many calls, never by default.
 
-    The processes are forked from one that has only imported torch and parnas.
+    They are forked from a process that has imported torch and parnas and has computed nothing.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "parnas.training.trainer"])
-    return ProcessPoolExecutor(1, mp_context=context, max_tasks_per_child=1)
+    return ProcessPoolExecutor(workers, mp_context=context, max_tasks_per_child=calls)
 
 
 def peak_memory() -> int:
-    """Most bytes of this process that were resident at once so far.
+    """Return the peak resident memory of this process so far, in bytes.
 
-    On Linux of what it runs now: the peak that getrusage tells goes on from that of the process which started it.
+    On Linux it is read from /proc, since the peak of getrusage includes that of the parent process.
     """
     status = Path("/proc/self/status")
     if status.is_file():
@@ -105,7 +105,7 @@ def peak_memory() -> int:
 
 
 def draw_ids(vocab_size: int, shape: int | tuple[int, ...], seed: int = 1) -> NDArray[np.int64]:
-    """Token ids of that shape whose frequencies fall as 1 / (id + 1) (Zipf's law)."""
+    """Return random token ids of a shape, with frequencies proportional to 1 / (id + 1) (Zipf's law)."""
     frequencies = 1 / np.arange(1, vocab_size + 1)
     return np.random.default_rng(seed).choice(vocab_size, size=shape, p=frequencies / frequencies.sum())
 
@@ -116,15 +116,15 @@ def choose(device: str, precision: str) -> Device:
 
 
 def machine(device: Device, packages: Sequence[str] = ()) -> dict[str, Any]:
-    """Device, cores, threads, versions and commit; `packages` are named beside those that parnas always names."""
+    """Return device, cores, threads, commit and versions of the usual packages and of `packages`."""
     described = {key: value for key, value in describe_machine().items() if key != "command_line"}  # it holds paths
     versions = {**described["versions"], **{name: package_version(name) for name in packages}}
-    told = {key: value for key, value in device.describe().items() if key != "precision"}
-    return {**described, **told, "versions": versions}
+    hardware = {key: value for key, value in device.describe().items() if key != "precision"}
+    return {**described, **hardware, "versions": versions}
 
 
 def device_slug(device: Device) -> str:
-    """Name of the device in file names: `cpu`, or the GPU's, such as `h200`."""
+    """Return the name of a device for file names: `cpu`, or that of the GPU, such as `h200`."""
     if device.device.type == "cpu":
         return "cpu"
     name = str(device.describe()["device_name"]).lower().removeprefix("nvidia ")
@@ -133,9 +133,9 @@ def device_slug(device: Device) -> str:
 
 OF_TRAININGS: dict[str, dict[str, Any]] = {
     "corpus": {"type": Path, "help": "a folder of text files in place of WikiText-2"},
-    "workers": {"type": int, "default": 2, "help": "networks that are trained at a time"},
+    "workers": {"type": int, "default": 2, "help": "networks that are trained at the same time"},
     "runs": {"type": Path, "help": "folder of the run folders"},
-    "report": {"action": "store_true", "help": "train nothing; the table of what there is"},
+    "report": {"action": "store_true", "help": "train nothing; print the table of the finished trainings"},
 }
 """Options of benchmarks that train many networks."""
 
@@ -160,7 +160,7 @@ def make_parser(
 
 
 def run(main: Callable[[], object]) -> None:
-    """Call a benchmark's `main`; what a user can mend ends with its message, not with a traceback."""
+    """Call the `main` of a benchmark; a `ParnasError` ends the process with its message instead of a traceback."""
     try:
         main()
     except ParnasError as error:
@@ -168,11 +168,11 @@ def run(main: Callable[[], object]) -> None:
 
 
 def write_result(name: str, device: Device, payload: Mapping[str, Any], arguments: argparse.Namespace) -> Path | None:
-    """Write `NAME-DEVICE.json` with the machine, the size of the benchmark and `payload`; return where.
+    """Write `NAME-DEVICE.json` with the machine, the size of the benchmark and `payload`; return its path.
 
-    `payload` names the precisions and holds every repetition; the tables printed since the last result go with it, for
-    docs/performance.md. A tiny one is no measurement: it is written to `--out`
-    only.
+    `payload` names the precisions and holds every repetition. The tables printed since the last result are added, for
+    docs/performance.md. A result of `--tiny` is no measurement and is written only if `--out` names a folder; otherwise
+    `None` is returned.
     """
     if arguments.size == "tiny" and arguments.out is None:
         return None
@@ -186,9 +186,9 @@ def write_result(name: str, device: Device, payload: Mapping[str, Any], argument
 
 
 def results_folder(parsed: argparse.Namespace) -> Path:
-    """Where a benchmark keeps its files; raises `ParnasError` where tiny figures would come among measured ones."""
+    """Return the folder of the files of a benchmark; raises `ParnasError` for `--tiny` without `--out`."""
     if parsed.size == "tiny" and parsed.out is None:
-        raise ParnasError("--tiny wants --out, so that what was measured is kept.")
+        raise ParnasError("--tiny needs --out, so that its figures do not overwrite measured ones.")
     return Path(parsed.out or RESULTS)
 
 
@@ -211,5 +211,5 @@ def _cell(value: object) -> str:
 
 
 def describe_seconds(seconds: Sequence[float]) -> dict[str, Any]:
-    """Every repetition and their median, for a result."""
+    """Return all repetitions and their median, for a result."""
     return {"seconds": list(seconds), "median_seconds": median(seconds)}

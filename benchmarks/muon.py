@@ -1,4 +1,4 @@
-"""Our Muon against torch.optim.Muon: `python benchmarks/muon.py`.
+"""Compare our Muon with torch.optim.Muon: `python benchmarks/muon.py`.
 
 Both update the matrices of the same network with the same gradients. Reported are the milliseconds of an update, taken
 in turns, and the smallest cosine between the two updates of a matrix. torch.optim.Muon orthogonalises each matrix by

@@ -1,13 +1,13 @@
-"""How near the memory that `parnas plan` counts is to what training takes: `python benchmarks/plan.py`.
+"""Compare the memory that `parnas plan` counts with the memory that training uses: `python benchmarks/plan.py`.
 
-Each network is trained for some steps in a process of its own: forward with full memory, backward and update, by what
-`Trainer` does it with. Compared are what the process's resident set had grown by at its peak, beyond where it stood
-after steps of a tiny network (which bring in libraries, kernels and the heap's first pages), and the plan's sum:
-parameters, both moments, memory of segments and the step's peak, without the margin and what is set aside for CUDA.
+Each network is trained for some steps in a new process, with the functions that `Trainer` uses: forward with full
+memory, backward, update. The measured memory is the peak of the resident set minus its peak after steps of a tiny
+network, which load libraries and kernels. The planned memory is the sum of parameters, both moments of AdamW, memory of
+segments and the peak of a step, without the margin and the amount reserved for CUDA.
 
-Each is measured twice. With every larger tensor mapped for itself, memory is what tensors take, and the count must come
-near it; what remains is the workspace of oneDNN. With one heap that keeps what is freed, as training on a CPU has it
-for its speed (`keep_freed_memory`), there is fragmentation besides, which the plan leaves out.
+Each network is measured twice. First, each larger tensor has its own memory mapping, so the resident set is the size of
+the tensors and of oneDNN's workspace; the plan must be close to it. Second, freed memory stays in one heap, which makes
+training on a CPU faster (`keep_freed_memory`); then fragmentation is added, which the plan does not count.
 """
 
 import ctypes
@@ -32,7 +32,7 @@ from parnas.training.optimizers import gradient_norm, make_adamw, step_clipped
 from parnas.training.resource_plan import estimate_step, memory_by_use
 from parnas.training.weight_optimizer import GradientAccumulator
 
-GOAL = 0.15  # largest share by which the plan may be off
+GOAL = 0.15  # largest allowed relative error of the plan
 
 
 class Case(NamedTuple):
@@ -52,7 +52,7 @@ class Case(NamedTuple):
 
 
 def shapes(width: int, batch_size: int, length: int, **more: Any) -> dict[str, Any]:
-    """Return settings of the shapes, with segment and memory of equal length."""
+    """Return settings for a width, a batch size and an equal length of segment and memory."""
     model = {"model__d_model": width, "model__n_heads": width // 32, "model__d_inner": 4 * width}
     return {**model, "data__batch_size": batch_size, "data__tgt_len": length, "model__mem_len": length, **more}
 
@@ -68,12 +68,12 @@ CASES = {
     ),
 }
 STEPS = {"tiny": 2, "short": 2, "full": 4}
-M_MMAP_THRESHOLD = -3  # of malloc.h; set by hand, it stays what it is
+M_MMAP_THRESHOLD = -3  # from malloc.h; once set explicitly, malloc does not adapt it
 MAPPED_BYTES = 1 << 16  # and more
 
 
 def train(case: Case, device: Device, steps: int) -> None:
-    """Run training steps, after those that fill the memory."""
+    """Run a training step without memory, then `steps` with memory."""
     config = case.config(device.precision)
     search = config.search
     if case.phase == "search":
@@ -94,7 +94,7 @@ def train(case: Case, device: Device, steps: int) -> None:
 
 
 def measure(case: Case, precision: str, steps: int, mapped: bool) -> int:
-    """Bytes that training added to the resident set at its peak; meant for a fresh process."""
+    """Return the bytes by which training raises the peak of the resident set; meant for a new process."""
     torch.manual_seed(1)
     if mapped:
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES)
@@ -108,7 +108,7 @@ def measure(case: Case, precision: str, steps: int, mapped: bool) -> int:
 
 
 def compare(name: str, case: Case, precision: str, steps: int, pool: ProcessPoolExecutor) -> dict[str, Any]:
-    """Predicted and measured bytes of a network."""
+    """Return the predicted and the measured memory of a network in bytes, and their ratios."""
     config = case.config(precision)
     footprint = estimate_step(config, case.phase, case.counts(), config.data.batch_size)
     predicted = memory_by_use(footprint, gpus=1)
@@ -134,7 +134,7 @@ def main(arguments: list[str] | None = None) -> None:
     cases = TINY if parsed.size == "tiny" else CASES
     precisions = list(dict.fromkeys(["fp32", device.precision]))
     records = []
-    with harness.fresh_processes() as pool:
+    with harness.processes(calls=1) as pool:
         for name, case in cases.items():
             records += [compare(name, case, each, STEPS[parsed.size], pool) for each in precisions]
     rows = [

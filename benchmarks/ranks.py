@@ -1,9 +1,9 @@
-"""Two processes with one thread each beside one process with two: `python benchmarks/ranks.py`.
+"""Compare two processes of one thread each with one process of two threads: `python benchmarks/ranks.py`.
 
-Both train the forerunner's shapes on made-up text, the same rows at each step: the search with the default estimator,
-and the interleaved network. The two ways take turns, each in processes of its own; a round's speed is the median of
-its lines of metrics, the first left out. The efficiency is the speed of two processes over that of one. What a step
-averages is counted: the gradients of all weights, since those of candidates that did not run go as zeros.
+Both train on generated text with the shapes of configs/wikitext2-par.yaml and the same rows in each step: a search with
+the default estimator, then the interleaved network. They alternate. The speed of a round is the median of the lines of
+metrics.jsonl without the first. The efficiency is the speed of two processes divided by that of one. The gradients that
+are averaged in each step are counted in MB: those of all weights, with zeros for candidates that did not run.
 """
 
 import os
@@ -29,7 +29,7 @@ ARCH = "interleaved-6"
 
 
 class Plan(NamedTuple):
-    """How much is measured."""
+    """Number of rounds and of steps, and settings."""
 
     rounds: int
     steps: int
@@ -45,7 +45,7 @@ WAYS = {"one process, two threads": (1, 2), "two processes, one thread each": (2
 
 
 def make_config(plan: Plan, folder: Path) -> Config:
-    """Return the forerunner's shapes on a text with Zipf-distributed words, without anything besides training."""
+    """Write a text with Zipf-distributed words; return a configuration that trains on it, without validation."""
     corpus = folder / "corpus"
     corpus.mkdir()
     for split, size in (("train", 400_000), ("valid", 2_000), ("test", 2_000)):
@@ -63,7 +63,7 @@ def make_config(plan: Plan, folder: Path) -> Config:
 
 
 def train(phase: str, config: Path, folder: Path, processes: int, threads: int) -> float:
-    """Tokens per second of one training."""
+    """Run one training; return its tokens per second."""
     script = [str(harness.ROOT / f"{phase}.py"), str(config), f"runtime.threads={threads}", "--run", str(folder)]
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), "--"]
     command = [sys.executable, *(launcher if processes > 1 else []), *script]
@@ -76,7 +76,7 @@ def train(phase: str, config: Path, folder: Path, processes: int, threads: int) 
 
 
 def sent_bytes(config: Config) -> dict[str, int]:
-    """Bytes of gradients that a step averages, 4 for each weight."""
+    """Return the bytes of gradients that are averaged in a step, 4 for each weight, by phase."""
     networks = {
         "search": SuperNet(config.model, config.search.space, config.search.blocks, harness.VOCABULARY),
         "retrain": TransformerXL.build(config.model, Architecture.parse(ARCH), harness.VOCABULARY),

@@ -1,9 +1,9 @@
-"""What checkpoints cost a training: `python benchmarks/saving.py`.
+"""Measure how long a checkpoint delays training: `python benchmarks/saving.py`.
 
-Groups of steps that begin with a checkpoint and groups that do not take turns, in one training. The difference between
-a group's seconds with and without is what one checkpoint stalls: the copies made before the next step, and what the
-thread that writes, hashes and flushes takes from the steps beside it. It is given as a share of `train.save_every`
-steps, the default of 500, in steps as fast as they are here.
+In one training, groups of steps that begin with a checkpoint alternate with groups that do not. The difference of their
+seconds is the delay by one checkpoint: weights are copied before the next step, and the thread that writes, hashes and
+flushes the files slows the steps beside it. The delay is also given as a share of the time of 500 steps, the default of
+`train.save_every`.
 """
 
 import shutil
@@ -31,7 +31,7 @@ SAVE_EVERY = Config().train.save_every
 
 
 class Plan(NamedTuple):
-    """How much is measured."""
+    """Number of measurements and of steps, and the networks."""
 
     rounds: int
     group: int  # steps
@@ -47,7 +47,7 @@ PLANS = {
 
 
 def measure(config: Config, device: Device, plan: Plan) -> dict[str, Any]:
-    """Seconds of groups of steps with and without a checkpoint."""
+    """Return the delay by a checkpoint, and the seconds of groups of steps with and without one."""
     torch.manual_seed(config.runtime.seed)
     ids = harness.draw_ids(harness.VOCABULARY, 50 * config.data.batch_size * config.data.tgt_len + 1)
     batches = TrainingBatches(ids, config.data.batch_size, config.data.tgt_len)
@@ -62,7 +62,7 @@ def measure(config: Config, device: Device, plan: Plan) -> dict[str, Any]:
             for _ in range(plan.group):
                 trainer.train_step(lr=1e-4)
             trainer.recent.clear()
-            trainer.finish_saving()  # what has not ended within the group counts too
+            trainer.finish_saving()  # writing that outlasts the group counts too
 
         turns = {"without": lambda: group(False), "with": lambda: group(True)}
         seconds = harness.take_turns(turns, plan.rounds, 1, device.device)

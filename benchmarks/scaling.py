@@ -1,11 +1,11 @@
-"""How the time and the memory of a training step grow with the shapes: `python benchmarks/scaling.py`.
+"""Measure how time and memory of a training step grow with each shape: `python benchmarks/scaling.py`.
 
-One shape at a time is changed from a base point: blocks, width (with the inner width and the heads), segment, memory
-and batch. The exponent p of the least-squares line in log-log says: twice the shape costs 2^p times as much. A step is
-the one of `train_step.py`, with full memory.
+Starting from a base point, one shape at a time is changed: number of blocks, width (with inner width and heads),
+segment length, memory length and batch size. A line is fitted to the logarithms by least squares; with slope p, twice
+the shape costs 2^p times as much. A step is that of `train_step.py`, with full memory.
 
-Each point is measured in a process of its own, which nothing ran in before. Its memory is the peak above what the
-process held after a step of a tiny network: of the resident set on the CPU, of torch's allocator on CUDA.
+Each point is measured in a new process. Its memory is the peak minus the peak after a step of a tiny network: of the
+resident set on a CPU, of torch's allocator on CUDA.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,7 +44,7 @@ class Point:
 
 
 class Plan(NamedTuple):
-    """What is measured, and how often."""
+    """Shapes to vary, and number of measurements."""
 
     axes: tuple[str, ...]
     factors: tuple[float, ...]
@@ -66,7 +66,7 @@ BASES = {
 
 
 def measure(point: Point, device: str, rounds: int) -> dict[str, Any]:
-    """Seconds of every step at a point, and bytes of memory at its peak; meant for a fresh process."""
+    """Return the seconds of each step at a point, and its peak memory in bytes; meant for a new process."""
     chosen = harness.choose(device, "auto")
     make_step(TINY, chosen, rounds=1)()
     before = peak_memory(chosen)
@@ -78,7 +78,7 @@ def measure(point: Point, device: str, rounds: int) -> dict[str, Any]:
 
 
 def make_step(point: Point, device: Device, rounds: int) -> TrainStep:
-    """Return the training step of a new network, with its own text."""
+    """Return the training step of a new network on random tokens."""
     torch.manual_seed(1)
     size = point.size()
     network = Parnas(size).to(device.device).train()
@@ -86,14 +86,14 @@ def make_step(point: Point, device: Device, rounds: int) -> TrainStep:
 
 
 def peak_memory(device: Device) -> int:
-    """Most bytes that this process held at once so far."""
+    """Return the peak memory of this process so far, in bytes: of torch's allocator on CUDA, else resident."""
     if device.device.type == "cuda":
         return torch.cuda.max_memory_allocated(device.device)
     return harness.peak_memory()
 
 
 def sweep(base: Point, plan: Plan) -> dict[str, list[Point]]:
-    """For each axis its points: the base with that shape times each factor."""
+    """Return the points of each axis: the base point with that shape multiplied by each factor."""
     return {
         axis: [replace(base, **{axis: int(getattr(base, axis) * factor)}) for factor in plan.factors]
         for axis in plan.axes
@@ -101,9 +101,9 @@ def sweep(base: Point, plan: Plan) -> dict[str, list[Point]]:
 
 
 def measure_all(points: Sequence[Point], device: str, plan: Plan) -> dict[Point, dict[str, Any]]:
-    """Every point in every pass, each time in a new process; all repetitions, and the largest of the peaks."""
+    """Measure every point in every pass; return the seconds of all steps and the largest memory peak of each point."""
     found: dict[Point, dict[str, Any]] = {point: {"seconds": [], "peak_bytes": 0} for point in points}
-    with harness.fresh_processes() as pool:
+    with harness.processes(calls=1) as pool:
         for _ in range(plan.passes):
             for point, record in found.items():
                 measured = pool.submit(measure, point, device, plan.rounds).result()
@@ -113,7 +113,7 @@ def measure_all(points: Sequence[Point], device: str, plan: Plan) -> dict[Point,
 
 
 def fit_exponent(shapes: Sequence[float], measured: Sequence[float]) -> float | None:
-    """Slope of the least-squares line through the logarithms; none where a value is not positive."""
+    """Return the slope of the least-squares line through the logarithms; `None` if a value is not positive."""
     if min(measured) <= 0:
         return None
     return float(np.polyfit(np.log(shapes), np.log(measured), 1)[0])

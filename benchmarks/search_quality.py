@@ -33,9 +33,8 @@ from typing import Any, NamedTuple
 
 import harness
 from ground_truth import CONFIG, ROWS, Row, networks
-from rows import append_rows, read_rows, work_off
 from scipy.stats import kendalltau, spearmanr
-from time_to_quality import require_corpus
+from trainings import append_rows, read_rows, require_corpus, work_off
 
 from parnas.architecture import ATTENTION, IDENTITY, Architecture, drop_identity
 from parnas.config.loader import Config, load_config

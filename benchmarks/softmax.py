@@ -1,4 +1,4 @@
-"""Perplexity and CPU time of networks by the cutoffs of their softmax: `python benchmarks/softmax.py`.
+"""Compare cutoffs of the adaptive softmax by perplexity and CPU time: `python benchmarks/softmax.py`.
 
 The interleaved network of configs/wikitext2-par.yaml (12,000 pieces) is trained in a short recipe, `--seeds` times (2)
 with each of `SOFTMAXES`, one training at a time on one thread: the full softmax, `cutoffs: auto` and `min_macs`, and
@@ -9,13 +9,13 @@ import tempfile
 import time
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
 import harness
-from rows import append_rows, read_rows
-from time_to_quality import make_tiny, require_corpus
+from trainings import make_tiny, measure_missing, require_corpus
 
 from parnas.architecture import Architecture
 from parnas.config.loader import Config, load_config
@@ -48,9 +48,9 @@ class Row(NamedTuple):
     cpu_seconds: float
 
 
-def measure(config: Config, softmax: str, seed: int) -> Row:
-    """Train a network with one of `SOFTMAXES`; seconds are of this process, so other ones do not count."""
-    config = config.replace(runtime__seed=seed, **SOFTMAXES[softmax])
+def measure(config: Config, softmax: str, seed: int, steps: int) -> Row:
+    """Train a network with one of `SOFTMAXES`; return its row, with the CPU seconds of this process."""
+    config = config.replace(runtime__seed=seed, train__steps=steps, **SOFTMAXES[softmax])
     counts = prepare(config.data).train_counts()
     with tempfile.TemporaryDirectory(prefix="parnas-softmax-") as folder:
         began = time.process_time()
@@ -60,7 +60,7 @@ def measure(config: Config, softmax: str, seed: int) -> Row:
     head = TransformerXL.build(model, Architecture.parse(summary.arch), len(counts)).head
     cost = head.multiply_adds(head.cluster_shares(counts.tolist()))
     cutoffs = " ".join(map(str, model.cutoffs))
-    return Row(softmax, seed, config.train.steps, cutoffs, cost, summary.valid.ppl, seconds)
+    return Row(softmax, seed, steps, cutoffs, cost, summary.valid.ppl, seconds)
 
 
 def describe(rows: Sequence[Row]) -> dict[str, Any]:
@@ -93,12 +93,8 @@ def main(arguments: list[str] | None = None) -> None:
             model__arch=f"interleaved-{config.search.blocks}",
         )
         require_corpus(config)
-        rows = {(row.softmax, row.seed): row for row in read_rows(path, Row) if row.steps == steps}
-        for seed in range(1, 1 + parsed.seeds):
-            for softmax in SOFTMAXES:
-                if (softmax, seed) not in rows and not parsed.report:
-                    rows[softmax, seed] = measure(config, softmax, seed)
-                    append_rows(path, [rows[softmax, seed]])
+        cases = [(softmax, seed, steps) for seed in range(1, 1 + parsed.seeds) for softmax in SOFTMAXES]
+        rows = measure_missing(path, Row, cases, None if parsed.report else partial(measure, config))
     by_softmax = [[row for row in rows.values() if row.softmax == softmax] for softmax in SOFTMAXES]
     records = [describe(each) for each in by_softmax if each]
     harness.print_table(f"The interleaved network after {steps:,} steps, by its softmax", records)

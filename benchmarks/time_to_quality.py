@@ -1,4 +1,4 @@
-"""Seconds until search and retraining reach a quality, as a user starts them: `python benchmarks/time_to_quality.py`.
+"""Measure the seconds until search and retraining reach a quality: `python benchmarks/time_to_quality.py`.
 
     python benchmarks/time_to_quality.py [--config configs/wikitext2-par.yaml] [--target 1.488] [--repeat N]
 
@@ -12,7 +12,6 @@ quality is then that of the network that it ends with, and stands beside.
 """
 
 import math
-import os
 import tempfile
 import time
 from argparse import Namespace
@@ -21,30 +20,22 @@ from pathlib import Path
 from typing import Any
 
 import harness
-from data import SMALL, failed, generate, start
+from data import failed, start
+from trainings import make_tiny, require_corpus
 from update_readme import TARGET
 
-from parnas.config.loader import Config, dump_config, load_config
+from parnas.config.loader import load_config
 from parnas.config.schema import SearchConfig
-from parnas.data.datasets import DATASETS, SPLITS
-from parnas.errors import ParnasError
-from parnas.runs.files import write_text
 from parnas.runs.run import METRICS, Run
 
 POLL = 0.1  # seconds between two looks at metrics.jsonl
 GOAL = 240.0  # seconds of each phase on two CPU cores
 LEAST_ALPHA_SPAN = 0.5
 TINY_TARGET = 100.0
-TINY = [
-    *SMALL,
-    *("model.cutoffs=[50]", "data.tokenizer.vocab_size=400", "runtime.threads=1"),
-    *("search.blocks=2", "search.steps=8", "search.alpha_start_step=2", "search.warmup_steps=2"),
-    *("train.steps=8", "train.warmup_steps=2", "train.log_every=4", "train.eval_every=4", "train.save_every=8"),
-]
 
 
 class Watch:
-    """What stands in the folder of a run, and since when, in seconds after the start of its process."""
+    """Observer of a run folder: lines of metrics with the seconds since the process started at which they appeared."""
 
     def __init__(self, run: Run) -> None:
         self.run, self.started = run, time.perf_counter()
@@ -56,7 +47,7 @@ class Watch:
         return time.perf_counter() - self.started
 
     def look(self) -> None:
-        """Note what is new."""
+        """Read the new lines of metrics."""
         now = self.passed()
         if self.data_seconds is None and (self.run.folder / "streams.json").is_file():
             self.data_seconds = now
@@ -141,27 +132,6 @@ def retrain(
     command = [str(harness.ROOT / "retrain.py"), str(config), "--arch", arch, *overrides]
     phase = time_phase(command, Run(folder / "retrain"), folder / "cache-retrain", target, limit)
     return {**phase, "arch": arch}
-
-
-def require_corpus(config: Config) -> None:
-    """Raise `ParnasError` where the corpus would have to be downloaded, which is not to be measured."""
-    name, given = config.data.corpus, os.environ.get("PARNAS_DATA")
-    if name in DATASETS and not (given and (Path(given).expanduser() / name).is_dir()):
-        raise ParnasError(
-            f"The corpus {name} has to be there, since its download is not measured: put it into DIR/{name}/ and set "
-            "PARNAS_DATA=DIR."
-        )
-
-
-def make_tiny(folder: Path) -> Path:
-    """Return a configuration that trains within a second on a generated text."""
-    corpus = folder / "corpus"
-    corpus.mkdir(parents=True)
-    for seed, split in enumerate(SPLITS):
-        generate(corpus / f"{split}.txt", 20_000 if split == "train" else 2_000, seed)
-    config = load_config(harness.PAR_CONFIG, [*TINY, f"data.corpus={corpus}"])
-    write_text(folder / "tiny.yaml", dump_config(config))
-    return folder / "tiny.yaml"
 
 
 def judge(repetition: Mapping[str, Mapping[str, Any]]) -> dict[str, bool]:

@@ -49,7 +49,7 @@ PLANS = {"tiny": Plan(2, product_size=64), "short": Plan(5), "full": Plan(30)}
 
 
 class Segment(NamedTuple):
-    """A segment of every row."""
+    """Tokens and targets of one segment of all rows."""
 
     tokens: Tensor  # [B, T]
     targets: Tensor  # [B, T]
@@ -76,7 +76,7 @@ def sizes(size: str, device: torch.device) -> list[Size]:
 
 
 def draw_segments(size: Size, count: int, device: torch.device, seed: int = 1) -> list[Segment]:
-    """Segments that follow each other."""
+    """Return random consecutive segments."""
     drawn = harness.draw_ids(size.vocab_size, (size.batch_size, count * size.tgt_len + 1), seed)
     ids = torch.from_numpy(drawn).to(device)
     pairs = zip(ids[:, :-1].split(size.tgt_len, dim=1), ids[:, 1:].split(size.tgt_len, dim=1), strict=True)
@@ -84,7 +84,7 @@ def draw_segments(size: Size, count: int, device: torch.device, seed: int = 1) -
 
 
 class TrainStep:
-    """Calling it trains a network on the next segment."""
+    """A training step as a callable; each call trains the network on the next segment."""
 
     def __init__(self, network: Network, segments: Sequence[Segment], device: Device) -> None:
         self.network, self.device = network, device
@@ -112,7 +112,7 @@ class TrainStep:
 
 
 def blocks_step(network: Network, memory: Any, size: Size, device: Device) -> Callable[[], None]:
-    """Forward and backward of the blocks alone; gradients reach all weights and the hidden states."""
+    """Return a call that runs forward and backward of the blocks alone, with gradients of weights and inputs."""
     generator = torch.Generator().manual_seed(1)
     shape = (size.batch_size, size.tgt_len, size.model.d_model)
     x, gradient = (torch.randn(shape, generator=generator).to(device.device) for _ in range(2))
@@ -130,9 +130,10 @@ def blocks_step(network: Network, memory: Any, size: Size, device: Device) -> Ca
 
 @torch.no_grad()
 def loss_difference(networks: Mapping[str, Network], segments: Sequence[Segment], device: Device) -> float:
-    """Largest difference in nats between the mean losses of parnas and transformers, memory growing from none to full.
+    """Return the largest difference of the mean losses of parnas and transformers, in nats per token, over segments.
 
-    Raises `ParnasError` where it is above the tolerance of the precision: then their times must not be compared.
+    The first segment has no memory. Raises `ParnasError` if the difference exceeds the tolerance of the precision,
+    since the times of different computations must not be compared.
     """
     largest = 0.0
     memories: dict[str, Any] = dict.fromkeys(SAME_WEIGHTS)
@@ -153,7 +154,7 @@ def loss_difference(networks: Mapping[str, Network], segments: Sequence[Segment]
 
 
 def compare(size: Size, devices: Mapping[str, Device], plan: Plan) -> list[dict[str, Any]]:
-    """Time every network of a size in every precision; one record for each, of whole steps and of blocks alone."""
+    """Time each network of a size in each precision; return a record for whole steps and one for the blocks alone."""
     device = next(iter(devices.values())).device
     segments = draw_segments(size, WARM_UP + plan.rounds, device)
     shares = size.cluster_shares(torch.cat([segment.targets for segment in segments[WARM_UP:]]))
@@ -186,14 +187,14 @@ def compare(size: Size, devices: Mapping[str, Device], plan: Plan) -> list[dict[
 
 
 def measure_rates(devices: Mapping[str, Device], plan: Plan) -> dict[str, float]:
-    """FLOP/s of a large matrix product, by precision."""
+    """Return the FLOP/s of a large matrix product by precision."""
     return {
         name: harness.matrix_rate(harness.DTYPES[name], of.device, plan.product_size) for name, of in devices.items()
     }
 
 
 def print_records(records: Sequence[Mapping[str, Any]]) -> None:
-    """One table a kind of work."""
+    """Print a table for whole steps and one for the blocks alone."""
     for work, title in (("step", "Training step"), ("blocks", "Blocks alone, forward and backward")):
         shown = [record for record in records if record["work"] == work]
         ours = {(r["size"], r["precision"]): r["tokens_per_second"] for r in shown if r["network"] == "parnas"}

@@ -23,7 +23,7 @@ import harness
 import optuna
 from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, SuccessiveHalvingPruner
 from optuna.trial import TrialState
-from time_to_quality import make_tiny
+from trainings import make_tiny
 
 from parnas.config.loader import Config, load_config
 from parnas.errors import ParnasError

@@ -1,4 +1,4 @@
-"""What many tests share: a small corpus, a cache of their own, and small finished runs."""
+"""Fixtures of many tests: a small corpus, a separate cache, and small finished runs."""
 
 import os
 import random
@@ -27,7 +27,7 @@ settings.load_profile("patient")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print how many cases each fuzz test went through, by the property `cases`; nothing where none ran."""
+    """Print how many cases each fuzz test ran, from the property `cases`; print nothing if none ran."""
     reports = [report for group in terminalreporter.stats.values() for report in group]
     found = [
         (report.nodeid, int(count))
@@ -48,7 +48,7 @@ OBJECTS = ["the harbour", "a long memory", "two layers", "the first segment", "i
 
 
 def make_text(sentences: int, seed: int) -> str:
-    """Sentences of a small grammar, which a small network learns within some dozen steps."""
+    """Return sentences of a small grammar, which a small network learns within a few dozen steps."""
     draw = random.Random(seed)
     lines = [f" {draw.choice(SUBJECTS)} {draw.choice(VERBS)} {draw.choice(OBJECTS)} . " for _ in range(sentences)]
     return "\n".join(lines) + "\n"
@@ -100,14 +100,14 @@ needs_compiler = pytest.mark.skipif(
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """Return a port that no process listens on."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
 
 
 def small_config(corpus: Path, **changes: object) -> Config:
-    """A configuration that trains within seconds, in float32 on the CPU; changes as `section__key=value`."""
+    """Return a configuration that trains within seconds, in float32 on the CPU; changes are `section__key=value`."""
     settings = {
         "data__corpus": str(corpus),
         "data__tokenizer__kind": "word",
@@ -155,20 +155,20 @@ def retrain_run(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What commands write by default goes into a folder of the test."""
+    """Let commands write their default output into a folder of the test."""
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
 
 
 @pytest.fixture
 def searched(search_run: Run, tmp_path: Path) -> Run:
-    """A copy of the finished search, to be spoilt."""
+    """A copy of the finished search, which the test may change."""
     shutil.copytree(search_run.folder, tmp_path / "searched")
     return Run(tmp_path / "searched")
 
 
 @pytest.fixture
 def trained(retrain_run: Run, tmp_path: Path) -> Run:
-    """A copy of the finished retraining, to be spoilt."""
+    """A copy of the finished retraining, which the test may change."""
     shutil.copytree(retrain_run.folder, tmp_path / "trained")
     return Run(tmp_path / "trained")

@@ -1,4 +1,4 @@
-"""Small searches and trainings whose exact figures are committed, and what is recorded of each.
+"""Small searches and trainings, and the figures of each that are committed and compared exactly.
 
 Record them anew, after a change that alters numbers on purpose, with: python tests/golden/recording.py [NAME ...]
 """
@@ -37,12 +37,12 @@ Case = Callable[[Path, Path], dict[str, Any]]
 
 
 def environment() -> dict[str, str]:
-    """What the last digits of a training depend on besides the code."""
+    """Return the version of torch and the kind of CPU, which change the last digits of a training."""
     return {"torch": torch.__version__.partition("+")[0], "cpu": torch.backends.cpu.get_cpu_capability()}
 
 
 def describe_run(run: Run) -> dict[str, Any]:
-    """Losses of each step, pi, the SHA-256 of the final weights, and what would be derived."""
+    """Return the losses of all steps, pi, the SHA-256 of the final weights, and the derivation."""
     lines = run.metrics()
     model = parnas.load(run).model
     weights = hashlib.sha256()
@@ -83,7 +83,7 @@ def trained(phase: Callable[..., Run], killed_after: int | None = None, **change
 
 
 def evaluated(corpus: Path, folder: Path) -> dict[str, Any]:
-    """Losses of one network by each way of evaluation."""
+    """Return the losses of one network by each evaluation protocol."""
     run = retrain(small_config(corpus, model__arch="scf", **COMPRESSIVE), folder / "run", Silent())
     table = parnas.evaluate(run, split="test", overrides=EVALUATIONS).table
     longer = parnas.evaluate(run, split="test", mem_len=24, cmem_len=6).table

@@ -1,4 +1,4 @@
-"""Figures of small searches and trainings, bit for bit: no change alters numbers by accident."""
+"""Small searches and trainings give the recorded figures, bit for bit."""
 
 import json
 from typing import Any
@@ -11,7 +11,7 @@ GOLDEN = json.loads(FILE.read_text())
 
 
 def without_hashes(value: Any) -> Any:
-    """The numbers and texts alone, rounded: what another processor or version of torch should still give."""
+    """Return rounded numbers and texts, which other processors and versions of torch should reproduce."""
     if isinstance(value, dict):
         return {key: without_hashes(each) for key, each in value.items() if not key.endswith("sha256")}
     if isinstance(value, list):

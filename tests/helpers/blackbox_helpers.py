@@ -1,4 +1,4 @@
-"""A study without training: perplexities that follow from the string."""
+"""A study without training: perplexities that are a function of the architecture."""
 
 import os
 import time
@@ -14,7 +14,7 @@ STORAGES = ["sqlite:///{}/study.db", "journal:{}/study.log"]
 
 
 class FakePerplexity:
-    """A stand-in for training: a perplexity that follows from the string; every call is recorded."""
+    """A stand-in for training that computes a perplexity from the architecture, and records each call."""
 
     def __init__(self, log: Path | None = None, seconds: float = 0.0) -> None:
         self.asked: list[str] = []
@@ -34,7 +34,7 @@ class FakePerplexity:
 
 
 class BreakingPerplexity(FakePerplexity):
-    """Raises in certain trials, or for certain networks."""
+    """A stand-in for training that raises an error in some trials, or for some networks."""
 
     def __init__(self, error: BaseException | type[BaseException], at: set[int | str]) -> None:
         super().__init__()

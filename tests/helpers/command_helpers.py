@@ -1,4 +1,4 @@
-"""The command line in this process."""
+"""The command line, called in this process or in a new one."""
 
 import json
 import multiprocessing
@@ -12,7 +12,7 @@ from parnas.cli.main import main
 
 
 def run_command(*arguments: object) -> int:
-    """The exit code of the command line; anything but `SystemExit` passes through, and fails a test."""
+    """Run the command line and return its exit code; all exceptions except `SystemExit` fail the test."""
     try:
         main([str(argument) for argument in arguments])
     except SystemExit as leaving:
@@ -21,7 +21,7 @@ def run_command(*arguments: object) -> int:
 
 
 def run_in_process(arguments: list[str], environment: dict[str, str]) -> int | None:
-    """Run the command line in a process of its own, in this folder, with more environment variables; its exit code.
+    """Run the command line in a new process, with additional environment variables; return its exit code.
 
     The process is forked from one that has imported the libraries, which saves seconds.
     """
@@ -42,7 +42,7 @@ def _run_there(arguments: list[str], folder: Path, environment: dict[str, str]) 
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """The one message, of a screen at most, of a command that must fail with exit code 2."""
+    """Run a command that must fail with exit code 2 and one short message; return the message."""
     capsys.readouterr()
     assert run_command(*arguments) == 2
     error = capsys.readouterr().err
@@ -53,7 +53,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 
 
 def result_of(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
-    """The one object that a command writes to standard output."""
+    """Run a command with `--json`; return the object that it prints."""
     capsys.readouterr()
     assert run_command(*arguments, "--json") == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
@@ -62,5 +62,5 @@ def result_of(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[st
 
 
 def files_of(folder: Path) -> dict[str, tuple[int, float]]:
-    """Size and time of every file below a folder: equal where nothing was written."""
+    """Return size and time of all files below a folder, which are equal if nothing was written."""
     return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()}

@@ -1,4 +1,4 @@
-"""Configurations from texts, for the tests of what is read and what is refused."""
+"""Fixtures that load configurations from texts."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def load(tmp_path):
 
 @pytest.fixture
 def complaints(load):
-    """The lines of complaint about a file."""
+    """Return the errors in a configuration file, one per line of the message."""
 
     def lines(text, *overrides):
         with pytest.raises(ParnasError) as caught:

@@ -31,7 +31,7 @@ ODD_TEXTS = [
 
 
 def english(lines: int, seed: int = 0) -> str:
-    """Lines of made-up words, frequent ones and rare ones, with capitals and punctuation."""
+    """Return lines of made-up words, frequent and rare ones, with capitals and punctuation."""
     draw = random.Random(seed)
     syllables = ["ba", "ke", "lo", "mi", "nu", "ra", "se", "ti", "vo", "za"]
     words = ["".join(draw.choices(syllables, k=draw.randint(1, 4))) for _ in range(300)]
@@ -41,7 +41,7 @@ def english(lines: int, seed: int = 0) -> str:
 
 
 def write_corpus(folder: Path, train: str = "", valid: str = "", test: str = "") -> Path:
-    """A corpus folder; a split that is not given gets some made-up text."""
+    """Write a corpus folder, with generated text for splits that are not given; return it."""
     folder.mkdir(parents=True, exist_ok=True)
     given = {"train": train or english(400), "valid": valid or english(40, 1), "test": test or english(40, 2)}
     for split, text in given.items():
@@ -50,12 +50,12 @@ def write_corpus(folder: Path, train: str = "", valid: str = "", test: str = "")
 
 
 def distinct_tokens(length: int) -> np.ndarray:
-    """A stream of tokens that are all different, so that each shows its position."""
+    """Return tokens that are all different, so that each shows its position."""
     return np.arange(100, 100 + length, dtype=np.uint32)
 
 
 def read_rows(batches: TrainingBatches, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs and targets of all rows in an epoch, [B, tokens of a row] each."""
+    """Return inputs and targets of all rows in an epoch, [B, tokens of a row] each."""
     read = [batches.batch(epoch * batches.segments + segment) for segment in range(batches.segments)]
     assert [batch.starts_epoch for batch in read] == [True] + [False] * (batches.segments - 1)
     return np.hstack([batch.inputs for batch in read]), np.hstack([batch.targets for batch in read])

@@ -1,4 +1,4 @@
-"""What the fuzz tests share: counting of cases, and the one property that they all have."""
+"""Counting of fuzzed cases, the property that all fuzz tests assert, and the generators of their inputs."""
 
 import json
 import random
@@ -23,7 +23,7 @@ class Cases:
         self.count, self.record = 0, record
 
     def attempt(self, make: Callable[[], T]) -> T | None:
-        """What `make` gives, or none where it raises a `ParnasError` that a terminal can show; all else passes."""
+        """Return the result of `make`, or `None` if it raises a printable `ParnasError`; other errors fail the test."""
         self.count += 1
         try:
             return make()
@@ -35,7 +35,7 @@ class Cases:
 
 @contextmanager
 def counting(record_property: Callable[[str, object], None]) -> Iterator[Cases]:
-    """Cases whose number is recorded at the end."""
+    """Record the number of cases of a test at its end."""
     cases = Cases(record_property)
     yield cases
     record_property("cases", cases.count)
@@ -43,7 +43,7 @@ def counting(record_property: Callable[[str, object], None]) -> Iterator[Cases]:
 
 @pytest.fixture
 def cases(record_property: Callable[[str, object], None]) -> Iterator[Cases]:
-    """As `counting`."""
+    """Do what `counting` does, for a whole module."""
     with counting(record_property) as counted:
         yield counted
 
@@ -70,7 +70,7 @@ NAMES = st.sampled_from(["s", "f", "i", "c", "s:heads=2", "s:d_head=8,heads=03",
 
 @st.composite
 def expressions(draw, depth: int = 4):
-    """An expression, and the names that it stands for by a slow and obvious computation."""
+    """Draw an architecture expression, and its layers by a slow and obvious computation."""
     text, meaning = "", []
     for _ in range(draw(st.integers(1, 3))):
         if depth and draw(st.booleans()):
@@ -87,7 +87,7 @@ def expressions(draw, depth: int = 4):
 
 
 def places(tree: object, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The path of every value inside nested dictionaries and lists."""
+    """Yield the path of each value inside nested dictionaries and lists."""
     items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
     for key, value in items:
         yield (*path, key)
@@ -95,7 +95,7 @@ def places(tree: object, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]
 
 
 def mutate(tree: Any, draw: random.Random, value: object) -> Any:
-    """A copy of a tree of JSON values with something replaced, removed, added or doubled."""
+    """Draw a copy of a tree of JSON values in which a value is replaced, removed, added or doubled."""
     tree = json.loads(json.dumps(tree))
     found = list(places(tree))
     if not found or draw.random() < 0.05:
@@ -117,7 +117,7 @@ def mutate(tree: Any, draw: random.Random, value: object) -> Any:
 
 
 def damage(content: bytes, draw: random.Random) -> bytes:
-    """Bytes with some of them changed, removed, doubled, or cut off."""
+    """Draw a copy of bytes with some of them changed, removed, doubled or cut off."""
     for _ in range(draw.choice([1, 1, 2, 5, 20])):
         place = draw.randrange(len(content) + 1)
         length = draw.choice([1, 1, 2, 8, 100])
@@ -140,7 +140,7 @@ def damage(content: bytes, draw: random.Random) -> bytes:
 
 
 def plain(tree: object) -> object:
-    """What PyYAML reads, with lists as tuples."""
+    """Return what PyYAML reads, with lists as tuples."""
     if isinstance(tree, dict):
         return {plain(key): plain(value) for key, value in tree.items()}
     return tuple(map(plain, tree)) if isinstance(tree, list | tuple) else tree

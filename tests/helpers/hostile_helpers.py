@@ -1,4 +1,4 @@
-"""Run folders as strangers may make them, and the command line to drive on them."""
+"""Manipulated run folders, as an attacker may send them, and the commands that read run folders."""
 
 import hashlib
 import json
@@ -12,7 +12,7 @@ from parnas.training.checkpoints import list_checkpoints
 
 
 def copy_run(run: Run, folder: Path, unfinished: bool = False) -> Run:
-    """A copy of a run; an unfinished one lacks its summary and its last checkpoint, so that it can be gone on with."""
+    """Copy a run; an unfinished copy lacks the summary and the last checkpoint, so that it can be resumed."""
     shutil.copytree(run.folder, folder)
     copy = Run(folder)
     if unfinished:
@@ -50,7 +50,7 @@ COMMANDS: dict[str, Callable[[Path], list[object]]] = {
 
 
 class Bomb:
-    """Unpickled, it makes a file."""
+    """An object that creates a file when it is unpickled."""
 
     def __init__(self, target: Path) -> None:
         self.target = target
@@ -60,5 +60,5 @@ class Bomb:
 
 
 def bomb(target: Path) -> bytes:
-    """A pickle that makes a file when it is read carelessly."""
+    """Return a pickle that creates a file if it is loaded without restrictions."""
     return pickle.dumps(Bomb(target))

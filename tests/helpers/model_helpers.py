@@ -1,4 +1,4 @@
-"""Small networks with weights that hide nothing, for the tests of the model."""
+"""Small networks with large random weights, for the tests of the model."""
 
 import math
 
@@ -18,7 +18,7 @@ def model_config(**changes):
 
 
 def randomise(module, seed=0, std=0.4):
-    """Give every parameter, biases and norms too, values so large that each of them counts."""
+    """Set all parameters, also biases and norms, to random values so large that each changes the output."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in module.named_parameters():
@@ -38,7 +38,7 @@ def make_supernet(blocks=3, space=("s", "f", "i"), seed=0, vocab_size=VOCABULARY
 
 
 def reach(mem_len=6, cmem_len=0, **more):
-    """How far attention looks back."""
+    """Return how far attention looks back."""
     return Reach(mem_len, cmem_len, **more)
 
 
@@ -48,7 +48,7 @@ def random_ids(batch, length, seed=0, vocab_size=VOCABULARY):
 
 
 def plain_memories(memory):
-    """For each block what it remembers of its inputs; candidates of a stochastic block must remember the same."""
+    """Return the memory of each block; all candidates of a stochastic block must have the same."""
     found = []
     for kept in memory:
         parts = [part for part in kept if part is not None] if isinstance(kept, tuple) else [kept]
@@ -58,7 +58,7 @@ def plain_memories(memory):
 
 
 def read_in_segments(network, ids, tgt_len, **settings):
-    """Hidden states [B, T, D] and the last memory of a text that is read segment by segment."""
+    """Read a text in segments; return the hidden states [B, T, D] and the last memory."""
     hidden, memory = [], None
     for segment in ids.split(tgt_len, dim=1):
         output = network(segment, memory, **settings)
@@ -68,7 +68,7 @@ def read_in_segments(network, ids, tgt_len, **settings):
 
 
 def sinusoids(distance, width):
-    """The encoding of one distance: a sine for each frequency, falling from 1, then the cosines."""
+    """Return the encoding of one distance: sines by frequency, decreasing from 1, then cosines."""
     angles = [distance / 10000 ** (2 * j / width) for j in range(math.ceil(width / 2))]
     return torch.tensor([math.sin(a) for a in angles] + [math.cos(a) for a in angles])[:width]
 

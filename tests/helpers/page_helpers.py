@@ -36,12 +36,12 @@ class Block:
 
     @property
     def place(self) -> str:
-        """For messages."""
+        """Return page and line, for messages."""
         return f"{self.page.name}:{self.line}"
 
 
 def blocks(page: Path) -> list[Block]:
-    """The code blocks of a page in order."""
+    """Return the code blocks of a page in order."""
     result: list[Block] = []
     lines = page.read_text(encoding="utf-8").splitlines()
     number = 0
@@ -76,7 +76,7 @@ def guess(text: str) -> str | None:
 
 
 def commands(block: Block) -> Iterator[str]:
-    """The commands of a shell block, without prompts and comments; continued lines are one."""
+    """Yield the commands of a shell block without prompts and comments, with continued lines joined."""
     for line in re.sub(r"\\\n\s*", "", block.text).splitlines():
         command = line.removeprefix("$ ").strip()
         if command and not command.startswith("# "):
@@ -84,12 +84,12 @@ def commands(block: Block) -> Iterator[str]:
 
 
 def words(command: str) -> list[str]:
-    """A command as a shell divides it, a comment at its end left out."""
+    """Split a command as a shell does, without a comment at its end."""
     return shlex.split(command, comments=not command.startswith("#"))
 
 
 def parnas_words(command: str) -> list[str] | None:
-    """The arguments of parnas in `parnas …`, a script, or either behind torchrun or srun; `None` for other commands."""
+    """Return the arguments of `parnas`, also of its scripts, torchrun and srun; `None` for other commands."""
     arguments = words(command)
     if arguments[:1] == ["torchrun"]:
         arguments = ["python", *arguments[arguments.index("--") + 1 :]] if "--" in arguments else []
@@ -105,7 +105,7 @@ def parnas_words(command: str) -> list[str] | None:
 
 
 def spoken_commands(page: Path) -> list[str]:
-    """Commands of parnas in the running text, between backticks; those that only hint at their rest are left out."""
+    """Return the commands of parnas between backticks in running text, without those that contain an ellipsis."""
     text = re.sub(r"^( *)```.*?^\1```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
     commands_in_text = re.findall(r"`((?:parnas|python \w+\.py) [^`]+)`", text)
     return [re.sub(r"\s+", " ", each) for each in commands_in_text if "…" not in each and "[" not in each]

@@ -1,4 +1,4 @@
-"""A PostgreSQL server of one's own on loopback, thrown away after the tests."""
+"""A temporary PostgreSQL server on the loopback interface."""
 
 import os
 import pwd
@@ -56,17 +56,17 @@ class Server:
         raise AssertionError((self.folder / "log").read_text())
 
     def stop(self) -> None:
-        """Break all connections off and stop, as `pg_ctl stop -m fast` does."""
+        """Close all connections and stop, as `pg_ctl stop -m fast` does."""
         self.process.send_signal(signal.SIGINT)
         self.process.wait(60)
 
     def remove(self) -> None:
-        """Stop it for ever."""
+        """Stop it and wait until the process has ended."""
         self.stop()
         shutil.rmtree(self.folder)
 
     def execute(self, statement: str) -> None:
-        """Run a statement in the database `postgres`; raises `OSError` where no server answers."""
+        """Run a statement in the database `postgres`; raises `OSError` if no server answers."""
         import psycopg
 
         try:
@@ -76,12 +76,12 @@ class Server:
             raise OSError(str(error)) from error
 
     def address(self, database: str) -> str:
-        """The address of a database."""
+        """Return the URL of a database."""
         return f"postgresql://{USER}@127.0.0.1:{self.port}/{database}"
 
 
 def find_user() -> pwd.struct_passwd:
-    """Whom PostgreSQL runs as instead of root."""
+    """Return the user that PostgreSQL runs as instead of root."""
     for name in ("postgres", "nobody"):
         try:
             return pwd.getpwnam(name)

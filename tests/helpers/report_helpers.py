@@ -22,7 +22,7 @@ def write_lines(path: Path, lines: list[dict]) -> None:
 
 
 def pi_lines(count: int, blocks: int, candidates: int = 3) -> list[dict]:
-    """From uniform to decided, another candidate in each block."""
+    """Return pi that changes from uniform to certain, with another candidate in each block."""
     lines = []
     for n in range(1, count + 1):
         logits = np.zeros((blocks, candidates))
@@ -86,7 +86,7 @@ def write_comparison(folder: Path, rows: list[dict]) -> Path:
 
 
 def make_all(place: Path, **config: object) -> Path:
-    """A search, its derived network, the interleaved one and a comparison that names them; gives the comparison."""
+    """Write a search, its derived network, the interleaved one and their comparison; return the comparison."""
     make_search(place / "search", **config)
     make_retraining(place / "derived", "sfi", 64.2)
     make_retraining(place / "interleaved", "sfs", 64.5)
@@ -125,14 +125,14 @@ class Page(HTMLParser):
             self.texts.append(data)
 
     def all(self, tag: str) -> list[dict[str, str | None]]:
-        """The attributes of every such tag."""
+        """Return the attributes of all tags of a name."""
         return [attributes for name, attributes in self.tags if name == tag]
 
     def data(self) -> list[dict]:
-        """The data of the animations."""
+        """Return the data of the animations."""
         return [json.loads(script) for script in self.scripts[:-1]]
 
 
 def page_of(*paths: Path) -> Page:
-    """The page of run folders and comparisons."""
+    """Write and parse the page of run folders and comparisons."""
     return Page(write_report(list(paths), paths[0].parent / "page"))

@@ -32,7 +32,7 @@ class SlowCompressive:
         self.waiting = [[] for _ in network.blocks]  # with bptt: what the step before pushed out
 
     def read(self, ids):
-        """Hidden states [T, D] of a segment and the sum of the auxiliary losses of all blocks."""
+        """Return the hidden states [T, D] of a segment, and the sum of the auxiliary losses of all blocks."""
         h, losses = list(self.network.embedding(ids[None])[0]), []
         for number, block in enumerate(self.network.blocks):
             if hasattr(block, "compression"):
@@ -63,7 +63,7 @@ class SlowCompressive:
         return results, losses
 
     def attend_from(self, block, x, t, seen, slots, remembered):
-        """What the query at t sees, and how much attention each key got on average over heads."""
+        """Return the attention output of the query at t, and the weight of each key, averaged over heads."""
         width, ratio = block.head_width, self.settings.ratio
         keys, values = (
             block.key_value.weight[: len(block.key_value.weight) // 2],

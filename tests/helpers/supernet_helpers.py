@@ -15,7 +15,7 @@ VARIANTS = {
 
 
 def one_hot(arch):
-    """Gates [blocks, candidates] that choose the letters of a string."""
+    """Return gates [blocks, candidates] that choose the layers of an architecture."""
     return F.one_hot(torch.tensor([SPACE.index(letter) for letter in arch]), len(SPACE)).float()
 
 

@@ -1,4 +1,4 @@
-"""Trainings that are cut off, and comparisons of what they leave."""
+"""Interrupted trainings, and comparisons of run folders."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -23,11 +23,11 @@ Phase = Callable[..., Run]
 
 
 class Stop(Exception):
-    """Stands for a killed process."""
+    """Stands for the death of the process."""
 
 
 class StopAfter(Silent):
-    """A reporter that ends the process, so to speak, after a step."""
+    """A reporter that raises `Stop` after a step."""
 
     def __init__(self, step: int) -> None:
         self.step = step
@@ -38,7 +38,7 @@ class StopAfter(Silent):
 
 
 class Recorded:
-    """Weights [parameters] of a training before and after each step, and those validated after a step, by step."""
+    """Flat weights of a training before and after each step, and the weights that are validated, by step."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.before, self.after, self.validated = list[Tensor](), list[Tensor](), dict[int, Tensor]()
@@ -58,7 +58,7 @@ class Recorded:
         monkeypatch.setattr(TrainingTask, "validation_loss", validation_loss)
 
     def assert_untouched(self) -> None:
-        """Each step goes on from the weights that the one before left."""
+        """Assert that each step starts from the weights that the previous one left."""
         for old, new in zip(self.after[:-1], self.before[1:], strict=True):
             assert torch.equal(new, old)
 
@@ -68,7 +68,7 @@ def weights_of(task: TrainingTask) -> Tensor:
 
 
 class Notes(Silent):
-    """A reporter that keeps what it is told."""
+    """A reporter that records the notes."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
@@ -82,7 +82,7 @@ def final_weights(run: Run) -> dict[str, torch.Tensor]:
 
 
 def assert_same_weights(one: Run, other: Run) -> None:
-    """Bit for bit, name by name: the order of names in a safetensors file is arbitrary."""
+    """Assert that final weights are equal bit for bit; the order of names in a safetensors file is arbitrary."""
     expected, found = final_weights(one), final_weights(other)
     assert expected.keys() == found.keys()
     assert all(torch.equal(expected[name], found[name]) for name in expected)
@@ -93,7 +93,7 @@ def without_times(records: list[MetricsRecord]) -> list[dict[str, object]]:
 
 
 def assert_resumes(phase: Phase, config: Config, folder: Path, killed_after: int) -> Run:
-    """A run that is cut off and gone on with is, bit for bit, the one that was not, which is given back."""
+    """Assert that a resumed run equals an uninterrupted one bit for bit; return the uninterrupted one."""
     whole = phase(config, folder / "whole", Silent())
     with pytest.raises(Stop):
         phase(config, folder / "killed", StopAfter(killed_after))

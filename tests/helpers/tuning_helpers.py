@@ -1,4 +1,4 @@
-"""Studies of settings without training: losses that follow from the settings."""
+"""Studies of settings without training: losses that are a function of the settings."""
 
 import os
 import time
@@ -25,7 +25,7 @@ SPACE = {"train.lr": "log:1e-4..1e-1", "model.dropout": "0..0.5", "model.norm": 
 
 
 class FakeTraining:
-    """A stand-in for retraining: three validations, of a loss that the settings make; what was asked is written down.
+    """A stand-in for retraining with three validations, whose loss is a function of the settings; it records each call.
 
     It diverges from `too_fast` on. `before` is called with the number of the call and the step, before each validation.
     """
@@ -64,7 +64,7 @@ class FakeTraining:
 
 
 def loss_of(config: Config) -> float:
-    """Least at a learning rate of 0.003 without dropout."""
+    """Return the last validation loss; its minimum is at a learning rate of 0.003 without dropout."""
     return 4 + abs(config.train.lr / 0.003 - 1) + config.model.dropout
 
 

@@ -64,9 +64,9 @@ def test_the_last_recipe_is_that_of_the_configuration():
 
 
 def test_an_unknown_change_is_refused_and_a_table_without_the_recipe_made(corpus, tmp_path):
-    with pytest.raises(ParnasError, match=r"no change 'dropout 0\.51' \(--only\)"):
+    with pytest.raises(ParnasError, match=r"dropout 0\.51"):
         ablation.main(["--tiny", "--corpus", str(corpus), "--out", str(tmp_path), "--only", "dropout 0.51"])
-    with pytest.raises(ParnasError, match=r"--tiny wants --out"):
+    with pytest.raises(ParnasError, match="--out"):
         ablation.main(["--tiny", "--corpus", str(corpus)])
     job = ablation.Job(ablation.Variant("wider", "", {}, []), 1)
     (line,) = ablation.tabulate([job], [ablation.Row("wider", 1, 8, 50.0, 1.0, 9, "0123abcd", "CPU")])

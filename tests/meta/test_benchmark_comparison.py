@@ -5,7 +5,7 @@ from pathlib import Path
 
 import comparison
 import pytest
-from rows import read_rows
+from trainings import read_rows
 
 from parnas.runs.files import read_json
 
@@ -43,7 +43,7 @@ def test_all_stages_and_only_missing_trainings(corpus: Path, tmp_path: Path) -> 
 
 
 def test_configuration_keeps_to_what_the_comparison_promises() -> None:
-    study = comparison.read_study(Namespace(size="full", out=None, corpus=None))
+    study = comparison.make_study(Namespace(size="full", out=None, corpus=None, device="cpu"))
     model, data = study.config.model, study.config.data
     assert study.config.search.blocks >= 12
     assert model.d_model >= 256

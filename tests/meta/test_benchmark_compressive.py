@@ -8,7 +8,7 @@ import compressive
 import compressive_search
 import compressive_step
 import pytest
-from rows import append_rows, read_rows
+from trainings import append_rows, read_rows
 
 from parnas.config.loader import check_config
 from parnas.config.yaml_file import read_yaml

@@ -10,9 +10,8 @@ import ground_truth
 import pytest
 import search_quality
 from ground_truth import Row, missing, networks
-from rows import append_rows, read_rows, work_off
 from search_quality import Job, Score, Search, Truth, agreement_in_strata, derived_table, read_truth, subsets
-from time_to_quality import make_tiny
+from trainings import append_rows, make_tiny, read_rows, work_off
 
 from parnas.config.loader import Config, load_config
 from parnas.errors import ParnasError

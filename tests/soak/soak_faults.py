@@ -98,8 +98,7 @@ def damaged_files(phases: list[Phase], folder: Path, tries: int, seed: int = 2) 
         row = Row(name, "skips the checkpoint with a warning and uses the previous one")
         for attempt in range(tries):
             phase, run = phases[attempt % len(phases)], folder / f"{name}-{attempt}".replace(" ", "-")
-            kill_after_progress(phase, run)
-            kill_after_progress(phase, run)
+            kill_twice(phase, run)
             checkpoint = newest(run)
             assert checkpoint is not None
             damage(checkpoint / draw.choice(["model.safetensors", "state.pt", "manifest.json"]), draw)
@@ -114,6 +113,16 @@ def damaged_files(phases: list[Phase], folder: Path, tries: int, seed: int = 2) 
             file.write('{"step": 99999, "split": "tr')
         row.count(*with_message(resume(phase, run)))
     return [*rows, row]
+
+
+def kill_twice(phase: Phase, run: Path) -> None:
+    """Kill a run twice after a checkpoint; start over as often as it finishes before."""
+    while True:
+        kill_after_progress(phase, run)
+        kill_after_progress(phase, run)
+        if not Run(run).finished():
+            return
+        shutil.rmtree(run)
 
 
 def cut_off(path: Path, draw: random.Random) -> None:
