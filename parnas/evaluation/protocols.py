@@ -3,7 +3,7 @@
 Plain (segment by segment, with memory), sliding, dynamic, with a cache, and dynamic with a cache.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import groupby
@@ -53,18 +53,9 @@ class EvalProtocol:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the dynamic and cache settings for a file; `parse` reads them."""
+        """Return the dynamic and cache settings for a file."""
         sections = {"dynamic": self.dynamic, "cache": self.cache}
         return {key: section.model_dump() for key, section in sections.items() if section}
-
-    @classmethod
-    def parse(cls, content: Mapping[str, object]) -> "EvalProtocol":
-        """Read a protocol from a file; raises pydantic's `ValidationError` for wrong settings."""
-        dynamic, cache = content.get("dynamic"), content.get("cache")
-        return cls(
-            dynamic=None if dynamic is None else DynamicConfig.model_validate(dynamic),
-            cache=None if cache is None else CacheConfig.model_validate(cache),
-        )
 
 
 def configured_protocols(evaluation: EvaluationConfig) -> list[EvalProtocol]:

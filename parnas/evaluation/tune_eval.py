@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
 from torch import Tensor
 
 from parnas.config.schema import CacheConfig, DynamicConfig
@@ -16,7 +15,7 @@ from parnas.errors import ParnasError
 from parnas.evaluation.cache import mix
 from parnas.evaluation.loading import EvalOptions, EvalRun, open_runs
 from parnas.evaluation.protocols import EvalProtocol, SequentialReader, refuse_unused_rms_settings
-from parnas.runs.files import write_json
+from parnas.runs.records import TunedEvalRecord
 from parnas.runs.run import PLAIN, TUNED_EVAL, Run
 from parnas.training.perplexity import TotalLoss
 from parnas.training.progress import Reporter
@@ -148,21 +147,21 @@ class EvalTuning:
         The file holds results of `dynamic`, `cache` and `dynamic + cache`. A protocol that was not tuned now keeps its
         earlier result if weights, text and lengths are the same. The combination is dropped unless both were tuned now.
         """
-        path, content = self.run.folder / TUNED_EVAL, self.to_dict()
-        earlier = self.run.tuned_eval() if path.is_file() else {}
-        if all(earlier.get(key) == value for key, value in self.measured.items()):
-            with suppress(KeyError, TypeError, AttributeError):  # another program's file is replaced
-                content |= self._merge(earlier, content)
-        write_json(path, content)
-        return path
+        record = TunedEvalRecord.model_validate(self.to_dict())
+        with suppress(ParnasError):  # a missing or foreign file is replaced
+            earlier = self.run.tuned_eval()
+            if all(getattr(earlier, key) == value for key, value in self.measured.items()):
+                record = self._merge(earlier, record)
+        return self.run.write_tuned_eval(record)
 
-    def _merge(self, earlier: Mapping[str, Any], content: Mapping[str, Any]) -> dict[str, Any]:
-        others = [name for name in PROTOCOLS if name in earlier["chosen"] and name not in self.chosen]
-        return {
-            "chosen": {**{name: earlier["chosen"][name] for name in others}, **content["chosen"]},
-            "trials": [*(trial for trial in earlier["trials"] if trial["evaluation"] in others), *content["trials"]],
-            "notes": [*(note for note in earlier["notes"] if note.partition(":")[0] in others), *content["notes"]],
+    def _merge(self, earlier: TunedEvalRecord, record: TunedEvalRecord) -> TunedEvalRecord:
+        others = [name for name in PROTOCOLS if name in earlier.chosen and name not in self.chosen]
+        merged = {
+            "chosen": {**{name: earlier.chosen[name] for name in others}, **record.chosen},
+            "trials": [*(trial for trial in earlier.trials if trial.evaluation in others), *record.trials],
+            "notes": [*(note for note in earlier.notes if note.partition(":")[0] in others), *record.notes],
         }
+        return record.model_copy(update=merged)
 
 
 def tune_eval(run: Run, grid: Grid, options: EvalOptions, reporter: Reporter) -> EvalTuning:
@@ -262,14 +261,10 @@ def read_tuned_protocols(run: EvalRun) -> tuple[list[EvalProtocol], list[str]]:
     Raises:
         ParnasError: the run has no tuned protocols, or a file that was not written by tuning.
     """
-    content, path = run.source.tuned_eval(), run.source.folder / TUNED_EVAL
-    try:
-        protocols = [EvalProtocol.parse(section) for section in content["chosen"].values()]
-        current = _describe_weights(run)
-        changed = [f"{key} {content[key]} then, {value} now" for key, value in current.items() if content[key] != value]
-    except (KeyError, TypeError, AttributeError, ValidationError) as error:
-        reason = f"{' '.join(repr(error).split()):.80}"
-        raise ParnasError(f"{path} was not written by parnas tune-eval ({reason}); run that again.") from error
-    if not protocols or any(protocol.name == PLAIN for protocol in protocols):
-        raise ParnasError(f"{path} names no protocol; run parnas tune-eval again.")
+    record, current = run.source.tuned_eval(), _describe_weights(run)
+    protocols = [EvalProtocol(dynamic=trial.dynamic, cache=trial.cache) for trial in record.chosen.values()]
+    if any(protocol.name == PLAIN for protocol in protocols):
+        raise ParnasError(f"{run.source.folder / TUNED_EVAL} names no protocol; run parnas tune-eval again.")
+    earlier = {key: getattr(record, key) for key in current}
+    changed = [f"{key} {earlier[key]} then, {value} now" for key, value in current.items() if earlier[key] != value]
     return protocols, [f"{TUNED_EVAL} was tuned with other values ({'; '.join(changed)})"] if changed else []

@@ -21,7 +21,7 @@ _MAX_INTEGER = 2**64
 
 
 def expand_user(name: str) -> Path:
-    """Replace `~` or `~user` by the home folder; raises `ParnasError` for an unknown user."""
+    """Replace `~` or `~user` by the home folder; raise `ParnasError` for an unknown user."""
     try:
         return Path(name).expanduser()
     except RuntimeError as error:
@@ -79,7 +79,7 @@ def _finite(value: Any) -> Any:
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file; a missing or broken one raises a `ParnasError` that names it."""
+    """Return the content of a JSON file; raise `ParnasError` with its path if it is missing or broken."""
     try:
         return from_json(read_text(path, MAX_JSON_BYTES))
     except FileNotFoundError as error:
@@ -89,7 +89,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """Read a JSON file that holds an object; anything else raises a `ParnasError` that names it."""
+    """Return the object in a JSON file; raise `ParnasError` with its path if it is missing, broken or no object."""
     content = read_json(path)
     if not isinstance(content, dict):
         raise ParnasError(f"{path} holds no JSON object; restore it or make it again.")
@@ -97,10 +97,10 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def from_json(text: str) -> Any:
-    """Parse JSON; non-finite numbers are `None`, as in `to_json`.
+    """Parse JSON; non-finite numbers become `None`, as in `to_json`.
 
-    Raises `ValueError` for invalid JSON, integers beyond 64 bits, lone surrogates, and nesting beyond Python's
-    recursion limit.
+    Raises:
+        ValueError: Invalid JSON, integers beyond 64 bits, lone surrogates, or nesting beyond Python's recursion limit.
     """
     try:
         value = _DECODER.decode(text)
@@ -148,7 +148,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 
 
 def refuse_outside_links(folder: Path) -> None:
-    """Raise `ParnasError` if a folder holds a symbolic link that leads out of it, or neither a file nor a folder.
+    """Raise `ParnasError` if a folder holds a symbolic link that leads out of it, a pipe or a device.
 
     A run folder from somewhere else must not cause reads or writes in other places, nor block on a pipe. The folder
     itself may be a link.

@@ -12,8 +12,6 @@ from parnas.errors import ParnasError
 from parnas.runs.records import PiRecord
 from parnas.runs.run import PI, Run
 
-_ROUNDING = 1e-6  # a softmax of single precision may lie just above 1
-
 
 @dataclass(frozen=True)
 class PiHistory:
@@ -23,11 +21,11 @@ class PiHistory:
     steps: NDArray[np.int64]  # [N]
     taus: NDArray[np.float64]  # [N]
     pi: NDArray[np.float64]  # [N, B, C]
-    derived: tuple[tuple[str, ...], ...]  # [N][B] layers that derive would return, or the argmax
+    derived: tuple[tuple[str, ...], ...]  # [N][B] layers that derive would return; the argmax where not logged
 
     @classmethod
     def from_records(cls, records: Sequence[PiRecord], space: Sequence[str], source: str = PI) -> Self:
-        """Stack the records; raises `ParnasError` naming `source` where there are none or they do not fit `space`."""
+        """Stack the records; raise `ParnasError` with `source` if there are none or they do not fit `space` [C]."""
         if not records:
             raise ParnasError(f"{source} holds no line yet; the search writes one every train.log_every steps.")
         steps = np.array([record.step for record in records], dtype=np.int64)
@@ -43,8 +41,6 @@ class PiHistory:
                 f"{source} holds pi of shape {list(pi.shape[1:])}, which does not fit the candidates "
                 f"{', '.join(space)}; correct search.space in config.yaml."
             )
-        if not (np.isfinite(taus).all() and ((pi >= 0) & (pi <= 1 + _ROUNDING)).all()):
-            raise ParnasError(f"{source} has a line whose tau is not finite or whose pi is no probability; remove it.")
         derived = tuple(
             Architecture.parse(record.arch).layers if record.arch else tuple(space[column] for column in argmax)
             for record, argmax in zip(records, pi.argmax(axis=2), strict=True)
@@ -55,7 +51,7 @@ class PiHistory:
 
     @classmethod
     def from_run(cls, run: Run) -> Self:
-        """Read the history of a search; raises `ParnasError` if the run has none, or one of another depth."""
+        """Read the history of a search; raise `ParnasError` if it is missing or has another number of blocks."""
         search = run.config().search
         history = cls.from_records(run.pi_records(), search.candidates, str(run.folder / PI))
         if history.blocks != search.blocks:
@@ -71,5 +67,5 @@ class PiHistory:
         return len(self.steps)
 
     def string(self, index: int) -> str:
-        """Return the derived architecture string of a logged step."""
+        """Return the derived architecture of a logged step as text."""
         return str(Architecture(self.derived[index]))

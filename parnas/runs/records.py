@@ -1,7 +1,7 @@
-"""The files of a run folder as typed records: what each holds, in which unit, and what older files may lack.
+"""The files of a run folder as typed records, with the unit of each value.
 
-JSON has no infinity and no "not a number": both are written as null and read as `nan`. `None` means that a file has no
-such value. Values that a record does not declare are kept, so that files of other versions still load.
+JSON has no infinity and no "not a number": both are written as null and read as `nan`. `None` means that the file lacks
+the value. Records keep values that they do not declare, so that files of other versions still load.
 """
 
 import math
@@ -9,21 +9,24 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, ValidationError
 
+from parnas.config.schema import CacheConfig, DynamicConfig
 from parnas.errors import ParnasError
 
 Kind = Literal["search", "retrain"]
-Split = Literal["train", "valid"]
+_Split = Literal["train", "valid"]
 
 
 def _null_to_nan(value: object) -> object:
     return math.nan if value is None else value
 
 
-Number = Annotated[float, Strict(), BeforeValidator(_null_to_nan)]
-"""A number, `nan` where the file has null."""
-OptionalNumber = Annotated[Annotated[float, Strict()] | None, BeforeValidator(_null_to_nan)]
-"""A number, `nan` where the file has null, and `None` where it has nothing."""
-Count = Annotated[int, Strict(), Field(ge=0, lt=2**63)]
+_Float = Annotated[float, Strict(), BeforeValidator(_null_to_nan)]
+"""A number; null in the file becomes `nan`."""
+_OptionalFloat = Annotated[Annotated[float, Strict()] | None, BeforeValidator(_null_to_nan)]
+"""A number; null in the file becomes `nan`, and a missing key `None`."""
+_Probability = Annotated[float, Strict(), Field(ge=0, le=1 + 1e-6)]
+"""A softmax of single precision may return values just above 1."""
+_Count = Annotated[int, Strict(), Field(ge=0, lt=2**63)]
 
 
 class Record(BaseModel):
@@ -33,7 +36,7 @@ class Record(BaseModel):
 
     @classmethod
     def parse(cls, content: object, source: str, hint: str = "restore it") -> Self:
-        """Check what a file holds; raises `ParnasError` naming `source` and the first wrong key."""
+        """Return the record of a file's content; raise `ParnasError` with `source`, the first wrong key and `hint`."""
         try:
             return cls.model_validate(content)
         except ValidationError as error:
@@ -42,7 +45,7 @@ class Record(BaseModel):
             raise ParnasError(f"{source} has no valid {key:.80} ({first['msg']}); {hint}.") from error
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the given values under the names that they have in the file."""
+        """Return the values that were given, by their keys in the file."""
         return self.model_dump(exclude_unset=True)
 
 
@@ -50,85 +53,67 @@ class Record(BaseModel):
 
 
 class MetricsRecord(Record):
-    """One line of `metrics.jsonl`: a mean over the training steps since the last line, or one validation."""
+    """A line of `metrics.jsonl`: means over the training steps since the line before, or results of a validation."""
 
-    step: Count
-    split: Split
-    loss: Number = math.nan
-    """Nats per token."""
-    ppl: Number = math.nan
-    """Perplexity per token."""
-    word_ppl: OptionalNumber = None
-    bits_per_byte: OptionalNumber = None
-    compression_loss: OptionalNumber = None
-    """Auxiliary loss of compressed memory."""
-    lr: OptionalNumber = None
-    tau: OptionalNumber = None
-    """Temperature of a search."""
-    gradient_norm: OptionalNumber = None
-    """Largest of the steps, before clipping."""
-    tokens_per_s: OptionalNumber = None
-    step_ms: OptionalNumber = None
-    processes: Count | None = None
-    """Processes of a distributed training; `None` for one."""
+    step: _Count
+    split: _Split
+    loss: _Float = math.nan  # nats per token
+    ppl: _Float = math.nan  # perplexity per token
+    word_ppl: _OptionalFloat = None
+    bits_per_byte: _OptionalFloat = None
+    compression_loss: _OptionalFloat = None  # auxiliary loss of compressed memory
+    lr: _OptionalFloat = None
+    tau: _OptionalFloat = None  # temperature of a search
+    gradient_norm: _OptionalFloat = None  # largest norm of these steps, before clipping
+    tokens_per_s: _OptionalFloat = None
+    step_ms: _OptionalFloat = None
+    processes: _Count | None = None  # processes of a distributed training; `None` for one
     # Validation of a search: the SuperNet weighted by pi, and the network that derive would return.
-    mixture_loss: OptionalNumber = None
-    mixture_ppl: OptionalNumber = None
-    argmax_loss: OptionalNumber = None
-    argmax_ppl: OptionalNumber = None
-    gap: OptionalNumber = None
-    """Mixture loss minus argmax loss, in nats per token."""
-    # State of a search at a line of training.
-    entropy: OptionalNumber = None
-    """Entropy of pi in nats, mean over the blocks."""
-    identity_share: OptionalNumber = None
-    """Probability of identity, mean over the blocks."""
-    argmax: str | None = None
-    """The architecture that derive would return."""
-    argmax_changes: Count | None = None
-    """Lines so far whose architecture differs from that of the line before."""
-    expected_cost: OptionalNumber = None
-    """Expected cost of the blocks under pi, as a share of the interleaved network's."""
-    expected_latency_ms: OptionalNumber = None
+    mixture_loss: _OptionalFloat = None
+    mixture_ppl: _OptionalFloat = None
+    argmax_loss: _OptionalFloat = None
+    argmax_ppl: _OptionalFloat = None
+    gap: _OptionalFloat = None  # mixture loss minus argmax loss, in nats per token
+    # State of a search, logged with the training steps.
+    entropy: _OptionalFloat = None  # entropy of pi in nats, mean over the blocks
+    identity_share: _OptionalFloat = None  # probability of identity, mean over the blocks
+    argmax: str | None = None  # the architecture that derive would return
+    argmax_changes: _Count | None = None  # lines so far whose `argmax` differs from the line before
+    expected_cost: _OptionalFloat = None
+    """Expected cost of the blocks under pi, as a share of the interleaved network's cost."""
+    expected_latency_ms: _OptionalFloat = None
 
 
 class PiRecord(Record):
     """One line of `pi.jsonl`."""
 
-    step: Count
+    step: _Count
     tau: Annotated[float, Strict()]
-    pi: list[list[Annotated[float, Strict()]]]
-    """Probabilities [blocks, candidates]."""
-    arch: str | None = None
-    """The architecture that derive would return."""
+    pi: list[list[_Probability]]  # [blocks, candidates]
+    arch: str | None = None  # the architecture that derive would return
 
 
 # summary.json
 
 
 class SplitLoss(Record):
-    """Loss of a network on one split, in the measures of the field, and the counts that these divide by."""
+    """The loss of a network on one split, and the numbers of tokens, words and bytes that it is divided by."""
 
-    loss: Number = math.nan
-    """Nats per token."""
-    ppl: Number = math.nan
-    """Perplexity per token."""
-    word_ppl: Number = math.nan
-    """Perplexity per whitespace word, line ends included."""
-    bits_per_byte: Number = math.nan
-    nats: OptionalNumber = None
-    """Sum over all tokens."""
-    tokens: Count | None = None
-    words: Count | None = None
-    """Words and line ends."""
-    bytes: Count | None = None
+    loss: _Float = math.nan  # nats per token
+    ppl: _Float = math.nan  # perplexity per token
+    word_ppl: _Float = math.nan  # perplexity per whitespace word, line ends included
+    bits_per_byte: _Float = math.nan
+    nats: _OptionalFloat = None  # sum over all tokens
+    tokens: _Count | None = None
+    words: _Count | None = None  # words and line ends
+    bytes: _Count | None = None
 
 
 class BestValidation(Record):
     """The validation with the least loss."""
 
-    step: Count
-    loss: Number
+    step: _Count
+    loss: _Float
 
 
 class RunSummary(Record):
@@ -136,19 +121,17 @@ class RunSummary(Record):
 
     kind: Kind
     arch: str
-    steps: Count
-    seconds: Number
-    parameters: Count
-    parameters_without_embeddings: Count | None = None
+    steps: _Count
+    seconds: _Float
+    parameters: _Count
+    parameters_without_embeddings: _Count | None = None
     best: BestValidation | None = None
-    skipped_steps: Count = 0
-    """Steps that were skipped because a loss or gradient was not finite; if only alpha's, the weights were updated."""
-    valid: SplitLoss
-    """Validation loss of the run's own network; of a search `mixture` or `argmax`, by its estimator."""
-    mixture: SplitLoss | None = None
-    """Of a search: the SuperNet weighted by pi."""
+    skipped_steps: _Count = 0
+    """Steps without an update because a loss or gradient was not finite; alpha's alone leaves the weights' update."""
+    valid: SplitLoss  # loss of the trained network; in a search `mixture` or `argmax`, as the estimator trains
+    mixture: SplitLoss | None = None  # in a search: the SuperNet weighted by pi
     argmax: SplitLoss | None = None
-    """Of a search: the architecture that derive would return, with the SuperNet's weights."""
+    """In a search: the architecture that derive would return, with the SuperNet's weights."""
 
 
 # environment.json
@@ -161,13 +144,13 @@ class Environment(Record):
     command_line: list[str] = []
     python: str | None = None
     platform: str | None = None
-    cores: Count | None = None
+    cores: _Count | None = None
     versions: dict[str, str | None] = {}
     git_commit: str | None = None
     device: str | None = None
     device_name: str | None = None
     precision: str | None = None
-    threads: Count | None = None
+    threads: _Count | None = None
 
 
 # arch.yaml
@@ -178,39 +161,30 @@ class CostRecord(Record):
 
     metric: str
     unit: str
-    blocks: Number
-    interleaved: Number
-    """The same of the interleaved network of that depth."""
-    share: Number
-    """`blocks` over `interleaved`."""
-    target: OptionalNumber = None
-    """Largest share allowed."""
+    blocks: _Float
+    interleaved: _Float  # cost of the interleaved network of the same depth
+    share: _Float  # `blocks` over `interleaved`
+    target: _OptionalFloat = None  # largest share allowed
 
 
 class BlockRecord(Record):
     """Probabilities of a block's candidates, and the layer chosen."""
 
     layer: str
-    pi: dict[str, Number] = {}
-    entropy: OptionalNumber = None
-    """Nats."""
-    margin: OptionalNumber = None
-    """Probability of the layer minus that of the best other candidate."""
+    pi: dict[str, _Float] = {}
+    entropy: _OptionalFloat = None  # nats
+    margin: _OptionalFloat = None  # probability of the layer minus the probability of the best other candidate
 
 
 class RankedRecord(Record):
     """One of the most probable architectures."""
 
     arch: str
-    probability: OptionalNumber = None
-    behind: OptionalNumber = None
-    """Nats of log probability behind the most probable one."""
-    cost: OptionalNumber = None
-    """Share of the interleaved network's cost."""
-    loss: OptionalNumber = None
-    """Held-out loss with the SuperNet's weights in nats per token, where it was re-ranked."""
-    estimate: OptionalNumber = None
-    """The score that it was re-ranked by."""
+    probability: _OptionalFloat = None
+    behind: _OptionalFloat = None  # log-probability of the most probable architecture minus its own, in nats
+    cost: _OptionalFloat = None  # share of the interleaved network's cost
+    loss: _OptionalFloat = None  # held-out loss with the SuperNet's weights, in nats per token, if it was re-ranked
+    estimate: _OptionalFloat = None  # loss estimated for the re-ranking, in nats per token
 
 
 class DerivationRecord(Record):
@@ -221,18 +195,14 @@ class DerivationRecord(Record):
     constraints: dict[str, Any] | None = None
     """The options of derive that were given, without those left to the search's configuration."""
     run: str | None = None
-    step: Count | None = None
-    counts: dict[str, Count] = {}
-    """Blocks of each layer."""
-    parameters: Count | None = None
-    cost: CostRecord | Number | None = None
-    """Of a black-box search the cost of the blocks alone."""
+    step: _Count | None = None
+    counts: dict[str, _Count] = {}  # blocks of each layer
+    parameters: _Count | None = None
+    cost: CostRecord | _Float | None = None  # in a black-box search the cost of the blocks alone
     blocks: list[BlockRecord] = []
-    ranking: list[RankedRecord] = []
-    """The most probable architectures, the derived one first."""
+    ranking: list[RankedRecord] = []  # the most probable architectures, the derived one first
     warnings: list[str] = []
-    finalists: list[str] = []
-    """The architectures among which short trainings chose, the derived one first."""
+    finalists: list[str] = []  # architectures that short trainings compared, the derived one first
 
 
 # rerank.json
@@ -242,58 +212,90 @@ class RerankedNetwork(Record):
     """An architecture and its held-out loss with the SuperNet's weights, in nats per token."""
 
     arch: str
-    loss: Number
+    loss: _Float
 
 
 class RerankRecord(Record):
     """The content of `rerank.json`: the most probable architectures at the step at which alpha is frozen."""
 
-    step: Count
+    step: _Count
     networks: list[RerankedNetwork]
+
+
+# tuned_eval.json
+
+
+class EvalTrialRecord(Record):
+    """The loss of a run by one evaluation protocol with one choice of settings."""
+
+    evaluation: str  # name of the protocol
+    settings: str = ""  # its settings as text
+    loss: _Float  # nats per token
+    ppl: _Float  # perplexity per token
+
+
+class ChosenTrialRecord(EvalTrialRecord):
+    """The trial of a protocol with the lowest loss."""
+
+    dynamic: DynamicConfig | None = None
+    cache: CacheConfig | None = None
+
+
+class TunedEvalRecord(Record):
+    """The content of `tuned_eval.json`: the best settings of dynamic evaluation and the cache, by protocol."""
+
+    arch: str
+    step: _Count  # training steps of the weights
+    tgt_len: _Count
+    mem_len: _Count
+    cmem_len: _Count = 0
+    clamp_len: _Count | None = None
+    same_length: bool = False
+    split: str
+    tokens: _Count
+    plain: EvalTrialRecord
+    chosen: dict[str, ChosenTrialRecord] = Field(min_length=1)
+    trials: list[EvalTrialRecord]
+    notes: list[str] = []
 
 
 # comparison.json
 
 
 class ComparisonRow(Record):
-    """One row of the table of evaluate: a run, by one evaluation protocol."""
+    """A row of the table of evaluate: the results of a run by one evaluation protocol."""
 
     run: str
-    network: str = ""
-    """`discrete`, `SuperNet`, or `derived, in SuperNet`."""
+    network: str = ""  # `discrete`, `SuperNet`, or `derived, in SuperNet`
     arch: str
     evaluation: str = "plain"
-    settings: str = ""
-    """Settings of the evaluation protocol."""
-    parameters: Count | None = None
-    without_embeddings: Count | None = None
-    multiply_adds_per_token: Count | None = None
-    tgt_len: Count | None = None
-    mem_len: Count | None = None
-    cmem_len: Count | None = None
+    settings: str = ""  # settings of the evaluation protocol
+    parameters: _Count | None = None
+    without_embeddings: _Count | None = None
+    multiply_adds_per_token: _Count | None = None
+    tgt_len: _Count | None = None
+    mem_len: _Count | None = None
+    cmem_len: _Count | None = None
     precision: str | None = None
-    ppl: OptionalNumber = None
-    word_ppl: OptionalNumber = None
-    bits_per_byte: OptionalNumber = None
-    tokens: Count | None = None
-    words: Count | None = None
-    bytes: Count | None = None
-    train_tokens_per_s: OptionalNumber = None
-    steps: Count | None = None
-    epochs: OptionalNumber = None
-    train_seconds: OptionalNumber = None
-    latency_ms: OptionalNumber = None
-    """Median per segment of one row."""
-    latency_p95_ms: OptionalNumber = None
+    ppl: _OptionalFloat = None
+    word_ppl: _OptionalFloat = None
+    bits_per_byte: _OptionalFloat = None
+    tokens: _Count | None = None
+    words: _Count | None = None
+    bytes: _Count | None = None
+    train_tokens_per_s: _OptionalFloat = None
+    steps: _Count | None = None
+    epochs: _OptionalFloat = None
+    train_seconds: _OptionalFloat = None
+    latency_ms: _OptionalFloat = None  # median time of a segment, with one row
+    latency_p95_ms: _OptionalFloat = None
     split: str | None = None
-    folder: str | None = None
-    """Run folder, relative to that of the comparison."""
-    conditions: dict[str, Any] | None = None
-    """The options of evaluate that were given."""
+    folder: str | None = None  # run folder, relative to that of the comparison
+    conditions: dict[str, Any] | None = None  # the options of evaluate that were given
 
 
 def parse_rows(content: object, source: str, hint: str = "run parnas evaluate again") -> list[ComparisonRow]:
-    """Check the rows of a `comparison.json`; raises `ParnasError` naming `source`."""
+    """Return the rows of a `comparison.json`; raise `ParnasError` with `source` and `hint` for wrong ones."""
     if not isinstance(content, list) or not content:
         raise ParnasError(f"{source} has no rows of a comparison; {hint}.")
     return [ComparisonRow.parse(row, f"{source}, row {number},", hint) for number, row in enumerate(content, 1)]

@@ -1,11 +1,11 @@
-"""Resolving what a command or a Python call is given: a configuration, an architecture and a run folder."""
+"""Find the configuration, the architecture and the run folder that the arguments of a command or a call name."""
 
 import itertools
 import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias, get_args
 
@@ -14,8 +14,6 @@ from parnas.config.loader import Config, Override, check_config, load_config, to
 from parnas.errors import ParnasError
 from parnas.runs.records import Kind
 from parnas.runs.run import ENVIRONMENT, LOCK, Run, read_derivation
-
-_DEMO = "demo"
 
 Settings: TypeAlias = str | Path | Mapping[str, Any] | Config
 """A YAML file, the name of a preset, nested sections, or a whole configuration."""
@@ -32,22 +30,25 @@ def resolve_config_and_run(
     """Return the configuration and the run folder of a training.
 
     Args:
-        settings: a configuration; `None` for the run's own with `resume`, else for the demo's.
-        overrides: settings by dotted key.
-        run: the run folder; `None` for a new `runs/COMMAND-NAME`, numbered if that exists.
-        resume: require `run`.
-        command: the command that trains, which names a new folder.
-        arch: replaces `model.arch`.
+        settings: The configuration; `None` for the run's own with `resume`, else for the demo's.
+        overrides: Settings by dotted key.
+        run: The run folder; `None` for a new `runs/COMMAND-NAME`, numbered if that exists.
+        resume: Require `run`.
+        command: The command that trains, which names a new folder.
+        arch: An architecture, or a file or run folder with one; replaces `model.arch`.
+
+    Raises:
+        ParnasError: `run` is missing, or the configuration or the architecture is wrong.
     """
     if resume and run is None:
         raise ParnasError("resume (--resume) needs run (--run FOLDER), the folder of the run to resume.")
     if run is None and is_distributed():
         raise ParnasError("torchrun needs run (--run FOLDER), so that all processes use the same run.")
-    if resume and run is not None and settings is None:
-        settings = Run(run).config()
-    settings = _DEMO if settings is None else settings
-    arch_override: list[Override] = [] if arch is None else [("model.arch", resolve_arch(arch))]
-    config = read_config(settings, [*overrides, *arch_override])
+    if settings is None:
+        settings = Run(run).config() if resume and run is not None else "demo"
+    if arch is not None:
+        overrides = [*overrides, ("model.arch", resolve_arch(arch))]
+    config = read_config(settings, overrides)
     name = f"-{Path(settings).stem}" if isinstance(settings, (str, Path)) else ""
     return config, run or make_run_folder(command + name)
 
@@ -61,9 +62,9 @@ def resolve_config_and_study(
     storage: str | None,
     study: str | None,
 ) -> tuple[Config, Path]:
-    """Return the configuration and the folder of a tuning: by default that of the named study, or a new one.
+    """Return the configuration and the folder of a tuning: without `run` the folder of the named study, or a new one.
 
-    Without settings, the configuration of an existing folder is used. Raises `ParnasError` for conflicting options.
+    Without settings, an existing folder's own configuration is used. Raises `ParnasError` for conflicting options.
     """
     if phase not in get_args(Kind):
         raise ParnasError(f"phase (--phase) is {phase!r:.40}; give retrain or search.")
@@ -77,7 +78,7 @@ def resolve_config_and_study(
 
 
 def read_config(settings: Settings, overrides: list[Override]) -> Config:
-    """Return a configuration with overrides applied; raises `ParnasError` listing all errors."""
+    """Return a configuration with overrides applied; raise `ParnasError` with all errors."""
     if isinstance(settings, (str, Path)):
         return load_config(settings, overrides)
     tree = settings.model_dump() if isinstance(settings, Config) else settings
@@ -85,7 +86,7 @@ def read_config(settings: Settings, overrides: list[Override]) -> Config:
 
 
 def read_overrides(changes: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield dotted keys and values from settings that are given by dotted key or nested by section."""
+    """Yield the dotted key and the value of each setting; `changes` has dotted keys, or sections inside each other."""
     for key, value in changes.items():
         if isinstance(value, Mapping):
             yield from read_overrides(value, f"{prefix}{key}.")
@@ -94,14 +95,15 @@ def read_overrides(changes: Mapping[str, Any], prefix: str = "") -> Iterator[tup
 
 
 def resolve_arch(text: str) -> str:
-    """Return the architecture string given by a string, a preset, an `arch.yaml` or a run folder."""
+    """Return the architecture that a text names: an architecture, a preset, an `arch.yaml` or a run folder."""
     path = Path(text)
+    exists = os.path.exists(path)  # noqa: PTH110 (`Path.exists` raises for texts longer than any file name)
     try:
         return str(Architecture.parse(text))
     except ParnasError:
-        if not _exists(path) and path.suffix not in (".yaml", ".yml"):
+        if not exists and path.suffix not in (".yaml", ".yml"):
             raise
-    if not _exists(path):
+    if not exists:
         raise ParnasError(f"There is no file {text}; parnas derive writes an arch.yaml.")
     if not path.is_dir():
         return read_derivation(path).arch
@@ -110,23 +112,13 @@ def resolve_arch(text: str) -> str:
     return str(trained or run.derivation().arch)
 
 
-def _exists(path: Path) -> bool:
-    """Return whether a file or folder exists; a mistyped architecture may be longer than any file name."""
-    try:
-        return path.exists()
-    except (OSError, ValueError):
-        return False
-
-
 def make_run_folder(stem: str) -> Path:
     """Make `runs/STEM`, or `runs/STEM-2` and so on, so that two commands never get the same folder."""
     for number in itertools.count(1):
         folder = Path("runs") / (stem if number == 1 else f"{stem}-{number}")
-        try:
+        with suppress(FileExistsError):
             folder.mkdir(parents=True)
-        except FileExistsError:
-            continue
-        return folder
+            return folder
     raise AssertionError("unreachable")
 
 
@@ -138,7 +130,7 @@ def study_folder(command: str, study: str) -> Path:
 
 @contextmanager
 def remove_if_empty(folder: Path | None) -> Iterator[None]:
-    """If the body fails, delete its still-empty run folder; no-op for `None`."""
+    """Delete the run folder if the body fails and has written no file; do nothing for `None`."""
     try:
         yield
     except BaseException:

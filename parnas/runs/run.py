@@ -23,7 +23,6 @@ from parnas.runs.files import (
     flush_to_disk,
     from_json,
     read_json,
-    read_json_object,
     refuse_outside_links,
     to_json,
     write_json,
@@ -38,40 +37,44 @@ from parnas.runs.records import (
     Record,
     RerankRecord,
     RunSummary,
+    TunedEvalRecord,
 )
 
-LineRecord = TypeVar("LineRecord", bound=Record)
+_AnyRecord = TypeVar("_AnyRecord", bound=Record)
 OTHER_PHASE_SETTINGS: dict[str, tuple[str, ...]] = {
     "retrain": ("search",),
     "search": ("train.lr", "train.steps", "train.warmup_steps", "train.average", "model.arch"),
 }
 """Settings and sections that a kind of run does not read."""
 METRICS, PI, STREAMS, ENVIRONMENT, LOCK = "metrics.jsonl", "pi.jsonl", "streams.json", "environment.json", ".lock"
-SUMMARY, ARCH_FILE = "summary.json", "arch.yaml"
+SUMMARY, ARCH_FILE, TUNED_EVAL = "summary.json", "arch.yaml", "tuned_eval.json"
 SUPERNET, RERANK = "supernet", "rerank.json"
 """Written by a search when it freezes alpha: the shared weights, and the held-out losses of the top candidates."""
 SPEED_KEYS = ("tokens_per_s", "step_ms")
 """Values of metrics that depend on the machine; all others are equal when a training is repeated."""
-TUNED_EVAL = "tuned_eval.json"
 TUNING = "tuning.json"
 """Result of a tuning study, whose folder is no run and has no summary.json."""
 PLAIN = "plain"
 """Name of the plain evaluation protocol: the text is read once, in segments, with the trained weights."""
-FIRST_FILES = {ENVIRONMENT, "config.yaml", "tokenizer", STREAMS, METRICS, PI}
-FIRST_FILES |= {"costs.json", "run.log", "tensorboard", "checkpoints", SUPERNET, RERANK}
-"""Files that a run may hold before its first checkpoint. STREAMS is written last of those that `create` needs."""
+_FIRST_FILES = {"config.yaml", "costs.json", "run.log", "tokenizer", "tensorboard", "checkpoints"}
+_FIRST_FILES |= {ENVIRONMENT, STREAMS, METRICS, PI, SUPERNET, RERANK}
+"""Files that a run may hold before its first checkpoint."""
 
 
 class Run:
-    """A run folder. Opening one reads nothing; a missing file raises `ParnasError` when it is read."""
+    """A run folder. The constructor reads nothing; reading a missing file raises `ParnasError`."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
+        self.figures = self.folder / "figures"
+        self.checkpoints = self.folder / "checkpoints"
+        self.supernet = self.folder / SUPERNET
+        self.tokenizer = self.folder / "tokenizer"  # copied, so that the network can be used without the corpus
 
     def create(self, kind: Kind, config: Config, environment: Mapping[str, Any]) -> None:
-        """Write `environment.json` and `config.yaml`; raises `ParnasError` if the folder holds other files.
+        """Write `environment.json` and `config.yaml`; raise `ParnasError` if the folder holds other files.
 
-        Files of a run without a checkpoint are removed, since it would start from the beginning in any case.
+        Files of an earlier run without a checkpoint are removed, since that run cannot be resumed.
         """
         self.refuse_used()
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -84,7 +87,7 @@ class Run:
         write_text(self.folder / "config.yaml", dump_config(config))
 
     def started(self) -> bool:
-        """Return whether a training has written all files that it starts with."""
+        """Return whether a training has written its first files, of which `streams.json` is the last."""
         return (self.folder / STREAMS).is_file()
 
     def refuse_used(self) -> None:
@@ -92,7 +95,7 @@ class Run:
         names = {path.name for path in self.folder.iterdir()} if self.folder.is_dir() else set()
         names = {name for name in names if name != LOCK and not (name.startswith(".") and ".tmp" in name)}
         has_checkpoint = any(self.checkpoints.glob("step-*"))
-        if names and (has_checkpoint or ENVIRONMENT not in names or not names <= FIRST_FILES):
+        if names and (has_checkpoint or ENVIRONMENT not in names or not names <= _FIRST_FILES):
             raise ParnasError(
                 f"{self.folder} already holds files that are no unfinished run; choose another folder (--run)."
             )
@@ -101,59 +104,45 @@ class Run:
     def locked(self) -> Iterator[None]:
         """Lock the folder against training by other processes; the lock ends with the process.
 
-        Raises `ParnasError` if another process holds the lock, or links lead out of the folder.
+        Raises:
+            ParnasError: Another process holds the lock, or links lead out of the folder.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         refuse_outside_links(self.folder)
-        lock = FileLock(self.folder / LOCK)
         try:
-            lock.acquire(blocking=False)
+            lock = FileLock(self.folder / LOCK).acquire(blocking=False)
         except Timeout as error:
             raise ParnasError(
                 f"Another process is training into {self.folder}; wait for it, or choose another folder (--run)."
             ) from error
-        try:
+        with lock:
             yield
-        finally:
-            lock.release()
 
     @property
     def name(self) -> str:
         """Name of the folder."""
         return self.folder.resolve().name
 
-    @property
-    def figures(self) -> Path:
-        """Folder of the figures."""
-        return self.folder / "figures"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Folder of the checkpoints."""
-        return self.folder / "checkpoints"
-
-    @property
-    def supernet(self) -> Path:
-        """Folder of the checkpoint with the shared weights, before the selected path is fine-tuned."""
-        return self.folder / SUPERNET
-
-    @property
-    def tokenizer(self) -> Path:
-        """Folder of the tokenizer, so that the model can be used without the corpus."""
-        return self.folder / "tokenizer"
-
-    def _existing(self, name: str, maker: str) -> Path:
+    def _existing(self, name: str, maker: str = "search or retrain") -> Path:
+        """Return the path of a file; raise `ParnasError` with the command that writes it, if it is missing."""
         path = self.folder / name
         if not self.folder.is_dir():
             raise ParnasError(f"There is no run folder {self.folder}.")
         if not path.is_file():
             raise ParnasError(f"{self.folder} has no {name}; {maker} writes it.")
-        refuse_outside_links(self.folder)  # here, since no command does without reading one of these files first
+        refuse_outside_links(self.folder)  # every command reads one of these files first
         return path
+
+    def _read(
+        self, name: str, record: type[_AnyRecord], maker: str = "search or retrain", hint: str = "restore it"
+    ) -> _AnyRecord:
+        """Return the record of a JSON file; see `_existing` for `maker` and `Record.parse` for `hint`."""
+        path = self._existing(name, maker)
+        return record.parse(read_json(path), str(path), hint)
 
     def config(self) -> Config:
         """Return the resolved configuration."""
-        path = self._existing("config.yaml", "search or retrain")
+        path = self._existing("config.yaml")
         tree = read_yaml(read_text(path, MAX_BYTES), str(path))
         if not isinstance(tree, dict):
             raise ParnasError(f"{path} holds no configuration.")
@@ -161,7 +150,7 @@ class Run:
 
     def environment(self) -> Environment:
         """Return the kind of run, versions, device, precision and command line."""
-        return Environment.parse(self.read_object(ENVIRONMENT), str(self.folder / ENVIRONMENT))
+        return self._read(ENVIRONMENT, Environment)
 
     def kind(self) -> Kind:
         """Return the command that made the run: `search` or `retrain`."""
@@ -171,16 +160,14 @@ class Run:
         """Return the content of `arch.yaml`."""
         return read_derivation(self._existing(ARCH_FILE, f"parnas derive {self.folder}"))
 
-    def read_object(self, name: str) -> dict[str, Any]:
-        """Return a JSON file of the folder as plain values."""
-        makers = {SUMMARY: "a run that ends", TUNED_EVAL: f"parnas tune-eval {self.folder}"}
-        return read_json_object(self._existing(name, makers.get(name, "search or retrain")))
-
     def architecture(self, by_pi: bool = False) -> Architecture | None:
-        """Return the network of the run; `None` if there is none yet.
+        """Return the architecture of the run; `None` if there is none yet.
 
-        For a retraining this is `model.arch`. For a search it is that of `arch.yaml` or, without one or with `by_pi`,
-        of the last line of `pi.jsonl`. Raises `ParnasError` for a network that is not in the search space.
+        For a retraining this is `model.arch`. For a search it is the architecture in `arch.yaml` or, without that file
+        or with `by_pi`, in the last line of `pi.jsonl`.
+
+        Raises:
+            ParnasError: The architecture is not in the search space.
         """
         config, path = self.config(), self.folder / ARCH_FILE
         if self.kind() == "retrain":
@@ -197,30 +184,34 @@ class Run:
         return architecture
 
     def summary(self) -> RunSummary:
-        """Return the final metrics; raises `ParnasError` before the run has finished."""
-        return RunSummary.parse(self.read_object(SUMMARY), str(self.folder / SUMMARY))
+        """Return the final metrics; raise `ParnasError` before the run has finished."""
+        return self._read(SUMMARY, RunSummary, "a run that ends")
 
     def write_summary(self, summary: RunSummary) -> None:
-        """Write `summary.json`, with which the run counts as finished."""
+        """Write `summary.json`, which marks the run as finished."""
         write_json(self.folder / SUMMARY, summary.to_dict())
 
     def reranked(self) -> RerankRecord | None:
-        """Return the losses of the re-ranked architectures; `None` where a search has not frozen alpha."""
-        path = self.folder / RERANK
+        """Return the losses of the re-ranked architectures; `None` if a search has not frozen alpha yet."""
         hint = "restore it, or delete it to re-rank again"
-        return RerankRecord.parse(read_json(path), str(path), hint) if path.is_file() else None
+        return self._read(RERANK, RerankRecord, hint=hint) if (self.folder / RERANK).is_file() else None
 
     def write_rerank(self, record: RerankRecord) -> None:
         """Write `rerank.json`."""
         write_json(self.folder / RERANK, record.to_dict())
 
-    def tuned_eval(self) -> dict[str, Any]:
+    def tuned_eval(self) -> TunedEvalRecord:
         """Return the settings that `parnas tune-eval` chose for the run."""
-        return self.read_object(TUNED_EVAL)
+        return self._read(TUNED_EVAL, TunedEvalRecord, f"parnas tune-eval {self.folder}", "run parnas tune-eval again")
+
+    def write_tuned_eval(self, record: TunedEvalRecord) -> Path:
+        """Write `tuned_eval.json` and return its path."""
+        write_json(self.folder / TUNED_EVAL, record.to_dict())
+        return self.folder / TUNED_EVAL
 
     def finished(self) -> bool:
         """Return whether the training has finished."""
-        return (self.folder / "summary.json").is_file()
+        return (self.folder / SUMMARY).is_file()
 
     def append(self, name: str, record: Record | Mapping[str, Any]) -> None:
         """Append one line to a JSONL file, in one write."""
@@ -234,19 +225,19 @@ class Run:
             file.write(f"{datetime.now():%Y-%m-%d %H:%M:%S} {text}\n")
 
     def metrics(self) -> list[MetricsRecord]:
-        """Return the lines of `metrics.jsonl`; raises `ParnasError` naming the first malformed line."""
+        """Return the lines of `metrics.jsonl`; raise `ParnasError` with the number of the first malformed line."""
         return self._parsed_lines(METRICS, MetricsRecord)
 
     def pi_records(self) -> list[PiRecord]:
-        """Return the lines of `pi.jsonl`; raises `ParnasError` naming the first malformed line."""
+        """Return the lines of `pi.jsonl`; raise `ParnasError` with the number of the first malformed line."""
         return self._parsed_lines(PI, PiRecord)
 
-    def _parsed_lines(self, name: str, record: type[LineRecord]) -> list[LineRecord]:
+    def _parsed_lines(self, name: str, record: type[_AnyRecord]) -> list[_AnyRecord]:
         path, lines = self.folder / name, self.raw_lines(name)
         return [record.parse(line, f"{path}, line {n},", "remove that line") for n, line in enumerate(lines, 1)]
 
     def raw_lines(self, name: str) -> list[dict[str, Any]]:
-        """Return the lines of a JSONL file as plain values; an incomplete last line is left out."""
+        """Return the lines of a JSONL file as plain values, without an incomplete last line."""
         path = self._existing(name, "search" if name == PI else "search or retrain")
         records = []
         # Split bytes: a line may end within a character, and str.splitlines also splits at characters inside strings.
@@ -271,16 +262,16 @@ class Run:
         flush_to_disk(self.folder)
 
     def truncate_after(self, step: int) -> None:
-        """Drop the lines after `step`, so that a resumed run writes each line once."""
+        """Remove the lines after `step`, so that a resumed run writes each line once."""
         for name in (METRICS, PI):
             path = self.folder / name
             if path.is_file():
-                kept = [record for record in self.raw_lines(name) if record["step"] <= step]
-                write_text(path, "".join(to_json(record) + "\n" for record in kept))
+                earlier = [to_json(line) + "\n" for line in self.raw_lines(name) if line["step"] <= step]
+                write_text(path, "".join(earlier))
 
 
 def _refuse_other_blocks(architecture: Architecture, spaces: Sequence[Sequence[str]], path: str, hint: str) -> None:
-    """Raise `ParnasError` if an architecture in a file is not made of the candidates of each block."""
+    """Raise `ParnasError` if a layer of the architecture in a file is not among the candidates of its block."""
     blocks = len(spaces)
     if len(architecture) != blocks:
         raise ParnasError(
@@ -296,7 +287,7 @@ def _refuse_other_blocks(architecture: Architecture, spaces: Sequence[Sequence[s
 
 
 def read_derivation(path: Path) -> DerivationRecord:
-    """Read an `arch.yaml`; raises `ParnasError` if its `arch` cannot be parsed."""
+    """Return the content of an `arch.yaml`; raise `ParnasError` if its `arch` cannot be parsed."""
     content = read_yaml(read_text(path, MAX_BYTES), str(path))
     if not isinstance(content, dict) or not isinstance(content.get("arch"), str):
         raise ParnasError(f"{path} has no line 'arch: STRING'; give a file that parnas derive wrote.")
@@ -308,7 +299,7 @@ def read_derivation(path: Path) -> DerivationRecord:
 
 
 def name_runs(runs: Sequence[Run]) -> list[str]:
-    """Return the names of the runs, or their paths if two share a name."""
+    """Return the names of the runs, or their paths if two have the same name."""
     names = [run.name for run in runs]
     return names if len(set(names)) == len(names) else [str(run.folder) for run in runs]
 

@@ -19,7 +19,7 @@ class TrainedRun:
     kind: str
     """`search` or `retrain`."""
     arch: str
-    """The trained architecture; of a search that of its `arch.yaml` or, without one, of the last logged pi."""
+    """The trained architecture; for a search, that of its `arch.yaml` or, without that file, of the last logged pi."""
     summary: RunSummary = field(repr=False)
     """The content of `summary.json`: `steps`, `seconds`, `parameters`, and the validation losses `valid.loss` (nats per
     token), `valid.ppl`, `valid.word_ppl` and `valid.bits_per_byte`."""
@@ -31,7 +31,7 @@ class TrainedRun:
 
     @classmethod
     def read(cls, run: "RunLike") -> Self:
-        """Read a run folder; raises `ParnasError` if the training has not finished."""
+        """Read a run folder; raise `ParnasError` if the training has not finished."""
         opened = open_run(run)
         summary, kind = opened.summary(), opened.kind()
         return cls(

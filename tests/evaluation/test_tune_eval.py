@@ -46,12 +46,12 @@ def test_other_protocols_stay_if_they_were_measured_alike(trained: Run) -> None:
     again = tune_eval(trained, dataclasses.replace(SMALL, protocols=("cache",), theta=(0.5,)), CACHE_ALONE, Silent())
     again.write()
     now = trained.tuned_eval()
-    assert now["chosen"].keys() == {"dynamic", "cache"}, "of both together the cache was another one"
-    assert now["chosen"]["dynamic"] == before["chosen"]["dynamic"]
-    assert now["chosen"]["cache"]["loss"] == again.chosen["cache"].loss
-    assert [each["evaluation"] for each in now["trials"]].count("cache") == 2
+    assert now.chosen.keys() == {"dynamic", "cache"}, "of both together the cache was another one"
+    assert now.chosen["dynamic"] == before.chosen["dynamic"]
+    assert now.chosen["cache"].loss == again.chosen["cache"].loss
+    assert [trial.evaluation for trial in now.trials].count("cache") == 2
     tune_eval(trained, dataclasses.replace(SMALL, protocols=("cache",), tokens=100), CACHE_ALONE, Silent()).write()
-    assert trained.tuned_eval()["chosen"].keys() == {"cache"}, "other tokens do not compare"
+    assert trained.tuned_eval().chosen.keys() == {"cache"}, "other tokens do not compare"
 
 
 def test_no_other_split_than_validation_and_training_is_read(trained: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +138,7 @@ def test_a_missing_or_broken_file_is_refused_with_a_hint(trained: Run) -> None:
         compare([trained.folder], EvalOptions(tuned=True), Silent())
     for content in ({}, {"chosen": {}}, {"chosen": {"cache": {"cache": {"weight": 7}}}}, {"chosen": [1]}):
         (trained.folder / "tuned_eval.json").write_text(json.dumps(content))
-        with pytest.raises(ParnasError, match=r"tuned_eval\.json .*run (that|parnas tune-eval) again"):
+        with pytest.raises(ParnasError, match=r"tuned_eval\.json .*parnas tune-eval"):
             compare([trained.folder], EvalOptions(tuned=True), Silent())
 
 

@@ -207,6 +207,13 @@ def small_run(search_run: Run, tmp_path: Path) -> Run:
             shutil.copy(path, folder)
     per_layer = {"s": 300.0, "f": 200.5, "i": 0.0}
     (folder / "costs.json").write_text(json.dumps({"metric": "macs", "per_layer": per_layer, "interleaved": 800.5}))
+    trial = {"evaluation": "cache", "settings": "size 40", "loss": 2.5, "ppl": 12.2}
+    tuned = {
+        **{"arch": "sfs", "step": 24, "tgt_len": 8, "mem_len": 8, "split": "valid", "tokens": 100, "notes": ["a"]},
+        **{"plain": {**trial, "evaluation": "plain"}, "trials": [trial]},
+        "chosen": {"cache": {**trial, "cache": {"size": 40, "theta": 0.5, "weight": 0.1}}},
+    }
+    (folder / "tuned_eval.json").write_text(json.dumps(tuned))
     (folder / "arch.yaml").write_text(
         "arch: sfs\nmethod: argmax of pi\ncounts: {s: 2, f: 1}\nblocks:\n- {layer: s, margin: 0.5}\n"
     )
@@ -237,6 +244,7 @@ READERS: dict[str, tuple[Callable[[Run], Any], Callable[[Any, Any], None]]] = {
     "environment.json": (Run.environment, check_equal),
     "summary.json": (Run.summary, check_equal),
     "rerank.json": (lambda run: read_rerank(run, 24), check_look),
+    "tuned_eval.json": (Run.tuned_eval, check_equal),
 }
 
 
