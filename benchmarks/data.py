@@ -135,7 +135,7 @@ def measure_encoding(path: Path, folder: Path, plan: Plan) -> dict[str, Any]:
     lines = path.read_text(encoding="utf-8").split("\n")
     cores = os.cpu_count()
     candidates: dict[str, Callable[[], object]] = {
-        "parnas": lambda: encode_file(text, tokenizer, saved, target, "<u2"),
+        "parnas": lambda: encode_file(text, tokenizer, target, "<u2"),
         "sentencepiece, numpy": lambda: processor.encode(lines, return_type="numpy", num_threads=cores),
         "sentencepiece, lists": lambda: processor.encode(lines, out_type=int, num_threads=cores),
     }

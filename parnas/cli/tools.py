@@ -195,7 +195,7 @@ def data(
 
     header = prepare(config.data, output.reporter().note).header
     output.show(show_counts, header)
-    output.end(asdict(header))
+    output.end(header.to_dict())
 
 
 @_command

@@ -1,4 +1,4 @@
-"""Batches of segments: a stream of N tokens in B rows of segments of T tokens, for training or evaluation."""
+"""Batches of a token stream: N tokens in B rows of segments of T tokens, for training or evaluation."""
 
 import math
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ _MAX_BURN_IN = 0.5
 
 
 class Batch(NamedTuple):
-    """One training step: inputs [B, T], targets [B, T]; the first one of an epoch is read without memory."""
+    """The data of a training step, [B, T] each; the first batch of an epoch is read without memory."""
 
     inputs: Int64s
     targets: Int64s
@@ -26,9 +26,9 @@ class Batch(NamedTuple):
 
 
 class Shuffle(NamedTuple):
-    """Partial shuffling (Press 2019, arXiv 1903.04167): rows that begin at other positions in each epoch.
+    """Partial shuffling (Press 2019, arXiv 1903.04167): each epoch reads each row from another position.
 
-    A row continues at its beginning after its end. The positions depend on the seed and the epoch alone.
+    After its end, a row continues at its beginning. The positions depend on the seed and the epoch alone.
     """
 
     seed: int = 0
@@ -36,16 +36,16 @@ class Shuffle(NamedTuple):
 
     @classmethod
     def from_config(cls, config: Config) -> Self:
-        """Return the shuffling of `data.shuffle`."""
+        """Return the shuffling that `data.shuffle` selects."""
         return cls(config.runtime.seed, config.data.shuffle == "partial")
 
     def offsets(self, epoch: int, rows: int, tokens: int) -> Int64s:
-        """Return the position in its `tokens` at which each row begins, [rows]."""
+        """Return the position in each row, of `tokens` tokens, at which the epoch begins, [rows]."""
         return np.random.default_rng([self.seed, epoch]).integers(tokens, size=rows)
 
 
 class EvaluationBatch(NamedTuple):
-    """One step of an evaluation: inputs, targets, a mask of those to score, and positions in the text; [B, T] each."""
+    """The data of an evaluation step: also which targets to score, and their positions in the text; [B, T] each."""
 
     inputs: Int64s
     targets: Int64s
@@ -56,9 +56,9 @@ class EvaluationBatch(NamedTuple):
 class TrainingBatches:
     """Contiguous batches: within an epoch, row b of a batch continues row b of the batch before.
 
-    Of N tokens, each row gets `segments` = (N - 1) // (B T) segments of T; row b + 1 follows row b in the stream.
-    Targets are the inputs shifted by one token, across the ends of segments and rows. So in an epoch every token is a
-    target once, except the first of the stream and fewer than B T at its end.
+    Each row has `segments` = (N - 1) // (B T) segments of T tokens; row b + 1 follows row b in the stream. Targets are
+    the inputs shifted by one token, across the ends of segments and rows. So in an epoch every token is a target once,
+    except the first of the stream and fewer than B T at its end.
     """
 
     def __init__(
@@ -70,15 +70,15 @@ class TrainingBatches:
         shuffle: Shuffle | None = None,
         source: str = "training text",
     ) -> None:
-        """Lay out `tokens` [N], memory-mapped or not.
+        """Divide a stream into rows.
 
         Args:
-            tokens: The stream.
+            tokens: The stream [N], memory-mapped or not.
             batch_size: Number of rows B.
             tgt_len: Length of a segment T.
-            rows: The rows that this process reads, where other processes read the others.
-            shuffle: Beginnings of the rows; without it, rows begin at their first token.
-            source: Name of the stream in the message of an error.
+            rows: The rows that this process reads in a distributed training.
+            shuffle: Where rows begin; by default at their first token.
+            source: Name of the stream in the error message.
 
         Raises:
             ParnasError: N does not fill one segment in every row.
@@ -96,7 +96,7 @@ class TrainingBatches:
         self._targets = np.asarray(tokens[1 : used + 1]).reshape(batch_size, -1)[self._own]
 
     def batch(self, step: int) -> Batch:
-        """Return the batch of a training step, counted from 0 through all epochs; it depends on `step` alone."""
+        """Return the batch of a training step, counted from 0 over all epochs; it depends on `step` alone."""
         epoch, segment = divmod(step, self.segments)
         index = self._index(epoch, segment * self._tgt_len, (segment + 1) * self._tgt_len)
         return Batch(self._inputs[index].astype(np.int64), self._targets[index].astype(np.int64), segment == 0)
@@ -115,18 +115,21 @@ def evaluation_batches(
 ) -> Iterator[EvaluationBatch]:
     """Yield batches that score each of N tokens exactly once, given the tokens before it as far as memory reaches.
 
-    The stream is preceded by the token `first`, so that its own first token has a context too. It has S = ceil(N / T)
-    segments, aligned to multiples of T, of which each row scores R = ceil((S - burn_in) / B): row b reads segments b R
-    to b R + R + burn_in. All rows start with empty memory at the same time. Row 0 scores all that it reads; the others
-    fill their memory on their first `burn_in` segments, which the row before them scores.
+    The token `first` precedes the stream, so that the first token of the stream has a context too. The stream has
+    S = ceil(N / T) segments, aligned to multiples of T, and each row scores R = ceil((S - burn_in) / B) of them: row b
+    reads segments b R to b R + R + burn_in. All rows start with empty memory. Row 0 scores all its segments. The other
+    rows fill their memory on their first `burn_in` segments, which the row before scores.
 
-    A layer's memory holds outputs of the layer below for `mem_len` positions, made from memories of the same reach. So
-    after `burn_in` = (attention layers) * ceil(mem_len / T) segments nothing that a row computes depends on its
-    beginning; and as the segments are the same for any B, the scores equal those of batch 1. Rows begin at multiples of
-    `alignment` tokens, for networks that compress positions in groups.
+    The scores equal those of batch size 1: the segments are the same for any B, and after `burn_in` = (attention
+    layers) * ceil(mem_len / T) segments, a row no longer depends on where it began, because a layer's memory holds
+    `mem_len` outputs of the layer below, which themselves reach back over as many positions. Rows begin at multiples
+    of `alignment` tokens, for networks that compress positions in groups.
 
-    Fewer rows than `batch_size` are used where burn-in would exceed `_MAX_BURN_IN`. Positions past the end of the
-    stream hold token 0 and are not scored. An empty stream is a `ParnasError`.
+    Burn-in is limited to a share of the text (`_MAX_BURN_IN`), by fewer rows than `batch_size` if needed. Positions
+    after the end of the stream hold token 0 and are not scored.
+
+    Raises:
+        ParnasError: The stream is empty.
     """
     if not len(tokens):
         raise ParnasError("The split to evaluate has no tokens; give it some text.")
@@ -145,19 +148,19 @@ def evaluation_batches(
 
 
 def split_share(tokens: Tokens, share: float) -> tuple[Tokens, Tokens]:
-    """Split a training stream into the tokens for the weights and its last `share` (0 to 1), the arch split."""
+    """Split a training stream [N] into the tokens for the weights and the held-out rest, its last `share` (0 to 1)."""
     cut = len(tokens) - round(len(tokens) * share)
     return tokens[:cut], tokens[cut:]
 
 
 def _share_out(segments: int, batch_size: int, burn_in: int, multiple: int) -> tuple[int, int]:
-    """Return the number of rows and of segments that each row after row 0 scores, a multiple of `multiple`."""
+    """Return the number of rows, and of the segments that each row but row 0 scores, a multiple of `multiple`."""
     rows = 1 + min(batch_size - 1, int(_MAX_BURN_IN * segments) // burn_in if burn_in else segments - 1)
     per_row = max(1, -(-(segments - burn_in) // (rows * multiple))) * multiple
-    # Rounding up may leave the last rows without a segment of their own.
+    # Rounding up may leave the last rows without a segment to score.
     return max(1, -(-(segments - burn_in) // per_row)), per_row
 
 
 def _take(tokens: Tokens, positions: Int64s) -> Int64s:
-    """Return the tokens at these positions, with those outside the stream clipped to its ends."""
+    """Return the tokens at these positions, which are clipped to the stream."""
     return np.asarray(tokens[np.clip(positions, 0, len(tokens) - 1)], np.int64)

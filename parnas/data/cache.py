@@ -1,4 +1,4 @@
-"""The cache folder: downloads, gathered texts, token streams, and facts about files, kept between runs."""
+"""The cache folder: downloads, the text of pydoc, token streams, and hashes and other values computed from files."""
 
 import hashlib
 import os
@@ -15,7 +15,7 @@ RECENT_NS = 2_000_000_000
 """A file changed less than this before it was read may change again within the same tick of the file system's clock."""
 
 Note = Callable[[str], None]
-"""Takes a short line of progress, such as "training tokenizer"."""
+"""A function that gets a short line of progress, such as "training tokenizer"."""
 
 
 def silent(_: str) -> None:
@@ -33,10 +33,10 @@ def cache_dir() -> Path:
 
 @contextmanager
 def locked(path: Path, note: Note = silent) -> Iterator[None]:
-    """Lock `path` in the cache against other processes, with disk errors as `ParnasError`.
+    """Lock `path` in the cache against other processes; wait if another process holds the lock.
 
     Raises:
-        ParnasError: The cache cannot be written (full, read-only, no permission).
+        ParnasError: The cache cannot be written, or the body raises an `OSError` (full, read-only, no permission).
     """
     from filelock import FileLock, Timeout
 
@@ -47,11 +47,8 @@ def locked(path: Path, note: Note = silent) -> Iterator[None]:
             lock.acquire(blocking=False)
         except Timeout:
             note(f"waiting for another process that makes {path}")
-            lock.acquire()
-        try:
+        with lock:
             yield
-        finally:
-            lock.release()
     except OSError as error:
         raise ParnasError(
             f"The cache {cache_dir()} cannot be used: {error}. Make room there, or set PARNAS_CACHE to another folder."
@@ -59,16 +56,15 @@ def locked(path: Path, note: Note = silent) -> Iterator[None]:
 
 
 def cached_fact(path: Path, fact: str, compute: Callable[[], Any]) -> Any:
-    """Return `compute()`, a JSON value about a file, from the cache as long as the file stays the same.
+    """Return `compute()`, a JSON value computed from a file, from the cache as long as the file stays the same.
 
     A file is the same while its path, size, inode, modification time and status time are; programs can restore all of
-    these but the last. A file that has just changed, or changes meanwhile, is not cached. Errors of `compute` pass
-    through.
+    these but the last. The value of a file that has just changed, or changes meanwhile, is not cached.
 
     Args:
         path: The file.
-        fact: Name of the value; it changes whenever `compute` would return another one for the same content.
-        compute: Reads the file.
+        fact: Name of the value, with the version of the computation.
+        compute: Reads the file; its errors pass through.
     """
     identity, now = _identity(path), time.time_ns()
     entry = cache_dir() / "files" / f"{hashlib.sha256(repr((identity[0], fact)).encode()).hexdigest()[:32]}.json"
@@ -85,7 +81,7 @@ def cached_fact(path: Path, fact: str, compute: Callable[[], Any]) -> Any:
 
 
 def file_hash(path: Path, algorithm: str) -> str:
-    """Return the hex digest of a file, computed once as long as the file stays the same."""
+    """Return the hex digest of a file, cached as long as the file stays the same."""
 
     def compute() -> str:
         with path.open("rb") as file:

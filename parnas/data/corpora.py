@@ -1,4 +1,4 @@
-"""Corpora: three checked splits of text from a name or a path."""
+"""Corpora: the checked train, valid and test split of a named text, a folder or a file."""
 
 import difflib
 import hashlib
@@ -41,8 +41,8 @@ class Corpus:
 def find_corpus(name: str, note: Note = silent) -> Corpus:
     """Return the corpus of a name (`DATASETS`, or pydoc), a folder (train.txt, valid.txt, test.txt) or a text file.
 
-    A text file is split 90/5/5 by lines. A dataset is read from `$PARNAS_DATA/<name>/`, else downloaded into the cache,
-    and compared with its published hashes either way; the files of a path must be UTF-8.
+    A text file is split 90/5/5 by lines; all files of a path must be UTF-8. A dataset is read from
+    `$PARNAS_DATA/<name>/`, else downloaded into the cache, and its published hashes are checked in both cases.
 
     Raises:
         ParnasError: The text is missing, empty, too short, binary, wrongly encoded or not as published.
@@ -62,7 +62,7 @@ def find_corpus(name: str, note: Note = silent) -> Corpus:
 
 
 def _splits_of_path(path: Path) -> dict[str, TextSlice]:
-    """Return the splits of a folder or a file of the user's, after a check that they are UTF-8."""
+    """Return the splits of the user's folder or file, after a check that they are UTF-8."""
     splits = _splits_of_folder(path) if path.is_dir() else _splits_of_file(path)
     for file in {text.path: None for text in splits.values()}:
         cached_fact(file, "is UTF-8", partial(_check_text, TextSlice.whole(file)))
@@ -70,7 +70,7 @@ def _splits_of_path(path: Path) -> dict[str, TextSlice]:
 
 
 def _splits_of_folder(folder: Path) -> dict[str, TextSlice]:
-    """Return the splits in a folder; empty ones are errors."""
+    """Return the splits in a folder; raise `ParnasError` if one is missing or empty."""
     paths = {split: first_file(folder, split_names(split)) for split in SPLITS}
     if missing := [split for split, path in paths.items() if path is None]:
         raise ParnasError(
@@ -85,7 +85,7 @@ def _splits_of_folder(folder: Path) -> dict[str, TextSlice]:
 
 
 def _splits_of_file(path: Path) -> dict[str, TextSlice]:
-    """Cut a file at line ends: the last lines are test, those before them valid, at least one line each."""
+    """Return the splits of a file: the last lines are test, the lines before them valid, at least one line each."""
     if not path.exists():
         near = difflib.get_close_matches(str(path), NAMES, 1)
         raise ParnasError(
@@ -125,7 +125,7 @@ def _line_starts(text: TextSlice) -> "array[int]":
 
 
 def _check_text(text: TextSlice) -> None:
-    """Raise `ParnasError` with the first bad byte where a file is no UTF-8 text."""
+    """Raise `ParnasError` with the first wrong byte if a file is no UTF-8 text."""
     offset = 0
     for block in text.blocks():
         if (nul := block.find(b"\0")) >= 0:

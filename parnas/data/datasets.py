@@ -1,11 +1,11 @@
-"""Named corpora on the web: their addresses, published hashes and files, and how they are fetched and checked."""
+"""The named corpora on the web: their addresses, published hashes and files; download and checks."""
 
 import os
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path, PurePosixPath
 from typing import IO
 
@@ -15,7 +15,7 @@ from parnas.errors import ParnasError
 from parnas.runs.files import atomic_folder, expand_user
 
 SPLITS = ("train", "valid", "test")
-LARGEST_FILE = 1 << 30
+_LARGEST_FILE = 1 << 30
 _TIMEOUT_SECONDS = 30
 
 
@@ -26,7 +26,7 @@ class DatasetFile:
     Attributes:
         names: Names under which it is published; the first is its name in the cache.
         hash: Its published `algorithm:hexdigest`.
-        lines: Its number of line ends, checked where no hash is published.
+        lines: Its number of line ends, checked if no hash is published.
     """
 
     names: tuple[str, ...]
@@ -36,11 +36,11 @@ class DatasetFile:
 
 @dataclass(frozen=True)
 class Dataset:
-    """An archive on the web with a text file for each split, or a single one that is cut at byte offsets.
+    """An archive on the web with a text file for each split, or a single file that is cut at byte offsets.
 
     Attributes:
         hash: Published hash of the zip archive.
-        byte_split: Bytes of train, valid and test where `files` holds one file.
+        byte_split: Bytes of train, valid and test if `files` holds one file.
     """
 
     name: str
@@ -58,11 +58,8 @@ class Dataset:
         """Return the three splits, given the path of each of `files`."""
         if self.byte_split is None:
             return {split: TextSlice.whole(path) for split, path in zip(SPLITS, paths, strict=True)}
-        stops = list(accumulate(self.byte_split))
-        starts = [0, *stops[:-1]]
-        return {
-            split: TextSlice(paths[0], start, stop) for split, start, stop in zip(SPLITS, starts, stops, strict=True)
-        }
+        cuts = pairwise(accumulate(self.byte_split, initial=0))
+        return {split: TextSlice(paths[0], *cut) for split, cut in zip(SPLITS, cuts, strict=True)}
 
 
 def _wikitext(name: str, archive_md5: str, checks: Mapping[str, tuple[str | None, int]]) -> Dataset:
@@ -130,7 +127,7 @@ def find_dataset(dataset: Dataset, note: Note = silent) -> dict[str, TextSlice]:
 
 
 def _read_given(dataset: Dataset, folder: Path, note: Note) -> dict[str, TextSlice]:
-    """Return the splits in the user's folder, or unpacked from the archive in it."""
+    """Return the splits in the user's folder, or in the archive that it holds."""
     paths = [path for file in dataset.files if (path := first_file(folder, file.names)) is not None]
     if len(paths) == len(dataset.files):
         return _checked(dataset, paths)
@@ -144,7 +141,7 @@ def _read_given(dataset: Dataset, folder: Path, note: Note) -> dict[str, TextSli
 
 
 def _unpacked(dataset: Dataset, archive: Path | None, note: Note) -> dict[str, TextSlice]:
-    """Return the splits in the cache, unpacked there first from `archive` or from the web where they are missing."""
+    """Return the splits in the cache; if they are missing, unpack `archive` or a download there first."""
     folder = cache_dir() / "corpora" / dataset.name
     with locked(folder, note):
         if not folder.is_dir():
@@ -153,7 +150,7 @@ def _unpacked(dataset: Dataset, archive: Path | None, note: Note) -> dict[str, T
 
 
 def _download(dataset: Dataset, note: Note) -> Path:
-    """Download the archive into the cache where it is not there yet."""
+    """Return the archive in the cache, after a download if it is missing."""
     import pooch
     from requests import RequestException
 
@@ -176,8 +173,7 @@ def _download(dataset: Dataset, note: Note) -> Path:
         ) from error
     except ValueError as error:
         raise ParnasError(
-            f"{dataset.url} sent something else than {dataset.name} as published (wrong hash). Try again later. "
-            f"{advice}"
+            f"{dataset.url} is not {dataset.name} as published (wrong hash). Try again later. {advice}"
         ) from error
 
 
@@ -190,7 +186,7 @@ def _unpack(dataset: Dataset, archive: Path, folder: Path) -> None:
             for file in dataset.files:
                 member = next(members[name] for name in file.names if name in members)
                 with zipped.open(member) as source, (unfinished / file.names[0]).open("wb") as target:
-                    _copy_at_most(source, target, LARGEST_FILE)
+                    _copy_at_most(source, target, _LARGEST_FILE)
     except (zipfile.BadZipFile, StopIteration) as error:
         raise ParnasError(f"{archive} is not the zip archive of {dataset.name}; delete it and try again.") from error
 
@@ -204,7 +200,7 @@ def _copy_at_most(source: IO[bytes], target: IO[bytes], limit: int) -> None:
 
 
 def _checked(dataset: Dataset, paths: list[Path]) -> dict[str, TextSlice]:
-    """Return the splits in these files after comparing them with what is published."""
+    """Return the splits in these files after a check of their published hashes, or numbers of lines."""
     for file, path in zip(dataset.files, paths, strict=True):
         if not path.is_file():
             raise ParnasError(f"{path} is missing; delete the folder {path.parent}, and it is made again.")
@@ -225,7 +221,7 @@ def _count_line_ends(path: Path) -> int:
 
 
 def _check_hash(path: Path, expected: str) -> None:
-    """Raise `ParnasError` where a file has not the hash `algorithm:hexdigest`."""
+    """Raise `ParnasError` if a file has another hash than `algorithm:hexdigest`."""
     algorithm, _, digest = expected.partition(":")
     actual = file_hash(path, algorithm)
     if actual != digest:

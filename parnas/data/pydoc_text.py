@@ -1,4 +1,4 @@
-"""The embedded corpus: the English prose of this Python's own documentation, gathered without running any of it."""
+"""The corpus pydoc: the English prose of the documentation inside this Python, gathered without running its code."""
 
 import ast
 import hashlib
@@ -16,24 +16,11 @@ from parnas.errors import ParnasError
 from parnas.runs.files import atomic_folder, write_text
 
 SHARES = {"train": 0.9, "valid": 0.05, "test": 0.05}
-FORMAT = 2
+_FORMAT = 2
 
-_SKIPPED = {
-    "test",
-    "tests",
-    "idle_test",
-    "site-packages",
-    "dist-packages",
-    "idlelib",
-    "lib2to3",
-    "lib-dynload",
-    "turtledemo",
-    "ensurepip",
-    "distutils",
-    "encodings",
-    "pydoc_data",
-    "__pycache__",
-}
+_SKIPPED = {"test", "tests", "idle_test", "site-packages", "dist-packages", "idlelib", "lib2to3", "lib-dynload"}
+_SKIPPED |= {"turtledemo", "ensurepip", "distutils", "encodings", "pydoc_data", "__pycache__"}
+"""Folders of the standard library without documentation for users."""
 _CODE = re.compile(r">>>|::=|^\s*\||[-=*~^]{6}|\w\(.*\)\s*->", re.MULTILINE)
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -41,13 +28,13 @@ _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 def gather_pydoc(note: Note = silent) -> Path:
     """Return a cache folder with train.txt, valid.txt and test.txt, written once for each version of Python.
 
-    Each line is a paragraph; a document (a topic of `help()`, or a module's docstrings) lies in one split as a whole.
-    Repeated paragraphs are left out, so that no split repeats another.
+    Each line is a paragraph. A document (a topic of `help()`, or a module's docstrings) lies in one split as a whole.
+    Paragraphs occur once, so that no split repeats another.
 
     Raises:
-        ParnasError: Python came without its sources, or the cache cannot be written.
+        ParnasError: Python is installed without its sources, or the cache cannot be written.
     """
-    folder = cache_dir() / "corpora" / f"pydoc-{platform.python_version()}-{FORMAT}"
+    folder = cache_dir() / "corpora" / f"pydoc-{platform.python_version()}-{_FORMAT}"
     with locked(folder, note):
         if not folder.is_dir():
             note("gathering Python's documentation")
@@ -76,7 +63,7 @@ def _unique_paragraphs(documents: Iterator[tuple[str, str]]) -> dict[str, list[s
 
 
 def prose(text: str) -> Iterator[str]:
-    """Yield the paragraphs of English among examples, tables, grammars and signatures, each on one line."""
+    """Yield the English paragraphs of a text, each on one line, without examples, tables, grammars and signatures."""
     for paragraph in re.split(r"\n\s*\n", text):
         words = paragraph.split()
         line = " ".join(words)
@@ -109,7 +96,7 @@ def _documents() -> Iterator[tuple[str, str]]:
 
 
 def _docstrings(path: Path) -> list[str]:
-    """Return the docstrings of a Python file in the sequence of its lines; an empty list where it cannot be parsed."""
+    """Return the docstrings of a Python file by line; an empty list if it cannot be parsed."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -6,34 +6,31 @@ The folder of a corpus and a tokenizer, `<cache>/streams/<key>/`, holds `header.
 
 import hashlib
 import json
-import multiprocessing
-import os
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, astuple, dataclass, replace
-from functools import partial
+from collections import Counter, deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 
 from parnas.config.schema import DataConfig
 from parnas.data.cache import Note, cache_dir, locked, silent
 from parnas.data.corpora import Corpus, find_corpus
 from parnas.data.datasets import SPLITS
 from parnas.data.text import TextSlice, count_words
-from parnas.data.tokenizers import PieceTokenizer, Tokenizer, WordTokenizer, load_tokenizer, train_tokenizer
+from parnas.data.tokenizers import PieceTokenizer, Tokenizer, load_tokenizer, train_tokenizer
 from parnas.errors import ParnasError
 from parnas.runs.files import atomic_folder, read_json, write_json
+from parnas.runs.records import Record
 
 Tokens = NDArray[np.uint16] | NDArray[np.uint32]
-Count = Annotated[int, Field(ge=0, strict=True)]
+_Count = Annotated[int, Field(ge=0, strict=True)]
 
-FORMAT = 3
+_FORMAT = 3
 """Increase it with every change that gives other files for the same corpus and settings."""
 
 _HEADER_FILE = "header.json"
@@ -41,66 +38,36 @@ _CHUNK = 1 << 22
 """Tokens that are counted or renumbered at once; numpy's copies of them are several times as large."""
 
 _THREADS = 4
-"""Blocks encoded at the same time: with fewer, cores wait for Python; WikiText-2 takes a tenth longer with 2."""
-
-POOL_BYTES = 20_000_000
-"""Size of text from which worker processes for the word tokenizer save time."""
+"""Blocks encoded at the same time. With fewer, cores wait for Python: WikiText-2 takes a tenth longer with 2."""
 
 
-@dataclass(frozen=True)
-class SplitCounts:
-    """The size of a split, in tokens and in units of its text.
+class SplitCounts(Record, extra="forbid"):
+    """The size of a split, in tokens and in units of its text."""
 
-    Attributes:
-        words: Whitespace-separated words, without line ends.
-        line_ends: Predicted line ends, that is tokens `eos_id`.
-        lines: Lines of the text, a last one without a newline included.
-        bytes: Bytes of the text.
-        unknown: Tokens for text without an id of its own.
-    """
-
-    tokens: Count
-    words: Count
-    line_ends: Count
-    lines: Count
-    bytes: Count
-    unknown: Count
-
-    def __add__(self, other: "SplitCounts") -> "SplitCounts":
-        return SplitCounts(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
+    tokens: _Count
+    words: _Count  # separated by whitespace, without line ends
+    line_ends: _Count  # predicted line ends: tokens `eos_id`
+    lines: _Count  # lines of the text, a last one without a newline included
+    bytes: _Count
+    unknown: _Count  # tokens for text without an id of its own
 
 
-@dataclass(frozen=True)
-class StreamHeader:
-    """The source of a corpus's token streams, and their sizes.
-
-    Attributes:
-        tokenizer: Settings of the tokenizer (`TokenizerConfig`).
-        loses: Information that the tokenizer drops: "case" where it is folded, "unknown" where a split has unknown
-            tokens.
-    """
+class StreamHeader(Record, extra="forbid"):
+    """The source of a corpus's token streams, and their sizes."""
 
     corpus: str
-    fingerprint: str
-    tokenizer: dict[str, Any]
+    fingerprint: str  # see `Corpus`
+    tokenizer: dict[str, Any]  # settings of the tokenizer (`TokenizerConfig`)
     vocab_size: Annotated[int, Field(ge=1, lt=2**31, strict=True)]
     dtype: Literal["<u2", "<u4"]
     loses: tuple[str, ...]
-    splits: dict[str, SplitCounts]
+    """Information that the tokenizer drops: "case" if it is folded, "unknown" if a split has unknown tokens."""
+    splits: Annotated[dict[Literal["train", "valid", "test"], SplitCounts], Field(min_length=3)]
 
     @classmethod
     def read(cls, path: Path) -> "StreamHeader":
         """Read a header; raise `ParnasError` for a missing or broken file."""
-        tree = read_json(path)
-        try:
-            if set(tree["splits"]) != set(SPLITS):
-                raise KeyError("splits")
-            splits = {split: SplitCounts(**tree["splits"][split]) for split in SPLITS}
-            header = cls(**{**tree, "splits": splits})
-            return TypeAdapter(cls).validate_python(asdict(header))
-        except (KeyError, TypeError, ValueError) as error:  # pydantic's among them
-            reason = " ".join(str(error).split())[:200]
-            raise ParnasError(f"{path} is no header of a token stream ({reason}); restore it.") from error
+        return cls.parse(read_json(path), str(path))
 
 
 @dataclass(frozen=True)
@@ -113,7 +80,7 @@ class TokenStreams:
 
     @classmethod
     def open(cls, folder: Path) -> "TokenStreams":
-        """Open the streams in a folder; raise `ParnasError` where one is missing, broken or of the wrong length."""
+        """Open the streams in a folder; raise `ParnasError` if one is missing, broken or of the wrong length."""
         header = StreamHeader.read(folder / _HEADER_FILE)
         for split, counts in header.splits.items():
             path = _tokens_file(folder, split)
@@ -132,17 +99,20 @@ class TokenStreams:
 
 
 def prepare(config: DataConfig, note: Note = silent) -> TokenStreams:
-    """Return the token streams of a configuration from the cache, after making them where they are missing.
+    """Return the token streams of a configuration from the cache; make them first if they are missing or damaged.
 
-    They are made under a lock and appear as a whole, so any number of processes may call at once; damaged ones are made
-    again. `note` gets a line for each step that takes time.
+    They are made under a lock and appear as a whole, so any number of processes may call this at once.
+
+    Args:
+        config: The corpus and the tokenizer.
+        note: Gets a line for each step that takes time.
 
     Raises:
-        ParnasError: Corpus, tokenizer settings or disk are at fault.
+        ParnasError: The corpus or the settings of the tokenizer are wrong, or the disk is full.
     """
     corpus = find_corpus(config.corpus, note)
     settings = config.tokenizer.model_dump(mode="json")
-    key = hashlib.sha256(json.dumps([FORMAT, corpus.fingerprint, settings], sort_keys=True).encode()).hexdigest()[:32]
+    key = hashlib.sha256(json.dumps([_FORMAT, corpus.fingerprint, settings], sort_keys=True).encode()).hexdigest()[:32]
     folder = cache_dir() / "streams" / key
     with locked(folder, note):
         try:
@@ -153,15 +123,14 @@ def prepare(config: DataConfig, note: Note = silent) -> TokenStreams:
             return TokenStreams.open(folder)
 
 
-def encode_file(text: TextSlice, tokenizer: Tokenizer, saved: Path, target: Path, dtype: str) -> SplitCounts:
-    """Write the ids of a text to `target` as raw `dtype` and return its size; `saved` is the tokenizer's folder."""
-    total, ends_line = SplitCounts(0, 0, 0, 0, 0, 0), True
+def encode_file(text: TextSlice, tokenizer: Tokenizer, target: Path, dtype: str) -> SplitCounts:
+    """Write the ids of a text to `target` as raw `dtype` and return its size."""
+    totals: Counter[str] = Counter()
     with target.open("wb") as file:
-        for block in _encode(text, tokenizer, saved):
+        for block in _encode(text, tokenizer):
             file.write(block.ids.astype(dtype).data)
-            total += block.counts
-            ends_line = block.ends_line
-    return total if ends_line else replace(total, lines=total.lines + 1)
+            totals.update(block.counts)
+    return SplitCounts(**totals, lines=totals["line_ends"] + (not block.ends_line))
 
 
 def _make(folder: Path, corpus: Corpus, config: DataConfig, settings: dict[str, Any], note: Note) -> None:
@@ -172,11 +141,11 @@ def _make(folder: Path, corpus: Corpus, config: DataConfig, settings: dict[str, 
     (folder / "tokenizer").mkdir()
     tokenizer.save(folder / "tokenizer")
     dtype: Literal["<u2", "<u4"] = "<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4"
-    splits = {}
+    splits: dict[Literal["train", "valid", "test"], SplitCounts] = {}
     for split in SPLITS:
         text = corpus.splits[split]
         note(f"encoding {split}: {text.bytes:,} bytes")
-        splits[split] = encode_file(text, tokenizer, folder / "tokenizer", _tokens_file(folder, split), dtype)
+        splits[split] = encode_file(text, tokenizer, _tokens_file(folder, split), dtype)
         if splits[split].tokens < 2:
             raise ParnasError(
                 f"The {split} split of {corpus.name} is too short: it gives {splits[split].tokens} token(s), and 2 is "
@@ -186,20 +155,28 @@ def _make(folder: Path, corpus: Corpus, config: DataConfig, settings: dict[str, 
         tokenizer = _sort_by_frequency(folder, tokenizer, dtype)
     unknown = any(counts.unknown for counts in splits.values())
     loses = ("case",) * tokenizer.folds_case + ("unknown",) * unknown
-    header = StreamHeader(corpus.name, corpus.fingerprint, settings, tokenizer.vocab_size, dtype, loses, splits)
-    write_json(folder / _HEADER_FILE, asdict(header))
+    header = StreamHeader(
+        corpus=corpus.name,
+        fingerprint=corpus.fingerprint,
+        tokenizer=settings,
+        vocab_size=tokenizer.vocab_size,
+        dtype=dtype,
+        loses=loses,
+        splits=splits,
+    )
+    write_json(folder / _HEADER_FILE, header.to_dict())
 
 
 class _EncodedBlock(NamedTuple):
     """A block of text in tokens."""
 
     ids: NDArray[np.int32]
-    counts: SplitCounts
+    counts: dict[str, int]  # all of `SplitCounts` but the lines
     ends_line: bool
 
 
 def _sort_by_frequency(folder: Path, tokenizer: PieceTokenizer, dtype: str) -> PieceTokenizer:
-    """Renumber the tokens of all splits by frequency, which is far faster than to encode them again."""
+    """Renumber the tokens of all splits by frequency, which is far faster than encoding them again."""
     counts = _count_tokens(_tokens_file(folder, "train"), dtype, tokenizer.vocab_size)
     tokenizer, new_ids = tokenizer.sorted_by(counts)
     for split in SPLITS:
@@ -222,66 +199,30 @@ def _count_tokens(path: Path, dtype: str, vocab_size: int) -> NDArray[np.int64]:
 def _encode_block(tokenizer: Tokenizer, block: bytes) -> _EncodedBlock:
     """Encode a block and measure it."""
     ids, unknown = tokenizer.encode_block(block)
-    counts = SplitCounts(
-        tokens=len(ids),
-        words=count_words(block),
-        line_ends=int(np.count_nonzero(ids == tokenizer.eos_id)),
-        lines=block.count(b"\n"),
-        bytes=len(block),
-        unknown=unknown,
-    )
+    counts = {
+        "tokens": len(ids),
+        "words": count_words(block),
+        "line_ends": int(np.count_nonzero(ids == tokenizer.eos_id)),
+        "bytes": len(block),
+        "unknown": unknown,
+    }
     return _EncodedBlock(ids, counts, block.endswith(b"\n"))
 
 
-def _encode(text: TextSlice, tokenizer: Tokenizer, saved: Path) -> Iterator[_EncodedBlock]:
-    """Yield the encoded blocks of a text in sequence, on all cores; `saved` is the tokenizer's folder.
+def _encode(text: TextSlice, tokenizer: Tokenizer) -> Iterator[_EncodedBlock]:
+    """Yield the encoded blocks of a text in sequence.
 
-    Words are encoded in Python, which needs processes. sentencepiece has its own threads for a block; meanwhile our
-    threads prepare the next blocks and count the words of the previous ones.
+    sentencepiece has its own threads for a block; meanwhile these threads prepare the next blocks and count the words
+    of the previous ones. Only a few blocks are in memory at a time; `pool.map` would read the whole text.
     """
-    workers = os.cpu_count() or 1
-    if not isinstance(tokenizer, WordTokenizer) or text.bytes < POOL_BYTES or workers == 1:
-        threads, encode = ThreadPoolExecutor(_THREADS), partial(_encode_block, tokenizer)
-        yield from _map_ahead(threads, _THREADS + 2, encode, text.blocks())
-        return
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(saved,))
-    try:
-        yield from _map_ahead(pool, 2 * workers, _encode_in_worker, text.blocks())
-    except BrokenProcessPool as error:
-        raise ParnasError(
-            "The worker processes that encode words died. Make room in memory; and if a script of yours calls parnas, "
-            'let it do so below: if __name__ == "__main__":'
-        ) from error
-
-
-def _map_ahead(
-    pool: Executor, ahead: int, encode: Callable[[bytes], _EncodedBlock], blocks: Iterable[bytes]
-) -> Iterator[_EncodedBlock]:
-    """Yield results in the sequence of the blocks, with `ahead` in memory; `pool.map` would read the whole text."""
     waiting: deque[Future[_EncodedBlock]] = deque()
-    with pool:
-        for block in blocks:
-            waiting.append(pool.submit(encode, block))
-            if len(waiting) == ahead:
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for block in text.blocks():
+            waiting.append(pool.submit(_encode_block, tokenizer, block))
+            if len(waiting) == _THREADS + 2:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
-
-
-_worker_tokenizer: Tokenizer | None = None
-
-
-def _start_worker(folder: Path) -> None:
-    """Load the tokenizer of a worker process."""
-    global _worker_tokenizer  # noqa: PLW0603 (the one place where an initializer can leave what its tasks need)
-    _worker_tokenizer = load_tokenizer(folder)
-
-
-def _encode_in_worker(block: bytes) -> _EncodedBlock:
-    """Encode a block with the tokenizer of this worker process."""
-    assert _worker_tokenizer is not None
-    return _encode_block(_worker_tokenizer, block)
 
 
 def _tokens_file(folder: Path, split: str) -> Path:

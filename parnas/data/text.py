@@ -1,4 +1,4 @@
-"""Text files read in bounded memory: blocks, lines and numbers of words."""
+"""Read text files in bounded memory: blocks, lines and numbers of words."""
 
 import builtins
 import re
@@ -28,7 +28,7 @@ class TextSlice:
 
     @classmethod
     def whole(cls, path: Path) -> "TextSlice":
-        """Return a whole file."""
+        """Return the slice of a whole file."""
         return cls(path, 0, path.stat().st_size)
 
     @property
@@ -66,8 +66,8 @@ class TextSlice:
 def split_lines(text: str) -> list[str]:
     r"""Return the lines with their "\n"; joined, they are `text`.
 
-    A line longer than `LONGEST_LINE` characters is cut before spaces, or anywhere without them. All its pieces
-    but the last are without "\n", and so get no `<eos>`.
+    A line longer than `LONGEST_LINE` characters is cut before spaces, or anywhere if it has none. Only its last piece
+    has a "\n", and so gets an `<eos>`.
     """
     lines: list[str] = _LINE.findall(text)
     if all(len(line) <= LONGEST_LINE for line in lines):

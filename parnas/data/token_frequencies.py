@@ -1,4 +1,4 @@
-"""Token counts without encoding a text: of a text that is not on this machine, or from a file."""
+"""Token counts: of a corpus, estimated if it is not on this machine, or from a file."""
 
 import os
 from pathlib import Path
@@ -23,26 +23,24 @@ PUBLISHED = {
 }
 """Vocabulary sizes of datasets with all their words, or bytes."""
 
-FREQUENT, RARE_EXPONENT = 8000, 1.65  # of `zipf`
 
-
-class TokenCounts(NamedTuple):
-    """The token counts of a text, and their source in words."""
+class _TokenCounts(NamedTuple):
+    """The token counts of a text, and a description of their source."""
 
     counts: NDArray[np.int64]  # [V] occurrences, or in proportion to them; they never rise
     source: str
 
 
-def estimate_token_counts(config: DataConfig, note: Note = silent) -> TokenCounts:
-    """Count the tokens of a text on this machine, else apply Zipf's law to the published or configured vocabulary.
+def estimate_token_counts(config: DataConfig, note: Note = silent) -> _TokenCounts:
+    """Return the token counts of a corpus on this machine; else estimate them by Zipf's law from its vocabulary size.
 
-    Never downloads.
+    Nothing is downloaded.
 
     Raises:
-        ParnasError: Neither the text nor the size of its vocabulary is known.
+        ParnasError: The corpus is not here, and the size of its vocabulary is neither published nor configured.
     """
     if is_local(config.corpus):
-        return TokenCounts(prepare(config, note).train_counts(), "counted in the text")
+        return _TokenCounts(prepare(config, note).train_counts(), "counted in the text")
     settings = config.tokenizer
     published = None if settings.lowercase else PUBLISHED.get((config.corpus, settings.kind))
     size = settings.vocab_size or published or (DEFAULT_VOCAB_SIZE if settings.kind == "sentencepiece" else None)
@@ -51,11 +49,11 @@ def estimate_token_counts(config: DataConfig, note: Note = silent) -> TokenCount
             f"{config.corpus} is not on this machine, and its vocabulary is not known; fetch it by 'parnas data "
             f"{config.corpus}', or set data.tokenizer.vocab_size."
         )
-    return TokenCounts(zipf(size), f"{config.corpus} is not on this machine: frequencies by Zipf's law")
+    return _TokenCounts(zipf(size), f"{config.corpus} is not on this machine: frequencies by Zipf's law")
 
 
 def is_local(corpus: str) -> bool:
-    """Return `True` where a corpus can be read without a download."""
+    """Return whether a corpus can be read without a download."""
     if corpus not in DATASETS:
         return corpus == "pydoc" or expand_user(corpus).exists()
     given = os.environ.get("PARNAS_DATA")
@@ -66,12 +64,12 @@ def is_local(corpus: str) -> bool:
 def zipf(size: int) -> NDArray[np.int64]:
     """Return counts of `size` words by Zipf's law, up to a factor, the most frequent first: [size].
 
-    1 / rank up to the 8000th, then in proportion to rank^-1.65: two regimes, as Ferrer i Cancho & Solé 2001 found. With
-    this exponent the rarest of WikiText-103's 267,735 words occurs three times in its 103 million, as it does; and the
-    shares of WikiText-2 beyond its 1000th, 5000th and 20,000th word are right within a tenth.
+    Counts are proportional to 1 / rank up to rank 8000, then to rank^-1.65: two regimes, as Ferrer i Cancho & Solé 2001
+    found. This exponent gives the rarest of WikiText-103's 267,735 words its true count, 3 of 103 million. In
+    WikiText-2, the shares of all words beyond ranks 1000, 5000 and 20,000 are right within a tenth.
     """
-    ranks = np.arange(1, size + 1, dtype=np.float64)
-    frequencies = np.where(ranks <= FREQUENT, 1 / ranks, (ranks / FREQUENT) ** -RARE_EXPONENT / FREQUENT)
+    ranks, last = np.arange(1, size + 1, dtype=np.float64), 8000
+    frequencies = np.where(ranks <= last, 1 / ranks, (ranks / last) ** -1.65 / last)
     counts: NDArray[np.int64] = np.ceil(frequencies / frequencies[-1]).astype(np.int64)
     return counts
 

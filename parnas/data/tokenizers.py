@@ -1,7 +1,7 @@
 """Tokenizers: text to ids and back, by words, bytes or pieces. Ids are sorted by frequency in the training text.
 
-Id 0 is the most frequent, as the adaptive softmax needs it (Grave et al. 2017, section 4); of equally frequent symbols
-the one that sorts first has the lower id. The line end, `<eos>`, is one id of every tokenizer, for each newline.
+Id 0 is the most frequent, as the adaptive softmax needs it (Grave et al. 2017, section 4); equally frequent symbols are
+sorted by their text. Every tokenizer encodes each newline as one id, the line end `<eos>`.
 """
 
 import io
@@ -9,7 +9,7 @@ import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
+from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -21,16 +21,15 @@ from parnas.data.text import LONGEST_LINE, TextSlice, split_lines
 from parnas.errors import ParnasError
 from parnas.runs.files import read_json, write_json
 
-Ids = NDArray[np.int32]
+_Ids = NDArray[np.int32]
 
-SETTINGS_FILE = "tokenizer.json"
-UNKNOWN = "<unk>"
+SETTINGS_FILE, MODEL_FILE = "tokenizer.json", "sentencepiece.model"
+DEFAULT_VOCAB_SIZE = 8000  # of pieces
+_UNKNOWN = "<unk>"
 _NEWLINE = ord("\n")
 
-MODEL_FILE = "sentencepiece.model"
-DEFAULT_VOCAB_SIZE = 8000  # of pieces
-SAMPLE_BYTES = 24 << 20
-"""Most text that sentencepiece is trained on, which bounds its memory (about 25 times that)."""
+_SAMPLE_BYTES = 24 << 20
+"""Size of the text that sentencepiece is trained on, at most. Its training takes about 25 times that in memory."""
 
 # The trainer's result depends on its number of threads, so a fixed one gives all machines the same pieces.
 _TRAINER_THREADS = 16
@@ -39,9 +38,9 @@ _UNKNOWN_PIECE = 0
 
 
 class Encoded(NamedTuple):
-    """Token ids [N], and the number of those for text without an id of its own."""
+    """Token ids [N], and how many of them encode text without an id of its own."""
 
-    ids: Ids
+    ids: _Ids
     unknown: int
 
 
@@ -51,8 +50,8 @@ class Tokenizer(ABC):
     Attributes:
         vocab_size: Number of ids, `eos_id` among them.
         eos_id: Id of the line end.
-        unknown_id: Id of all text without an id of its own, `None` where there is no such text.
-        folds_case: Upper and lower case become the same.
+        unknown_id: Id of all text without an id of its own, `None` if there can be no such text.
+        folds_case: Whether upper and lower case get the same ids.
     """
 
     kind: ClassVar[str]
@@ -62,16 +61,16 @@ class Tokenizer(ABC):
     folds_case: bool
 
     @abstractmethod
-    def encode_lines(self, lines: list[str]) -> Encoded:
-        r"""Encode lines one after another, with `eos_id` for each "\n" at the end of one."""
+    def encode_text(self, text: str) -> Encoded:
+        r"""Encode a text, with `eos_id` for each "\n"."""
 
     @abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
-        r"""Return the text of token ids; `eos_id` gives "\n". The inverse of `encode`, as far as nothing is lost."""
+        r"""Return the text of token ids, with "\n" for `eos_id`; the inverse of `encode` except for what is lost."""
 
     @abstractmethod
     def spellings(self) -> list[str]:
-        r"""Return the text of each id [V], with a space where a word begins behind white space; "\n" for `eos_id`."""
+        r"""Return the text of each id [V], with a space before a word that follows white space; "\n" for `eos_id`."""
 
     @abstractmethod
     def save(self, folder: Path) -> None:
@@ -84,11 +83,11 @@ class Tokenizer(ABC):
 
     def encode_block(self, block: bytes) -> Encoded:
         """Encode UTF-8 bytes of a file."""
-        return self.encode_lines(split_lines(block.decode("utf-8", errors="replace")))
+        return self.encode_text(block.decode("utf-8", errors="replace"))
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text, such as a prompt; nothing is added at its end."""
-        ids: list[int] = self.encode_lines(split_lines(text)).ids.tolist()
+        ids: list[int] = self.encode_text(text).ids.tolist()
         return ids
 
 
@@ -98,37 +97,37 @@ class WordTokenizer(Tokenizer):
     kind = "word"
 
     def __init__(self, symbols: list[str], lowercase: bool) -> None:
-        r"""Make a tokenizer of the word of each id, with "\n" for `<eos>` and `<unk>` for all other words."""
+        r"""Make a tokenizer from the word of each id, with "\n" for `<eos>` and `<unk>` for all other words."""
         self._symbols = symbols
         self._ids = {symbol: number for number, symbol in enumerate(symbols)}
         self.vocab_size = len(symbols)
         self.eos_id = self._ids["\n"]
-        self.unknown_id: int = self._ids[UNKNOWN]
+        self.unknown_id: int = self._ids[_UNKNOWN]
         self.folds_case = lowercase
 
     @classmethod
     def train(cls, config: TokenizerConfig, train: TextSlice) -> Self:
-        """Keep all words of the training text, or the `vocab_size - 2` most frequent besides `<eos>` and `<unk>`."""
+        """Keep all words of the training text, or `<eos>`, `<unk>` and the `vocab_size - 2` most frequent words."""
         counts: Counter[str] = Counter()
         for lines in train.lines():
             for line in lines:
                 counts.update((line.lower() if config.lowercase else line).split())
                 counts["\n"] += line.endswith("\n")
-        special = {"\n": counts.pop("\n"), UNKNOWN: counts.pop(UNKNOWN, 0)}
+        special = {"\n": counts.pop("\n"), _UNKNOWN: counts.pop(_UNKNOWN, 0)}
         words = sorted(counts, key=lambda word: (-counts[word], word))
         if config.vocab_size is not None:
             if config.vocab_size > len(words) + len(special):
                 raise _vocabulary_too_large(config.vocab_size, len(words) + len(special))
-            special[UNKNOWN] += sum(counts[word] for word in words[config.vocab_size - len(special) :])
+            special[_UNKNOWN] += sum(counts[word] for word in words[config.vocab_size - len(special) :])
             words = words[: config.vocab_size - len(special)]
         final = special | {word: counts[word] for word in words}
         return cls(sorted(final, key=lambda symbol: (-final[symbol], symbol)), config.lowercase)
 
-    def encode_lines(self, lines: list[str]) -> Encoded:
-        """Encode the words of lines."""
+    def encode_text(self, text: str) -> Encoded:
+        """Encode the words of a text."""
         get, missing = self._ids.get, self.vocab_size
         numbers: list[int] = []
-        for line in lines:
+        for line in split_lines(text):
             words = (line.lower() if self.folds_case else line).split()
             numbers += [get(word, missing) for word in words]
             if line.endswith("\n"):
@@ -153,7 +152,7 @@ class WordTokenizer(Tokenizer):
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """Load words; `ValueError` where they are not different strings."""
+        """Load words; raise `ValueError` if they are not different strings."""
         settings = read_json(folder / SETTINGS_FILE)
         symbols, lowercase = settings["symbols"], settings["lowercase"]
         listed = isinstance(symbols, list) and all(isinstance(symbol, str) for symbol in symbols)
@@ -165,9 +164,9 @@ class WordTokenizer(Tokenizer):
 class ByteTokenizer(Tokenizer):
     r"""The bytes of the text, for enwik8 and text8; the newline is `<eos>`.
 
-    The vocabulary holds the bytes that occur in any split, and the newline. The set of bytes reveals next to nothing
-    about a held-out text, so no byte is unknown. The literature counts the same way, but without a newline where the
-    text has none: 205 for enwik8, and here 28, not 27, for text8, because generation and evaluation need an `<eos>`.
+    The vocabulary holds the bytes of all splits, so that no byte is unknown, and the newline. The set of bytes reveals
+    next to nothing about a held-out text. The literature counts the same way, except that text8 has 28 symbols here
+    instead of 27, because generation and evaluation need an `<eos>`; enwik8 has 205.
     """
 
     kind = "byte"
@@ -183,16 +182,16 @@ class ByteTokenizer(Tokenizer):
 
     @classmethod
     def train(cls, config: TokenizerConfig, train: TextSlice, held_out: Iterable[TextSlice]) -> Self:
-        """Sort the bytes by frequency in `train`; those in `held_out` alone come last. Folds ASCII letters only."""
+        """Sort the bytes by frequency in `train`; bytes of `held_out` alone come last. Fold the case of ASCII only."""
         counts = _byte_counts(train, config.lowercase)
         occurs = (counts + sum(_byte_counts(text, config.lowercase) for text in held_out)) > 0
         occurs[_NEWLINE] = True
         order = np.argsort(-counts, kind="stable")
         return cls(order[occurs[order]].tolist(), config.lowercase)
 
-    def encode_lines(self, lines: list[str]) -> Encoded:
-        """Encode the bytes of lines."""
-        return self.encode_block("".join(lines).encode("utf-8"))
+    def encode_text(self, text: str) -> Encoded:
+        """Encode the bytes of a text."""
+        return self.encode_block(text.encode("utf-8"))
 
     def encode_block(self, block: bytes) -> Encoded:
         """Encode bytes; raise `ParnasError` for one that the training text lacks."""
@@ -208,29 +207,21 @@ class ByteTokenizer(Tokenizer):
         return self._values[np.asarray(ids, np.int64)].tobytes().decode("utf-8", errors="replace")
 
     def spellings(self) -> list[str]:
-        """Return each ASCII character, and the numbers of other bytes."""
-        # No byte of a longer character may be taken for white space.
+        """Return each ASCII character, and the numbers of other bytes, which could be taken for white space."""
         return [chr(value) if value < 128 else f"<{value}>" for value in self._values.tolist()]
 
     def save(self, folder: Path) -> None:
         """Write the bytes as JSON."""
-        write_json(
-            folder / SETTINGS_FILE,
-            {"kind": self.kind, "lowercase": self.folds_case, "bytes": self._values.tolist()},
-        )
+        settings = {"kind": self.kind, "lowercase": self.folds_case, "bytes": self._values.tolist()}
+        write_json(folder / SETTINGS_FILE, settings)
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """Load bytes; `ValueError` where they are not different or lack the newline."""
+        """Load bytes; raise `ValueError` if they are not different or lack the newline."""
         settings = read_json(folder / SETTINGS_FILE)
         values, lowercase = settings["bytes"], settings["lowercase"]
-        listed = isinstance(values, list) and all(type(value) is int for value in values)
-        if (
-            not listed
-            or _NEWLINE not in values
-            or len(set(values)) != len(values)
-            or not set(values) <= set(range(256))
-        ):
+        listed = isinstance(values, list) and all(type(value) is int and 0 <= value < 256 for value in values)
+        if not listed or len(set(values)) != len(values) or _NEWLINE not in values:
             raise ValueError("its bytes are not different numbers below 256 with the newline among them")
         return cls(values, bool(lowercase))
 
@@ -245,10 +236,10 @@ class PieceTokenizer(Tokenizer):
     kind = "sentencepiece"
 
     def __init__(self, model: bytes, pieces: NDArray[np.int64], byte_fallback: bool, lowercase: bool) -> None:
-        """Make a tokenizer of a serialized sentencepiece model and its piece number for each of our ids [V].
+        """Make a tokenizer from a serialized sentencepiece model and its piece number for each of our ids [V].
 
-        With byte fallback sentencepiece's unknown piece (0) never occurs and is used for `<eos>`; else `<eos>` has the
-        number behind the last piece.
+        With byte fallback, sentencepiece's unknown piece (0) never occurs and stands for `<eos>`; else the number after
+        the last piece does.
         """
         from sentencepiece import SentencePieceProcessor
 
@@ -269,31 +260,27 @@ class PieceTokenizer(Tokenizer):
 
     @classmethod
     def train(cls, config: TokenizerConfig, train: TextSlice) -> Self:
-        """Train sentencepiece on at most `SAMPLE_BYTES` of evenly spread lines; ids are not sorted by frequency yet."""
+        """Train sentencepiece on at most `_SAMPLE_BYTES` of evenly spread lines; `sorted_by` sorts the ids."""
         vocab_size = config.vocab_size or DEFAULT_VOCAB_SIZE
         model = _train_model(config, vocab_size, train)
         return cls(model, np.arange(vocab_size), config.byte_fallback, config.lowercase)
 
-    def sorted_by(self, counts: NDArray[np.int64]) -> tuple[Self, Ids]:
+    def sorted_by(self, counts: NDArray[np.int64]) -> tuple[Self, _Ids]:
         """Return the tokenizer with ids sorted by these counts of its ids [V], and the new id of each id [V]."""
         order = np.argsort(-counts, kind="stable")
         new_ids = np.empty(len(order), np.int32)
         new_ids[order] = np.arange(len(order))
         return type(self)(self._model, self._pieces[order], self._byte_fallback, self.folds_case), new_ids
 
-    def encode_lines(self, lines: list[str]) -> Encoded:
-        """Encode the pieces of lines."""
-        encoded = self._encode_texts([line.removesuffix("\n") for line in lines])
-        ends = [self._eos if line.endswith("\n") else b"" for line in lines]
-        return self._number(b"".join(part for pair in zip(encoded, ends, strict=True) for part in pair))
-
-    def encode_block(self, block: bytes) -> Encoded:
-        """Encode the pieces of UTF-8 bytes."""
-        texts = block.decode("utf-8", errors="replace").split("\n")
-        if max(map(len, texts)) >= LONGEST_LINE:
-            return super().encode_block(block)
-        # As `encode_lines`, without lists of lines and line ends; after the last line end `split` gives "".
-        return self._number(self._eos.join(self._encode_texts(texts)))
+    def encode_text(self, text: str) -> Encoded:
+        """Encode the pieces of a text."""
+        lines = text.split("\n")
+        if max(map(len, lines)) < LONGEST_LINE:
+            encoded = self._encode_lines(lines)
+        else:
+            encoded = [np.concatenate(self._encode_lines(split_lines(line) or [""])) for line in lines]
+        ids = self._ids[np.frombuffer(self._eos.join(encoded), np.int32)]  # bytes join several times as fast as arrays
+        return Encoded(ids, 0 if self.unknown_id is None else int(np.count_nonzero(ids == self.unknown_id)))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Decode pieces line by line."""
@@ -310,7 +297,7 @@ class PieceTokenizer(Tokenizer):
         return ["\n" if number == self.eos_id else texts[piece] for number, piece in enumerate(self._pieces.tolist())]
 
     def save(self, folder: Path) -> None:
-        """Write the model and the numbers of its pieces."""
+        """Write the sentencepiece model, and the settings and the numbers of its pieces as JSON."""
         (folder / MODEL_FILE).write_bytes(self._model)
         settings = {
             "kind": self.kind,
@@ -322,32 +309,27 @@ class PieceTokenizer(Tokenizer):
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """Load the model; `ValueError` where its numbers do not fit it."""
+        """Load the model; raise `ValueError` if the numbers of the pieces do not fit it."""
         settings = read_json(folder / SETTINGS_FILE)
         model = (folder / MODEL_FILE).read_bytes()
         pieces = np.array(settings["pieces"])
         if pieces.dtype != np.int64 or pieces.ndim != 1 or not np.array_equal(np.sort(pieces), np.arange(len(pieces))):
-            raise ValueError("its numbers are not those below their count in some order")
+            raise ValueError("its numbers are not 0 to V - 1 in some order")
         tokenizer = cls(model, pieces, bool(settings["byte_fallback"]), bool(settings["lowercase"]))
-        tokenizer.spellings()  # raises an error for pieces that are no UTF-8
+        tokenizer.spellings()  # raises an error for pieces that are not UTF-8
         return tokenizer
 
-    def _encode_texts(self, texts: list[str]) -> list[Any]:
-        """Return the pieces of each text without line ends, as int32 arrays."""
-        encoded: list[Any] = self._processor.encode(texts, return_type="numpy", num_threads=-1)
-        if self._byte_fallback and not self.folds_case:  # nothing is to be lost
-            for index, text in enumerate(texts):
-                if _SPACE_MARK in text:
-                    encoded[index] = self._encode_space_marks(text)
+    def _encode_lines(self, lines: list[str]) -> list[Any]:
+        """Return the pieces of each line, without line ends, as int32 arrays."""
+        encoded: list[Any] = self._processor.encode(lines, return_type="numpy", num_threads=-1)
+        if self._byte_fallback and not self.folds_case:  # so that nothing is lost
+            for index, line in enumerate(lines):
+                if _SPACE_MARK in line:
+                    encoded[index] = self._encode_space_marks(line)
         return encoded
 
-    def _number(self, pieces: bytes) -> Encoded:
-        """Return our ids of pieces, given as the bytes of their arrays: bytes join several times as fast."""
-        ids = self._ids[np.frombuffer(pieces, np.int32)]
-        return Encoded(ids, 0 if self.unknown_id is None else int(np.count_nonzero(ids == self.unknown_id)))
-
     def _encode_space_marks(self, text: str) -> NDArray[np.int32]:
-        """Return the pieces of a text with "▁" spelt as bytes; sentencepiece would take it for a space."""
+        """Return the pieces of a text with "▁" as bytes; sentencepiece would take it for a space."""
         mark = [self._processor.piece_to_id(f"<0x{value:02X}>") for value in _SPACE_MARK.encode()]
         first, *rest = (self._processor.encode(part) for part in text.split(_SPACE_MARK))
         return np.array(first + [piece for part in rest for piece in mark + part], np.int32)
@@ -356,8 +338,8 @@ class PieceTokenizer(Tokenizer):
 def train_tokenizer(config: TokenizerConfig, train: TextSlice, held_out: Iterable[TextSlice] = ()) -> Tokenizer:
     """Train a tokenizer, deterministically.
 
-    Words and bytes are sorted by frequency. Pieces are not: `PieceTokenizer.sorted_by` sorts them once the text has
-    been encoded and counted. Of `held_out`, the other splits, the byte tokenizer includes the bytes.
+    Words and bytes are sorted by frequency. Pieces are not yet: their frequencies are known once the text is encoded
+    (`PieceTokenizer.sorted_by`). The byte tokenizer also includes the bytes of `held_out`, the other splits.
 
     Raises:
         ParnasError: The vocabulary is larger than the text supports.
@@ -370,7 +352,7 @@ def train_tokenizer(config: TokenizerConfig, train: TextSlice, held_out: Iterabl
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """Load what `Tokenizer.save` wrote; raise `ParnasError` where its files are missing or broken."""
+    """Load a tokenizer from the folder of `Tokenizer.save`; raise `ParnasError` if files are missing or broken."""
     settings = read_json(folder / SETTINGS_FILE)
     kinds: dict[str, type[Tokenizer]] = {kind.kind: kind for kind in (WordTokenizer, ByteTokenizer, PieceTokenizer)}
     try:
@@ -402,8 +384,8 @@ def _train_model(config: TokenizerConfig, vocab_size: int, train: TextSlice) -> 
     from sentencepiece import SentencePieceTrainer
 
     extra = 0 if config.byte_fallback else 1
-    # A symbol together with the space before it is a piece too; else each symbol would cost a lone "▁" as well.
-    symbols = [spelling for symbol in (UNKNOWN, *config.user_symbols) for spelling in (symbol, _SPACE_MARK + symbol)]
+    # A symbol with the space before it is a piece too; else each symbol would need a separate "▁".
+    symbols = [spelling for symbol in (_UNKNOWN, *config.user_symbols) for spelling in (symbol, _SPACE_MARK + symbol)]
     model = io.BytesIO()
     try:
         SentencePieceTrainer.train(
@@ -415,12 +397,12 @@ def _train_model(config: TokenizerConfig, vocab_size: int, train: TextSlice) -> 
             byte_fallback=config.byte_fallback,
             normalization_rule_name="nfkc_cf" if config.lowercase else "identity",
             remove_extra_whitespaces=config.lowercase,
-            # Without the dummy prefix, tokens can be cut and joined anywhere, and a leading space is like any other.
+            # Without the dummy prefix a text can be cut anywhere, and a leading space is like any other.
             add_dummy_prefix=config.lowercase,
             max_sentence_length=4 * LONGEST_LINE,
             unk_id=_UNKNOWN_PIECE,
             unk_piece="<no piece>",
-            unk_surface=UNKNOWN,
+            unk_surface=_UNKNOWN,
             bos_id=-1,
             eos_id=-1,
             pad_id=-1,
@@ -438,14 +420,11 @@ def _train_model(config: TokenizerConfig, vocab_size: int, train: TextSlice) -> 
 
 
 def _sample(train: TextSlice) -> Iterator[str]:
-    """Yield every n-th line, with n as small as `SAMPLE_BYTES` allows, without the spaces at its end.
+    """Yield every n-th line, with n as small as `_SAMPLE_BYTES` allows, without the spaces at its end.
 
-    Spaces at the ends of lines, as in WikiText, would make a lone "▁" so frequent that unigram cuts it off words too.
+    Spaces at the ends of lines, as in WikiText, would make a separate "▁" so frequent that unigram also cuts it off
+    words.
     """
-    step = -(-train.bytes // SAMPLE_BYTES)
-    number = 0
-    for lines in train.lines():
-        for line in lines:
-            if number % step == 0:
-                yield line.removesuffix("\n").rstrip(" ")
-            number += 1
+    step = -(-train.bytes // _SAMPLE_BYTES)
+    for line in islice(chain.from_iterable(train.lines()), 0, None, step):
+        yield line.removesuffix("\n").rstrip(" ")

@@ -37,11 +37,13 @@ class Record(BaseModel):
     @classmethod
     def parse(cls, content: object, source: str, hint: str = "restore it") -> Self:
         """Return the record of a file's content; raise `ParnasError` with `source`, the first wrong key and `hint`."""
+        if not isinstance(content, dict):
+            raise ParnasError(f"{source} holds no JSON object; {hint}.")
         try:
             return cls.model_validate(content)
         except ValidationError as error:
             first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-            key = ".".join(str(part) for part in first["loc"]) or "object"
+            key = ".".join(str(part) for part in first["loc"])
             raise ParnasError(f"{source} has no valid {key:.80} ({first['msg']}); {hint}.") from error
 
     def to_dict(self) -> dict[str, Any]:

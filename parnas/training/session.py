@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +78,7 @@ def _create_run(run: Run, kind: Kind, config: Config, device: Device, streams: T
     run.create(kind, config, device.describe())
     with atomic_folder(run.tokenizer) as beside:
         streams.tokenizer.save(beside)
-    write_json(run.folder / STREAMS, asdict(streams.header))
+    write_json(run.folder / STREAMS, streams.header.to_dict())
 
 
 def resolve_cutoffs(config: Config, streams: TokenStreams) -> Config:

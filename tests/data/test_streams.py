@@ -90,11 +90,10 @@ def test_nothing_is_lost_on_the_way_to_the_disk(tmp_path: Path, kind: dict[str, 
         assert made.tokenizer.decode(made.tokens(split).tolist()) == odd
 
 
-def test_small_blocks_and_a_pool_give_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_blocks_give_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     corpus = config(write_corpus(tmp_path / "mine", english(2000)), kind="word")
     whole = prepare(corpus)
     monkeypatch.setenv("PARNAS_CACHE", str(tmp_path / "other"))
-    monkeypatch.setattr(streams, "POOL_BYTES", 10_000)
     monkeypatch.setattr(text.TextSlice.blocks, "__defaults__", (5_000,))
     cut = prepare(corpus)
     assert cut.header == whole.header
@@ -106,7 +105,7 @@ def test_small_blocks_and_a_pool_give_the_same(tmp_path: Path, monkeypatch: pyte
 def test_a_large_corpus_is_sampled_for_training_and_counted_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tokenizers, "SAMPLE_BYTES", 20_000)
+    monkeypatch.setattr(tokenizers, "_SAMPLE_BYTES", 20_000)
     made = prepare(config(write_corpus(tmp_path / "mine", english(4000)), vocab_size=320))
     counts = made.train_counts().tolist()
     assert counts == sorted(counts, reverse=True)

@@ -111,7 +111,7 @@ def test_a_symbol_is_one_piece_wherever_it_stands(tokenizers: dict[str, Tokenize
     assert len(tokenizer.encode("<unk>")) == 1
     assert len(tokenizer.encode("ba <unk> ba")) == len(tokenizer.encode("ba ba")) + 1
     assert tokenizer.decode(tokenizer.encode("<unk> ba<unk>")) == "<unk> ba<unk>"
-    assert tokenizer.encode_lines(["<unk> <unk>\n"]).unknown == 0
+    assert tokenizer.encode_text("<unk> <unk>\n").unknown == 0
 
 
 def test_user_symbols_stay_whole(tmp_path: Path) -> None:
@@ -137,10 +137,10 @@ def test_folding_case_is_declared(tokenizers: dict[str, Tokenizer], name: str) -
 
 def test_unknown_is_counted_but_a_literal_unk_is_not(tokenizers: dict[str, Tokenizer]) -> None:
     words, pieces = tokenizers["some words"], tokenizers["no byte fallback"]
-    encoded = words.encode_lines(["qqqq <unk> qqqq\n"])
+    encoded = words.encode_text("qqqq <unk> qqqq\n")
     assert encoded.unknown == 2
     assert encoded.ids.tolist() == [words.unknown_id] * 3 + [words.eos_id]
-    encoded = pieces.encode_lines(["ba \U0001f389 <unk>\n"])
+    encoded = pieces.encode_text("ba \U0001f389 <unk>\n")
     assert encoded.unknown == 1 == encoded.ids.tolist().count(pieces.unknown_id)
 
 
@@ -217,14 +217,17 @@ def test_a_broken_saved_tokenizer_is_an_error(tokenizers: dict[str, Tokenizer], 
         load_tokenizer(tmp_path)
 
 
-def test_a_long_line_is_encoded_as_if_it_were_whole(tokenizers: dict[str, Tokenizer]) -> None:
+def test_a_long_line_is_encoded_as_if_it_were_whole(
+    tokenizers: dict[str, Tokenizer], monkeypatch: pytest.MonkeyPatch
+) -> None:
     line = english(20_000).replace("\n", " ")
     assert max(map(len, split_lines(line))) < len(line) / 5
-    for name in ("word", "byte", "unigram", "unigram lowercase"):
-        tokenizer = tokenizers[name]
-        whole = tokenizer.encode_lines([line]).ids.tolist()
-        assert tokenizer.encode(line) == whole
-        assert tokenizer.eos_id not in whole
+    encoded = {name: tokenizers[name].encode(line) for name in ("word", "byte", "unigram", "unigram lowercase")}
+    for module in ("text", "tokenizers"):
+        monkeypatch.setattr(f"parnas.data.{module}.LONGEST_LINE", len(line) + 1)
+    for name, ids in encoded.items():
+        assert tokenizers[name].encode(line) == ids
+        assert tokenizers[name].eos_id not in ids
 
 
 @needs_wikitext_2
