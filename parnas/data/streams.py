@@ -29,6 +29,7 @@ from parnas.runs.records import Record
 
 Tokens = NDArray[np.uint16] | NDArray[np.uint32]
 _Count = Annotated[int, Field(ge=0, strict=True)]
+_SplitName = Annotated[str, Field(pattern=f"^({'|'.join(SPLITS)})$")]
 
 _FORMAT = 3
 """Increase it with every change that gives other files for the same corpus and settings."""
@@ -62,7 +63,7 @@ class StreamHeader(Record, extra="forbid"):
     dtype: Literal["<u2", "<u4"]
     loses: tuple[str, ...]
     """Information that the tokenizer drops: "case" if it is folded, "unknown" if a split has unknown tokens."""
-    splits: Annotated[dict[Literal["train", "valid", "test"], SplitCounts], Field(min_length=3)]
+    splits: Annotated[dict[_SplitName, SplitCounts], Field(min_length=3)]
 
     @classmethod
     def read(cls, path: Path) -> "StreamHeader":
@@ -141,7 +142,7 @@ def _make(folder: Path, corpus: Corpus, config: DataConfig, settings: dict[str, 
     (folder / "tokenizer").mkdir()
     tokenizer.save(folder / "tokenizer")
     dtype: Literal["<u2", "<u4"] = "<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4"
-    splits: dict[Literal["train", "valid", "test"], SplitCounts] = {}
+    splits = {}
     for split in SPLITS:
         text = corpus.splits[split]
         note(f"encoding {split}: {text.bytes:,} bytes")

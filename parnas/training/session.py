@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -192,7 +191,7 @@ def check_same_results(run: Run, config: Config) -> None:
 
 def check_same_text(header: StreamHeader, before: StreamHeader, run: str) -> None:
     """Raise `ParnasError` where two headers differ in more than the name of the corpus."""
-    if replace(header, corpus=before.corpus) != before:
+    if header.model_copy(update={"corpus": before.corpus}) != before:
         raise ParnasError(
             f"The text or tokenizer on this machine is not the one that {run} was trained with; restore it."
         )

@@ -90,7 +90,7 @@ def check_counts(streams: TokenStreams, parts: list[bytes]) -> None:
 
 
 def test_corpora_in_bytes_are_decoded_to_the_same_bytes_or_refused(cases: Cases, tmp_path: Path) -> None:
-    @settings(max_examples=500)
+    @settings(max_examples=150)
     @given(st.lists(contents, min_size=3, max_size=3))
     def check(parts: list[bytes]) -> None:
         config = DataConfig(
@@ -107,7 +107,7 @@ def test_corpora_in_bytes_are_decoded_to_the_same_bytes_or_refused(cases: Cases,
 
 
 def test_corpora_in_words_are_decoded_to_the_same_words_or_refused(cases: Cases, tmp_path: Path) -> None:
-    @settings(max_examples=500)
+    @settings(max_examples=150)
     @given(st.lists(contents, min_size=3, max_size=3), st.booleans(), st.none() | st.integers(2, 9))
     def check(parts: list[bytes], lowercase: bool, vocab_size: int | None) -> None:
         settings = TokenizerConfig(kind="word", lowercase=lowercase, vocab_size=vocab_size)
@@ -137,7 +137,7 @@ def test_corpora_in_words_are_decoded_to_the_same_words_or_refused(cases: Cases,
 
 
 def test_corpora_in_pieces_are_decoded_to_the_same_text_or_refused(cases: Cases, tmp_path: Path) -> None:
-    @settings(max_examples=120)
+    @settings(max_examples=50)
     @given(
         st.lists(contents, min_size=3, max_size=3),
         st.booleans(),
@@ -170,7 +170,7 @@ def test_corpora_in_pieces_are_decoded_to_the_same_text_or_refused(cases: Cases,
 def test_a_single_text_is_cut_at_line_ends_into_three_or_refused(cases: Cases, tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
 
-    @settings(max_examples=400)
+    @settings(max_examples=150)
     @given(st.lists(contents, max_size=6).map(b"".join))
     def check(text: bytes) -> None:
         path.write_bytes(text)

@@ -69,7 +69,7 @@ def read_obviously(content: bytes) -> list[dict[str, Any]] | None:
 def test_lines_of_json_are_read_as_they_are_or_refused(cases: Cases, tmp_path: Path) -> None:
     run, path = Run(tmp_path), tmp_path / METRICS
 
-    @settings(max_examples=1500)
+    @settings(max_examples=400)
     @given(
         st.lists(record_lines, max_size=4),
         st.lists(junk_lines, max_size=2),
@@ -105,7 +105,7 @@ def same(one: object, other: object) -> bool:
 
 
 def test_any_json_is_read_as_by_python_or_refused(cases: Cases) -> None:
-    @settings(max_examples=1000)
+    @settings(max_examples=300)
     @given(values.map(json.dumps), draws, st.booleans())
     def check(text, draw, damaged) -> None:
         if damaged:
@@ -164,7 +164,7 @@ def test_the_newest_whole_checkpoint_is_found_however_others_are_damaged(
 ) -> None:
     place = tmp_path / "damaged"
 
-    @settings(max_examples=1000)
+    @settings(max_examples=300)
     @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 5), values), min_size=1, max_size=4), draws)
     def check(changes, draw) -> None:
         shutil.rmtree(place, ignore_errors=True)
@@ -249,7 +249,7 @@ def test_json_files_of_a_run_are_read_as_they_are_or_refused(cases: Cases, name:
     whole = path.read_bytes()
     read, agree = READERS[name]
 
-    @settings(max_examples=350)
+    @settings(max_examples=120)
     @given(draws, values, st.integers(0, 3))
     def check(draw, value, how) -> None:
         tree = mutate(json.loads(whole), draw, value)
@@ -265,7 +265,7 @@ def test_an_arch_yaml_is_read_as_it_is_or_refused(cases: Cases, small_run: Run) 
     path = small_run.folder / "arch.yaml"
     whole = path.read_bytes()
 
-    @settings(max_examples=600)
+    @settings(max_examples=200)
     @given(draws, values, st.booleans())
     def check(draw, value, damaged) -> None:
         text = damage(whole, draw) if damaged else to_yaml(mutate(yaml_tree(whole), draw, value)).encode()

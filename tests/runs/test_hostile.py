@@ -35,19 +35,17 @@ def begun_search(search_run: Run, tmp_path: Path) -> Run:
 # Symbolic links, and other things that are no files
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+LINKS = (
+    *("metrics.jsonl", "run.log", "arch.yaml", "figures", "checkpoints", "tensorboard", "tokenizer/new", ".lock"),
+    "dangling",
+)
+
+
 @pytest.mark.parametrize(
-    "name",
+    ("name", "command"),
     [
-        "metrics.jsonl",
-        "run.log",
-        "arch.yaml",
-        "figures",
-        "checkpoints",
-        "tensorboard",
-        "tokenizer/new",
-        ".lock",
-        "dangling",
+        *(("metrics.jsonl", command) for command in COMMANDS),
+        *((name, command) for name in LINKS[1:] for command in ("plot", "resume")),
     ],
 )
 def test_links_that_lead_out_of_the_folder_are_refused_by_every_command(

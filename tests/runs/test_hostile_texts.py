@@ -16,13 +16,14 @@ from parnas.runs.run import Run
 Capture = pytest.CaptureFixture[str]
 pytestmark = pytest.mark.usefixtures("elsewhere")
 LONG, HUGE = "s" * 1_000_000, "9" * 400
+PYTHON_OBJECT = "!!python/object/apply:os.system ['touch owned']"
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "arch.yaml"])
 @pytest.mark.parametrize(
     "text",
     [
-        "!!python/object/apply:os.system ['touch owned']",
+        PYTHON_OBJECT,
         "arch: !!python/object/apply:os.system ['touch owned']",
         "model: !!python/object/new:os.system ['touch owned']",
         "a: &a [x,x,x,x,x,x,x,x,x]\n"
@@ -43,7 +44,8 @@ LONG, HUGE = "s" * 1_000_000, "9" * 400
 def test_yaml_that_executes_or_explodes_is_refused(name: str, text: str, searched: Run, capsys: Capture) -> None:
     Path("given.yaml").write_text(dump_config(searched.config()))
     (searched.folder / name).write_text(text)
-    for command in ("retrain", "plot", "baselines") if name == "arch.yaml" else ("evaluate", "derive", "resume"):
+    commands = ("retrain", "plot", "baselines") if name == "arch.yaml" else ("evaluate", "derive", "resume")
+    for command in commands if text == PYTHON_OBJECT else commands[1:2]:
         assert str(searched.folder / name) in refusal(capsys, *COMMANDS[command](searched.folder)) or LONG in text
     assert not Path("owned").exists()
 
@@ -72,7 +74,8 @@ WRONG_ARCH = [{"arch": 3}, {"arch": LONG}, {"arch": "ccc"}, {"arch": "s"}]
 
 @pytest.mark.parametrize(
     ("command", "change"),
-    [(command, change) for command in ("derive", "plot", "report") for change in WRONG_PI]
+    [(command, change) for command in ("derive", "plot") for change in WRONG_PI]
+    + [("report", WRONG_PI[0])]
     + [(command, change) for command in ("plot", "evaluate") for change in WRONG_ARCH[:2]]
     + [("plot", change) for change in [*WRONG_ARCH[2:], {"tau": "x"}, {"tau": None}]],
     ids=itertools.count(),
@@ -88,25 +91,30 @@ def test_lines_of_pi_of_the_wrong_kind_are_refused(
     assert str(path) in error or "Block 1 gives" in error or "arch" in change
 
 
-@pytest.mark.parametrize("command", ["plot", "evaluate", "report"])
+ODD_METRICS = [
+    '{"step": 4, "split": "train", "loss": NaN, "ppl": Infinity, "tokens_per_s": 1}',
+    f'{{"step": 4, "split": "train", "ppl": {HUGE}, "tokens_per_s": 1}}',
+    '{"step": 4, "split": "train", "ppl": 1e999, "tokens_per_s": 1}',
+    '{"step": 4, "split": "train", "ppl": "$x$", "tokens_per_s": "fast"}',
+    '{"step": 4, "split": ["train"], "ppl": [1], "tokens_per_s": {}}',
+    '{"step": 4, "split": "train"}',
+    '{"step": 4}',
+    "[4]",
+    "null",
+    "{" * 100_000,
+    "[" * 100_000,
+    '{"step": 4, "split": "\\ud800"}',
+    '{"step": 4, "split": "\u2028\u0085"}',
+]
+
+
 @pytest.mark.parametrize(
-    "line",
+    ("line", "command"),
     [
-        '{"step": 4, "split": "train", "loss": NaN, "ppl": Infinity, "tokens_per_s": 1}',
-        f'{{"step": 4, "split": "train", "ppl": {HUGE}, "tokens_per_s": 1}}',
-        '{"step": 4, "split": "train", "ppl": 1e999, "tokens_per_s": 1}',
-        '{"step": 4, "split": "train", "ppl": "$x$", "tokens_per_s": "fast"}',
-        '{"step": 4, "split": ["train"], "ppl": [1], "tokens_per_s": {}}',
-        '{"step": 4, "split": "train"}',
-        '{"step": 4}',
-        "[4]",
-        "null",
-        "{" * 100_000,
-        "[" * 100_000,
-        '{"step": 4, "split": "\\ud800"}',
-        '{"step": 4, "split": "\u2028\u0085"}',
+        *((line, "plot") for line in ODD_METRICS),
+        *((ODD_METRICS[number], command) for number in (0, 2, 5) for command in ("evaluate", "report")),
     ],
-    ids=range(13),
+    ids=range(19),
 )
 def test_metrics_of_the_wrong_kind_are_refused_or_left_out(
     line: str, command: str, trained: Run, capsys: Capture
