@@ -292,7 +292,7 @@ class ComparisonRow(Record):
     latency_ms: _OptionalFloat = None  # median time of a segment, with one row
     latency_p95_ms: _OptionalFloat = None
     split: str | None = None
-    folder: str | None = None  # run folder, relative to that of the comparison
+    folder: str | None = None  # run folder, relative to the folder of the comparison
     conditions: dict[str, Any] | None = None  # the options of evaluate that were given
 
 

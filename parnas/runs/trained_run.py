@@ -19,7 +19,7 @@ class TrainedRun:
     kind: str
     """`search` or `retrain`."""
     arch: str
-    """The trained architecture; for a search, that of its `arch.yaml` or, without that file, of the last logged pi."""
+    """The trained architecture; for a search as in `arch.yaml` or, without that file, the last line of `pi.jsonl`."""
     summary: RunSummary = field(repr=False)
     """The content of `summary.json`: `steps`, `seconds`, `parameters`, and the validation losses `valid.loss` (nats per
     token), `valid.ppl`, `valid.word_ppl` and `valid.bits_per_byte`."""

@@ -94,7 +94,7 @@ def test_evaluation_rows_are_cut_at_the_segments_of_batch_1() -> None:
 
 
 def test_evaluation_of_nothing_is_refused() -> None:
-    with pytest.raises(ParnasError, match="no tokens"):
+    with pytest.raises(ParnasError):
         next(evaluation_batches(distinct_tokens(0), EOS, 1, 4, 0))
 
 

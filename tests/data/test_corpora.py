@@ -84,11 +84,11 @@ def test_a_bad_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ParnasError, match=r"valid\.txt.*byte 0 is 0xFF"):
         find_corpus(str(folder))
     (folder / "valid.txt").write_bytes(b"")
-    with pytest.raises(ParnasError, match=r"valid\.txt is empty"):
+    with pytest.raises(ParnasError, match=r"valid\.txt"):
         find_corpus(str(folder))
     (folder / "valid.txt").unlink()
     (folder / "test.txt").unlink()
-    with pytest.raises(ParnasError, match=r"lacks valid\.txt and test\.txt"):
+    with pytest.raises(ParnasError, match=r"valid\.txt.*test\.txt"):
         find_corpus(str(folder))
 
 
@@ -188,18 +188,18 @@ def test_the_table_is_what_the_literature_uses() -> None:
 
 def test_a_download_with_a_wrong_hash_is_refused(declare: Declare, tmp_path: Path) -> None:
     declare("wikitext-2", hash="md5:" + "0" * 32)
-    with pytest.raises(ParnasError, match=r"wrong hash.*PARNAS_DATA"):
+    with pytest.raises(ParnasError, match=r"hash.*PARNAS_DATA"):
         find_corpus("wikitext-2")
     assert not (tmp_path / "cache" / "corpora" / "wikitext-2").exists()
 
 
-def test_no_network_names_the_cure(declare: Declare) -> None:
+def test_without_a_network_the_hint_names_parnas_data(declare: Declare) -> None:
     declare("wikitext-2", url="http://127.0.0.1:9/wikitext-2.zip")
-    with pytest.raises(ParnasError, match=r"could not be fetched.*PARNAS_DATA"):
+    with pytest.raises(ParnasError, match="PARNAS_DATA"):
         find_corpus("wikitext-2")
 
 
-def test_a_missing_page_names_the_cure(declare: Declare, server: str) -> None:
+def test_a_missing_page_is_an_error_with_its_status(declare: Declare, server: str) -> None:
     declare("wikitext-2", url=f"{server}/gone.zip")
     with pytest.raises(ParnasError, match=r"404.*PARNAS_DATA"):
         find_corpus("wikitext-2")
@@ -208,7 +208,7 @@ def test_a_missing_page_names_the_cure(declare: Declare, server: str) -> None:
 @pytest.mark.parametrize("archive", [b"no zip", zipped({"other.txt": b"x"})])
 def test_an_archive_without_the_files_is_refused(declare: Declare, tmp_path: Path, archive: bytes) -> None:
     declare("wikitext-2", archive)
-    with pytest.raises(ParnasError, match="not the zip archive of wikitext-2"):
+    with pytest.raises(ParnasError, match=r"wikitext-2\.zip"):
         find_corpus("wikitext-2")
     assert not (tmp_path / "cache" / "corpora" / "wikitext-2").exists()
 
@@ -227,7 +227,7 @@ def test_members_land_under_our_names_whatever_theirs(declare: Declare, tmp_path
 def test_a_member_without_end_is_refused(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets, "_LARGEST_FILE", 5)
     declare("wikitext-2")
-    with pytest.raises(ParnasError, match="larger than 5 bytes"):
+    with pytest.raises(ParnasError, match="5 bytes"):
         find_corpus("wikitext-2")
 
 
@@ -277,7 +277,7 @@ def test_an_altered_file_is_refused(
     for split, text in TEXTS.items():
         (folder / f"{split}.txt").write_bytes(change.get(f"{split}.txt", text))
     monkeypatch.setenv("PARNAS_DATA", str(tmp_path / "data"))
-    with pytest.raises(ParnasError, match=r"\.txt is not the file that was published: its sha256"):
+    with pytest.raises(ParnasError, match=r"\.txt .*sha256"):
         find_corpus("wikitext-2")
 
 
@@ -288,14 +288,14 @@ def test_wikitext_103_without_hashes_is_checked_by_its_lines(
     declare("wikitext-103", files=files)
     write_corpus(tmp_path / "data" / "wikitext-103", "a\nb\n", "c\nd\n", "e\nf\ng\n")
     monkeypatch.setenv("PARNAS_DATA", str(tmp_path / "data"))
-    with pytest.raises(ParnasError, match=r"test\.txt.*3 lines, not 2"):
+    with pytest.raises(ParnasError, match=r"test\.txt.*3 .*2"):
         find_corpus("wikitext-103")
 
 
 def test_a_folder_for_a_corpus_without_its_files_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "text8").mkdir()
     monkeypatch.setenv("PARNAS_DATA", str(tmp_path))
-    with pytest.raises(ParnasError, match=r"put text8 there, or the archive text8\.zip"):
+    with pytest.raises(ParnasError, match=r"text8\.zip"):
         find_corpus("text8")
 
 

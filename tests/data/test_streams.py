@@ -199,7 +199,7 @@ def test_two_processes_may_start_at_once(tmp_path: Path) -> None:
 
 
 def test_a_failure_leaves_nothing_behind(tmp_path: Path) -> None:
-    with pytest.raises(ParnasError, match="at most"):
+    with pytest.raises(ParnasError, match="vocab_size"):
         prepare(config(write_corpus(tmp_path / "mine", english(5)), vocab_size=30_000))
     assert not [path for path in (tmp_path / "cache" / "streams").iterdir() if path.is_dir()]
 
@@ -209,13 +209,13 @@ def test_a_full_disk_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.Monkey
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(streams, "encode_file", full)
-    with pytest.raises(ParnasError, match=r"No space left.*PARNAS_CACHE"):
+    with pytest.raises(ParnasError, match="PARNAS_CACHE"):
         prepare(config(write_corpus(tmp_path / "mine"), kind="word"))
     assert not [path for path in (tmp_path / "cache" / "streams").iterdir() if path.is_dir()]
 
 
 def test_a_split_too_short_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ParnasError, match=r"valid split.*1 token.*2 is the least"):
+    with pytest.raises(ParnasError, match=r"valid .* 1 .* 2 "):
         prepare(config(write_corpus(tmp_path / "mine", valid="\n"), kind="word"))
 
 

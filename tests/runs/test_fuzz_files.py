@@ -85,16 +85,16 @@ def test_lines_of_json_are_read_as_they_are_or_refused(cases: Cases, tmp_path: P
         content = b"".join(line + end for line in lines)
         content = content[: len(content) - torn] if draw.random() < 0.5 else content
         path.write_bytes(content)
-        found, expected = cases.attempt(lambda: run.raw_lines(METRICS)), read_obviously(content)
-        assert same(found, expected)
+        result, expected = cases.attempt(lambda: run.raw_lines(METRICS)), read_obviously(content)
+        assert same(result, expected)
         if type(cut) is int:
             cases.attempt(lambda: run.truncate_after(cut))
             if expected is None:
                 assert path.read_bytes() == content
             else:
-                kept = [record for record in expected if record["step"] <= cut]
-                assert same(read_obviously(path.read_bytes()), kept)
-                assert path.read_bytes().endswith(b"\n") or not kept
+                earlier = [record for record in expected if record["step"] <= cut]
+                assert same(read_obviously(path.read_bytes()), earlier)
+                assert path.read_bytes().endswith(b"\n") or not earlier
 
     check()
 
@@ -116,11 +116,11 @@ def test_any_json_is_read_as_by_python_or_refused(cases: Cases) -> None:
         except (ValueError, RecursionError):
             expected = None
         try:
-            found = (from_json(text),)
+            result = (from_json(text),)
         except ValueError:
-            found = None
+            result = None
         too_large = any(len(part) > 19 for part in "".join(c if c.isdigit() else " " for c in text).split())
-        assert same(found, expected) or (found is None and (too_large or "\\ud" in text.lower()))
+        assert same(result, expected) or (result is None and (too_large or "\\ud" in text.lower()))
 
     check()
 
@@ -186,9 +186,9 @@ def test_the_newest_whole_checkpoint_is_found_however_others_are_damaged(
         whole = [folder for folder in folders if is_whole(folder)]
         assert [folder for folder in folders if verify_checkpoint(folder)] == whole
         notes: list[str] = []
-        found = cases.attempt(lambda: newest_checkpoint(place, notes.append))
-        assert found == (whole[-1] if whole else None)
-        assert len(notes) == len(folders) - (folders.index(found) + 1 if found else 0)
+        result = cases.attempt(lambda: newest_checkpoint(place, notes.append))
+        assert result == (whole[-1] if whole else None)
+        assert len(notes) == len(folders) - (folders.index(result) + 1 if result else 0)
 
     check()
 
@@ -225,12 +225,12 @@ def check_costs(costs: Any, tree: Any) -> None:
     assert costs.metric == tree["metric"]
 
 
-def check_equal(found: Record, tree: Any) -> None:
-    assert from_json(to_json(found.to_dict())) == json.loads(json.dumps(tree), parse_constant=lambda _: None)
+def check_equal(result: Record, tree: Any) -> None:
+    assert from_json(to_json(result.to_dict())) == json.loads(json.dumps(tree), parse_constant=lambda _: None)
 
 
-def check_look(found: Any, tree: Any) -> None:
-    assert found == {} or {Architecture.parse(each["arch"]).layers for each in tree["networks"]} == set(found)
+def check_reranked(result: Any, tree: Any) -> None:
+    assert result == {} or {Architecture.parse(each["arch"]).layers for each in tree["networks"]} == set(result)
 
 
 READERS: dict[str, tuple[Callable[[Run], Any], Callable[[Any, Any], None]]] = {
@@ -238,7 +238,7 @@ READERS: dict[str, tuple[Callable[[Run], Any], Callable[[Any, Any], None]]] = {
     "costs.json": (lambda run: read_costs(run.folder), check_costs),
     "environment.json": (Run.environment, check_equal),
     "summary.json": (Run.summary, check_equal),
-    "rerank.json": (lambda run: read_rerank(run, 24), check_look),
+    "rerank.json": (lambda run: read_rerank(run, 24), check_reranked),
     "tuned_eval.json": (Run.tuned_eval, check_equal),
 }
 
@@ -254,9 +254,9 @@ def test_json_files_of_a_run_are_read_as_they_are_or_refused(cases: Cases, name:
     def check(draw, value, how) -> None:
         tree = mutate(json.loads(whole), draw, value)
         path.write_bytes(json.dumps(tree).encode() if how else damage(whole, draw))
-        found = cases.attempt(lambda: read(small_run))
-        if found is not None:
-            agree(found, json.loads(path.read_bytes(), parse_constant=lambda _: None))
+        result = cases.attempt(lambda: read(small_run))
+        if result is not None:
+            agree(result, json.loads(path.read_bytes(), parse_constant=lambda _: None))
 
     check()
 
@@ -270,10 +270,10 @@ def test_an_arch_yaml_is_read_as_it_is_or_refused(cases: Cases, small_run: Run) 
     def check(draw, value, damaged) -> None:
         text = damage(whole, draw) if damaged else to_yaml(mutate(yaml_tree(whole), draw, value)).encode()
         path.write_bytes(text)
-        found = cases.attempt(small_run.derivation)
-        if found is not None:
-            assert from_json(to_json(found.to_dict())) == yaml_tree(text)
-            assert Architecture.parse(found.arch)
+        result = cases.attempt(small_run.derivation)
+        if result is not None:
+            assert from_json(to_json(result.to_dict())) == yaml_tree(text)
+            assert Architecture.parse(result.arch)
 
     check()
 

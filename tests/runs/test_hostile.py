@@ -23,13 +23,13 @@ pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 @pytest.fixture
-def begun(retrain_run: Run, tmp_path: Path) -> Run:
-    return copy_run(retrain_run, tmp_path / "begun", unfinished=True)
+def unfinished_retraining(retrain_run: Run, tmp_path: Path) -> Run:
+    return copy_run(retrain_run, tmp_path / "unfinished_retraining", unfinished=True)
 
 
 @pytest.fixture
-def begun_search(search_run: Run, tmp_path: Path) -> Run:
-    return copy_run(search_run, tmp_path / "begun-search", unfinished=True)
+def unfinished_search(search_run: Run, tmp_path: Path) -> Run:
+    return copy_run(search_run, tmp_path / "unfinished-search", unfinished=True)
 
 
 # Symbolic links, and other things that are no files
@@ -74,8 +74,8 @@ def contents(place: Path) -> object:
 
 
 def test_links_inside_the_folder_and_to_it_are_followed(searched: Run, tmp_path: Path) -> None:
-    (searched.folder / "metrics.jsonl").rename(searched.folder / "kept.jsonl")
-    (searched.folder / "metrics.jsonl").symlink_to("kept.jsonl")
+    (searched.folder / "metrics.jsonl").rename(searched.folder / "other.jsonl")
+    (searched.folder / "metrics.jsonl").symlink_to("other.jsonl")
     (searched.folder / "again").symlink_to(searched.checkpoints.resolve())
     (tmp_path / "link").symlink_to(searched.folder)
     assert run_command("derive", tmp_path / "link") == 0
@@ -84,7 +84,7 @@ def test_links_inside_the_folder_and_to_it_are_followed(searched: Run, tmp_path:
 
 def test_a_link_to_itself_and_a_pipe_are_refused(trained: Run, tmp_path: Path, capsys: Capture) -> None:
     (trained.folder / "loop").symlink_to(trained.folder / "loop" / "x")
-    run_command("plot", trained.folder)  # harmless: whatever opens it is told that it is a loop
+    run_command("plot", trained.folder)  # harmless: opening it raises an error
     os.mkfifo(trained.folder / "pipe")
     assert "pipe is neither a file nor a folder" in refusal(capsys, "plot", trained.folder)
 
@@ -100,7 +100,7 @@ def with_a_bomb_inside(state: object) -> bytes:
 
 @pytest.mark.parametrize("form", ["pickle", "torch", "nested", "legacy", "text", "empty", "torn"])
 def test_a_state_that_would_run_code_is_refused_and_runs_none(
-    form: str, begun: Run, tmp_path: Path, capsys: Capture
+    form: str, unfinished_retraining: Run, tmp_path: Path, capsys: Capture
 ) -> None:
     target = tmp_path / "owned"
     legacy = BytesIO()
@@ -112,11 +112,11 @@ def test_a_state_that_would_run_code_is_refused_and_runs_none(
         "legacy": legacy.getvalue(),
         "text": b"import os; os.system('touch owned')",
         "empty": b"",
-        "torn": (list_checkpoints(begun.checkpoints)[-1] / "state.pt").read_bytes()[:5000],
+        "torn": (list_checkpoints(unfinished_retraining.checkpoints)[-1] / "state.pt").read_bytes()[:5000],
     }
-    put_into_checkpoints(begun, "state.pt", states[form])
-    assert "nothing in it was executed" in refusal(capsys, "retrain", "--resume", "--run", begun.folder)
-    run_command("evaluate", begun.folder, "--out", "comparison")
+    put_into_checkpoints(unfinished_retraining, "state.pt", states[form])
+    assert "nothing in it was executed" in refusal(capsys, "retrain", "--resume", "--run", unfinished_retraining.folder)
+    run_command("evaluate", unfinished_retraining.folder, "--out", "comparison")
     assert not target.exists()
     pickle.loads(bomb(target))
     assert target.exists()  # it would have
@@ -147,10 +147,12 @@ def test_a_state_that_would_run_code_is_refused_and_runs_none(
         lambda state: change_task(state, memory=(torch.zeros(1),)),
     ],
 )
-def test_a_state_of_the_wrong_structure_is_refused(damage: Callable[..., object], begun: Run, capsys: Capture) -> None:
-    state = torch.load(list_checkpoints(begun.checkpoints)[-1] / "state.pt", weights_only=True)
-    put_into_checkpoints(begun, "state.pt", with_a_bomb_inside(damage(state)))
-    assert "state.pt is not" in refusal(capsys, "retrain", "--resume", "--run", begun.folder)
+def test_a_state_of_the_wrong_structure_is_refused(
+    damage: Callable[..., object], unfinished_retraining: Run, capsys: Capture
+) -> None:
+    state = torch.load(list_checkpoints(unfinished_retraining.checkpoints)[-1] / "state.pt", weights_only=True)
+    put_into_checkpoints(unfinished_retraining, "state.pt", with_a_bomb_inside(damage(state)))
+    assert "state.pt is not" in refusal(capsys, "retrain", "--resume", "--run", unfinished_retraining.folder)
 
 
 def change_task(state: dict[str, Any], **changes: object) -> dict[str, Any]:
@@ -168,12 +170,14 @@ def shrink_moments(optimizers: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "missing", ["arch_optimizer", "arch_memory", "monitor", "selected", "adam", "noise", "estimator", "log_tau"]
 )
-def test_a_state_of_a_search_that_lacks_something_is_refused(missing: str, begun_search: Run, capsys: Capture) -> None:
-    state = torch.load(list_checkpoints(begun_search.checkpoints)[-1] / "state.pt", weights_only=True)
+def test_a_state_of_a_search_that_lacks_something_is_refused(
+    missing: str, unfinished_search: Run, capsys: Capture
+) -> None:
+    state = torch.load(list_checkpoints(unfinished_search.checkpoints)[-1] / "state.pt", weights_only=True)
     task = state["task"]
     del (task if missing in task else task["arch_optimizer"])[missing]
-    put_into_checkpoints(begun_search, "state.pt", with_a_bomb_inside(state))
-    assert "state.pt is not" in refusal(capsys, "search", "--resume", "--run", begun_search.folder)
+    put_into_checkpoints(unfinished_search, "state.pt", with_a_bomb_inside(state))
+    assert "state.pt is not" in refusal(capsys, "search", "--resume", "--run", unfinished_search.folder)
 
 
 def lying_header(header: object) -> bytes:

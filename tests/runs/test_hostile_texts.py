@@ -175,9 +175,7 @@ def test_a_network_that_would_fill_the_memory_is_refused_before_it_is_made(
     assert "not those of this network, which has" in refusal(capsys, *COMMANDS[command](searched.folder))
 
 
-def test_running_out_of_memory_is_told_in_one_message(
-    searched: Run, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
+def test_running_out_of_memory_is_one_message(searched: Run, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     for error in (MemoryError("x"), RuntimeError("DefaultCPUAllocator: can't allocate memory")):
         monkeypatch.setattr("parnas.runs.run.Run.config", lambda run, error=error: (_ for _ in ()).throw(error))
         assert "not enough memory" in refusal(capsys, "derive", searched.folder)
