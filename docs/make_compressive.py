@@ -31,10 +31,11 @@ In the small networks measured below, compressive memory lowers the perplexity b
     * `dilated_conv`: the same convolution over every second position, so that its windows overlap;
     * `most_used`: keeps the positions that received most attention. Attention that they receive after compression is
       not counted; otherwise the content of memory would depend on an unbounded stretch of text.
-* **Losses** (`model.memory.loss`) train the two convolutions. The first two losses train only the compression, with a
-  separate optimizer and separate clipping; both are mean squared errors, where the paper writes norms:
-    * `attention`: attention over the compressed positions shall give the same result as over the original ones;
-    * `autoencode`: a decoder shall reconstruct the original positions;
+* **Losses** (`model.memory.loss`) train the two convolutions. The first two train only the compression, with a separate
+  optimizer and separate clipping:
+    * `attention`: the mean squared difference between attention over the compressed and over the original positions
+      (the paper has a norm instead of the mean square);
+    * `autoencode`: the mean squared error of a decoder that reconstructs the original positions;
     * `bptt`: no auxiliary loss; the gradient of the next segment's loss reaches the compression.
 * **Distances** (`model.memory.distance`) between a query and a compressed position: `slots` counts the visible positions
   between them, as in the paper; `tokens` takes the mean distance of the compressed tokens, which needs encodings for
