@@ -8,12 +8,22 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 from matplotlib.ticker import StrMethodFormatter
 
 from parnas.figures.colours import RUN_COLOURS
-from parnas.figures.style import INK, LABEL_SIZE, MARKERS, SMALL_SIZE, new_figure, save_png, shorten, styled, tidy
+from parnas.figures.style import (
+    INK,
+    LABEL_SIZE,
+    MARKERS,
+    SMALL_SIZE,
+    add_axes,
+    new_figure,
+    save_png,
+    shorten,
+    styled,
+    tidy,
+)
 
 _PART_COLOURS = {"compressed memory": "#009e73", "memory": "#0072b2", "segment": "#d55e00"}
 _LONGEST_NAME = 40
@@ -99,11 +109,9 @@ def draw_memory(table: pd.DataFrame, folder: Path) -> list[Path]:
     The legend names the perplexity without memory, which is far above.
     """
     lines = list(table.groupby(["run", "varied"], sort=False))
-    width, below = 6.6, 0.7 + 0.18 * len(lines)
-    height = 3.2 + below
-    figure = new_figure(width, height)
-    axes: Axes = figure.add_axes((0.75 / width, below / height, 1 - 0.95 / width, 3.05 / height))
-    tidy(axes)
+    below = 0.7 + 0.18 * len(lines)
+    figure = new_figure(6.6, 3.2 + below)
+    axes = add_axes(figure, 0.75, 0.2, below, 0.15)
     handles, names = [], []
     for (_, rows), colour, marker in zip(lines, cycle(RUN_COLOURS), cycle(MARKERS), strict=False):
         seen, unseen = rows[rows["sees"] > 0], rows[rows["sees"] == 0]

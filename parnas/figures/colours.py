@@ -1,6 +1,7 @@
 """Colours of runs and candidates, the same in every figure, on the page and on the terminal; needs no matplotlib."""
 
 from collections.abc import Sequence
+from itertools import cycle
 from typing import NamedTuple
 
 from parnas.architecture import ATTENTION, COMPRESSIVE, FEED_FORWARD, IDENTITY
@@ -17,7 +18,7 @@ LIGHT, DARK = "#ffffff", "#171b22"  # backgrounds of the page
 LINE_CONTRAST, TEXT_CONTRAST = (3.2, 5.0), (4.6, 5.0)
 
 
-class Shade(NamedTuple):
+class _Shade(NamedTuple):
     """A colour for the light and one for the dark page."""
 
     light: str
@@ -30,20 +31,18 @@ def candidate_colours(space: Sequence[str]) -> dict[str, str]:
     for name in space:
         variants.setdefault(name[0], []).append(name)
     others = [letter for letter in variants if letter not in LETTER_COLOURS]
-    letter_colours = LETTER_COLOURS | {
-        letter: _OTHER_COLOURS[number % len(_OTHER_COLOURS)] for number, letter in enumerate(others)
-    }
+    letter_colours = LETTER_COLOURS | dict(zip(others, cycle(_OTHER_COLOURS), strict=False))
     colours = {
-        name: mix(letter_colours[letter], "#ffffff", _PALEST * number / max(1, len(names) - 1))
+        name: _mix(letter_colours[letter], "#ffffff", _PALEST * number / max(1, len(names) - 1))
         for letter, names in variants.items()
         for number, name in enumerate(names)
     }
     return {name: colours[name] for name in space}
 
 
-def shade_of(colour: str, least: tuple[float, float] = LINE_CONTRAST) -> Shade:
+def shade_of(colour: str, least: tuple[float, float] = LINE_CONTRAST) -> _Shade:
     """Return a colour with enough contrast: darkened for the light page, brightened for the dark one."""
-    return Shade(_with_contrast(colour, "#000000", LIGHT, least[0]), _with_contrast(colour, "#ffffff", DARK, least[1]))
+    return _Shade(_with_contrast(colour, "#000000", LIGHT, least[0]), _with_contrast(colour, "#ffffff", DARK, least[1]))
 
 
 def contrast(first: str, second: str) -> float:
@@ -52,7 +51,7 @@ def contrast(first: str, second: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
-def mix(first: str, second: str, share: float) -> str:
+def _mix(first: str, second: str, share: float) -> str:
     """Mix `share` of the second colour into the first one, all three `#rrggbb`."""
     pairs = zip(_channels(first), _channels(second), strict=True)
     return "#" + "".join(f"{round(a + share * (b - a)):02x}" for a, b in pairs)
@@ -64,7 +63,7 @@ def _channels(colour: str) -> tuple[int, int, int]:
 
 
 def _with_contrast(colour: str, towards: str, background: str, least: float) -> str:
-    mixed = (mix(colour, towards, step / 20) for step in range(21))
+    mixed = (_mix(colour, towards, step / 20) for step in range(21))
     return next(each for each in mixed if contrast(each, background) >= least)
 
 

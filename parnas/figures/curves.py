@@ -18,13 +18,13 @@ from parnas.figures.style import (
     MARKERS,
     MONOSPACE,
     NOTE_SIZE,
+    add_axes,
     drawable,
     format_step,
     new_figure,
     save_png,
     shorten,
     styled,
-    tidy,
 )
 from parnas.runs.records import MetricsRecord
 from parnas.runs.run import METRICS, Run, name_runs
@@ -114,13 +114,10 @@ def plot_curves(
     """Plot curves above a legend with the last validation, name and architecture of each run, the lowest first."""
     curves = sorted(curves, key=lambda run: run.last)
     legend_height = _ROW_HEIGHT * (len(curves) + len(notes) + 1.2)
-    plot_height = min(_PLOT_HEIGHT, 0.7 * width)
-    height = _TOP + plot_height + _BOTTOM + legend_height
+    height = _TOP + min(_PLOT_HEIGHT, 0.7 * width) + _BOTTOM + legend_height
     figure = new_figure(width, height)
-    bottom = (legend_height + _BOTTOM) / height
-    axes = figure.add_axes((_LEFT / width, bottom, 1 - (_LEFT + _RIGHT) / width, plot_height / height))
+    axes = add_axes(figure, _LEFT, _RIGHT, _BOTTOM + legend_height, _TOP)
     handles = [_plot_run(axes, run, index) for index, run in enumerate(curves)]
-    tidy(axes)
     axes.set_xlabel("step")
     axes.set_ylabel(label)
     axes.xaxis.set_major_locator(MaxNLocator(max(2, int(width))))

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -33,21 +32,15 @@ _CHARACTER, _HANDLE = 0.08, 0.55  # about the width of a character in the legend
 _LONGEST_TITLE = 20  # characters over a panel
 
 
-class _MonitoredValue(NamedTuple):
-    """Title and unit of a value in `metrics.jsonl` that shows how a search proceeds."""
-
-    title: str
-    unit: str
-
-
 MONITORED = {
-    "entropy": _MonitoredValue("Entropy of pi", "nats, mean over blocks"),
-    "identity_share": _MonitoredValue("Share of identity", "pi of identity, mean over blocks"),
-    "argmax_changes": _MonitoredValue("Changes of the architecture", "changes of the most probable one"),
-    "expected_cost": _MonitoredValue("Expected cost", "interleaved = 1"),
-    "gap": _MonitoredValue("Mixture loss minus derived", "nats of validation loss"),
-    "tau": _MonitoredValue("Temperature", "tau"),
+    "entropy": ("Entropy of pi", "nats, mean over blocks"),
+    "identity_share": ("Share of identity", "pi of identity, mean over blocks"),
+    "argmax_changes": ("Changes of the architecture", "changes of the most probable one"),
+    "expected_cost": ("Expected cost", "interleaved = 1"),
+    "gap": ("Mixture loss minus derived", "nats of validation loss"),
+    "tau": ("Temperature", "tau"),
 }
+"""Title and unit of the values in `metrics.jsonl` that show how a search proceeds."""
 
 
 @styled

@@ -20,11 +20,11 @@ from parnas.figures.style import (
     MARKERS,
     NOTE_SIZE,
     SMALL_SIZE,
+    add_axes,
     new_figure,
     save_png,
     shorten,
     styled,
-    tidy,
 )
 
 _WIDTH, _HEIGHT = 6.4, 4.5  # inches
@@ -87,9 +87,7 @@ def plot_pareto(
     bottom = _BOTTOM + _NOTE_HEIGHT * len(notes)
     height = min(_HEIGHT, 0.9 * width) + _NOTE_HEIGHT * len(notes)
     figure = new_figure(width, height)
-    inner = 1 - (_LEFT + _RIGHT) / width, 1 - (_TOP + bottom) / height
-    axes = figure.add_axes((_LEFT / width, bottom / height, *inner))
-    tidy(axes)
+    axes = add_axes(figure, _LEFT, _RIGHT, bottom, _TOP)
     for row in rows:
         if row.random:
             _plot_point(axes, row, GREY, "o", 3.5)
@@ -179,7 +177,7 @@ def _label_points(
 
 
 def _places(axes: Axes, row: ParetoPoint, colour: str) -> Iterator[Annotation]:
-    """Yield the label of a point, at one place after the other."""
+    """Yield the label of a point at each possible place, the nearest first."""
     leader = {"arrowstyle": "-", "color": FRAME, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 3}
     for distance, (right, up) in product(_DISTANCES, _DIRECTIONS):
         yield axes.annotate(

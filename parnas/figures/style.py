@@ -49,6 +49,14 @@ def new_figure(width: float, height: float, dpi: float = PNG_DPI) -> Figure:
     return figure
 
 
+def add_axes(figure: Figure, left: float, right: float, bottom: float, top: float) -> Axes:
+    """Add tidy axes with these margins, in inches."""
+    width, height = figure.get_size_inches()
+    axes = figure.add_axes((left / width, bottom / height, 1 - (left + right) / width, 1 - (bottom + top) / height))
+    tidy(axes)
+    return axes
+
+
 def tidy(axes: Axes) -> None:
     """Give axes small dark labels, a pale grid behind the data, and no frame at the top and right."""
     axes.spines[["top", "right"]].set_visible(False)

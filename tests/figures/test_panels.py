@@ -36,8 +36,7 @@ def overlaps(figure: Figure) -> list[tuple[str, str]]:
     return outside + [(a, b) for (a, one), (b, other) in combinations(boxes, 2) if one.overlaps(other)]
 
 
-@pytest.mark.parametrize("columns", [8, 6, 2])
-@pytest.mark.parametrize("last", [3_000, 30_000, 1_500_000, 2**62])
+@pytest.mark.parametrize(("columns", "last"), [(8, 3_000), (8, 2**62), (6, 30_000), (2, 1_500_000), (2, 2**62)])
 def test_labels_of_pi_do_not_overlap(columns: int, last: int) -> None:
     assert overlaps(plot_pi_lines(make_history(last, 11, ("s", "s:heads=2,d_head=16", "f", "i")), columns)) == []
 

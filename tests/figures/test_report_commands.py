@@ -48,8 +48,7 @@ def test_only_commands_of_parnas_are_shown_as_such(line: list[str], shown: str |
     assert "small.py" not in text
 
 
-@pytest.mark.parametrize("start", [["/x/bin/parnas"], ["/x/parnas/__main__.py"]])
-@pytest.mark.parametrize("verb", ["demo", "pipeline"])
+@pytest.mark.parametrize(("start", "verb"), [(["/x/bin/parnas"], "demo"), (["/x/parnas/__main__.py"], "pipeline")])
 def test_the_demo_and_a_pipeline_are_one_command(start: list[str], verb: str, tmp_path: Path) -> None:
     make_all(tmp_path)
     rows = [row("derived", "sfi", folder="derived"), row("interleaved", "sfs", folder="interleaved")]

@@ -225,7 +225,7 @@ def test_figures_of_the_wrong_kind_are_refused(figures: dict[str, object], tmp_p
         page_of(write_comparison(tmp_path / "comparison", [row("derived", "sfi", **figures)]))
 
 
-@pytest.mark.parametrize("value", [1e308, 1e16, 1e14, 1e-320, 0, -5, 2**63])
+@pytest.mark.parametrize("value", [1e308, 1e14, 1e-320, 0, -5, 2**63])
 def test_figures_beyond_all_measure_are_drawn_or_left_out(value: float, tmp_path: Path) -> None:
     run, derived = make_search(tmp_path / "search"), make_retraining(tmp_path / "derived", "sfi")
     odd = dict.fromkeys(("loss", "ppl", "bits_per_byte", "gap", "tau", "entropy", "expected_cost"), value)

@@ -47,8 +47,7 @@ def make_search(
     run = Run(folder)
     run.create("search", Config().replace(search__blocks=blocks, **config), {"device_name": "a machine"})
     write_lines(folder / PI, pi_lines(lines, blocks, len(run.config().search.candidates)))
-    watched = {"entropy": 0.9, "identity_share": 0.3, "argmax_changes": 2, "tau": 0.5}
-    write_lines(folder / METRICS, [*metric_lines(70.0, **watched), {"step": 50, "split": "valid", "gap": 0.1}])
+    write_lines(folder / METRICS, metric_lines(70.0, entropy=0.9))
     if derived:
         content = {"arch": derived, "warnings": ["block 2 is undecided: f leads by 0.010 only"]}
         (folder / "arch.yaml").write_text(to_yaml(content))

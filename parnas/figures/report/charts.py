@@ -25,8 +25,8 @@ _MOST_PANEL_POINTS = 30_000  # of all lines of pi
 _MOST_DESCRIBED = 8  # lines or networks in the text for screen readers
 
 
-class Chart(NamedTuple):
-    """A figure of the page: its title, two drawings of it, of which a screen shows one, and sentences below."""
+class _Chart(NamedTuple):
+    """A figure of the page: its title, a wide and a narrow drawing (a screen shows one of them), and notes below."""
 
     title: str
     svg: Markup
@@ -66,7 +66,7 @@ def make_player(history: PiHistory, most_frames: int) -> dict[str, Any] | None:
     }
 
 
-def pi_chart(run: RunData, name: str) -> Chart | None:
+def pi_chart(run: RunData, name: str) -> _Chart | None:
     """Draw pi of each block over the steps; `None` where nothing was logged, or for too many blocks."""
     history = run.history
     if history is None or history.blocks > _MOST_PANELS:
@@ -77,10 +77,10 @@ def pi_chart(run: RunData, name: str) -> Chart | None:
     def plot(width: float) -> Figure:
         return plot_pi_lines(history, 6 if width == _WIDE else 2, most)
 
-    return Chart("pi of each block over the steps", _draw(plot, name, label), [])
+    return _Chart("pi of each block over the steps", _draw(plot, name, label), [])
 
 
-def monitor_chart(run: RunData, name: str) -> Chart | None:
+def monitor_chart(run: RunData, name: str) -> _Chart | None:
     """Draw the monitored values that the metrics of a search hold; `None` where they hold none."""
     values: dict[str, Points] = {}
     for key in MONITORED:
@@ -89,13 +89,13 @@ def monitor_chart(run: RunData, name: str) -> Chart | None:
             values[key] = list(by_step.items())
     if not values:
         return None
-    label = _join([_describe_line(MONITORED[key].title, points) for key, points in values.items()])
+    label = _join([_describe_line(MONITORED[key][0], points) for key, points in values.items()])
     svg = _draw(lambda width: plot_monitor(values, 3 if width == _WIDE else 1), name, label)
-    return Chart("Progress of the search", svg, [])
+    return _Chart("Progress of the search", svg, [])
 
 
-def learning_chart(runs: Sequence[RunData]) -> Chart | None:
-    """Draw the learning curves in a measure that compares between all runs; `None` without finite values."""
+def learning_chart(runs: Sequence[RunData]) -> _Chart | None:
+    """Draw the learning curves in a measure that is comparable between all runs; `None` without finite values."""
     validated = [(run, lines[-1]) for run in runs if (lines := [v for v in run.validations if v.loss > 0])]
     key: str | None = "ppl"
     if len({run.tokens for run in runs}) > 1 and validated:
@@ -111,16 +111,16 @@ def learning_chart(runs: Sequence[RunData]) -> Chart | None:
     def plot(width: float) -> Figure:
         return plot_curves(curves, PERPLEXITIES[key], key == "ppl", width)
 
-    return Chart(title, _draw(plot, "curves", f"{title}. {_join(described)}"), [" ".join(curve_notes(curves))])
+    return _Chart(title, _draw(plot, "curves", f"{title}. {_join(described)}"), [" ".join(curve_notes(curves))])
 
 
-def latency_chart(comparison: ComparisonData, name: str) -> Chart:
+def latency_chart(comparison: ComparisonData, name: str) -> _Chart:
     """Draw perplexity against latency of a comparison; without a drawing where one of them is missing."""
     title = "Perplexity against latency"
     known = [[key for key in PERPLEXITIES if {key, "latency_ms"} <= row.figures.keys()] for row in comparison.rows]
     key = next((key for key in PERPLEXITIES if any(key in keys for keys in known)), None)
     if key is None:
-        return Chart(title, Markup(), ["No network has both a finite perplexity and a latency."])
+        return _Chart(title, Markup(), ["No network has both a finite perplexity and a latency."])
     drawn = [row for row, keys in zip(comparison.rows, known, strict=True) if key in keys]
     points = [ParetoPoint(row.name, row.figures["latency_ms"], row.figures[key]) for row in drawn]
     missing = ", ".join(row.name for row in comparison.rows if row not in drawn)
@@ -128,25 +128,25 @@ def latency_chart(comparison: ComparisonData, name: str) -> Chart:
     return _pareto_chart(title, points, "milliseconds per segment", PERPLEXITIES[key], name, notes)
 
 
-def front_chart(front: CostFront, name: str) -> Chart:
+def front_chart(front: CostFront, name: str) -> _Chart:
     """Draw the networks of a study, with their values in words since no table holds them."""
     notes = list(front.answers)
     if front.diverged:
         notes.append(f"Not finite, so not drawn: {', '.join(front.diverged)}.")
     if not front.points:
-        return Chart(front.title, Markup(), [*notes, "No network of it has a finite perplexity."])
+        return _Chart(front.title, Markup(), [*notes, "No network of it has a finite perplexity."])
     notes.append(_describe_points(front.points, len(front.points)))
     return _pareto_chart(front.title, front.points, front.cost, "validation perplexity per token", name, notes)
 
 
 def _pareto_chart(
     title: str, points: Sequence[ParetoPoint], cost: str, perplexity: str, name: str, notes: Sequence[str]
-) -> Chart:
+) -> _Chart:
     best = _join([point.name for point in pareto_front(points)])
     label = f"{title}: {perplexity} against {cost}. {_describe_points(points)} On the Pareto front: {best}"
     svg = _draw(lambda width: plot_pareto(points, cost, perplexity, width), name, label)
     explained = " ".join(["Further down and further left is better.", *pareto_notes(points)])
-    return Chart(title, svg, [explained, *notes])
+    return _Chart(title, svg, [explained, *notes])
 
 
 def _draw(plot: Callable[[float], Figure], name: str, label: str) -> Markup:

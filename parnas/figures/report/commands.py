@@ -1,4 +1,4 @@
-"""The commands that made the runs of a report, as far as their files hold them; comments name what is unknown."""
+"""The commands that made the runs of a report, as far as the run folders record them; comments name what is unknown."""
 
 import os
 from collections.abc import Mapping
@@ -26,18 +26,18 @@ _EVALUATE_OPTIONS = {
     "best": "--best",
     "tuned": "--tuned",
 }
-_WHOLE = ("demo", "pipeline")  # commands that include derive and evaluate
+_PIPELINES = ("demo", "pipeline")  # commands that include derive and evaluate
 
 
 def reproduction_commands(data: ReportData) -> list[str]:
     """Return the command of each run, of derive and of evaluate, each once; comments begin with `#`."""
     lines = [line for run in data.runs for line in (_training(run), _derivation(run))]
-    lines += [_evaluation(comparison) for comparison in data.comparisons if not _of_the_whole(comparison)]
+    lines += [_evaluation(comparison) for comparison in data.comparisons if not _from_pipeline(comparison)]
     return list(dict.fromkeys(line for line in lines if line))
 
 
 def _command_line(run: RunData) -> list[str]:
-    """Return the command line of a run without the place of the program; empty where it was no command of parnas."""
+    """Return the command line of a run without the program's folder; empty where it was no command of parnas."""
     line = run.environment.command_line
     if not line:
         return []
@@ -71,7 +71,7 @@ def _derivation(run: RunData) -> str:
     if derivation is None:
         return ""
     constraints = derivation.constraints
-    if _subcommand(run) in _WHOLE and (not constraints or derivation.finalists):
+    if _subcommand(run) in _PIPELINES and (not constraints or derivation.finalists):
         return ""
     words = ["parnas", "derive", str(run.run.folder)]
     if constraints is None:
@@ -83,15 +83,15 @@ def _derivation(run: RunData) -> str:
     return hide_command(words)
 
 
-def _of_the_whole(comparison: ComparisonData) -> bool:
-    """Check whether one of `_WHOLE` wrote a comparison itself, beside its runs."""
+def _from_pipeline(comparison: ComparisonData) -> bool:
+    """Check whether one of `_PIPELINES` wrote a comparison, which then lies in the parent folder of its runs."""
     beside = {os.path.realpath(run.run.folder.parent) for run in comparison.runs}
     written = beside == {os.path.realpath(comparison.folder)} and not comparison.conditions
-    return written and all(_subcommand(run) in _WHOLE for run in comparison.runs)
+    return written and all(_subcommand(run) in _PIPELINES for run in comparison.runs)
 
 
 def _evaluation(comparison: ComparisonData) -> str:
-    """Return the command that measures a comparison again; empty where a run of it is not known."""
+    """Return the command that repeats a comparison; empty where the folder of a run is not known."""
     if len(comparison.runs) < len(comparison.rows):
         return ""
     words = ["parnas", "evaluate", *(str(run.run.folder) for run in comparison.runs)]

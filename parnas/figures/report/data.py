@@ -48,7 +48,7 @@ class RunData:
 
     @cached_property
     def architecture(self) -> Architecture | None:
-        """The network that was trained or derived, or that derive would return for the last pi."""
+        """The architecture that was trained or derived, or that derive would return for the last pi."""
         if self.kind != "search":
             return Architecture.parse(self.config.model.arch) if self.config.model.arch else None
         if self.derivation:
@@ -166,7 +166,7 @@ def read_report_data(paths: Sequence[Path]) -> ReportData:
 
 
 def run_row(run: RunData) -> NetworkRow:
-    """Return the values of a run's own last validation, since nothing else was measured."""
+    """Return the values of a run's last validation, for runs that no comparison measured."""
     summary, search = run.summary, run.kind == "search"
     values: dict[str, Any] = {}
     if search:
@@ -183,7 +183,7 @@ def run_row(run: RunData) -> NetworkRow:
 
 
 def validated_architecture(search: RunData) -> str | None:
-    """Return the network that a search ended with and validated, where it is not the derived one, else `None`."""
+    """Return the architecture that a search validated at its end where it differs from the derived one, else `None`."""
     if search.summary is None:
         return None
     final = search.summary.arch
@@ -199,7 +199,7 @@ def parse_architecture(arch: str) -> Architecture | None:
 
 
 def same_network(first: Iterable[str] | None, second: Iterable[str]) -> bool:
-    """Compare two architectures without identity, which does nothing."""
+    """Check whether two architectures are equal apart from identity layers, which do nothing."""
     return first is not None and drop_identity(first) == drop_identity(second)
 
 

@@ -149,7 +149,7 @@ def _describe_text(runs: Sequence[RunData]) -> str:
 
 
 def _curve_notes(runs: Sequence[RunData]) -> list[str]:
-    """Name what the curves leave out."""
+    """Return notes on losses that were not finite and on runs whose perplexities are not comparable."""
     notes = []
     for run in runs:
         losses = [line.loss for line in run.metrics if "loss" in line.model_fields_set]

@@ -1,6 +1,7 @@
-"""The top of a report: the derived architecture of a search, and its network against the interleaved one, in sentences.
+"""The top of a report: the derived architecture of a search, and how its network compares with the interleaved one.
 
-Only measured figures appear, the worse ones like the better ones; where one is missing, the command that measures it.
+Only measured figures appear, whether better or worse. Where a figure is missing, the page names the command that
+measures it.
 """
 
 import shlex
@@ -21,17 +22,17 @@ from parnas.figures.report.data import (
 
 PERPLEXITIES = {"ppl": "perplexity per token", "word_ppl": "perplexity per word", "bits_per_byte": "bits per byte"}
 # Key, name, unit and format of the other measures.
-COSTS = (
+_COSTS = (
     ("latency_ms", "latency per segment", " ms", ",.2f"),
     ("multiply_adds_per_token", "multiply-adds per token", "", ",.0f"),
     ("parameters", "parameters", "", ",.0f"),
 )
 _EQUAL = 0.05  # per cent of difference below which two figures count as equal
-FEW = 8  # blocks that a sentence lists one by one
+_MOST_LISTED = 8  # blocks of a layer that a sentence lists one by one
 
 
-class MeasureCard(NamedTuple):
-    """A measure of the derived network beside that of the interleaved one."""
+class _MeasureCard(NamedTuple):
+    """A measure of the derived network beside the same measure of the interleaved network."""
 
     title: str
     value: str
@@ -41,36 +42,36 @@ class MeasureCard(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SearchResult:
+class _SearchResult:
     """The outcome of one search in words and cards."""
 
     name: str
     architecture: Architecture
     headline: str
     sentences: list[str]
-    cards: list[MeasureCard] = field(default_factory=list)
+    cards: list[_MeasureCard] = field(default_factory=list)
     cautions: list[str] = field(default_factory=list)  # limits, warnings, and commands for missing measures
 
 
-def search_result(search: RunData, data: ReportData) -> SearchResult | None:
+def search_result(search: RunData, data: ReportData) -> _SearchResult | None:
     """Return the result of a search, `None` where it logged no pi and nothing was derived."""
     architecture = search.architecture
     if not architecture:
         return None
-    result = SearchResult(search.name, architecture, headline(architecture), [describe_blocks(architecture)])
-    if search.derivation is None:
+    result = _SearchResult(search.name, architecture, headline(architecture), [describe_blocks(architecture)])
+    if search.derivation:
+        result.cautions.extend(f"Derive warned: {text}." for text in search.derivation.warnings)
+    else:
         command = f"parnas derive {_quote(search)}"
         result.cautions.append(f"Nothing was derived yet: derive would choose this network now; {command} writes it.")
     if search.summary is None:
         result.cautions.append("The search has not ended: pi may change until then.")
-    if search.derivation:
-        result.cautions.extend(f"Derive warned: {text}." for text in search.derivation.warnings)
     _compare(result, search, data)
     return result
 
 
 def headline(architecture: Architecture) -> str:
-    """Return the number of blocks with attention."""
+    """Return in how many of its blocks an architecture has attention, as a sentence."""
     attention, count = sum(layer[0] in (ATTENTION, COMPRESSIVE) for layer in architecture), len(architecture)
     if count == 1:
         return "In its only block." if attention else "Not in its only block."
@@ -79,34 +80,37 @@ def headline(architecture: Architecture) -> str:
 
 
 def describe_blocks(architecture: Architecture) -> str:
-    """Return the blocks of each layer."""
+    """Return a sentence that lists the blocks of each layer."""
     parts = []
     for name in dict.fromkeys(architecture):
-        blocks = [str(number) for number, layer in enumerate(architecture, 1) if layer == name]
-        listed = " and ".join(filter(None, (", ".join(blocks[:-1]), blocks[-1])))
-        noun = "block" if len(blocks) == 1 else "blocks"
-        where = f"{noun} {listed}" if len(blocks) <= FEW else f"{len(blocks)} {noun}"
+        *blocks, last = [str(number) for number, layer in enumerate(architecture, 1) if layer == name]
+        if not blocks:
+            where = f"block {last}"
+        elif len(blocks) < _MOST_LISTED:
+            where = f"blocks {', '.join(blocks)} and {last}"
+        else:
+            where = f"{len(blocks) + 1} blocks"
         parts.append(f"{describe_layer(name)} in {where}")
     return f"{'; '.join(parts)}.".capitalize()
 
 
 def shared_perplexity(rows: Sequence[Mapping[str, float]], runs: Sequence[RunData] = ()) -> str | None:
-    """Return the first perplexity that all rows have and that compares between their runs, else `None`."""
+    """Return the first perplexity that all rows have and that is comparable between the runs, else `None`."""
     keys = list(PERPLEXITIES)
     if len({run.tokens for run in runs}) > 1:
         keys.remove("ppl")
     return next((key for key in keys if rows and all(key in row for row in rows)), None)
 
 
-def _compare(result: SearchResult, search: RunData, data: ReportData) -> None:
-    """Add the comparison with the interleaved network of as many blocks, or else of another depth."""
+def _compare(result: _SearchResult, search: RunData, data: ReportData) -> None:
+    """Compare the derived network with the interleaved network of equal depth, or else of another depth."""
     blocks = len(result.architecture)
     tables = _trained_networks(search, data)
     derived = [_find(rows, result.architecture) for rows in tables]
     own = next(filter(None, derived), None)
     if same_network(result.architecture, _interleaved(blocks)):
         result.sentences.append("It is the interleaved network itself, so there is nothing to compare it with.")
-        result.sentences.extend(_describe_perplexity(own))
+        result.sentences.extend([_describe_perplexity(own)] if own else [])
         return
     depth = _interleaved_depth(result.architecture, tables)
     interleaved = [_find(rows, _interleaved(depth)) for rows in tables]
@@ -143,17 +147,17 @@ def _interleaved(depth: int) -> Architecture:
 
 
 def _interleaved_depth(derived: Architecture, tables: Sequence[Sequence[NetworkRow]]) -> int:
-    """Return the depth of the interleaved network to compare with: the search's where that is there, or the largest."""
+    """Return the depth of the interleaved network to compare with: the search's own, or else the largest one."""
     networks = {drop_identity(parse_architecture(row.arch) or ()) for rows in tables for row in rows}
     others = networks - {(), drop_identity(derived)}
     depths = {len(layers) for layers in others if same_network(layers, _interleaved(len(layers)))}
     return len(derived) if not depths or len(derived) in depths else max(depths)
 
 
-def _add_measures(result: SearchResult, derived: NetworkRow, other: NetworkRow, name: str) -> None:
+def _add_measures(result: _SearchResult, derived: NetworkRow, other: NetworkRow, name: str) -> None:
     """Add a card for each measure that both networks have, and sentences on perplexity and latency."""
     key = shared_perplexity([derived.figures, other.figures], [row.run for row in (derived, other) if row.run])
-    measures = list(COSTS)
+    measures = list(_COSTS)
     if key is None:
         result.sentences.append("No finite perplexity of both the derived and the interleaved network is here.")
     else:
@@ -170,14 +174,14 @@ def _add_measures(result: SearchResult, derived: NetworkRow, other: NetworkRow, 
         if abs(percent) < _EQUAL:
             verdict = difference = "equal"
             relation = f"as {name} does ({against})"
-        result.cards.append(MeasureCard(title, value, against, verdict, difference))
+        result.cards.append(_MeasureCard(title, value, against, verdict, difference))
         if measure == key:
             result.sentences.append(f"Trained from scratch, the derived network reaches {value} {title}, {relation}.")
         elif measure == "latency_ms":
             result.sentences.append(f"It takes {value} per segment, {relation}.")
 
 
-def _describe_alone(result: SearchResult, search: RunData, derived: NetworkRow | None, interleaved: bool) -> None:
+def _describe_alone(result: _SearchResult, search: RunData, derived: NetworkRow | None, interleaved: bool) -> None:
     """Describe the derived network where no table holds both it and the interleaved one."""
     config = shlex.quote(str(search.run.folder / "config.yaml"))
     if derived is None:
@@ -190,7 +194,7 @@ def _describe_alone(result: SearchResult, search: RunData, derived: NetworkRow |
         command = f"parnas retrain {config} --arch {_quote(search)}/arch.yaml --run runs/derived"
         result.cautions.append(f"To train the derived one: {command}.")
     else:
-        result.sentences.extend(_describe_perplexity(derived))
+        result.sentences.append(_describe_perplexity(derived))
     if not interleaved:
         result.sentences.append("No interleaved network is among these runs, so the gain of the search is unknown.")
         command = f"parnas retrain {config} --arch interleaved-{len(result.architecture)} --run runs/interleaved"
@@ -200,12 +204,10 @@ def _describe_alone(result: SearchResult, search: RunData, derived: NetworkRow |
         result.cautions.append("To compare them: parnas evaluate with the folders of both.")
 
 
-def _describe_perplexity(derived: NetworkRow | None) -> list[str]:
-    if derived is None:
-        return []
+def _describe_perplexity(derived: NetworkRow) -> str:
     if (ppl := derived.figures.get("ppl")) is None:
-        return ["Its training from scratch has no finite perplexity per token."]
-    return [f"Trained from scratch, it reaches {ppl:,.2f} perplexity per token."]
+        return "Its training from scratch has no finite perplexity per token."
+    return f"Trained from scratch, it reaches {ppl:,.2f} perplexity per token."
 
 
 def _quote(run: RunData) -> str:

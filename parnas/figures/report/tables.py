@@ -2,7 +2,7 @@
 
 import base64
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -22,8 +22,16 @@ from parnas.figures.report.secrets import HIDDEN, hide, is_secret
 from parnas.figures.style import drawable
 
 
-class TableColumn(NamedTuple):
-    """A column of figures: key, heading, format, divisor, and whether paper is too narrow for it."""
+class _TableColumn(NamedTuple):
+    """A column of figures.
+
+    Attributes:
+        key: Key of the value in `NetworkRow.figures`.
+        title: Heading.
+        form: Format of the value.
+        divisor: Number that the value is divided by, for another unit.
+        minor: Whether a printed page leaves the column out, which it is too narrow for.
+    """
 
     key: str
     title: str
@@ -33,21 +41,21 @@ class TableColumn(NamedTuple):
 
 
 _COLUMNS = (
-    TableColumn("ppl", "ppl per token", "{:,.2f}"),
-    TableColumn("word_ppl", "ppl per word", "{:,.2f}"),
-    TableColumn("bits_per_byte", "bits per byte", "{:.4f}"),
-    TableColumn("latency_ms", "ms per segment", "{:,.2f}"),
-    TableColumn("latency_p95_ms", "ms, 95 %", "{:,.2f}", minor=True),
-    TableColumn("multiply_adds_per_token", "MACs per token", "{:,.0f}"),
-    TableColumn("parameters", "parameters", "{:,.0f}"),
-    TableColumn("without_embeddings", "without embeddings", "{:,.0f}", minor=True),
-    TableColumn("tgt_len", "segment", "{:,.0f}", minor=True),
-    TableColumn("mem_len", "memory", "{:,.0f}", minor=True),
-    TableColumn("cmem_len", "compressed memory", "{:,.0f}", minor=True),
-    TableColumn("steps", "steps", "{:,.0f}"),
-    TableColumn("epochs", "epochs", "{:,.2f}", minor=True),
-    TableColumn("train_seconds", "minutes of training", "{:,.1f}", 60),
-    TableColumn("train_tokens_per_s", "tokens/s in training", "{:,.0f}", minor=True),
+    _TableColumn("ppl", "ppl per token", "{:,.2f}"),
+    _TableColumn("word_ppl", "ppl per word", "{:,.2f}"),
+    _TableColumn("bits_per_byte", "bits per byte", "{:.4f}"),
+    _TableColumn("latency_ms", "ms per segment", "{:,.2f}"),
+    _TableColumn("latency_p95_ms", "ms, 95 %", "{:,.2f}", minor=True),
+    _TableColumn("multiply_adds_per_token", "MACs per token", "{:,.0f}"),
+    _TableColumn("parameters", "parameters", "{:,.0f}"),
+    _TableColumn("without_embeddings", "without embeddings", "{:,.0f}", minor=True),
+    _TableColumn("tgt_len", "segment", "{:,.0f}", minor=True),
+    _TableColumn("mem_len", "memory", "{:,.0f}", minor=True),
+    _TableColumn("cmem_len", "compressed memory", "{:,.0f}", minor=True),
+    _TableColumn("steps", "steps", "{:,.0f}"),
+    _TableColumn("epochs", "epochs", "{:,.2f}", minor=True),
+    _TableColumn("train_seconds", "minutes of training", "{:,.1f}", 60),
+    _TableColumn("train_tokens_per_s", "tokens/s in training", "{:,.0f}", minor=True),
 )
 _COMPARED = ("ppl", "word_ppl", "bits_per_byte", "latency_ms")  # columns whose least value is marked
 _DIVISORS = {"ppl": "tokens", "word_ppl": "words", "bits_per_byte": "bytes"}
@@ -64,17 +72,17 @@ _PICTURE_BYTES = 2_000_000  # of all pictures, before they are embedded
 _PNG = b"\x89PNG\r\n\x1a\n"
 
 
-class NetworkTable(NamedTuple):
+class _NetworkTable(NamedTuple):
     """A table of networks and the notes below it."""
 
     caption: str
-    columns: list[TableColumn]
+    columns: list[_TableColumn]
     rows: Sequence[NetworkRow]
     least: dict[str, float]  # lowest value by column, where values are comparable
     notes: list[str]
 
 
-class Analysis(NamedTuple):
+class _Analysis(NamedTuple):
     """Table and pictures of an analysis that `evaluate --analyse` wrote."""
 
     title: str
@@ -82,7 +90,7 @@ class Analysis(NamedTuple):
     pictures: dict[str, str]  # PNG in base64 by file name, empty where there was no room
 
 
-def network_tables(data: ReportData) -> list[NetworkTable]:
+def network_tables(data: ReportData) -> list[_NetworkTable]:
     """Return a table for each comparison and evaluation protocol, and one of the runs in no comparison."""
     tables = []
     for comparison in data.comparisons:
@@ -94,7 +102,7 @@ def network_tables(data: ReportData) -> list[NetworkTable]:
     return tables
 
 
-def _plain_table(comparison: ComparisonData) -> NetworkTable:
+def _plain_table(comparison: ComparisonData) -> _NetworkTable:
     notes = []
     if any("latency_ms" in row.figures for row in comparison.rows):
         notes.append(
@@ -106,7 +114,7 @@ def _plain_table(comparison: ComparisonData) -> NetworkTable:
     return _table(f"Networks compared by evaluate{_split(comparison)}", comparison.rows, notes)
 
 
-def _protocol_table(comparison: ComparisonData, protocol: str) -> NetworkTable:
+def _protocol_table(comparison: ComparisonData, protocol: str) -> _NetworkTable:
     """Return a table of another evaluation protocol, whose perplexities are not comparable with the main table's."""
     rows = [row for row in comparison.others if row.evaluation == protocol]
     figures = [{key: row.figures[key] for key in row.figures.keys() & _PROTOCOL_KEYS} for row in rows]
@@ -117,11 +125,11 @@ def _protocol_table(comparison: ComparisonData, protocol: str) -> NetworkTable:
     return _table(caption, [replace(row, figures=each) for row, each in zip(rows, figures, strict=True)], notes)
 
 
-def _run_table(runs: Sequence[RunData], caption: str) -> NetworkTable:
+def _run_table(runs: Sequence[RunData], caption: str) -> _NetworkTable:
     folders = " ".join(shlex.quote(str(run.run.folder)) for run in runs)
     notes = [f"Latency and multiply-adds were not measured; this measures them: parnas evaluate {folders}."]
     if len({run.text for run in runs}) > 1:
-        notes.append("The runs have different texts: nothing compares between them.")
+        notes.append("The runs have different texts: their figures are not comparable.")
     elif len({run.tokens for run in runs}) > 1:
         notes.append("The runs have different tokenizers: perplexities per token are not comparable.")
     notes += [
@@ -138,8 +146,8 @@ def _split(comparison: ComparisonData) -> str:
     return f" on the {_SPLITS.get(comparison.split, comparison.split)} split" if comparison.split else ""
 
 
-def _table(caption: str, rows: Sequence[NetworkRow], notes: Sequence[str]) -> NetworkTable:
-    """Return a table of the columns that any row has, with the lowest value marked where values are comparable."""
+def _table(caption: str, rows: Sequence[NetworkRow], notes: Sequence[str]) -> _NetworkTable:
+    """Return a table of the columns for which any row has a value."""
     present = [column for column in _COLUMNS if any(column.key in row.figures for row in rows)]
     equal = [c for c in present if c.key in _LENGTHS and len({row.figures.get(c.key) for row in rows}) == 1]
     columns = [column for column in present if column not in equal]
@@ -151,11 +159,11 @@ def _table(caption: str, rows: Sequence[NetworkRow], notes: Sequence[str]) -> Ne
     }
     lengths = ", ".join(f"{c.title} {value:,.0f}" for c in equal if (value := rows[0].figures[c.key]))
     more = [f"All are evaluated with: {lengths} (tokens)."] if lengths else []
-    return NetworkTable(caption, columns, rows, least, [*_divisors(rows), *notes, *more])
+    return _NetworkTable(caption, columns, rows, least, [*_divisors(rows), *notes, *more])
 
 
 def _divisors(rows: Sequence[NetworkRow]) -> list[str]:
-    """Return a sentence on the counts that the perplexities divide by."""
+    """Return a sentence on the counts of tokens, words and bytes that the perplexities are normalised by."""
     parts = []
     for key, divisor in _DIVISORS.items():
         counts = sorted({row.figures[divisor] for row in rows if key in row.figures and divisor in row.figures})
@@ -168,7 +176,7 @@ def _divisors(rows: Sequence[NetworkRow]) -> list[str]:
 # Analyses
 
 
-def read_analyses(comparisons: Sequence[ComparisonData]) -> list[Analysis]:
+def read_analyses(comparisons: Sequence[ComparisonData]) -> list[_Analysis]:
     """Read the analyses in the folders of the comparisons; their pictures share `_PICTURE_BYTES`."""
     room = _PICTURE_BYTES
     analyses = []
@@ -180,7 +188,7 @@ def read_analyses(comparisons: Sequence[ComparisonData]) -> list[Analysis]:
                 pictures[path.name] = base64.b64encode(content).decode() if content.startswith(_PNG) else ""
                 room -= len(pictures[path.name])
             shown = _attention_shares(table) if name == "attention" else table.map(_short)
-            analyses.append(Analysis(_TITLES[name], shown, pictures))
+            analyses.append(_Analysis(_TITLES[name], shown, pictures))
     return analyses
 
 
@@ -223,14 +231,11 @@ def _format(value: float | None, form: str = "{:.3f}") -> str:
 
 def describe_environment(run: RunData) -> dict[str, str]:
     """Return the machine and the versions of a run, without secrets."""
-    flat: dict[str, str] = {}
-    for key, value in run.environment.to_dict().items():
-        inner = value.items() if isinstance(value, Mapping) else [("", value)]
-        for name, each in inner:
-            if key != "command_line" and each is not None:
-                label = f"{key} {name}".strip().replace("_", " ")
-                flat[label] = HIDDEN if is_secret(str(name)) or is_secret(key) else hide(str(each))
-    return flat
+    flat = pd.json_normalize(run.environment.to_dict(), sep=" ").iloc[0].drop("command_line", errors="ignore").dropna()
+    return {
+        name.replace("_", " "): HIDDEN if is_secret(name) else hide(str(value))
+        for name, value in zip(map(str, flat.index), flat, strict=True)
+    }
 
 
 def config_text(run: RunData) -> str:
