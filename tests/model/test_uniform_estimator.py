@@ -83,6 +83,7 @@ def test_alpha_rests_after_the_fair_share(corpus: Path, tmp_path: Path) -> None:
         "search__uniform_fraction": 0.5,
         "search__alpha_start_step": 10,
         "train__log_every": 1,
+        "train__eval_every": 40,
     }
     run = search(small_config(corpus, search__estimator="uniform", **changes), tmp_path / "run", Silent())
     pi = {record.step: torch.tensor(record.pi) for record in run.pi_records()}
