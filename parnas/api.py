@@ -37,8 +37,8 @@ from parnas.runs.resolve import Settings, read_overrides
 from parnas.runs.run import Run
 from parnas.runs.trained_run import RunLike, TrainedRun, open_run
 from parnas.studies import tuning
-from parnas.studies.pipeline import EQUAL_COST, PipelineResult, check_baselines, run_pipeline
-from parnas.studies.tuning_result import TuningResult
+from parnas.studies.pipeline import EQUAL_COST, PipelineResult, read_baselines, run_pipeline
+from parnas.studies.tuning import TuningResult
 from parnas.studies.tuning_space import Phase, SpaceLike, resolve_space
 from parnas.training import loaded_run
 from parnas.training import retrain as retrainings
@@ -341,7 +341,7 @@ def pipeline(
     >>> whole.comparison.table["run"].tolist() == list(whole.runs)
     True
     """
-    names = check_baselines(baselines)
+    names = read_baselines(baselines)
     settled, folder = _resolve(config, overrides, run, "pipeline")
     with _resumable(folder, run is None):
         return run_pipeline(

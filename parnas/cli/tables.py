@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from parnas.studies.blackbox import EvaluatedNetwork
     from parnas.studies.finalists import Finalist
     from parnas.studies.stability import Stability
-    from parnas.studies.tuning_result import TuningResult
+    from parnas.studies.tuning import TuningResult
 
 
 def _make_table(

@@ -16,7 +16,7 @@ from parnas.training.progress import Reporter
 
 _FACTORS = 0.0, 0.25, 0.5, 1.0, 2.0, 4.0
 """Memory lengths to try, as multiples of the run's own."""
-TOLERANCE = 0.01
+_TOLERANCE = 0.01
 """The effective length is the shortest whose perplexity is within this share of the best."""
 
 
@@ -30,7 +30,7 @@ class Analysis(NamedTuple):
 
 
 def _analyse_attention(runs: Sequence[EvalRun], split: str, reporter: Reporter) -> Analysis:
-    """Analyse the age of the positions that are attended to."""
+    """Tabulate the attention to older and newer positions."""
     reporter.note(f"reading {split} for the weights of attention")
     table = attention_by_age(runs, split)
     if table.empty:
@@ -39,19 +39,18 @@ def _analyse_attention(runs: Sequence[EvalRun], split: str, reporter: Reporter) 
 
 
 def _analyse_frequency(runs: Sequence[EvalRun], split: str, reporter: Reporter) -> Analysis:
-    """Analyse the perplexity of words by their frequency in the training text."""
+    """Tabulate the perplexity of words by their frequency in the training text."""
     reporter.note(f"scoring {split} by word frequency")
-    table = perplexity_by_frequency(runs, split)
-    return Analysis("frequency", "perplexity per word by occurrences in training", table)
+    return Analysis("frequency", "perplexity per word by occurrences in training", perplexity_by_frequency(runs, split))
 
 
 def _analyse_memory(runs: Sequence[EvalRun], split: str, reporter: Reporter) -> Analysis:
-    """Analyse the perplexity by memory length."""
+    """Tabulate the perplexity by memory length."""
     table = perplexity_by_memory(runs, split, reporter)
     return Analysis("memory", "perplexity per token by memory", table, tuple(effective_lengths(table)))
 
 
-ANALYSES: dict[str, Callable[[Sequence[EvalRun], str, Reporter], Analysis]] = {
+_ANALYSES: dict[str, Callable[[Sequence[EvalRun], str, Reporter], Analysis]] = {
     "attention": _analyse_attention,
     "frequency": _analyse_frequency,
     "memory": _analyse_memory,
@@ -61,8 +60,8 @@ ANALYSES: dict[str, Callable[[Sequence[EvalRun], str, Reporter], Analysis]] = {
 def read_names(listed: str) -> list[str]:
     """Return the analyses of a comma-separated list, each once; raises `ParnasError` for unknown ones."""
     names = [name.strip() for name in listed.split(",") if name.strip()]
-    allowed = f"give some of {', '.join(ANALYSES)}, with commas between"
-    if unknown := [name for name in names if name not in ANALYSES]:
+    allowed = f"give some of {', '.join(_ANALYSES)}, with commas between"
+    if unknown := [name for name in names if name not in _ANALYSES]:
         raise ParnasError(f"--analyse names {unknown[0]!r}; {allowed}.")
     if not names:
         raise ParnasError(f"--analyse is empty; {allowed}.")
@@ -75,48 +74,47 @@ def analyse(
     """Yield the named analyses of the runs."""
     runs = open_runs(folders, options)
     for name in names:
-        yield ANALYSES[name](runs, runs[0].loaded.config.evaluation.split, reporter)
+        yield _ANALYSES[name](runs, runs[0].loaded.config.evaluation.split, reporter)
 
 
 def perplexity_by_memory(runs: Sequence[EvalRun], split: str, reporter: Reporter) -> pd.DataFrame:
     """Return the perplexity of each run with memory of several lengths, shorter and longer than its own.
 
-    Networks with compressed memory are read once with plain memory varied, once with compressed memory. `sees` is the
-    positions of both, `tokens` the tokens that these represent in one block. `gain` is the share by which the
-    perplexity is lower than with the length before, `gain_per_position` the same per added position.
+    A row holds `run`, `varied` (`mem_len`, or `cmem_len` for networks with compressed memory), its `length`, the
+    perplexity per token `ppl`, the number of positions `sees` of both memories, and the number of `tokens` that these
+    represent in one block. `gain` is the fraction by which `ppl` is lower than with the next shorter length,
+    `gain_per_position` the same per added position; both are nan for the shortest length.
     """
     rows = []
     for run in runs:
-        for varied, reaches in _memory_ladders(run):
-            previous: dict[str, float] | None = None
-            for reach in reaches:
-                length = getattr(reach, varied)
+        compresses, ratio = run.network.compresses(), run.loaded.config.model.memory.ratio
+        for varied in ("mem_len", "cmem_len") if compresses else ("mem_len",):
+            for length in _memory_lengths(run, varied):
                 reporter.note(f"scoring {run.name} on {split} with {varied} {length}")
-                ppl = TotalLoss.of(run.score(split, reach)).perplexity
-                row = {"sees": reach.mem_len, "tokens": reach.mem_len, "ppl": ppl}
-                if run.network.compresses():
-                    row["sees"] += reach.cmem_len
-                    row["tokens"] += run.loaded.config.model.memory.ratio * reach.cmem_len
-                gain = per_position = None
-                if previous is not None:
-                    gain = 1 - ppl / previous["ppl"]
-                    per_position = gain / (row["sees"] - previous["sees"])
-                gains = {"gain": gain, "gain_per_position": per_position}
-                rows.append({"run": run.name, "varied": varied, "length": length, **row, **gains})
-                previous = row
-    return pd.DataFrame(rows)
+                reach = Reach(**(run.reach._asdict() | {varied: length}))
+                compressed = reach.cmem_len if compresses else 0
+                rows.append(
+                    {
+                        "run": run.name,
+                        "varied": varied,
+                        "length": length,
+                        "sees": reach.mem_len + compressed,
+                        "tokens": reach.mem_len + ratio * compressed,
+                        "ppl": TotalLoss.of(run.score(split, reach)).perplexity,
+                    }
+                )
+    table = pd.DataFrame(rows)
+    groups = table.groupby(["run", "varied"], sort=False)
+    table["gain"] = -groups["ppl"].pct_change()
+    table["gain_per_position"] = table["gain"] / groups["sees"].diff()
+    return table
 
 
-def _memory_ladders(run: EvalRun) -> Iterator[tuple[str, list[Reach]]]:
-    """Yield the kinds of memory that are varied, each with the lengths to try, the shortest first."""
-    for varied in ("mem_len", "cmem_len") if run.network.compresses() else ("mem_len",):
-        own = getattr(run.reach, varied) or run.tgt_len
-        shortest = 1 if varied == "mem_len" and run.reach.same_length else 0
-        lengths = sorted({max(shortest, round(factor * own)) for factor in _FACTORS})
-        if varied == "mem_len":
-            yield varied, [run.reach._replace(mem_len=length) for length in lengths]
-        else:
-            yield varied, [run.reach._replace(cmem_len=length) for length in lengths]
+def _memory_lengths(run: EvalRun, varied: str) -> list[int]:
+    """Return the lengths of one kind of memory to try, the shortest first."""
+    own = getattr(run.reach, varied) or run.tgt_len
+    shortest = 1 if varied == "mem_len" and run.reach.same_length else 0
+    return sorted({max(shortest, round(factor * own)) for factor in _FACTORS})
 
 
 def effective_lengths(table: pd.DataFrame) -> list[str]:
@@ -124,9 +122,9 @@ def effective_lengths(table: pd.DataFrame) -> list[str]:
     notes = []
     for _, rows in table.groupby(["run", "varied"], sort=False):
         best = rows.sort_values("ppl").iloc[0]
-        enough = rows[rows["ppl"] <= best["ppl"] / (1 - TOLERANCE)].iloc[0]
+        enough = rows[rows["ppl"] <= best["ppl"] / (1 - _TOLERANCE)].iloc[0]
         notes.append(
-            f"{best['run']}: {best['varied']} {enough['length']:.0f} is enough to be within {TOLERANCE:.0%} of the "
+            f"{best['run']}: {best['varied']} {enough['length']:.0f} is enough to be within {_TOLERANCE:.0%} of the "
             f"best perplexity, {best['ppl']:.2f} with {best['length']:.0f}"
         )
     return notes

@@ -3,7 +3,7 @@
 Shapes: B batch, H heads, T tokens of a segment or text, K keys (compressed memory, memory, segment).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 import numpy as np
@@ -21,37 +21,35 @@ from parnas.model.memory import Memory
 from parnas.model.transformer_xl import TransformerXL
 from parnas.training.loaded_run import LoadedRun
 
-PARTS = "compressed memory", "memory", "segment"
-BUCKETS = 6
+_PARTS = "compressed memory", "memory", "segment"
+_BUCKETS = 6
 """Buckets of each part, as in Rae et al. 2020 (arXiv 1911.05507, figure 2), which has three parts."""
-_SEGMENTS = 64
-"""Least number of segments to average the weights over."""
-MAX_TEXT = 512  # tokens
+_SEGMENTS = 64  # the least number to average the weights over
+_MAX_TEXT = 512  # tokens
 COMPRESSED = "…"  # label of a compressed position
 
 
 def attention_by_age(runs: Sequence[EvalRun], split: str) -> pd.DataFrame:
     """Return the share of attention by run, block with attention and bucket of keys.
 
-    The keys of each part (compressed memory, memory, segment) are divided into `BUCKETS` of nearly equal size, the
-    oldest first. `block` is the position in the architecture string. `weight` is the mean over heads and over all
+    The keys of each part (compressed memory, memory, segment) are divided into `_BUCKETS` of nearly equal size, the
+    oldest first. `block` is the position in the architecture, from 1. `weight` is the mean over heads and over all
     queries of at least `_SEGMENTS` segments, read with full memory; the weights of a block add up to 1. `per_position`
     divides it by the keys of the bucket: uniform attention would make all equal, except for later positions of the
     segment, which fewer queries see.
     """
-    return pd.DataFrame([row for run in runs for row in _attention_rows(run, split)])
-
-
-def _attention_rows(run: EvalRun, split: str) -> Iterator[dict[str, object]]:
-    network = run.loaded.discrete().to(run.device.device)
-    layers = _numbered_layers(run.loaded.architecture)
-    for (block, layer), parts in zip(layers, _mean_weights(network, run, split), strict=True):
-        for part, weights in parts.items():
-            for bucket, keys in enumerate(np.array_split(weights, BUCKETS), 1):
-                if len(keys):
-                    row = {"run": run.name, "block": block, "layer": layer, "part": part, "bucket": bucket}
-                    weight = float(keys.sum())
-                    yield row | {"positions": len(keys), "weight": weight, "per_position": weight / len(keys)}
+    rows: list[tuple[object, ...]] = []
+    for run in runs:
+        network = run.loaded.discrete().to(run.device.device)
+        layers = _numbered_layers(run.loaded.architecture)
+        for (block, layer), parts in zip(layers, _mean_weights(network, run, split), strict=True):
+            for part, weights in parts.items():
+                for bucket, keys in enumerate(np.array_split(weights, _BUCKETS), 1):
+                    if len(keys):
+                        rows.append((run.name, block, layer, part, bucket, len(keys), float(keys.sum())))
+    columns = ["run", "block", "layer", "part", "bucket", "positions", "weight"]
+    table = pd.DataFrame(rows, columns=columns)
+    return table.assign(per_position=table["weight"] / table["positions"])
 
 
 def _numbered_layers(architecture: Architecture) -> list[tuple[int, str]]:
@@ -60,7 +58,7 @@ def _numbered_layers(architecture: Architecture) -> list[tuple[int, str]]:
 
 
 def _compressed_lengths(network: TransformerXL, memory: Memory | None) -> list[int]:
-    """Return the positions of compressed memory that each block sees."""
+    """Return the number of positions of compressed memory that each block sees."""
     blocks = cast(list[Block], list(network.blocks))
     memories = memory or (None,) * len(blocks)
     return [block.key_lengths(block_memory).compressed for block, block_memory in zip(blocks, memories, strict=True)]
@@ -100,7 +98,7 @@ def _mean_weights(network: TransformerXL, run: EvalRun, split: str) -> list[dict
 def _add_by_part(sums: dict[str, torch.Tensor], weights: torch.Tensor, compressed: int, tgt_len: int) -> None:
     """Add weights [K] part by part; where the length of a memory varies, the newest positions are aligned."""
     lengths = [compressed, len(weights) - compressed - tgt_len, tgt_len]
-    for part, new in zip(PARTS, weights.split(lengths), strict=True):
+    for part, new in zip(_PARTS, weights.split(lengths), strict=True):
         if len(new):
             total = sums.get(part, new.new_zeros(len(new)))
             longest = max(len(total), len(new))
@@ -125,8 +123,8 @@ def attention_maps(loaded: LoadedRun, text: str, before: str = "") -> list[Atten
     network = loaded.discrete()
     ids, ids_before = (torch.tensor([loaded.tokenizer.encode(part)], dtype=torch.long) for part in (text, before))
     tgt_len = ids.shape[1]
-    if not 1 <= tgt_len <= MAX_TEXT:
-        raise ParnasError(f"The text has {tgt_len} tokens; give one of 1 to {MAX_TEXT}.")
+    if not 1 <= tgt_len <= _MAX_TEXT:
+        raise ParnasError(f"The text has {tgt_len} tokens; give one of 1 to {_MAX_TEXT}.")
     # 1. Fill the memory, then read the text at once.
     memory: Memory | None = None
     for segment in ids_before.split(loaded.config.data.tgt_len, dim=1) if ids_before.shape[1] else ():

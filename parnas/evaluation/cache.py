@@ -17,8 +17,8 @@ class ContinuousCache:
 
         p_cache(w) ∝ Σ_i 1{w followed h_i} exp(theta h · h_i)
 
-    over the last `size` positions i before it (equations 2 and 3). Only that of the true next token is computed. An
-    empty cache, as before the first token of a text, agrees with the network.
+    over the last `size` positions i before it (equations 2 and 3). Only the probability of the true next token is
+    computed. An empty cache, as before the first token of a text, gives the network's probability.
     """
 
     def __init__(self, size: int, theta: float) -> None:

@@ -21,7 +21,7 @@ from parnas.model.supernet import SuperNet
 from parnas.runs.files import to_json, write_text
 from parnas.runs.records import ComparisonRow
 from parnas.runs.run import PLAIN, Run
-from parnas.training.latency import Candidate, Latency, Shape, measure_latencies
+from parnas.training.latency import Candidate, Shape, measure_latencies
 from parnas.training.perplexity import TotalLoss
 from parnas.training.progress import Reporter
 
@@ -57,20 +57,9 @@ class Comparison:
 
     def _file_rows(self, folder: Path) -> list[dict[str, Any]]:
         """Return the rows as the report needs them; relative run folders stay valid when all move together."""
-        start = os.path.realpath(folder)
         shared = {"split": self.split, "conditions": self.options.to_dict()}
-        return [
-            {**row, "folder": _relative(os.path.realpath(run), start), **shared}
-            for row, run in zip(to_rows(self.table), self.folders, strict=True)
-        ]
-
-
-def _relative(path: str, start: str) -> str:
-    """Return a path relative to a folder, or the path itself if it is on another drive."""
-    try:
-        return Path(os.path.relpath(path, start)).as_posix()
-    except ValueError:
-        return path
+        relative = [os.path.relpath(run.resolve(), folder.resolve()).replace(os.sep, "/") for run in self.folders]
+        return [{**row, "folder": run, **shared} for row, run in zip(to_rows(self.table), relative, strict=True)]
 
 
 def to_rows(table: pd.DataFrame) -> list[dict[str, Any]]:
@@ -103,8 +92,13 @@ def compare(folders: Sequence[Path], options: EvalOptions, reporter: Reporter) -
     # 2. Score each run by its protocols.
     rows = [row for run in runs for row in _make_rows(run, split, protocols[run.name], reporter)]
     # 3. Measure latency, networks taking turns; other protocols than the plain one have no costs.
-    latencies = _measure_in_turns(runs)
-    rows = [_with_latency(row, latencies[row.run]) if row.evaluation == PLAIN else row for row in rows]
+    shapes = {run.name: Shape(1, run.tgt_len, run.reach) for run in runs}
+    networks = {run.name: Candidate(run.network, run.streams.tokens("valid")) for run in runs}
+    latencies = measure_latencies({run.name: (networks[run.name], shapes[run.name], run.device) for run in runs})
+    for number, row in enumerate(rows):
+        if row.evaluation == PLAIN:
+            median, p95 = latencies[row.run]
+            rows[number] = row.model_copy(update={"latency_ms": median, "latency_p95_ms": p95})
     # 4. Make the table, without the columns that do not apply.
     notes += [
         f"{row.run}: {row.evaluation} gives no finite loss" for row in rows if not math.isfinite(row.ppl or math.nan)
@@ -142,15 +136,12 @@ def _refuse_unread_settings(evaluation: EvaluationConfig, options: EvalOptions) 
         "evaluation.cache": ("size", evaluation.cache.size is not None),
     }
     for key in options.changes:
-        for section, (switch, enabled) in sections.items():
-            if not f"{key}.".startswith(f"{section}."):
-                continue
-            if options.tuned:
-                raise ParnasError(
-                    f"{key} has no effect with tuned (--tuned), for which tune-eval chose it; leave out one."
-                )
-            if not enabled and key != f"{section}.{switch}":
-                raise ParnasError(f"{key} has no effect without {section}.{switch}; give that too.")
+        section = key.rpartition(".")[0]
+        switch, enabled = sections.get(section, ("", True))
+        if section in sections and options.tuned:
+            raise ParnasError(f"{key} has no effect with tuned (--tuned), for which tune-eval chose it; leave out one.")
+        if not enabled and key != f"{section}.{switch}":
+            raise ParnasError(f"{key} has no effect without {section}.{switch}; give that too.")
 
 
 def _list_warnings(run: EvalRun, split: str, protocols: Sequence[EvalProtocol], options: EvalOptions) -> Iterator[str]:
@@ -158,9 +149,8 @@ def _list_warnings(run: EvalRun, split: str, protocols: Sequence[EvalProtocol], 
     config = run.loaded.config
     trained = {"tgt_len": config.data.tgt_len, **config.model.reach._asdict()}
     lengths = {"tgt_len": run.tgt_len, **run.reach._asdict()}
-    if changed := [
-        f"{key} {lengths[key]} (trained with {trained[key]})" for key in lengths if lengths[key] != trained[key]
-    ]:
+    changed = [f"{key} {lengths[key]} (trained with {trained[key]})" for key in lengths if lengths[key] != trained[key]]
+    if changed:
         yield f"read with {', '.join(changed)}"
     if split == "test" and not options.tuned and any(protocol.dynamic or protocol.cache for protocol in protocols):
         yield (
@@ -178,20 +168,18 @@ def _make_rows(run: EvalRun, split: str, protocols: Sequence[EvalProtocol], repo
         loss = TotalLoss.of(nats).describe(counts).model_dump(include=_LOSS_METRICS)
         return described.model_copy(update={**loss, **values})
 
-    described = describe_run(run)
+    described = _describe_run(run)
     rows = [row(run.score(split))]
     for protocol, nats in score_protocols(run, split, protocols, reporter):
         rows.append(row(nats, evaluation=protocol.name, settings=protocol.settings, multiply_adds_per_token=None))
     return rows
 
 
-def describe_run(run: EvalRun) -> ComparisonRow:
+def _describe_run(run: EvalRun) -> ComparisonRow:
     """Return a row with a run's network, its counted costs and its training, but without losses."""
     network, config = run.network, run.loaded.config
-    if isinstance(network, SuperNet):
-        kind = "SuperNet"
-    else:
-        kind = "derived, in SuperNet" if isinstance(run.loaded.model, SuperNet) else "discrete"
+    searched = isinstance(run.loaded.model, SuperNet)
+    kind = "SuperNet" if isinstance(network, SuperNet) else "derived, in SuperNet" if searched else "discrete"
     parameters = sum(parameter.numel() for parameter in network.parameters())
     counts = run.streams.train_counts().tolist()
     row = ComparisonRow(
@@ -218,26 +206,7 @@ def describe_run(run: EvalRun) -> ComparisonRow:
     return row.model_copy(update={"steps": summary.steps, "epochs": epochs, "train_seconds": summary.seconds})
 
 
-def _with_latency(row: ComparisonRow, latency: Latency) -> ComparisonRow:
-    """Return a row with the latency of its run."""
-    return row.model_copy(update={"latency_ms": latency.median, "latency_p95_ms": latency.p95})
-
-
 def median_rate(run: Run) -> float:
     """Return the median of a run's tokens per second in training; nan where it has logged none."""
     rates = [line.tokens_per_s for line in run.metrics() if line.split == "train" and line.tokens_per_s is not None]
     return float(np.median(rates)) if rates else math.nan
-
-
-def _measure_in_turns(runs: Sequence[EvalRun]) -> dict[str, Latency]:
-    """Return the latency per segment of each run by name, each with its own lengths."""
-    return measure_latencies(
-        {
-            run.name: (
-                Candidate(run.network, run.streams.tokens("valid")),
-                Shape(1, run.tgt_len, run.reach),
-                run.device,
-            )
-            for run in runs
-        }
-    )

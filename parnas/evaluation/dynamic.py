@@ -36,16 +36,16 @@ def gradient_rms(
 ) -> list[Tensor]:
     """Return √MS_g of each of the `dynamic_weights`: the root of its mean squared gradient on training batches.
 
-    The gradients are those of a batch's mean loss with the trained weights, without dropout.
+    Gradients are of the mean loss of a batch, with the trained weights and without dropout.
 
     Args:
         model: the network.
         tokens: the training text, [N].
         device: where to compute.
-        batch_size: rows of a batch; fewer where the text does not fill them.
+        batch_size: rows of a batch; reduced for a text that does not fill them.
         tgt_len: tokens of a segment.
         reach: memory lengths.
-        batches: the first batches to average over; fewer where the text ends.
+        batches: number of batches to average over, from the beginning of the text; reduced for a shorter text.
 
     Raises:
         ParnasError: the text does not fill one row.
@@ -60,7 +60,7 @@ def gradient_rms(
         inputs, targets = (torch.from_numpy(part).to(device.device) for part in text.batch(step)[:2])
         with device.autocast():
             nll, memory = model.nll(inputs, targets, memory, reach=reach)
-        for square, gradient in zip(squares, gradients(nll.mean(), weights), strict=True):
+        for square, gradient in zip(squares, _gradients(nll.mean(), weights), strict=True):
             if gradient is not None:
                 square.addcmul_(gradient, gradient)
     return [square.div_(count).sqrt_() for square in squares]
@@ -93,7 +93,7 @@ def dynamic_evaluation(
         decays = [weight.new_tensor(settings.decay) for weight in trained_weights]
 
     def update(loss: Tensor) -> None:
-        steps = zip(weights, trained_weights, gradients(loss, weights), rates, decays, strict=True)
+        steps = zip(weights, trained_weights, _gradients(loss, weights), rates, decays, strict=True)
         with torch.no_grad():
             for weight, trained, gradient, rate, decay in steps:
                 # 2. Decay towards the trained weights, from the weights before the gradient step.
@@ -111,7 +111,7 @@ def dynamic_evaluation(
                 weight.copy_(trained)
 
 
-def gradients(loss: Tensor, weights: Sequence[nn.Parameter]) -> tuple[Tensor | None, ...]:
+def _gradients(loss: Tensor, weights: Sequence[nn.Parameter]) -> tuple[Tensor | None, ...]:
     """Return the gradient of a loss for each weight; `None` for those it does not depend on (unused clusters)."""
-    with torch.autocast(loss.device.type, enabled=False):  # autocast is for forward passes alone
+    with torch.autocast(loss.device.type, enabled=False):  # PyTorch advises against autocast in backward passes
         return torch.autograd.grad(loss, weights, allow_unused=True)

@@ -13,7 +13,7 @@ from parnas.data.tokenizers import Tokenizer
 from parnas.evaluation.loading import EvalRun
 from parnas.training.perplexity import exp_or_infinity
 
-EDGES = 100, 1_000, 10_000
+_EDGES = 100, 1_000, 10_000
 BUCKETS = "10,000 and more", "1,000 to 9,999", "100 to 999", "under 100"
 """Occurrences in the training text, with the limits of Rae et al. 2020 (arXiv 1911.05507, table 5)."""
 
@@ -29,9 +29,10 @@ def perplexity_by_frequency(runs: Sequence[EvalRun], split: str) -> pd.DataFrame
         tokens, tokenizer = np.asarray(run.streams.tokens(split)), run.streams.tokenizer
         starts = word_starts(tokens, tokenizer)
         word_nats = np.add.reduceat(run.score(split).double().cpu().numpy(), starts)  # [words]
-        counts = _word_counts(run.streams.tokens("train"), tokenizer)
+        train_tokens = np.asarray(run.streams.tokens("train"))  # read the memory map once
+        counts = Counter(spell_words(train_tokens, word_starts(train_tokens, tokenizer), tokenizer))
         frequencies = np.array([counts[word] for word in spell_words(tokens, starts, tokenizer)])
-        buckets = len(EDGES) - np.digitize(frequencies, EDGES)
+        buckets = len(_EDGES) - np.digitize(frequencies, _EDGES)
         for number, bucket in enumerate((*BUCKETS, "all")):
             nats = word_nats if bucket == "all" else word_nats[buckets == number]
             ppl = exp_or_infinity(float(nats.mean())) if len(nats) else math.nan
@@ -42,22 +43,16 @@ def perplexity_by_frequency(runs: Sequence[EvalRun], split: str) -> pd.DataFrame
 def word_starts(tokens: NDArray[Any], tokenizer: Tokenizer) -> NDArray[np.int64]:
     """Return the position of the first token of each word; a token of white space alone belongs to the next word."""
     spellings = tokenizer.spellings()
-    # 1. A token that begins with white space begins a word,
+    # 1. A token that begins with white space begins a word ...
     begins = np.array([spelling[:1].isspace() for spelling in spellings])[tokens]
-    # 2. unless the token before it was white space alone,
+    # 2. ... unless the token before it was white space alone.
     blank = np.array([not spelling.strip() for spelling in spellings])
     blank[tokenizer.eos_id] = False
     begins[1:] &= ~blank[tokens[:-1]]
-    # 3. and so does every token after a line end, and the first.
+    # 3. So do the first token, and every token after a line end.
     begins[1:] |= tokens[:-1] == tokenizer.eos_id
     begins[0] = True
     return np.flatnonzero(begins)
-
-
-def _word_counts(tokens: NDArray[Any], tokenizer: Tokenizer) -> Counter[str]:
-    """Return the number of occurrences of each word of a text."""
-    tokens = np.asarray(tokens)  # out of the memory map
-    return Counter(spell_words(tokens, word_starts(tokens, tokenizer), tokenizer))
 
 
 def spell_words(tokens: NDArray[Any], starts: NDArray[np.int64], tokenizer: Tokenizer) -> list[str]:

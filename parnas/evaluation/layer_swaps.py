@@ -1,4 +1,4 @@
-"""Layer swaps: the loss of a SuperNet where single blocks are made another layer, or a mixture of layers."""
+"""Layer swaps: the loss of a SuperNet after some blocks are set to another layer, or to a mixture of layers."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -15,7 +15,7 @@ from parnas.training.loaded_run import load
 from parnas.training.perplexity import measure_loss
 from parnas.training.session import check_same_text
 
-Pi = Mapping[int, Mapping[str, float]]
+_Pi = Mapping[int, Mapping[str, float]]
 """Probabilities of candidates by block, counted from 1; candidates without an entry have probability 0."""
 
 
@@ -43,32 +43,34 @@ class LayerSwaps:
         self.learnt_alphas = [alpha.detach().clone() for alpha in self.supernet.alphas()]
         self.text, self.eos_id = streams.tokens("valid")[:tokens], streams.tokenizer.eos_id
 
-    def loss(self, pi: Pi | None = None, rest: Literal["derived", "learnt"] = "derived") -> float:
+    def loss(self, pi: _Pi | None = None, rest: Literal["derived", "learnt"] = "derived") -> float:
         """Return the loss in nats per token with the pi of some blocks set.
 
         Args:
-            pi: of the blocks to change.
-            rest: make the other blocks the layer of the derived network, or leave their learnt pi.
+            pi: the probabilities of the blocks to change.
+            rest: whether the other blocks have the layer of the derived network or their learnt pi.
 
         Raises:
             ParnasError: an unknown block or candidate, or probabilities that do not add up to 1.
         """
         config = self.loaded.config
-        derived = dict(enumerate(self.loaded.architecture, 1))
-        block_pi = {} if rest == "learnt" else {block: {layer: 1.0} for block, layer in derived.items()}
-        block_pi |= {block: dict(probabilities) for block, probabilities in (pi or {}).items()}
-        for block, probabilities in block_pi.items():
-            space = config.search.block_spaces[block - 1] if block in derived else []
-            if not set(probabilities) <= set(space) or block not in derived:
-                allowed = f"of {', '.join(space)}" if space else f"1 to {len(derived)}"
+        spaces = dict(enumerate(config.search.block_spaces, 1))
+        block_pi: dict[int, Mapping[str, float]] = {}
+        if rest == "derived":
+            block_pi = {block: {layer: 1.0} for block, layer in enumerate(self.loaded.architecture, 1)}
+        for block, probabilities in (pi or {}).items():
+            if not set(probabilities) <= set(spaces.get(block, ())) or block not in spaces:
+                allowed = f"of {', '.join(spaces[block])}" if block in spaces else f"1 to {len(spaces)}"
                 raise ParnasError(f"There is no block {block} with {', '.join(probabilities)}; give {allowed}.")
             values = probabilities.values()
             if not (values and min(values) >= 0 and abs(sum(values) - 1) <= 1e-6):  # nor NaN
                 raise ParnasError(f"The pi of block {block} is {probabilities}; give probabilities that add up to 1.")
+            block_pi[block] = probabilities
         with torch.no_grad():
             for block, (alpha, learnt) in enumerate(zip(self.supernet.alphas(), self.learnt_alphas, strict=True), 1):
-                given = [block_pi[block].get(name, 0.0) for name in self.supernet.space] if block in block_pi else None
-                alpha.copy_(learnt if given is None else torch.tensor(given).log())
+                alpha.copy_(learnt)
+                if block in block_pi:
+                    alpha.copy_(torch.tensor([block_pi[block].get(name, 0.0) for name in self.supernet.space]).log())
         total = measure_loss(
             self.supernet,
             self.text,
@@ -81,9 +83,9 @@ class LayerSwaps:
         return total.per_token
 
     def swaps(self) -> pd.DataFrame:
-        """Return the loss of the derived network with one block made each of its candidates.
+        """Return the loss of the derived network with each layer of each block replaced by each candidate.
 
-        Columns: `block`, `layer`, `loss` in nats per token, and `more`, the loss above that of the derived network.
+        Columns: `block`, `layer`, `loss` in nats per token, and `more`, its difference from the derived network's loss.
         """
         derived_loss = self.loss()
         rows = [

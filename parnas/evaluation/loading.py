@@ -135,10 +135,10 @@ def open_runs(folders: Sequence[Path], options: EvalOptions) -> list[EvalRun]:
 
 
 def _load_with_options(folder: Path, options: EvalOptions) -> LoadedRun:
-    loaded, overrides = load(folder, best=options.best), options.overrides()
-    if not overrides:
-        return loaded
-    return replace(loaded, config=check_config(loaded.config.model_dump(), "The changed configuration", overrides))
+    """Load a run with the evaluation settings that the options change."""
+    loaded = load(folder, best=options.best)
+    config = check_config(loaded.config.model_dump(), "The changed configuration", options.overrides())
+    return replace(loaded, config=config)
 
 
 def _open_run(name: str, run: Run, loaded: LoadedRun, threads: int | None) -> EvalRun:

@@ -1,4 +1,4 @@
-"""Two other orders of scoring a text: overlapping segments, and one row from the first token to the last.
+"""Two ways of scoring a text beside `score_tokens`: overlapping segments, and one row from first to last token.
 
 Shapes: N tokens of the text, B rows, T tokens of a segment, C caches.
 """
@@ -80,7 +80,7 @@ def score_sequentially(
 ) -> Tensor:
     """Score a text in one row, so that each segment can change how the following ones are scored.
 
-    Without `update`, the first row of the result is that of `score_tokens`.
+    Without `update`, the losses equal those of `score_tokens`.
 
     Args:
         model: the network.

@@ -2,13 +2,12 @@
 
 import itertools
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-from torch import Tensor
 
 from parnas.config.schema import CacheConfig, DynamicConfig
 from parnas.errors import ParnasError
@@ -21,7 +20,7 @@ from parnas.training.perplexity import TotalLoss
 from parnas.training.progress import Reporter
 
 CACHE_SIZE = 2000  # positions, where the configuration has no cache; as in the paper on WikiText-2
-PROTOCOLS = ("dynamic", "cache")
+_PROTOCOLS = ("dynamic", "cache")
 _TUNED_SETTINGS = {
     "evaluation.dynamic.lr": ("dynamic", "lr"),
     "evaluation.dynamic.decay": ("dynamic", "decay"),
@@ -48,25 +47,24 @@ class Grid:
     decay: Sequence[float] = (0.0, 3e-3, 1e-2, 3e-2)
     theta: Sequence[float] = (0.003, 0.01, 0.03, 0.1, 0.2, 0.3, 1.0)
     weight: Sequence[float] = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4)
-    protocols: Sequence[str] = PROTOCOLS
+    protocols: Sequence[str] = _PROTOCOLS
     tokens: int | None = 30_000  # from the beginning of the validation split; `None`: all
 
     def __post_init__(self) -> None:
         """Check all lists."""
-        ranges = {
-            "lr": (math.inf, "of 0 or more, and finite"),
-            "decay": (1.0, "from 0 to 1"),
-            "theta": (math.inf, "of 0 or more, and finite"),
-            "weight": (math.nextafter(1, 0), "from 0 to below 1"),
-        }
-        for name, (largest, allowed) in ranges.items():
+        largest, below_1 = sys.float_info.max, math.nextafter(1, 0)
+        for name, limit, allowed in (
+            ("lr", largest, "of 0 or more, and finite"),
+            ("decay", 1.0, "from 0 to 1"),
+            ("theta", largest, "of 0 or more, and finite"),
+            ("weight", below_1, "from 0 to below 1"),
+        ):
             values = getattr(self, name)
-            if not values or not all(0 <= value <= largest and math.isfinite(value) for value in values):
+            if not values or not all(0 <= value <= limit for value in values):
                 raise ParnasError(f"{name} (--{name}) is {list(values)}; give numbers {allowed}.")
-        if not self.protocols or not set(self.protocols) <= set(PROTOCOLS):
-            raise ParnasError(
-                f"protocols (--protocols) is {list(self.protocols)}; give some of {', '.join(PROTOCOLS)}."
-            )
+        if not self.protocols or not set(self.protocols) <= set(_PROTOCOLS):
+            allowed = f"give some of {', '.join(_PROTOCOLS)}"
+            raise ParnasError(f"protocols (--protocols) is {list(self.protocols)}; {allowed}.")
         if self.tokens is not None and self.tokens < 1:
             raise ParnasError(f"tokens (--tokens) is {self.tokens}; give 1 or more, or None for all.")
 
@@ -81,28 +79,22 @@ def read_grid(lists: Mapping[str, str], tokens: int) -> Grid:
         except ValueError as error:
             raise ParnasError(f"--{name} is {text!r}; give numbers, commas between.") from error
     grid = Grid(**values)
-    if unused := [
-        name for protocol, name in _TUNED_SETTINGS.values() if name in lists and protocol not in grid.protocols
-    ]:
-        raise ParnasError(f"--{unused[0]} has no effect with --protocols {','.join(grid.protocols)}; leave it out.")
+    for protocol, name in _TUNED_SETTINGS.values():
+        if name in lists and protocol not in grid.protocols:
+            raise ParnasError(f"--{name} has no effect with --protocols {','.join(grid.protocols)}; leave it out.")
     return grid
 
 
 @dataclass(frozen=True)
-class EvalTrial:
+class _EvalTrial:
     """A protocol with the settings that were tried, and its loss."""
 
     protocol: EvalProtocol
     total: TotalLoss
 
-    @classmethod
-    def score(cls, protocol: EvalProtocol, nats: Tensor) -> "EvalTrial":
-        """Make a trial from the loss of each token in nats, [N]."""
-        return cls(protocol, TotalLoss.of(nats))
-
     @property
     def loss(self) -> float:
-        """Nats per token; infinite where it diverged."""
+        """Nats per token; infinite if it diverged."""
         return self.total.per_token if math.isfinite(self.total.per_token) else math.inf
 
     def to_dict(self) -> dict[str, Any]:
@@ -117,19 +109,16 @@ class EvalTuning:
 
     run: Run
     measured: Mapping[str, Any]  # network, weights, text and lengths of the trials
-    plain: EvalTrial
-    trials: tuple[EvalTrial, ...]
+    plain: _EvalTrial
+    trials: tuple[_EvalTrial, ...]
     notes: tuple[str, ...] = ()
 
     @property
-    def chosen(self) -> dict[str, EvalTrial]:
+    def chosen(self) -> dict[str, _EvalTrial]:
         """The trial of the least loss, by name of the protocol."""
-        best: dict[str, EvalTrial] = {}
-        for trial in self.trials:
-            name = trial.protocol.name
-            if name not in best or trial.loss < best[name].loss:
-                best[name] = trial
-        return best
+        names = dict.fromkeys(trial.protocol.name for trial in self.trials)
+        by_loss = sorted(self.trials, key=lambda trial: trial.loss)
+        return {name: next(trial for trial in by_loss if trial.protocol.name == name) for name in names}
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of the file."""
@@ -155,7 +144,7 @@ class EvalTuning:
         return self.run.write_tuned_eval(record)
 
     def _merge(self, earlier: TunedEvalRecord, record: TunedEvalRecord) -> TunedEvalRecord:
-        others = [name for name in PROTOCOLS if name in earlier.chosen and name not in self.chosen]
+        others = [name for name in _PROTOCOLS if name in earlier.chosen and name not in self.chosen]
         merged = {
             "chosen": {**{name: earlier.chosen[name] for name in others}, **record.chosen},
             "trials": [*(trial for trial in earlier.trials if trial.evaluation in others), *record.trials],
@@ -177,7 +166,9 @@ def tune_eval(run: Run, grid: Grid, options: EvalOptions, reporter: Reporter) ->
     refuse_unused_rms_settings(eval_run.loaded.config.evaluation.dynamic, options.changes)
     reader = SequentialReader(eval_run, eval_run.streams.tokens("valid")[: grid.tokens], reporter)
     # 1. The caches beside the trained weights; one reading serves all of them.
-    caches = _cache_settings(eval_run, grid) if "cache" in grid.protocols else []
+    size = eval_run.loaded.config.evaluation.cache.size or CACHE_SIZE
+    thetas = grid.theta if "cache" in grid.protocols else ()
+    caches = [[CacheConfig(size=size, theta=theta, weight=weight) for weight in grid.weight] for theta in thetas]
     plain, *trials = _try_caches(reader, None, caches)
     # 2. Dynamic evaluation, one reading for each pair of learning rate and decay.
     if "dynamic" in grid.protocols:
@@ -204,41 +195,38 @@ def _refuse_unread_changes(options: EvalOptions, grid: Grid) -> None:
             raise ParnasError(f"{key} is tuned here; give the values to try as {name} (--{name}).")
         if key in _UNREAD_SETTINGS:
             raise ParnasError(f"{key} has no effect: {_UNREAD_SETTINGS[key]}.")
-        if any(key.startswith(f"evaluation.{name}.") for name in set(PROTOCOLS) - set(grid.protocols)):
+        if any(key.startswith(f"evaluation.{name}.") for name in set(_PROTOCOLS) - set(grid.protocols)):
             raise ParnasError(f"{key} has no effect with --protocols {','.join(grid.protocols)}; leave it out.")
 
 
-def _try_dynamic(reader: SequentialReader, grid: Grid) -> Iterator[EvalTrial]:
+def _try_dynamic(reader: SequentialReader, grid: Grid) -> Iterator[_EvalTrial]:
     """Yield the trial of each learning rate with each decay, and report its perplexity."""
     configured = reader.run.loaded.config.evaluation.dynamic
     for lr, decay in itertools.product(grid.lr, grid.decay):
         settings = DynamicConfig.model_validate({**configured.model_dump(), "lr": lr, "decay": decay})
         nats = reader.read(f"lr {lr:g}, decay {decay:g}", settings)[0]
-        trial = EvalTrial.score(EvalProtocol(dynamic=settings), nats)
+        trial = _EvalTrial(EvalProtocol(dynamic=settings), TotalLoss.of(nats))
         reader.reporter.note(f"lr {lr:g}, decay {decay:g}: ppl {trial.total.perplexity:.2f}")
         yield trial
 
 
-def _cache_settings(run: EvalRun, grid: Grid) -> list[list[CacheConfig]]:
-    """Return the caches of each theta, one for each weight; those of one theta share their log-probabilities."""
-    size = run.loaded.config.evaluation.cache.size or CACHE_SIZE
-    return [[CacheConfig(size=size, theta=theta, weight=weight) for weight in grid.weight] for theta in grid.theta]
-
-
 def _try_caches(
     reader: SequentialReader, dynamic: DynamicConfig | None, caches: Sequence[Sequence[CacheConfig]]
-) -> list[EvalTrial]:
-    """Return the trial without a cache and those with each cache, from one reading."""
+) -> list[_EvalTrial]:
+    """Return the trial without a cache and those with each cache, from one reading.
+
+    caches: of each theta, one for each weight; those of one theta share their log-probabilities.
+    """
     nats, *log_probs = reader.read(f"{reader.run.name} on valid", dynamic, [by_weight[0] for by_weight in caches])
-    trials = [EvalTrial.score(EvalProtocol(dynamic=dynamic), nats)]
+    trials = [_EvalTrial(EvalProtocol(dynamic=dynamic), TotalLoss.of(nats))]
     for by_weight, cached in zip(caches, log_probs, strict=True):
         for cache in by_weight:
-            protocol = EvalProtocol(dynamic=dynamic, cache=cache)
-            trials.append(EvalTrial.score(protocol, mix(nats, cached, cache.weight)))
+            total = TotalLoss.of(mix(nats, cached, cache.weight))
+            trials.append(_EvalTrial(EvalProtocol(dynamic=dynamic, cache=cache), total))
     return trials
 
 
-def _edge_notes(chosen: Mapping[str, EvalTrial], grid: Grid) -> Iterator[str]:
+def _edge_notes(chosen: Mapping[str, _EvalTrial], grid: Grid) -> Iterator[str]:
     """Yield a note for each best setting that is the least or the largest of its list."""
     for name, trial in chosen.items():
         settings = trial.protocol.to_dict()

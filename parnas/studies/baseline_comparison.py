@@ -1,7 +1,7 @@
 """Comparison of the derived network with its baselines: all are trained alike, from several seeds.
 
-The differences of perplexity between the derived network and each baseline come with a 95 % interval over the seeds
-(Student's t, paired by seed); random networks of its cost show how much better it is than chance.
+Each difference of perplexity has a 95 % confidence interval over the seeds (Student's t, paired by seed). Random
+networks of the same cost show how much better the derived network is than chance.
 """
 
 import math
@@ -26,17 +26,17 @@ from parnas.training.retrain import retrain
 _LEVEL = 0.95  # of the intervals
 
 
-class Difference(NamedTuple):
-    """The difference of perplexities from those of another network in per cent; negative is better."""
+class _Difference(NamedTuple):
+    """The difference of a network's perplexities from another one's in per cent of the latter; negative is better."""
 
-    mean: float  # not a number if a perplexity is not finite
+    mean: float  # nan if a perplexity is not finite
     low: float | None  # ends of the 95 % interval; `None` for a single pair
     high: float | None
     pairs: int
 
     @property
     def verdict(self) -> str:
-        """The conclusion from the interval."""
+        """What the interval shows about the network: better, worse, or not decided."""
         if math.isnan(self.mean):
             return "not every perplexity is finite, so no difference can be told"
         if self.low is None or self.high is None:
@@ -44,22 +44,21 @@ class Difference(NamedTuple):
         return "better" if self.high < 0 else "worse" if self.low > 0 else "no significant difference"
 
 
-def paired_difference(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Difference:
+def paired_difference(ours: Mapping[int, float], theirs: Mapping[int, float]) -> _Difference:
     """Return the mean of 100 · (ours / theirs - 1) over the common seeds, with its interval by Student's t.
 
     The interval is mean ± t(0.975, n - 1) · sd / √n. Both arguments are perplexities by seed.
     """
-    percent = [relative(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
-    assert percent, "the networks have a seed in common"
+    percent = [_percent_above(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
     mean, pairs = fmean(percent), len(percent)
     if pairs < 2 or math.isnan(mean):
-        return Difference(mean, None, None, pairs)
-    half = float(stats.t.ppf((1 + _LEVEL) / 2, pairs - 1) * stats.sem(percent))
-    return Difference(mean, mean - half, mean + half, pairs)
+        return _Difference(mean, None, None, pairs)
+    half = float(stats.t.ppf((1 + _LEVEL) / 2, pairs - 1) * stats.sem(percent))  # 0 for equal networks
+    return _Difference(mean, mean - half, mean + half, pairs)
 
 
-def relative(ours: float, theirs: float) -> float:
-    """Return by how many per cent our perplexity differs; not a number if one is not finite."""
+def _percent_above(ours: float, theirs: float) -> float:
+    """Return by how many per cent `ours` exceeds `theirs`, both perplexities; nan if one is not finite."""
     return 100 * (ours / theirs - 1) if math.isfinite(ours) and math.isfinite(theirs) else math.nan
 
 
@@ -69,7 +68,7 @@ class NetworkResult:
 
     name: str
     arch: str
-    share: float  # predicted cost of the blocks over that of the interleaved network's
+    share: float  # predicted cost of the blocks as a fraction of the interleaved network's
     ppl: Mapping[int, float]  # per token of the validation split, by seed; inf if the training diverged
     random: bool = False
 
@@ -84,23 +83,17 @@ class NetworkResult:
         return stdev(self.ppl.values()) if len(self.ppl) > 1 and math.isfinite(self.mean) else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the figures as plain values."""
-        return {
-            "name": self.name,
-            "arch": self.arch,
-            "cost_share": self.share,
-            "valid_ppl_mean": self.mean,
-            "valid_ppl_sd": self.sd,
-            "n": len(self.ppl),
-        }
+        """Return the row of the table."""
+        reached = {"valid_ppl_mean": self.mean, "valid_ppl_sd": self.sd, "n": len(self.ppl)}
+        return {"name": self.name, "arch": self.arch, "cost_share": self.share, **reached}
 
 
 @dataclass(frozen=True)
-class BaselineVerdict:
+class _Verdict:
     """The difference of the derived network from one baseline, or from the random networks."""
 
     against: str
-    difference: Difference
+    difference: _Difference
     text: str
 
 
@@ -112,25 +105,21 @@ class BaselineComparison:
     notes: tuple[str, ...]
     metric: str  # of the costs
 
-    def verdicts(self) -> list[BaselineVerdict]:
+    def verdicts(self) -> list[_Verdict]:
         """Return the verdict on each baseline, and on the random networks."""
         return compare_networks(self.networks)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of `baselines.json`."""
-        return {
-            "metric": self.metric,
-            "networks": [
-                each.to_dict()
-                | {"random": each.random, "valid_ppl": {str(seed): ppl for seed, ppl in each.ppl.items()}}
-                for each in self.networks
-            ],
-            "answers": [
-                {"against": each.against, "percent": each.difference._asdict(), "text": each.text}
-                for each in self.verdicts()
-            ],
-            "notes": list(self.notes),
-        }
+        networks = [
+            {**each.to_dict(), "random": each.random, "valid_ppl": {str(seed): ppl for seed, ppl in each.ppl.items()}}
+            for each in self.networks
+        ]
+        answers = [
+            {"against": each.against, "percent": each.difference._asdict(), "text": each.text}
+            for each in self.verdicts()
+        ]
+        return {"metric": self.metric, "networks": networks, "answers": answers, "notes": list(self.notes)}
 
     def write(self, folder: Path) -> list[Path]:
         """Write `baselines.csv` with a row per network, and `baselines.json` with the verdicts too."""
@@ -145,10 +134,19 @@ def compare_baselines(
 ) -> BaselineComparison:
     """Train every network from each seed, random ones from the first only, each in a subfolder `NAME-seed-SEED`.
 
-    config: of a search, with its text and cutoffs resolved. Finished trainings are loaded, others resumed; names of one
-    network share its trainings. Every network is trained from the first seed before any is from the second. A training
-    that diverges counts as infinite, with a note, and is tried again in the next call. Raises `ParnasError` if the
-    folder holds other files, or trainings of another configuration.
+    Finished trainings are loaded, others resumed. If several names have the same network, it is trained once per seed.
+    All networks are trained from the first seed, then from the second, and so on. A training that diverges has an
+    infinite perplexity, which a note reports, and is repeated by the next call.
+
+    Args:
+        baselines: the networks to train.
+        config: the configuration of the search, with its text and cutoffs resolved.
+        folder: where to train.
+        seeds: values of `runtime.seed`.
+        reporter: receives the progress.
+
+    Raises:
+        ParnasError: the folder holds other files, or trainings of another configuration.
     """
     config = config.replace(model__arch=None)
     prepare_folder(folder, config)
@@ -181,7 +179,7 @@ def compare_baselines(
     return BaselineComparison(tuple(results), (*baselines.notes, *notes), baselines.metric)
 
 
-def compare_networks(networks: Sequence[NetworkResult]) -> list[BaselineVerdict]:
+def compare_networks(networks: Sequence[NetworkResult]) -> list[_Verdict]:
     """Compare the derived network with each baseline, and with the median of the random networks."""
     by_name = {each.name: each for each in networks}
     derived = by_name.pop(DERIVED)
@@ -191,7 +189,7 @@ def compare_networks(networks: Sequence[NetworkResult]) -> list[BaselineVerdict]
     return verdicts
 
 
-def compare_pair(derived: NetworkResult, other: NetworkResult) -> BaselineVerdict:
+def compare_pair(derived: NetworkResult, other: NetworkResult) -> _Verdict:
     """Compare the derived network with another one by pairs of the same seed."""
     difference = paired_difference(derived.ppl, other.ppl)
     between = "" if difference.low is None else f", 95 % interval {difference.low:+.2f} to {difference.high:+.2f} %"
@@ -200,12 +198,12 @@ def compare_pair(derived: NetworkResult, other: NetworkResult) -> BaselineVerdic
         f"derived against {other.name} (cost share {other.share:.3f}): {size}{difference.pairs} pair(s) of seeds: "
         f"{difference.verdict}"
     )
-    return BaselineVerdict(other.name, difference, text)
+    return _Verdict(other.name, difference, text)
 
 
-def _compare_with_random(derived: NetworkResult, random: Sequence[NetworkResult]) -> BaselineVerdict:
+def _compare_with_random(derived: NetworkResult, random: Sequence[NetworkResult]) -> _Verdict:
     """Compare the derived network's mean with the median perplexity of random networks, which form no pairs."""
-    difference = Difference(relative(derived.mean, median(each.mean for each in random)), None, None, 0)
+    difference = _Difference(_percent_above(derived.mean, median(each.mean for each in random)), None, None, 0)
     size = "" if math.isnan(difference.mean) else f"{difference.mean:+.2f} % perplexity; "
     worse = sum(derived.mean < each.mean for each in random)
     text = (
@@ -215,4 +213,4 @@ def _compare_with_random(derived: NetworkResult, random: Sequence[NetworkResult]
     if len(derived.ppl) > 1:  # the others have one seed, which may be a good or a bad one
         same_seed = sum(derived.ppl[seed] < ppl for each in random for seed, ppl in each.ppl.items())
         text += f" in the mean of its {len(derived.ppl)} seeds, than {same_seed} by the seed that they have"
-    return BaselineVerdict(RANDOM, difference, text)
+    return _Verdict(RANDOM, difference, text)

@@ -1,13 +1,13 @@
 """The baselines of a derived network: interleaved and sandwich networks, and random ones of the same cost.
 
-Costs are those predicted in the search. `baseline_comparison.py` trains the networks.
+Costs are the predictions of the search. `baseline_comparison.py` trains the networks.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from parnas.architecture import COMPRESSIVE, IDENTITY, Architecture
 from parnas.errors import ParnasError
@@ -19,16 +19,22 @@ from parnas.runs.run import Run
 from parnas.training.progress import Reporter
 
 DERIVED, INTERLEAVED, SANDWICH, SHALLOWER, RANDOM = "derived", "interleaved", "sandwich", "shallower", "random"
-_WIDTHS = (0.03, 0.06, 0.12, 0.24, 0.48, math.inf)  # of the bands of costs, to both sides, relative
+_WIDTHS = (
+    0.03,
+    0.06,
+    0.12,
+    0.24,
+    0.48,
+    math.inf,
+)  # half widths of bands around the derived cost, relative
 
 
-@dataclass(frozen=True)
-class Baseline:
+class Baseline(NamedTuple):
     """A network and its name in tables."""
 
     name: str
-    architecture: Architecture  # without identity, so that one network is one string
-    share: float  # predicted cost of the blocks over that of the interleaved network's
+    architecture: Architecture  # without identity, so that a network has a single layer string
+    share: float  # predicted cost of the blocks as a fraction of the interleaved network's
     random: bool = False
 
 
@@ -42,16 +48,14 @@ class Baselines:
 
     def to_dict(self) -> dict[str, Any]:
         """Return metric, networks (name, architecture, share of the cost) and notes as plain values."""
-        networks = [
-            {"name": each.name, "arch": str(each.architecture), "cost_share": each.share} for each in self.networks
-        ]
+        networks = [{"name": name, "arch": str(arch), "cost_share": share} for name, arch, share, _ in self.networks]
         return {"metric": self.metric, "networks": networks, "notes": list(self.notes)}
 
 
 def find_baselines(run: Run, count: int, seed: int, reporter: Reporter) -> Baselines:
-    """Return the baselines of a finished search by its costs; the derived network is that of its `arch.yaml`, if any.
+    """Return the derived network of a finished search and its baselines.
 
-    Raises `ParnasError` for other runs.
+    `arch.yaml` holds the derived network; without that file it is derived now. Raises `ParnasError` for other runs.
     """
     if run.kind() != "search":
         raise ParnasError(f"{run.folder} is a {run.kind()}; give the folder of a search.")
@@ -103,13 +107,9 @@ def choose_baselines(
 
 
 def deepest_interleaved(costs: Costs, max_cost: float, blocks: int) -> Architecture:
-    """Return the deepest interleaved network of 1 to `blocks` blocks that costs at most `max_cost`."""
-    depths = range(blocks, 0, -1)
-    networks = (Architecture.parse(f"interleaved-{depth}") for depth in depths)
-    return next(
-        (each for each in networks if costs.cost(each) <= _with_tolerance(max_cost)),
-        Architecture.parse("interleaved-1"),
-    )
+    """Return the deepest interleaved network of at most `blocks` blocks within `max_cost`, or the one of 1 block."""
+    networks = [Architecture.parse(f"interleaved-{depth}") for depth in range(blocks, 0, -1)]
+    return next((each for each in networks if costs.cost(each) <= _with_tolerance(max_cost)), networks[-1])
 
 
 def _with_tolerance(cost: float) -> float:
@@ -125,13 +125,16 @@ def _draw_alike(
     seed: int,
     without: Sequence[Architecture],
 ) -> tuple[list[Architecture], list[str]]:
-    """Return up to `count` random networks of the derived one's cost, without those of `without`, and notes on them.
+    """Return up to `count` random networks of the derived one's cost, none of them in `without`, and notes on them.
 
-    They come from its cost ± 3 % and, when that is exhausted, from bands twice as wide. So a smaller `count` gives the
-    first of the same networks.
+    They come from its cost ± 3 % and, when these are exhausted, from bands twice as wide. So a smaller `count` returns
+    the beginning of the same list.
     """
     cost = costs.cost(derived)
-    layer_costs = {**costs.per_layer, IDENTITY: 0.0}  # the cost of a network does not depend on identity in its string
+    layer_costs = {
+        **costs.per_layer,
+        IDENTITY: 0.0,
+    }  # networks are trained without identity
     networks, width = list[Architecture](), _WIDTHS[0]
     for width in _WIDTHS:
         low, high = max(0.0, cost * (1 - width)), cost * (1 + width) if width < math.inf else math.inf

@@ -88,7 +88,7 @@ def training_task(config: Config, steps: int, folder: Path | None, reporter: Rep
 
 
 def inheriting_task(config: Config, supernet: Path, reporter: Reporter) -> BlackboxTask:
-    """Return a task whose trials inherit the weights of a search, if possible those from before its fine-tuning.
+    """Return a task whose trials inherit the shared weights of a search, from before its fine-tuning if stored.
 
     Raises `ParnasError` if the run is no search, or if its text, network or space is not the configuration's.
     """
@@ -111,7 +111,7 @@ def inheriting_task(config: Config, supernet: Path, reporter: Reporter) -> Black
 
 
 def _refuse_other_supernet(run: Run, config: Config) -> None:
-    """Raise `ParnasError` if the SuperNet is not the one that the configuration describes."""
+    """Raise `ParnasError` if the SuperNet was searched with other settings of text, network or search space."""
     theirs, ours = (_search_settings(each, {"train", "runtime"}) for each in (run.config(), config))
     if changed := [f"  - {key}: {theirs[key]} there, {ours[key]} here" for key in ours if theirs[key] != ours[key]]:
         raise ParnasError(

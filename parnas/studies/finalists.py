@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from parnas.architecture import ATTENTION, COMPRESSIVE, Architecture
+from parnas.architecture import ATTENTION, COMPRESSIVE
 from parnas.config.loader import Config
 from parnas.errors import Diverged, ParnasError
 from parnas.nas.derive import Derivation, derive
@@ -23,7 +23,7 @@ from parnas.studies.train_or_load import reached_perplexity, train_once
 from parnas.training.progress import Reporter
 from parnas.training.retrain import retrain
 
-_SHORTER = 8  # times shorter than the recipe is the training of a finalist
+_SHORTER = 8  # the training of a finalist has this fraction of the steps: 1 / 8
 
 
 class Finalist(NamedTuple):
@@ -49,14 +49,14 @@ def fewer_attention_variants(run: Run, derivation: Derivation, reporter: Reporte
     """Yield the derived network, then the best network under ever lower limits on attention layers.
 
     It ends when no attention is left, or no network meets the limits. If plain and compressive attention are both
-    candidates, each step lowers the limit of the more frequent kind by one and keeps the other at its count, so that a
-    lost layer does not return as the other kind.
+    candidates, each step lowers the limit of the more frequent kind by one and limits the less frequent kind to its
+    count, so that a removed layer is not replaced by one of that kind.
     """
     space = run.config().search.candidates
     kinds = [kind for kind in (ATTENTION, COMPRESSIVE) if any(is_limited(name, kind) for name in space)]
     while True:
         yield derivation
-        counts = {kind: _count_kind(derivation.architecture, kind) for kind in kinds}
+        counts = {kind: sum(is_limited(layer, kind) for layer in derivation.architecture) for kind in kinds}
         if not any(counts.values()):
             return
         most = max(counts, key=counts.__getitem__)
@@ -69,18 +69,13 @@ def fewer_attention_variants(run: Run, derivation: Derivation, reporter: Reporte
         derivation = derive(run, constraints, reporter)
 
 
-def _count_kind(architecture: Architecture, kind: str) -> int:
-    """Return the number of layers with that letter."""
-    return sum(is_limited(layer, kind) for layer in architecture)
-
-
 def train_finalists(
     run: Run, derivation: Derivation, count: int, config: Config, folder: Path, reporter: Reporter
 ) -> list[Finalist]:
     """Train up to `count` finalists of a search and return them, the best first; write `finalists.json` beside them.
 
-    Each is trained by the recipe of `config` in an eighth of its steps, with a shorter schedule, in a subfolder of its
-    own. Finished trainings are loaded, others resumed. One that diverges comes last, and is tried again in the next
+    Each is trained with the settings of `config` for an eighth of its steps, with a shorter schedule, in a subfolder of
+    its own. Finished trainings are loaded, others resumed. One that diverges comes last, and is tried again in the next
     call; raises `Diverged` if all do. A single finalist is not trained: the list is empty.
     """
     derivations = list(islice(fewer_attention_variants(run, derivation, reporter), count))
@@ -104,7 +99,7 @@ def train_finalists(
 
 
 def shorten(config: Config) -> Config:
-    """Return the recipe in an eighth of its steps, with a warm-up of at most a quarter of these."""
+    """Return the configuration with an eighth of the training steps, and a warm-up of at most a quarter of these."""
     steps = math.ceil(config.train.steps / _SHORTER)
     return config.replace(train__steps=steps, train__warmup_steps=min(config.train.warmup_steps, steps // 4))
 
@@ -115,5 +110,5 @@ def refuse_other_network(folder: Path, arch: str) -> None:
     if run.started() and (trained := run.config().model.arch) != arch:
         raise ParnasError(
             f"{folder} was started with {trained}, and now {arch} was derived. Give --finalists as before, or remove "
-            f"{folder}, to train the other one."
+            f"{folder} to train {arch}."
         )

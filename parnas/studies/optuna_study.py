@@ -42,7 +42,7 @@ _MAX_LOST = 20  # trials of one worker that could not be stored
 HEARTBEAT_SECONDS, GRACE_SECONDS = 20, 120
 OPENING_TRIES, RETRY_SECONDS, AWAY_SECONDS = 5, 0.5, 600.0
 _SQLITE_LOCK_SECONDS = 60  # to wait for the writes of other workers
-JOURNAL_LOCK_SECONDS = 30  # after which the lock of a journal is broken, as its worker must be dead
+_JOURNAL_LOCK_SECONDS = 30  # after which the lock of a journal is broken, as its worker must be dead
 _DRIVER_PACKAGES = {"psycopg": "'psycopg[binary]'", "psycopg2": "psycopg2-binary", "MySQLdb": "mysqlclient"}
 FREE_SETTINGS = {"data.corpus", "runtime.device", "runtime.threads", "runtime.compile"}
 """Settings that may differ between the workers of a study, since no value of a trial depends on them."""
@@ -262,7 +262,7 @@ def open_storage(url: str, note: _Notify | None = None) -> BaseStorage:
         Path(place).parent.mkdir(parents=True, exist_ok=True)
         # Not Optuna's default lock, a link to the file: if the link leads nowhere from its folder or from another
         # machine, the lock of a killed worker is never broken.
-        return JournalStorage(JournalFileBackend(place, JournalFileOpenLock(place, JOURNAL_LOCK_SECONDS)))
+        return JournalStorage(JournalFileBackend(place, JournalFileOpenLock(place, _JOURNAL_LOCK_SECONDS)))
     if kind == "sqlite" and len(place) > len("///"):
         Path(place.removeprefix("///")).parent.mkdir(parents=True, exist_ok=True)
         storage = _open_database(url, {"connect_args": {"timeout": _SQLITE_LOCK_SECONDS, "isolation_level": None}})

@@ -34,7 +34,7 @@ from parnas.training.progress import Reporter
 from parnas.training.retrain import retrain
 
 EQUAL_COST, INTERLEAVED, ALL_F = "equal-cost", "interleaved", "all-f"
-BASELINES = {
+_BASELINES = {
     EQUAL_COST: "the shortest interleaved network that costs at least as much as the derived one",
     INTERLEAVED: "the interleaved network of the searched depth",
     ALL_F: "feed-forward layers alone",
@@ -68,16 +68,12 @@ class PipelineResult:
         return result if self.test is None else {**result, "test": self.test.to_dict()}
 
 
-def read_baselines(listed: str) -> list[str]:
-    """Return the names in a list such as `equal-cost,all-f`; raise `ParnasError` for an unknown one."""
-    return check_baselines(name.strip() for name in listed.split(",") if name.strip())
-
-
-def check_baselines(names: Iterable[str]) -> list[str]:
-    """Return each name once; raise `ParnasError` for an unknown one."""
-    distinct = list(dict.fromkeys(names))
-    if unknown := [name for name in distinct if name not in BASELINES]:
-        raise ParnasError(f"There is no baseline {unknown[0]!r} (--baselines); give some of {', '.join(BASELINES)}.")
+def read_baselines(names: str | Iterable[str]) -> list[str]:
+    """Return each name of a list, or of a text such as `equal-cost,all-f`, once; raise `ParnasError` for others."""
+    listed = names.split(",") if isinstance(names, str) else names
+    distinct = list(dict.fromkeys(name.strip() for name in listed if name.strip()))
+    if unknown := [name for name in distinct if name not in _BASELINES]:
+        raise ParnasError(f"There is no baseline {unknown[0]!r} (--baselines); give some of {', '.join(_BASELINES)}.")
     return distinct
 
 
@@ -93,10 +89,15 @@ def run_pipeline(
 ) -> PipelineResult:
     """Run or resume every phase in `folder`, and draw the pictures and the report.
 
-    `finalists`: the most networks, with less and less attention, that are trained briefly before the best counts as
-    derived. `tune_eval`: evaluate also dynamically and with a cache, with settings chosen on the validation split.
-    `test`: evaluate on the test split too, once all networks are trained, in a folder of its own; an earlier comparison
-    there stays as it is.
+    Args:
+        config: the configuration of all phases, without `model.arch`.
+        baselines: names of the networks to retrain beside the derived one.
+        folder: of the pipeline; each phase has a subfolder.
+        reporter: receives the progress.
+        finalists: the largest number of networks, with less and less attention, that are trained briefly; the best of
+            them counts as derived.
+        tune_eval: also evaluate dynamically and with a cache, with settings chosen on the validation split.
+        test: also evaluate on the test split, into the subfolder `test`; an earlier comparison there is not repeated.
     """
     if config.model.arch is not None:
         raise ParnasError("A pipeline trains what its search derives; leave out model.arch, or give parnas retrain.")
@@ -159,16 +160,17 @@ def run_pipeline(
 def _refuse_retrained_networks(path: Path, runs: Mapping[str, Run]) -> None:
     """Raise `ParnasError` if an earlier comparison has figures of a run that has been trained again since.
 
-    The string, the steps and the rate of training identify a training: no two have the same rate.
+    Architecture, steps and tokens per second identify a training: no two trainings are equally fast.
     """
     for row in parse_rows(read_json(path), str(path), f"remove {path.parent}"):
         if (run := runs.get(row.run)) is None:
             continue
         if row.split != "test":
             raise ParnasError(f"{path} is of the split {row.split}; remove {path.parent}, or move it elsewhere.")
-        now, then, rate = run.summary(), row.train_tokens_per_s, median_rate(run)
-        same_rate = math.isnan(rate) if then is None or math.isnan(then) else math.isclose(then, rate)
-        if not same_rate or (row.arch, row.steps) != (now.arch, now.steps):
+        trained = run.summary()
+        rates = math.nan if row.train_tokens_per_s is None else row.train_tokens_per_s, median_rate(run)
+        same_rate = math.isclose(*rates) or all(map(math.isnan, rates))
+        if not same_rate or (row.arch, row.steps) != (trained.arch, trained.steps):
             raise ParnasError(
                 f"{path.parent} holds results of another network named {row.run}; remove it, and give --test to "
                 "evaluate on the test split again."
@@ -176,7 +178,7 @@ def _refuse_retrained_networks(path: Path, runs: Mapping[str, Run]) -> None:
 
 
 def baseline_strings(names: Sequence[str], derived: Architecture, costs: Costs, blocks: int) -> Mapping[str, str]:
-    """Return the architectures of the named `BASELINES` beside a derived network."""
+    """Return the architectures of the named `_BASELINES` beside a derived network."""
     strings = {INTERLEAVED: f"interleaved-{blocks}", ALL_F: f"all-f-{blocks}"}
     if EQUAL_COST in names:
         strings[EQUAL_COST] = str(interleaved_of_cost(costs.cost(derived), costs))
@@ -185,5 +187,5 @@ def baseline_strings(names: Sequence[str], derived: Architecture, costs: Costs, 
 
 def interleaved_of_cost(cost: float, costs: Costs) -> Architecture:
     """Return the shortest interleaved network whose blocks cost at least `cost`, in the metric's unit."""
-    candidates = (Architecture.parse(f"interleaved-{blocks}") for blocks in count(1))
-    return next(network for network in candidates if costs.cost(network) >= cost * (1 - 1e-9))
+    networks = (Architecture.parse(f"interleaved-{blocks}") for blocks in count(1))
+    return next(network for network in networks if costs.cost(network) >= cost * (1 - 1e-9))  # sums are rounded

@@ -1,11 +1,13 @@
-"""Stability of a search: it is repeated with other seeds, and the derived architectures are compared.
+"""Stability of a search: repeat it with other seeds and compare the derived architectures.
 
-The study reports the votes of the seeds for each block, the Hamming and edit distances of the strings, and a consensus.
+The study reports how many seeds chose each candidate of each block, the Hamming and edit distances between the
+architectures, and a consensus.
 """
 
 import math
+import operator
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
 from pathlib import Path
@@ -33,7 +35,7 @@ _MIN_PI = 1e-38  # the least argument of a logarithm; float32 cannot distinguish
 
 
 @dataclass(frozen=True)
-class BlockVotes:
+class _BlockVotes:
     """The votes and mean probabilities of one block over the seeds."""
 
     votes: dict[str, int]  # seeds by the candidate that they derived
@@ -54,7 +56,7 @@ class Stability:
 
     seeds: tuple[int, ...]
     strings: tuple[tuple[str, ...], ...]  # of each seed, one layer per block
-    blocks: tuple[BlockVotes, ...]
+    blocks: tuple[_BlockVotes, ...]
 
     @property
     def consensus(self) -> tuple[str, ...]:
@@ -68,9 +70,7 @@ class Stability:
 
     def hamming(self) -> list[list[int]]:
         """Return the number of blocks in which each pair of architectures differs, [N, N]."""
-        return [
-            [sum(a != b for a, b in zip(one, other, strict=True)) for other in self.strings] for one in self.strings
-        ]
+        return [[sum(map(operator.ne, one, other)) for other in self.strings] for one in self.strings]
 
     def edits(self) -> list[list[int]]:
         """Return the edit distance of each pair of architectures without identity, [N, N]."""
@@ -78,7 +78,7 @@ class Stability:
         return [[edit_distance(one, other) for other in networks] for one in networks]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the content of `stability.json`; strings are lists of layers, whose names may have several letters."""
+        """Return the content of `stability.json`; a layer name may have several letters."""
         hamming, edits = self.hamming(), self.edits()
         return {
             "seeds": list(self.seeds),
@@ -149,11 +149,11 @@ def compare_seeds(
 ) -> Stability:
     """Return votes, strings and consensus of searches over the same space; `blocks` is [seeds][blocks].
 
-    The consensus takes the mean over seeds of log pi, a product of experts. If every seed draws its layers from its own
-    pi, independently in each block, this is the string within the cost target that all of them draw with the greatest
-    probability together. Unlike a vote, it weighs the confidence of each seed: a seed that almost excludes a candidate
-    counts heavily against it. With `rerank_choices`, it chooses the
-    consensus among the `count` first of such strings.
+    The consensus maximises the mean over seeds of log pi, a product of experts. If every seed drew its layers from its
+    own pi, independently in each block, this is the architecture within the cost target that all seeds would draw with
+    the greatest probability. Unlike a vote, it weighs the confidence of each seed: one that almost excludes a candidate
+    counts heavily against it. `rerank_choices` chooses the consensus among the `count` most probable architectures;
+    without it, the most probable one is the consensus.
 
     Raises `ParnasError` if the candidates of a block differ between searches.
     """
@@ -162,43 +162,36 @@ def compare_seeds(
         raise ParnasError("The searches had different blocks or candidates; only those of one space can be compared.")
     strings = tuple(tuple(block.layer for block in own_blocks) for own_blocks in blocks)
     choices = list(zip(*blocks, strict=True))
-    likeliest = choose([_product_of_experts(block) for block in choices], costs, target, count=max(1, count))
+    mean_log_pi = [
+        {name: sum(math.log(max(each.pi[name], _MIN_PI)) for each in block) / len(block) for name in block[0].pi}
+        for block in choices
+    ]
+    # A candidate that every seed excludes is none of the consensus.
+    products = [
+        {name: math.exp(mean) if any(each.pi[name] for each in block) else 0.0 for name, mean in means.items()}
+        for block, means in zip(choices, mean_log_pi, strict=True)
+    ]
+    likeliest = choose(products, costs, target, count=max(1, count))
     consensus = (likeliest[0] if rerank_choices is None else rerank_choices(likeliest)).layers
-    votes = tuple(_count_votes(block, layer) for block, layer in zip(choices, consensus, strict=True))
+    votes = tuple(map(_count_votes, choices, mean_log_pi, consensus))
     return Stability(tuple(seeds), strings, votes)
 
 
-def _product_of_experts(choices: Sequence[BlockChoice]) -> dict[str, float]:
-    """Return exp of the mean over the seeds of one block's log pi, by candidate; 0 if no seed has the candidate."""
-    return {
-        name: math.exp(mean) if any(each.pi[name] for each in choices) else 0.0
-        for name, mean in mean_log_pi(choices).items()
-    }
-
-
-def mean_log_pi(choices: Sequence[BlockChoice]) -> dict[str, float]:
-    """Return the mean over the seeds of one block's log pi, by candidate."""
-    return {
-        name: sum(math.log(max(each.pi[name], _MIN_PI)) for each in choices) / len(choices) for name in choices[0].pi
-    }
-
-
-def _count_votes(choices: Sequence[BlockChoice], consensus: str) -> BlockVotes:
+def _count_votes(choices: Sequence[BlockChoice], log_pi: Mapping[str, float], consensus: str) -> _BlockVotes:
     """Return the votes of the seeds for one block."""
-    candidates, count = list(choices[0].pi), len(choices)
     chosen = Counter(choice.layer for choice in choices)
-    most = [candidate for candidate in candidates if chosen[candidate] == max(chosen.values())]
-    return BlockVotes(
-        votes={candidate: chosen[candidate] for candidate in candidates},
-        mean_pi={candidate: sum(choice.pi[candidate] for choice in choices) / count for candidate in candidates},
-        mean_log_pi=mean_log_pi(choices),
+    (first, most), *others = chosen.most_common()
+    return _BlockVotes(
+        votes={candidate: chosen[candidate] for candidate in log_pi},
+        mean_pi={candidate: fmean(choice.pi[candidate] for choice in choices) for candidate in log_pi},
+        mean_log_pi=dict(log_pi),
         consensus=consensus,
-        majority=most[0] if len(most) == 1 else None,
+        majority=None if others and others[0][1] == most else first,
     )
 
 
 def edit_distance(one: Sequence[str], other: Sequence[str]) -> int:
-    """Return the least number of layers to insert, remove or replace to get the other network (Levenshtein)."""
+    """Return the Levenshtein distance: the least number of layers to insert, remove or replace."""
     row = list(range(len(other) + 1))  # distances of the layers read so far to each beginning of `other`
     for read, layer in enumerate(one, 1):
         before, row = row, [read]
@@ -210,4 +203,4 @@ def edit_distance(one: Sequence[str], other: Sequence[str]) -> int:
 def mean_of_pairs(distances: Sequence[Sequence[float]]) -> float:
     """Return the mean over all pairs of a symmetric matrix; 0 for a single row, which has no pair."""
     pairs = [distances[one][other] for one, other in combinations(range(len(distances)), 2)]
-    return sum(pairs) / len(pairs) if pairs else 0.0
+    return fmean(pairs) if pairs else 0.0

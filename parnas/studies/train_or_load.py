@@ -1,4 +1,4 @@
-"""Several trainings in subfolders of one folder: finished ones are loaded, others begun or resumed."""
+"""Several trainings in subfolders of one folder: finished ones are loaded, others started or resumed."""
 
 import math
 from collections.abc import Callable, Collection
@@ -11,7 +11,7 @@ from parnas.runs.run import Run
 from parnas.training.progress import Reporter
 from parnas.training.session import check_same_results, refuse_changes
 
-Train = Callable[[Config, Path, Reporter, bool], Run]
+_Train = Callable[[Config, Path, Reporter, bool], Run]
 """`search` or `retrain`: configuration, run folder, reporter, whether the run must be resumed."""
 
 
@@ -34,8 +34,8 @@ def prepare_folder(folder: Path, config: Config, allowed: Collection[str] = ()) 
     refuse_changes(base, config, allowed)
 
 
-def train_once(train: Train, config: Config, folder: Path, reporter: Reporter) -> Run:
-    """Return the training in `folder`, loaded if it is finished, otherwise begun or resumed.
+def train_once(train: _Train, config: Config, folder: Path, reporter: Reporter) -> Run:
+    """Return the training in `folder`: load it if it is finished, otherwise start or resume it.
 
     Raises `ParnasError` for another configuration; settings of the other phase do not matter if it is finished.
     """

@@ -8,26 +8,27 @@ import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import optuna
+import pandas as pd
 from optuna.exceptions import TrialPruned
 from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 from optuna.pruners import BasePruner, MedianPruner, NopPruner
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
-from parnas.config.loader import Config
+from parnas.config.loader import Config, dump_config
 from parnas.data.batching import TrainingBatches, split_share
 from parnas.data.streams import TokenStreams, prepare
 from parnas.errors import Diverged, OutOfMemory, ParnasError
 from parnas.model.heads import cluster_bounds
 from parnas.nas.cost import find_costs
 from parnas.nas.search import make_arch_batches, search
-from parnas.runs.files import write_text
+from parnas.runs.files import write_json, write_text
 from parnas.runs.records import MetricsRecord
-from parnas.runs.run import OTHER_PHASE_SETTINGS, Run
+from parnas.runs.run import OTHER_PHASE_SETTINGS, TUNING, Run
 from parnas.studies.optuna_study import (
     FREE_SETTINGS,
     NAME,
@@ -40,7 +41,6 @@ from parnas.studies.optuna_study import (
     run_trials,
 )
 from parnas.studies.train_or_load import prepare_folder, train_once
-from parnas.studies.tuning_result import TrialResult, TuningResult
 from parnas.studies.tuning_space import (
     SPACE,
     Phase,
@@ -58,6 +58,8 @@ from parnas.training.retrain import retrain
 from parnas.training.session import flatten, resolve_corpus
 
 STORAGE, STUDY = "study.db", "tune"  # file in the folder, and the name of the study in it
+_BEST, _TRIALS = "best.yaml", "trials"  # files in the folder
+_STATES = ("complete", "pruned", "diverged", "skipped")
 FOLDER = "folder"  # attribute of a trial: where it trains
 TRAIN: Mapping[Phase, Callable[[Config, Path, Reporter, bool], Run]] = {"retrain": retrain, "search": search}
 STARTUP_TRIALS = 5  # complete trials before any is pruned
@@ -76,6 +78,78 @@ class TuneOptions:
     storage: str | None = None
     study: str | None = None
     prune: bool = True
+
+
+class TrialResult(NamedTuple):
+    """A finished trial."""
+
+    number: int
+    state: str  # one of _STATES; skipped: its settings do not fit together
+    loss: float | None  # nats per token of the validation split; of a pruned trial the last one
+    step: int | None  # of the last validation
+    seconds: float | None
+    folder: str | None  # of its run, below the study's
+    settings: Mapping[str, Any]  # by dotted key
+
+
+@dataclass(frozen=True)
+class TuningResult:
+    """The trials of a study, the best of them, and the importance of each setting."""
+
+    folder: Path
+    study: str
+    phase: Phase
+    space: Space = field(repr=False)
+    trials: tuple[TrialResult, ...] = field(repr=False)
+    best: TrialResult | None
+    """The least loss of the complete trials; `None` if there is none."""
+    config: Config | None = field(repr=False)
+    """The configuration with the best settings."""
+    configured: TrialResult | None = field(repr=False)
+    """The trial of the configuration as it was given, if there is one."""
+    importance: Mapping[str, float] | None = field(repr=False)
+    """Shares that add up to 1, by dotted key; `None` if there are too few trials."""
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """Return a row for each finished trial, by number."""
+        columns = ["number", "state", "loss", "step", "seconds", "folder"]
+        rows = [each._asdict() | {key: each.settings[key] for key in self.space} for each in self.trials]
+        return pd.DataFrame(rows, columns=[*columns, *self.space]).rename(columns={"number": "trial"})
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of trials by state."""
+        states = [each.state for each in self.trials]
+        return {state: states.count(state) for state in _STATES}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the content of `tuning.json`."""
+        return {
+            "study": self.study,
+            "phase": self.phase,
+            "counts": self.counts(),
+            "best": None if self.best is None else self.best._asdict(),
+            "configured": None if self.configured is None else self.configured._asdict(),
+            "importance": self.importance,
+            "space": describe_space(self.space),
+            "trials": [each._asdict() for each in self.trials],
+        }
+
+    def write(self, folder: Path) -> list[Path]:
+        """Write `trials.csv`, `trials.md`, `tuning.json`, and `best.yaml` for `parnas retrain` or `parnas search`."""
+        table = self.table.map(lambda value: to_label(value) if isinstance(value, list | tuple) else value)
+        texts = {
+            f"{_TRIALS}.csv": table.to_csv(index=False),
+            f"{_TRIALS}.md": table.to_markdown(index=False, floatfmt=".4g", missingval="") + "\n",
+        }
+        if self.best is not None and self.config is not None:
+            heading = f"# The best of {len(self.trials)} trials of {self.study}: trial {self.best.number}, "
+            heading += f"validation loss {self.best.loss:.4f}.\n"
+            texts[_BEST] = heading + f"# parnas {self.phase} {_BEST}\n" + dump_config(self.config)
+        for name, text in texts.items():
+            write_text(folder / name, text)
+        write_json(folder / TUNING, self.to_dict())
+        return [*(folder / name for name in texts), folder / TUNING]
 
 
 def tune(config: Config, options: TuneOptions, folder: Path, reporter: Reporter) -> TuningResult:
@@ -172,8 +246,8 @@ def make_pruner(config: Config, options: TuneOptions) -> BasePruner:
 def first_pruning_step(config: Config, phase: Phase, space: Space) -> int:
     """Return the first step at which a validation may prune a trial, whatever its settings.
 
-    That is after a quarter of a retraining, and in a search once alpha is frozen or, if it never is, in the last
-    quarter: until then the shared weights are not those of one network.
+    A retraining may be pruned after a quarter of its steps. A search may be pruned once alpha is frozen or, if it never
+    is, in the last quarter: before that, the shared weights do not belong to a single network.
     """
     if phase == "retrain":
         return config.train.steps // 4
@@ -240,7 +314,7 @@ class TuningObjective:
         return measured.loss
 
     def _trial_folder(self, trial: Trial) -> Path:
-        """Return the run folder of a trial: that of the lost trial it retries, if that can be resumed here."""
+        """Return the run folder of a trial. A retry uses the lost trial's folder if it can resume the training."""
         earlier = str(trial.user_attrs.get(FOLDER, ""))
         run = Run(self.folder / Path(earlier).name)
         if earlier and (run.finished() or any(run.checkpoints.glob("step-*"))):
@@ -349,7 +423,7 @@ def _collect(study: optuna.Study, objective: TuningObjective) -> TuningResult:
 
 
 def _describe_trial(trial: FrozenTrial, trials: Sequence[FrozenTrial], objective: TuningObjective) -> TrialResult:
-    """Return the result of a finished trial; losses and folder are those of the trial that trained its settings."""
+    """Return the result of a finished trial; a reused result has the losses and the folder of the original trial."""
     trained = next(each for each in trials if each.number == trial.user_attrs.get(REUSED, trial.number))
     step, loss = max(trained.intermediate_values.items(), default=(None, None))
     if trial.state == TrialState.PRUNED:

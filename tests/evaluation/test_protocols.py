@@ -34,7 +34,7 @@ def streams(corpus: Path) -> TokenStreams:
 
 @pytest.fixture(scope="module")
 def tokens(streams: TokenStreams) -> np.ndarray:
-    return np.asarray(streams.tokens("valid")[:203])  # the last segment is not full
+    return np.asarray(streams.tokens("valid")[:123])  # the last segment is not full
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +124,7 @@ def test_mean_squared_gradients_equal_those_of_a_loop(
 
 
 def test_segments_too_long_for_all_rows_are_read_in_fewer(model: TransformerXL, streams: TokenStreams) -> None:
-    tokens = streams.tokens("train")
+    tokens = streams.tokens("train")[:200]
     third = (len(tokens) - 1) // 3
     roots = [
         gradient_rms(model, tokens, CPU, batch_size=rows, tgt_len=third, reach=Reach(12), batches=1) for rows in (8, 3)
@@ -246,13 +246,13 @@ def slow_sliding(model: TransformerXL, tokens: np.ndarray, stride: int) -> list[
 
 
 @pytest.mark.parametrize("stride", [1, 2, 4, 8])
-@pytest.mark.parametrize("batch_size", [1, 3])
 def test_sliding_evaluation_equals_reading_each_window_by_itself(
-    model: TransformerXL, tokens: np.ndarray, stride: int, batch_size: int
+    model: TransformerXL, tokens: np.ndarray, stride: int
 ) -> None:
-    nats = score_sliding(model, tokens, 0, CPU, batch_size=batch_size, stride=stride, **LENGTHS)
     expected = torch.tensor(slow_sliding(model, tokens, stride))
-    torch.testing.assert_close(nats, expected, rtol=1e-4, atol=1e-4)
+    for batch_size in (1, 3):
+        nats = score_sliding(model, tokens, 0, CPU, batch_size=batch_size, stride=stride, **LENGTHS)
+        torch.testing.assert_close(nats, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_stride_of_a_whole_segment_is_the_plain_evaluation(model: TransformerXL, tokens: np.ndarray) -> None:
@@ -261,5 +261,5 @@ def test_a_stride_of_a_whole_segment_is_the_plain_evaluation(model: TransformerX
 
 
 def test_a_stride_that_does_not_divide_the_segment_is_refused(model: TransformerXL, tokens: np.ndarray) -> None:
-    with pytest.raises(ParnasError, match=r"evaluation\.stride is 3, but segments have 8 tokens"):
+    with pytest.raises(ParnasError, match=r"evaluation\.stride is 3"):
         score_sliding(model, tokens, 0, CPU, batch_size=1, stride=3, **LENGTHS)

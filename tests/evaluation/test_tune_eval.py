@@ -19,7 +19,7 @@ from parnas.runs.run import Run
 from parnas.training.progress import Silent
 from parnas.training.session import MAY_CHANGE, refuse_changes
 
-SMALL = Grid(lr=(1e-4, 1e-2), decay=(0.0, 0.1), theta=(0.0, 1.0), weight=(0.05, 0.5), tokens=None)
+SMALL = Grid(lr=(1e-4, 1e-2), decay=(0.1,), theta=(0.0, 1.0), weight=(0.05, 0.5), tokens=None)
 SGD = {"evaluation.dynamic.lr": 1e-3, "evaluation.dynamic.update": "sgd"}
 FEW_BATCHES = {"evaluation.dynamic.batches": 2}
 CACHE_ALONE = EvalOptions(changes={"evaluation.cache.size": 40})
@@ -27,11 +27,11 @@ FEW = EvalOptions(changes={**FEW_BATCHES, "evaluation.cache.size": 40})
 
 
 def test_evaluate_measures_the_best_of_each_protocol(trained: Run) -> None:
-    tuning = tune_eval(trained, SMALL, FEW, Silent())
+    tuning = tune_eval(trained, SMALL, dataclasses.replace(FEW, tgt_len=32), Silent())
     tuning.write()
     tried = [trial.protocol.name for trial in tuning.trials]
-    assert {name: tried.count(name) for name in tried} == {"cache": 4, "dynamic": 4, "dynamic + cache": 4}
-    table = compare([trained.folder], EvalOptions(tuned=True), Silent()).table.set_index("evaluation")
+    assert {name: tried.count(name) for name in tried} == {"cache": 4, "dynamic": 2, "dynamic + cache": 4}
+    table = compare([trained.folder], EvalOptions(tgt_len=32, tuned=True), Silent()).table.set_index("evaluation")
     assert list(table.index) == ["plain", "cache", "dynamic", "dynamic + cache"]
     for name, trial in tuning.chosen.items():
         assert trial.loss == min(each.loss for each in tuning.trials if each.protocol.name == name)
@@ -41,16 +41,17 @@ def test_evaluate_measures_the_best_of_each_protocol(trained: Run) -> None:
 
 
 def test_other_protocols_stay_if_they_were_measured_alike(trained: Run) -> None:
-    tune_eval(trained, SMALL, FEW, Silent()).write()
+    grid = Grid(lr=(1e-4,), decay=(0.0,), theta=(0.0, 1.0), weight=(0.05, 0.5), tokens=200)
+    tune_eval(trained, grid, FEW, Silent()).write()
     before = trained.tuned_eval()
-    again = tune_eval(trained, dataclasses.replace(SMALL, protocols=("cache",), theta=(0.5,)), CACHE_ALONE, Silent())
+    again = tune_eval(trained, dataclasses.replace(grid, protocols=("cache",), theta=(0.5,)), CACHE_ALONE, Silent())
     again.write()
     now = trained.tuned_eval()
     assert now.chosen.keys() == {"dynamic", "cache"}, "of both together the cache was another one"
     assert now.chosen["dynamic"] == before.chosen["dynamic"]
     assert now.chosen["cache"].loss == again.chosen["cache"].loss
     assert [trial.evaluation for trial in now.trials].count("cache") == 2
-    tune_eval(trained, dataclasses.replace(SMALL, protocols=("cache",), tokens=100), CACHE_ALONE, Silent()).write()
+    tune_eval(trained, dataclasses.replace(grid, protocols=("cache",), tokens=100), CACHE_ALONE, Silent()).write()
     assert trained.tuned_eval().chosen.keys() == {"cache"}, "other tokens do not compare"
 
 
@@ -77,7 +78,7 @@ def test_a_learning_rate_that_diverges_is_not_chosen(trained: Run) -> None:
 
 def test_where_all_learning_rates_diverge_none_is_chosen(trained: Run) -> None:
     grid = Grid(lr=(1e6,), decay=(0.0,), theta=(0.1,), weight=(0.1,), tokens=200)
-    with pytest.raises(ParnasError, match="give lower learning rates"):
+    with pytest.raises(ParnasError, match="--lr"):
         tune_eval(trained, grid, FEW, Silent())
 
 
@@ -108,7 +109,7 @@ def test_a_section_of_settings_is_checked_like_its_parts(
 
 def test_a_cache_without_a_finite_loss_is_not_chosen(trained: Run) -> None:
     grid = Grid(theta=(1e38,), weight=(0.1,), protocols=("cache",), tokens=100)
-    with pytest.raises(ParnasError, match="give lower sharpnesses"):
+    with pytest.raises(ParnasError, match="--theta"):
         tune_eval(trained, grid, EvalOptions(), Silent())
 
 
@@ -134,7 +135,7 @@ def test_changes_since_tuning_are_noted(trained: Run) -> None:
 
 
 def test_a_missing_or_broken_file_is_refused_with_a_hint(trained: Run) -> None:
-    with pytest.raises(ParnasError, match=r"has no tuned_eval\.json; parnas tune-eval .* writes it"):
+    with pytest.raises(ParnasError, match=r"tuned_eval\.json"):
         compare([trained.folder], EvalOptions(tuned=True), Silent())
     for content in ({}, {"chosen": {}}, {"chosen": {"cache": {"cache": {"weight": 7}}}}, {"chosen": [1]}):
         (trained.folder / "tuned_eval.json").write_text(json.dumps(content))

@@ -7,6 +7,7 @@ from pathlib import Path
 from parnas.architecture import Architecture
 from parnas.config.loader import Config
 from parnas.nas.cost import count_costs
+from parnas.studies import optuna_study
 from parnas.studies.blackbox import BlackboxTask, blackbox, open_study
 from parnas.training.progress import Silent
 
@@ -60,3 +61,17 @@ def run_study(url: str, trials: int, sampler: str = "tpe", seed: int = 1, blocks
     study = open_study(url, "test", sampler, task)
     blackbox(study, task, trials, Silent())
     return study, perplexity
+
+
+class Printing(Silent):
+    """Prints notes."""
+
+    def note(self, text: str) -> None:
+        print(text, flush=True)
+
+
+def work(url: str, log: Path, trials: int, seconds: float) -> None:
+    """Be a worker of the study `test` of 4 blocks, with frequent heartbeats."""
+    optuna_study.HEARTBEAT_SECONDS, optuna_study.GRACE_SECONDS = 1, 2
+    task = make_task(FakePerplexity(log, seconds), 4)
+    blackbox(open_study(url, "test", "tpe", task, Printing()), task, trials, Printing())

@@ -16,8 +16,7 @@ from parnas.errors import Diverged
 from parnas.runs.records import MetricsRecord, RunSummary, SplitLoss
 from parnas.runs.run import METRICS, Run
 from parnas.studies import optuna_study
-from parnas.studies.tuning import TuneOptions, tune
-from parnas.studies.tuning_result import TuningResult
+from parnas.studies.tuning import TuneOptions, TuningResult, tune
 from parnas.studies.tuning_space import Phase, read_space
 from parnas.training.progress import Loop, Reporter
 
@@ -69,16 +68,22 @@ def loss_of(config: Config) -> float:
 
 
 @pytest.fixture
-def fake_training(monkeypatch: pytest.MonkeyPatch) -> FakeTraining:
-    """Trials that are not trained, of studies that stay in memory, which is much faster than in files."""
-    training, storages = FakeTraining(), dict[str, optuna.storages.InMemoryStorage]()
-    open_storage = optuna_study.open_storage
+def studies_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep studies of any name in memory, except in databases of servers: much faster than in files."""
+    storages, open_storage = dict[str, optuna.storages.InMemoryStorage](), optuna_study.open_storage
 
     def open_in_memory(url: str, note: object = None) -> optuna.storages.BaseStorage:
-        is_file = url.startswith("sqlite:///")
-        return storages.setdefault(url, optuna.storages.InMemoryStorage()) if is_file else open_storage(url)
+        if ":" in url and not url.startswith("sqlite:///"):
+            return open_storage(url)
+        return storages.setdefault(url, optuna.storages.InMemoryStorage())
 
     monkeypatch.setattr(optuna_study, "open_storage", open_in_memory)
+
+
+@pytest.fixture
+def fake_training(monkeypatch: pytest.MonkeyPatch, studies_in_memory: None) -> FakeTraining:
+    """Trials that are not trained, of studies in memory."""
+    training = FakeTraining()
     monkeypatch.setitem(module.TRAIN, "retrain", training)
     return training
 
@@ -100,3 +105,10 @@ def run_study(
         phase, read_space(space or SPACE, config, phase), trials, storage, "test" if storage else None, prune
     )
     return tune(config, options, folder, reporter or Notes())
+
+
+def work(url: str, corpus: Path, folder: Path, log: Path) -> None:
+    """Be a worker of a study of 6 trials."""
+    module.TRAIN["retrain"] = FakeTraining(log, seconds=0.1)  # type: ignore[index]
+    result = run_study(corpus, folder, 6, storage=url)
+    assert len(result.trials) in (6, 7)

@@ -149,14 +149,14 @@ def test_random_networks_have_the_candidates_of_each_block() -> None:
 
 
 def test_layers_without_a_cost_and_negative_counts_are_refused() -> None:
-    with pytest.raises(ParnasError, match="no cost of s:heads=2 in s:heads=2 f; derive"):
+    with pytest.raises(ParnasError, match="s:heads=2"):
         choose("s:heads=2 f", 2)
-    with pytest.raises(ParnasError, match=r"random networks \(--random\) is -1"):
+    with pytest.raises(ParnasError, match="--random"):
         choose("sf", 2, -1)
 
 
 def test_only_a_finished_search_is_taken(search_run: Run, retrain_run: Run, tmp_path: Path) -> None:
-    with pytest.raises(ParnasError, match="is a retrain; give the folder of a search"):
+    with pytest.raises(ParnasError, match="retrain"):
         find_baselines(retrain_run, 1, 0, Silent())
     shutil.copytree(search_run.folder, tmp_path / "run")
     (tmp_path / "run" / "summary.json").unlink()

@@ -13,6 +13,7 @@ import pytest
 from conftest import small_config
 from helpers.blackbox_helpers import STORAGES, FakePerplexity, make_task, run_study
 from helpers.command_helpers import run_command
+from helpers.tuning_helpers import studies_in_memory
 from optuna.trial import TrialState
 
 from parnas.architecture import Architecture
@@ -38,13 +39,14 @@ from parnas.training.loaded_run import load
 from parnas.training.perplexity import measure_loss
 from parnas.training.progress import Silent
 
+__all__ = ["studies_in_memory"]
+
 
 def strings(study: optuna.Study) -> list[str]:
     return ["".join(trial.params.values()) for trial in study.get_trials()]
 
 
-@pytest.mark.parametrize("url", STORAGES)
-@pytest.mark.parametrize("sampler", ["tpe", "nsga2"])
+@pytest.mark.parametrize(("url", "sampler"), zip(STORAGES, ["tpe", "nsga2"], strict=True))
 def test_each_network_is_evaluated_once(url: str, sampler: str, tmp_path: Path) -> None:
     """15 different networks in 27 strings of 3 blocks: equal ones must come up, and identity alone may."""
     study, asked = run_study(url.format(tmp_path), 18, sampler)
@@ -63,8 +65,8 @@ def test_each_network_is_evaluated_once(url: str, sampler: str, tmp_path: Path) 
     assert [each.network for each in evaluated_networks(study, "counted")] == asked.asked
 
 
-def test_identity_alone_is_skipped(tmp_path: Path) -> None:
-    study, asked = run_study(f"journal:{tmp_path}/s.log", 12, blocks=1)
+def test_identity_alone_is_skipped(studies_in_memory: None) -> None:
+    study, asked = run_study("study", 12, blocks=1)
     states = Counter(trial.state for trial in study.get_trials())
     assert states[TrialState.PRUNED] >= 1
     assert states[TrialState.PRUNED] + states[TrialState.COMPLETE] == 12
@@ -73,22 +75,21 @@ def test_identity_alone_is_skipped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "nsga2"])
-def test_one_worker_is_deterministic_also_if_it_was_interrupted(sampler: str, tmp_path: Path) -> None:
-    whole, _ = run_study(f"journal:{tmp_path}/a.log", 16, sampler)
-    run_study(f"journal:{tmp_path}/b.log", 5, sampler)
-    run_study(f"journal:{tmp_path}/b.log", 12, sampler)
-    parts, _ = run_study(f"journal:{tmp_path}/b.log", 16, sampler)
+def test_one_worker_is_deterministic_also_if_it_was_interrupted(sampler: str, studies_in_memory: None) -> None:
+    whole, _ = run_study("whole", 16, sampler)
+    run_study("parts", 5, sampler)
+    run_study("parts", 12, sampler)
+    parts, _ = run_study("parts", 16, sampler)
     assert strings(parts) == strings(whole)
-    other, _ = run_study(f"journal:{tmp_path}/c.log", 16, sampler, seed=2)
+    other, _ = run_study("other", 16, sampler, seed=2)
     assert strings(other) != strings(whole)
     assert all(len(set(strings(study))) > 5 for study in (whole, other))
 
 
-def test_a_complete_study_is_not_extended(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/s.db"
-    run_study(url, 9)
+def test_a_complete_study_is_not_extended(studies_in_memory: None) -> None:
+    run_study("study", 9)
     for trials in (9, 4):
-        study, asked = run_study(url, trials)
+        study, asked = run_study("study", trials)
         assert len(study.get_trials()) == 9
         assert asked.asked == []
 
@@ -143,12 +144,12 @@ def test_a_study_of_another_configuration_is_refused(tmp_path: Path) -> None:
         open_study(url, "test", "tpe", make_task(FakePerplexity(), widths=(1, 2), lr=0.2))
     with pytest.raises(ParnasError, match="steps: None before, 5 now"):
         refuse_other_fingerprint({}, {"steps": 5}, "test", "hint")
-    with pytest.raises(ParnasError, match=r"give all workers one search\.cost\.table"):
+    with pytest.raises(ParnasError, match=r"search\.cost\.table"):
         refuse_other_fingerprint(
             {"metric": "latency", "costs": {"s": 1.0}}, {"metric": "latency", "costs": {"s": 1.1}}, "test", "hint"
         )
     foreign = optuna.create_study(storage=open_storage(url), study_name="foreign")
-    with pytest.raises(ParnasError, match="not started by parnas"):
+    with pytest.raises(ParnasError, match="foreign"):
         open_study(url, "foreign", "tpe", task)
     assert "fingerprint" not in foreign.user_attrs
 
@@ -240,7 +241,7 @@ def test_the_fingerprint_holds_what_values_depend_on_and_no_more(corpus: Path, s
 
 def test_a_supernet_that_does_not_fit_is_refused(search_run: Run, retrain_run: Run, tmp_path: Path) -> None:
     config = search_run.config()
-    with pytest.raises(ParnasError, match="has no SuperNet"):
+    with pytest.raises(ParnasError, match="retrain"):
         inheriting_task(config, retrain_run.folder, Silent())
     with pytest.raises(ParnasError, match=r"search\.blocks: 3 there, 4 here"):
         inheriting_task(config.replace(search__blocks=4), search_run.folder, Silent())

@@ -132,7 +132,7 @@ def test_all_finalists_diverge(
     trained: list[tuple[str, str, int]], proposed: list[str], search_run: Run, tmp_path: Path
 ) -> None:
     proposed += ["sss", "ssf"]
-    with pytest.raises(ParnasError, match=r"All finalists .* diverged"):
+    with pytest.raises(ParnasError, match=r"train\.lr"):
         train_finalists(search_run, as_derived("sss"), 2, search_run.config(), tmp_path, Notes())
     assert len(trained) == 2
 
@@ -174,8 +174,8 @@ def test_a_pipeline_trains_the_best_finalist_and_is_resumed(
     assert second.output.count("is finished and kept") == 4
     other = derive(Run("all/search"), Constraints(limits=rows[1]["max"]))
     monkeypatch.setattr("parnas.studies.pipeline.derive", lambda run: other)
-    with pytest.raises(ParnasError, match=f"started with {derivation.arch}, and now {other.architecture} was derived"):
+    with pytest.raises(ParnasError, match=f"{derivation.arch}.*{other.architecture}"):
         parnas.pipeline(config, run="all", baselines=[])
     assert Run("all/search").derivation() == derivation, "nothing was overwritten"
-    with pytest.raises(ParnasError, match="give 1 or more"):
+    with pytest.raises(ParnasError, match="--finalists"):
         parnas.pipeline(config, finalists=0, run="none")
