@@ -44,8 +44,8 @@ vocabulary has its published or configured size, and token frequencies follow Zi
 * **Memory is counted.** A whole training step runs on tensors that have shapes and types but no data, and the bytes of the
   live tensors are added up after each operation. The count includes full memory of earlier segments, the moments of the
   optimizer (two per weight for AdamW, one for Muon), averaged weights, gradient buckets, `train.accumulate` and
-  `runtime.checkpoint_activations`. For a search it takes the largest path that its estimator may run. Precision is bf16
-  unless `runtime.precision` is fp32.
+  `runtime.checkpoint_activations`. For a search it is a step of the configured estimator, with the largest path.
+  Precision is bf16 unless `runtime.precision` is fp32.
 * **A margin of {margin:.0%} and {context:.0f} GB** covers what is not counted: workspaces of kernels, temporary copies of
   Muon, rounding and fragmentation of the allocator, CUDA and NCCL. `torch.compile` is ignored.
 * **Speed must be measured.** `--from RUN` takes the median of a short run of some 200 steps, `--tokens-per-s` a number
