@@ -49,7 +49,7 @@ def test_the_diagnosis_names_step_block_and_checkpoint(
     where: str, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     poison(monkeypatch, {11}, where)
-    with pytest.raises(Diverged, match=rf"{where} is not finite at step 11, first in block 2\..*step-00000008.*clip"):
+    with pytest.raises(Diverged, match=rf"{where} .*step 11.*block 2\..*step-00000008.*train\.clip"):
         retrain(small_config(corpus, model__arch="sfs"), tmp_path / "run", Silent())
 
 
@@ -71,7 +71,7 @@ def test_bad_steps_are_skipped_up_to_a_limit(
         assert all(np.isfinite(record.pi).all() for record in run.pi_records())
     monkeypatch.undo()
     poison(monkeypatch, {11, 14, 17})
-    with pytest.raises(Diverged, match="at step 17"):
+    with pytest.raises(Diverged, match="step 17"):
         phase(config, tmp_path / "another", Silent())
 
 
@@ -127,12 +127,12 @@ def test_out_of_memory_names_the_block_and_what_to_lower(
 
     monkeypatch.setattr(FeedForward, "forward", hungry)
     config = small_config(corpus, model__arch="ssf", train__save_every=5)
-    with pytest.raises(OutOfMemory, match=r"at step 8, in block 3\. .*step-00000005.*Lower data\.batch_size"):
+    with pytest.raises(OutOfMemory, match=r"step 8.*block 3\..*step-00000005.*data\.batch_size"):
         retrain(config, tmp_path / "run", Silent())
 
 
 @pytest.mark.slow
-def test_memory_that_the_system_refuses_is_told_in_one_message(corpus: Path, tmp_path: Path) -> None:
+def test_memory_that_the_system_refuses_ends_in_one_message(corpus: Path, tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(dump_config(small_config(corpus, model__arch="sf", model__d_model=2000, model__d_inner=999_999)))
     answer = subprocess.run(
@@ -153,11 +153,11 @@ def test_a_limit_that_was_lowered_still_holds(corpus: Path, tmp_path: Path, monk
     poison(monkeypatch, {3, 4, 12})
     with pytest.raises(Stop):
         retrain(config, tmp_path / "run", StopAfter(9))
-    with pytest.raises(Diverged, match="at step 11"):  # the 12th call, since the ninth step was done twice
+    with pytest.raises(Diverged, match="step 11"):  # the 12th call, since the ninth step was done twice
         retrain(config.replace(train__max_skipped_steps=1), tmp_path / "run", Silent())
 
 
-def test_memory_that_ends_on_resuming_is_not_told_as_damage(
+def test_exhausted_memory_on_resuming_is_not_reported_as_damage(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
@@ -173,7 +173,7 @@ def test_memory_that_ends_on_resuming_is_not_told_as_damage(
     ):
         with monkeypatch.context() as patch:
             patch.setattr(place, refuse)
-            with pytest.raises(OutOfMemory, match="Out of memory at step 8"):
+            with pytest.raises(OutOfMemory, match="step 8"):
                 retrain(config, tmp_path / "run", Silent())
 
 
@@ -191,7 +191,7 @@ def test_alpha_learns_nothing_from_what_is_not_finite(
     monkeypatch.setattr(ArchitectureOptimizer, "add_regularisation", spoil)
     changes = {"search__estimator": "soft", "train__max_skipped_steps": skips}
     if not skips:
-        with pytest.raises(Diverged, match="gradient of alpha is not finite at step 13, first in block 1"):
+        with pytest.raises(Diverged, match=r"gradient of alpha .*step 13.*block 1"):
             search(small_config(corpus, **changes), tmp_path / "run", Silent())
         return
     run = search(small_config(corpus, **changes), tmp_path / "run", Silent())
@@ -209,5 +209,5 @@ def test_alpha_learns_nothing_from_what_is_not_finite(
         ("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried", True),
     ],
 )
-def test_only_refused_memory_is_told_as_such(text: str, told: bool) -> None:
+def test_only_exhausted_memory_is_reported_as_such(text: str, told: bool) -> None:
     assert says_out_of_memory(RuntimeError(text)) == told

@@ -297,7 +297,7 @@ def test_a_restart_reads_no_address_of_an_earlier_start(late: int) -> None:
 def test_rows_are_shared_out_evenly_or_not_at_all() -> None:
     shares = [DistributedContext(rank, 4).local_slice(12) for rank in range(4)]
     assert [list(range(12))[share] for share in shares] == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]
-    with pytest.raises(ParnasError, match=r"data\.batch_size gives 6 rows, which 4 processes cannot share"):
+    with pytest.raises(ParnasError, match=r"data\.batch_size.* 6 .* 4 "):
         DistributedContext(0, 4).local_slice(6)
 
 

@@ -30,7 +30,7 @@ from parnas.training.trainer import TrainingTask
 
 
 @pytest.mark.parametrize("phase", [search, retrain])
-def test_the_same_command_again_goes_on_where_it_was_killed(phase: Phase, corpus: Path, tmp_path: Path) -> None:
+def test_the_same_command_resumes_a_killed_run(phase: Phase, corpus: Path, tmp_path: Path) -> None:
     config = small_config(corpus, model__arch="sf", model__dropout=0.2)
     whole = phase(config, tmp_path / "whole", Silent())
     with pytest.raises(Stop):
@@ -42,7 +42,7 @@ def test_the_same_command_again_goes_on_where_it_was_killed(phase: Phase, corpus
     assert without_times(whole.metrics()) == without_times(again.metrics())
 
 
-def test_a_folder_left_before_its_run_was_begun_is_begun_anew(corpus: Path, tmp_path: Path) -> None:
+def test_a_run_starts_in_a_folder_that_an_incomplete_start_left(corpus: Path, tmp_path: Path) -> None:
     config = small_config(corpus, model__arch="sf", train__steps=8)
     run = retrain(config, tmp_path / "run", Silent())
     for kept in ({"environment.json"}, {"environment.json", "config.yaml", "tokenizer"}, set[str]()):
@@ -56,12 +56,12 @@ def test_a_folder_left_before_its_run_was_begun_is_begun_anew(corpus: Path, tmp_
 def test_files_of_others_are_never_overwritten(corpus: Path, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").write_text("mine")
-    with pytest.raises(ParnasError, match="holds files that are no unfinished run"):
+    with pytest.raises(ParnasError, match=str(tmp_path / "run")):
         retrain(small_config(corpus, model__arch="sf"), tmp_path / "run", Silent())
     assert (tmp_path / "run" / "config.yaml").read_text() == "mine"
 
 
-def test_resume_never_begins_anew(corpus: Path, tmp_path: Path) -> None:
+def test_resume_starts_no_new_run(corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(ParnasError, match=r"has no environment\.json"):
         retrain(small_config(corpus, model__arch="sf"), tmp_path / "run", Silent(), resume=True)
 
@@ -89,7 +89,7 @@ def test_settings_that_change_no_weight_may_change(changes: dict[str, object], c
 def test_steps_may_grow_and_not_shrink(corpus: Path, tmp_path: Path) -> None:
     config = small_config(corpus, model__arch="sf")
     run = retrain(config, tmp_path / "run", Silent())
-    with pytest.raises(ParnasError, match=r"is finished.*raise train\.steps"):
+    with pytest.raises(ParnasError, match=r"train\.steps"):
         retrain(config, run.folder, Silent())
     grown = retrain(config.replace(train__steps=32), run.folder, Silent())
     assert grown.summary().steps == 32
@@ -109,7 +109,7 @@ def test_two_runs_on_one_folder_are_one_too_many(corpus: Path, tmp_path: Path) -
 
         def advance(self, step: int) -> None:
             if step == 6:
-                with pytest.raises(ParnasError, match="Another process is training into") as refusal:
+                with pytest.raises(ParnasError, match=str(folder)) as refusal:
                     retrain(config, folder, Silent())
                 trouble.append(str(refusal.value))
 
@@ -147,7 +147,7 @@ def test_the_best_checkpoint_is_kept_beside_the_last_five(
     assert load(run.folder).step == 24
     assert load(run.folder, best=True).step == 6
     shutil.rmtree(run.checkpoints / "step-00000006")
-    with pytest.raises(ParnasError, match=r"best checkpoint, .*step-00000006, is missing"):
+    with pytest.raises(ParnasError, match="step-00000006"):
         load(run.folder, best=True)
 
 
@@ -215,7 +215,7 @@ def test_a_checkpoint_holds_the_state_of_every_generator(corpus: Path, tmp_path:
     assert again.drawn == {step: drawn for step, drawn in whole.drawn.items() if step > 12}
 
 
-def test_other_versions_of_libraries_are_told(corpus: Path, tmp_path: Path) -> None:
+def test_other_versions_of_libraries_are_noted(corpus: Path, tmp_path: Path) -> None:
     config = small_config(corpus, model__arch="sf")
     with pytest.raises(Stop):
         retrain(config, tmp_path / "run", StopAfter(9))
@@ -274,7 +274,7 @@ def test_a_refusal_leaves_a_finished_run_as_it_was(corpus: Path, tmp_path: Path)
     assert before == {path: path.read_bytes() for path in run.folder.glob("*.*") if path.is_file()}
 
 
-def test_a_run_without_a_checkpoint_may_be_begun_with_other_settings(corpus: Path, tmp_path: Path) -> None:
+def test_a_run_without_a_checkpoint_may_start_with_other_settings(corpus: Path, tmp_path: Path) -> None:
     """As after a mistake that shows only when the run is made, such as a batch that the text does not fill."""
     config = small_config(corpus, model__arch="sf")
     with pytest.raises(ParnasError, match="batch_size"):
@@ -285,7 +285,7 @@ def test_a_run_without_a_checkpoint_may_be_begun_with_other_settings(corpus: Pat
     assert [line.step for line in run.metrics() if line.split == "train"] == [4, 8, 12, 16, 20, 24]
 
 
-def test_a_run_whose_checkpoints_were_taken_away_is_not_begun_anew(retrain_run: Run, tmp_path: Path) -> None:
+def test_a_run_whose_checkpoints_were_removed_does_not_start_again(retrain_run: Run, tmp_path: Path) -> None:
     shutil.copytree(retrain_run.folder, tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     with pytest.raises(ParnasError, match="already holds files"):

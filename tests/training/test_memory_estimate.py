@@ -204,7 +204,7 @@ def test_nothing_of_a_count_is_left_for_later_networks() -> None:
 
 
 def test_a_layer_that_looks_at_its_input_is_refused() -> None:
-    with pytest.raises(ParnasError, match="cannot be counted without data"), without_data():
+    with pytest.raises(ParnasError, match="nonzero"), without_data():
         torch.zeros(3).nonzero()
 
 

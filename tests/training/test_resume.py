@@ -42,7 +42,7 @@ def test_run_killed_before_its_first_checkpoint_starts_again(corpus: Path, tmp_p
     assert [line.step for line in run.metrics() if line.split == "train"] == [4, 8, 12, 16, 20, 24]
 
 
-def test_search_killed_after_alpha_rests_but_before_its_first_checkpoint_starts_again(
+def test_search_killed_after_alpha_is_frozen_but_before_its_first_checkpoint_starts_again(
     corpus: Path, tmp_path: Path
 ) -> None:
     config = small_config(corpus, train__eval_every=24, train__save_every=24)
@@ -76,16 +76,16 @@ def test_resume_refuses_a_changed_configuration_and_names_the_keys(corpus: Path,
     config = small_config(corpus, model__arch="sf")
     with pytest.raises(Stop):
         retrain(config, tmp_path / "run", StopAfter(9))
-    with pytest.raises(ParnasError, match=r"train\.lr: 0\.002 before, 0\.5 now"):
+    with pytest.raises(ParnasError, match=r"train\.lr.* 0\.002 .* 0\.5 "):
         retrain(config.replace(train__lr=0.5), tmp_path / "run", Silent(), resume=True)
 
 
 def test_finished_or_foreign_runs_are_not_resumed(retrain_run: Run, search_run: Run, corpus: Path) -> None:
-    with pytest.raises(ParnasError, match="is finished"):
+    with pytest.raises(ParnasError, match="--run"):
         retrain(retrain_run.config(), retrain_run.folder, Silent(), resume=True)
-    with pytest.raises(ParnasError, match="is finished"):
+    with pytest.raises(ParnasError, match="--run"):
         retrain(retrain_run.config(), retrain_run.folder, Silent())
-    with pytest.raises(ParnasError, match="is a search, not a retrain"):
+    with pytest.raises(ParnasError, match=r"search.*retrain"):
         retrain(small_config(corpus, model__arch="sf"), search_run.folder, Silent())
 
 
@@ -95,16 +95,16 @@ def test_run_computed_otherwise_is_not_resumed(corpus: Path, tmp_path: Path) -> 
         retrain(config, tmp_path / "run", StopAfter(9))
     path = tmp_path / "run" / "environment.json"
     path.write_text(path.read_text().replace('"precision": "fp32"', '"precision": "bf16"'))
-    with pytest.raises(ParnasError, match="precision bf16, not fp32"):
+    with pytest.raises(ParnasError, match=r"precision.*bf16.*fp32"):
         retrain(config, tmp_path / "run", Silent(), resume=True)
 
 
-def test_a_run_is_not_gone_on_with_on_another_text(corpus: Path, tmp_path: Path) -> None:
+def test_a_run_is_not_resumed_on_another_text(corpus: Path, tmp_path: Path) -> None:
     shutil.copytree(corpus, tmp_path / "corpus")
     config = small_config(tmp_path / "corpus", model__arch="sf")
     with pytest.raises(Stop):
         retrain(config, tmp_path / "run", StopAfter(9))
     with (tmp_path / "corpus" / "train.txt").open("a") as file:
         file.write("one more line .\n")
-    with pytest.raises(ParnasError, match="restore it"):
+    with pytest.raises(ParnasError, match=str(tmp_path / "run")):
         retrain(config, tmp_path / "run", Silent(), resume=True)
