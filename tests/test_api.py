@@ -105,15 +105,15 @@ def test_all_mistakes_are_told_at_once_with_those_of_the_overrides(tmp_path: Pat
         parnas.search({"search": {"stepz": 3}}, {"train.lr": -1.0}, run=tmp_path)
     assert "search.steps" in str(caught.value)
     assert "train.lr is -1.0" in str(caught.value)
-    with pytest.raises(ParnasError, match=r"resume \(--resume\) needs run"):
+    with pytest.raises(ParnasError, match="--resume"):
         parnas.search(resume=True)
-    with pytest.raises(ParnasError, match=r"split \(--split\) is 'all'"):
+    with pytest.raises(ParnasError, match=r"--split.*'all'"):
         parnas.evaluate(tmp_path, split="all")  # type: ignore[arg-type]
-    with pytest.raises(ParnasError, match=r"phase \(--phase\) is 'derive'; give retrain or search"):
+    with pytest.raises(ParnasError, match=r"--phase.*'derive'"):
         parnas.tune(phase="derive")  # type: ignore[arg-type]
-    with pytest.raises(ParnasError, match="a search derives its own"):
+    with pytest.raises(ParnasError, match=r"--arch.*--phase"):
         parnas.tune(arch="sf", phase="search")
-    with pytest.raises(ParnasError, match="go together"):
+    with pytest.raises(ParnasError, match="--storage, --study"):
         parnas.tune(study="alone")
 
 
@@ -140,7 +140,7 @@ def test_runs_to_evaluate_may_come_from_anything_that_gives_them(searched: Run, 
     table = parnas.evaluate(run.folder for run in (searched, trained)).table
     assert table["run"].tolist() == ["searched", "trained"]
     assert len(parnas.evaluate(trained).table) == len(parnas.evaluate({str(trained.folder): 1}).table) == 1
-    with pytest.raises(ParnasError, match="There is no run to compare"):
+    with pytest.raises(ParnasError):
         parnas.evaluate([])
 
 
@@ -162,7 +162,7 @@ def test_an_interrupt_is_python_s_own_and_the_run_goes_on(corpus: Path, tmp_path
             if step == 5:
                 os.kill(os.getpid(), signal.SIGINT)
 
-    with pytest.raises(KeyboardInterrupt, match=r"after step 5, which is saved.*resume=True"):
+    with pytest.raises(KeyboardInterrupt, match=r"step 5.*resume=True"):
         parnas.retrain(small_config(corpus), "sf", run=tmp_path / "run", progress=Interrupting())
     assert parnas.retrain(run=tmp_path / "run", resume=True).summary.steps == 24
 

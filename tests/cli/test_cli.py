@@ -1,4 +1,4 @@
-"""The commands as a user runs them: what they print, what they refuse, and how they leave."""
+"""The commands as a user runs them: output, error messages and exit codes."""
 
 import errno
 import json
@@ -37,34 +37,35 @@ def test_a_file_whose_path_has_an_equals_sign_is_a_configuration(
     monkeypatch.chdir(tmp_path)
     Path("lr=0.1").mkdir()
     Path("lr=0.1/best.yaml").touch()
-    found = split_configuration(["lr=0.1/best.yaml", "train.lr=0.2"])
-    assert found == ("lr=0.1/best.yaml", ["train.lr=0.2"])
+    assert split_configuration(["lr=0.1/best.yaml", "train.lr=0.2"]) == ("lr=0.1/best.yaml", ["train.lr=0.2"])
 
 
-def test_the_whole_journey(config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found, derived, plain = tmp_path / "search", tmp_path / "derived", tmp_path / "interleaved"
-    assert run_command("search", config_file, "--run", found) == 0
-    assert run_command("derive", found) == 0
-    string = Run(found).derivation().arch
-    assert f"architecture: {string}" in capsys.readouterr().out
-    assert run_command("retrain", config_file, "--arch", found / "arch.yaml", "--run", derived) == 0
-    assert Run(derived).config().model.arch == string
+def test_search_derive_retrain_evaluate_and_plot(
+    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    searched, derived, plain = tmp_path / "search", tmp_path / "derived", tmp_path / "interleaved"
+    assert run_command("search", config_file, "--run", searched) == 0
+    assert run_command("derive", searched) == 0
+    arch = Run(searched).derivation().arch
+    assert f"architecture: {arch}" in capsys.readouterr().out
+    assert run_command("retrain", config_file, "--arch", searched / "arch.yaml", "--run", derived) == 0
+    assert Run(derived).config().model.arch == arch
     assert run_command("retrain", config_file, "--arch", "interleaved-3", "--run", plain) == 0
     assert Run(plain).summary().arch == "sfs"
     out = tmp_path / "comparison"
-    assert run_command("evaluate", found, derived, plain, "--out", out, "--split", "test") == 0
+    assert run_command("evaluate", searched, derived, plain, "--out", out, "--split", "test") == 0
     rows = json.loads((out / "comparison.json").read_text())
     assert [row["run"] for row in rows] == ["search", "derived", "interleaved"]
     assert (out / "curves.png").stat().st_size > 1000
     for name in ("pi.gif", "pi-first.png", "pi-middle.png", "pi-last.png", "pi-lines.png", "curves.png"):
-        assert (found / "figures" / name).stat().st_size > 1000
-    shutil.rmtree(found / "figures")
-    assert run_command("plot", found) == 0
-    assert (found / "figures" / "pi.gif").is_file()
+        assert (searched / "figures" / name).stat().st_size > 1000
+    shutil.rmtree(searched / "figures")
+    assert run_command("plot", searched) == 0
+    assert (searched / "figures" / "pi.gif").is_file()
 
 
 @pytest.mark.parametrize("script", ["search", "derive", "retrain", "evaluate"])
-def test_scripts_are_doors_to_the_same_commands(script: str) -> None:
+def test_scripts_run_the_commands_of_the_same_name(script: str) -> None:
     answer = subprocess.run(
         [sys.executable, ROOT / f"{script}.py", "--help"], capture_output=True, text=True, check=True, timeout=60
     )
@@ -115,13 +116,13 @@ def test_a_failed_start_leaves_no_folder_that_it_made(
     assert Path("own").is_dir()  # which the user made
 
 
-@pytest.mark.parametrize(("written", "kept"), [(".lock", False), ("search/.lock", False), ("config.yaml", True)])
-def test_what_a_command_has_written_stays_where_it_fails(written: str, kept: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("written", "stays"), [(".lock", False), ("search/.lock", False), ("config.yaml", True)])
+def test_a_failed_command_keeps_the_files_it_wrote(written: str, stays: bool, tmp_path: Path) -> None:
     (tmp_path / "run" / "search").mkdir(parents=True)
     (tmp_path / "run" / written).touch()
     with pytest.raises(ParnasError), remove_if_empty(tmp_path / "run"):
         raise ParnasError("stop")
-    assert (tmp_path / "run").is_dir() == kept
+    assert (tmp_path / "run").is_dir() == stays
 
 
 @pytest.mark.parametrize(
@@ -157,7 +158,7 @@ def test_what_a_command_has_written_stays_where_it_fails(written: str, kept: boo
         (["data", "nowhere"], "nowhere"),
     ],
 )
-def test_mistakes_get_one_message_and_exit_code_2(
+def test_user_errors_print_one_message_and_exit_with_2(
     arguments: list[str],
     message: str,
     config_file: Path,
@@ -168,8 +169,8 @@ def test_mistakes_get_one_message_and_exit_code_2(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("taken").write_text("a file")
-    stand_ins = {"CONFIG": str(config_file), "RETRAIN": str(retrain_run.folder)}
-    error = refusal(capsys, *(stand_ins.get(argument, argument) for argument in arguments))
+    paths = {"CONFIG": str(config_file), "RETRAIN": str(retrain_run.folder)}
+    error = refusal(capsys, *(paths.get(argument, argument) for argument in arguments))
     assert any(part in error for part in message.split("|")), error
 
 
@@ -181,7 +182,7 @@ def test_a_run_folder_in_use_is_not_overwritten(
     assert (search_run.folder / "metrics.jsonl").read_text() == before
 
 
-def test_resume_with_no_whole_checkpoint_is_refused_not_begun_anew(
+def test_resuming_without_an_intact_checkpoint_is_refused(
     config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "run"
@@ -194,7 +195,7 @@ def test_resume_with_no_whole_checkpoint_is_refused_not_begun_anew(
 
 
 @pytest.mark.parametrize("missing", ["config.yaml", "streams.json", "tokenizer", "checkpoints", "environment.json"])
-def test_a_run_that_lacks_what_a_command_needs(
+def test_a_missing_file_of_a_run_is_named(
     missing: str, retrain_run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(retrain_run.folder, tmp_path / "run")
@@ -204,7 +205,7 @@ def test_a_run_that_lacks_what_a_command_needs(
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES])
-def test_trouble_with_the_disk_is_told_with_its_cure(
+def test_disk_errors_come_with_advice(
     number: int, config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
@@ -216,8 +217,8 @@ def test_trouble_with_the_disk_is_told_with_its_cure(
     assert "--run" in error
 
 
-def test_a_full_disk_loses_nothing_that_was_written(config_file: Path, tmp_path: Path) -> None:
-    """Files may grow to 12 kB only: small ones are written, the checkpoint is not; with room, the run goes on."""
+def test_a_run_resumes_after_the_disk_was_full(config_file: Path, tmp_path: Path) -> None:
+    """Limit files to 12 kB: small files are written, the checkpoint is not. Without the limit, the run resumes."""
     folder, limit = tmp_path / "run", 12_000
     command = [sys.executable, str(ROOT / "retrain.py"), str(config_file), "--arch", "sf", "--run", str(folder)]
     answer = subprocess.run(
@@ -272,17 +273,17 @@ def test_profile_writes_its_table_for_the_shapes_of_the_flags(
     assert run_command("profile", config_file, "data.tgt_len=6", "model.d_inner=24", *flags) == 0
     out = capsys.readouterr().out
     assert f"written: {Path('runs/profile-small/profile.json')}" in out
-    found = read_profile(tmp_path / "runs/profile-small/profile.json")
-    assert [found.shapes[key] for key in ("batch_size", "tgt_len", "mem_len", "d_inner")] == [2, 5, 0, 24]
-    assert found.rounds == 2
-    assert found.check is not None
-    assert all(network.arch in out for network in found.check.networks)
+    profile = read_profile(tmp_path / "runs/profile-small/profile.json")
+    assert [profile.shapes[key] for key in ("batch_size", "tgt_len", "mem_len", "d_inner")] == [2, 5, 0, 24]
+    assert profile.rounds == 2
+    assert profile.check is not None
+    assert all(network.arch in out for network in profile.check.networks)
     assert run_command("profile", config_file, "--rounds", 1, "--check", 0, "--out", "there") == 0
     assert read_profile(Path("there")).check is None
     assert read_profile(Path("there")).shapes["tgt_len"] == 8
 
 
-def test_interruption_leaves_by_its_own_code(
+def test_an_interrupt_exits_with_130(
     config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupt(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""What the doctor finds."""
+"""The findings of `parnas doctor`."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from parnas.cli import doctor
 from parnas.cli.doctor import Finding, examine
 
 
-def found(name: str) -> Finding:
+def finding(name: str) -> Finding:
     return next(each for each in examine() if each.name == name)
 
 
@@ -32,37 +32,37 @@ def test_it_says_what_a_training_would_use(capsys: pytest.CaptureFixture[str]) -
 
 def test_it_names_caches_and_what_is_in_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PARNAS_CACHE", str(tmp_path / "cache"))
-    assert found("cache").value == str(tmp_path / "cache")
-    assert found("in the cache").value == "0.00 GB"
+    assert finding("cache").value == str(tmp_path / "cache")
+    assert finding("in the cache").value == "0.00 GB"
     assert not (tmp_path / "cache").exists()
     (tmp_path / "cache").mkdir()
     with (tmp_path / "cache" / "sparse").open("wb") as file:
         file.truncate(3_000_000_000)
-    assert found("in the cache").value == "3.00 GB"
+    assert finding("in the cache").value == "3.00 GB"
 
 
 def test_it_knows_which_corpora_are_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PARNAS_CACHE", str(tmp_path))
     monkeypatch.setenv("PARNAS_DATA", str(tmp_path / "data"))
-    assert found("corpora here").value == "pydoc"
-    assert found("PARNAS_DATA").advice == "there is no such folder"
+    assert finding("corpora here").value == "pydoc"
+    assert finding("PARNAS_DATA").advice == "there is no such folder"
     (tmp_path / "data" / "enwik8").mkdir(parents=True)
-    assert found("corpora here").value == "enwik8, pydoc"
-    assert found("PARNAS_DATA").advice is None
+    assert finding("corpora here").value == "enwik8, pydoc"
+    assert finding("PARNAS_DATA").advice is None
 
 
 def test_it_advises_where_room_or_a_package_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert found("free for runs here").advice is None
+    assert finding("free for runs here").advice is None
     monkeypatch.setattr(doctor, "free_gb", lambda _: 0.4)
-    assert "free some space" in str(found("free for runs here").advice)
+    assert "free some space" in str(finding("free for runs here").advice)
     extra = "no-such-package>=1; extra == 'export'"
     monkeypatch.setattr(metadata, "requires", lambda _: ["torch>=2", extra, "pytest; extra == 'dev'"])
     asked = "for parnas export --to onnx or x-transformers: pip install -e '.[export]' in its repository"
-    assert found("no-such-package") == Finding("versions", "no-such-package", None, asked)
+    assert finding("no-such-package") == Finding("versions", "no-such-package", None, asked)
     assert not any(each.name == "pytest" for each in examine())
 
 
 def test_it_advises_where_the_cache_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert found("cache").advice is None
+    assert finding("cache").advice is None
     monkeypatch.setattr(os, "access", lambda *_: False)
-    assert "PARNAS_CACHE" in str(found("cache").advice)
+    assert "PARNAS_CACHE" in str(finding("cache").advice)

@@ -45,37 +45,37 @@ from parnas.training.resource_plan import (
 SHALLOW = ["model.arch=sf", "search.blocks=2"]  # counting takes time in proportion to the blocks
 CONFIG = Config().replace(model__d_model=16, model__n_heads=2, model__d_inner=40, search__blocks=3)
 COUNTS = list(range(50, 0, -1))
-FOOTPRINT = MemoryEstimate(
+ESTIMATE = MemoryEstimate(
     parameters=400, memory=30, saved_activations=500, softmax=50, gradients=400, peak=700, moments=800
 )
 
 
 def test_memory_adds_up() -> None:
-    assert memory_by_use(FOOTPRINT, 1) == {
+    assert memory_by_use(ESTIMATE, 1) == {
         "parameters": 400,
         "moments of the optimizer": 800,
         "memory of segments": 30,
         "a step at its peak": 700,
     }
-    assert sum(memory_by_use(FOOTPRINT, 2).values()) == 400 + 800 + 400 + 30 + 700  # buckets of all gradients besides
-    averaged = memory_by_use(dataclasses.replace(FOOTPRINT, average=400), 1)
-    assert averaged == {**memory_by_use(FOOTPRINT, 1), "average of the weights": 400}
+    assert sum(memory_by_use(ESTIMATE, 2).values()) == 400 + 800 + 400 + 30 + 700  # buckets of all gradients besides
+    averaged = memory_by_use(dataclasses.replace(ESTIMATE, average=400), 1)
+    assert averaged == {**memory_by_use(ESTIMATE, 1), "average of the weights": 400}
     assert required_bytes({"parameters": 1000}) == 1100 + CONTEXT_BYTES
 
 
-def test_gpus_are_slowed_by_what_averaging_takes_longer_than_the_backward_pass() -> None:
+def test_averaging_gradients_costs_time_only_beyond_the_backward_pass() -> None:
     # One GPU: 1000 tokens of a step at 100 per second are 10 s. Four: 2.5 s, of which 5/3 s are backward.
     assert throughput(100, 1, 1000, 10**9, 1.0) == 100
     assert throughput(100, 4, 1000, 100, 150.0) == 400  # 2 · 3/4 · 100 / 150 = 1 s, beside the backward pass
     assert throughput(100, 4, 1000, 100, 50.0) == pytest.approx(1000 / (2.5 + 3 - 5 / 3))
 
 
-def test_the_default_bandwidth_is_nvlinks_within_a_node_only() -> None:
+def test_the_default_bandwidth_is_that_of_nvlink_up_to_eight_gpus() -> None:
     assert Machine(8).bandwidth == 8 * Machine(9).bandwidth
     assert Machine(8, bandwidth_gb_per_s=3).bandwidth == 3e9
 
 
-def test_time_and_price_follow_by_hand(corpus: Path) -> None:
+def test_time_and_price_match_a_calculation_by_hand(corpus: Path) -> None:
     config = small_config(corpus, train__steps=900, data__batch_size=4, data__tgt_len=8)
     retraining = plan(config, Machine(2, price_per_hour=3.0), Rate(50.0, None, "hand")).phases[1]
     assert retraining.tokens == 900 * 4 * 8
@@ -109,7 +109,7 @@ def test_flops_of_a_search_are_the_mean_over_the_drawn_paths(estimator: str) -> 
         network = SuperNet(config.model, config.search.space, 2, 50)
         assert flops_of(config, "search", COUNTS) == pytest.approx(6 * network.multiply_adds(*lengths, COUNTS))
         return
-    of_s = 2 / 3 if estimator == "uniform" else 1 / 2  # identity comes half as often
+    probability = 2 / 3 if estimator == "uniform" else 1 / 2  # of s; identity is drawn half as often
     mean = 0.0
     for layers in (["s", "s"], ["s"], ["s"], []):
         network = (
@@ -117,17 +117,21 @@ def test_flops_of_a_search_are_the_mean_over_the_drawn_paths(estimator: str) -> 
             if layers
             else TransformerXL(config.model, [], 50)
         )
-        mean += of_s ** len(layers) * (1 - of_s) ** (2 - len(layers)) * network.multiply_adds(*lengths, COUNTS)
+        mean += (
+            probability ** len(layers)
+            * (1 - probability) ** (2 - len(layers))
+            * network.multiply_adds(*lengths, COUNTS)
+        )
     arch_passes = 2 * arch_step_passes(config.search)
     assert flops_of(config, "search", COUNTS) == pytest.approx((6 + arch_passes) * mean)
     assert (arch_passes > 0) == (estimator == "uniform")
 
 
-def test_lessons_of_alpha_are_counted_by_step() -> None:
+def test_passes_of_architecture_steps_match_a_count_of_the_steps() -> None:
     """Steps 200 to 1200 of 2000; each fourth reads a quarter of a batch twice."""
     settings = Config().search
-    taught = range(settings.alpha_start_step, settings.alpha_end_step, settings.alpha_every)
-    assert arch_step_passes(settings) == pytest.approx(len(taught) * 2 * (1 / 4) / settings.steps)
+    architecture_steps = range(settings.alpha_start_step, settings.alpha_end_step, settings.alpha_every)
+    assert arch_step_passes(settings) == pytest.approx(len(architecture_steps) * 2 * (1 / 4) / settings.steps)
 
 
 def test_rows_that_fit_are_on_the_line() -> None:
@@ -136,7 +140,7 @@ def test_rows_that_fit_are_on_the_line() -> None:
     assert rows_that_fit(8, 180, 4, 100, limit=99) == 0
 
 
-def test_what_does_not_fit_is_told_what_to_set() -> None:
+def test_a_plan_that_does_not_fit_advises_settings() -> None:
     machine = Machine(memory_gb=4.7)
     config = load_config("configs/wikitext103-base.yaml", [*SHALLOW, "search.estimator=soft"])
     assert all(phase.fits and not phase.advice for phase in plan(config, Machine(memory_gb=80.0)).phases)
@@ -159,8 +163,8 @@ def test_gpus_that_do_not_divide_the_batch_are_refused() -> None:
         plan(load_config("configs/wikitext103-base.yaml"), Machine(8))
 
 
-def test_rows_that_a_search_cannot_share_out_are_told() -> None:
-    """Those of alpha's own text, a quarter of the batch's: the search is refused, the retraining is not."""
+def test_a_search_whose_gpus_cannot_share_the_architecture_batch_is_advised() -> None:
+    """An architecture step reads a quarter of the rows of a batch; retraining has no such steps and needs no advice."""
     searching, retraining = plan(load_config("configs/wikitext103-base.yaml", SHALLOW), Machine(4)).phases
     (advice,) = searching.advice
     assert "15 of the 60 rows" in advice
@@ -172,7 +176,7 @@ def test_rows_that_a_search_cannot_share_out_are_told() -> None:
 
 @pytest.mark.parametrize("gpus", [1, 2, 3, 4, 6])
 @pytest.mark.parametrize("per_gpu", [1, 2, 3, 5, 15])
-def test_a_search_takes_the_rows_that_it_is_advised(gpus: int, per_gpu: int) -> None:
+def test_advised_batch_sizes_can_be_shared(gpus: int, per_gpu: int) -> None:
     for line in advise_rows(Config().replace(data__batch_size=gpus * per_gpu), gpus):
         advised = int(line.rpartition(" ")[2])
         assert advised > gpus * per_gpu
@@ -187,7 +191,7 @@ def test_sizes_must_be_positive(given: dict[str, float]) -> None:
         make_machine(1, given.get("memory"), given.get("bandwidth"), None)
 
 
-def test_a_speed_is_given_once(tmp_path: Path) -> None:
+def test_a_rate_comes_from_one_option(tmp_path: Path) -> None:
     assert choose_rate(None, None) is None
     with pytest.raises(ParnasError, match=r"--from.*--tokens-per-s"):
         choose_rate(tmp_path, 3.0)
@@ -257,7 +261,7 @@ def test_every_shipped_configuration_has_a_plan(path: Path, corpus: Path) -> Non
 
 
 @pytest.mark.slow
-def test_the_benchmark_compares_the_count_with_what_a_process_takes(tmp_path: Path) -> None:
+def test_the_benchmark_compares_estimated_with_measured_memory(tmp_path: Path) -> None:
     benchmark.main(["--tiny", "--device", "cpu", "--out", str(tmp_path)])
     result = json.loads((tmp_path / "plan-cpu.json").read_text())
     for record in result["records"]:
@@ -267,13 +271,13 @@ def test_the_benchmark_compares_the_count_with_what_a_process_takes(tmp_path: Pa
 
 
 def grown_by(megabytes: int) -> int:
-    """What the peak of a process grows by when it fills so much memory."""
+    """Return the bytes by which the peak memory of this process grows when it fills a number of mebibytes."""
     before = benchmark.harness.peak_memory()
     bytearray(megabytes * 2**20)
     return benchmark.harness.peak_memory() - before
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a peak goes on from that of the process before")
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a new process inherits the peak of its parent")
 def test_the_peak_of_a_new_process_does_not_start_from_that_of_its_parent() -> None:
     taken = b"1" * (200 * 2**20)
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:

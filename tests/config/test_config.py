@@ -1,5 +1,6 @@
-"""The configuration: strict, and complete in its complaints."""
+"""Reading of configurations: defaults, accepted forms of values, and one message with all errors."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -46,36 +47,35 @@ def test_shipped_configurations_are_found_from_any_folder(tmp_path, monkeypatch,
 @pytest.mark.parametrize("name", ["no-such-name", "configs/none.yaml", "/", ""])
 def test_a_missing_file_is_named(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ParnasError, match="There is no configuration"):
+    with pytest.raises(ParnasError, match=re.escape(f"{name};")):
         load_config(name)
 
 
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("model: [1", "is not valid YAML"),
-        ("model:\n\t d_model: 1", "is not valid YAML"),
-        ("- 1\n- 2", "holds no sections"),
-        ("just words", "holds no sections"),
-        ("model: !!python/object:os.system {}", "is not valid YAML"),
-        ("[" * 1500, "is not valid YAML"),
-        ("? [1, {a: 2}]\n: 3", "is not valid YAML"),
-        ("a: 1\n---\nb: 2", "is not valid YAML"),
-        ("model: {d_model: 8, d_model: 16}", "'d_model' is given twice"),
-        ("model: {}\ndata: {}\nmodel: {}", "'model' is given twice"),
-        ("model: &m {x: *m}", "is not valid YAML"),
+        ("model: [1", r"config\.yaml"),
+        ("model:\n\t d_model: 1", r"config\.yaml"),
+        ("- 1\n- 2", r"config\.yaml"),
+        ("just words", r"config\.yaml"),
+        ("model: !!python/object:os.system {}", r"config\.yaml"),
+        ("[" * 1500, r"config\.yaml"),
+        ("? [1, {a: 2}]\n: 3", r"config\.yaml"),
+        ("a: 1\n---\nb: 2", r"config\.yaml"),
+        ("model: {d_model: 8, d_model: 16}", "'d_model'"),
+        ("model: {}\ndata: {}\nmodel: {}", "'model'"),
+        ("model: &m {x: *m}", r"config\.yaml"),
     ],
 )
 def test_broken_files_are_named(load, text, message):
-    with pytest.raises(ParnasError, match=message) as caught:
+    with pytest.raises(ParnasError, match=message):
         load(text)
-    assert "config.yaml" in str(caught.value)
 
 
 def test_a_file_in_another_encoding_is_refused(tmp_path):
     path = tmp_path / "latin.yaml"
     path.write_bytes("data: {corpus: Äther}".encode("latin-1"))
-    with pytest.raises(ParnasError, match="is not UTF-8 text"):
+    with pytest.raises(ParnasError, match=r"latin\.yaml.*UTF-8"):
         load_config(path)
 
 

@@ -1,4 +1,4 @@
-"""Every file in configs/ builds the network that it tells of, and trains in both phases."""
+"""Every file in configs/ builds a network with the parameters named in its comment, and trains in both phases."""
 
 import re
 from pathlib import Path
@@ -19,25 +19,25 @@ from parnas.training.retrain import retrain
 
 CONFIGS = sorted((Path(__file__).resolve().parents[2] / "configs").glob("*.yaml"))
 every_config = pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-SYMBOLS_OF_THE_LITERATURE = {"enwik8": 204, "text8": 27}  # by which the published counts are
+PUBLISHED_SYMBOLS = {"enwik8": 204, "text8": 27}  # vocabulary sizes behind the published parameter counts
 
 
 def vocabulary(config: Config) -> int:
-    """Tokens that the real corpus has, or that are asked for."""
+    """Return the configured vocabulary size, or that of the real corpus."""
     name, tokenizer = config.data.corpus, config.data.tokenizer
     return (
         tokenizer.vocab_size
-        or SYMBOLS_OF_THE_LITERATURE.get(name)
+        or PUBLISHED_SYMBOLS.get(name)
         or PUBLISHED_VOCABULARIES[(name, tokenizer.kind)]  # of words
     )
 
 
 def with_plain_cutoffs(config: Config) -> Config:
-    """The configuration, with cutoffs somewhere where they are to be found in the text."""
+    """Return the configuration with fixed cutoffs where they would be chosen by the text."""
     return config.replace(model__cutoffs=(500, 2000)) if isinstance(config.model.cutoffs, str) else config
 
 
-def string_of(config: Config) -> str:
+def architecture_of(config: Config) -> str:
     return config.model.arch or f"interleaved-{config.search.blocks}"
 
 
@@ -46,14 +46,14 @@ def count(network: torch.nn.Module) -> int:
 
 
 @every_config
-def test_both_networks_have_the_parameters_that_the_comment_tells(path: Path) -> None:
+def test_both_networks_have_the_parameters_named_in_the_comment(path: Path) -> None:
     config = with_plain_cutoffs(load_config(path))
     with torch.device("meta"):
-        plain = TransformerXL.build(config.model, Architecture.parse(string_of(config)), vocabulary(config))
+        plain = TransformerXL.build(config.model, Architecture.parse(architecture_of(config)), vocabulary(config))
         supernet = SuperNet(config.model, config.search.space, config.search.blocks, vocabulary(config))
     comment = "".join(line for line in path.read_text(encoding="utf-8").splitlines(True) if line.startswith("#"))
-    told = [int(figure.replace(",", "")) for figure in re.findall(r"([\d,]{7,}) parameters", comment)]
-    assert told in ([], [count(plain)])
+    published = [int(figure.replace(",", "")) for figure in re.findall(r"([\d,]{7,}) parameters", comment)]
+    assert published in ([], [count(plain)])
     assert len(supernet.blocks) == config.search.blocks
     if config.model.arch is None:  # files with a search
         assert count(supernet) > count(plain)
@@ -61,9 +61,9 @@ def test_both_networks_have_the_parameters_that_the_comment_tells(path: Path) ->
 
 
 def shrunk(config: Config, corpus: Path) -> Config:
-    """The configuration with its kind of tokenizer, head, norm, dropout and schedule, on little text and narrow.
+    """Return the configuration with small widths and lengths; tokenizer, head, norm, dropout and schedule stay.
 
-    The published networks take gigabytes and minutes: so widths, lengths, blocks and cutoffs are small ones here.
+    The published networks would take gigabytes and minutes.
     """
     kind, cutoffs = config.data.tokenizer.kind, config.model.cutoffs
     narrow = 4 * config.model.n_heads * (4 if config.model.div_val > 1 else 1)
