@@ -17,7 +17,7 @@ _NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}  # 
 _COLOUR = re.compile(r"#[0-9a-f]{6}")
 _VARIABLE = re.compile(r"--(line|text)-([0-9a-f]{6})")
 _REFERENCE = re.compile(r"^(?:url\()?#([^)]+)\)?$")
-_NUMBER = re.compile(r"-?\d+\.\d+")
+_NUMBER = re.compile(r"-?\d+\.\d+")  # written with one decimal, a seventh of a pixel on the page
 _INVALID = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # characters that XML does not allow
 
 
@@ -40,7 +40,10 @@ def inline_svg(figure: Figure, name: str, label: str, style: str = "") -> str:
         warnings.simplefilter("ignore")  # a character that the font lacks; the browser has other fonts
         figure.savefig(buffer, format="svg", metadata=_NO_METADATA)
     root = ElementTree.fromstring(_INVALID.sub("", buffer.getvalue()))
-    _remove_styles(root)
+    for parent in list(root.iter()):
+        for child in list(parent):
+            if child.tag.endswith(("}style", "}metadata")):  # matplotlib's style sheet would reach the whole page
+                parent.remove(child)
     _shorten_attributes(root, name)
     view = root.attrib["viewBox"]
     root.attrib.clear()
@@ -60,26 +63,8 @@ def colour_rules(page: str) -> tuple[str, str]:
     return light, dark
 
 
-def _with_variables(style: str, kind: str) -> str:
-    """Replace the colours `#rrggbb` in a style by CSS variables, those of lines or those of text."""
-    return _COLOUR.sub(lambda match: _variable(match[0], kind), style)
-
-
 def _variable(colour: str, kind: str) -> str:
     return f"var({_PAGE_COLOURS.get(colour) or f'--{kind}-{colour[1:]}'})"
-
-
-def _round(number: re.Match[str]) -> str:
-    """Write a number with one decimal, a seventh of a pixel on the page."""
-    return f"{float(number[0]):.1f}".removesuffix(".0")
-
-
-def _remove_styles(root: ElementTree.Element) -> None:
-    """Remove matplotlib's style sheet, which would reach the whole page, and its metadata."""
-    for parent in list(root.iter()):
-        for child in list(parent):
-            if child.tag.endswith(("}style", "}metadata")):
-                parent.remove(child)
 
 
 def _shorten_attributes(root: ElementTree.Element, name: str) -> None:
@@ -102,8 +87,12 @@ def _shorten_attributes(root: ElementTree.Element, name: str) -> None:
             elif key == "style":
                 kind = "text" if each.tag == "text" else "line"
                 black = "fill: #000000; " if kind == "text" and "fill:" not in value else ""  # which matplotlib omits
-                each.set(key, _with_variables(black + value, kind))
+                style = black + value
+                for colour in set(_COLOUR.findall(style)):
+                    style = style.replace(colour, _variable(colour, kind))
+                each.set(key, style)
             elif key in ("d", "transform", "x", "y", "points"):
-                each.set(key, _NUMBER.sub(_round, value).replace("\n", " "))
+                rounded = _NUMBER.sub(lambda number: f"{float(number[0]):.1f}".removesuffix(".0"), value)
+                each.set(key, rounded.replace("\n", " "))
             else:
                 each.set(key, value)
