@@ -33,9 +33,9 @@ class LoadedRun:
         return step_of(self.checkpoint)
 
     def discrete(self) -> TransformerXL:
-        """Return the discrete network in evaluation mode; that of a search has the SuperNet's weights."""
-        network = self.model
-        return (network.extract(self.architecture) if isinstance(network, SuperNet) else network).eval()
+        """Return the discrete network in evaluation mode; for a search, extracted with the SuperNet's weights."""
+        model = self.model
+        return (model.extract(self.architecture) if isinstance(model, SuperNet) else model).eval()
 
     def generate(self, prompt: str, tokens: int = 100, temperature: float = 1.0, top_k: int | None = None) -> str:
         """Return the prompt continued by `tokens` sampled tokens."""

@@ -12,7 +12,7 @@ from parnas.model.supernet import StochasticBlock
 from parnas.model.transformer_xl import TransformerXL
 
 
-class PartSize(NamedTuple):
+class _PartSize(NamedTuple):
     """A row of the table: a candidate of a block, or a part outside the blocks."""
 
     block: str  # its number; empty for a further candidate of the block above
@@ -36,7 +36,9 @@ def summarise(model: TransformerXL, names: Sequence[str], tgt_len: int, reach: R
         counts: training frequencies of the tokens, [V].
     """
     parts = list(parts_of(model, names, tgt_len, reach, counts))
-    total = PartSize("total", "", "", sum(part.parameters for part in parts), sum(part.multiply_adds for part in parts))
+    total = _PartSize(
+        "total", "", "", sum(part.parameters for part in parts), sum(part.multiply_adds for part in parts)
+    )
     rows = [
         (part.block, part.layer, part.shapes, f"{part.parameters:,}", f"{part.multiply_adds:,.0f}")
         for part in [*parts, total]
@@ -48,7 +50,7 @@ def summarise(model: TransformerXL, names: Sequence[str], tgt_len: int, reach: R
 
 def parts_of(
     model: TransformerXL, names: Sequence[str], tgt_len: int, reach: Reach, counts: Sequence[int]
-) -> Iterator[PartSize]:
+) -> Iterator[_PartSize]:
     """Yield the parts of a network in the order of computation; arguments as for `summarise`."""
     seen: set[int] = set()
 
@@ -59,22 +61,22 @@ def parts_of(
 
     shares = model.head.cluster_shares(counts)
     embedding = model.embedding
-    yield PartSize(
+    yield _PartSize(
         "", "embedding", _shapes_of(embedding), size(embedding.parameters()), embedding.multiply_adds(shares)
     )
     if model.u is not None and model.v is not None:
         shape = "×".join(map(str, model.u.shape))
-        yield PartSize("", "biases u, v of all attention", f"u {shape}, v {shape}", size([model.u, model.v]), 0)
+        yield _PartSize("", "biases u, v of all attention", f"u {shape}, v {shape}", size([model.u, model.v]), 0)
     for number, block in enumerate(model.blocks, 1):
         layers = block.candidates.items() if isinstance(block, StochasticBlock) else [(names[number - 1], block)]
         for position, (name, layer) in enumerate(layers):
             cost = cast(Block, layer).multiply_adds(tgt_len, reach)
-            yield PartSize("" if position else str(number), name, _shapes_of(layer), size(layer.parameters()), cost)
+            yield _PartSize("" if position else str(number), name, _shapes_of(layer), size(layer.parameters()), cost)
         if isinstance(block, StochasticBlock):
-            yield PartSize("", "alpha", "", size(block.parameters()), 0)
+            yield _PartSize("", "alpha", "", size(block.parameters()), 0)
     if model.final_norm is not None:
-        yield PartSize("", "final norm", "", size(model.final_norm.parameters()), 0)
-    yield PartSize(
+        yield _PartSize("", "final norm", "", size(model.final_norm.parameters()), 0)
+    yield _PartSize(
         "", "softmax", _shapes_of(model.head), size(model.head.parameters()), model.head.multiply_adds(shares)
     )
 

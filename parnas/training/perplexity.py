@@ -103,14 +103,14 @@ def score_tokens(
     return score_batches(model, score, batches, len(tokens), device)
 
 
-BatchScorer: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+_BatchScorer: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """Returns the losses of a batch in nats, [B, T] or, for several settings at once, [S, B, T]; takes its inputs and
 targets [B, T]. Batches come in the order of the text, so that it can carry memory along."""
 
 
 @torch.no_grad()
 def score_batches(
-    model: TransformerXL, score: BatchScorer, batches: Iterable[EvaluationBatch], count: int, device: Device
+    model: TransformerXL, score: _BatchScorer, batches: Iterable[EvaluationBatch], count: int, device: Device
 ) -> Tensor:
     """Return the losses that `score` gives each of `count` tokens, [N] or [S, N] in float32, in nats.
 

@@ -11,7 +11,7 @@ so only what exceeds it counts. Validation, checkpoints and data loading are not
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple, cast
@@ -168,7 +168,7 @@ def _add_time(plan: PhasePlan, machine: Machine, rate: Rate, segment: int) -> Ph
     speed = throughput(rate.tokens_per_s * scale, machine.gpus, segment, 4 * plan.parameters, machine.bandwidth)
     hours = plan.tokens / speed / 3600
     price = None if machine.price_per_hour is None else machine.price_per_hour * machine.gpus * hours
-    return PhasePlan(**{**vars(plan), "tokens_per_s": speed, "scaled_by": scale, "hours": hours, "price": price})
+    return replace(plan, tokens_per_s=speed, scaled_by=scale, hours=hours, price=price)
 
 
 def throughput(tokens_per_s: float, gpus: int, segment: int, gradient_bytes: int, bandwidth: float) -> float:
