@@ -158,7 +158,7 @@ def test_a_pipeline_trains_the_best_finalist_and_is_resumed(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    config = small_config(corpus, search__space=("s", "i"))
+    config = small_config(corpus, search__space=("s", "i"), search__steps=12, train__steps=8)
     Path("small.yaml").write_text(dump_config(config))
     command = ["pipeline", "small.yaml", "--run", "all", "--baselines", "", "--finalists"]
     first = CliRunner().invoke(app, [*command, "2"])

@@ -74,7 +74,7 @@ def test_the_pipeline_is_resumed_and_reads_the_test_split_once(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    config = small_config(corpus, search__blocks=2, search__cost__metric="macs")
+    config = small_config(corpus, search__blocks=2, search__steps=12, train__steps=4)
     Path("small.yaml").write_text(dump_config(config))
     command = ["pipeline", "small.yaml", "--run", "all"]
     first = CliRunner().invoke(app, command)
