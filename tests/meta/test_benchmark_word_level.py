@@ -23,10 +23,10 @@ from parnas.training.progress import Silent
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture
-def folder(search_run: Run, retrain_run: Run, tmp_path: Path) -> Path:
-    """What a pipeline leaves, put together from small runs."""
-    made = tmp_path / "wikitext2-word-cpu"
+@pytest.fixture(scope="module")
+def pipeline(search_run: Run, retrain_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished pipeline, put together from small runs."""
+    made = tmp_path_factory.mktemp("pipeline") / "wikitext2-word-cpu"
     shutil.copytree(search_run.folder, made / "search")
     search = Run(made / "search")
     arch = search.folder / "arch.yaml"
@@ -42,6 +42,12 @@ def folder(search_run: Run, retrain_run: Run, tmp_path: Path) -> Path:
     compare(runs, EvalOptions(changes={"evaluation.cache.size": 50}), Silent()).write(made)
     compare(runs, EvalOptions(split="test"), Silent()).write(made / "test")
     return made
+
+
+@pytest.fixture
+def folder(pipeline: Path, tmp_path: Path) -> Path:
+    """A copy of the pipeline's folder, which the test may change."""
+    return Path(shutil.copytree(pipeline, tmp_path / pipeline.name))
 
 
 @pytest.fixture
