@@ -10,7 +10,7 @@ import pytest
 from conftest import small_config
 from helpers.command_helpers import refusal, result_of, run_command
 from helpers.page_helpers import ROOT, blocks
-from helpers.tuning_helpers import FakeTraining, fake_training, studies_in_memory
+from helpers.tuning_helpers import FakeTraining, fake_training
 from optuna.samplers import RandomSampler
 from PIL import Image
 
@@ -29,7 +29,7 @@ from parnas.studies.tuning_space import (
     read_space,
 )
 
-__all__ = ["fake_training", "studies_in_memory"]
+__all__ = ["fake_training"]
 
 
 @pytest.fixture

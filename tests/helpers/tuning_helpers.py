@@ -67,8 +67,7 @@ def loss_of(config: Config) -> float:
     return 4 + abs(config.train.lr / 0.003 - 1) + config.model.dropout
 
 
-@pytest.fixture
-def studies_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def keep_studies_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep studies of any name in memory, except in databases of servers: much faster than in files."""
     storages, open_storage = dict[str, optuna.storages.InMemoryStorage](), optuna_study.open_storage
 
@@ -81,8 +80,15 @@ def studies_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def fake_training(monkeypatch: pytest.MonkeyPatch, studies_in_memory: None) -> FakeTraining:
+def studies_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Studies that stay in memory."""
+    keep_studies_in_memory(monkeypatch)
+
+
+@pytest.fixture
+def fake_training(monkeypatch: pytest.MonkeyPatch) -> FakeTraining:
     """Trials that are not trained, of studies in memory."""
+    keep_studies_in_memory(monkeypatch)
     training = FakeTraining()
     monkeypatch.setitem(module.TRAIN, "retrain", training)
     return training

@@ -18,7 +18,6 @@ from helpers.tuning_helpers import (
     fake_training,
     loss_of,
     run_study,
-    studies_in_memory,
     work,
 )
 
@@ -44,7 +43,7 @@ from parnas.studies.tuning_space import read_space
 from parnas.training.interruptions import Stopped
 from parnas.training.progress import Silent
 
-__all__ = ["fake_training", "studies_in_memory"]
+__all__ = ["fake_training"]
 
 
 def study_in(folder: Path) -> optuna.Study:
