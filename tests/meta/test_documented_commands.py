@@ -47,7 +47,7 @@ NOT_RUN = {
     "echo": "changes the machine",
     "pg_ctlcluster": "changes the machine",
     "chmod 600 ~/.pgpass": "changes the machine",
-    "parnas blackbox CONFIG search.cost.metric=macs": "wants a server; tests/studies/test_shared_study.py has one",
+    "parnas blackbox CONFIG search.cost.metric=macs": "wants a server; tests/studies/test_optuna_study.py has one",
 }
 """How commands begin that are not run, and why not. They must parse all the same."""
 
