@@ -36,6 +36,7 @@ from parnas.training.resource_plan import (
     make_machine,
     memory_by_use,
     plan,
+    plan_phase,
     read_rate,
     required_bytes,
     rows_that_fit,
@@ -143,18 +144,22 @@ def test_rows_that_fit_are_on_the_line() -> None:
 def test_a_plan_that_does_not_fit_advises_settings() -> None:
     machine = Machine(memory_gb=4.7)
     config = load_config("configs/wikitext103-base.yaml", [*SHALLOW, "search.estimator=soft"])
+    counts = estimate_token_counts(config.data).counts.tolist()
     assert all(phase.fits and not phase.advice for phase in plan(config, Machine(memory_gb=80.0)).phases)
     searching, retraining = plan(config, machine).phases
     assert not searching.fits
     assert "search.estimator=uniform" in searching.advice[0]
     assert not any("estimator" in line for line in retraining.advice)
     parts = int(searching.advice[1].partition("accumulate=")[2].split()[0])
-    assert plan(config.replace(train__accumulate=parts), machine).phases[0].needed_bytes <= 1.01 * 4.7e9
+    assert (
+        plan_phase(config.replace(train__accumulate=parts), "search", counts, machine, None).needed_bytes
+        <= 1.01 * 4.7e9
+    )
     twice = float(searching.advice[2].rpartition(": ")[2].split()[0])
-    again = plan(config.replace(runtime__checkpoint_activations=True), machine).phases[0]
+    again = plan_phase(config.replace(runtime__checkpoint_activations=True), "search", counts, Machine(), None)
     assert again.needed_bytes / 1e9 == pytest.approx(twice, abs=0.06)
     assert again.flops_per_token == pytest.approx(searching.flops_per_token * 4 / 3)
-    nothing = plan(config, Machine(memory_gb=1.5)).phases[0]
+    nothing = plan_phase(config, "search", counts, Machine(memory_gb=1.5), None)
     assert "even with one row at a time" in nothing.advice[1]
 
 
