@@ -310,7 +310,8 @@ class TuningObjective:
             self.reporter.note(f"{error} Its loss counts as infinite here.")
             return math.inf
         measured = summary.valid if phase == "retrain" else summary.argmax
-        assert measured is not None, "a finished search has the loss of its derived network"
+        if measured is None:
+            raise ParnasError(f"{folder} has no loss of the derived network in its summary.json; restore the file.")
         return measured.loss
 
     def _trial_folder(self, trial: Trial) -> Path:
@@ -384,7 +385,10 @@ class _TrialReporter(CombinedReporter):
         if record.split != "valid":
             return
         step, loss = record.step, record.loss if self.phase == "retrain" else record.argmax_loss
-        assert loss is not None, "every validation of a search has the loss of its derived network"
+        if loss is None:
+            raise ParnasError(
+                f"The validation of step {step} has no loss of the derived network; restore metrics.jsonl."
+            )
         self.trial.report(loss, step)
         if step < self.steps and self.trial.should_prune():
             raise TrialPruned(
