@@ -23,7 +23,7 @@ from parnas.training.progress import Reporter
 
 Metric = Literal["latency", "macs", "parameters"]
 UNITS: dict[Metric, str] = {"latency": "ms per batch", "macs": "multiply-adds per token", "parameters": "parameters"}
-COSTS = "costs.json"
+_COSTS = "costs.json"
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def find_costs(config: Config, metric: Metric, reporter: Reporter) -> Costs:
 
 def read_costs(folder: Path) -> Costs | None:
     """Return the costs that `write_costs` wrote into a run folder; `None` where there are none."""
-    path = folder / COSTS
+    path = folder / _COSTS
     if not path.is_file():
         return None
     try:
@@ -87,13 +87,13 @@ def costs_of_run(folder: Path, config: Config, metric: Metric, reporter: Reporte
     if costs is None or costs.metric != metric:
         return find_costs(config, metric, reporter)
     if missing := [name for name in _names_to_cost(config) if name not in costs.per_layer]:
-        raise ParnasError(f"{folder / COSTS} has no cost of {', '.join(missing)}; restore it, or delete it.")
+        raise ParnasError(f"{folder / _COSTS} has no cost of {', '.join(missing)}; restore it, or delete it.")
     return costs
 
 
 def write_costs(costs: Costs, folder: Path) -> None:
     """Write the costs of a search into its run folder."""
-    write_json(folder / COSTS, asdict(costs))
+    write_json(folder / _COSTS, asdict(costs))
 
 
 def _names_to_cost(config: Config) -> list[str]:

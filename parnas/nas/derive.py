@@ -180,7 +180,7 @@ def derive(run: Run, constraints: Constraints | None = None, reporter: Reporter 
         reporter.note(f"re-ranking the {rerank_count} most probable networks; set rerank_top_k to 0 to skip it")
         loss_of = rescorer(run, reporter)
         losses = {choice.layers: loss_of(Architecture(choice.layers)) for choice in chosen[:rerank_count]}
-    ranking = rank(chosen, rerank_count, losses, config.search.rerank_pi_weight, costs)[: constraints.top_k]
+    ranking = _rank(chosen, rerank_count, losses, config.search.rerank_pi_weight, costs)[: constraints.top_k]
     # 4. Describe the first.
     architecture = ranking[0].architecture
     blocks = tuple(BlockChoice.from_pi(layer, block) for layer, block in zip(architecture, pi, strict=True))
@@ -233,7 +233,7 @@ def choose(
         ) from error
 
 
-def rank(
+def _rank(
     chosen: Sequence[LayerString],
     rerank_count: int,
     losses: Mapping[tuple[str, ...], float],
