@@ -17,6 +17,19 @@ from typing import NamedTuple, Self
 
 from parnas.errors import ParnasError
 
+__all__ = [
+    "ATTENTION",
+    "COMPRESSIVE",
+    "FEED_FORWARD",
+    "IDENTITY",
+    "LETTERS",
+    "Architecture",
+    "LayerName",
+    "Letter",
+    "describe_layer",
+    "drop_identity",
+]
+
 
 class Letter(NamedTuple):
     """The kind of layer that a letter names, and the names of its options."""

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+__all__ = ["Diverged", "OutOfMemory", "OverBudget", "ParnasError", "says_out_of_memory"]
+
 
 class ParnasError(Exception):
     """An error in input, configuration or environment; its text says what is wrong and how to fix it.

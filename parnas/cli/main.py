@@ -30,6 +30,8 @@ from parnas.runs.files import write_text
 from parnas.runs.resolve import make_run_folder, remove_if_empty
 from parnas.runs.run import Run, package_version
 
+__all__ = ["main"]
+
 app = typer.Typer(
     name="parnas",
     help="Find where a language model needs attention, and where a cheaper layer does as well.",

@@ -25,6 +25,18 @@ from parnas.config.schema import (
 from parnas.config.yaml_file import MAX_BYTES, read_text, read_yaml, to_yaml
 from parnas.errors import ParnasError
 
+__all__ = [
+    "PRESETS",
+    "Config",
+    "Override",
+    "check_config",
+    "dump_config",
+    "load_config",
+    "read_override",
+    "to_yaml_values",
+    "walk_fields",
+]
+
 _MAX_ERRORS = 100  # listed in a message
 _MAX_ERROR_LENGTH = 500  # characters of one error
 

@@ -9,6 +9,23 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from parnas.architecture import IDENTITY, LETTERS, Architecture, LayerName
 from parnas.errors import ParnasError
 
+__all__ = [
+    "AUTO_CLUSTERS",
+    "CacheConfig",
+    "DataConfig",
+    "DynamicConfig",
+    "EvaluationConfig",
+    "ModelConfig",
+    "Reach",
+    "RuntimeConfig",
+    "SearchConfig",
+    "Space",
+    "TokenizerConfig",
+    "TrainConfig",
+    "spread_space",
+    "unite",
+]
+
 _MAX_WIDTH = 999_999  # as in the options of layer names
 _MAX_CANDIDATES = 100  # per block
 AUTO_CLUSTERS = 3  # clusters of the adaptive softmax where model.cutoffs is auto or min_macs

@@ -8,6 +8,8 @@ import yaml
 
 from parnas.errors import ParnasError
 
+__all__ = ["MAX_BYTES", "read_text", "read_yaml", "to_yaml"]
+
 MAX_BYTES = 4 << 20
 """Largest YAML file; composing one of this size takes seconds."""
 

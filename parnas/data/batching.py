@@ -11,6 +11,8 @@ from parnas.config.loader import Config
 from parnas.data.streams import Tokens
 from parnas.errors import ParnasError
 
+__all__ = ["Batch", "EvaluationBatch", "Shuffle", "TrainingBatches", "evaluation_batches", "split_share"]
+
 Int64s = NDArray[np.int64]
 
 _MAX_BURN_IN = 0.5

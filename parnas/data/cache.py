@@ -11,6 +11,8 @@ from typing import Any
 from parnas.errors import ParnasError
 from parnas.runs.files import expand_user, read_json, write_json
 
+__all__ = ["Note", "cache_dir", "locked", "silent"]
+
 RECENT_NS = 2_000_000_000
 """A file changed less than this before it was read may change again within the same tick of the file system's clock."""
 

@@ -18,6 +18,8 @@ from parnas.data.text import TextSlice
 from parnas.errors import ParnasError
 from parnas.runs.files import expand_user
 
+__all__ = ["NAMES"]
+
 _HELD_OUT_SHARE = 0.05
 """Share of the lines of a single text file for valid, and as much for test."""
 

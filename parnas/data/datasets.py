@@ -14,6 +14,8 @@ from parnas.data.text import TextSlice
 from parnas.errors import ParnasError
 from parnas.runs.files import atomic_folder, expand_user
 
+__all__ = ["SPLITS"]
+
 SPLITS = ("train", "valid", "test")
 _LARGEST_FILE = 1 << 30
 _TIMEOUT_SECONDS = 30

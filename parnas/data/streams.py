@@ -27,6 +27,8 @@ from parnas.errors import ParnasError
 from parnas.runs.files import atomic_folder, read_json, write_json
 from parnas.runs.records import Record
 
+__all__ = ["SplitCounts", "StreamHeader", "TokenStreams", "Tokens", "prepare"]
+
 Tokens = NDArray[np.uint16] | NDArray[np.uint32]
 _Count = Annotated[int, Field(ge=0, strict=True)]
 _SplitName = Annotated[str, Field(pattern=f"^({'|'.join(SPLITS)})$")]

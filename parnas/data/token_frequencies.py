@@ -15,6 +15,8 @@ from parnas.data.tokenizers import DEFAULT_VOCAB_SIZE
 from parnas.errors import ParnasError
 from parnas.runs.files import expand_user
 
+__all__ = ["estimate_token_counts", "is_local", "read_counts", "zipf"]
+
 PUBLISHED = {
     ("wikitext-103", "word"): 267_735,
     ("wikitext-2", "word"): 33_278,

@@ -21,6 +21,8 @@ from parnas.data.text import LONGEST_LINE, TextSlice, split_lines
 from parnas.errors import ParnasError
 from parnas.runs.files import read_json, write_json
 
+__all__ = ["MODEL_FILE", "SETTINGS_FILE", "Tokenizer", "load_tokenizer"]
+
 _Ids = NDArray[np.int32]
 
 SETTINGS_FILE, MODEL_FILE = "tokenizer.json", "sentencepiece.model"

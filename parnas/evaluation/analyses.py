@@ -14,6 +14,8 @@ from parnas.evaluation.loading import EvalOptions, EvalRun, open_runs
 from parnas.training.perplexity import TotalLoss
 from parnas.training.progress import Reporter
 
+__all__ = ["Analysis", "analyse", "read_names"]
+
 _FACTORS = 0.0, 0.25, 0.5, 1.0, 2.0, 4.0
 """Memory lengths to try, as multiples of the run's own."""
 _TOLERANCE = 0.01

@@ -25,6 +25,8 @@ from parnas.training.latency import Candidate, Shape, measure_latencies
 from parnas.training.perplexity import TotalLoss
 from parnas.training.progress import Reporter
 
+__all__ = ["Comparison", "compare", "median_rate", "to_rows"]
+
 _LOSS_METRICS = {"ppl", "word_ppl", "bits_per_byte", "tokens", "words", "bytes"}  # columns of the table
 
 

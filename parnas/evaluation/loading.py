@@ -21,6 +21,8 @@ from parnas.training.loaded_run import LoadedRun, load
 from parnas.training.perplexity import score_tokens
 from parnas.training.session import check_same_text, flatten
 
+__all__ = ["LENGTHS", "EvalOptions"]
+
 _NAMED_SETTINGS = ("split", "tgt_len", *Reach._fields)
 """Settings of section `evaluation` that `EvalOptions` has as fields."""
 LENGTHS = tuple(f"evaluation.{name}" for name in _NAMED_SETTINGS[1:])

@@ -19,6 +19,8 @@ from parnas.runs.run import PLAIN, TUNED_EVAL, Run
 from parnas.training.perplexity import TotalLoss
 from parnas.training.progress import Reporter
 
+__all__ = ["EvalTuning", "Grid", "read_grid", "tune_eval"]
+
 CACHE_SIZE = 2000  # positions, where the configuration has no cache; as in the paper on WikiText-2
 _PROTOCOLS = ("dynamic", "cache")
 _TUNED_SETTINGS = {

@@ -25,6 +25,8 @@ from parnas.figures.style import (
     tidy,
 )
 
+__all__ = ["DRAW"]
+
 _PART_COLOURS = {"compressed memory": "#009e73", "memory": "#0072b2", "segment": "#d55e00"}
 _LONGEST_NAME = 40
 

@@ -15,6 +15,8 @@ from parnas.errors import ParnasError
 from parnas.figures.heatmap import COLOURS
 from parnas.figures.style import FRAME, INK, MONOSPACE, PNG_DPI, SMALL_SIZE, new_figure, save_png, styled
 
+__all__ = ["AttentionMap"]
+
 _NORM, _TICKS = PowerNorm(0.5, 0, 1), [0, 0.05, 0.2, 0.5, 1]  # square root: most weights of many are small
 _TOKEN, _TOKEN_SIZE = 0.13, 6.5  # inches for a token, and points of its name
 _LEAST, _LARGEST = 1.0, 4.0  # inches of a map; the larger one where names are not written

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 from parnas.architecture import ATTENTION, COMPRESSIVE, FEED_FORWARD, IDENTITY
 
+__all__ = ["candidate_colours"]
+
 # The palette of Okabe & Ito (2008) without its yellow, too pale for lines on white.
 RUN_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#000000", "#56b4e9", "#e69f00")
 # Their blue and vermilion, which no common colour blindness confuses, their green, and grey for "no layer".

@@ -29,6 +29,8 @@ from parnas.figures.style import (
 from parnas.runs.records import MetricsRecord
 from parnas.runs.run import METRICS, Run, name_runs
 
+__all__ = ["draw_learning_curves"]
+
 _MOST_MARKERS = 12  # on one line
 _LONGEST_NAME, _LONGEST_STRING = 44, 40
 _WIDTH, _PLOT_HEIGHT = 8.0, 4.0  # inches

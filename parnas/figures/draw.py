@@ -10,6 +10,8 @@ from parnas.figures.panels import draw_pi_lines
 from parnas.runs.pi_history import PiHistory
 from parnas.runs.run import Run
 
+__all__ = ["draw_report", "draw_run"]
+
 
 def draw_run(run: Run, options: AnimationOptions = DEFAULTS) -> list[Path]:
     """Draw the learning curves of a run, and pi of a search, into its folder `figures`.

@@ -35,6 +35,8 @@ from parnas.figures.style import (
 from parnas.runs.files import atomic_file, read_json
 from parnas.runs.pi_history import PiHistory
 
+__all__ = ["FRAME_MS", "AnimationOptions", "Heatmap", "draw_votes"]
+
 COLOURS = matplotlib.colormaps["Blues"]
 _NORM = Normalize(0, 1)
 _WHITE_TEXT_ABOVE = 0.55

@@ -27,6 +27,8 @@ from parnas.figures.style import (
     styled,
 )
 
+__all__ = ["ParetoPoint", "draw_pareto"]
+
 _WIDTH, _HEIGHT = 6.4, 4.5  # inches
 _LEFT, _RIGHT, _TOP, _BOTTOM = 0.7, 0.2, 0.2, 0.5  # inches around the plot
 _NOTE_HEIGHT = 0.16  # inches of a line below it

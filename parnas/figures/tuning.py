@@ -16,6 +16,8 @@ from parnas.figures.style import GREY, INK, SMALL_SIZE, add_axes, new_figure, sa
 from parnas.runs.files import read_json_object
 from parnas.runs.run import TUNING
 
+__all__ = ["draw_tuning"]
+
 _WIDTH, _HEIGHT = 6.4, 3.6  # inches
 _LEFT, _RIGHT, _TOP, _BOTTOM = 0.75, 0.2, 0.35, 0.5  # inches around the plot
 _BAR_HEIGHT, _BAR_TOP, _NAME_WIDTH = 0.32, 0.15, 2.3  # inches

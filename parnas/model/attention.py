@@ -24,6 +24,8 @@ from parnas.model import fused
 from parnas.model.blocks import BlockOutput, Context, ResidualLayer
 from parnas.model.memory import BlockMemory, append_memory, join
 
+__all__ = ["SelfAttention", "encode_distances"]
+
 
 @fused.cache_tensors
 def encode_distances(

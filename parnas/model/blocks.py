@@ -15,6 +15,8 @@ from parnas.config.schema import ModelConfig, Reach
 from parnas.model import fused
 from parnas.model.memory import BlockMemory, KeyLengths, append_memory
 
+__all__ = ["Block", "BlockOutput", "Context"]
+
 
 class Context(NamedTuple):
     """Arguments shared by all layers of one forward pass."""

@@ -11,6 +11,8 @@ from pathlib import Path
 from parnas.errors import ParnasError
 from parnas.runs.files import expand_user
 
+__all__ = ["import_own_layers"]
+
 _VARIABLE = "PARNAS_LAYERS"
 
 

@@ -28,6 +28,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from parnas.errors import ParnasError
 
+__all__ = ["HEAD_SHARE", "optimal_cutoffs"]
+
 HEAD_SHARE = 0.75
 """Least share of the tokens in the head, and of the remaining tokens in each further cluster."""
 

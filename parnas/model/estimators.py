@@ -41,6 +41,17 @@ from torch.nn import functional as F
 from parnas.architecture import IDENTITY
 from parnas.config.schema import Space, spread_space, unite
 
+__all__ = [
+    "ESTIMATORS",
+    "IDENTITY_WEIGHT",
+    "DetachedGates",
+    "Estimator",
+    "Gates",
+    "PathGate",
+    "arch_batch_size",
+    "drop_candidates",
+]
+
 ABSENT = -1e20
 """Logit of a candidate that a block does not have. Its probability is exactly zero at every temperature; an infinite
 logit would turn gradients of the temperature, and 0 · log 0 of an entropy, into NaN."""

@@ -26,6 +26,8 @@ from parnas.config.schema import ModelConfig
 from parnas.errors import ParnasError
 from parnas.model import fused
 
+__all__ = ["Embedding", "cluster_bounds"]
+
 _ROW_STEP = 64
 
 

@@ -15,16 +15,16 @@ from parnas.model.compressive import CompressiveAttention
 from parnas.model.memory import BlockMemory
 
 __all__ = [
+    "MAKERS",
     "Block",
     "BlockOutput",
-    "CompressiveAttention",
     "Context",
-    "FeedForward",
     "Identity",
     "ResidualLayer",
     "SelfAttention",
     "make_layer",
     "register_layer",
+    "resize_heads",
 ]
 
 

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+__all__ = ["Memory", "join_rows", "map_memory"]
+
 BlockMemory: TypeAlias = Any
 """Plain memory: the block's inputs at the last positions, [B, M, D], or in inference their keys and values,
 [B, M, 2·H·E]. For compressive attention see `compressive.py`. A stochastic block has a tuple with the memory of each

@@ -26,6 +26,8 @@ from parnas.model.layers import Identity, make_layer
 from parnas.model.memory import BlockMemory, KeyLengths, gather, longest
 from parnas.model.transformer_xl import TransformerXL
 
+__all__ = ["StochasticBlock", "SuperNet"]
+
 
 class StochasticBlock(Block):
     """One layer per candidate and their logits alpha [C]; the output is the sum of the candidates weighted by gates.

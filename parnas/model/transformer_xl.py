@@ -22,6 +22,8 @@ from parnas.model.heads import Embedding, SoftmaxHead
 from parnas.model.layers import make_layer
 from parnas.model.memory import BlockMemory, Memory, longest
 
+__all__ = ["TransformerXL"]
+
 INITIAL_STD = 0.02  # of all matrices, as in the original
 
 

@@ -21,6 +21,8 @@ from parnas.nas.latency_table import cached_profile, read_profile
 from parnas.runs.files import read_json, write_json
 from parnas.training.progress import Reporter
 
+__all__ = ["Costs", "Metric", "costs_of_run", "find_costs"]
+
 Metric = Literal["latency", "macs", "parameters"]
 UNITS: dict[Metric, str] = {"latency": "ms per batch", "macs": "multiply-adds per token", "parameters": "parameters"}
 _COSTS = "costs.json"

@@ -29,6 +29,8 @@ from parnas.runs.records import BlockRecord, CostRecord, DerivationRecord, Ranke
 from parnas.runs.run import PI, STREAMS, Run
 from parnas.training.progress import Reporter, Silent
 
+__all__ = ["BlockChoice", "Derivation", "choose", "derive", "read_constraints", "write_derivation"]
+
 _SMALL_MARGIN = 0.1
 
 

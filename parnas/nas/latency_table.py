@@ -40,6 +40,8 @@ from parnas.training.latency import Candidate, Shape, prepare_scoring, prepare_t
 from parnas.training.progress import Reporter
 from parnas.training.session import resolve_cutoffs
 
+__all__ = ["PROFILE", "Check", "Profile", "profile"]
+
 Names = tuple[str, ...]
 """The layers of a network; identity, which is free, left out."""
 PROFILE = "profile.json"

@@ -21,6 +21,8 @@ from parnas.architecture import IDENTITY, drop_identity
 from parnas.errors import ParnasError
 from parnas.nas.knapsack import TOLERANCE, exact_costs
 
+__all__ = ["draw_networks"]
+
 
 def draw_networks(
     spaces: Sequence[Sequence[str]],

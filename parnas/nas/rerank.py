@@ -33,6 +33,8 @@ from parnas.training.perplexity import TotalLoss, measure_loss
 from parnas.training.progress import Reporter
 from parnas.training.session import check_same_text
 
+__all__ = ["rerank", "rescorer", "shared_weight_losses"]
+
 _EVALUATED_TOKENS = 32_768  # enough that a difference of 0.005 nats per token is three times its standard error
 
 

@@ -43,6 +43,8 @@ from parnas.training.progress import Reporter
 from parnas.training.session import open_session, run_task
 from parnas.training.trainer import Session, StepResult, TrainingTask
 
+__all__ = ["make_arch_batches", "search"]
+
 
 class SearchTask(TrainingTask):
     """Train a SuperNet: shared weights by sampled gates, alpha on the same text or on a held-out split.

@@ -13,6 +13,20 @@ from typing import Any
 from parnas.config.yaml_file import read_text
 from parnas.errors import ParnasError
 
+__all__ = [
+    "atomic_file",
+    "atomic_folder",
+    "expand_user",
+    "is_outside",
+    "read_json",
+    "read_json_object",
+    "refuse_outside_link",
+    "refuse_outside_links",
+    "to_json",
+    "write_json",
+    "write_text",
+]
+
 MAX_JSON_BYTES = 256 << 20
 """Largest JSON file; the tokenizer of a million words takes a tenth of it."""
 

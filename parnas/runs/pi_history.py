@@ -12,6 +12,8 @@ from parnas.errors import ParnasError
 from parnas.runs.records import PiRecord
 from parnas.runs.run import PI, Run
 
+__all__ = ["PiHistory"]
+
 
 @dataclass(frozen=True)
 class PiHistory:

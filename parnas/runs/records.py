@@ -12,6 +12,26 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, Vali
 from parnas.config.schema import CacheConfig, DynamicConfig
 from parnas.errors import ParnasError
 
+__all__ = [
+    "BestValidation",
+    "BlockRecord",
+    "ComparisonRow",
+    "CostRecord",
+    "DerivationRecord",
+    "Environment",
+    "Kind",
+    "MetricsRecord",
+    "PiRecord",
+    "RankedRecord",
+    "Record",
+    "RerankRecord",
+    "RerankedNetwork",
+    "RunSummary",
+    "SplitLoss",
+    "TunedEvalRecord",
+    "parse_rows",
+]
+
 Kind = Literal["search", "retrain"]
 _Split = Literal["train", "valid"]
 

@@ -15,6 +15,17 @@ from parnas.errors import ParnasError
 from parnas.runs.records import Kind
 from parnas.runs.run import ENVIRONMENT, LOCK, Run, read_derivation
 
+__all__ = [
+    "Settings",
+    "is_distributed",
+    "make_run_folder",
+    "read_overrides",
+    "remove_if_empty",
+    "resolve_config_and_run",
+    "resolve_config_and_study",
+    "study_folder",
+]
+
 Settings: TypeAlias = str | Path | Mapping[str, Any] | Config
 """A YAML file, the name of a preset, nested sections, or a whole configuration."""
 

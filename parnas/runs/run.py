@@ -40,6 +40,22 @@ from parnas.runs.records import (
     TunedEvalRecord,
 )
 
+__all__ = [
+    "ARCH_FILE",
+    "ENVIRONMENT",
+    "METRICS",
+    "OTHER_PHASE_SETTINGS",
+    "PI",
+    "PLAIN",
+    "STREAMS",
+    "TUNED_EVAL",
+    "TUNING",
+    "Run",
+    "describe_machine",
+    "name_runs",
+    "package_version",
+]
+
 _AnyRecord = TypeVar("_AnyRecord", bound=Record)
 OTHER_PHASE_SETTINGS: dict[str, tuple[str, ...]] = {
     "retrain": ("search",),

@@ -10,6 +10,8 @@ from parnas.runs.pi_history import PiHistory
 from parnas.runs.records import RunSummary
 from parnas.runs.run import Run
 
+__all__ = ["RunLike", "TrainedRun", "open_run"]
+
 
 @dataclass(frozen=True)
 class TrainedRun:

@@ -23,6 +23,8 @@ from parnas.studies.train_or_load import prepare_folder, reached_perplexity, tra
 from parnas.training.progress import Reporter
 from parnas.training.retrain import retrain
 
+__all__ = ["BaselineComparison", "compare_baselines"]
+
 _LEVEL = 0.95  # of the intervals
 
 

@@ -18,6 +18,8 @@ from parnas.nas.random_sampling import draw_networks
 from parnas.runs.run import Run
 from parnas.training.progress import Reporter
 
+__all__ = ["Baselines", "find_baselines"]
+
 DERIVED, INTERLEAVED, SANDWICH, SHALLOWER, RANDOM = "derived", "interleaved", "sandwich", "shallower", "random"
 _WIDTHS = (
     0.03,

@@ -48,6 +48,16 @@ from parnas.training.progress import Reporter, Silent
 from parnas.training.retrain import retrain
 from parnas.training.session import check_same_text, resolve_corpus, resolve_cutoffs
 
+__all__ = [
+    "EvaluatedNetwork",
+    "blackbox",
+    "evaluated_networks",
+    "inheriting_task",
+    "open_study",
+    "training_task",
+    "write_results",
+]
+
 
 class EvaluatedNetwork(NamedTuple):
     """A network that a study has evaluated."""

@@ -23,6 +23,8 @@ from parnas.studies.train_or_load import reached_perplexity, train_once
 from parnas.training.progress import Reporter
 from parnas.training.retrain import retrain
 
+__all__ = ["Finalist"]
+
 _SHORTER = 8  # the training of a finalist has this fraction of the steps: 1 / 8
 
 

@@ -33,6 +33,8 @@ from parnas.studies.train_or_load import train_once
 from parnas.training.progress import Reporter
 from parnas.training.retrain import retrain
 
+__all__ = ["ALL_F", "EQUAL_COST", "INTERLEAVED", "PipelineResult", "read_baselines", "run_pipeline"]
+
 EQUAL_COST, INTERLEAVED, ALL_F = "equal-cost", "interleaved", "all-f"
 _BASELINES = {
     EQUAL_COST: "the shortest interleaved network that costs at least as much as the derived one",

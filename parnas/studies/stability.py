@@ -31,6 +31,8 @@ from parnas.studies.train_or_load import prepare_folder, train_once
 from parnas.training.progress import Reporter
 from parnas.training.session import resolve_corpus, resolve_cutoffs
 
+__all__ = ["Stability", "stability"]
+
 _MIN_PI = 1e-38  # the least argument of a logarithm; float32 cannot distinguish less from zero
 
 

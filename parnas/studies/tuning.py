@@ -57,6 +57,8 @@ from parnas.training.progress import CombinedReporter, Loop, Reporter
 from parnas.training.retrain import retrain
 from parnas.training.session import flatten, resolve_corpus
 
+__all__ = ["TuneOptions", "TuningResult", "tune"]
+
 STORAGE, STUDY = "study.db", "tune"  # file in the folder, and the name of the study in it
 _BEST, _TRIALS = "best.yaml", "trials"  # files in the folder
 _STATES = ("complete", "pruned", "diverged", "skipped")

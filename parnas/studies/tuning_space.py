@@ -24,6 +24,8 @@ from parnas.errors import ParnasError
 from parnas.runs.resolve import read_overrides
 from parnas.runs.run import OTHER_PHASE_SETTINGS
 
+__all__ = ["Phase", "SpaceLike", "read_options", "resolve_space"]
+
 SPACE = "space.yaml"  # file in the folder of a study
 Phase = Literal["retrain", "search"]
 _NUMBER = r"[-+]?(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?"

@@ -20,6 +20,8 @@ from parnas.errors import ParnasError, says_out_of_memory
 from parnas.runs.files import atomic_folder, read_json, read_json_object, write_json
 from parnas.runs.run import package_version
 
+__all__ = ["MANIFEST", "WEIGHTS", "Snapshot", "check_size", "load_weights", "save_checkpoint"]
+
 WEIGHTS, STATE, MANIFEST = "model.safetensors", "state.pt", "manifest.json"
 KEEP = 5  # checkpoints in a folder, besides the best
 

@@ -16,6 +16,8 @@ from parnas.config.schema import RuntimeConfig
 from parnas.errors import ParnasError
 from parnas.training.distributed import SINGLE_PROCESS, DistributedContext, join_processes, launched_by_torchrun
 
+__all__ = ["Device", "choose_device"]
+
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4  # of malloc.h
 
 

@@ -17,6 +17,8 @@ from torch.distributed.rendezvous import rendezvous
 
 from parnas.errors import ParnasError
 
+__all__ = ["SINGLE_PROCESS", "DistributedContext"]
+
 _TIMEOUT = timedelta(minutes=30)  # long, since processes wait while one prepares text or measures latencies
 _LOST_PROCESS_SIGNS = (
     *("closed by peer", "reset by peer", "Broken pipe", "Timed out waiting", "ncclRemoteError", "was aborted"),

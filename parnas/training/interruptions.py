@@ -18,6 +18,8 @@ from parnas.model.blocks import Block, BlockOutput
 from parnas.model.transformer_xl import TransformerXL
 from parnas.training.distributed import DistributedContext, LostProcess, detecting_lost_processes
 
+__all__ = ["NonFinite", "Stopped"]
+
 # Signals.
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)

@@ -13,6 +13,8 @@ from parnas.model.memory import Memory
 from parnas.model.transformer_xl import TransformerXL
 from parnas.training.device import Device
 
+__all__ = ["Candidate", "Shape", "measure_latencies", "prepare_scoring", "prepare_training", "time_in_turns"]
+
 _Key = TypeVar("_Key", bound=Hashable)
 
 

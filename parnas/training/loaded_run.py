@@ -15,6 +15,8 @@ from parnas.model.transformer_xl import TransformerXL
 from parnas.runs.run import STREAMS, Run
 from parnas.training.checkpoints import best_checkpoint, check_size, load_weights, newest_checkpoint, step_of
 
+__all__ = ["LoadedRun", "generate_text", "load", "run_architecture"]
+
 
 @dataclass(frozen=True)
 class LoadedRun:

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from parnas.config.schema import TrainConfig
 
+__all__ = ["Schedule", "check_shapes", "gradient_norm", "temperature"]
+
 _MOMENTUM = 0.95  # of Muon, in Nesterov's form
 _ITERATIONS = 5  # of Newton-Schulz
 _COEFFICIENTS = 3.4445, -4.7750, 2.0315

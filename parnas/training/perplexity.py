@@ -17,6 +17,8 @@ from parnas.model.transformer_xl import TransformerXL
 from parnas.runs.records import SplitLoss
 from parnas.training.device import Device
 
+__all__ = ["TotalLoss", "exp_or_infinity", "measure_loss", "score_batches", "score_tokens"]
+
 
 @dataclass(frozen=True)
 class TotalLoss:

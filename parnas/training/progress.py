@@ -20,6 +20,18 @@ from parnas.runs.records import MetricsRecord, PiRecord
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
+__all__ = [
+    "CombinedReporter",
+    "Loop",
+    "Reporter",
+    "Silent",
+    "TensorBoard",
+    "describe_metrics",
+    "make_display",
+    "make_reporter",
+    "pi_bar",
+]
+
 
 class Loop(NamedTuple):
     """A loop of a command, as it starts."""

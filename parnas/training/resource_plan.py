@@ -34,6 +34,8 @@ from parnas.training.loaded_run import run_architecture
 from parnas.training.memory_estimate import MIXED, MemoryEstimate, count_retraining, count_search, without_data
 from parnas.training.session import find_cutoffs
 
+__all__ = ["GB", "MARGIN", "Machine", "PhasePlan", "Plan", "choose_rate", "make_machine", "plan"]
+
 MARGIN = 0.1  # of memory: rounding and fragmentation of torch's allocator, and workspaces of kernels
 CONTEXT_BYTES = 1_000_000_000  # of CUDA, its libraries and NCCL in each process, outside torch's allocator
 _NODE = 8  # GPUs connected by NVLink

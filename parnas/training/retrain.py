@@ -12,6 +12,8 @@ from parnas.training.progress import Reporter
 from parnas.training.session import open_session, run_task
 from parnas.training.trainer import StepResult, TrainingTask
 
+__all__ = ["retrain"]
+
 
 class RetrainTask(TrainingTask):
     """Trains the weights of a discrete network."""

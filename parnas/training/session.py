@@ -26,6 +26,17 @@ from parnas.training.model_summary import summarise
 from parnas.training.progress import Reporter, Silent
 from parnas.training.trainer import Session, Trainer, TrainingTask
 
+__all__ = [
+    "check_same_results",
+    "check_same_text",
+    "flatten",
+    "open_session",
+    "refuse_changes",
+    "resolve_corpus",
+    "resolve_cutoffs",
+    "run_task",
+]
+
 MAY_CHANGE = {
     *("train.steps", "train.log_every", "train.eval_every", "train.save_every", "train.max_skipped_steps"),
     *("train.accumulate", "runtime.checkpoint_activations"),

@@ -53,6 +53,8 @@ from parnas.training.perplexity import TotalLoss, measure_loss
 from parnas.training.progress import Loop, Reporter, describe_metrics
 from parnas.training.weight_optimizer import WeightOptimizer, join_micro_batches
 
+__all__ = ["Session", "StepResult", "TrainingTask"]
+
 
 @dataclass(frozen=True)
 class Session:

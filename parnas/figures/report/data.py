@@ -21,6 +21,8 @@ from parnas.runs.pi_history import PiHistory
 from parnas.runs.records import ComparisonRow, DerivationRecord, Environment, MetricsRecord, RunSummary, parse_rows
 from parnas.runs.run import ARCH_FILE, ENVIRONMENT, METRICS, PI, PLAIN, STREAMS, Run, name_runs
 
+__all__ = ["COMPARISON", "analysis_files"]
+
 COMPARISON, BASELINES, FRONT = "comparison.json", "baselines.json", "pareto.csv"
 _ANALYSES = ("attention", "frequency", "memory")
 _MAX_TABLE_BYTES = 4 << 20

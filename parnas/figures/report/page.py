@@ -35,6 +35,8 @@ from parnas.figures.svg import colour_rules
 from parnas.runs.files import write_text
 from parnas.runs.run import package_version
 
+__all__ = ["write_report"]
+
 _REPORT = "report.html"
 MAX_BYTES = 5_000_000
 """Largest page; animations get fewer frames until it is smaller."""
