@@ -9,7 +9,11 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-import torch
+
+# One thread per process, also in those that tests start: the networks are tiny, and threads of two test workers on few
+# cores wait for each other. Torch reads it once, when it is imported.
+os.environ["OMP_NUM_THREADS"] = "1"
+
 from hypothesis import HealthCheck, settings
 from sqlalchemy import Engine, event
 
@@ -63,7 +67,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     patch = pytest.MonkeyPatch()
     patch.setenv("PARNAS_CACHE", str(tmp_path_factory.mktemp("cache")))
-    torch.set_num_threads(1)  # the networks are tiny: more threads only wait for each other
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -15,7 +15,8 @@ def test_the_demo_ends_with_string_table_pictures_and_activation(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     changes = {"search.steps": 30, "search.alpha_start_step": 5, "train.steps": 30, "train.eval_every": 30}
-    changes |= {"train.save_every": 30, "runtime.threads": 1}
+    changes |= {"train.save_every": 30, "runtime.threads": 1, "search.rerank_top_k": 2}
+    changes |= {"model.d_model": 32, "model.n_heads": 2, "model.d_inner": 64}
     small = load_config(PRESETS / "demo.yaml", [f"{key}={value}" for key, value in changes.items()])
     monkeypatch.setattr("parnas.config.loader.load_config", lambda _: small)
     assert run_command("demo", "--run", "runs/demo") == 0
