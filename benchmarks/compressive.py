@@ -28,8 +28,8 @@ from parnas.training.progress import Silent
 from parnas.training.retrain import retrain
 
 CONFIG = Path(__file__).with_suffix(".yaml")
-SAME_SPAN, SAME_REACH, LONGER = "plain, same span", "plain, same reach", "plain, same span and time"
-WITHOUT = "plain, mem_len alone"
+SAME_SPAN, SAME_REACH, LONGER = "plain, same span", "plain, same reach", "plain, same span, longer training"
+WITHOUT = "plain, no compressed memory"
 LONGER_BY = 1.24  # what compressive_step.py measures for these shapes, `conv, attention, slots` in bf16
 DESIGN_RATIO = 3
 TINY = {

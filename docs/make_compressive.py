@@ -73,15 +73,15 @@ validation split. Percentages are relative to *plain, same span*. *2:1* to *4:1*
 | --- | --- |
 | plain, same span | 32: attention sees as many positions as with compressed memory |
 | plain, same reach | 64: memory reaches as far back in the text as compressed memory at 3:1 |
-| plain, same span and time | 32, with 24 % more steps: the training takes as long as with compressed memory |
-| plain, mem_len alone | 16: compressed memory is left out |
+| plain, same span, longer training | 32, with 24 % more steps: the training takes as long as with compressed memory |
+| plain, no compressed memory | 16: compressed memory is left out |
 
 {verdicts}
 
 ## Caveats
 
 * The networks are small and were trained on 1.5 million pieces, a third of an epoch. At this size longer training gains
-  far more than longer memory (*plain, same span and time*), so the ranking may differ for fully trained networks. In
+  far more than longer memory (*plain, same span, longer training*), so the ranking may differ for fully trained networks. In
   the paper, after long training on longer texts, `conv` with `attention` was best and gained more: perplexity 17.1
   against 18.1 on the test split of WikiText-103, and about a fifth less on rare words.
 * Each network has one or two seeds. The standard deviation over two seeds is {spread} in perplexity. Trust effects that
@@ -165,7 +165,8 @@ def judge_search(result: dict[str, Any]) -> Iterator[str]:
     """Yield the result of a search over both kinds of memory."""
     arch, weights = result["arch"], [block["c"] for block in result["pi"]]
     yield (
-        f"A search over `[s, c, f, i]` derived `{arch}` at {result['share']:.3f} of the interleaved network's latency "
+        f"A search over `[s, c, f, i]` derived `{arch}` (`i` blocks do nothing) at {result['share']:.3f} of the interleaved "
+        f"network's latency "
         f"(target {result['target']}), with compressed memory in {arch.count('c')} of {len(arch)} blocks. The probability "
         f"of `c` is between {min(weights):.2f} and {max(weights):.2f} in all blocks."
     )

@@ -28,9 +28,9 @@ On two CPU cores, parnas trains the same network 1.5 to 2.4 times as fast as Hug
 and a search step takes about as long as a step of an ordinary training (*search_step*). **Nothing has been
 measured on a GPU**; `benchmarks/gpu_round.py` is prepared for it.
 
-`make bench` and `make bench-quality` run the short form of most benchmarks, `python benchmarks/NAME.py` the full form of
-one. The networks of a table take turns in one process, and the tables come from different machines, so compare numbers
-within a table, not across tables.
+`make bench` and `make bench-quality` make short runs of most benchmarks; `python benchmarks/NAME.py` makes the full run
+of one. The networks of a table take turns in one process, and the tables come from different machines, so compare
+numbers within a table, not across tables.
 
 ## Goals
 
@@ -106,7 +106,7 @@ def render_part(name: str, result: dict[str, Any]) -> str:
     for table in result["tables"]:
         title, _, rest = table.partition("\n")
         tables.append(f"**{title}**\n{rest}")
-    source = f"Measured by `benchmarks/{name}.py` ({result['size']} form) on {device}."
+    source = f"Measured by `benchmarks/{name}.py` ({result['size']} run) on {device}."
     return f"## {name}\n\n{source}\n\n" + "\n\n".join(tables) + "\n"
 
 

@@ -53,7 +53,7 @@ PUBLISHED = (
 )
 INTRODUCTION = """# Results on WikiText-2
 
-By words, after less than two hours of training on two CPU cores, the derived network reaches a test perplexity of about
+With a vocabulary of words, after less than two hours of training on two CPU cores, the derived network reaches a test perplexity of about
 80, and 53 with dynamic evaluation and a cache. The interleaved network of equal cost is as good or slightly better.
 
 * **Perplexities are per word, as in the literature**: 33,278 cased words, no other training data, and the line end
@@ -186,7 +186,7 @@ def render_earlier(result: Mapping[str, Any]) -> Iterator[str]:
     yield table(("difference of the recipe", "network", "validation", "test"), lines) + "\n"
     if any("model.locked_dropout" in line[0] for line in lines):
         yield "`model.locked_dropout`, a removed option, drew one dropout mask for all positions of a segment.\n"
-    yield f"Validation perplexity of derived relative to equal-cost, in the order of the recipes: {', '.join(shares)}.\n"
+    yield f"Validation perplexity of the derived network relative to the interleaved network of equal cost, one value per recipe in the order of the table: {', '.join(shares)}.\n"
 
 
 def recipe_of(name: str) -> dict[str, Any]:
@@ -287,7 +287,9 @@ def judge(result: Mapping[str, Any]) -> Iterator[str]:
         changes = " and ".join(
             f"{share:+.1f} % in {split}" for split, share in zip(("validation", "test"), shares, strict=False)
         )
-        yield f"Relative to {name}, with the same steps and recipe: {changes} (goal: lower, {mark(max(shares) < 0)})."
+        network = "the interleaved network of equal cost" if name == "equal-cost" else f"`{name}`"
+        verdict = f"(goal: lower, {mark(max(shares) < 0)})"
+        yield f"Perplexity relative to {network}, trained for the same steps with the same recipe: {changes} {verdict}."
 
 
 def canonical(arch: str) -> str:

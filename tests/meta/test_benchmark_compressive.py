@@ -38,7 +38,7 @@ def test_the_design_has_all_functions_losses_and_ratios_and_plain_memory_beside_
     span = model.mem_len + model.memory.cmem_len
     assert made["plain, same span"].model.mem_len == span
     assert made["plain, same reach"].model.mem_len == model.mem_len + 3 * model.memory.cmem_len
-    assert made["plain, mem_len alone"].model == model
+    assert made["plain, no compressed memory"].model == model
     assert made["conv, bptt, 2:1"].model.memory.loss == "bptt"
     assert made["conv, attention, 3:1, tokens"].model.memory.distance == "tokens"
 
