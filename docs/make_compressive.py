@@ -29,8 +29,9 @@ In the small networks measured below, compressive memory lowers the perplexity b
     * `max_pool`, `mean_pool`: the maximum or mean of each feature;
     * `conv`: a convolution whose width and stride are `ratio`, initialised as the mean;
     * `dilated_conv`: the same convolution over every second position, so that its windows overlap;
-    * `most_used`: keeps the positions that received most attention. Attention that they receive after compression is
-      not counted; otherwise the content of memory would depend on an unbounded stretch of text.
+    * `most_used`: keeps the positions that received the most attention. For this comparison, each query's attention to
+      memory and segment is rescaled to sum to 1, without compressed memory. Otherwise a choice would depend on earlier
+      choices, and so on the whole text before.
 * **Losses** (`model.memory.loss`) train the two convolutions. The first two train only the compression, with a separate
   optimizer and separate clipping:
     * `attention`: the mean squared difference between attention over the compressed and over the original positions

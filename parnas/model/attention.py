@@ -6,10 +6,10 @@ query i and key j is, for each head,
 
     (q_i + u)ᵀ k_j + (q_i + v)ᵀ W r_{i-j}
 
-where r is the sinusoid of the distance and W projects it. Vanilla attention would also have terms with the query's own
-position, which only the learned biases u (content) and v (distance) replace. W r depends on i - j only, so there are K
-of them instead of T · K: `fused.relative_attention` multiplies all queries with all distances once, and then shifts
-each row so that columns stand for keys.
+where r is the sinusoid of the distance and W projects it. The learned biases u (content) and v (distance) replace the
+terms of vanilla attention with the position of the query. W r depends on i - j only, so K vectors are projected instead
+of T · K: `fused.relative_attention` multiplies all queries with all distances once, and then shifts each row so that
+columns stand for keys.
 
 Shapes: B batch, T segment, M memory, K = M + T keys, H heads, E head width, D model width; C compressed positions.
 """
@@ -31,9 +31,10 @@ __all__ = ["SelfAttention", "encode_distances"]
 def encode_distances(
     count: int, width: int, device: torch.device, least: float = 0.0, clamp_len: int | None = None
 ) -> Tensor:
-    """Return the sinusoids of the distances `least + count - 1` … `least`, [count, width]: sines, then cosines.
+    """Return the sinusoids of the distances `least + count - 1` … `least`, [count, width].
 
-    Distances beyond `clamp_len` count as `clamp_len`. Results are cached by arguments: do not change them in place.
+    A row has the sines of one distance, then the cosines. Distances above `clamp_len` count as `clamp_len`. Results are
+    cached by arguments: do not change them in place.
     """
     # Vaswani et al. 2017, section 3.5. Distances fall along the rows, as keys are ordered: the oldest key comes first.
     frequencies = 10000.0 ** -(torch.arange(0, width, 2, device=device) / width)
@@ -65,7 +66,7 @@ class SelfAttention(ResidualLayer):
             self.u, self.v = relative_biases(config)
 
     def forward(self, x: Tensor, memory: BlockMemory, context: Context) -> BlockOutput:
-        """Attend from the segment to memory and segment; for memory see `parnas.model.memory`."""
+        """Let the segment `x` [B, T, D] attend to memory and itself; return the output [B, T, D] and the new memory."""
         segment = in_product_dtype(self.normed(x))
         # 1. Keys and values of memory and segment, [B, K, 2·H·E].
         if context.inference:
@@ -83,22 +84,22 @@ class SelfAttention(ResidualLayer):
         return BlockOutput(self.joined(x, change), new_memory, weights=weights)
 
     def skip(self, x: Tensor, memory: BlockMemory, context: Context) -> BlockMemory:
-        """Return the memory that running the layer would have returned."""
+        """Return the memory that `forward` would return, without computing attention."""
         new = self.key_value(in_product_dtype(self.normed(x))) if context.inference else x
         return append_memory(memory, new, context.reach.mem_len)
 
     def attend(
         self, query: Tensor, keys: Tensor, context: Context, window: int, far_keys: int = 0, step: int = 1
     ) -> tuple[Tensor, Tensor]:
-        """Return the output [B, T, D] and the attention weights [H, B, T, K].
+        """Compute attention; return its output projection [B, T, D] and the attention weights [H, B, T, K].
 
         Args:
             query: queries [B, T, H·E].
             keys: keys and values [B, K, 2·H·E].
             context: distances and biases.
-            window: with `same_length`, a query sees the keys less than `window` before it.
-            far_keys: C, the number of first keys whose distances are `context.far`.
-            step: tokens from one of these keys to the next.
+            window: with `same_length`, a query sees only the keys that are less than `window` tokens before it.
+            far_keys: C, the number of keys, from the first on, whose sinusoids are in `context.far`.
+            step: number of tokens from one of these C keys to the next.
         """
         u, v = (context.u, context.v) if self.u is None else (self.u, self.v)
         near_keys = keys.shape[1] - far_keys
@@ -124,31 +125,34 @@ class SelfAttention(ResidualLayer):
         return change, weights
 
     def multiply_adds(self, tgt_len: int, reach: Reach) -> float:
-        """Return multiply-adds per token; masked scores are computed too, and distances projected once per segment."""
+        """Return multiply-adds per token; masked scores count, and distances are projected once per segment."""
         d_model, inner, keys = self.query.in_features, self.query.out_features, tgt_len + reach.mem_len
         # Query, key, value and output matrices; position matrix; content scores, position scores and weighted sum.
         return 4 * d_model * inner + d_model * inner * keys / tgt_len + 3 * keys * inner
 
     def _heads(self, x: Tensor) -> Tensor:
-        """Return […, H·E] as […, H, E]."""
+        """Split the last dimension by head: […, H·E] to […, H, E]."""
         by_head: Tensor = x.unflatten(-1, (self.n_heads, -1))
         return by_head
 
 
 def relative_biases(config: ModelConfig) -> tuple[nn.Parameter, nn.Parameter]:
-    """Return the learned biases u (content) and v (position), [H, E] each."""
+    """Create the learned biases u (content) and v (distance), [H, E] each, with the initial value zero."""
     shape = config.n_heads, config.head_width
     return nn.Parameter(torch.zeros(shape)), nn.Parameter(torch.zeros(shape))
 
 
 def in_product_dtype(x: Tensor) -> Tensor:
-    """Return `x` in the dtype in which its matrix products are computed."""
+    """Cast `x` to the dtype in which its matrix products are computed, under autocast that of autocast."""
     return x.to(fused.product_dtype(x))
 
 
 @fused.cache_tensors
 def _beyond_window(tgt_len: int, near_keys: int, far_keys: int, step: int, window: int, device: torch.device) -> Tensor:
-    """Return a [T, K] mask of the keys that are `window` tokens or more before the query; the first C are far keys."""
+    """Return a mask [T, K], true for keys that are `window` tokens or more before the query.
+
+    The first `far_keys` keys are compressed positions, `step` tokens apart; the others are one token apart.
+    """
     # Distances from the first query; each later query adds 1. A compressed key counts by the mean of its `step` tokens.
     near = torch.arange(near_keys - tgt_len, -tgt_len, -1, device=device)
     far = near_keys - tgt_len + (step + 1) / 2 + step * torch.arange(far_keys - 1, -1, -1, device=device)

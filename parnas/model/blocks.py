@@ -19,18 +19,18 @@ __all__ = ["Block", "BlockOutput", "Context"]
 
 
 class Context(NamedTuple):
-    """Arguments shared by all layers of one forward pass."""
+    """Arguments that all layers of one forward pass receive."""
 
     distances: Tensor  # [K, D] sinusoids of the distances K-1 … 0, after dropout; K for the longest memory
-    u: Tensor | None  # [H, E] content bias shared by the layers; `None` where each has its own
-    v: Tensor | None  # [H, E] position bias, likewise
+    u: Tensor | None  # [H, E] content bias shared by the layers; `None` if every layer has its own
+    v: Tensor | None  # [H, E] distance bias, likewise
     reach: Reach = Reach()  # memory lengths
     inference: bool = False  # whether memory holds keys and values instead of inputs
     far: Tensor | None = None  # [L, D] sinusoids for compressed memory with `memory.distance: tokens`
 
 
 class BlockOutput(NamedTuple):
-    """The result of a block."""
+    """The output of a block for one segment."""
 
     hidden: Tensor  # [B, T, D]
     memory: BlockMemory = None  # for the segment after this one
@@ -39,7 +39,7 @@ class BlockOutput(NamedTuple):
 
 
 def add_up(losses: Iterable[Tensor | None]) -> Tensor | None:
-    """Return the sum of auxiliary losses, a scalar; `None` where there are none."""
+    """Return the sum of the losses that are not `None`, a scalar; `None` if all are `None`."""
     terms = [loss for loss in losses if loss is not None]
     return torch.stack(terms).sum() if terms else None
 
@@ -57,41 +57,44 @@ class Dropout(nn.Module):
 
 
 class Block(nn.Module):
-    """One position of the stack, called as `block(x, memory, context)`."""
+    """Base class of layers and stochastic blocks, which a network calls as `block(x, memory, context)`."""
 
     uses_memory = False
     shares_biases = False  # whether it needs the u and v of the context
     config: ModelConfig  # the network's; set by `make_layer`
 
     def forward(self, x: Tensor, memory: BlockMemory, context: Context) -> BlockOutput:
-        """Compute [B, T, D] from [B, T, D], and the memory for the next segment; `memory` is `None` at the start."""
+        """Return the output for a segment `x`, both [B, T, D], and the memory for the next segment.
+
+        `memory` is what the call for the segment before returned; `None` at the start of a text.
+        """
         raise NotImplementedError
 
     def skip(self, x: Tensor, memory: BlockMemory, context: Context) -> BlockMemory:
-        """Return the memory after a segment in which another candidate of a stochastic block ran instead."""
+        """Return the memory for the next segment when a stochastic block runs another candidate instead of this one."""
         return append_memory(memory, x, context.reach.mem_len) if self.uses_memory else None
 
     def prepare(self, memory: BlockMemory, reach: Reach) -> BlockMemory:  # noqa: ARG002
-        """Return the memory that `forward` gets; called before each segment."""
+        """Return the memory to pass to `forward`, by default `memory` itself; called before each segment."""
         return memory
 
     def key_lengths(self, memory: BlockMemory) -> KeyLengths:
-        """Return the number of memory positions that the block attends to."""
+        """Return the number of positions in `memory` that the block attends to."""
         return KeyLengths(memory.shape[1]) if isinstance(memory, Tensor) else KeyLengths()
 
     def memory_tokens(self, reach: Reach) -> int:
-        """Return the number of tokens that the block's full memory covers."""
+        """Return the number of tokens that the block's memory covers when it is full."""
         return reach.mem_len if self.uses_memory else 0
 
     def look_back(self, reach: Reach, tgt_len: int) -> int:  # noqa: ARG002
-        """Return the number of tokens before a segment of `tgt_len` tokens that the block's output depends on."""
+        """Return how many tokens before a segment (of `tgt_len` tokens) the block's output for it depends on."""
         return self.memory_tokens(reach)
 
     def multiply_adds(self, tgt_len: int, reach: Reach) -> float:
-        """Return the multiply-adds per token of the matrix products in inference, for one row with full memory.
+        """Return the multiply-adds per token of the matrix products in inference, at batch size 1 with full memory.
 
-        In inference, keys and values of memory are not computed again. Built-in layers override this by a formula; any
-        other layer of `make_layer` is run, and its matrix products and convolutions are counted.
+        Keys and values of memory are cached, so they do not count. This method runs a layer from `make_layer` and
+        counts its matrix products and convolutions; built-in layers override it by a formula.
         """
         from torch.utils.flop_counter import FlopCounterMode
 
@@ -116,7 +119,7 @@ class Block(nn.Module):
 
 
 class ResidualLayer(Block):
-    """A transformation with dropout, residual connection, and LayerNorm after it (post) or before it (pre)."""
+    """A layer that adds a transformation of its input to it, with LayerNorm before (pre) or after the sum (post)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -125,21 +128,24 @@ class ResidualLayer(Block):
         self.pre_norm = config.norm == "pre"
 
     def forward(self, x: Tensor, memory: BlockMemory, context: Context) -> BlockOutput:
-        """Apply the layer; `memory` [B, M, D] is its input at earlier positions."""
+        """Return the layer's output for `x` [B, T, D]; `memory` [B, M, D] holds its inputs at earlier positions."""
         inputs = None if memory is None else self.normed(memory)
         hidden = self.joined(x, self.transform(self.normed(x), inputs, context))
         return BlockOutput(hidden, self.skip(x, memory, context))
 
     def transform(self, x: Tensor, memory: Tensor | None, context: Context) -> Tensor:
-        """Transform [B, T, D] to [B, T, D]; implemented by subclasses."""
+        """Return the change [B, T, D] that the layer adds to its input; implemented by subclasses.
+
+        With `norm: pre`, `x` [B, T, D] and `memory` [B, M, D] are already normalised.
+        """
         raise NotImplementedError
 
     def normed(self, x: Tensor) -> Tensor:
-        """Return the input of the transformation for `x`."""
+        """Return `x` as the transformation receives it: normalised with `norm: pre`, else unchanged."""
         normed: Tensor = self.layer_norm(x) if self.pre_norm else x
         return normed
 
     def joined(self, x: Tensor, change: Tensor) -> Tensor:
-        """Return the residual sum of `x` and the result of the transformation, normalised with `norm: post`."""
+        """Return the residual sum of `x` and `change`, to which dropout is applied; normalised with `norm: post`."""
         result: Tensor = x + self.dropout(change)
         return result if self.pre_norm else cast(Tensor, self.layer_norm(result))

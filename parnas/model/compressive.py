@@ -5,13 +5,14 @@ Compressive Transformers for Long-Range Sequence Modelling, arXiv 1911.05507. At
     compressed memory, up to `cmem_len`  |  memory, `mem_len` and an incomplete group  |  segment
     one position for R tokens            |  one position per token
 
-Positions that a segment pushes out of the last `mem_len` are compressed, R = `ratio` positions into one, and enter a
-queue of `cmem_len`, whose oldest ones are dropped: for the same number of keys, attention looks back R times as far
-into the compressed part. A group of fewer than R positions waits in memory, where it can still be seen.
+When a segment is appended, the positions before the last `mem_len` leave memory: R = `ratio` of them are compressed
+into one position, which enters a queue of `cmem_len` compressed positions; the oldest in the queue are dropped. So a
+key of compressed memory covers R tokens for the price of one. If fewer than R positions are to leave, they stay in
+memory, where queries can still see them, until their group is complete.
 
-The distance of a compressed position is either its place in the row of keys (`distance: slots`, as in the paper), so
-that all distances occur in every step; or the mean distance of the R tokens it was made from (`tokens`): attention then
-knows how old it is, but meets R times as many distances.
+The distance between a query and a compressed position is either the number of keys between them (`distance: slots`, as
+in the paper), so that all distances occur in every step; or the mean distance of the R tokens that the position was
+made from (`tokens`), which tells attention how old it is, but needs R times as many distances.
 
 Shapes: B batch, T segment, P memory, C compressed memory, R ratio, N positions to compress, D model width, H heads,
 E head width.
@@ -43,36 +44,36 @@ class _Compressor(nn.Module):
         self.ratio, self.width = config.memory.ratio, config.d_model
 
     def forward(self, old: Tensor, usage: Tensor | None = None) -> Tensor:
-        """Compress; `usage` [B, N] is the attention that each position received, if it `needs_usage`."""
+        """Compress `old`; compressors with `needs_usage` also get the attention that each position received, [B, N]."""
         raise NotImplementedError
 
     def initialise(self) -> None:
-        """Set the initial weights; called by the network."""
+        """Set the initial weights, if the compressor has any; called when the network is created."""
 
     def grouped(self, old: Tensor) -> Tensor:
-        """Return memory in groups, [B, N / R, R, D]."""
+        """Return the positions in groups of R neighbours, [B, N / R, R, D]."""
         groups: Tensor = old.unflatten(1, (-1, self.ratio))
         return groups
 
 
 class _MaxPool(_Compressor):
-    """The maximum of each feature over a group."""
+    """Compress a group of R positions to the maximum of each feature."""
 
     def forward(self, old: Tensor, usage: Tensor | None = None) -> Tensor:  # noqa: ARG002
-        """Compress; see `_Compressor.forward`."""
+        """Return the maxima of `old` [B, N, D] over each group, [B, N / R, D]."""
         return self.grouped(old).amax(dim=2)
 
 
 class _MeanPool(_Compressor):
-    """The mean of each feature over a group."""
+    """Compress a group of R positions to the mean of each feature."""
 
     def forward(self, old: Tensor, usage: Tensor | None = None) -> Tensor:  # noqa: ARG002
-        """Compress; see `_Compressor.forward`."""
+        """Return the means of `old` [B, N, D] over each group, [B, N / R, D]."""
         return self.grouped(old).mean(dim=2)
 
 
 class _Convolution(_Compressor):
-    """A convolution with width and stride R, initialised as the mean."""
+    """Compress by a convolution of width and stride R, initialised as the mean."""
 
     trained = True
 
@@ -81,30 +82,30 @@ class _Convolution(_Compressor):
         self.mix = nn.Linear(self.ratio * self.width, self.width)
 
     def forward(self, old: Tensor, usage: Tensor | None = None) -> Tensor:  # noqa: ARG002
-        """Compress; see `_Compressor.forward`."""
+        """Return the convolution of `old` [B, N, D], [B, N / R, D]."""
         compressed: Tensor = self.mix(self.windows(old).flatten(2))
         return compressed
 
     def windows(self, old: Tensor) -> Tensor:
-        """Return the inputs of each compressed position, [B, N / R, R, D]."""
+        """Return the R inputs of the convolution for each compressed position, [B, N / R, R, D]."""
         return self.grouped(old)
 
     def initialise(self) -> None:
-        """Initialise as the mean: R identity matrices side by side, divided by R."""
+        """Set the weights so that the convolution is the mean: R identity matrices side by side, divided by R."""
         with torch.no_grad():
             self.mix.weight.copy_(torch.eye(self.width).repeat(1, self.ratio) / self.ratio)
 
 
 class _DilatedConvolution(_Convolution):
-    """A convolution with width and stride R over every second position, so that windows overlap by half.
+    """Compress by a convolution of width R and stride R over every second position, so that windows overlap by half.
 
-    Positions outside the compressed part are zero.
+    Windows that extend beyond the positions to compress are padded with zeros.
     """
 
     mixes_groups = True
 
     def windows(self, old: Tensor) -> Tensor:
-        """Return the inputs of each compressed position; see `_Convolution.windows`."""
+        """Return the R inputs of the convolution for each compressed position, [B, N / R, R, D]."""
         # Windows of 2R - 1 positions, R apart, every second position of each: R inputs. Padding centres them.
         before = (self.ratio - 1) // 2
         padded = F.pad(old, (0, 0, before, self.ratio - 1 - before))
@@ -112,12 +113,12 @@ class _DilatedConvolution(_Convolution):
 
 
 class _MostUsed(_Compressor):
-    """The N / R positions that received the most attention among those leaving memory, unchanged and in order."""
+    """Keep the N / R positions that received the most attention of the N that leave memory, unchanged and in order."""
 
     needs_usage = mixes_groups = True
 
     def forward(self, old: Tensor, usage: Tensor | None = None) -> Tensor:
-        """Compress; see `_Compressor.forward`."""
+        """Return the N / R positions of `old` [B, N, D] with the largest `usage` [B, N]."""
         assert usage is not None
         places = usage.topk(old.shape[1] // self.ratio, dim=1).indices.sort(dim=1).values  # [B, N / R]
         return old.gather(1, places[..., None].expand(-1, -1, old.shape[2]))
@@ -133,7 +134,7 @@ COMPRESSORS: dict[str, type[_Compressor]] = {
 
 
 class Compression(nn.Module):
-    """A compressor and, with the loss `autoencode`, the decoder that trains it."""
+    """A compressor and, with `memory.loss: autoencode`, the decoder that reconstructs its input to train it."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -143,7 +144,7 @@ class Compression(nn.Module):
         self.decoder = nn.Linear(width, ratio * width) if self.loss == "autoencode" else None
 
     def initialise(self) -> None:
-        """Initialise the compressor, and the decoder so that it repeats a compressed position R times."""
+        """Set the initial weights; those of the decoder make it repeat each compressed position R times."""
         self.compressor.initialise()
         if self.decoder is not None:
             with torch.no_grad():
@@ -151,14 +152,14 @@ class Compression(nn.Module):
                 self.decoder.weight.copy_(torch.eye(width).repeat(self.compressor.ratio, 1))
 
     def rebuilding_loss(self, old: Tensor, new: Tensor) -> Tensor:
-        """Return the auto-encoding loss: the mean squared error of reconstructing `old` [B, N, D] from `new`."""
+        """Return the mean squared error, a scalar, of reconstructing `old` [B, N, D] from `new` [B, N / R, D]."""
         assert self.decoder is not None
         rebuilt = self.decoder(new).unflatten(-1, (self.compressor.ratio, -1)).flatten(1, 2)
         return F.mse_loss(rebuilt.to(old.dtype), old)
 
 
 class _CompressiveMemory(NamedTuple):
-    """The memory of compressive attention; a plain tuple in checkpoints and between segments; detached."""
+    """The memory of compressive attention, detached from the graph; checkpoints store it as a plain tuple."""
 
     inputs: Tensor | None = None  # [B, P, D] the block's inputs; in inference too, since they are to be compressed
     keys: Tensor | None = None  # [B, P, 2·H·E] their keys and values, in inference only
@@ -168,11 +169,12 @@ class _CompressiveMemory(NamedTuple):
 class CompressiveAttention(SelfAttention):
     """Relative multi-head attention over compressed memory, memory and segment (Rae et al. 2020, algorithm 1).
 
-    The network's loss cannot train the compressor: a compressed position is attended to one step after it was made,
-    and memory carries no gradient from step to step. Two ways around that (`memory.loss`):
+    A compressed position is attended to one step after it was made, and memory carries no gradient from step to step.
+    So the loss of the network would not train the compressor. `memory.loss` selects one of two remedies:
 
-    - an auxiliary loss when positions leave memory (algorithm 2): `autoencode` reconstructs them from the compressed
-      ones, `attention` compares what the segment's queries read from them before and after compression;
+    - `autoencode` or `attention`, an auxiliary loss when positions leave memory (algorithm 2): `autoencode`
+      reconstructs them from their compressed form, `attention` compares the result of attending to them with the result
+      of attending to their compressed form;
     - `bptt`: positions are compressed at the beginning of the next step (`prepare`), which attends to the result.
     """
 
@@ -182,7 +184,10 @@ class CompressiveAttention(SelfAttention):
         self.ratio, self.in_tokens = config.memory.ratio, config.memory.distance == "tokens"
 
     def forward(self, x: Tensor, memory: BlockMemory, context: Context) -> BlockOutput:
-        """Attend to compressed memory, memory and segment, then update both; `memory` is a `_CompressiveMemory`."""
+        """Let the segment `x` [B, T, D] attend to compressed memory, memory and itself, then update both memories.
+
+        `memory` is a `_CompressiveMemory`, or `None` at the start of a text.
+        """
         inputs, old_keys, compressed = memory or _CompressiveMemory()
         # 1. Keys and values of compressed memory, memory and segment, [B, C + P + T, 2·H·E].
         segment, reach = in_product_dtype(self.normed(x)), context.reach
@@ -210,7 +215,7 @@ class CompressiveAttention(SelfAttention):
         return BlockOutput(self.joined(x, change), new_memory, loss, weights)
 
     def skip(self, x: Tensor, memory: BlockMemory, context: Context) -> BlockMemory:
-        """Return the memory that running the layer would have returned; runs it only if attention is needed."""
+        """Return the memory that `forward` would return; computes attention only if the compressor needs it."""
         with torch.no_grad():
             if self.compression.compressor.needs_usage:
                 return self(x, memory, context).memory
@@ -220,7 +225,11 @@ class CompressiveAttention(SelfAttention):
             return self._push(join(inputs, x.detach()), keys, compressed, None, context.reach)[0]
 
     def prepare(self, memory: BlockMemory, reach: Reach) -> BlockMemory:
-        """Compress what the step before left to this one, with the loss `bptt`; its gradient reaches the compressor."""
+        """With the loss `bptt`, compress the positions that the step before pushed out of the last `mem_len`.
+
+        This step attends to the result, so the gradient of its loss reaches the compressor. With another loss, return
+        `memory` unchanged: `forward` has compressed them.
+        """
         inputs, keys, compressed = memory or _CompressiveMemory()
         leaving = 0 if inputs is None else self._leaving(inputs.shape[1], reach)
         if inputs is None or not leaving or self.compression.loss != "bptt":
@@ -231,16 +240,16 @@ class CompressiveAttention(SelfAttention):
         return _CompressiveMemory(inputs[:, leaving:], keys, _queue(compressed, new, reach))
 
     def key_lengths(self, memory: BlockMemory) -> KeyLengths:
-        """Return the lengths of memory and compressed memory."""
+        """Return the number of positions in memory and in compressed memory."""
         inputs, _, compressed = memory or _CompressiveMemory()
         return KeyLengths(*(0 if part is None else part.shape[1] for part in (inputs, compressed)))
 
     def memory_tokens(self, reach: Reach) -> int:
-        """Return the number of tokens that both memories cover when full."""
+        """Return the number of tokens that memory and compressed memory cover together when full."""
         return reach.mem_len + self.ratio * reach.cmem_len
 
     def look_back(self, reach: Reach, tgt_len: int) -> int:
-        """Return the number of tokens before a segment that it depends on."""
+        """Return how many tokens before a segment (of `tgt_len` tokens) the layer's output for it depends on."""
         if not reach.cmem_len:
             return reach.mem_len
         # Up to R - 1 positions may wait in memory. A compressor that mixes groups also depends on what left memory
@@ -248,7 +257,7 @@ class CompressiveAttention(SelfAttention):
         return self.memory_tokens(reach) + self.ratio - 1 + (tgt_len if self.compression.compressor.mixes_groups else 0)
 
     def multiply_adds(self, tgt_len: int, reach: Reach) -> float:
-        """Return multiply-adds per token with both memories full; T is taken for a multiple of R."""
+        """Return multiply-adds per token with both memories full, compression included, as if R divided T."""
         d_model, inner = self.query.in_features, self.query.out_features
         plain, slots = tgt_len + reach.mem_len, reach.cmem_len
         # With distances in slots there is one per key; in tokens the C positions need R (C - 1) + T of their own.
@@ -264,13 +273,15 @@ class CompressiveAttention(SelfAttention):
     def _push(
         self, inputs: Tensor, keys: Tensor | None, compressed: Tensor | None, usage: Tensor | None, reach: Reach
     ) -> tuple[_CompressiveMemory, Tensor | None]:
-        """Return the memory after a segment, and the newly compressed positions [B, N / R, D], `None` without any.
+        """Compress the N oldest positions of memory, those that leave it; return the new memory and the result.
+
+        The result of the compression is [B, N / R, D], or `None` if nothing was compressed.
 
         Args:
             inputs: [B, P + T, D], memory with the segment appended.
-            keys: [B, P + T, 2·H·E], its keys and values, in inference only.
-            compressed: as in `_CompressiveMemory`.
-            usage: [B, N], attention received, if the compressor needs it.
+            keys: [B, P + T, 2·H·E], keys and values of `inputs`, in inference only.
+            compressed: compressed memory before, as in `_CompressiveMemory`.
+            usage: [B, N], the attention that the leaving positions received, if the compressor needs it.
             reach: lengths of the memories.
         """
         compressor, leaving = self.compression.compressor, self._leaving(inputs.shape[1], reach)
@@ -292,10 +303,16 @@ class CompressiveAttention(SelfAttention):
     def _loss(self, inputs: Tensor, new: Tensor, query: Tensor, keys: Tensor) -> Tensor:
         """Return the auxiliary loss of the compressor, a scalar mean squared error (algorithm 2).
 
-        `attention`: the queries [B, T, H·E] of the segment attend by content to the positions that leave, and to the
-        compressed ones instead; the error is between the two results. `keys` [B, P + T, 2·H·E] are those before
-        compression. Everything is detached but `new`: the loss trains the compressor, and must not teach the network to
-        make its states easier to compress.
+        With `memory.loss: attention`, the queries attend by content, once to the N oldest positions of `inputs` and
+        once to their compressed form `new`; the loss is the error between the two results. With `autoencode` it is the
+        error of reconstructing the N positions. Only `new` carries a gradient: the loss trains the compressor, and must
+        not teach the network to make its states easier to compress.
+
+        Args:
+            inputs: [B, P + T, D], memory with the segment appended.
+            new: [B, N / R, D], the compressed positions.
+            query: [B, T, H·E], queries of the segment.
+            keys: [B, P + T, 2·H·E], keys and values of `inputs`.
         """
         leaving = new.shape[1] * self.ratio
         if self.compression.loss == "autoencode":
@@ -308,7 +325,10 @@ class CompressiveAttention(SelfAttention):
         return F.mse_loss(after, before)
 
     def _read(self, query: Tensor, keys: Tensor) -> Tensor:
-        """Return softmax(q kᵀ / √E) v of all heads without distances and masks, [B·H, T, E], in float32 or float64."""
+        """Return attention by content alone, softmax(q kᵀ / √E) v, for each head, [B·H, T, E], in float32 or float64.
+
+        `query` is [B, T, H·E], `keys` [B, N, 2·H·E] holds keys and values; there are no distances and no masks.
+        """
         # Two products, since the backward pass of torch's fused attention takes six times as long in bf16 on a CPU.
         key, value = self._heads(keys.unflatten(-1, (2, -1))).permute(2, 0, 3, 1, 4).flatten(1, 2)  # [B·H, N, E] each
         scaled = self._heads(query / math.sqrt(self.head_width)).transpose(1, 2).flatten(0, 1)
@@ -316,20 +336,21 @@ class CompressiveAttention(SelfAttention):
         return read.to(fused.sum_dtype(read.dtype))
 
     def _leaving(self, positions: int, reach: Reach) -> int:
-        """Return N, the number of positions to compress: whole groups of R beyond the last `mem_len`."""
+        """Return N, the number of `positions` to compress: the whole groups of R before the last `mem_len`."""
         return max(0, positions - reach.mem_len) // self.ratio * self.ratio
 
 
 def _queue(compressed: Tensor | None, new: Tensor, reach: Reach) -> Tensor:
-    """Return the newest `cmem_len` compressed positions, [B, C, D]."""
+    """Append `new` to the compressed positions, and return the newest `cmem_len` of them, [B, C, D]."""
     return join(compressed, new)[:, -reach.cmem_len :]
 
 
 def _usage(weights: Tensor, positions: int) -> Tensor:
-    """Return the mean attention that each of the first positions of memory received, [B, positions].
+    """Return the mean attention that each of the oldest `positions` of memory and segment received, [B, positions].
 
-    The mean is over heads, and over the queries that could see the position. `weights` [H, B, T, P + T] leave out the
-    compressed memory and are normalised again, so that the choice does not depend on earlier choices.
+    The mean is over heads, and over the queries that could see the position. `weights` [H, B, T, P + T] is the
+    attention to memory and segment; each query's weights are rescaled to sum to 1. Otherwise they would depend on the
+    attention to compressed memory, thus on which positions were kept earlier, and so on the whole text before.
     """
     tgt_len = weights.shape[2]
     memory = weights.shape[3] - tgt_len  # P

@@ -1,6 +1,7 @@
 """Custom layers on the command line: PARNAS_LAYERS lists files and modules that register them.
 
-A run folder stores letters only, so that reading one never executes code; the user chooses what is imported.
+A run folder stores the letters of layers but not their code, so that reading a run folder executes no code from it: the
+user chooses what is imported.
 """
 
 import importlib
@@ -17,15 +18,19 @@ _VARIABLE = "PARNAS_LAYERS"
 
 
 def import_own_layers(listed: str) -> None:
-    """Import Python files and modules, separated by commas; those already imported are skipped.
+    """Import the Python files and modules in `listed`, separated by commas; each registers its layers.
+
+    A file or module that was imported before is not imported again.
 
     Raises:
-        ParnasError: one is missing or fails.
+        ParnasError: a file or module is missing, or raises an error.
     """
     for name in filter(None, map(str.strip, listed.split(","))):
         is_file = name.endswith(".py") or "/" in name
         if is_file and not expand_user(name).is_file():
-            raise ParnasError(f"{_VARIABLE} names {name}, which is not a file; correct the path or remove it.")
+            raise ParnasError(
+                f"{_VARIABLE} names {name}, which is not a file; correct the path, or remove it from {_VARIABLE}."
+            )
         try:
             if is_file:
                 _import_file(expand_user(name).resolve())
@@ -48,7 +53,7 @@ def _import_file(path: Path) -> None:
         return
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise ParnasError("It is no Python file; its name must end in .py.")
+        raise ParnasError("the name of a Python file must end in .py.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:

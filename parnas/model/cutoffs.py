@@ -1,4 +1,4 @@
-"""Optimal cutoffs of the adaptive softmax, exact and from token counts alone.
+"""Compute optimal cutoffs of the adaptive softmax from token counts alone, exactly.
 
 Grave et al. 2017 (arXiv 1609.04309), section 4: words sorted by frequency are cut into a head, which every token
 pays for, and tail clusters, each paid for only by the tokens that fall into it. The head has one more logit for each
@@ -15,9 +15,9 @@ is linear in the mass). Cut an interval into three pieces of masses x, y, z >= 0
 middle cost x Z + z X >= 0 more than the two overlapping parts, which is the Monge property. It makes the best j rise
 with i, so that divide and conquer finds a whole row of `best` in O(V log V).
 
-The cost alone favours a small head, and a tail narrows what the network can say about its words: such cutoffs are
-cheap and predict badly. `head_share` therefore bounds each cut from below, by setting the entries of `best` before the
-bound to infinity. A minimum over fewer j keeps the Monge property.
+The cutoffs of least cost have a small head, so that many words are in the narrow tails, where the network predicts them
+worse. `head_share` therefore sets a lower bound on each cut: the entries of `best` before the bound are infinite. A
+minimum over fewer j keeps the Monge property.
 """
 
 from collections.abc import Sequence
@@ -31,39 +31,39 @@ from parnas.errors import ParnasError
 __all__ = ["HEAD_SHARE", "optimal_cutoffs"]
 
 HEAD_SHARE = 0.75
-"""Least share of the tokens in the head, and of the remaining tokens in each further cluster."""
+"""Least share of the tokens in the head; least share of the remaining tokens in each further cluster but the last."""
 
 _Floats = NDArray[np.float64]
 _Indices = NDArray[np.int64]
 
 
 class Cutoffs(NamedTuple):
-    """Ends of the clusters, and the cost of the softmax."""
+    """Cutoffs between the clusters, and the cost of the softmax with them."""
 
     cutoffs: tuple[int, ...]
-    """End of every cluster but the last, that is, without the vocabulary size."""
+    """For every cluster but the last, the number of words in it and all clusters before."""
     cost: float
     """Expected multiply-adds per token."""
     relative: float
-    """The cost as a share of the full softmax's, d_model × vocabulary."""
+    """The cost divided by the cost of the full softmax, d_model · V."""
 
 
 def optimal_cutoffs(
     counts: ArrayLike, clusters: int, d_model: int, dims: Sequence[int], head_share: float = HEAD_SHARE
 ) -> Cutoffs:
-    """Find the cutoffs of least cost whose first clusters hold most of the text.
+    """Return the cutoffs of least cost, under the condition that the first clusters hold most of the text.
 
     Args:
-        counts: Occurrences of each word, [V], in descending order.
-        clusters: Number of clusters, the head included. No cluster is left empty.
+        counts: Number of occurrences of each word, [V], in descending order.
+        clusters: Number of clusters, the head included. No cluster of the result is empty.
         d_model: Width of the network.
         dims: Width of every cluster, the head's (`d_model`) first, as `ModelConfig.softmax_dims()` gives them.
-        head_share: Least share of the tokens in the head, and in each further cluster of what is then left: the first k
-            clusters hold at least 1 - (1 - head_share)^k together. If the vocabulary is too small for that, they hold
-            all words but one for each later cluster. 0 sets no bound, which leaves the least cost.
+        head_share: Least share of the tokens in the head, and of the remaining tokens in each further cluster but the
+            last: the first k clusters together hold at least a share of 1 - (1 - head_share)^k. If the vocabulary is
+            too small for that, each later cluster holds one word. 0 sets no bound.
 
     Raises:
-        ParnasError: The counts or the number of clusters allow no such cut.
+        ParnasError: The counts are not valid or not sorted, or `clusters` or `dims` does not fit them.
     """
     mass = _cumulative_mass(counts)
     words = len(mass) - 1
@@ -91,10 +91,11 @@ def optimal_cutoffs(
 
 
 def _add_cluster(best: _Floats, mass: _Floats, d_model: int, width: int) -> tuple[_Floats, _Indices]:
-    """Compute one more row of the table: best cost, and place of its last cut, of the first 0..V words.
+    """Return the least costs of the first 0..V words with one cluster more than `best` has, and their last cuts.
 
-    Divide and conquer, one level at a time: at each level the ends midway between those already solved are solved
-    together, each between the cuts of its two neighbours, so that a level examines O(V) cuts. Shapes: [V + 1].
+    All arrays have the shape [V + 1]; `width` is that of the new cluster. The algorithm is divide and conquer, one
+    level at a time: a level solves the numbers of words midway between those already solved. Each last cut lies between
+    the cuts of the two neighbours, so that a level examines O(V) cuts.
     """
     words = len(best) - 1
     row = np.full(words + 1, np.inf)
@@ -113,7 +114,11 @@ def _add_cluster(best: _Floats, mass: _Floats, d_model: int, width: int) -> tupl
 def _cheapest_cut(
     best: _Floats, mass: _Floats, d_model: int, width: int, ends: _Indices, low: _Indices, high: _Indices
 ) -> tuple[_Floats, _Indices]:
-    """Return for each of `ends` the least cost over the cuts from `low` to `high`, and the first cut that has it."""
+    """Return for each of `ends` the least cost over the cuts from `low` to `high`, and the first cut with this cost.
+
+    `ends` are numbers of words; `low` and `high` give the range of cuts for each of them. The cluster behind the cut
+    has the given width. `best` and `mass` are best[k-1] and P of the module's docstring.
+    """
     sizes = high - low + 1
     starts = np.cumsum(sizes) - sizes
     cuts = np.arange(sizes.sum()) + np.repeat(low - starts, sizes)  # low..high of every end, one after the other
@@ -125,26 +130,34 @@ def _cheapest_cut(
 
 
 def _cumulative_mass(counts: ArrayLike) -> _Floats:
-    """Return the probability of the first 0..V words, shape [V + 1]."""
+    """Return the probabilities of the first 0..V words together, [V + 1].
+
+    Raises:
+        ParnasError: the counts are not valid or not in descending order.
+    """
     values = np.asarray(counts, dtype=np.float64)
     if values.ndim != 1 or not np.all(values >= 0) or not 0 < values.sum() < np.inf:
-        raise ParnasError("Cutoffs need one count of 0 or more for each word, and one above 0; correct the counts.")
+        raise ParnasError(
+            "Cutoffs need a finite count of 0 or more for each word, at least one of them above 0; correct the counts."
+        )
     if np.any(np.diff(values) > 0):
         word = int(np.argmax(np.diff(values) > 0)) + 1
         raise ParnasError(
-            f"Word {word} occurs more often than word {word - 1}; sort the counts so that they fall, and give words "
-            "their ids in that order."
+            f"Word {word} occurs more often than word {word - 1}; sort the counts in descending order, and number the "
+            "words in this order."
         )
     mass: _Floats = np.concatenate([[0.0], np.cumsum(values)]) / values.sum()
     return mass
 
 
 def _check_clusters(clusters: int, words: int, d_model: int, dims: Sequence[int]) -> None:
-    """Raise `ParnasError` for a number of clusters, or widths, that do not fit."""
+    """Raise `ParnasError` if the words cannot fill the clusters, or `dims` are no widths for them."""
     if not 2 <= clusters <= words:
-        raise ParnasError(f"{words} word(s) cannot fill {clusters} clusters; give 2 to {words}, the head included.")
+        raise ParnasError(
+            f"{words} word(s) cannot fill {clusters} clusters; give 2 to {words} clusters, the head included."
+        )
     if len(dims) != clusters or dims[0] != d_model or min(dims) < 1:
         raise ParnasError(
             f"The widths {list(dims)} do not fit {clusters} clusters of a network {d_model} wide; give one positive "
-            "width for each cluster, the network's own first."
+            f"width for each cluster, first {d_model} for the head."
         )

@@ -8,24 +8,25 @@ and memory, and in bias and variance.
 Notation: N blocks, C candidates, alpha [N, C] logits, pi = softmax(alpha), g standard Gumbel noise, tau temperature.
 argmax(alpha + g) is a sample from pi (the Gumbel-max trick); softmax((alpha + g) / tau) is its differentiable
 relaxation (Jang et al. 2017, arXiv 1611.01144), which tends to one-hot as tau goes to 0. All estimators but `uniform`
-sample these soft weights and pass gradients to alpha through them:
+sample this relaxation, below called the soft weights, and pass gradients to alpha through it:
 
 soft              The gates are the soft weights. Every candidate runs; the gradient is exact for the relaxed network,
                   which is a mixture and not the network that is derived.
 straight_through  Forward: one-hot at the largest weight. Backward: the gradient of the soft weights. Every candidate
                   runs: the gradient of a gate needs its candidate's output.
 gdas              As straight_through, but only the sampled candidate runs (Dong & Yang 2019, arXiv 1910.04465). The
-                  others count as identity, so the gradient is biased: alpha learns nothing about what did not run.
-single_path       As gdas, and in one random block per step one more candidate runs forward only, as a probe. The
-                  gradients of all other gates are estimated from the probes: unbiased with respect to
-                  straight_through, with a running mean as control variate against the variance.
+                  others are treated as identity, so the gradient is biased: alpha learns nothing about them.
+single_path       As gdas, and in one random block per step a second candidate, the probe, runs forward only. The
+                  gradients of the gates whose candidates did not run are estimated from the probes of this and earlier
+                  steps. The estimate has the same expectation as the gradient of straight_through; running means serve
+                  as control variates to reduce its variance.
 uniform           Uniform path sampling (SPOS, Guo et al. 2020, arXiv 1904.00420). The weights train on paths sampled
                   uniformly, so every layer gets the same share of training whatever alpha is; identity, which has
                   nothing to train and occurs in many architectures of one network, is sampled half as often. Alpha
                   trains on a held-out split: pairs of paths sampled by pi are evaluated without gradient, a linear
-                  model (one number per block and candidate) is fitted to their losses, and alpha descends the loss
-                  that the model expects under pi. At the end alpha is frozen and the weights are fine-tuned on the
-                  selected path: tau is then the probability that a block still samples by pi.
+                  model (one number per block and candidate) is fitted to the differences of their losses, and alpha
+                  descends the model's expected loss under pi. At the end alpha is frozen and the weights are fine-tuned
+                  on the selected path: tau is then the probability that a block runs a layer sampled by pi instead.
 
 The network itself is never random: it uses the gates that it is given, or pi where it is given none.
 """
@@ -62,7 +63,7 @@ _MEAN_RATE = 0.1  # update rate of the running means; with 6 blocks a candidate 
 
 
 class PathGate(NamedTuple):
-    """The gate of one block where a single candidate runs."""
+    """The gate of a block in which a single candidate runs instead of the mixture."""
 
     weights: Tensor  # [C] one-hot, with a gradient where alpha is trained
     chosen: int  # index of the candidate that runs
@@ -70,7 +71,7 @@ class PathGate(NamedTuple):
 
 
 Gates = Tensor | Sequence[PathGate]
-"""The weights of all candidates, [N, C], in which case all run; or for each block a `PathGate`."""
+"""Weights [N, C], with which all candidates run; or a `PathGate` for each block, with which one candidate runs."""
 
 
 def gumbel_softmax(alpha: Tensor, tau: Tensor | float, generator: torch.Generator | None = None) -> Tensor:
@@ -81,27 +82,30 @@ def gumbel_softmax(alpha: Tensor, tau: Tensor | float, generator: torch.Generato
 
 
 def harden(gates: Tensor) -> Tensor:
-    """Return one-hot gates at the largest weights with the gradient of the soft ones (straight-through)."""
+    """Return one-hot gates, 1 where `gates` [N, C] is largest in its row, that pass gradients to `gates` unchanged."""
     one_hot = F.one_hot(gates.argmax(dim=-1), gates.shape[-1]).to(gates.dtype)
     # The parenthesis is exactly zero in the forward pass, and has the gradient of `gates` in the backward pass.
     return one_hot + (gates - gates.detach())
 
 
 def _sample_one_hot(alpha: Tensor, tau: Tensor | float, generator: torch.Generator | None = None) -> Tensor:
-    """Return one-hot gates [N, C] sampled by Gumbel-max, with the gradient of the soft ones."""
+    """Return one-hot gates [N, C] sampled from pi, with the gradient of the soft weights at temperature `tau`."""
     # The sample itself is from pi at every temperature: tau scales all logits, and so only sharpens the gradient.
     return harden(gumbel_softmax(alpha, tau, generator))
 
 
 def make_path(weights: Tensor, probe: "Probe | None" = None) -> list[PathGate]:
-    """Return the gates of a path, given one-hot weights [N, C]."""
+    """Return the gate of each block for a path given as one-hot weights [N, C]; the block of `probe` also runs that."""
     probed = {} if probe is None else {probe.block: probe.candidate}
     rows = zip(weights.unbind(), weights.detach().argmax(dim=-1).tolist(), strict=True)
     return [PathGate(row, index, probed.get(block)) for block, (row, index) in enumerate(rows)]
 
 
 def drop_candidates(alpha: Tensor, p: float, generator: torch.Generator | None = None) -> Tensor:
-    """Return alpha [N, C] with each candidate masked with probability p; a block never loses all its candidates."""
+    """Return alpha [N, C] with each logit set to `ABSENT` with probability p.
+
+    A block that would lose all its candidates keeps all of them.
+    """
     keep = torch.rand(alpha.shape, generator=generator, device=alpha.device) >= p
     # Where every candidate is dropped or absent, keep all.
     keep |= (~keep | (alpha <= ABSENT)).all(dim=-1, keepdim=True)
@@ -111,14 +115,14 @@ def drop_candidates(alpha: Tensor, p: float, generator: torch.Generator | None =
 class DetachedGates:
     """Gates cut off from alpha, so that gradients accumulate over micro-batches and reach alpha in one backward pass.
 
-    All micro-batches of a step use the same sample. Each `backward` frees the graph that it passes through; cut at the
-    gates, the graph from gates to alpha survives until the gradients of all micro-batches, and of all processes, are
-    there.
+    All micro-batches of a step use the same sample of gates. Each `backward` frees the graph that it passes through.
+    Because the graph is cut at the gates, its part from gates to alpha survives until the gradients of all
+    micro-batches and processes are combined.
 
     Attributes:
-        gates: for the network.
-        leaf: the weights of the gates [N, C], whose `.grad` accumulates.
-        sampled: the same weights, still connected with alpha.
+        gates: the detached gates, to be passed to the network.
+        leaf: the weights of `gates` as one leaf tensor [N, C], whose `.grad` accumulates.
+        sampled: the same weights, still connected to alpha.
     """
 
     def __init__(self, sampled: Gates) -> None:
@@ -137,7 +141,7 @@ class DetachedGates:
 
 
 class Estimator:
-    """`soft`, and the interface of the others: sample gates, and compute alpha's loss on held-out text."""
+    """The estimator `soft` and base class of the others: sample gates, and compute the loss that alpha descends."""
 
     one_hot = False
     """Whether the gates of each step choose one candidate per block."""
@@ -153,7 +157,7 @@ class Estimator:
         """One-hot [N, C]: the path that the weights are fine-tuned on, once alpha is frozen."""
 
     def sample_gates(self, alpha: Tensor, tau: Tensor | float, generator: torch.Generator | None = None) -> Gates:
-        """Sample the gates of one step from alpha [N, C]; differentiable where alpha needs a gradient."""
+        """Sample the gates of one step from alpha [N, C]; differentiable if `alpha` requires a gradient."""
         return gumbel_softmax(alpha, tau, generator)
 
     def arch_loss(
@@ -163,27 +167,28 @@ class Estimator:
         loss_of_gates: Callable[[Gates], Tensor],
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """Return a scalar whose gradient is alpha's gradient from one held-out batch.
+        """Return a scalar whose gradient with respect to `alpha` is the estimate from one held-out batch.
 
-        `loss_of_gates` returns the batch's mean loss under gates; it can be called several times.
+        `loss_of_gates` runs the network with the given gates on the batch, as often as it is called, and returns the
+        mean loss.
         """
         return loss_of_gates(self.sample_gates(alpha, tau, generator))
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return what a resumed search needs."""
+        """Return the state to store in a checkpoint; empty for estimators without one."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Tensor], device: torch.device) -> None:
-        """Restore the state of a checkpoint."""
+        """Restore what `state_dict` returned, on `device`."""
 
 
 class _StraightThrough(Estimator):
-    """One-hot gates with the gradient of soft ones; every candidate runs (see the top of this file)."""
+    """One-hot gates with the gradient of the soft weights; every candidate runs (see the top of this file)."""
 
     one_hot = True
 
     def sample_gates(self, alpha: Tensor, tau: Tensor | float, generator: torch.Generator | None = None) -> Gates:
-        """Sample one-hot gates [N, C]."""
+        """Sample one-hot gates [N, C], which pass the gradient of the soft weights to alpha."""
         # A tensor, not a path: every candidate runs, since the gradient of its gate needs its output.
         return _sample_one_hot(alpha, tau, generator)
 
@@ -194,16 +199,17 @@ class _Gdas(Estimator):
     one_hot = True
 
     def sample_gates(self, alpha: Tensor, tau: Tensor | float, generator: torch.Generator | None = None) -> Gates:
-        """Sample a path."""
+        """Sample a path: the gate of each block runs one candidate."""
         # The blocks run only the chosen candidates; `SinglePathFunction` leaves the other gates' gradients at zero.
         return make_path(_sample_one_hot(alpha, tau, generator))
 
 
 class ProbedSinglePath(Estimator):
-    """`single_path`: one candidate per block runs, in one block one more is probed (see the top of this file).
+    """`single_path`: one candidate per block runs, and in one block a second one, the probe (see the top of this file).
 
-    The gradient of gate c is <d loss / d output, output_c - x>: known for the chosen candidate, which ran, and for
-    identity, where it is 0. The state is `means` [N, C], running means of the gradients that probes observed.
+    The gradient of gate c is <d loss / d output, output_c - x>. It is known for the chosen candidate, which ran, and
+    for identity, whose output is x, so that it is 0. The state is `means` [N, C]: for each gate the running mean of the
+    gradients observed when its candidate was the probe.
     """
 
     one_hot = True
@@ -213,7 +219,7 @@ class ProbedSinglePath(Estimator):
         self.means = torch.zeros(blocks, len(self.space))
 
     def sample_gates(self, alpha: Tensor, tau: Tensor | float, generator: torch.Generator | None = None) -> Gates:
-        """Sample a path; a candidate is probed where alpha needs a gradient."""
+        """Sample a path and, if `alpha` requires a gradient, the probe."""
         hard = _sample_one_hot(alpha, tau, generator)
         chosen: list[int] = hard.detach().argmax(dim=-1).tolist()
         probe = None
@@ -224,20 +230,23 @@ class ProbedSinglePath(Estimator):
         return make_path(hard, probe)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the running means."""
+        """Return the running means of the gradients."""
         return {"means": self.means}
 
     def load_state_dict(self, state: Mapping[str, Tensor], device: torch.device) -> None:
-        """Restore the running means."""
+        """Restore the running means of the gradients on `device`."""
         self.means = state["means"].to(device)
 
     def unobserved(self, block: int, chosen: int) -> list[int]:
-        """Return the candidates of a block whose gradient is unknown where `chosen` ran; identity's is zero."""
+        """Return the indices of a block's candidates with unknown gradients: all but identity and the `chosen` one."""
         observed = (self.space[chosen], IDENTITY)
         return [self.space.index(name) for name in self.block_spaces[block] if name not in observed]
 
     def _sample_probe(self, chosen: list[int], generator: torch.Generator | None) -> "Probe | None":
-        """Draw one block with unobserved candidates, then one of these, uniformly; `None` where there is none."""
+        """Draw the probe: uniformly a block with unobserved candidates, then uniformly one of these candidates.
+
+        `chosen` is the index of the candidate that runs in each block. Return `None` if no block has an unobserved one.
+        """
         open_blocks = [
             (block, unobserved) for block, index in enumerate(chosen) if (unobserved := self.unobserved(block, index))
         ]
@@ -251,11 +260,11 @@ class ProbedSinglePath(Estimator):
         return Probe(block, unobserved[int(second * len(unobserved))], 1 / (len(open_blocks) * len(unobserved)))
 
     def _complete(self, observed: Tensor, chosen: list[int], probe: "Probe | None") -> Tensor:
-        """Return the gradient of all gates, [N, C], given one that is zero for the candidates that did not run.
+        """Return the gradient of all gates, [N, C], where `observed` has zeros for candidates that did not run.
 
-        With running mean m and probability q of being probed, a probed candidate gets m + (observed - m) / q, any other
-        gets m. The expectation is q (m + (o - m) / q) + (1 - q) m = o, whatever m is; a good m makes the variance
-        small.
+        Let m be the running mean of a gate, o its gradient, and q the probability that its candidate is the probe. The
+        probe gets m + (o - m) / q, the other candidates that did not run get m. The expectation is
+        q (m + (o - m) / q) + (1 - q) m = o, whatever m is; the closer m is to o, the smaller is the variance.
         """
         self.means = self.means.to(observed)
         completed = observed.clone()
@@ -274,10 +283,10 @@ class ProbedSinglePath(Estimator):
 
 
 class Probe(NamedTuple):
-    """A candidate that runs forward only, and the probability with which it was drawn."""
+    """A second candidate of one block, which runs forward only, and the probability with which it was drawn."""
 
-    block: int
-    candidate: int
+    block: int  # index of the block
+    candidate: int  # index of the candidate
     probability: float
 
 
@@ -285,9 +294,9 @@ class SinglePathFunction(torch.autograd.Function):
     """The output of the chosen candidate, with gradients for the gates of all candidates that ran.
 
     The output is y = sum_c gate[c] · layer_c(x) with a single gate of 1, so y = layer_chosen(x), yet gate c has the
-    gradient <d loss / d y, layer_c(x)>. Here <d loss / d y, x>, identity's, is subtracted from all of them: the softmax
-    behind the gates is invariant to a constant, and a candidate that did not run then has gradient 0 as if it were
-    identity (`gdas`), not as if its output were zero.
+    gradient <d loss / d y, layer_c(x)>. From all of them the gradient of identity, <d loss / d y, x>, is subtracted; a
+    constant does not change the gradient of alpha, since the gates come from a softmax. A candidate that did not run
+    has gradient 0, and so is treated as identity (`gdas`) rather than as a layer whose output is zero.
     """
 
     @staticmethod
@@ -299,15 +308,15 @@ class SinglePathFunction(torch.autograd.Function):
         weights: Tensor,
         indices: tuple[int, int | None],
     ) -> Tensor:
-        """Return `output`.
+        """Return `output`, connected to the gates.
 
         Args:
             ctx: autograd's context.
-            output: of the chosen candidate, [B, T, D].
+            output: output of the chosen candidate, [B, T, D].
             x: the block's input, [B, T, D].
-            probe: output of the probed candidate, [B, T, D], or `None`.
+            probe: output of the probe, [B, T, D], or `None` if this block has none.
             weights: the gates, [C].
-            indices: those of the chosen and the probed candidate.
+            indices: index of the chosen candidate and index of the probe or `None`.
         """
         ctx.save_for_backward(output, x, probe)
         ctx.candidates, ctx.indices = len(weights), indices
@@ -316,7 +325,7 @@ class SinglePathFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of `output` and `weights`."""
+        """Return `grad` for `output`, the gradients of the gates for `weights`, and `None` for the other arguments."""
         output, x, probe = ctx.saved_tensors
         chosen, probed = ctx.indices
         # <d loss / d y, output_c - x> for the candidates that ran. The products sum over B, T and D, since one gate
@@ -333,10 +342,11 @@ class SinglePathFunction(torch.autograd.Function):
 class UniformPath(Estimator):
     """`uniform`: weights train on uniform paths, alpha on held-out text (see the top of this file).
 
-    The linear model: a path z, one-hot rows flattened to [N·C], has the loss <w, z> + a part of the text alone. From
-    pairs of paths on one text, x = z1 - z2 and y = loss1 - loss2, ridge regression finds w [N·C] by the normal
-    equations (sum x xᵀ + ridge · I) w = sum x y. The state is these sums: `gram` [N·C, N·C] and `moment` [N·C], in
-    which every older pair counts `forgetting` times less, since the shared weights change under it.
+    The linear model: a path z, one-hot rows flattened to [N·C], has the loss <w, z> + a term that depends only on the
+    text. Two paths on the same text give x = z1 - z2 and y = loss1 - loss2, without that term; from many such pairs,
+    ridge regression finds w [N·C] by the normal equations (sum x xᵀ + ridge · I) w = sum x y. The state is the two
+    sums: `gram` [N·C, N·C] and `moment` [N·C]. With each new pair they are multiplied by `forgetting` < 1, since old
+    losses were measured with old shared weights.
     """
 
     one_hot = True
@@ -357,7 +367,10 @@ class UniformPath(Estimator):
         self.forgetting = 1 - 1 / (_PAIRS_PER_COEFFICIENT * coefficients)
 
     def sample_gates(self, alpha: Tensor, tau: Tensor | float, generator: torch.Generator | None = None) -> Gates:
-        """Sample a uniform path, without gradient; after `selected_path` is set, that path with noise of rate tau."""
+        """Sample a path without gradient: uniformly or, once `selected_path` is set, that path with random changes.
+
+        A change replaces the layer of a block by a layer sampled by pi; it has the probability `tau`.
+        """
         if self.selected_path is None:
             # argmax(uniform_logits + g) is a uniform sample, except for identity's smaller weight; alpha plays no part.
             return make_path(_sample_one_hot(self.uniform_logits.to(alpha), 1.0, generator))
@@ -373,7 +386,7 @@ class UniformPath(Estimator):
         loss_of_gates: Callable[[Gates], Tensor],
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """Return the loss expected under pi by the linear fit, after adding one more pair of paths to it."""
+        """Fit the linear model to one more pair of paths; return its expected loss under pi, up to a constant."""
         with torch.no_grad():
             # 1. Evaluate two paths sampled by pi on one text: how hard the text is cancels in the difference, whose
             #    noise is far below that of either loss.
@@ -386,7 +399,12 @@ class UniformPath(Estimator):
         return (alpha.softmax(dim=-1) * (self.contributions() + 0 * difference)).sum()
 
     def observe(self, paths: Tensor, losses: Tensor) -> None:
-        """Add a pair to the fit: the difference of two paths, [N, C], and the difference of their losses, a scalar."""
+        """Add a pair of paths to the linear fit.
+
+        Args:
+            paths: difference of the one-hot paths, [N, C].
+            losses: difference of their losses in nats per token, a scalar.
+        """
         self.gram, self.moment = self.gram.to(paths), self.moment.to(paths)
         x = torch.where(losses.isfinite(), paths.flatten(), 0.0)  # [N·C] of -1, 0, 1; all zero adds nothing
         # gram <- forgetting · gram + x xᵀ, moment <- forgetting · moment + x y: recursive least squares.
@@ -394,7 +412,7 @@ class UniformPath(Estimator):
         self.moment.mul_(self.forgetting).add_(x * losses.nan_to_num(0.0, 0.0, 0.0))
 
     def contributions(self) -> Tensor:
-        """Return w, each candidate's fitted contribution to the loss in nats per token, [N, C]; rows sum to zero."""
+        """Return w [N, C], the fitted contribution of each candidate to the loss in nats per token; rows sum to 0."""
         # Differences of paths say nothing about a constant per block, so `gram` is singular; the ridge makes the
         # solution unique (the one with zero row sums) and shrinks candidates that few pairs have compared.
         ridge = RIDGE * torch.eye(len(self.moment), device=self.moment.device)
@@ -402,11 +420,11 @@ class UniformPath(Estimator):
         return solution.view(len(self.block_spaces), -1)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the linear fit."""
+        """Return the two sums of the linear fit, `gram` and `moment`."""
         return {"gram": self.gram, "moment": self.moment}
 
     def load_state_dict(self, state: Mapping[str, Tensor], device: torch.device) -> None:
-        """Restore the linear fit."""
+        """Restore the two sums of the linear fit on `device`."""
         self.gram, self.moment = state["gram"].to(device), state["moment"].to(device)
 
 
@@ -420,5 +438,5 @@ ESTIMATORS: dict[str, type[Estimator]] = {
 
 
 def arch_batch_size(estimator: str, rows: int) -> int:
-    """Return the rows of an architecture step's batch, given those of a weight step's."""
+    """Return the batch size of architecture steps on held-out text, given that of weight steps (`rows`)."""
     return max(1, rows // ESTIMATORS[estimator].arch_batch_divisor)

@@ -1,8 +1,8 @@
 """Relative attention, linear layer + cross-entropy, and dropout as single operations with hand-written gradients.
 
-Composed of torch operations, each of them would make autograd copy and zero-fill more memory than it computes with.
-`benchmarks/plain.py` has the textbook form of each; the tests check values and gradients against it, the benchmarks
-measure the gain.
+Written as a series of torch operations, each would spend more memory traffic on copies and zero-filled gradients than
+on its computation. `benchmarks/plain.py` has these textbook forms; the tests check values and gradients against them,
+the benchmarks measure the gain.
 
 Shapes: B batch, T segment, M memory, K = M + T keys, H heads, E head width; C far keys at L distances (compressed
 memory); N rows, V symbols.
@@ -24,7 +24,7 @@ _Make = TypeVar("_Make", bound=Callable[..., Tensor])
 
 
 def cache_tensors(make: _Make) -> _Make:
-    """Cache the tensors that a function creates, by its arguments; callers must not change them in place."""
+    """Decorate a function that creates a tensor, to cache its results by arguments; do not change them in place."""
     cached = lru_cache(maxsize=32)(make)
 
     @wraps(make)
@@ -37,18 +37,18 @@ def cache_tensors(make: _Make) -> _Make:
 
 
 class Attended(NamedTuple):
-    """The result of attention."""
+    """The result of `relative_attention`."""
 
     values: Tensor  # [B, T, H, E] sums of values weighted by attention, before the output projection
     weights: Tensor  # [H, B, T, K] of attention, before dropout, without gradient
 
 
 class Far(NamedTuple):
-    """The first C keys, where neighbours are `step` tokens apart: those of compressed memory."""
+    """Describe the far keys: the first C keys, of compressed memory, where neighbours are `step` tokens apart."""
 
-    position: Tensor  # [L, H, E] projected sinusoids of L distances that fall by 1
+    position: Tensor  # [L, H, E] projected sinusoids of L distances, each smaller by 1 than the one before
     keys: int  # C
-    step: int  # tokens from one of these keys to the next
+    step: int  # number of tokens from one far key to the next
 
 
 def relative_attention(
@@ -70,7 +70,7 @@ def relative_attention(
         u: content bias [H, E].
         v: position bias [H, E].
         dropout: probability of dropping an attention weight.
-        far: describes the first C keys; `position` then covers the other K - C only.
+        far: the far keys, if there are any; `position` [K - C, H, E] is then for the other keys only.
         masked: mask [T, K], true where a query must not see a key; keys after the query are always masked.
     """
     fields = (None, 0, 1) if far is None else far
@@ -84,14 +84,14 @@ def linear_cross_entropy(
     """Return -log softmax(hidden weightᵀ + bias)[target] of each row in nats, [N] in float32.
 
     With label smoothing s the gradient is that of (1 - s) · (-log p[target]) + s · mean over V of -log p (Szegedy et
-    al. 2016, section 7), while the value stays -log p[target]: losses of training and evaluation are the same measure.
+    al. 2016, section 7), while the value stays -log p[target], so that training and evaluation losses are comparable.
 
     Args:
         hidden: [N, E].
         weight: [V, E].
         bias: [V].
         targets: [N].
-        smoothing: s, the probability that label smoothing spreads over all V.
+        smoothing: s, the part of the target probability that label smoothing spreads evenly over all V.
     """
     # Inside an autograd function the grad mode is always off, so `forward` looks at `needs_input_grad` instead, which
     # knows nothing of `no_grad`: detached inputs tell it that no gradient will be asked for.
@@ -111,8 +111,9 @@ class _RelativeAttention(torch.autograd.Function):
     """softmax(((q + u) kᵀ + shift((q + v) rᵀ)) / √E), masked, times the values, for all heads (Dai et al. 2019, §3.3).
 
     The relative shift. (q + v) rᵀ has one column per *distance*, K - 1 … 0; softmax needs one column per *key*. The
-    query in row t of T stands at position M + t, so key k is M + t - k away: its score is in column T - 1 - t + k. Each
-    row is the one above shifted left by one. For T = 3, M = 1, with a … d the scores of distances 3 … 0:
+    query in row t of T stands at position M + t, so its distance to key k is M + t - k, and the score of this distance
+    is in column T - 1 - t + k. So each row has to be shifted left by one less than the row above. For T = 3, M = 1,
+    with a … d the scores of distances 3 … 0:
 
         by distance      by key (x: after the query, to be masked)
         a b c d          c d x x
@@ -120,9 +121,9 @@ class _RelativeAttention(torch.autograd.Function):
         a b c d          a b c d
 
     In flat memory, column k of row t lies at t·K + (T - 1 - t + k) = t (K - 1) + k + T - 1: a view with row stride
-    K - 1, no copy. Where k is after the query, this place is in the next row, among the first columns, which that row
-    does not read. So setting the unread columns to -inf before the shift applies the causal mask, at T² entries per
-    head instead of T·K. Only the last key needs a mask of its own: its place is the next row's first key.
+    K - 1, no copy. Where k is after the query, this place is in the next row, among the first columns, which the query
+    of that row does not use. So setting the unused columns to -inf before the shift applies the causal mask, to T²
+    entries per head instead of T·K. Only the last key needs a separate mask: its place is used by the next row.
     """
 
     @staticmethod
@@ -139,7 +140,7 @@ class _RelativeAttention(torch.autograd.Function):
         step: int,
         masked: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """Compute attention; arguments as for `relative_attention`."""
+        """Return values and weights as in `Attended`; arguments as for `relative_attention`."""
         batch, tgt_len, heads, width = query.shape
         keys, near_keys, scale = key_value.shape[1], len(position), 1 / math.sqrt(width)
         # 1. (q + u) / √E and (q + v) / √E: scaling the queries is cheaper than scaling the [T, K] scores. Heads come
@@ -180,7 +181,7 @@ class _RelativeAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of all tensor arguments; `d_x` is the gradient of `x` in `forward`."""
+        """Return the gradient of each argument of `forward` (`d_x` is that of `x`); `None` for those that need none."""
         qu, qv, key, value, position, far, weights, mask = ctx.saved_tensors
         heads, batch, tgt_len, width = qu.shape
         keys = key.shape[1]
@@ -220,7 +221,7 @@ class _RelativeAttention(torch.autograd.Function):
 
 
 def _shift_view(by_distance: Tensor, keys: int, step: int = 1) -> Tensor:
-    """Return scores by key as a view of contiguous scores by distance: the relative shift.
+    """Return scores by key as a view of contiguous scores by distance (the relative shift).
 
     Entry [n, t, k] of the view [N, T, keys] is entry [n, t, T - 1 - t + k · step] of `by_distance` [N, T, L], whose
     distances fall by 1 per column. Entries of keys after the query are meaningless: see `_RelativeAttention`.
@@ -235,26 +236,27 @@ def _shift_view(by_distance: Tensor, keys: int, step: int = 1) -> Tensor:
 
 @cache_tensors
 def _unread_columns(tgt_len: int, device: torch.device) -> Tensor:
-    """Return a [T, T - 1] mask of the first columns of scores by distance, true where no query reads them."""
+    """Return a mask [T, T - 1] of the first columns of scores by distance, true where the query does not use them."""
     # Row t reads from column T - 1 - t on: all of its first T - 1 columns are unread in row 0, none in row T - 1.
     return torch.ones(tgt_len, tgt_len - 1, dtype=torch.bool, device=device).triu().flip(1)
 
 
 def _apply_mask(weights: Tensor, mask: Tensor | None, p: float) -> Tensor:
-    """Return the weights after dropout, or unchanged where `mask` is `None`."""
+    """Zero the weights where `mask` is 0 and divide them by 1 - p; return them unchanged if `mask` is `None`."""
     return weights if mask is None else weights * mask / (1 - p)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """Linear layer and cross-entropy that store a single [N, V] matrix, in the dtype of matrix products.
+    """Linear layer and cross-entropy that store one [N, V] matrix for the backward pass instead of several.
 
     Autograd would store logits and log-probabilities, and allocate the gradients of both in the backward pass. But the
-    gradient of the logits is known as soon as the loss is: softmax minus target, d_logits = p - ((1 - s) y + s / V).
+    gradient of the logits can be computed together with the loss. It is p - ((1 - s) y + s / V), with the softmax p and
+    the one-hot target y; only this is stored, in the dtype of matrix products.
     """
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, smoothing: float) -> Tensor:
-        """Compute the losses; arguments as for `linear_cross_entropy`."""
+        """Return the loss of each row, [N]; arguments as for `linear_cross_entropy`."""
         dtype = product_dtype(hidden)
         hidden, weight_cast = hidden.to(dtype), weight.to(dtype)
         log_probs = torch.addmm(bias.to(dtype), hidden, weight_cast.t()).log_softmax(dim=-1, dtype=torch.float32)
@@ -272,7 +274,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of `hidden`, `weight` and `bias`, given that of each row's loss, [N]."""
+        """Return the gradients of `hidden`, `weight` and `bias`, given `grad` [N], the gradient of each row's loss."""
         hidden, weight, d_logits = ctx.saved_tensors
         weight_dtype, bias_dtype = ctx.dtypes
         # Multiply the rows' gradients into the narrow [N, E] side of each product rather than into [N, V].
@@ -284,11 +286,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 class _Dropout(torch.autograd.Function):
-    """Dropout whose mask takes 16 random bits per element; on a CPU torch draws 64 for each."""
+    """Dropout with a mask made from 16 random bits per element on a CPU, where torch would draw 64."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
-        """Apply dropout; see `dropout`."""
+        """Return `x` with dropout; see `dropout`."""
         mask, ctx.scale = keep_mask(x, p), 1 / (1 - p)
         ctx.save_for_backward(mask)  # as an attribute it would outlive the backward pass
         return torch.addcmul(x.new_zeros(()), x, mask, value=ctx.scale)
@@ -296,13 +298,16 @@ class _Dropout(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradient through the same mask."""
+        """Return the gradient of `x`: `grad` with the mask and scale of `forward`."""
         (mask,) = ctx.saved_tensors
         return torch.addcmul(grad.new_zeros(()), grad, mask, value=ctx.scale), None
 
 
 def keep_mask(like: Tensor, p: float) -> Tensor:
-    """Return ones with probability 1 - p (rounded to 2^-16), else zeros, with shape, dtype and device of `like`."""
+    """Return a random mask like `like` in shape, dtype and device: 0 with probability `p`, else 1.
+
+    On a CPU, `p` is rounded to a multiple of 2^-16.
+    """
     if like.device.type != "cpu":
         return torch.empty_like(like).bernoulli_(1 - p)
     # Draw 64-bit words, read each as four signed 16-bit numbers, and compare these with the p-quantile.
@@ -313,11 +318,11 @@ def keep_mask(like: Tensor, p: float) -> Tensor:
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype for sums over many elements: float32, or float64 for float64."""
+    """Return the dtype in which to sum many elements of `dtype`: float64 for float64, else float32."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
-    """Return the dtype in which matrix products of `x` are computed: autocast's where that is on, else its own."""
+    """Return the dtype in which matrix products of `x` are computed: autocast's if it is on, else that of `x`."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype

@@ -11,7 +11,7 @@ a tail is a softmax over its own ids, computed only for the tokens whose target 
 Tails may be narrower than the model (`proj_factor`). With `div_val` the embeddings have the same clusters and widths
 (adaptive inputs: Baevski & Auli 2019, arXiv 1809.10853), so that `tie_weights` can share the tables.
 
-Shapes: N tokens, D model width, V vocabulary; of each cluster e its width and n the number of its ids.
+Shapes: N tokens, D model width, V vocabulary; e is the width of a cluster and n the number of its ids.
 """
 
 import math
@@ -32,12 +32,16 @@ _ROW_STEP = 64
 
 
 def cluster_bounds(config: ModelConfig, vocab_size: int) -> list[int]:
-    """Return [0, cutoffs…, V]; raise `ParnasError` for cutoffs beyond the vocabulary."""
+    """Return the bounds of the clusters, [0, cutoffs…, V]: from each bound on, the ids up to the next bound.
+
+    Raises:
+        ParnasError: the last cutoff is not below the vocabulary size V.
+    """
     assert not isinstance(config.cutoffs, str), "resolve_cutoffs comes before the model"
     if config.cutoffs and config.cutoffs[-1] >= vocab_size:
         raise ParnasError(
             f"model.cutoffs end at {config.cutoffs[-1]}, but the vocabulary has {vocab_size} symbols; "
-            "give cutoffs below that, or cutoffs: auto."
+            f"give cutoffs below {vocab_size}, or cutoffs: auto."
         )
     return [0, *config.cutoffs, vocab_size]
 
@@ -71,7 +75,10 @@ class Embedding(nn.Module):
         return scaled
 
     def multiply_adds(self, shares: Sequence[float]) -> float:
-        """Return the expected multiply-adds of a token's projection; `shares` are `SoftmaxHead.cluster_shares`."""
+        """Return the expected multiply-adds of projecting a token's embedding to the model's width.
+
+        `shares` is the share of tokens in each tail, from `SoftmaxHead.cluster_shares`.
+        """
         if not self.projections:
             return 0.0
         clusters = zip([1 - sum(shares), *shares], self.projections, strict=True)
@@ -79,13 +86,13 @@ class Embedding(nn.Module):
 
 
 class SoftmaxHead(nn.Module):
-    """Full or adaptive softmax; a full one is an adaptive one with a single cluster."""
+    """Full or adaptive softmax; the full softmax is an adaptive softmax with a single cluster."""
 
     label_smoothing = 0.0
     """Share of the target probability that training spreads evenly over the classes of each softmax.
 
-    In the head this applies to all targets, in a tail to the targets in it. It changes the gradient of `nll`, not the
-    value."""
+    The softmax of the head smooths all targets, the softmax of a tail the targets in this tail. Smoothing changes the
+    gradient of `nll`, not the value."""
 
     def __init__(self, config: ModelConfig, vocab_size: int, embedding: Embedding) -> None:
         super().__init__()
@@ -111,7 +118,7 @@ class SoftmaxHead(nn.Module):
         )
 
     def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Return the negative log-likelihood of each target in nats: [N, D] and [N] to [N], in float32."""
+        """Return the negative log-likelihood in nats of each target [N], given hidden states [N, D]: [N] in float32."""
         first, smoothing = self.bounds[1], self.label_smoothing if self.training else 0.0
         # 1. Find the rows of each tail. In the head their target is the tail's cluster logit, number n_0 + cluster - 1.
         head_targets, tail_rows = targets, []
@@ -134,7 +141,7 @@ class SoftmaxHead(nn.Module):
         return nll
 
     def log_probs(self, hidden: Tensor) -> Tensor:
-        """Return the log-probabilities of the whole vocabulary: [N, D] to [N, V], in float32."""
+        """Return the log-probabilities of all V ids, [N, V] in float32, given hidden states [N, D]."""
         tables = self._tables()
         # Head: [N, n_0 + tails]. The last columns, log p(tail), are added to log p(id | tail) of every id in the tail.
         head = F.linear(self._project(hidden, 0), *self._head_matrix(tables[0])).float().log_softmax(dim=-1)
@@ -147,7 +154,7 @@ class SoftmaxHead(nn.Module):
         return torch.cat(parts, dim=-1)
 
     def multiply_adds(self, shares: Sequence[float]) -> float:
-        """Return the expected multiply-adds to score a token, given the `cluster_shares` of the tails."""
+        """Return the expected multiply-adds to score a token; `shares` is the share of tokens in each tail."""
         cost = 0.0
         for cluster, share in enumerate([1.0, *shares]):
             logits = self.bounds[cluster + 1] - self.bounds[cluster]
@@ -158,24 +165,27 @@ class SoftmaxHead(nn.Module):
         return cost
 
     def cluster_shares(self, counts: Sequence[int]) -> list[float]:
-        """Return for each tail the share of tokens whose id is in it, given the frequencies [V] of the ids."""
+        """Return for each tail the share of tokens whose id is in it, given the number of tokens of each id, [V]."""
         return [sum(counts[start:stop]) / sum(counts) for start, stop in pairwise(self.bounds[1:])]
 
     def _head_matrix(self, table: Tensor) -> tuple[Tensor, Tensor]:
-        """Return weights [n_0 + tails, e] and biases of the head: the frequent ids, then one logit for each tail."""
+        """Return weights [n_0 + tails, e] and biases [n_0 + tails] of the head's softmax, given the weights of its ids.
+
+        Rows of the n_0 frequent ids come first, then one row for each tail.
+        """
         if not len(self.cluster_bias):
             return table, self.biases[0]
         return torch.cat([table, self.cluster_weight]), torch.cat([self.biases[0], self.cluster_bias])
 
     def _project(self, hidden: Tensor, cluster: int) -> Tensor:
-        """Project [N, D] to the cluster's width, [N, e]."""
+        """Project hidden states [N, D] to the width of a cluster, [N, e]; unchanged if it has no projection."""
         if str(cluster) not in self.projections:
             return hidden
         projection: Tensor = self.projections[str(cluster)]
         return hidden @ projection
 
     def _tables(self) -> Sequence[Tensor]:
-        """Return the weights [n, e] of each cluster: its own table, or its rows of the embedding's table."""
+        """Return the weights [n, e] of each cluster: a table of its own, or its rows of the single shared table."""
         if len(self.tables) > 1:
             return list(self.tables)
         table: Tensor = self.tables[0]
@@ -186,14 +196,14 @@ class SoftmaxHead(nn.Module):
 
 
 def _round_up_rows(rows: Tensor) -> Tensor:
-    """Pad [N] with zeros up to a multiple of _ROW_STEP.
+    """Pad `rows` [N] with zeros to a length that is a multiple of `_ROW_STEP`.
 
     The number of rows in a tail differs from batch to batch, and oneDNN compiles a bf16 kernel for each new shape,
-    which takes longer than the product itself; with few shapes the kernels stay in its cache.
+    which takes longer than the product itself. With padding there are so few shapes that the kernels stay in its cache.
     """
     return F.pad(rows, (0, -len(rows) % _ROW_STEP))
 
 
 def _matrices(shapes: Sequence[tuple[int, int]]) -> nn.ParameterList:
-    """Return uninitialised matrices of these shapes."""
+    """Return a list of uninitialised parameters with the given shapes."""
     return nn.ParameterList(nn.Parameter(torch.empty(shape)) for shape in shapes)

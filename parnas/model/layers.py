@@ -1,4 +1,4 @@
-"""The kinds of layers by letter: feed-forward and identity, `make_layer`, and registration of the user's own layers."""
+"""Layers by letter: the layers feed-forward and identity, `make_layer`, and the registration of your own layers."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ __all__ = [
 
 
 class FeedForward(ResidualLayer):
-    """Position-wise feed-forward layer with a ReLU."""
+    """Position-wise feed-forward layer: two linear maps with a ReLU between them."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
@@ -37,7 +37,7 @@ class FeedForward(ResidualLayer):
         self.outer = nn.Linear(config.d_inner, config.d_model)
 
     def transform(self, x: Tensor, memory: Tensor | None, context: Context) -> Tensor:  # noqa: ARG002
-        """Transform [B, T, D] to [B, T, D], each position separately."""
+        """Return the change [B, T, D] for `x` [B, T, D], computed for each position separately."""
         result: Tensor = self.outer(self.dropout(F.relu(self.inner(x))))
         return result
 
@@ -47,22 +47,23 @@ class FeedForward(ResidualLayer):
 
 
 class Identity(Block):
-    """The input itself: no norm, no residual, no parameters."""
+    """A layer that returns its input: without norm, residual connection and parameters."""
 
     def forward(self, x: Tensor, memory: BlockMemory, context: Context) -> BlockOutput:  # noqa: ARG002
-        """Return `x`."""
+        """Return `x` itself and an empty memory."""
         return BlockOutput(x)
 
     def multiply_adds(self, tgt_len: int, reach: Reach) -> float:  # noqa: ARG002
-        """Identity costs nothing."""
+        """Return 0: identity computes nothing."""
         return 0.0
 
 
 def resize_heads(config: ModelConfig, heads: int | None = None, d_head: int | None = None) -> ModelConfig:
-    """Return the configuration with `heads` heads of width `d_head`, by default the model's.
+    """Return `config` with `heads` attention heads of width `d_head`; an argument `None` keeps the model's value.
 
-    Fewer heads of the model's head width are the attention candidates of PLANER (arXiv 2208.14580). In another shape
-    than the model's, a layer cannot share the model's u and v [H, E] and gets its own.
+    Layers with fewer heads of the same width are the attention candidates of PLANER (arXiv 2208.14580). A layer whose
+    number or width of heads differs from the model's cannot share the model's biases u and v [H, E]: the returned
+    configuration then has `share_biases` off, and the layer gets biases of its own.
     """
     shape = heads or config.n_heads, d_head or config.head_width
     shared = config.share_biases and shape == (config.n_heads, config.head_width)
@@ -75,11 +76,11 @@ MAKERS: dict[str, Callable[..., Block]] = {
     FEED_FORWARD: lambda config, **options: FeedForward(config.model_copy(update=options)),
     IDENTITY: lambda config: Identity(),  # noqa: ARG005
 }
-"""Functions that build a layer from the model's configuration and the options behind its letter, by letter."""
+"""For each letter the function that builds the layer from the model's configuration and the options in its name."""
 
 
 def make_layer(name: str, config: ModelConfig) -> Block:
-    """Return the layer of a name such as `s` or `s:heads=2`.
+    """Create the layer with a name such as `s` or `s:heads=2`.
 
     Raises:
         ParnasError: the letter or an option is unknown, or a registered function does not return a `Block`.
@@ -87,7 +88,9 @@ def make_layer(name: str, config: ModelConfig) -> Block:
     letter, options = LayerName.parse(name)
     block = MAKERS[letter](config, **dict(options))
     if not isinstance(block, Block):
-        raise ParnasError(f"The maker of {letter!r} returns a {type(block).__name__}; it must return a Block.")
+        raise ParnasError(
+            f"The function registered for {letter!r} returns a {type(block).__name__}; it must return a Block."
+        )
     block.config = config
     return block
 
@@ -96,21 +99,23 @@ def register_layer(letter: str, make: Callable[..., Block], description: str, op
     """Register a layer of your own under a letter (docs/layers.md).
 
     Args:
-        letter: one lower-case letter that is not taken.
+        letter: a lower-case letter that no other layer has.
         make: called as `make(config, **options)`; returns the layer, a `Block`.
         description: the layer's name in tables and messages.
-        options: names that may follow the letter, such as `heads` in `s:heads=2`.
+        options: names of the options that may follow the letter, such as `heads` in `s:heads=2`.
 
     Raises:
-        ParnasError: the letter or the name of an option is not valid.
+        ParnasError: the letter is not valid or is taken, or the name of an option is not valid.
     """
     if not re.fullmatch("[a-z]", letter):
-        raise ParnasError(f"{letter!r} is no letter for a layer; give one lower-case letter from a to z.")
+        raise ParnasError(f"{letter!r} cannot be the letter of a layer; give one lower-case letter from a to z.")
     if letter in LETTERS:
         raise ParnasError(
-            f"{letter!r} is taken by {LETTERS[letter].description}; give a letter besides {', '.join(LETTERS)}."
+            f"{letter!r} is taken by {LETTERS[letter].description}; give a letter other than {', '.join(LETTERS)}."
         )
     if wrong := [option for option in options if not re.fullmatch("[a-z][a-z0-9_]*", option)]:
-        raise ParnasError(f"{wrong[0]!r} is no name for an option; use lower-case letters, digits and underscores.")
+        raise ParnasError(
+            f"{wrong[0]!r} cannot name an option; use lower-case letters, digits and underscores, a letter first."
+        )
     LETTERS[letter] = Letter(description, tuple(options))
     MAKERS[letter] = make

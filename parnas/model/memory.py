@@ -21,19 +21,19 @@ Memory: TypeAlias = tuple[BlockMemory, ...]
 
 
 class KeyLengths(NamedTuple):
-    """The number of memory positions that a block sees."""
+    """The number of plain and of compressed memory positions that a block attends to."""
 
     plain: int = 0
     compressed: int = 0
 
 
 def longest(lengths: Iterable[KeyLengths]) -> KeyLengths:
-    """Return the largest of each length over several blocks; zeros for no blocks."""
+    """Return the largest plain and the largest compressed length of several blocks; zeros if there are none."""
     return KeyLengths(*map(max, zip(*lengths, strict=True)))
 
 
 def append_memory(memory: Tensor | None, x: Tensor, mem_len: int) -> Tensor | None:
-    """Return the last `mem_len` positions of memory and segment, [B, M, D], detached; `None` for `mem_len` 0."""
+    """Append `x` to memory and return the last `mem_len` positions, [B, M, D], detached; `None` if `mem_len` is 0."""
     if mem_len == 0:
         return None
     x = x.detach()
@@ -41,26 +41,26 @@ def append_memory(memory: Tensor | None, x: Tensor, mem_len: int) -> Tensor | No
 
 
 def join(*parts: Tensor | None) -> Tensor:
-    """Concatenate tensors [B, *, D] along positions, oldest first, leaving out `None`."""
+    """Concatenate tensors [B, *, D] along the positions, in the given order; `None` among them is skipped."""
     present = [part for part in parts if part is not None]
     return present[0] if len(present) == 1 else torch.cat(present, dim=1)
 
 
 def gather(parts: Iterable[BlockMemory]) -> BlockMemory:
-    """Return several memories as one tuple; `None` where all are `None`."""
+    """Return several memories as one tuple, the memory of a stochastic block; `None` if all are `None`."""
     memories = tuple(parts)
     return None if all(memory is None for memory in memories) else memories
 
 
 def map_memory(change: Callable[[Tensor], Tensor], memory: BlockMemory) -> BlockMemory:
-    """Return the memory with a function applied to every tensor."""
+    """Return a copy of `memory` in which `change` has been applied to every tensor."""
     if isinstance(memory, tuple):
         return tuple(map_memory(change, part) for part in memory)
     return None if memory is None else change(memory)
 
 
 def join_rows(parts: Sequence[BlockMemory]) -> BlockMemory:
-    """Return the memories of several micro-batches as the memory of the whole batch."""
+    """Concatenate the memories of several micro-batches along the batch dimension, in order."""
     first = parts[0]
     if len(parts) == 1 or first is None:
         return first

@@ -4,11 +4,11 @@ Block b contains one layer of each candidate kind and computes
 
     y = sum over candidates c of  gate[b, c] · layer_c(x),      gates from pi[b] = softmax(alpha[b]).
 
-All networks of the search space share these layers' weights: a discrete network is the SuperNet with one-hot gates, and
-`extract` copies it out. How gates are sampled and alpha is trained is decided outside (`estimators.py`,
-`parnas/nas/search.py`); the network itself is never random.
+All networks of the search space share the weights of these layers: a discrete network computes the same as the SuperNet
+with one-hot gates, and `extract` returns a copy of it. Other modules sample the gates (`estimators.py`) and train alpha
+(`parnas/nas/search.py`); the SuperNet itself samples nothing.
 
-Shapes: B batch, T segment, D model width, N blocks, C candidates of the whole SuperNet.
+Shapes: B batch, T segment, D model width, N blocks, C candidates, counted over all blocks.
 """
 
 from collections.abc import Sequence
@@ -30,10 +30,10 @@ __all__ = ["StochasticBlock", "SuperNet"]
 
 
 class StochasticBlock(Block):
-    """One layer per candidate and their logits alpha [C]; the output is the sum of the candidates weighted by gates.
+    """A block with one layer per candidate and logits alpha [C]; its output is the gated sum of the layers' outputs.
 
-    Blocks may have different candidates: this block's are `names`. Alpha and gates have an entry for each candidate of
-    the whole SuperNet, `space`, so that those of all blocks stack to [N, C].
+    Blocks may differ in their candidates. `names` are the candidates of this block, `space` are those of any block.
+    Alpha and gates have an entry for each name in `space`, so that alpha and gates of all blocks stack to [N, C].
     """
 
     def __init__(self, config: ModelConfig, space: Sequence[str], names: Sequence[str]) -> None:
@@ -47,7 +47,7 @@ class StochasticBlock(Block):
         self.shares_biases = any(layer.shares_biases for layer in layers.values())
 
     def logits(self) -> Tensor:
-        """Return alpha [C], with `ABSENT` for candidates that the block does not have."""
+        """Return alpha [C], with the logit `ABSENT` for candidates that this block does not have."""
         return self.alpha.masked_fill(cast(Tensor, self.absent), ABSENT)
 
     def pi(self) -> Tensor:
@@ -55,39 +55,39 @@ class StochasticBlock(Block):
         return self.logits().softmax(dim=-1)
 
     def multiply_adds(self, tgt_len: int, reach: Reach) -> float:
-        """Return the multiply-adds per token of all candidates together, as a mixture runs them."""
+        """Return the multiply-adds per token of all candidates together, which all run in a mixture."""
         return sum(layer.multiply_adds(tgt_len, reach) for layer in self._layers())
 
     def memory_tokens(self, reach: Reach) -> int:
-        """Return the largest number of memory tokens of any candidate."""
+        """Return the largest number of tokens that the full memory of any candidate covers."""
         return max(layer.memory_tokens(reach) for layer in self._layers())
 
     def look_back(self, reach: Reach, tgt_len: int) -> int:
-        """Return the furthest look-back of any candidate, in tokens."""
+        """Return how many tokens before a segment the output of any candidate depends on, at most."""
         return max(layer.look_back(reach, tgt_len) for layer in self._layers())
 
     def key_lengths(self, memory: BlockMemory) -> KeyLengths:
-        """Return the largest memory lengths of any candidate."""
+        """Return the largest plain and the largest compressed memory length of all candidates."""
         return longest(layer.key_lengths(own) for layer, own in self._candidate_memories(memory))
 
     def prepare(self, memory: BlockMemory, reach: Reach) -> BlockMemory:
-        """Return the prepared memory of each candidate."""
+        """Return a tuple with the prepared memory of each candidate; see `Block.prepare`."""
         return gather(layer.prepare(own, reach) for layer, own in self._candidate_memories(memory))
 
     def skip(self, x: Tensor, memory: BlockMemory, context: Context) -> BlockMemory:
-        """Return the memory of each candidate."""
+        """Return a tuple with the memory of each candidate after a segment for which none of them runs."""
         return gather(layer.skip(x, own, context) for layer, own in self._candidate_memories(memory))
 
     def forward(
         self, x: Tensor, memory: BlockMemory, context: Context, gate: Tensor | PathGate | None = None
     ) -> BlockOutput:
-        """Compute the mixture, or the chosen candidate alone.
+        """Return the sum of all candidates weighted by `gate`, or the output of one candidate for a `PathGate`.
 
         Args:
             x: input [B, T, D].
-            memory: a tuple with the memory of each candidate; candidates that do not run update theirs too.
+            memory: a tuple with the memory of each candidate. The new memory has it for candidates that do not run too.
             context: see `Context`.
-            gate: weights [C], by default pi; a `PathGate` runs its candidate only.
+            gate: weights [C], by default pi; or a `PathGate`, for which only the chosen candidate and the probe run.
         """
         if isinstance(gate, PathGate):
             return self._run_path(x, memory, context, gate)
@@ -103,7 +103,10 @@ class StochasticBlock(Block):
         return BlockOutput(mixed, new_memory, add_up(output.loss for output in outputs))
 
     def _run_path(self, x: Tensor, memory: BlockMemory, context: Context, gate: PathGate) -> BlockOutput:
-        """Run one candidate only: the time and activation memory of a discrete network."""
+        """Run only the chosen candidate, so that the block costs the time and memory of a block of a discrete network.
+
+        While alpha is trained, run the probe of `gate` too, and connect the output to the gates for their gradient.
+        """
         candidates = dict(zip(self.candidates, self._candidate_memories(memory), strict=True))
 
         def run(index: int) -> BlockOutput:
@@ -132,7 +135,7 @@ class StochasticBlock(Block):
         return BlockOutput(path, new_memory, output.loss)
 
     def _candidate_memories(self, memory: BlockMemory) -> list[tuple[Block, BlockMemory]]:
-        """Return each candidate and its memory, `None` for all at the start of a text."""
+        """Return each candidate with its part of `memory`, which is `None` at the start of a text."""
         layers = self._layers()
         return list(zip(layers, memory or (None,) * len(layers), strict=True))
 
@@ -141,9 +144,10 @@ class StochasticBlock(Block):
 
 
 class SuperNet(TransformerXL):
-    """A TransformerXL of stochastic blocks; without gates its blocks weigh their candidates by pi.
+    """A `TransformerXL` of stochastic blocks; called without gates, its blocks weight their candidates by pi.
 
-    `space` is `search.space`: one list of layer names for all blocks, or a list for each block.
+    The argument `space` is `search.space`: one list of layer names for all blocks, or a list for each block. The
+    attribute `space` is the union of the lists: the order of the candidates in alpha, pi and gates.
     """
 
     def __init__(self, config: ModelConfig, space: Space, blocks: int, vocab_size: int) -> None:
@@ -153,7 +157,7 @@ class SuperNet(TransformerXL):
         self.space = union  # of all blocks: the candidates in alpha, pi and gates
 
     def alphas(self) -> list[nn.Parameter]:
-        """Return the logits of each block, [C] each: the parameters of the architecture."""
+        """Return alpha as one parameter [C] for each block: the architecture parameters."""
         return [block.alpha for block in self._stochastic()]
 
     def weights(self) -> dict[str, nn.Parameter]:
@@ -163,26 +167,29 @@ class SuperNet(TransformerXL):
         return {name: parameter for name, parameter in self.named_parameters() if id(parameter) not in alphas}
 
     def alpha(self) -> Tensor:
-        """Return all logits, [N, C], differentiable; `ABSENT` where a block lacks a candidate."""
+        """Return the logits of all blocks, [N, C], differentiable; `ABSENT` where a block lacks a candidate."""
         return torch.stack([block.logits() for block in self._stochastic()])
 
     def pi(self) -> Tensor:
-        """Return all probabilities, [N, C], without gradient."""
+        """Return the probabilities of the candidates in all blocks, [N, C], without gradient."""
         return self.alpha().detach().softmax(dim=-1)
 
     def architecture(self) -> Architecture:
-        """Return the most probable candidate of each block; among equal ones the first in the space."""
+        """Return the most probable candidate of each block, of equally probable ones the first in `space`."""
         return Architecture([self.space[index] for index in self.pi().argmax(dim=-1).tolist()])
 
     def extract(self, architecture: Architecture) -> TransformerXL:
         """Return the discrete network of an architecture with a copy of the SuperNet's weights.
 
         Raises:
-            ParnasError: the depth is not the SuperNet's, or a block has no such layer.
+            ParnasError: the architecture has another number of blocks, or a layer that is no candidate of its block.
         """
         blocks = self._stochastic()
         if len(architecture) != len(blocks):
-            raise ParnasError(f"{architecture} has {len(architecture)} blocks; this SuperNet has {len(blocks)}.")
+            raise ParnasError(
+                f"{architecture} has {len(architecture)} blocks, but this SuperNet has {len(blocks)}; "
+                f"give an architecture of {len(blocks)} blocks."
+            )
         for number, (block, name) in enumerate(zip(blocks, architecture, strict=True), 1):
             if name not in block.candidates:
                 raise ParnasError(

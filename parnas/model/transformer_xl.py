@@ -28,18 +28,18 @@ INITIAL_STD = 0.02  # of all matrices, as in the original
 
 
 class ModelOutput(NamedTuple):
-    """Result of a forward pass."""
+    """The result of `TransformerXL.forward` for one segment."""
 
     hidden: Tensor  # [B, T, D]
-    memory: Memory
+    memory: Memory  # for the next segment
     loss: Tensor | None  # auxiliary, a scalar: trains the compression of memory only
     weights: tuple[Tensor | None, ...] = ()  # of attention in each block, [H, B, T, K], if asked for
 
 
 class TransformerXL(nn.Module):
-    """Embedding, blocks and softmax. Memory is an argument and a result of `forward`; the module keeps none.
+    """A language model of embedding, blocks and softmax; memory is an argument and a result of `forward`.
 
-    Where `forward` is given gates, each block is called with its own gate after the usual arguments.
+    If `forward` gets gates, it calls each block with its gate as a fourth argument, as stochastic blocks expect.
     """
 
     checkpoint_activations = False
@@ -61,7 +61,7 @@ class TransformerXL(nn.Module):
 
     @classmethod
     def build(cls, config: ModelConfig, architecture: Architecture, vocab_size: int) -> "TransformerXL":
-        """Return the discrete network of an architecture; identity blocks are left out."""
+        """Create the discrete network of an architecture, without its identity blocks."""
         blocks = [make_layer(name, config) for name in architecture if name != IDENTITY]
         return TransformerXL(config, blocks, vocab_size)
 
@@ -74,16 +74,16 @@ class TransformerXL(nn.Module):
         inference: bool = False,
         with_weights: bool = False,
     ) -> ModelOutput:
-        """Compute hidden states [B, T, D] of ids [B, T], and the memory for the next segment.
+        """Return the hidden states [B, T, D] of a segment of ids [B, T], and the memory for the next segment.
 
         Args:
             tokens: ids [B, T].
             memory: the memory that the call for the segment before returned; `None` is an empty memory.
             gates: weights of the candidates of stochastic blocks; see `parnas.model.estimators.Gates`.
-            reach: how far attention looks back; by default as configured.
-            inference: take and return memory as keys and values. They are then not computed again for each segment;
-                the result is the same, but weights get no gradient from memory positions.
-            with_weights: return attention weights too.
+            reach: how far attention looks back; `None` takes the values of the configuration.
+            inference: keep keys and values in memory instead of inputs of blocks. They are then not computed again for
+                each segment; the result is the same, but weights get no gradient from memory positions.
+            with_weights: return the attention weights of each block too.
         """
         # 1. Embed the segment.
         reach = reach or self.config.reach
@@ -116,7 +116,7 @@ class TransformerXL(nn.Module):
         return nll
 
     def log_probs(self, hidden: Tensor) -> Tensor:
-        """Return log-probabilities of the next token [B, T, V], given hidden states [B, T, D]."""
+        """Return the log-probabilities of all ids as the next token, [B, T, V], given hidden states [B, T, D]."""
         log_probs: Tensor = self.head.log_probs(hidden.flatten(0, 1)).unflatten(0, hidden.shape[:2])
         return log_probs
 
@@ -129,7 +129,10 @@ class TransformerXL(nn.Module):
         reach: Reach | None = None,
         inference: bool = False,
     ) -> tuple[Tensor, Memory]:
-        """Return the negative log-likelihood in nats of targets [B, T], and the next memory; see `forward`."""
+        """Return the negative log-likelihood in nats of each target, [B, T], and the memory for the next segment.
+
+        `targets` [B, T] are the ids that follow `tokens` [B, T]; for the other arguments see `forward`.
+        """
         output = self(tokens, memory, gates, reach, inference)
         return self.score(output.hidden, targets), output.memory
 
@@ -144,12 +147,12 @@ class TransformerXL(nn.Module):
     ) -> Tensor:
         """Return `prompt` [B, T] continued by `length` sampled ids, [B, T + length].
 
-        After the prompt, tokens are read one at a time with the memory length of training.
+        After the prompt, each sampled id is a segment of its own; the memory length is that of the configuration.
 
         Args:
             prompt: ids [B, T].
-            length: tokens to sample.
-            temperature: 0 takes the most probable id.
+            length: number of ids to sample.
+            temperature: divides the log-probabilities before sampling; 0 takes the most probable id.
             top_k: sample among the k most probable ids only.
             generator: source of random numbers.
 
@@ -158,7 +161,8 @@ class TransformerXL(nn.Module):
         """
         if prompt.shape[1] == 0 or temperature < 0 or (top_k is not None and top_k < 1):
             raise ParnasError(
-                "generate needs a prompt of a token or more, a temperature of 0 or more and a top_k of 1 or more."
+                f"generate got a prompt of {prompt.shape[1]} tokens, temperature {temperature} and top_k {top_k}; give "
+                "a prompt of at least 1 token, a temperature of 0 or more and a top_k of 1 or more."
             )
         was_training = self.training
         self.eval()
@@ -179,7 +183,7 @@ class TransformerXL(nn.Module):
         return torch.cat(ids, dim=1)
 
     def compression_names(self) -> set[str]:
-        """Return the names of the parameters that compress memory."""
+        """Return the names of the parameters of the compression of memory, compressors and decoders."""
         return {
             f"{place}.{name}"
             for place, module in self.named_modules()
@@ -188,7 +192,10 @@ class TransformerXL(nn.Module):
         }
 
     def burn_in(self, tgt_len: int, reach: Reach) -> int:
-        """Return the number of segments after which the output does not depend on the memory before them."""
+        """Return the number of segments after which the output does not depend on the memory at their start.
+
+        The segments have `tgt_len` tokens each.
+        """
         return sum(math.ceil(cast(Block, block).look_back(reach, tgt_len) / tgt_len) for block in self.blocks)
 
     def compresses(self) -> bool:
@@ -196,11 +203,14 @@ class TransformerXL(nn.Module):
         return any(isinstance(module, Compression) for module in self.modules())
 
     def alignment(self) -> int:
-        """Return a number of tokens: a text cut at its multiples has the same groups of compressed positions."""
+        """Return the number of tokens at whose multiples a text may be cut without changing how it is compressed.
+
+        This is the compression ratio, as groups of so many positions are compressed into one; without compression 1.
+        """
         return self.config.memory.ratio if self.compresses() else 1
 
     def multiply_adds(self, tgt_len: int, reach: Reach, counts: Sequence[int]) -> float:
-        """Return the multiply-adds of the matrix products to score one token, with full memory and one row.
+        """Return the multiply-adds of the matrix products to score one token, at batch size 1 with full memory.
 
         `counts` [V] are the frequencies of the ids in the training text: they determine how often each tail of the
         adaptive softmax is computed.
@@ -210,12 +220,15 @@ class TransformerXL(nn.Module):
         return blocks + self.embedding.multiply_adds(shares) + self.head.multiply_adds(shares)
 
     def embedding_parameters(self) -> int:
-        """Return the number of weights in embedding and softmax; shared ones count once."""
+        """Return the number of parameters of embedding and softmax; those that both share count once."""
         unique = {id(p): p.numel() for part in (self.embedding, self.head) for p in part.parameters()}
         return sum(unique.values())
 
     def _context(self, x: Tensor, memory: Memory, reach: Reach) -> Context:
-        """Encode the distances for the longest memory; blocks with shorter memory use the last rows."""
+        """Return the context of a segment `x`, with the distances encoded for the longest memory of any block.
+
+        Blocks with shorter memory use the last rows.
+        """
         blocks = cast(list[Block], list(self.blocks))
         most = longest(block.key_lengths(own) for block, own in zip(blocks, memory, strict=True))
         tgt_len, settings = x.shape[1], self.config.memory
