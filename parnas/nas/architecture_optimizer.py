@@ -1,10 +1,10 @@
 """The optimizer of the architecture: alpha, the temperature tau and the gate noise, with their schedules.
 
-It descends, in alpha [N, C] (N blocks, C candidates) with pi = softmax(alpha),
+With pi = softmax(alpha) for alpha [N, C] (N blocks, C candidates), it minimises over alpha
 
-    loss  +  cost_weight · max(0, expected cost / target - 1)²  -  entropy_weight · entropy(pi),
+    loss  +  cost_weight · max(0, expected cost / target - 1)²  -  entropy_weight · entropy(pi).
 
-where the gradient of the loss is the estimator's, and the two regularisers are exact.
+The gradient of the loss is estimated by the estimator; the gradients of the other two terms are exact.
 """
 
 import math
@@ -27,12 +27,12 @@ class ArchitectureOptimizer:
 
     Args:
         supernet: the network that holds alpha.
-        search: the settings.
-        seed: seed of the gate noise.
+        search: the settings, section `search` of the configuration.
+        seed: seed of the noise from which gates are sampled.
         relative_costs: costs of the candidates as shares of the interleaved network's cost, [C]; `None` for a search
             without a cost target.
 
-    Steps count from 0. The architecture trains from `search.alpha_start_step` until `search.alpha_end_step`.
+    Steps count from 0. Alpha is trained from step `search.alpha_start_step` until before step `search.alpha_end_step`.
     """
 
     def __init__(self, supernet: SuperNet, search: SearchConfig, seed: int, relative_costs: Tensor | None) -> None:
@@ -51,40 +51,40 @@ class ArchitectureOptimizer:
     # Schedules.
 
     def trains_at(self, step: int) -> bool:
-        """Return whether a step trains the architecture."""
+        """Return whether alpha is trained in this step."""
         since_start = step - self.search.alpha_start_step
         return since_start >= 0 and since_start % self.every == 0 and step < self.search.alpha_end_step
 
     def updates_before(self, step: int) -> int:
-        """Return the number of architecture steps before a step that trains the architecture."""
+        """Return the number of architecture steps before `step`, which must be an architecture step itself."""
         return (step - self.search.alpha_start_step) // self.every
 
     def tau(self, step: int) -> Tensor | float:
-        """Return the temperature of a step."""
+        """Return the temperature tau of a step: by the schedule, or the parameter exp(log_tau) if tau is learnable."""
         search = self.search
         if self.log_tau.requires_grad:  # tau = exp(log_tau) stays positive whatever the optimizer does
             return self.log_tau.exp()
         return temperature(search.tau_schedule, step, search.steps, search.tau_start, search.tau_end)
 
     def progress(self, step: int) -> float:
-        """Return the fraction of the architecture's training that is done: 0 at its first step, 1 after its last."""
+        """Return the fraction of the training of alpha before a step: 0 at its first step, 1 after its last."""
         first, end = self.search.alpha_start_step, self.search.alpha_end_step
         return min(1.0, max(0.0, (step - first) / (end - first)))
 
     def cost_weight(self, step: int) -> float:
-        """Return the weight of the cost penalty: linear from 0 over `search.cost.ramp`, then constant."""
+        """Return the weight of the cost penalty, which rises linearly from 0 until `progress` is `search.cost.ramp`."""
         ramp = self.search.cost.ramp
         return self.search.cost_weight * (min(1.0, self.progress(step) / ramp) if ramp else 1.0)
 
     def entropy_weight(self, step: int) -> float:
-        """Return the weight of the entropy of pi, which moves linearly from `entropy_start` to `entropy_end`."""
+        """Return the weight of the entropy of pi, which changes linearly from `entropy_start` to `entropy_end`."""
         start, end = self.search.entropy_start, self.search.entropy_end
         return start + (end - start) * self.progress(step)
 
     # The architecture step.
 
     def sample_gates(self, step: int, differentiable: bool) -> Gates:
-        """Sample gates at the temperature of a step, with a gradient to alpha where `differentiable`."""
+        """Sample gates at the temperature of a step; if `differentiable`, gradients flow from them to alpha."""
         with torch.set_grad_enabled(differentiable):
             alpha = self.supernet.alpha()
             # Candidate dropout: a leading candidate is left out now and then, so that the others are trained too.
@@ -93,7 +93,10 @@ class ArchitectureOptimizer:
             return self.estimator.sample_gates(alpha, self.tau(step), self.noise)
 
     def backward(self, step: int, loss_of_gates: Callable[[Gates], Tensor]) -> None:
-        """Set the gradients of alpha and tau from one held-out batch; `loss_of_gates` returns its mean loss."""
+        """Set the gradients of alpha and, if it is learnable, tau from one held-out batch.
+
+        `loss_of_gates` returns the mean loss of the batch, computed with the given gates.
+        """
         # Without dropout where the estimator compares paths: its noise would drown their difference.
         self.supernet.train(not self.estimator.arch_step_in_eval_mode)
         loss = self.estimator.arch_loss(self.supernet.alpha(), self.tau(step), loss_of_gates, self.noise)
@@ -104,7 +107,7 @@ class ArchitectureOptimizer:
             parameter.grad = gradient
 
     def add_regularisation(self, step: int) -> None:
-        """Add the gradients of the cost penalty and of the entropy term to the gradient of the loss."""
+        """Add the gradients of the cost penalty and of the entropy term to the gradient of alpha."""
         search, pi = self.search, self.supernet.alpha().softmax(dim=-1)
         objective = pi.new_zeros(())  # exact expectations over pi: no sampling, no estimator
         if self.relative_costs is not None and search.cost.target is not None and search.cost_weight:
@@ -116,11 +119,11 @@ class ArchitectureOptimizer:
             objective.backward()
 
     def gradient_is_finite(self) -> bool:
-        """Return whether all gradients of the architecture are finite."""
+        """Return whether the gradients of alpha and tau are finite."""
         return math.isfinite(gradient_norm(self.parameters).item())
 
     def update(self, step: int) -> None:
-        """Update alpha and tau; the learning rate decays linearly to zero."""
+        """Update alpha and, if it is learnable, tau; the learning rate decays linearly to zero."""
         # The steps of Adam do not shrink with the gradient; a decaying rate lets pi settle.
         for group in self.adam.param_groups:
             group["lr"] = self.search.alpha_lr * (1 - self.progress(step))
@@ -129,11 +132,11 @@ class ArchitectureOptimizer:
         self.log_tau.data.clamp_(math.log(self.search.tau_end), math.log(self.search.tau_start))
 
     def zero_grad(self) -> None:
-        """Clear the gradients of the architecture."""
+        """Clear the gradients of alpha and tau."""
         self.adam.zero_grad(set_to_none=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed search needs besides alpha, which is stored with the weights."""
+        """Return the state to store in a checkpoint: all but alpha, which is stored with the weights."""
         return {
             "adam": self.adam.state_dict(),
             "log_tau": self.log_tau.detach(),
@@ -142,7 +145,7 @@ class ArchitectureOptimizer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state of a checkpoint; raises `ValueError` where it does not fit."""
+        """Restore what `state_dict` returned; raises `ValueError` if its tensors do not fit the architecture."""
         self.adam.load_state_dict(state["adam"])
         check_shapes(self.adam)
         self.log_tau.data.copy_(state["log_tau"])

@@ -1,7 +1,7 @@
-"""Costs of architectures: the sum over the blocks, in multiply-adds, parameters or measured latency.
+"""Costs of architectures: the sum of the costs of their layers, in multiply-adds, parameters or measured latency.
 
-The unit of cost targets is the cost of the interleaved network of the same depth. Embedding and softmax, which all
-architectures share, are left out.
+Cost targets are relative to the interleaved network of the same depth: a target of 0.5 is half its cost. Embedding and
+softmax, which all architectures share, are not part of a cost.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,35 +30,40 @@ _COSTS = "costs.json"
 
 @dataclass(frozen=True)
 class Costs:
-    """The cost of each layer, and of the interleaved network of the searched depth."""
+    """The cost of each layer, and of the interleaved network with as many blocks as the search."""
 
-    metric: Metric
+    metric: Metric  # its unit is in `UNITS`
     per_layer: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]]  # by layer name
     interleaved: Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
     def cost(self, layers: Iterable[str]) -> float:
-        """Return the cost of an architecture's blocks, in the metric's unit."""
+        """Return the sum of the costs of layers, in the unit of the metric."""
         return sum(self.per_layer[name] for name in layers)
 
     def share(self, layers: Iterable[str]) -> float:
-        """Return the cost of the blocks as a share of the interleaved network's."""
+        """Return the sum of the costs of layers as a share of the interleaved network's cost."""
         return self.cost(layers) / self.interleaved
 
     def relative(self, candidates: Sequence[str]) -> Tensor:
-        """Return the costs of candidates as shares of the interleaved network's, [candidates]."""
+        """Return the cost of each candidate as a share of the interleaved network's cost, [candidates]."""
         return torch.tensor([self.per_layer[name] / self.interleaved for name in candidates])
 
 
 def make_costs(metric: Metric, per_layer: Mapping[str, float], blocks: int) -> Costs:
-    """Return the costs of layers, which must include attention and feed-forward, with their interleaved network's."""
+    """Return `Costs` of layers, with the cost of the interleaved network of `blocks` blocks computed from them.
+
+    `per_layer` gives the cost of each layer by name, and must include attention `s` and feed-forward `f`.
+    """
     return Costs(metric, dict(per_layer), sum(per_layer[name] for name in Architecture.parse(f"interleaved-{blocks}")))
 
 
 def find_costs(config: Config, metric: Metric, reporter: Reporter) -> Costs:
-    """Return the costs of the candidates: counted, read from the profile in `search.cost.table`, or measured.
+    """Return the costs of the candidates: counted from shapes, or latencies from a profile.
+
+    The profile is the file `search.cost.table`; without it the cached profile, or a new measurement.
 
     Raises:
-        ParnasError: the profile was measured with other shapes, or lacks a candidate.
+        ParnasError: the profile was measured with other shapes, or does not contain a candidate.
     """
     if metric != "latency":
         return count_costs(config, metric)
@@ -71,7 +76,11 @@ def find_costs(config: Config, metric: Metric, reporter: Reporter) -> Costs:
 
 
 def read_costs(folder: Path) -> Costs | None:
-    """Return the costs that `write_costs` wrote into a run folder; `None` where there are none."""
+    """Return the costs that `write_costs` stored in a run folder; `None` if it stored none.
+
+    Raises:
+        ParnasError: the file is damaged.
+    """
     path = folder / _COSTS
     if not path.is_file():
         return None
@@ -84,22 +93,28 @@ def read_costs(folder: Path) -> Costs | None:
 
 
 def costs_of_run(folder: Path, config: Config, metric: Metric, reporter: Reporter) -> Costs:
-    """Return the costs stored in a run folder, or new ones where it has none of this metric."""
+    """Return the costs stored in a run folder; if none are stored in this metric, find them by `find_costs`.
+
+    Raises:
+        ParnasError: the stored costs are damaged or lack a candidate, or `find_costs` fails.
+    """
     costs = read_costs(folder)
     if costs is None or costs.metric != metric:
         return find_costs(config, metric, reporter)
     if missing := [name for name in _names_to_cost(config) if name not in costs.per_layer]:
-        raise ParnasError(f"{folder / _COSTS} has no cost of {', '.join(missing)}; restore it, or delete it.")
+        raise ParnasError(
+            f"{folder / _COSTS} has no cost of {', '.join(missing)}; restore it, or delete it to find the costs again."
+        )
     return costs
 
 
 def write_costs(costs: Costs, folder: Path) -> None:
-    """Write the costs of a search into its run folder."""
+    """Write the costs of layers to `costs.json` in a run folder."""
     write_json(folder / _COSTS, asdict(costs))
 
 
 def _names_to_cost(config: Config) -> list[str]:
-    """Return the candidates of a search and the layers of the interleaved network."""
+    """Return the names of the layers whose costs are needed: the candidates, attention and feed-forward."""
     return list(dict.fromkeys([*config.search.candidates, ATTENTION, FEED_FORWARD]))
 
 
@@ -117,10 +132,10 @@ def count_costs(config: Config, metric: Literal["macs", "parameters"]) -> Costs:
 
 
 def penalty(pi: Tensor, costs: Tensor, target: float) -> Tensor:
-    """Return the squared relative excess of the expected cost over the target, a scalar; zero below the target.
+    """Return the squared relative excess of the expected cost over the target, a scalar; 0 within the target.
 
-    max(0, sum of pi · costs / target - 1)², differentiable in pi [N, C] (blocks, candidates), with costs [C] and target
-    as shares of the interleaved network's cost.
+    It is max(0, sum of pi · costs / target - 1)² and differentiable in pi [N, C] (N blocks, C candidates); `costs` [C]
+    and `target` are shares of the interleaved network's cost.
     """
     # The cost of an architecture is a sum over blocks, so its expectation is linear in pi (FBNet, Wu et al. 2019,
     # equation 5). The hinge leaves alpha alone below the target (PLANER, arXiv 2208.14580, section 3). Squared, it

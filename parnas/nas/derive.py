@@ -2,8 +2,8 @@
 
 `derive` is the algorithm. 1. Read the last pi of a search, [N, C] for N blocks and C candidates. 2. Find the k networks
 of greatest probability, prod over blocks of pi[b, c_b], within the cost target and limits (`knapsack.py`). 3. Evaluate
-them with the SuperNet's weights and rank them by loss and pi (`rerank.py`). Without target, limits and re-ranking the
-result is the argmax of each block.
+them with the SuperNet's weights and rank them by loss and pi (`rerank.py`). Without a target, limits and re-ranking,
+the result is the most probable candidate of each block.
 """
 
 import math
@@ -36,32 +36,32 @@ _SMALL_MARGIN = 0.1
 
 @dataclass(frozen=True)
 class Constraints:
-    """Constraints of a derived architecture; `None` takes the configuration of the search."""
+    """Constraints of a derived architecture; a field that is `None` has its value from the search's configuration."""
 
     cost_target: float | None = None  # share of the interleaved network's cost; inf: no target
     metric: Metric | None = None
     limits: Mapping[str, int] = field(default_factory=dict)  # largest number of blocks by layer
-    top_k: int | None = None  # architectures in the ranking; None: all that are re-ranked, or one
-    rerank_top_k: int | None = None  # networks to re-rank
+    top_k: int | None = None  # length of the ranking; None: the number of networks that are re-ranked, at least one
+    rerank_top_k: int | None = None  # number of networks to re-rank; 0: none
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the values that are not `None`, under the names of the options of `parnas derive`."""
+        """Return the constraints that are given, under the names of the options of `parnas derive`."""
         given = {name: value for name, value in vars(self).items() if value is not None and name != "limits"}
         return given | ({"max": dict(self.limits)} if self.limits else {})
 
 
 @dataclass(frozen=True)
 class BlockChoice:
-    """The layer chosen for a block, and the probabilities of its candidates."""
+    """The layer chosen for a block, and the probabilities of the block's candidates."""
 
     layer: str
-    pi: dict[str, float]
-    entropy: float  # nats
+    pi: dict[str, float]  # probability of each candidate, by name
+    entropy: float  # of pi, in nats
     margin: float  # pi of the layer minus pi of the best other candidate; negative if the layer is not the argmax
 
     @classmethod
     def from_pi(cls, layer: str, pi: dict[str, float]) -> "BlockChoice":
-        """Return the choice of a candidate, given the probabilities of all."""
+        """Return the choice of `layer` for a block, given the probabilities `pi` of all its candidates."""
         others = [p for name, p in pi.items() if name != layer]
         entropy = -sum(p * math.log(p) for p in pi.values() if p > 0)
         return cls(layer, pi, entropy, pi[layer] - max(others, default=0.0))
@@ -69,31 +69,31 @@ class BlockChoice:
 
 @dataclass(frozen=True)
 class Ranked:
-    """One of the most probable architectures; without `loss` and `estimate` if it was not re-ranked."""
+    """An architecture in the ranking; its `loss` and `estimate` are `None` if it was not re-ranked."""
 
     architecture: Architecture
     probability: float
-    behind: float  # nats of log probability behind the most probable one
+    behind: float  # log probability of the most probable architecture minus that of this one, in nats
     cost: float | None  # share of the interleaved network's cost
     loss: float | None = None  # held-out loss with the SuperNet's weights, nats per token
     estimate: float | None = None  # re-ranking score (parnas/nas/rerank.py)
 
     def to_record(self) -> RankedRecord:
-        """Return the entry of `arch.yaml`."""
+        """Return the entry in the ranking of `arch.yaml`."""
         figures = {name: value for name, value in vars(self).items() if name != "architecture" and value is not None}
         return RankedRecord(arch=str(self.architecture), **figures)
 
 
 @dataclass(frozen=True)
 class Derivation:
-    """An architecture, the probabilities that it was derived from, and the next best architectures."""
+    """The derived architecture, how it was derived, and the ranking that it leads."""
 
     architecture: Architecture
     blocks: tuple[BlockChoice, ...]
-    step: int
-    parameters: int
+    step: int  # of the search, at which pi was logged
+    parameters: int  # of the whole network
     warnings: tuple[str, ...]
-    method: str
+    method: str  # in words
     ranking: tuple[Ranked, ...]  # best first, that is, `architecture` first
     costs: Costs | None
     target: float | None  # share of the interleaved network's cost
@@ -101,7 +101,7 @@ class Derivation:
     finalists: tuple[str, ...] = ()  # architectures compared by short trainings, `architecture` first
 
     def to_record(self, run: Run) -> DerivationRecord:
-        """Return the content of `arch.yaml`."""
+        """Return the content of `arch.yaml`, given the search `run`."""
         return DerivationRecord(
             arch=str(self.architecture),
             method=self.method,
@@ -118,7 +118,7 @@ class Derivation:
         )
 
     def cost_record(self) -> CostRecord | None:
-        """Return the predicted cost of the blocks; `None` without a cost target or metric."""
+        """Return the predicted cost of the blocks; `None` if neither a cost target nor a metric is given."""
         if self.costs is None:
             return None
         return CostRecord(
@@ -138,16 +138,21 @@ def read_constraints(
     top_k: int | None = None,
     rerank_top_k: int | None = None,
 ) -> Constraints:
-    """Return constraints from options of the command line or the Python API, with limits such as `s=4`.
+    """Return constraints, given the options of the command line or the Python API; checks their values.
+
+    `most` are the options `--max`, such as `s=4` for at most four blocks with layer `s`.
 
     Raises:
         ParnasError: a value is not valid.
     """
     if cost_target is not None and not cost_target > 0:
-        raise ParnasError(f"cost_target (--cost-target) is {cost_target}; give a share above 0, such as 0.65.")
+        raise ParnasError(
+            f"cost_target (--cost-target) is {cost_target}; give a share of the interleaved network's cost above 0, "
+            "such as 0.65."
+        )
     known = get_args(Metric)
     if metric is not None and metric not in known:
-        raise ParnasError(f"metric (--metric) is {metric!r}; give {', '.join(known)}.")
+        raise ParnasError(f"metric (--metric) is {metric!r}; give one of {', '.join(known)}.")
     limits = {}
     for text in most:
         name, equals, count = text.rpartition("=")
@@ -156,15 +161,17 @@ def read_constraints(
         limits[name] = int(count)
     for option, given, least in (("top_k (--top-k)", top_k, 1), ("rerank_top_k (--rerank-top-k)", rerank_top_k, 0)):
         if given is not None and given < least:
-            raise ParnasError(f"{option} is {given}; give {least} or more.")
+            raise ParnasError(f"{option} is {given}; give {least} or more networks.")
     return Constraints(cost_target, cast(Metric | None, metric), limits, top_k, rerank_top_k)
 
 
 def derive(run: Run, constraints: Constraints | None = None, reporter: Reporter | None = None) -> Derivation:
-    """Return the most probable architecture within the cost target, by the last pi of a search.
+    """Derive an architecture from the last pi of a search: the most probable within the constraints, or re-ranked.
+
+    `constraints` that are not given come from the configuration of the search.
 
     Raises:
-        ParnasError: the run is no search, or no architecture meets the constraints.
+        ParnasError: the run is not a search, or no architecture meets the constraints.
     """
     constraints, config, reporter = constraints or Constraints(), run.config(), reporter or Silent()
     # 1. Read pi, the cost target and the costs of layers.
@@ -207,14 +214,14 @@ def choose(
     limits: Mapping[str, int] | None = None,
     count: int = 1,
 ) -> list[LayerString]:
-    """Return the most probable architectures within the cost target, given the probabilities of each block.
+    """Return the `count` most probable architectures within the cost target and limits, best first.
 
     Args:
         pi: for each block the probability of each candidate, by name.
         costs: cost of each layer; `None` for no cost target.
-        target: share of the interleaved network's cost; `None` for no target.
-        limits: largest number of blocks of a layer.
-        count: number of architectures.
+        target: largest cost, as a share of the interleaved network's cost; `None` for no target.
+        limits: largest number of blocks with a layer, by name.
+        count: number of architectures; the list is shorter if fewer exist.
 
     Raises:
         ParnasError: no architecture meets the target and the limits.
@@ -230,8 +237,8 @@ def choose(
         # Rounded up, so that the target given in the message is met.
         least = math.ceil(1000 * error.cheapest / costs.interleaved) / 1000
         raise ParnasError(
-            f"No network{within} costs {target:g} of the interleaved network's {costs.metric} or less; set the target, "
-            f"search.cost.target or cost_target (--cost-target), to {least:g} at least."
+            f"No network{within} costs at most {target:g} of the interleaved network's {costs.metric}; set the target, "
+            f"search.cost.target or cost_target (--cost-target), to {least:g} or more."
         ) from error
 
 
@@ -242,7 +249,10 @@ def _rank(
     rerank_pi_weight: float,
     costs: Costs | None,
 ) -> list[Ranked]:
-    """Return the most probable architectures ranked: the first `rerank_count` by their score, then the others by pi."""
+    """Return the ranking of the architectures `chosen`, which are sorted by probability.
+
+    The first `rerank_count` are sorted by their re-ranking score, computed from their `losses`; the others follow.
+    """
     first = chosen[:rerank_count]
     reranked = rerank(first, [losses[choice.layers] for choice in first], rerank_pi_weight)
     others = [(choice, None, None) for choice in chosen[rerank_count:]]
@@ -260,20 +270,28 @@ def _rank(
 
 
 def read_pi(run: Run, config: Config) -> tuple[int, list[dict[str, float]]]:
-    """Return the last logged step, and the probabilities of each block's candidates."""
+    """Return the last logged step of a search and, for each block, the probability of each candidate at that step.
+
+    Raises:
+        ParnasError: there is no pi yet, or it does not fit the configuration.
+    """
     records = run.pi_records()
     if not records:
-        raise ParnasError(f"{run.folder / PI} holds no pi yet; let the search run to its first log line.")
+        raise ParnasError(f"{run.folder / PI} has no line yet; let the search run until it logs for the first time.")
     last, space, blocks = records[-1], config.search.candidates, config.search.blocks
     if len(last.pi) != blocks or any(len(row) != len(space) for row in last.pi):
-        raise ParnasError(f"{run.folder / PI} does not fit {blocks} blocks and search.space {list(space)}; restore it.")
+        raise ParnasError(f"{run.folder / PI} does not fit {blocks} blocks with candidates {list(space)}; restore it.")
     return last.step, [dict(zip(space, row, strict=True)) for row in last.pi]
 
 
 def _resolve_target(
     run: Run, config: Config, constraints: Constraints, reporter: Reporter
 ) -> tuple[float | None, Costs | None]:
-    """Return the cost target and the costs of its metric: those of the search, or new ones for another metric."""
+    """Return the cost target and the costs of layers in its metric, from the constraints or else from the search.
+
+    Both are `None` if no target and no metric are given. Costs in another metric than the search's are counted or
+    measured now.
+    """
     target = config.search.cost.target if constraints.cost_target is None else constraints.cost_target
     metric = constraints.metric or config.search.cost.metric
     if target is None and constraints.metric is None:
@@ -282,7 +300,7 @@ def _resolve_target(
 
 
 def _find_warnings(run: Run, config: Config, blocks: Sequence[BlockChoice], step: int) -> list[str]:
-    """Return warnings about undecided blocks, a collapsed search, and an unfinished one."""
+    """Return warnings about blocks with nearly equal candidates, a collapsed search and an unfinished search."""
     warnings = [
         f"block {number} is undecided: {block.layer} leads by {block.margin:.3f} only"
         for number, block in enumerate(blocks, 1)
@@ -297,7 +315,7 @@ def _find_warnings(run: Run, config: Config, blocks: Sequence[BlockChoice], step
 
 
 def _describe_method(costs: Costs | None, target: float | None, constraints: Constraints, rerank_count: int) -> str:
-    """Return in words how the architecture was chosen."""
+    """Describe in a phrase how the architecture was chosen, for `arch.yaml` and the terminal."""
     bounds = [f"at most {count} of {name}" for name, count in constraints.limits.items()]
     if costs is not None and target is not None and target < math.inf:
         bounds.append(f"{target:g} of the interleaved network's {costs.metric}")
@@ -308,7 +326,7 @@ def _describe_method(costs: Costs | None, target: float | None, constraints: Con
 
 
 def _count_parameters(run: Run, config: Config, architecture: Architecture) -> int:
-    """Return the number of parameters of an architecture's network."""
+    """Return the number of parameters of an architecture's network, with embedding and softmax of the run."""
     vocab_size = StreamHeader.read(run.folder / STREAMS).vocab_size
     with torch.device("meta"):
         network = TransformerXL.build(config.model, architecture, vocab_size)
@@ -316,5 +334,5 @@ def _count_parameters(run: Run, config: Config, architecture: Architecture) -> i
 
 
 def write_derivation(derivation: Derivation, run: Run, path: Path) -> None:
-    """Write `arch.yaml`."""
+    """Write a derivation from the search `run` to `path` as `arch.yaml`."""
     write_text(path, to_yaml(derivation.to_record(run).to_dict()))

@@ -9,18 +9,23 @@ from torch import Tensor
 from parnas.architecture import IDENTITY, Architecture, drop_identity
 
 COLLAPSED = 0.6
-"""Mean probability of identity from which a search counts as collapsed: most blocks do nothing, which no reasonable
-cost target asks for."""
+"""A search counts as collapsed if the mean probability of identity over the blocks is at least this: most blocks would
+do nothing, which no reasonable cost target requires."""
 
 
 def entropies(pi: Tensor) -> Tensor:
-    """Return each block's entropy in nats, [blocks], given pi [blocks, candidates]; differentiable."""
+    """Return the entropy of each block in nats, [blocks], given pi [blocks, candidates]; differentiable."""
     tiny = torch.finfo(pi.dtype).tiny  # keeps the logarithm finite where pi is 0, so that its gradient is zero there
     return -(pi * pi.clamp(min=tiny).log()).sum(dim=-1)
 
 
 class Monitor:
-    """Follow pi over a search; its state is `network`, the last one to derive without identity, and `changes`."""
+    """Compute diagnostics of pi at each log line of a search, and count the changes of the network to derive.
+
+    Attributes:
+        network: the layers of the network to derive at the last log line, without identity; `None` before the first.
+        changes: how many times `network` has changed from one log line to the next.
+    """
 
     def __init__(self, space: Sequence[str]) -> None:
         self.space = tuple(space)
@@ -28,12 +33,12 @@ class Monitor:
         self.changes = 0
 
     def observe(self, pi: Tensor, architecture: Architecture) -> dict[str, Any]:
-        """Return the diagnostics of one line of metrics, given pi [blocks, candidates] and the network to derive.
+        """Return the diagnostics of one log line, given pi [blocks, candidates] and the architecture to derive.
 
-        entropy          of pi in nats, mean over the blocks
+        entropy          entropy of pi in nats, mean over the blocks
         identity_share   probability of identity, mean over the blocks
-        argmax           the network to derive
-        argmax_changes   number of lines so far whose network differs from that of the line before
+        argmax           the architecture to derive
+        argmax_changes   number of changes of the network so far; moving identity does not change it
         """
         network = " ".join(drop_identity(architecture))  # moving identity is no change of the network
         self.changes += self.network not in (None, network)
@@ -48,7 +53,7 @@ class Monitor:
 
 
 def describe_collapse(identity_share: float, estimator: str) -> str | None:
-    """Return the warning for a collapsing search, or `None`."""
+    """Return a warning with advice if the mean probability of identity is at least `COLLAPSED`, else `None`."""
     if identity_share < COLLAPSED:
         return None
     other = "" if estimator == "uniform" else "use search.estimator uniform, "

@@ -1,28 +1,29 @@
 """The k most probable networks within a cost budget, computed exactly.
 
-The problem. Choose one candidate per block to maximise the sum of log pi, with the sum of costs at most the budget and
-at most so many blocks of some layers: a multiple-choice knapsack (Kellerer, Pferschy & Pisinger 2004, chapter 11).
+The problem. Choose one candidate per block to maximise the sum of log pi. The sum of costs must be at most the budget,
+and the number of blocks with a layer at most the limit of this layer, if it has one. This is a multiple-choice knapsack
+(Kellerer, Pferschy & Pisinger 2004, chapter 11). The cost and the limited numbers of blocks are called resources.
 
-The algorithm. A *label* is a choice for the first t blocks: its loss (minus log pi), cost and limited counts.
+The algorithm. A *label* is a choice for the first t blocks, with its loss (minus log pi) and its use of each resource.
 
 1. Extend every label by every candidate of the next block, if the cheapest completion still fits.
 2. Drop labels that cannot lead to one of the k best networks (below).
 3. After the last block, the k best labels are the result.
 
 Costs are real numbers, and rounding them to a grid would make the result approximate. So there is no table indexed by
-cost; what keeps the number of labels small is step 2:
+cost; the number of labels stays small because of step 2, which has two rules:
 
-Dominance. A label is dropped if k labels of other networks rank before it and use no more of any resource that can
-still run out: any completion of it completes them too, to k different networks that rank before. (The label of identity
-alone does not count among the k, since it may end without a layer.) Of labels that differ only in the positions of
-identity, the best is kept: cost and counts are equal, so its completions are the same networks and rank first.
+Dominance. A label is dropped if k labels of other networks rank before it and use no more than it does of each resource
+that can still run out: any completion of the label also completes these k, to k different networks that rank before
+it. (A label of identity alone does not count among the k, since its completion may have no layer.) Of labels that
+differ only in the positions of identity, the best is kept: their uses are equal, so they have the same completions.
 
-Bound. A Lagrangian relaxation gives every label a lower bound on the loss of its completions; labels whose bound is
-worse than k known networks are dropped (`_Knapsack.solve`).
+Bound. A Lagrangian relaxation gives every label a lower bound on the loss of its completions; a label is dropped if its
+bound is above the losses of k known networks (`_Knapsack.solve`).
 
-Ranking: higher probability, then lower cost, then the order in which the first differing block lists its candidates.
-Probabilities and costs are added as integers that represent the given floats exactly, so that no order of summation
-makes or breaks a tie.
+Ranking. A network ranks before another if its probability is higher; if they are equal, if its cost is lower; if these
+are equal too, if its candidate comes first in the first block in which they differ. Probabilities and costs are added
+as integers that represent the given floats exactly, so that ties do not depend on the order of summation.
 """
 
 import math
@@ -50,7 +51,7 @@ class LayerString:
 
     layers: tuple[str, ...]
     log_probability: float  # nats, summed over the blocks, identity included
-    cost: float  # in the unit of the given costs, identity included
+    cost: float  # sum over the blocks, identity included, in the unit of the given costs
 
 
 def most_probable(
@@ -60,22 +61,22 @@ def most_probable(
     limits: Mapping[str, int] | None = None,
     k: int = 1,
 ) -> list[LayerString]:
-    """Return the k most probable different networks within `budget`, best first; fewer where fewer exist.
+    """Return the k most probable different networks within `budget`, best first; fewer than k if no more exist.
 
     Architectures that differ only in the positions of identity are one network, represented by the most probable of
-    them; identity alone is no network. Ties are broken as the module describes.
+    them; identity in every block is not a network. The module's docstring says how ties are broken.
 
     Args:
-        pi: for each block the probability of each candidate; probability 0 makes it unavailable.
+        pi: for each block the probability of each candidate; a candidate of probability 0 is never chosen.
         costs: cost of each layer by name, 0 or more, in any unit.
-        budget: largest sum of costs, in the same unit; a relative excess of 1e-9 is allowed.
-        limits: the largest number of blocks with a layer, by name; a single letter covers its variants (`s` covers
-            `s:heads=2`).
+        budget: largest sum of costs, in the unit of `costs`; a relative excess of 1e-9 is allowed.
+        limits: the largest number of blocks with a layer, by name; the limit of a single letter counts its variants
+            too (`s` counts `s:heads=2`).
         k: number of networks.
 
     Raises:
         OverBudget: no network fits the budget.
-        ParnasError: no network keeps the limits, or an argument is not valid.
+        ParnasError: no network keeps to the limits, or an argument is not valid.
     """
     # 1. Check the arguments.
     blocks = [{name: chance for name, chance in block.items() if chance > 0} for block in pi]
@@ -83,7 +84,10 @@ def most_probable(
         if not block:
             raise ParnasError(f"Block {number} has no candidate with a probability above 0; give it at least one.")
     if all(set(block) == {IDENTITY} for block in blocks):
-        raise ParnasError(f"Every block offers {IDENTITY!r} (identity) alone, so there is no network to choose.")
+        raise ParnasError(
+            f"Every block offers {IDENTITY!r} (identity) alone, so there is no network to choose; "
+            "give a block another candidate."
+        )
     limits = limits or {}
     _check_limits(limits, sorted({name for block in pi for name in block}))
     # 2. Turn costs and log probabilities into exact integers.
@@ -104,28 +108,33 @@ def most_probable(
     by_cost = [{name: cost_of[name] for name in block} for block in blocks]
     cheapest = _make_knapsack(by_cost, cost_of, None, limits).solve(1)
     if not cheapest:
-        raise ParnasError(f"No network of these candidates keeps to the limits {dict(limits)}; raise a limit.")
+        raise ParnasError(f"No network of these candidates keeps to the limits {dict(limits)}; raise one of them.")
     within = f" within the limits {dict(limits)}" if limits else ""
     cost = cheapest[0].cost / unit
     raise OverBudget(
-        f"No network fits the budget of {budget}: the cheapest{within} costs {cost}. Raise it to that at least.", cost
+        f"No network fits the budget of {budget}: the cheapest{within} costs {cost}. Raise the budget to that or more.",
+        cost,
     )
 
 
 def is_limited(name: str, key: str) -> bool:
-    """Return whether the limit of `key` counts the layer `name`: `key` itself or, if it is a letter, its variants."""
+    """Return whether the limit of `key` counts the layer `name`: the same name or, if `key` is a letter, a variant."""
     return name == key or (len(key) == 1 and name.partition(":")[0] == key)
 
 
 def exact_costs(names: Iterable[str], costs: Mapping[str, float]) -> tuple[dict[str, int], int]:
-    """Return the costs of `names` as integers of a common unit, and how many of these units are 1; nothing is rounded.
+    """Return the costs of `names` as integer multiples of a common unit, and the number of units in a cost of 1.0.
+
+    The integers represent the given floats exactly.
 
     Raises:
         ParnasError: a cost is missing, negative or not finite.
     """
     names = list(names)
     if missing := [name for name in names if name not in costs]:
-        raise ParnasError(f"No cost is given for {', '.join(map(repr, missing))}; give each layer a cost of 0 or more.")
+        raise ParnasError(
+            f"No cost is given for {', '.join(map(repr, missing))}; give every layer a cost of 0 or more."
+        )
     for name in names:
         if not 0 <= costs[name] < math.inf:
             raise ParnasError(f"The cost of {name!r} is {costs[name]}; give a finite number of 0 or more.")
@@ -134,6 +143,7 @@ def exact_costs(names: Iterable[str], costs: Mapping[str, float]) -> tuple[dict[
 
 
 def _check_limits(limits: Mapping[str, int], names: Sequence[str]) -> None:
+    """Raise `ParnasError` if a limit is negative, or counts none of the candidates `names`."""
     for key, limit in limits.items():
         if limit < 0:
             raise ParnasError(f"The limit of {key!r} is {limit}; give a number of blocks, 0 or more.")
@@ -142,7 +152,7 @@ def _check_limits(limits: Mapping[str, int], names: Sequence[str]) -> None:
 
 
 def _integers(values: Sequence[float]) -> tuple[list[int], int]:
-    """Return floats as integers of a common unit: value = integer / unit, without rounding."""
+    """Return integers and `unit` such that each value is exactly its integer divided by `unit`."""
     # Every float is a fraction of a power of two, so the largest denominator is a common one.
     ratios = [Fraction(float(value)) for value in values]
     unit = math.lcm(*(ratio.denominator for ratio in ratios))
@@ -150,27 +160,34 @@ def _integers(values: Sequence[float]) -> tuple[list[int], int]:
 
 
 class _Item(NamedTuple):
-    """A candidate of a block."""
+    """A candidate of a block, with its loss and its use of each resource."""
 
     name: str
-    loss: int  # minus log pi
-    uses: tuple[int, ...]  # of each resource: the cost, then 0 or 1 for each limit
+    loss: int  # minus log pi, as an exact integer
+    uses: tuple[int, ...]  # of each resource: the cost, then 1 for each limit that counts this layer, else 0
 
 
 class _Label(NamedTuple):
-    """A choice for the first blocks. Tuples compare field by field: the order of labels is the ranking of networks."""
+    """A choice for the first t blocks. Tuples compare field by field, so that sorting labels ranks them."""
 
-    loss: int  # minus log pi
+    loss: int  # sum over the blocks of minus log pi, as an exact integer
     cost: int  # the first of `uses`
-    order: tuple[int, ...]  # for each block the index of its candidate
-    uses: tuple[int, ...]  # of each resource so far
+    order: tuple[int, ...]  # for each block the index of the chosen candidate
+    uses: tuple[int, ...]  # of each resource, summed over the blocks
     word: tuple[str, ...]  # the layers without identity: the network
 
 
 def _make_knapsack(
     losses: Sequence[Mapping[str, int]], costs: Mapping[str, int], budget: int | None, limits: Mapping[str, int]
 ) -> "_Knapsack":
-    """Return the problem whose resources are the cost, at most `budget`, and the counts of `limits`."""
+    """Return the knapsack problem whose resources are the cost and the number of blocks that each limit counts.
+
+    Args:
+        losses: for each block the loss of each candidate.
+        costs: cost of each layer.
+        budget: largest sum of costs; `None` for no budget.
+        limits: see `most_probable`.
+    """
     uses = {name: (cost, *(int(is_limited(name, key)) for key in limits)) for name, cost in costs.items()}
     blocks = [[_Item(name, loss, uses[name]) for name, loss in block.items()] for block in losses]
     dearest = sum(max(item.uses[0] for item in block) for block in blocks)
@@ -178,7 +195,7 @@ def _make_knapsack(
 
 
 class _Knapsack:
-    """One item of each block, minimal loss, and at most `limits[r]` of each resource r."""
+    """The problem: choose an item of each block for the least sum of losses, with at most `limits[r]` of resource r."""
 
     def __init__(self, blocks: list[list[_Item]], limits: tuple[int, ...]) -> None:
         self.blocks, self.limits = blocks, limits
@@ -192,13 +209,13 @@ class _Knapsack:
     def solve(self, k: int) -> list[_Label]:
         """Return the k best labels of different networks, best first.
 
-        The Lagrangian bound. Put a price on each resource, and let every block pay for its use: the blocks then
-        minimise loss + prices · uses separately, which is trivial. Any solution within the limits has
+        The Lagrangian bound. Give each resource a price, and add the price of its uses to the loss of each item: the
+        least loss + prices · uses is then found for each block separately. Any solution within the limits has
 
             loss >= loss so far + prices · uses so far + sum of the remaining blocks' minima - prices · limits,
 
         because prices · (uses - limits) <= 0. If k networks with a loss of at most `ceiling` are known, every label
-        with a bound above that can be dropped: this keeps deep networks fast.
+        whose bound is above `ceiling` can be dropped. This keeps the search fast for many blocks.
         """
         if any(least > limit for least, limit in zip(self.least[0], self.limits, strict=True)):
             return []
@@ -209,12 +226,12 @@ class _Knapsack:
         return self._sweep(k, ceiling=heuristic[-1].loss) if len(heuristic) == k else self._sweep(k)
 
     def _sweep(self, k: int, width: int | None = None, ceiling: int | None = None) -> list[_Label]:
-        """Extend the labels block by block and thin them.
+        """Extend labels block by block, dropping those that cannot win, and return the k best complete ones.
 
         Args:
             k: number of networks.
-            width: keep at most this many labels (the heuristic search).
-            ceiling: a loss that k known networks do not exceed.
+            width: largest number of labels to keep after each block, in the heuristic search; `None` for no maximum.
+            ceiling: a loss that k known networks do not exceed; labels whose bound is above it are dropped.
         """
         labels = [_Label(0, 0, (), (0,) * len(self.limits), ())]
         bounds = _sums_from([min(map(self._priced, block)) for block in self.blocks])
@@ -230,19 +247,20 @@ class _Knapsack:
         return sorted(label for label in labels if label.word)[:k]
 
     def _extended(self, labels: list[_Label], t: int) -> Iterator[_Label]:
-        """Yield every label with every candidate of block t after which the cheapest completion still fits."""
-        left = [limit - least for limit, least in zip(self.limits, self.least[t + 1], strict=True)]
+        """Yield every label extended by every candidate of block t, unless every completion of it exceeds a limit."""
+        available = [limit - least for limit, least in zip(self.limits, self.least[t + 1], strict=True)]
         for label in labels:
             for number, item in enumerate(self.blocks[t]):
                 uses = tuple(map(add, label.uses, item.uses))
-                if all(map(le, uses, left)):
+                if all(map(le, uses, available)):
                     word = label.word if item.name == IDENTITY else (*label.word, item.name)
                     yield _Label(label.loss + item.loss, uses[0], (*label.order, number), uses, word)
 
     def _undominated(self, ranked: list[_Label], t: int, k: int) -> list[_Label]:
-        """Return the labels before block t that are not dominated (see the module's docstring), given them best first.
+        """Return the labels that are not dominated (see the module's docstring), given labels for the first t blocks.
 
-        Because they come best first, a label can only be dominated by labels before it: count those that use no more.
+        `ranked` is sorted, best first. So a label can only be dominated by labels before it; those that use no more of
+        any resource are counted.
         """
         # A resource of which the remaining blocks cannot use up what is left is as good as unused: raise every use to
         # the level from which on it matters, so that more labels count as equal.
@@ -270,14 +288,14 @@ class _Knapsack:
         return undominated
 
     def _priced(self, part: _Item | _Label) -> int:
-        """Return loss plus prices · uses, in units of 1 / `scale` of the loss."""
+        """Return loss + prices · uses of an item or label, multiplied by `scale` so that it is an integer."""
         paid: int = sum(map(mul, self.prices, part.uses))
         return part.loss * self.scale + paid
 
     def _set_prices(self) -> None:
-        """Set prices that approximately maximise the Lagrangian bound; any prices of 0 or more give a valid one.
+        """Set the prices that approximately maximise the Lagrangian bound; with any prices of 0 or more it is valid.
 
-        Coordinate ascent: one pass is exact for a single resource, three are close for several.
+        The method is coordinate ascent: one pass is enough for one resource, and three come close for several.
         """
         for _ in range(1 if len(self.limits) == 1 else 3):
             for resource, limit in enumerate(self.limits):
@@ -292,16 +310,23 @@ class _Knapsack:
                 self.prices[resource] = high
 
     def _use(self, resource: int, price: int) -> int:
-        """Return the use of a resource at a price, with each block's item of least loss plus prices · uses."""
+        """Set the price of a resource, and return how much of it the blocks then use.
+
+        Each block uses its item with the least loss + prices · uses.
+        """
         self.prices[resource] = price
         return sum(min((self._priced(item), item.uses[resource]) for item in block)[1] for block in self.blocks)
 
 
 def _uses_from(blocks: list[list[_Item]], extreme: Callable[[Iterable[int]], int]) -> list[tuple[int, ...]]:
+    """Return for each t how much the blocks from the t-th on use of each resource, if each has its `extreme` use.
+
+    `extreme` is `min` for the least use, `max` for the most: [blocks + 1][resources].
+    """
     resources = [[[item.uses[r] for item in block] for block in blocks] for r in range(len(blocks[0][0].uses))]
     return list(zip(*(_sums_from([extreme(uses) for uses in by_block]) for by_block in resources), strict=True))
 
 
 def _sums_from(values: Sequence[int]) -> list[int]:
-    """Return for each t the sum of the values from the t-th on; 0 after the last."""
+    """Return for each t the sum of the values from index t on, and a final 0 for no values."""
     return list(accumulate(reversed(values), initial=0))[::-1]

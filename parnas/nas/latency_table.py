@@ -4,9 +4,10 @@ A layer is timed inside a network, where caches and memory are as in use:
 
     latency(layer) = (latency of the network of `depth` such layers - latency of the network without layers) / depth
 
-The network without layers is what every network pays once: embedding, softmax, encoding of distances. The networks take
-turns, and the difference is taken within each round, so that a change of the machine's load cancels. The latency of an
-architecture is then the sum over its layers plus the fixed part, as in ProxylessNAS (arXiv 1812.00332).
+The network without layers is the fixed part of every network: embedding, softmax, encoding of distances. In each round
+every network is timed once, and the difference is taken within the round, so that a change of the machine's load
+cancels. The predicted latency of an architecture is the sum over its layers plus the fixed part, as in ProxylessNAS
+(arXiv 1812.00332).
 """
 
 import hashlib
@@ -43,14 +44,14 @@ from parnas.training.session import resolve_cutoffs
 __all__ = ["PROFILE", "Check", "Profile", "profile"]
 
 Names = tuple[str, ...]
-"""The layers of a network; identity, which is free, left out."""
+"""The names of a network's layers, without identity, which takes no time."""
 PROFILE = "profile.json"
 _MEMORY_SHAPES = "cmem_len", "ratio", "function", "loss", "distance"
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Milliseconds over the rounds: median, 10th and 90th percentile."""
+    """The median, 10th and 90th percentile of a latency over all rounds, in milliseconds."""
 
     median_ms: float
     p10_ms: float
@@ -58,31 +59,31 @@ class Timing:
 
     @classmethod
     def from_rounds(cls, times: np.ndarray) -> "Timing":
-        """Return the percentiles of milliseconds [rounds]."""
+        """Return the percentiles of `times` [rounds], in milliseconds."""
         return cls(*(float(value) for value in np.percentile(times, [50, 10, 90])))
 
 
 @dataclass(frozen=True)
 class ModeTable:
-    """The timings of one mode for a whole batch: the network without layers, and what each layer adds."""
+    """The latencies of one mode (inference or training) for a whole batch."""
 
-    fixed: Timing
-    layers: dict[str, Timing]
+    fixed: Timing  # of the network without layers
+    layers: dict[str, Timing]  # by layer name: the time that one such layer adds to a network
 
 
 @dataclass(frozen=True)
 class CheckedNetwork:
-    """Predicted and measured milliseconds of inference of a whole network, and predicted / measured - 1."""
+    """The predicted and the measured latency of a whole network in inference."""
 
     arch: str
     predicted_ms: float
     measured_ms: float
-    error: float
+    error: float  # predicted / measured - 1
 
 
 @dataclass(frozen=True)
 class Check:
-    """The accuracy of the sum on random networks, as absolute relative errors."""
+    """How well sums of layer latencies predict random networks, as absolute values of their relative errors."""
 
     median_error: float
     largest_error: float
@@ -91,19 +92,19 @@ class Check:
 
 @dataclass(frozen=True)
 class Profile:
-    """Latency of each layer in both modes, and the conditions of the measurement."""
+    """The measured latency of each layer in inference and training, and the conditions of the measurement."""
 
     machine: dict[str, Any]
     precision: str
     shapes: dict[str, int | str]
-    depth: int  # equal layers in the networks that were timed
-    rounds: int
-    inference: ModeTable  # scoring a segment with full memory, kept as keys and values
-    training: ModeTable | None  # forward and backward, without the optimizer
-    check: Check | None = None
+    depth: int  # number of layers, all equal, in each network that was timed
+    rounds: int  # how often each network was timed
+    inference: ModeTable  # to score a segment with full memory, kept as keys and values
+    training: ModeTable | None  # forward and backward pass, without the optimizer
+    check: Check | None = None  # `None` if no network was checked
 
     def latency(self, name: str) -> float:
-        """Return the milliseconds that a layer adds to a network in inference; identity is free.
+        """Return the milliseconds that a layer adds to a network in inference, for a whole batch; 0 for identity.
 
         Raises:
             ParnasError: the layer was not measured.
@@ -118,15 +119,15 @@ class Profile:
         return self.inference.layers[name].median_ms
 
     def predict(self, architecture: Iterable[str]) -> float:
-        """Return the milliseconds of inference of a whole network: the fixed part plus the sum over its layers."""
+        """Return the predicted milliseconds of a network in inference: the fixed part plus the sum over its layers."""
         return self.inference.fixed.median_ms + fsum(map(self.latency, architecture))
 
     def write(self, path: Path) -> None:
-        """Write the profile as JSON, atomically."""
+        """Write the profile to the file `path` as JSON, atomically."""
         write_json(path, asdict(self))
 
     def refuse_other_shapes(self, config: Config) -> None:
-        """Raise `ParnasError` if the profile was measured with other shapes or precision than the configuration has."""
+        """Raise `ParnasError` if the profile was measured with other shapes or another precision than in `config`."""
         measured = {**self.shapes, "precision": self.precision}
         wanted = {**describe_shapes(config), "precision": config.runtime.precision}
         if config.runtime.precision == "auto":  # may stand for another precision on this machine
@@ -138,7 +139,11 @@ class Profile:
 
 
 def read_profile(path: Path) -> Profile:
-    """Read a profile file, or `profile.json` of a folder; raises `ParnasError` for anything else."""
+    """Read a profile from a file, or from `profile.json` in a folder.
+
+    Raises:
+        ParnasError: the file does not exist, or holds no profile.
+    """
     path = path / PROFILE if path.is_dir() else path
     try:
         return TypeAdapter(Profile).validate_python(read_json(path))
@@ -146,14 +151,15 @@ def read_profile(path: Path) -> Profile:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "the whole"
         raise ParnasError(
-            f"{path} is no profile of layers ({place}: {first['msg']}); make one by 'parnas profile CONFIG'."
+            f"{path} is not a profile of layers ({place}: {first['msg']}); make one by 'parnas profile CONFIG'."
         ) from error
 
 
 def cached_profile(config: Config, reporter: Reporter) -> Profile:
-    """Return the cached profile for this machine, precision, shapes, text and layers; measure it where there is none.
+    """Return the profile for this machine and `config` from the cache; measure and cache it if there is none.
 
-    All searches of one configuration on one machine use the same cached figures.
+    It is valid for the same device, threads, torch version, precision, shapes, text, layers and number of blocks. So
+    all searches of one configuration on one machine use the same latencies.
     """
     device = choose_device(config.runtime)
     machine, precision, shapes = _describe_conditions(config, device)
@@ -168,17 +174,17 @@ def cached_profile(config: Config, reporter: Reporter) -> Profile:
 
 
 def profile(config: Config, reporter: Reporter, *, rounds: int = 50, check: int = 20, training: bool = True) -> Profile:
-    """Return the latency of each layer of the search space and of `s` and `f`, checked on whole networks.
+    """Measure the latency of each layer in the search space and of `s` and `f`, and check sums on whole networks.
 
-    The checked networks take turns with the networks that measure the layers, so that the check tests whether latencies
-    add up rather than whether the machine's load changed. The caller's random state does not change.
+    The networks for the check are timed in the same rounds as those that measure the layers. So the check tests whether
+    latencies add up, not whether the machine's load has changed. The caller's random state does not change.
 
     Args:
         config: shapes, text and search space.
         reporter: receives the progress.
-        rounds: measurements of each network.
-        check: number of random networks to predict.
-        training: measure training steps too.
+        rounds: how often each network is timed.
+        check: number of random networks whose latency is predicted and measured.
+        training: whether to measure training steps too.
     """
     device = choose_device(config.runtime)
     with torch.random.fork_rng([device.device] if device.device.type == "cuda" else []):
@@ -188,7 +194,7 @@ def profile(config: Config, reporter: Reporter, *, rounds: int = 50, check: int 
 def _measure_layers(
     config: Config, device: Device, reporter: Reporter, rounds: int, check: int, training: bool
 ) -> Profile:
-    """Measure as `profile` does, but seed torch's global generator."""
+    """Measure a profile; see `profile`, which protects torch's global random generator from the seed set here."""
     # 1. The networks: none, `depth` times each layer, and random ones for the check.
     streams = prepare(config.data, reporter.note)
     config = resolve_cutoffs(config, streams)
@@ -218,14 +224,14 @@ def _measure_layers(
 
 
 def _describe_conditions(config: Config, device: Device) -> tuple[dict[str, Any], str, dict[str, int | str]]:
-    """Return machine, precision and shapes: the figures depend on them."""
+    """Return machine, precision and shapes, the conditions on which latencies depend."""
     machine = {**describe_machine(), **device.describe()}
     del machine["command_line"]
     return machine, machine.pop("precision"), describe_shapes(config)
 
 
 def describe_shapes(config: Config) -> dict[str, int | str]:
-    """Return the sizes that a layer's latency depends on, by name."""
+    """Return the settings of `config` on which the latency of a layer depends, by name."""
     model = config.model
     compressive = any(name[0] == COMPRESSIVE for name in config.search.candidates)
     memory = {key: getattr(model.memory, key) for key in _MEMORY_SHAPES} if compressive else {}
@@ -242,13 +248,17 @@ def describe_shapes(config: Config) -> dict[str, int | str]:
 
 
 def tabulate(times: Mapping[Names, np.ndarray], names: Sequence[str], depth: int) -> ModeTable:
-    """Return timings per layer, given the milliseconds [rounds] of the networks of `depth` equal layers and of `()`."""
+    """Return the latency of each layer in `names`, given `times` of networks in milliseconds [rounds].
+
+    `times` has an entry for each name, of the network with `depth` such layers, and one for `()`, the network without
+    layers.
+    """
     layers = {name: Timing.from_rounds((times[(name,) * depth] - times[()]) / depth) for name in names}
     return ModeTable(Timing.from_rounds(times[()]), {**layers, IDENTITY: Timing(0.0, 0.0, 0.0)})
 
 
 def check_sum(table: Profile, measured: Mapping[Architecture, float]) -> Check | None:
-    """Compare predictions with measured milliseconds of inference; `None` where there are none."""
+    """Compare `measured` milliseconds of networks in inference with their predictions; `None` if there are none."""
     networks = []
     for architecture, milliseconds in measured.items():
         predicted = table.predict(architecture)
@@ -260,13 +270,13 @@ def check_sum(table: Profile, measured: Mapping[Architecture, float]) -> Check |
 
 
 def layer_names(config: Config) -> list[str]:
-    """Return the layers to measure: the candidates of the search space, self-attention and feed-forward."""
+    """Return the layers to measure: attention `s`, feed-forward `f` and all candidates except identity."""
     names = dict.fromkeys([ATTENTION, FEED_FORWARD, *config.search.candidates])
     return [name for name in names if name != IDENTITY]
 
 
 def layer_code(names: Iterable[str]) -> list[str]:
-    """Return the SHA-256 of the files that define layers, those of custom layers included where they are found."""
+    """Return SHA-256 sums of the source files of layers, so that the cached profile of changed code is not used."""
     makers = [MAKERS[name[0]] for name in names]
     files = [getsourcefile(make) for make in makers if isfunction(make) or isclass(make)]
     paths = [*Path(layers.__file__).parent.glob("*.py"), *(Path(file) for file in files if file is not None)]
@@ -274,7 +284,10 @@ def layer_code(names: Iterable[str]) -> list[str]:
 
 
 def draw_architectures(config: Config, count: int, known: Iterable[Names]) -> dict[Names, Architecture]:
-    """Return up to `count` random architectures by their layers: different, not empty and not in `known`."""
+    """Draw up to `count` random architectures of different networks; return them by their layers without identity.
+
+    Networks in `known` and the network without layers are not drawn.
+    """
     spaces = config.search.block_spaces
     costless = dict.fromkeys((name for space in spaces for name in space), 0.0)
     drawn = draw_networks(spaces, costless, 0.0, 0.0, config.runtime.seed, without=known)
@@ -284,10 +297,11 @@ def draw_architectures(config: Config, count: int, known: Iterable[Names]) -> di
 def share_layers(
     wanted: Iterable[Names], config: ModelConfig, vocab_size: int, device: Device
 ) -> dict[Names, TransformerXL]:
-    """Return a network for each sequence of layers; all share embedding, softmax, and the nth layer of each name.
+    """Return a network for each sequence of layers in `wanted`, all with the same weights.
 
-    Shared weights need little memory. And networks that take turns do not push each other's weights out of the
-    processor's cache, so that they are as fast as a network that runs alone.
+    They share embedding, softmax and, for each layer name, the nth layer of this name. Shared weights need little
+    memory. They also stay in the processor's cache when the networks take turns, so that each network is as fast as if
+    it ran alone.
     """
     pool: dict[tuple[str, int], Block] = {}
     networks: dict[Names, TransformerXL] = {}

@@ -1,10 +1,11 @@
 """Random networks with a cost in a band: the baseline for a searched network of the same cost.
 
-Architectures are sampled exactly uniformly by counting: a block's candidate is drawn in proportion to the number of
-ways to complete the architecture within the band after it. (Drawing until the cost fits would take forever in a narrow
-band.) How many completions there are depends on the blocks left and the cost spent so far. Real-valued costs rarely
-coincide, so a table of all sums would be large; it is met in the middle: for the second half of the blocks the sums
-that the remaining blocks can reach are stored, sorted; in the first half the counts are added up from there.
+Architectures are sampled exactly uniformly by counting: block by block, a candidate is drawn with a probability in
+proportion to the number of completions, that is, of choices for the following blocks with a total cost in the band.
+(To draw architectures until a cost is in the band would take too long for a narrow band.) The number of completions
+depends on the block and on the cost of the blocks before it. Costs are real numbers and their sums rarely coincide, so
+a table of all sums would be large. The method is to meet in the middle: for each block of the second half, the sums
+that the blocks from there on can have are stored, sorted; for the first half, the counts are added up recursively.
 """
 
 import math
@@ -32,24 +33,26 @@ def draw_networks(
     seed: int,
     without: Iterable[Sequence[str]] = (),
 ) -> Iterator[tuple[str, ...]]:
-    """Yield different networks with a cost in [low, high] as layers per block, until there are no more.
+    """Yield random different networks with a cost in [low, high], as one layer per block, until all were drawn.
 
-    Every architecture in the band whose network was not drawn before is equally likely to be the next. Architectures
-    that differ only in the positions of identity are one network; identity alone is none.
+    Each draw is uniform over the architectures in the band whose network was not drawn before. Architectures that
+    differ only in the positions of identity are one network; identity in every block is not a network.
 
     Args:
         spaces: the candidates of each block.
-        costs: for each layer name, 0 or more.
-        low: lower end of the band, in the unit of the costs; a relative tolerance of 1e-9 applies to both ends.
-        high: upper end of the band.
-        seed: equal seeds give equal networks.
-        without: networks to leave out.
+        costs: cost of each layer by name, 0 or more, in any unit.
+        low: least sum of costs, in the unit of `costs`; a relative tolerance of 1e-9 applies to `low` and `high`.
+        high: largest sum of costs.
+        seed: seed of the random numbers; equal seeds give equal networks.
+        without: networks that are not to be drawn, as layers with or without identity.
 
     Raises:
         ParnasError: the band is empty, a block has no candidates, or a layer has no cost.
     """
     if not low <= high or low == math.inf:
-        raise ParnasError(f"The band of costs from {low} to {high} is empty; give the lower end first.")
+        raise ParnasError(
+            f"The band of costs from {low} to {high} is empty; give a finite low and a high that is not below it."
+        )
     blocks = [tuple(dict.fromkeys(block)) for block in spaces]
     if not blocks or not all(blocks):
         raise ParnasError("A block has no candidates, or there is no block; give every block at least one candidate.")
@@ -57,14 +60,14 @@ def draw_networks(
     band = _Band(blocks, costs, low, high)
     for word in {(), *map(drop_identity, without)}:
         band.remove(word)
-    while band.left():
+    while band.count():
         layers = band.draw(rng)
         band.remove(drop_identity(layers))
         yield layers
 
 
 class _Band:
-    """The architectures with a cost in a band, without those of removed networks."""
+    """The set of architectures with a cost in a band, from which networks can be removed."""
 
     def __init__(self, blocks: Sequence[Sequence[str]], costs: Mapping[str, float], low: float, high: float) -> None:
         self.blocks = blocks
@@ -72,26 +75,33 @@ class _Band:
         dearest = sum(max(self.costs[name] for name in block) for block in blocks)
         self.low = math.ceil(Fraction(low) * (1 - TOLERANCE) * unit) if low > 0 else 0
         self.high = dearest if high == math.inf else math.floor(Fraction(high) * (1 + TOLERANCE) * unit)
-        # Removed architectures that begin with some layers (identity left out), by the number of blocks these take.
+        # removed[word][t]: how many removed architectures begin with given t blocks, whose layers without identity are
+        # `word`.
         self.removed: dict[tuple[str, ...], list[int]] = {}
         self.middle = len(blocks) // 2
         self.tails = self._count_tails()
         self.completions = cache(self._count_completions)
 
-    def left(self, blocks: int = 0, spent: int = 0, word: tuple[str, ...] = ()) -> int:
-        """Count the architectures left whose first `blocks` blocks cost `spent` and are `word` without identity."""
+    def count(self, blocks: int = 0, spent: int = 0, word: tuple[str, ...] = ()) -> int:
+        """Return how many architectures of the set begin with given blocks; without arguments, the size of the set.
+
+        Args:
+            blocks: number of the given blocks.
+            spent: cost of the given blocks.
+            word: layers of the given blocks, without identity.
+        """
         removed = self.removed.get(word)
         return self.completions(blocks, spent) - (removed[blocks] if removed else 0)
 
     def draw(self, rng: random.Random) -> tuple[str, ...]:
-        """Return a uniformly random architecture: a random place in the lexicographic order of all that are left."""
-        place = rng.randrange(self.left())
+        """Return a uniformly random architecture of the set: the one at a random place in lexicographic order."""
+        place = rng.randrange(self.count())
         layers: list[str] = []
         spent, word = 0, tuple[str, ...]()
         for number, block in enumerate(self.blocks, 1):
             for name in block:
                 longer = word if name == IDENTITY else (*word, name)
-                count = self.left(number, spent + self.costs[name], longer)
+                count = self.count(number, spent + self.costs[name], longer)
                 if place < count:  # the place is among the architectures that go on with this candidate
                     break
                 place -= count  # skip them all
@@ -100,7 +110,10 @@ class _Band:
         return tuple(layers)
 
     def remove(self, word: tuple[str, ...]) -> None:
-        """Remove every architecture of a network, given its layers without identity; call it once per network."""
+        """Remove every architecture of a network from the set, given the network's layers without identity.
+
+        Call it once per network: a second call would subtract the same architectures again.
+        """
         if len(word) > len(self.blocks) or any(name not in self.costs for name in word):
             return
         identities = len(self.blocks) - len(word)
@@ -120,16 +133,17 @@ class _Band:
             self.removed[word[:length]] = list(map(add, removed, ways))
 
     def _count_completions(self, blocks: int, spent: int) -> int:
-        """Return the number of ways in which the blocks after the first `blocks` bring the cost into the band."""
+        """Return how many choices for the blocks after the first `blocks` (of cost `spent`) give a cost in the band."""
         if blocks < self.middle:
             return sum(self.completions(blocks + 1, spent + self.costs[name]) for name in self.blocks[blocks])
         sums, fewer = self.tails[blocks - self.middle]
         return fewer[bisect_right(sums, self.high - spent)] - fewer[bisect_left(sums, self.low - spent)]
 
     def _count_tails(self) -> list[tuple[list[int], list[int]]]:
-        """Return for each block from `middle` on the sorted costs from there to the end, and how many ways cost less.
+        """Return for each number of first blocks, from `middle` on, the costs that the other blocks can have together.
 
-        The counts are cumulative, so that a band of costs takes two binary searches.
+        Each entry is the sorted costs and, for each of them, the number of choices that cost less; a last number counts
+        all choices. So two binary searches give the number of choices in a band of costs.
         """
         ways, tails = Counter({0: 1}), [([0], [0, 1])]
         for block in reversed(self.blocks[self.middle :]):

@@ -1,17 +1,17 @@
 """Re-ranking: evaluate the most probable networks with the SuperNet's weights.
 
-pi treats blocks as independent, which they are not: where most networks have attention, one more attention layer adds
-little, and none at all can look probable. So the most probable networks are evaluated as a whole, with the shared
-weights and without training (Guo et al. 2020, arXiv 1904.00420, section 3.3), and two estimates of their losses are
-added:
+pi treats blocks as independent, which they are not. For example, if most sampled networks have several attention
+layers, each single one adds little to them, and a network without any attention layer can become probable. So the most
+probable networks are evaluated as a whole, with the shared weights and without training (Guo et al. 2020, arXiv
+1904.00420, section 3.3), and this estimate of their loss is added to the estimate that pi contains:
 
     score = shared-weight loss - e log p,    p the product of pi over the blocks, e = search.entropy_end
 
 Why e log p is an estimate of a loss: with the estimator `uniform`, alpha minimises expected loss - e · entropy(pi). The
 minimum is the Gibbs distribution pi ∝ exp(-loss / e), so -e log pi is the loss that the search estimated block by
-block, in nats per token up to a constant. Before convergence, in short searches, pi is flatter and the shared-weight
-loss counts for more. Where a cost penalty shapes pi too, or another estimator was used, pi has no such meaning, and e
-is 0.
+block, in nats per token up to a constant. Before alpha has converged, in short searches, pi is flatter, so that the
+shared-weight loss has more influence on the score. With a cost penalty or another estimator, pi has no such meaning;
+then e is 0.
 """
 
 import math
@@ -39,19 +39,19 @@ _EVALUATED_TOKENS = 32_768  # enough that a difference of 0.005 nats per token i
 
 
 class Estimate(NamedTuple):
-    """The estimated loss of a network after re-ranking."""
+    """A re-ranked network with its shared-weight loss and its score."""
 
     choice: LayerString
-    shared_weight_loss: float  # nats per token
-    estimate: float  # the score above; lower is better
+    shared_weight_loss: float  # on held-out text, nats per token
+    estimate: float  # the score of the module's docstring; lower is better
 
 
 def shared_weight_losses(
     supernet: SuperNet, config: Config, streams: TokenStreams, text: Tokens
 ) -> Callable[[Architecture], TotalLoss]:
-    """Return a function that measures a network's loss on a text with the SuperNet's current weights.
+    """Return a function that measures the loss of an architecture on `text` with the weights of the SuperNet.
 
-    The SuperNet is moved to the configured device.
+    It uses the weights that the SuperNet has at the time of the call. The SuperNet is moved to the configured device.
     """
     device = choose_device(config.runtime)
     supernet.to(device.device)
@@ -72,22 +72,27 @@ def shared_weight_losses(
 
 
 def held_out(config: Config, streams: TokenStreams) -> Tokens:
-    """Return tokens that the shared weights never saw, from alpha's held-out split or else the validation split."""
+    """Return tokens that the shared weights are not trained on: the first of the held-out split of alpha.
+
+    If the search has no such split, they are the first tokens of the validation split.
+    """
     # Losses on text that the weights were trained on would favour layers that memorise it.
     _, arch_tokens = split_share(streams.tokens("train"), config.search.alpha_share)
     return (arch_tokens if len(arch_tokens) else streams.tokens("valid"))[:_EVALUATED_TOKENS]
 
 
 def rescorer(run: Run, reporter: Reporter) -> Callable[[Architecture], float]:
-    """Return a function that measures a network's held-out loss in nats per token with the shared weights of a search.
+    """Return a function that measures the held-out loss of an architecture with the shared weights of a search.
+
+    The loss is in nats per token.
 
     Raises:
-        ParnasError: the run is no search, or its text has changed.
+        ParnasError: the run is not a search, or its text has changed since.
     """
     # The weights from before the fine-tuning: with the final ones the selected path would win every comparison.
     loaded = load(run.folder, supernet_weights=True, by_pi=True)
     if not isinstance(loaded.model, SuperNet):
-        raise ParnasError(f"{run.folder} is not a search; re-ranking needs the shared weights of one.")
+        raise ParnasError(f"{run.folder} is not the run of a search; re-ranking needs the shared weights of a search.")
     streams = prepare(loaded.config.data, reporter.note)
     check_same_text(streams.header, loaded.header, str(run.folder))
     loss_of = shared_weight_losses(loaded.model, loaded.config, streams, held_out(loaded.config, streams))
@@ -95,7 +100,13 @@ def rescorer(run: Run, reporter: Reporter) -> Callable[[Architecture], float]:
 
 
 def rerank(chosen: Sequence[LayerString], losses: Sequence[float], rerank_pi_weight: float) -> list[Estimate]:
-    """Return networks with their scores, best first, given their shared-weight losses; NaN comes last."""
+    """Return the networks `chosen` with their scores, best first; a score that is NaN comes last.
+
+    Args:
+        chosen: the most probable networks.
+        losses: their shared-weight losses in nats per token, in the same order.
+        rerank_pi_weight: e, the weight of log pi in the score.
+    """
     # score = loss - e log p; log p <= 0, so an improbable network needs a lower loss.
     estimates = [
         Estimate(choice, loss, loss - rerank_pi_weight * choice.log_probability)
@@ -105,7 +116,7 @@ def rerank(chosen: Sequence[LayerString], losses: Sequence[float], rerank_pi_wei
 
 
 def write_rerank(run: Run, step: int, chosen: Sequence[LayerString], losses: Sequence[float]) -> None:
-    """Write the shared-weight losses of the most probable networks at a step into the run folder."""
+    """Write the most probable networks at a step and their shared-weight losses to `rerank.json` in the run folder."""
     networks = [
         RerankedNetwork(arch=str(Architecture(choice.layers)), loss=loss)
         for choice, loss in zip(chosen, losses, strict=True)
@@ -114,7 +125,9 @@ def write_rerank(run: Run, step: int, chosen: Sequence[LayerString], losses: Seq
 
 
 def read_rerank(run: Run, step: int) -> dict[tuple[str, ...], float]:
-    """Return the shared-weight losses stored up to a step, by layers; empty where there are none.
+    """Return the shared-weight loss of each re-ranked network, by its layers, as stored in `rerank.json`.
+
+    Return an empty dictionary if there is no such file, or one from after `step`. A loss that is NaN becomes infinite.
 
     Raises:
         ParnasError: the file is damaged.

@@ -1,13 +1,14 @@
 """The search (phase 1): train the shared weights and alpha of a SuperNet in one loop.
 
-The search is bilevel (DARTS, Liu et al. 2019, arXiv 1806.09055): find the alpha whose networks have the least held-out
-loss, with weights w that minimise the training loss,
+The search is bilevel (DARTS, Liu et al. 2019, arXiv 1806.09055): find the alpha of least held-out loss, where the
+weights w minimise the training loss for this alpha,
 
     min over alpha of  L_held-out(w*(alpha), alpha),      w*(alpha) = argmin over w of  L_train(w, alpha).
 
-Solving the inner problem for every alpha is out of the question, so both take gradient steps in turn (the first-order
-approximation). `SearchTask.train_step` is the algorithm, from top to bottom. Alpha, the temperature, the noise and
-their schedules are in `architecture_optimizer.py`, the gradient estimators in `parnas/model/estimators.py`.
+To solve the inner problem for every alpha would take too long, so gradient steps of w and of alpha alternate (the
+first-order approximation). `SearchTask.train_step` is the algorithm, from top to bottom. The training of alpha, the
+temperature, the noise and their schedules are in `architecture_optimizer.py`, the gradient estimators in
+`parnas/model/estimators.py`.
 """
 
 from collections.abc import Mapping
@@ -47,13 +48,13 @@ __all__ = ["make_arch_batches", "search"]
 
 
 class SearchTask(TrainingTask):
-    """Train a SuperNet: shared weights by sampled gates, alpha on the same text or on a held-out split.
+    """The training of a SuperNet: shared weights with sampled gates, alpha on the same text or on a held-out split.
 
     Args:
         session: files, device and configuration of the training.
         model: the SuperNet.
-        batches: the text that the weights train on.
-        arch_batches: the held-out split that alpha trains on; `None` trains alpha on the text of the weights.
+        batches: the text on which the weights are trained.
+        arch_batches: the held-out split on which alpha is trained; with `None` alpha is trained on `batches`.
         costs: costs of the layers; `None` without a cost target.
     """
 
@@ -77,7 +78,7 @@ class SearchTask(TrainingTask):
         self.monitor, self.warned = Monitor(search.candidates), False
 
     def train_step(self, step: int) -> StepResult:
-        """Train the shared weights on one batch and, at the steps of the architecture, alpha on one batch."""
+        """Train the shared weights on one batch and, if this is an architecture step, alpha on one batch."""
         arch, trains_alpha = self.arch_optimizer, self.arch_optimizer.trains_at(step)
         arch.zero_grad()
 
@@ -108,7 +109,7 @@ class SearchTask(TrainingTask):
         return result
 
     def _backward_held_out(self, step: int, batches: TrainingBatches) -> None:
-        """Set the gradient of alpha from a batch that the weights are never trained on."""
+        """Set the gradient of alpha from the next of `batches`, the held-out split."""
         # An estimator may evaluate several paths on the batch: all start from the same memory, the last one's is kept.
         batch, memory = batches.batch(self.arch_optimizer.updates_before(step)), self.arch_memory
 
@@ -119,12 +120,12 @@ class SearchTask(TrainingTask):
         self.arch_optimizer.backward(step, loss_of_gates)
 
     def end_step(self, step: int) -> None:
-        """Freeze alpha after its last step."""
+        """Freeze alpha after the last step that trains it."""
         if step == self.search.alpha_end_step:
             self._freeze_alpha(step)
 
     def _freeze_alpha(self, step: int) -> None:
-        """Select the architecture; from here on the shared weights are fine-tuned on its path."""
+        """Store the shared weights, then select the architecture on whose path they are fine-tuned from now on."""
         if step < self.search.steps and self.distributed.is_main:
             # Fine-tuning fits the weights to one path. Keep those before it, which are fair to all paths, so that a
             # later `derive` can re-rank other networks with them.
@@ -132,13 +133,13 @@ class SearchTask(TrainingTask):
         self._select(self._rerank(step) if self.search.rerank_count else self.architecture())
 
     def _select(self, architecture: Architecture) -> None:
-        """Make the estimator sample the path of an architecture from now on."""
+        """Set the selected architecture, and make the estimator sample its path from now on."""
         self.selected = architecture
         chosen = torch.tensor([self.search.candidates.index(name) for name in architecture])
         self.arch_optimizer.estimator.selected_path = functional.one_hot(chosen, len(self.search.candidates))
 
     def _rerank(self, step: int) -> Architecture:
-        """Return the best of the most probable networks by held-out loss; write their losses to the run folder."""
+        """Return the best network after re-ranking the most probable ones; store their losses in the run folder."""
         config, streams, run = self.session.config, self.session.streams, self.session.run
         # As `derive` does with a finished search, but with the weights at hand; `derive` reads the stored losses.
         loss_of = shared_weight_losses(self.supernet, config, streams, held_out(config, streams))
@@ -149,36 +150,37 @@ class SearchTask(TrainingTask):
         return Architecture(rerank(choices, losses, self.search.rerank_pi_weight)[0].choice.layers)
 
     def _most_probable(self, count: int) -> list[LayerString]:
-        """Return the most probable networks within the cost target by the current pi, best first."""
+        """Return the `count` most probable networks within the cost target by the current pi, best first."""
         # By name, since blocks may have different candidates; an absent one has the probability 0.
         pi = [dict(zip(self.search.candidates, row, strict=True)) for row in self.supernet.pi().tolist()]
         return choose(pi, self.costs, self.search.cost.target, count=count)
 
     def architecture(self) -> Architecture:
-        """Return the selected network or, before one is, the most probable network within the cost target."""
+        """Return the selected architecture or, while alpha is trained, the most probable one within the cost target."""
         return self.selected or Architecture(self._most_probable(1)[0].layers)
 
     def weights(self) -> dict[str, nn.Parameter]:
-        """Return all parameters but alpha, by name."""
+        """Return the parameters that the weight step trains, by name: all but alpha."""
         return self.supernet.weights()
 
     def trained(self) -> list[Tensor]:
-        """Return the weights, alpha and the temperature."""
+        """Return all tensors that training changes: the weights, alpha and the temperature."""
         return [*self.supernet.parameters(), self.arch_optimizer.log_tau]
 
     def gates(self, step: int) -> Gates:
-        """Sample the gates of a weight step; differentiable where alpha trains on the same batch."""
+        """Sample the gates of a weight step; differentiable if the step trains alpha on the same batch."""
         return self.arch_optimizer.sample_gates(step, self.arch_batches is None and self.arch_optimizer.trains_at(step))
 
     def scheduled(self, step: int) -> dict[str, float]:
-        """Return learning rate and temperature."""
+        """Return the learning rate and the temperature of a step, for the log."""
         tau = self.arch_optimizer.tau(step)
         return {**super().scheduled(step), "tau": float(tau.detach() if isinstance(tau, Tensor) else tau)}
 
     def validate(self) -> dict[str, TotalLoss]:
-        """Return validation losses: `mixture` weighs candidates by pi, `argmax` is the network to derive.
+        """Return the validation loss of the SuperNet with gates pi (`mixture`) and of the derived network (`argmax`).
 
-        `valid` is the one that training sees: `argmax` if gates choose one candidate per block, else `mixture`.
+        `valid` is the loss that corresponds to training: `argmax` if the estimator's gates choose one candidate per
+        block, else `mixture`.
         """
         mixture = self.validation_loss(self.supernet)
         argmax = self.validation_loss(self.supernet.extract(self.architecture()))
@@ -186,7 +188,7 @@ class SearchTask(TrainingTask):
         return {"valid": valid, "mixture": mixture, "argmax": argmax}
 
     def log(self, record: MetricsRecord) -> None:
-        """Log metrics and, with each line of training, the diagnostics of pi and a line of `pi.jsonl`."""
+        """Log a line of metrics; to lines of training add the diagnostics of pi, and log pi itself in `pi.jsonl`."""
         if record.split == "valid":
             mixture, argmax = record.mixture_loss, record.argmax_loss
             assert mixture is not None
@@ -210,12 +212,12 @@ class SearchTask(TrainingTask):
         self.warned = warning is not None
 
     def discard_step(self) -> None:
-        """Drop gradients and memory of a skipped step, also the memory of the held-out split."""
+        """Discard gradients and memory of a skipped step, and the memory of the held-out split too."""
         super().discard_step()
         self.arch_memory = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of weight training and architecture optimizer, and the selected network."""
+        """Return the state to store in a checkpoint: of weight training, architecture training and diagnostics."""
         return {
             **super().state_dict(),
             "arch_optimizer": self.arch_optimizer.state_dict(),
@@ -225,7 +227,7 @@ class SearchTask(TrainingTask):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state of a checkpoint; raises `ValueError` where it does not fit."""
+        """Restore what `state_dict` returned; raises `ValueError` if it does not fit this search."""
         super().load_state_dict(state)
         self.arch_optimizer.load_state_dict(state["arch_optimizer"])
         rows = arch_batch_size(self.search.estimator, self.session.config.data.batch_size)
@@ -236,13 +238,13 @@ class SearchTask(TrainingTask):
 
 
 def search(config: Config, folder: Path, reporter: Reporter, resume: bool = False) -> Run:
-    """Train a SuperNet on the configured text, from the beginning or from an unfinished search in `folder`.
+    """Train a SuperNet on the configured text, and return its run; an unfinished search in `folder` is resumed.
 
     Args:
         config: the configuration.
-        folder: the run folder. With torchrun, every process passes the same one.
+        folder: the run folder; with torchrun, the same for every process.
         reporter: receives the progress.
-        resume: refuse to begin a new search.
+        resume: raise an error if `folder` holds no search to resume, instead of starting a new one.
 
     Raises:
         ParnasError: the folder holds another run, the text cannot be read, or no network meets the cost target.
@@ -272,7 +274,7 @@ def search(config: Config, folder: Path, reporter: Reporter, resume: bool = Fals
 def make_arch_batches(
     config: Config, tokens: Tokens, distributed: DistributedContext = SINGLE_PROCESS
 ) -> TrainingBatches:
-    """Return the batches of the held-out split that alpha trains on."""
+    """Return the batches of `tokens`, the held-out split on which alpha is trained, for this process."""
     rows = arch_batch_size(config.search.estimator, config.data.batch_size)
     own = distributed.local_slice(rows, f"data.batch_size with estimator {config.search.estimator}")
     source = f"text held out for alpha, a share of {config.search.alpha_share:g} (search.alpha_split),"
@@ -280,7 +282,7 @@ def make_arch_batches(
 
 
 def _prepare_costs(session: Session) -> Costs:
-    """Return the layer costs of a run, measured once by the main process and stored for resuming and deriving."""
+    """Return the costs of layers; the main process finds them once and stores them, for all processes and commands."""
     distributed, config = session.device.distributed, session.config
     folder, metric = session.run.folder, config.search.cost.metric
     with distributed.main_process_first():
