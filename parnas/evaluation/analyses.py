@@ -1,4 +1,4 @@
-"""The analyses of `parnas evaluate --analyse`, each a table: attention by age, word frequency, memory length."""
+"""The analyses of `parnas evaluate --analyse`: attention by age, perplexity by word frequency and by memory length."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -17,13 +17,13 @@ from parnas.training.progress import Reporter
 __all__ = ["Analysis", "analyse", "read_names"]
 
 _FACTORS = 0.0, 0.25, 0.5, 1.0, 2.0, 4.0
-"""Memory lengths to try, as multiples of the run's own."""
+"""Memory lengths to try, as multiples of the memory length that the run is evaluated with."""
 _TOLERANCE = 0.01
-"""The effective length is the shortest whose perplexity is within this share of the best."""
+"""The effective length is the shortest memory length whose perplexity is within 1 % of the best."""
 
 
 class Analysis(NamedTuple):
-    """A table with its title and notes."""
+    """The result of one analysis of the runs under comparison: a table with its title and notes."""
 
     name: str
     title: str
@@ -32,22 +32,25 @@ class Analysis(NamedTuple):
 
 
 def _analyse_attention(runs: Sequence[EvalRun], split: str, reporter: Reporter) -> Analysis:
-    """Tabulate the attention to older and newer positions."""
+    """Return the table of the attention weight that goes to older and to newer positions; see `attention_by_age`.
+
+    Raises `ParnasError` if no network has attention.
+    """
     reporter.note(f"reading {split} for the weights of attention")
     table = attention_by_age(runs, split)
     if table.empty:
-        raise ParnasError("None of the networks has attention: leave attention out of --analyse.")
+        raise ParnasError("None of the networks has attention layers; leave attention out of --analyse.")
     return Analysis("attention", "attention by age", table, ("shares of all attention; ages are in the picture",))
 
 
 def _analyse_frequency(runs: Sequence[EvalRun], split: str, reporter: Reporter) -> Analysis:
-    """Tabulate the perplexity of words by their frequency in the training text."""
+    """Return the table of perplexity by a word's frequency in the training text; see `perplexity_by_frequency`."""
     reporter.note(f"scoring {split} by word frequency")
     return Analysis("frequency", "perplexity per word by occurrences in training", perplexity_by_frequency(runs, split))
 
 
 def _analyse_memory(runs: Sequence[EvalRun], split: str, reporter: Reporter) -> Analysis:
-    """Tabulate the perplexity by memory length."""
+    """Return the table of perplexity by memory length, with the effective lengths as notes."""
     table = perplexity_by_memory(runs, split, reporter)
     return Analysis("memory", "perplexity per token by memory", table, tuple(effective_lengths(table)))
 
@@ -60,11 +63,14 @@ _ANALYSES: dict[str, Callable[[Sequence[EvalRun], str, Reporter], Analysis]] = {
 
 
 def read_names(listed: str) -> list[str]:
-    """Return the analyses of a comma-separated list, each once; raises `ParnasError` for unknown ones."""
+    """Return the distinct names in a comma-separated list of analyses.
+
+    Raises `ParnasError` for an unknown name or an empty list.
+    """
     names = [name.strip() for name in listed.split(",") if name.strip()]
     allowed = f"give some of {', '.join(_ANALYSES)}, with commas between"
     if unknown := [name for name in names if name not in _ANALYSES]:
-        raise ParnasError(f"--analyse names {unknown[0]!r}; {allowed}.")
+        raise ParnasError(f"--analyse names {unknown[0]!r}, which is no analysis; {allowed}.")
     if not names:
         raise ParnasError(f"--analyse is empty; {allowed}.")
     return list(dict.fromkeys(names))
@@ -73,19 +79,22 @@ def read_names(listed: str) -> list[str]:
 def analyse(
     folders: Sequence[Path], options: EvalOptions, names: Sequence[str], reporter: Reporter
 ) -> Iterator[Analysis]:
-    """Yield the named analyses of the runs."""
+    """Load the runs in `folders` and yield each of the named analyses, which has rows of all runs."""
     runs = open_runs(folders, options)
     for name in names:
         yield _ANALYSES[name](runs, runs[0].loaded.config.evaluation.split, reporter)
 
 
 def perplexity_by_memory(runs: Sequence[EvalRun], split: str, reporter: Reporter) -> pd.DataFrame:
-    """Return the perplexity of each run with memory of several lengths, shorter and longer than its own.
+    """Return the perplexity of each run with several memory lengths, shorter and longer than the configured length.
 
-    A row holds `run`, `varied` (`mem_len`, or `cmem_len` for networks with compressed memory), its `length`, the
-    perplexity per token `ppl`, the number of positions `sees` of both memories, and the number of `tokens` that these
-    represent in one block. `gain` is the fraction by which `ppl` is lower than with the next shorter length,
-    `gain_per_position` the same per added position; both are nan for the shortest length.
+    Each row is one run scored with one length. Columns:
+
+    * `run`; `varied`: the length that varies, `mem_len`, or `cmem_len` too for networks with compressed memory;
+      `length`: its value
+    * `sees`: the positions of memory and compressed memory together; `tokens`: how many tokens these represent
+    * `ppl`: the perplexity per token; `gain`: the fraction by which it is lower than with the next shorter length;
+      `gain_per_position`: `gain` divided by the number of added positions. Both gains are nan for the shortest length.
     """
     rows = []
     for run in runs:
@@ -113,14 +122,17 @@ def perplexity_by_memory(runs: Sequence[EvalRun], split: str, reporter: Reporter
 
 
 def _memory_lengths(run: EvalRun, varied: str) -> list[int]:
-    """Return the lengths of one kind of memory to try, the shortest first."""
+    """Return the values to try for a length, the shortest first; `varied` is `mem_len` or `cmem_len`."""
     own = getattr(run.reach, varied) or run.tgt_len
     shortest = 1 if varied == "mem_len" and run.reach.same_length else 0
     return sorted({max(shortest, round(factor * own)) for factor in _FACTORS})
 
 
 def effective_lengths(table: pd.DataFrame) -> list[str]:
-    """Return a sentence for each run and kind of memory: the length beyond which perplexity hardly improves."""
+    """Return a sentence for each run and kind of memory: the shortest length whose perplexity is almost the best.
+
+    `table` comes from `perplexity_by_memory`. "Almost" means within 1 % (`_TOLERANCE`).
+    """
     notes = []
     for _, rows in table.groupby(["run", "varied"], sort=False):
         best = rows.sort_values("ppl").iloc[0]

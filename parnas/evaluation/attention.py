@@ -1,4 +1,4 @@
-"""Attention weights: their distribution over old and new positions, and maps of single texts.
+"""Attention weights: how they are distributed over old and new positions, and maps of them for a single text.
 
 Shapes: B batch, H heads, T tokens of a segment or text, K keys (compressed memory, memory, segment).
 """
@@ -23,20 +23,23 @@ from parnas.training.loaded_run import LoadedRun
 
 _PARTS = "compressed memory", "memory", "segment"
 _BUCKETS = 6
-"""Buckets of each part, as in Rae et al. 2020 (arXiv 1911.05507, figure 2), which has three parts."""
-_SEGMENTS = 64  # the least number to average the weights over
+"""Buckets into which the keys of each part are divided, as in Rae et al. 2020 (arXiv 1911.05507, figure 2)."""
+_SEGMENTS = 64  # average the weights over at least as many segments
 _MAX_TEXT = 512  # tokens
 COMPRESSED = "…"  # label of a compressed position
 
 
 def attention_by_age(runs: Sequence[EvalRun], split: str) -> pd.DataFrame:
-    """Return the share of attention by run, block with attention and bucket of keys.
+    """Return a table of the attention weight that older and newer keys receive in each block with attention.
 
-    The keys of each part (compressed memory, memory, segment) are divided into `_BUCKETS` of nearly equal size, the
-    oldest first. `block` is the position in the architecture, from 1. `weight` is the mean over heads and over all
-    queries of at least `_SEGMENTS` segments, read with full memory; the weights of a block add up to 1. `per_position`
-    divides it by the keys of the bucket: uniform attention would make all equal, except for later positions of the
-    segment, which fewer queries see.
+    The keys of each part (compressed memory, memory, segment) are divided into `_BUCKETS` buckets of nearly equal size,
+    numbered from the oldest keys on. Each row is one bucket of a block of a run:
+
+    * `block`: the position in the architecture, counted from 1; `positions`: the number of keys in the bucket
+    * `weight`: the attention weight of all keys of the bucket together, averaged over heads and over the queries of at
+      least `_SEGMENTS` segments that are read with full memory; the weights of a block add up to 1
+    * `per_position`: `weight` divided by `positions`. Uniform attention would make it equal in all buckets, except
+      that fewer queries see the later positions of the segment.
     """
     rows: list[tuple[object, ...]] = []
     for run in runs:
@@ -53,12 +56,12 @@ def attention_by_age(runs: Sequence[EvalRun], split: str) -> pd.DataFrame:
 
 
 def _numbered_layers(architecture: Architecture) -> list[tuple[int, str]]:
-    """Return position, counted from 1, and name of each layer that a discrete network has."""
+    """Return the block number, counted from 1, and the name of each layer of an architecture except identity."""
     return [(number, name) for number, name in enumerate(architecture, 1) if name != IDENTITY]
 
 
 def _compressed_lengths(network: TransformerXL, memory: Memory | None) -> list[int]:
-    """Return the number of positions of compressed memory that each block sees."""
+    """Return for each block how many positions of compressed memory it sees with the memory given, `None` if empty."""
     blocks = cast(list[Block], list(network.blocks))
     memories = memory or (None,) * len(blocks)
     return [block.key_lengths(block_memory).compressed for block, block_memory in zip(blocks, memories, strict=True)]
@@ -66,7 +69,11 @@ def _compressed_lengths(network: TransformerXL, memory: Memory | None) -> list[i
 
 @torch.no_grad()
 def _mean_weights(network: TransformerXL, run: EvalRun, split: str) -> list[dict[str, np.ndarray]]:
-    """Return for each block, by part of the keys, the mean weight of each key, [K]; empty without attention."""
+    """Return for each block the mean attention weight of each key, [keys of the part], by part of the keys (`_PARTS`).
+
+    Means are over heads, queries and segments. A block without attention has an empty mapping. Raises `ParnasError` if
+    the split is too short to fill the memory.
+    """
     tokens, eos_id = run.streams.tokens(split), run.streams.tokenizer.eos_id
     warm_up = network.burn_in(run.tgt_len, run.reach)  # no less than the segments until all memory is full
     sums: list[dict[str, torch.Tensor]] = [{} for _ in network.blocks]
@@ -90,13 +97,18 @@ def _mean_weights(network: TransformerXL, run: EvalRun, split: str) -> list[dict
             break
     if not segments:
         raise ParnasError(
-            f"The {split} split of {run.name} ends before its memory is full; give a shorter memory or more text."
+            f"The {split} split of {run.name} ends before the network's memory is full, and attention is measured with "
+            "full memory only; give a shorter memory (--mem-len, --cmem-len) or a longer split (--split)."
         )
     return [{part: (weights / segments).cpu().numpy() for part, weights in block_sums.items()} for block_sums in sums]
 
 
 def _add_by_part(sums: dict[str, torch.Tensor], weights: torch.Tensor, compressed: int, tgt_len: int) -> None:
-    """Add weights [K] part by part; where the length of a memory varies, the newest positions are aligned."""
+    """Split the weights of all keys, [K], into parts (`_PARTS`) and add each to its entry in `sums`.
+
+    `compressed` is the number of keys of compressed memory. If a memory has grown or shrunk since the last call, its
+    newest positions are added to the newest positions of the sum.
+    """
     lengths = [compressed, len(weights) - compressed - tgt_len, tgt_len]
     for part, new in zip(_PARTS, weights.split(lengths), strict=True):
         if len(new):
@@ -108,9 +120,9 @@ def _add_by_part(sums: dict[str, torch.Tensor], weights: torch.Tensor, compresse
 
 @torch.no_grad()
 def attention_maps(loaded: LoadedRun, text: str, before: str = "") -> list[AttentionMap]:
-    """Return the attention maps of each layer with attention for a text read as one segment.
+    """Read a text as one segment and return the attention maps of each layer with attention.
 
-    A search is represented by its derived network.
+    If the run is a search, its derived network reads the text.
 
     Args:
         loaded: the run.
@@ -124,7 +136,7 @@ def attention_maps(loaded: LoadedRun, text: str, before: str = "") -> list[Atten
     ids, ids_before = (torch.tensor([loaded.tokenizer.encode(part)], dtype=torch.long) for part in (text, before))
     tgt_len = ids.shape[1]
     if not 1 <= tgt_len <= _MAX_TEXT:
-        raise ParnasError(f"The text has {tgt_len} tokens; give one of 1 to {_MAX_TEXT}.")
+        raise ParnasError(f"The text has {tgt_len} tokens; give a text of 1 to {_MAX_TEXT} tokens.")
     # 1. Fill the memory, then read the text at once.
     memory: Memory | None = None
     for segment in ids_before.split(loaded.config.data.tgt_len, dim=1) if ids_before.shape[1] else ():
@@ -143,5 +155,5 @@ def attention_maps(loaded: LoadedRun, text: str, before: str = "") -> list[Atten
             keys = [COMPRESSED] * compressed + names[len(names) - (by_head.shape[-1] - compressed) :]
             maps.append(AttentionMap(block, layer, by_head, tuple(names[-tgt_len:]), tuple(keys)))
     if not maps:
-        raise ParnasError(f"{loaded.architecture} has no layer with attention.")
+        raise ParnasError(f"The network {loaded.architecture} has no layer with attention to draw; choose another run.")
     return maps

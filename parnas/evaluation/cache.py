@@ -11,14 +11,14 @@ from torch import Tensor
 
 
 class ContinuousCache:
-    """The last `size` hidden states, each with the token that followed it.
+    """A cache of the last `size` hidden states of a text, each with the token that followed it.
 
-    At each position it gives every token w the probability
+    At a position with hidden state h, the cache gives each token w the probability
 
-        p_cache(w) ∝ Σ_i 1{w followed h_i} exp(theta h · h_i)
+        p_cache(w) ∝ Σ_i 1{w followed h_i} exp(theta h · h_i),
 
-    over the last `size` positions i before it (equations 2 and 3). Only the probability of the true next token is
-    computed. An empty cache, as before the first token of a text, gives the network's probability.
+    summed over the `size` positions i before it (equations 2 and 3). Only the probability of the true next token is
+    computed. At the first position of a text, where the cache is empty, it is the network's probability.
     """
 
     def __init__(self, size: int, theta: float) -> None:
@@ -27,12 +27,14 @@ class ContinuousCache:
         self._followers: Tensor | None = None  # [C] the token after each state
 
     def log_probs(self, hidden: Tensor, targets: Tensor, model_log_probs: Tensor) -> Tensor:
-        """Return log p_cache of each of the `targets`, [T], given those before it, and add all to the cache.
+        """Return log p_cache of each token of a segment, [T], and add the segment to the cache.
+
+        The cache of each token includes the earlier tokens of the same segment.
 
         Args:
-            hidden: the states before the targets, [T, D].
+            hidden: the hidden states that predict the targets, [T, D].
             targets: the true next tokens, [T].
-            model_log_probs: the network's log-probabilities of the targets, [T], for positions with an empty cache.
+            model_log_probs: the network's log-probabilities of the targets, [T]; returned where the cache is empty.
 
         Returns:
             Natural logarithms, -inf for tokens that are not in the cache.
@@ -55,9 +57,14 @@ class ContinuousCache:
 
 
 def mix(nats: Tensor, cache_log_probs: Tensor, weight: float) -> Tensor:
-    """Return the losses [N] of network and cache interpolated, with weight `weight` (0 to below 1) for the cache.
+    """Return the loss of each token in nats, [N], under a mixture of the probabilities of network and cache.
 
-    -log((1 - weight) exp(-nats) + weight exp(cache_log_probs)), equation 4.
+    The loss is -log((1 - weight) exp(-nats) + weight exp(cache_log_probs)), equation 4.
+
+    Args:
+        nats: the network's loss of each token, [N].
+        cache_log_probs: the cache's log-probability of each token, [N].
+        weight: of the cache's probability, from 0 to below 1.
     """
     if not weight:
         return nats

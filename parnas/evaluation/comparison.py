@@ -1,4 +1,4 @@
-"""Comparison of runs: one table of what they reach and what they cost, measured on one split and machine."""
+"""Comparison of runs: one table of their perplexities and costs, measured on the same split and machine."""
 
 import json
 import math
@@ -37,15 +37,18 @@ class Comparison:
     table: pd.DataFrame
     notes: tuple[str, ...]
     split: str
-    folders: tuple[Path, ...]  # of the run of each row
-    options: EvalOptions  # as given
+    folders: tuple[Path, ...]  # the run folder of each row
+    options: EvalOptions  # from which the table was made
 
     def to_dict(self) -> dict[str, Any]:
-        """Return rows and notes as plain values."""
+        """Return the table's rows and the notes as plain values, under `rows` and `notes`."""
         return {"rows": to_rows(self.table), "notes": list(self.notes)}
 
     def write(self, folder: Path) -> list[Path]:
-        """Write comparison.csv, .md and .json into `folder`; the last also holds split, options and run folders."""
+        """Write `comparison.csv`, `comparison.md` and `comparison.json` into `folder`, and return their paths.
+
+        Each row of the JSON file also holds the split, the evaluation options and the run folder; see `_file_rows`.
+        """
         notes = "".join(f"\n* {note}" for note in self.notes)
         texts = {
             "csv": self.table.to_csv(index=False),
@@ -58,26 +61,29 @@ class Comparison:
         return paths
 
     def _file_rows(self, folder: Path) -> list[dict[str, Any]]:
-        """Return the rows as the report needs them; relative run folders stay valid when all move together."""
+        """Return the rows of `comparison.json`: the table's, with `folder`, `split` and `conditions` (the options).
+
+        `folder` is the run folder relative to the argument, so that it stays valid if both are moved together.
+        """
         shared = {"split": self.split, "conditions": self.options.to_dict()}
         relative = [os.path.relpath(run.resolve(), folder.resolve()).replace(os.sep, "/") for run in self.folders]
         return [{**row, "folder": run, **shared} for row, run in zip(to_rows(self.table), relative, strict=True)]
 
 
 def to_rows(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return the rows of a table as plain values; `None` for missing and infinite numbers."""
+    """Return the rows of a table as mappings of plain values by column; missing and infinite numbers become `None`."""
     rows: list[dict[str, Any]] = json.loads(table.to_json(orient="records"))
     return rows
 
 
 def compare(folders: Sequence[Path], options: EvalOptions, reporter: Reporter) -> Comparison:
-    """Measure all runs on one split and machine.
+    """Measure the loss and the costs of all runs on one split, and return them as a table.
 
-    Perplexities per token appear only where all runs share one tokenizer; runs of different tokenizers must lose the
-    same information, since a text that lost more is easier to predict.
+    The table has perplexities per token only if all runs have the same tokenizer. Tokenizers that differ must lose the
+    same information (letter case, unknown words), since a text that has lost more of it is easier to predict.
 
     Raises:
-        ParnasError: the runs cannot be compared (see `open_runs`), or a setting has no effect.
+        ParnasError: the runs cannot be compared (see `open_runs`), or one of the options has no effect.
     """
     runs = open_runs(folders, options)
     split = runs[0].loaded.config.evaluation.split
@@ -120,7 +126,10 @@ def compare(folders: Sequence[Path], options: EvalOptions, reporter: Reporter) -
 
 
 def _choose_protocols(run: EvalRun, options: EvalOptions) -> tuple[list[EvalProtocol], list[str]]:
-    """Return the protocols of a run besides the plain one, and notes; raises `ParnasError` for unread settings."""
+    """Return the protocols to score a run by besides the plain one, and notes on tuned settings that may be outdated.
+
+    Raises `ParnasError` if an option has no effect.
+    """
     evaluation = run.loaded.config.evaluation
     configured = configured_protocols(evaluation)
     _refuse_unread_settings(evaluation, options)
@@ -131,7 +140,10 @@ def _choose_protocols(run: EvalRun, options: EvalOptions) -> tuple[list[EvalProt
 
 
 def _refuse_unread_settings(evaluation: EvaluationConfig, options: EvalOptions) -> None:
-    """Raise for a given setting that no protocol reads, or that `tune_eval` has chosen."""
+    """Raise `ParnasError` if `options.changes` has a setting that no protocol of this evaluation reads.
+
+    Such a setting belongs to a protocol that is not enabled, or `--tuned` replaces it by the value that tuning chose.
+    """
     refuse_unused_rms_settings(evaluation.dynamic, options.changes)
     sections = {
         "evaluation.dynamic": ("lr", evaluation.dynamic.lr is not None),
@@ -141,13 +153,13 @@ def _refuse_unread_settings(evaluation: EvaluationConfig, options: EvalOptions) 
         section = key.rpartition(".")[0]
         switch, enabled = sections.get(section, ("", True))
         if section in sections and options.tuned:
-            raise ParnasError(f"{key} has no effect with tuned (--tuned), for which tune-eval chose it; leave out one.")
+            raise ParnasError(f"{key} has no effect with tuned (--tuned), since tune-eval chose it; leave out either.")
         if not enabled and key != f"{section}.{switch}":
-            raise ParnasError(f"{key} has no effect without {section}.{switch}; give that too.")
+            raise ParnasError(f"{key} has no effect without {section}.{switch}, which enables the protocol; give both.")
 
 
 def _list_warnings(run: EvalRun, split: str, protocols: Sequence[EvalProtocol], options: EvalOptions) -> Iterator[str]:
-    """Yield notes on lengths that differ from training, and on settings that may be chosen on the test split."""
+    """Yield a warning if lengths differ from training, and one if untuned settings are used on the test split."""
     config = run.loaded.config
     trained = {"tgt_len": config.data.tgt_len, **config.model.reach._asdict()}
     lengths = {"tgt_len": run.tgt_len, **run.reach._asdict()}
@@ -162,7 +174,10 @@ def _list_warnings(run: EvalRun, split: str, protocols: Sequence[EvalProtocol], 
 
 
 def _make_rows(run: EvalRun, split: str, protocols: Sequence[EvalProtocol], reporter: Reporter) -> list[ComparisonRow]:
-    """Return the row of a run's plain evaluation, and one for each other protocol, which has no costs."""
+    """Score a run by the plain protocol and by each of `protocols`, and return a table row for each.
+
+    Only the row of the plain protocol has costs; its latency is added later.
+    """
     reporter.note(f"scoring {run.name} on {split}")
     counts = run.streams.header.splits[split]
 
@@ -178,7 +193,7 @@ def _make_rows(run: EvalRun, split: str, protocols: Sequence[EvalProtocol], repo
 
 
 def _describe_run(run: EvalRun) -> ComparisonRow:
-    """Return a row with a run's network, its counted costs and its training, but without losses."""
+    """Return a table row with a run's network, parameters, multiply-adds and training, without losses and latency."""
     network, config = run.network, run.loaded.config
     searched = isinstance(run.loaded.model, SuperNet)
     kind = "SuperNet" if isinstance(network, SuperNet) else "derived, in SuperNet" if searched else "discrete"
@@ -209,6 +224,6 @@ def _describe_run(run: EvalRun) -> ComparisonRow:
 
 
 def median_rate(run: Run) -> float:
-    """Return the median of a run's tokens per second in training; nan where it has logged none."""
+    """Return the median of the tokens per second that a run logged in training; nan if it logged none."""
     rates = [line.tokens_per_s for line in run.metrics() if line.split == "train" and line.tokens_per_s is not None]
     return float(np.median(rates)) if rates else math.nan

@@ -19,7 +19,7 @@ from parnas.training.device import Device
 
 
 def dynamic_weights(model: TransformerXL) -> list[nn.Parameter]:
-    """Return the parameters that dynamic evaluation changes: all but the alpha of a SuperNet."""
+    """Return the parameters that dynamic evaluation updates: all but a SuperNet's alpha and empty parameters."""
     weights = model.weights() if isinstance(model, SuperNet) else dict(model.named_parameters())
     return [weight for weight in weights.values() if weight.numel()]  # a full softmax has empty cluster weights
 
@@ -34,21 +34,22 @@ def gradient_rms(
     reach: Reach,
     batches: int,
 ) -> list[Tensor]:
-    """Return √MS_g of each of the `dynamic_weights`: the root of its mean squared gradient on training batches.
+    """Return √MS_g, the root mean square of each weight's gradient over training batches, for the `dynamic_weights`.
 
-    Gradients are of the mean loss of a batch, with the trained weights and without dropout.
+    There is one tensor per parameter, of its shape. A gradient is that of a batch's mean loss, with the trained weights
+    and without dropout.
 
     Args:
         model: the network.
         tokens: the training text, [N].
         device: where to compute.
-        batch_size: rows of a batch; reduced for a text that does not fill them.
+        batch_size: rows of a batch; fewer if the text is too short to fill them.
         tgt_len: tokens of a segment.
         reach: memory lengths.
-        batches: number of batches to average over, from the beginning of the text; reduced for a shorter text.
+        batches: number of batches to average over, from the beginning of the text; fewer if the text has fewer.
 
     Raises:
-        ParnasError: the text does not fill one row.
+        ParnasError: the text is shorter than one segment.
     """
     rows = max(1, min(batch_size, (len(tokens) - 1) // tgt_len))
     weights, text = dynamic_weights(model), TrainingBatches(tokens, rows, tgt_len)
@@ -70,15 +71,15 @@ def gradient_rms(
 def dynamic_evaluation(
     model: TransformerXL, settings: DynamicConfig, rms: Sequence[Tensor]
 ) -> Iterator[Callable[[Tensor], None]]:
-    """Yield a function that updates the weights by the mean loss of a segment; restore the trained weights at exit.
+    """Yield a function that takes the mean loss of a segment and updates the weights; restore them at exit.
 
-    With g the gradient of a segment's mean loss and theta_0 the trained weights, each weight becomes
+    With g the gradient of that loss and theta_0 the trained weights, the function changes each weight theta to
 
         theta - lr g / (√MS_g + epsilon m) + decay √MS_g / m (theta_0 - theta),
 
     where `rms` holds √MS_g of each weight tensor (see `gradient_rms`), m is the average over tensors of each tensor's
-    mean √MS_g, and `decay √MS_g / m` is at most 1. `epsilon` is relative: the paper's is `epsilon m`. With the update
-    `sgd` (section 5 of the paper) the step is theta - lr g + decay (theta_0 - theta), without `rms`.
+    mean √MS_g, and `decay √MS_g / m` is limited to 1. The paper's epsilon equals `epsilon m` here. With the setting
+    `update: sgd` (section 5 of the paper), theta becomes theta - lr g + decay (theta_0 - theta), and `rms` is not used.
     """
     weights = dynamic_weights(model)
     trained_weights = [weight.detach().clone() for weight in weights]
@@ -112,6 +113,9 @@ def dynamic_evaluation(
 
 
 def _gradients(loss: Tensor, weights: Sequence[nn.Parameter]) -> tuple[Tensor | None, ...]:
-    """Return the gradient of a loss for each weight; `None` for those it does not depend on (unused clusters)."""
+    """Return the gradient of a loss for each weight.
+
+    It is `None` for a weight that the loss does not depend on, such as those of softmax clusters without a target.
+    """
     with torch.autocast(loss.device.type, enabled=False):  # PyTorch advises against autocast in backward passes
         return torch.autograd.grad(loss, weights, allow_unused=True)

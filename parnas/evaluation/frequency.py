@@ -1,4 +1,4 @@
-"""Perplexity by word frequency: how well a network predicts common and rare words of its training text."""
+"""Perplexity by word frequency: how well a network predicts words that are common or rare in its training text."""
 
 import math
 from collections import Counter
@@ -15,14 +15,15 @@ from parnas.training.perplexity import exp_or_infinity
 
 _EDGES = 100, 1_000, 10_000
 BUCKETS = "10,000 and more", "1,000 to 9,999", "100 to 999", "under 100"
-"""Occurrences in the training text, with the limits of Rae et al. 2020 (arXiv 1911.05507, table 5)."""
+"""Buckets of words by occurrences in the training text, limits from Rae et al. 2020 (arXiv 1911.05507, table 5)."""
 
 
 def perplexity_by_frequency(runs: Sequence[EvalRun], split: str) -> pd.DataFrame:
-    """Return for each run and frequency bucket the number of words of the split, and their perplexity per word.
+    """Return the perplexity of words that are frequent, less frequent and rare in each run's training text.
 
-    Words are separated by white space; a line end counts as one. A word's loss is the sum over its tokens. Text that
-    the tokenizer does not know counts as the word `<unk>`.
+    Each row is a run and a frequency bucket (`BUCKETS`, or `all`): `occurrences` names the bucket, `words` is how many
+    words of the split fall into it, and `ppl` is their perplexity per word. Words are separated by white space; a line
+    end counts as a word. A word's loss is the sum over its tokens. Unknown text counts as the word `<unk>`.
     """
     rows = []
     for run in runs:
@@ -41,7 +42,7 @@ def perplexity_by_frequency(runs: Sequence[EvalRun], split: str) -> pd.DataFrame
 
 
 def word_starts(tokens: NDArray[Any], tokenizer: Tokenizer) -> NDArray[np.int64]:
-    """Return the position of the first token of each word; a token of white space alone belongs to the next word."""
+    """Return the position of the first token of each word, [words]; a white-space token belongs to the next word."""
     spellings = tokenizer.spellings()
     # 1. A token that begins with white space begins a word ...
     begins = np.array([spelling[:1].isspace() for spelling in spellings])[tokens]
@@ -56,7 +57,7 @@ def word_starts(tokens: NDArray[Any], tokenizer: Tokenizer) -> NDArray[np.int64]
 
 
 def spell_words(tokens: NDArray[Any], starts: NDArray[np.int64], tokenizer: Tokenizer) -> list[str]:
-    """Return the words of a text, each without the white space around it; a line end is a newline."""
+    """Return the words that begin at the positions `starts`, without white space; a line end becomes a newline."""
     spellings, cache = tokenizer.spellings(), dict[bytes, str]()
     data, size = tokens.tobytes(), tokens.itemsize
     words = []

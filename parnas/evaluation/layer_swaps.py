@@ -1,4 +1,4 @@
-"""Layer swaps: the loss of a SuperNet after some blocks are set to another layer, or to a mixture of layers."""
+"""Layer swaps: the loss of a SuperNet when some blocks use another layer or mixture of layers than the derived one."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -16,26 +16,26 @@ from parnas.training.perplexity import measure_loss
 from parnas.training.session import check_same_text
 
 _Pi = Mapping[int, Mapping[str, float]]
-"""Probabilities of candidates by block, counted from 1; candidates without an entry have probability 0."""
+"""Probability of each candidate, by block (counted from 1) and candidate; 0 for candidates without an entry."""
 
 
 class LayerSwaps:
-    """The SuperNet of a search with a part of its validation split, to measure its loss under any pi."""
+    """The SuperNet of a search with text of its validation split, to measure the loss with chosen probabilities."""
 
     def __init__(self, run: Run, tokens: int = 8192, supernet_weights: bool = True) -> None:
-        """Load the SuperNet and the text.
+        """Load the SuperNet of `run` and the beginning of its validation split.
 
         Args:
             run: a search.
-            tokens: read from the beginning of the validation split.
-            supernet_weights: use the shared weights from before the selected path was fine-tuned, where stored.
+            tokens: the number of tokens to read from the beginning of the validation split.
+            supernet_weights: use the shared weights from before the selected path was fine-tuned, if they are stored.
 
         Raises:
-            ParnasError: the run is no search, or its text has changed since.
+            ParnasError: the run is no search, or its text has changed since the search.
         """
         self.loaded = load(run.folder, supernet_weights=supernet_weights)
         if not isinstance(self.loaded.model, SuperNet):
-            raise ParnasError(f"{run.folder} is no search; only a SuperNet has a pi.")
+            raise ParnasError(f"{run.folder} is no search and has no SuperNet; give the folder of a search.")
         streams = prepare(self.loaded.config.data)
         check_same_text(streams.header, self.loaded.header, str(run.folder))
         self.device = choose_device(self.loaded.config.runtime)
@@ -44,11 +44,11 @@ class LayerSwaps:
         self.text, self.eos_id = streams.tokens("valid")[:tokens], streams.tokenizer.eos_id
 
     def loss(self, pi: _Pi | None = None, rest: Literal["derived", "learnt"] = "derived") -> float:
-        """Return the loss in nats per token with the pi of some blocks set.
+        """Return the loss in nats per token with the given layer probabilities in some blocks.
 
         Args:
-            pi: the probabilities of the blocks to change.
-            rest: whether the other blocks have the layer of the derived network or their learnt pi.
+            pi: for each block to change, the probability of each candidate; see `_Pi`.
+            rest: what the other blocks use: the layer of the derived network, or the probabilities that were learnt.
 
         Raises:
             ParnasError: an unknown block or candidate, or probabilities that do not add up to 1.
@@ -60,8 +60,10 @@ class LayerSwaps:
             block_pi = {block: {layer: 1.0} for block, layer in enumerate(self.loaded.architecture, 1)}
         for block, probabilities in (pi or {}).items():
             if not set(probabilities) <= set(spaces.get(block, ())) or block not in spaces:
-                allowed = f"of {', '.join(spaces[block])}" if block in spaces else f"1 to {len(spaces)}"
-                raise ParnasError(f"There is no block {block} with {', '.join(probabilities)}; give {allowed}.")
+                known = f"blocks are 1 to {len(spaces)}"
+                if block in spaces:
+                    known = f"its candidates are {', '.join(spaces[block])}"
+                raise ParnasError(f"There is no block {block} with {', '.join(probabilities)}; {known}.")
             values = probabilities.values()
             if not (values and min(values) >= 0 and abs(sum(values) - 1) <= 1e-6):  # nor NaN
                 raise ParnasError(f"The pi of block {block} is {probabilities}; give probabilities that add up to 1.")
@@ -83,9 +85,10 @@ class LayerSwaps:
         return total.per_token
 
     def swaps(self) -> pd.DataFrame:
-        """Return the loss of the derived network with each layer of each block replaced by each candidate.
+        """Return the loss of the derived network after a single layer is replaced, for each block and candidate.
 
-        Columns: `block`, `layer`, `loss` in nats per token, and `more`, its difference from the derived network's loss.
+        Columns: `block`, counted from 1; `layer`, the candidate that replaces its layer; `loss` in nats per token; and
+        `more`, by how much `loss` exceeds the derived network's loss.
         """
         derived_loss = self.loss()
         rows = [

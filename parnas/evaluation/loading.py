@@ -1,4 +1,4 @@
-"""The runs under comparison: loaded, checked to be comparable, and ready to be scored."""
+"""Loading of the runs to evaluate or compare, with checks that their losses are comparable."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -24,14 +24,14 @@ from parnas.training.session import check_same_text, flatten
 __all__ = ["LENGTHS", "EvalOptions"]
 
 _NAMED_SETTINGS = ("split", "tgt_len", *Reach._fields)
-"""Settings of section `evaluation` that `EvalOptions` has as fields."""
+"""Settings of the section `evaluation` that have a field of the same name in `EvalOptions`."""
 LENGTHS = tuple(f"evaluation.{name}" for name in _NAMED_SETTINGS[1:])
-"""Settings for which tuned protocols were chosen; another length needs another choice."""
+"""Settings that decide which protocol settings are best; after a change, `parnas tune-eval` must be repeated."""
 
 
 @dataclass(frozen=True)
 class EvalOptions:
-    """Options of an evaluation; `None` leaves a value to the configuration of each run."""
+    """Options of an evaluation, which replace settings of the runs; `None` keeps the setting of each run."""
 
     split: str | None = None  # `None`: evaluation.split of the first run
     tgt_len: int | None = None
@@ -44,33 +44,33 @@ class EvalOptions:
     tuned: bool = False  # also score by the protocols that were tuned for each run
 
     def __post_init__(self) -> None:
-        """Check the split and the keys of `changes`; raises `ParnasError`."""
+        """Check the split and the keys of `changes`; raise `ParnasError` if one of them is not allowed."""
         object.__setattr__(self, "changes", flatten(self.changes))
         for key in self.changes:
             section, _, name = key.partition(".")
             if section != "evaluation":
-                raise ParnasError(f"{key} is fixed by the run; only settings of evaluation may be changed here.")
+                raise ParnasError(f"{key} is fixed by the run; give settings of the section evaluation only.")
             if name in _NAMED_SETTINGS and getattr(self, name) is not None:
-                raise ParnasError(f"{key} is given as {name} (--{name.replace('_', '-')}), too; give one of them.")
+                raise ParnasError(f"{key} is also given as {name} (--{name.replace('_', '-')}); give one of the two.")
         if self.split not in (None, *SPLITS):
             raise ParnasError(f"split (--split) is {self.split!r}; give {', '.join(SPLITS[:-1])} or {SPLITS[-1]}.")
 
     def overrides(self) -> list[tuple[str, Any]]:
-        """Return all differences from the configurations, by dotted key."""
+        """Return dotted key and value of every setting that these options replace in the configuration of a run."""
         named = [(f"evaluation.{name}", getattr(self, name)) for name in _NAMED_SETTINGS]
         return [*self.changes.items(), *(setting for setting in named if setting[1] is not None)]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the options that were given."""
+        """Return the options that differ from their defaults, by name."""
         defaults = asdict(EvalOptions())
         return {key: value for key, value in asdict(self).items() if value != defaults[key]}
 
 
 @dataclass(frozen=True)
 class EvalRun:
-    """A run under comparison: the network to score, its text, device and lengths."""
+    """A run that is ready to be scored: its network, text, device, segment length and memory lengths."""
 
-    name: str  # as in the table
+    name: str  # as in tables
     source: Run
     loaded: LoadedRun
     network: TransformerXL
@@ -80,7 +80,7 @@ class EvalRun:
     reach: Reach
 
     def score(self, split: str, reach: Reach | None = None) -> Tensor:
-        """Return the loss of each token of a split in nats, [N]; `reach` replaces the run's own memory lengths."""
+        """Return the loss of each token of a split in nats, [N]; `reach` replaces the memory lengths of the run."""
         return score_tokens(
             self.network,
             self.streams.tokens(split),
@@ -93,35 +93,35 @@ class EvalRun:
 
     @property
     def tokenizer_identity(self) -> str:
-        """A text that is equal for runs with the same tokens."""
+        """A key that is equal for two runs if and only if their text and tokenizer, and so their tokens, are equal."""
         header = self.loaded.header
         return repr((header.fingerprint, header.tokenizer, header.vocab_size))
 
     @property
     def lost_information(self) -> str:
-        """The information that the tokenizer drops, with the number of unknown tokens in each split."""
+        """The kinds of information that the tokenizer drops as text; unknown words with their number in each split."""
         header = self.loaded.header
         unknown = ", ".join(f"{counts.unknown} in {split}" for split, counts in header.splits.items())
         return ", ".join({"unknown": f"unknown words ({unknown})"}.get(kind, kind) for kind in header.loses)
 
 
 def open_runs(folders: Sequence[Path], options: EvalOptions) -> list[EvalRun]:
-    """Load the runs and check that they can be compared.
+    """Load the runs, each with the settings that `options` replace, and check that they can be compared.
 
     Raises:
-        ParnasError: for no run or a run given twice, for different corpora, for tokenizers that lose different
-            information, for a text that has changed since training, and for wrong settings.
+        ParnasError: there is no run, or a run is given twice; the runs have different corpora, or tokenizers that lose
+            different information; a text has changed since training; or a setting is invalid.
     """
     if not folders:
-        raise ParnasError("There is no run to compare; name one or more.")
+        raise ParnasError("There is no run to evaluate; give one or more run folders.")
     if len({folder.resolve() for folder in folders}) < len(folders):
-        raise ParnasError("A run is given twice; name each one once.")
+        raise ParnasError("A run folder is given more than once; give each folder once.")
     runs = [Run(folder) for folder in folders]
     all_loaded = [_load_with_options(folder, options) for folder in folders]
     if len({loaded.header.fingerprint for loaded in all_loaded}) > 1:
         corpora = zip(folders, all_loaded, strict=True)
         listed = "".join(f"\n  - {folder}: {loaded.header.corpus}" for folder, loaded in corpora)
-        raise ParnasError(f"The runs were trained on different texts and cannot be compared:{listed}")
+        raise ParnasError(f"The runs have different texts and cannot be compared; give only runs of one text:{listed}")
     threads = all_loaded[0].config.runtime.threads  # holds for the whole process, so one number for all runs
     eval_runs = [
         _open_run(name, run, loaded, threads)
@@ -130,23 +130,24 @@ def open_runs(folders: Sequence[Path], options: EvalOptions) -> list[EvalRun]:
     if several_tokenizers(eval_runs) and len({run.lost_information for run in eval_runs}) > 1:
         listed = "".join(f"\n  - {run.name}: {run.lost_information or 'nothing'}" for run in eval_runs)
         raise ParnasError(
-            "The runs' tokenizers lose different information, so neither words nor bytes are comparable; "
-            f"compare those that lose the same by themselves:{listed}"
+            "The runs' tokenizers lose different information, so losses per word and per byte are not comparable; "
+            f"give only runs whose tokenizers lose the same:{listed}"
         )
     return eval_runs
 
 
 def _load_with_options(folder: Path, options: EvalOptions) -> LoadedRun:
-    """Load a run with the evaluation settings that the options change."""
+    """Load a run and replace the settings of its configuration that the options change."""
     loaded = load(folder, best=options.best)
     config = check_config(loaded.config.model_dump(), "The changed configuration", options.overrides())
     return replace(loaded, config=config)
 
 
 def _open_run(name: str, run: Run, loaded: LoadedRun, threads: int | None) -> EvalRun:
-    """Prepare text, device and network of one run.
+    """Prepare the text, the device and the network of a loaded run for scoring.
 
-    Of a search the SuperNet is scored, or the derived network if the estimator's gates are one-hot.
+    A search is scored by its SuperNet, or by its derived network if the estimator has one-hot gates. `threads` is the
+    number of CPU threads. Raises `ParnasError` if the text has changed since training.
     """
     device = choose_device(loaded.config.runtime.model_copy(update={"threads": threads}))
     streams = prepare(loaded.config.data)
@@ -157,5 +158,5 @@ def _open_run(name: str, run: Run, loaded: LoadedRun, threads: int | None) -> Ev
 
 
 def several_tokenizers(runs: Sequence[EvalRun]) -> bool:
-    """Return whether the runs' tokens differ, which makes metrics per token incomparable."""
+    """Return whether some runs have different tokens, so that their losses per token are not comparable."""
     return len({run.tokenizer_identity for run in runs}) > 1

@@ -1,6 +1,6 @@
-"""Evaluation protocols: the ways in which the same weights score a text.
+"""Evaluation protocols: different ways to score a text with the same trained weights.
 
-Plain (segment by segment, with memory), sliding, dynamic, with a cache, and dynamic with a cache.
+Plain (segment by segment, with memory), sliding window, dynamic evaluation, cache, and dynamic evaluation with cache.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,12 +22,12 @@ from parnas.runs.run import PLAIN
 from parnas.training.progress import Loop, Reporter
 
 _RMS_ONLY = ("evaluation.dynamic.epsilon", "evaluation.dynamic.batches")
-"""Settings that only the update `rms` reads."""
+"""Settings that have an effect with `evaluation.dynamic.update=rms` only."""
 
 
 @dataclass(frozen=True)
 class EvalProtocol:
-    """A protocol and its settings. Results of different protocols are not comparable."""
+    """An evaluation protocol and its settings, plain if all are `None`. Only results of one protocol are comparable."""
 
     stride: int | None = None
     dynamic: DynamicConfig | None = None
@@ -35,7 +35,7 @@ class EvalProtocol:
 
     @property
     def name(self) -> str:
-        """`plain`, `sliding`, `dynamic`, `cache` or `dynamic + cache`."""
+        """The name of the protocol: `plain`, `sliding`, `dynamic`, `cache` or `dynamic + cache`."""
         parts = {"sliding": self.stride, "dynamic": self.dynamic, "cache": self.cache}
         return " + ".join(part for part, settings in parts.items() if settings) or PLAIN
 
@@ -53,13 +53,13 @@ class EvalProtocol:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the dynamic and cache settings for a file."""
+        """Return the settings of dynamic evaluation and of the cache, under `dynamic` and `cache`, if they are used."""
         sections = {"dynamic": self.dynamic, "cache": self.cache}
         return {key: section.model_dump() for key, section in sections.items() if section}
 
 
 def configured_protocols(evaluation: EvaluationConfig) -> list[EvalProtocol]:
-    """Return the protocols that a configuration asks for besides the plain one."""
+    """Return the protocols that the section `evaluation` enables besides the plain one, which is always used."""
     dynamic = evaluation.dynamic if evaluation.dynamic.lr is not None else None
     cache = evaluation.cache if evaluation.cache.size is not None else None
     protocols = [EvalProtocol(evaluation.stride), EvalProtocol(dynamic=dynamic), EvalProtocol(cache=cache)]
@@ -69,10 +69,10 @@ def configured_protocols(evaluation: EvaluationConfig) -> list[EvalProtocol]:
 
 
 def refuse_unused_rms_settings(dynamic: DynamicConfig, changed_keys: Iterable[str]) -> None:
-    """Raise `ParnasError` where a changed setting has no effect on the configured update."""
+    """Raise `ParnasError` if a changed key is one that the configured update `sgd` does not use."""
     if dynamic.update == "sgd" and (unused := [key for key in changed_keys if key in _RMS_ONLY]):
         raise ParnasError(
-            f"{unused[0]} has no effect with evaluation.dynamic.update=sgd; leave it out, or set "
+            f"{unused[0]} has no effect with evaluation.dynamic.update=sgd; leave it out, or give "
             "evaluation.dynamic.update=rms."
         )
 
@@ -80,10 +80,10 @@ def refuse_unused_rms_settings(dynamic: DynamicConfig, changed_keys: Iterable[st
 def score_protocols(
     run: EvalRun, split: str, protocols: Sequence[EvalProtocol], reporter: Reporter
 ) -> Iterator[tuple[EvalProtocol, Tensor]]:
-    """Yield each protocol with the loss of each token of a split in nats, [N]; the weights are restored.
+    """Score a split by each protocol; yield the protocol and the loss of each token in nats, [N].
 
-    Sliding protocols come first. Of the others, those with the same dynamic settings share one reading of the text,
-    which serves all their caches.
+    Sliding protocols come first. The others are scored from the first to the last token; protocols with the same
+    settings of dynamic evaluation share one pass over the text. The trained weights are restored after each pass.
     """
     tokens = run.streams.tokens(split)
     for protocol in protocols:
@@ -110,14 +110,21 @@ def score_protocols(
 
 
 class SequentialReader:
-    """Reads one text from first to last token any number of times; training gradients are computed once."""
+    """Scores one text of a run from first to last token, any number of times with different protocol settings.
+
+    The root mean squares of the training gradients, which dynamic evaluation needs, are computed once and kept.
+    """
 
     def __init__(self, run: EvalRun, tokens: np.ndarray, reporter: Reporter) -> None:
         self.run, self.tokens, self.reporter = run, tokens, reporter
         self._rms: dict[int, list[Tensor]] = {}  # by number of training batches
 
     def read(self, title: str, dynamic: DynamicConfig | None, caches: Sequence[CacheConfig] = ()) -> Tensor:
-        """Return the losses and each cache's log-probabilities, [1 + caches, N]; see `score_sequentially`."""
+        """Score the text once, with dynamic evaluation unless `dynamic` is `None`.
+
+        Returns the network's loss of each token in nats, and below it the log-probability of each token by each cache,
+        [1 + caches, N]; see `score_sequentially`. `title` is shown with the progress.
+        """
         run, rms = self.run, self._gradient_rms(dynamic)
         kind = "dynamic evaluation" if dynamic else "sequential evaluation"
         self.reporter.start(Loop(f"{kind} of {title}", 0, -(-len(self.tokens) // run.tgt_len), "segments"))
@@ -138,6 +145,7 @@ class SequentialReader:
             self.reporter.stop()
 
     def _gradient_rms(self, dynamic: DynamicConfig | None) -> list[Tensor]:
+        """Return the result of `gradient_rms` for the run, computed at the first call; empty if it is not needed."""
         if dynamic is None or dynamic.update == "sgd":
             return []
         if dynamic.batches not in self._rms:

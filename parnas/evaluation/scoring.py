@@ -33,17 +33,20 @@ def score_sliding(
     reach: Reach,
     stride: int,
 ) -> Tensor:
-    """Return the loss of each token in nats, [N], read in overlapping segments (sliding window).
+    """Score a text in overlapping segments (sliding window) and return the loss of each token in nats, [N].
 
-    Each segment of `tgt_len` tokens begins `stride` tokens after the one before, and only its last `stride` tokens are
-    scored. So each token has at least `tgt_len - stride` others of its segment as context, besides the memory, which
-    ends before the first token of the segment. A stride of `tgt_len` is the plain evaluation.
+    Each segment of `tgt_len` tokens begins `stride` tokens after the previous segment, and only its last `stride`
+    tokens are scored. So each token has at least `tgt_len - stride` tokens of its segment as context, and the memory of
+    the positions before the segment. A stride of `tgt_len` is the plain evaluation. `first` is the token before the
+    text.
 
     Raises:
-        ParnasError: the stride does not divide the segment.
+        ParnasError: `stride` does not divide `tgt_len`.
     """
     if tgt_len % stride:
-        raise ParnasError(f"evaluation.stride is {stride}, but segments have {tgt_len} tokens; give a divisor of that.")
+        raise ParnasError(
+            f"evaluation.stride is {stride}, but segments have {tgt_len} tokens; give a divisor of {tgt_len}."
+        )
     strides = tgt_len // stride
     window: deque[tuple[Tensor, Memory | None]] = deque(maxlen=strides)  # (inputs [B, stride], memory before them)
     memory: Memory | None = None
@@ -78,9 +81,10 @@ def score_sequentially(
     caches: Sequence[ContinuousCache] = (),
     advance: Callable[[int], None] = lambda _: None,
 ) -> Tensor:
-    """Score a text in one row, so that each segment can change how the following ones are scored.
+    """Score a text as one row from first to last token, for methods that learn from the text already scored.
 
-    Without `update`, the losses equal those of `score_tokens`.
+    Each scored segment may update the weights (`update`) and is added to the `caches`. Without `update`, the losses
+    equal those of `score_tokens`.
 
     Args:
         model: the network.
@@ -89,12 +93,13 @@ def score_sequentially(
         device: where to compute.
         tgt_len: tokens of a segment.
         reach: memory lengths.
-        update: changes the weights, given the mean loss of each segment once all its tokens are scored.
-        caches: empty caches, filled while reading.
-        advance: called with the number of segments done.
+        update: called with the mean loss of each segment after it is scored; it may change the weights.
+        caches: empty caches to score the text with and to fill.
+        advance: called with the number of segments scored so far.
 
     Returns:
-        The loss of each token in nats, and below it the log-probability that each cache gives to it, [1 + C, N].
+        The network's loss of each token in nats in the first row, and in each further row the natural log-probability
+        of each token by one cache, [1 + C, N].
     """
     memory: Memory | None = None
     done = 0

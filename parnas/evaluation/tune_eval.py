@@ -1,4 +1,4 @@
-"""Tuning of dynamic evaluation and of the continuous cache: a grid search on the validation split of one run."""
+"""Tuning of the settings of dynamic evaluation and of the continuous cache by a grid search on the validation split."""
 
 import itertools
 import math
@@ -29,20 +29,23 @@ _TUNED_SETTINGS = {
     "evaluation.cache.theta": ("cache", "theta"),
     "evaluation.cache.weight": ("cache", "weight"),
 }
-"""Settings that are tuned: the protocol that reads each, and the list of the grid with its values."""
+"""The settings to tune: for each, the protocol that reads it and the field of `Grid` with the values to try."""
 _UNREAD_SETTINGS = {
     "evaluation.split": "tune-eval reads the validation split only",
     "evaluation.stride": "sliding evaluation has no settings to tune; give the stride to evaluate",
 }
-"""Settings that have no effect here, and why."""
+"""Settings of evaluation that have no effect on the tuning, and why."""
 
 
 @dataclass(frozen=True)
 class Grid:
-    """The values to try; see `DynamicConfig` and `CacheConfig`.
+    """The values to try for each setting, the protocols to tune, and how much text to read.
+
+    `lr` and `decay` are settings of dynamic evaluation (`DynamicConfig`), `theta` and `weight` of the cache
+    (`CacheConfig`).
 
     Raises:
-        ParnasError: a list is empty or has a value out of range.
+        ParnasError: a list is empty or has a value that is not allowed, or `tokens` is less than 1.
     """
 
     lr: Sequence[float] = (1e-4, 2e-4, 4e-4, 8e-4)
@@ -53,7 +56,7 @@ class Grid:
     tokens: int | None = 30_000  # from the beginning of the validation split; `None`: all
 
     def __post_init__(self) -> None:
-        """Check all lists."""
+        """Check all fields; raise `ParnasError` if a value is not allowed."""
         largest, below_1 = sys.float_info.max, math.nextafter(1, 0)
         for name, limit, allowed in (
             ("lr", largest, "of 0 or more, and finite"),
@@ -68,18 +71,22 @@ class Grid:
             allowed = f"give some of {', '.join(_PROTOCOLS)}"
             raise ParnasError(f"protocols (--protocols) is {list(self.protocols)}; {allowed}.")
         if self.tokens is not None and self.tokens < 1:
-            raise ParnasError(f"tokens (--tokens) is {self.tokens}; give 1 or more, or None for all.")
+            raise ParnasError(f"tokens (--tokens) is {self.tokens}; give 1 or more, or None (--tokens 0) for all.")
 
 
 def read_grid(lists: Mapping[str, str], tokens: int) -> Grid:
-    """Return the grid of comma-separated lists, with defaults for the others; 0 `tokens` mean the whole split."""
+    """Read a grid from the command line.
+
+    `lists` holds comma-separated values by field of `Grid`; fields without an entry have their defaults. `tokens` is
+    the number of validation tokens to read, 0 for all. Raises `ParnasError` for a wrong or unused list.
+    """
     values: dict[str, Any] = {"tokens": tokens or None}
     for name, text in lists.items():
         parts = [part.strip() for part in text.split(",") if part.strip()]
         try:
             values[name] = parts if name == "protocols" else [float(part) for part in parts]
         except ValueError as error:
-            raise ParnasError(f"--{name} is {text!r}; give numbers, commas between.") from error
+            raise ParnasError(f"--{name} is {text!r}; give numbers, separated by commas.") from error
     grid = Grid(**values)
     for protocol, name in _TUNED_SETTINGS.values():
         if name in lists and protocol not in grid.protocols:
@@ -89,25 +96,25 @@ def read_grid(lists: Mapping[str, str], tokens: int) -> Grid:
 
 @dataclass(frozen=True)
 class _EvalTrial:
-    """A protocol with the settings that were tried, and its loss."""
+    """One trial of the grid search: a protocol with the settings that were tried, and the validation loss."""
 
     protocol: EvalProtocol
     total: TotalLoss
 
     @property
     def loss(self) -> float:
-        """Nats per token; infinite if it diverged."""
+        """The loss in nats per token; infinity if it is not finite."""
         return self.total.per_token if math.isfinite(self.total.per_token) else math.inf
 
     def to_dict(self) -> dict[str, Any]:
-        """Return name, settings and metrics."""
+        """Return the trial's protocol name, settings, loss and perplexity as plain values."""
         metrics = {"loss": self.loss, "ppl": self.total.perplexity}
         return {"evaluation": self.protocol.name, "settings": self.protocol.settings, **metrics}
 
 
 @dataclass(frozen=True)
 class EvalTuning:
-    """The trials of a run, and the best of each protocol."""
+    """The result of a grid search for one run: all trials, and the best trial of each protocol."""
 
     run: Run
     measured: Mapping[str, Any]  # network, weights, text and lengths of the trials
@@ -117,13 +124,13 @@ class EvalTuning:
 
     @property
     def chosen(self) -> dict[str, _EvalTrial]:
-        """The trial of the least loss, by name of the protocol."""
+        """The trial with the least loss of each protocol, by the protocol's name."""
         names = dict.fromkeys(trial.protocol.name for trial in self.trials)
         by_loss = sorted(self.trials, key=lambda trial: trial.loss)
         return {name: next(trial for trial in by_loss if trial.protocol.name == name) for name in names}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the content of the file."""
+        """Return the content of `tuned_eval.json`."""
         return {
             **self.measured,
             PLAIN: self.plain.to_dict(),
@@ -133,10 +140,11 @@ class EvalTuning:
         }
 
     def write(self) -> Path:
-        """Write `tuned_eval.json` into the run's folder.
+        """Write `tuned_eval.json` into the run's folder and return its path.
 
-        The file holds results of `dynamic`, `cache` and `dynamic + cache`. A protocol that was not tuned now keeps its
-        earlier result if weights, text and lengths are the same. The combination is dropped unless both were tuned now.
+        If the file has results for the same weights, text and lengths, its result of `dynamic` or `cache` is kept
+        unless this search tuned that protocol. An earlier result of `dynamic + cache` is never kept, since it depends
+        on both.
         """
         record = TunedEvalRecord.model_validate(self.to_dict())
         with suppress(ParnasError):  # a missing or foreign file is replaced
@@ -146,6 +154,7 @@ class EvalTuning:
         return self.run.write_tuned_eval(record)
 
     def _merge(self, earlier: TunedEvalRecord, record: TunedEvalRecord) -> TunedEvalRecord:
+        """Return `record` with the earlier results of the protocols that this search has not tuned."""
         others = [name for name in _PROTOCOLS if name in earlier.chosen and name not in self.chosen]
         merged = {
             "chosen": {**{name: earlier.chosen[name] for name in others}, **record.chosen},
@@ -156,12 +165,14 @@ class EvalTuning:
 
 
 def tune_eval(run: Run, grid: Grid, options: EvalOptions, reporter: Reporter) -> EvalTuning:
-    """Try a grid of settings on the validation split, whatever split the options name.
+    """Try all settings of a grid on the validation split of a run and return all trials.
 
-    The cache beside dynamic evaluation is tuned separately, with the best settings of dynamic evaluation alone.
+    The protocols are dynamic evaluation, the cache, and both together. For both together only the cache is tuned:
+    dynamic evaluation keeps the settings that are best without a cache. `options.split` is not used.
 
     Raises:
-        ParnasError: a given setting has no effect, or no trial of a protocol has a finite loss.
+        ParnasError: `options.changes` has a setting that the search chooses or does not use, or no trial of a protocol
+            has a finite loss.
     """
     _refuse_unread_changes(options, grid)
     eval_run = open_runs([run.folder], options)[0]
@@ -190,11 +201,11 @@ def tune_eval(run: Run, grid: Grid, options: EvalOptions, reporter: Reporter) ->
 
 
 def _refuse_unread_changes(options: EvalOptions, grid: Grid) -> None:
-    """Raise for a given setting that is tuned, or that has no effect."""
+    """Raise `ParnasError` if `options.changes` fixes a setting that the grid search chooses or does not use."""
     for key in options.changes:
         if key in _TUNED_SETTINGS:
             name = _TUNED_SETTINGS[key][1]
-            raise ParnasError(f"{key} is tuned here; give the values to try as {name} (--{name}).")
+            raise ParnasError(f"{key} is chosen by tune-eval; give the values to try as {name} (--{name}).")
         if key in _UNREAD_SETTINGS:
             raise ParnasError(f"{key} has no effect: {_UNREAD_SETTINGS[key]}.")
         if any(key.startswith(f"evaluation.{name}.") for name in set(_PROTOCOLS) - set(grid.protocols)):
@@ -202,7 +213,7 @@ def _refuse_unread_changes(options: EvalOptions, grid: Grid) -> None:
 
 
 def _try_dynamic(reader: SequentialReader, grid: Grid) -> Iterator[_EvalTrial]:
-    """Yield the trial of each learning rate with each decay, and report its perplexity."""
+    """Try every pair of learning rate and decay in the grid; yield each trial and report its perplexity."""
     configured = reader.run.loaded.config.evaluation.dynamic
     for lr, decay in itertools.product(grid.lr, grid.decay):
         settings = DynamicConfig.model_validate({**configured.model_dump(), "lr": lr, "decay": decay})
@@ -215,9 +226,10 @@ def _try_dynamic(reader: SequentialReader, grid: Grid) -> Iterator[_EvalTrial]:
 def _try_caches(
     reader: SequentialReader, dynamic: DynamicConfig | None, caches: Sequence[Sequence[CacheConfig]]
 ) -> list[_EvalTrial]:
-    """Return the trial without a cache and those with each cache, from one reading.
+    """Score the text once and return the trial without a cache, followed by the trials with each cache.
 
-    caches: of each theta, one for each weight; those of one theta share their log-probabilities.
+    `dynamic` holds the settings of dynamic evaluation, or `None` for none. `caches` has a list for each theta, with a
+    cache for each weight: the weight does not change the cache's log-probabilities, so each theta needs one cache.
     """
     nats, *log_probs = reader.read(f"{reader.run.name} on valid", dynamic, [by_weight[0] for by_weight in caches])
     trials = [_EvalTrial(EvalProtocol(dynamic=dynamic), TotalLoss.of(nats))]
@@ -229,7 +241,10 @@ def _try_caches(
 
 
 def _edge_notes(chosen: Mapping[str, _EvalTrial], grid: Grid) -> Iterator[str]:
-    """Yield a note for each best setting that is the least or the largest of its list."""
+    """Yield a note for each best setting that is the least or greatest value tried, since better ones may lie outside.
+
+    `chosen` holds the best trial by protocol name.
+    """
     for name, trial in chosen.items():
         settings = trial.protocol.to_dict()
         for protocol, key in _TUNED_SETTINGS.values():
@@ -240,21 +255,25 @@ def _edge_notes(chosen: Mapping[str, _EvalTrial], grid: Grid) -> Iterator[str]:
 
 
 def _describe_weights(run: EvalRun) -> dict[str, Any]:
-    """Return what the choice depends on: the architecture, the step of the weights and the lengths."""
+    """Return what identifies the weights and lengths of a run: architecture, training step and all lengths."""
     arch = str(run.loaded.architecture.canonical())
     return {"arch": arch, "step": run.loaded.step, "tgt_len": run.tgt_len, **run.reach._asdict()}
 
 
 def read_tuned_protocols(run: EvalRun) -> tuple[list[EvalProtocol], list[str]]:
-    """Return the protocols that were tuned for a run, and notes on weights or lengths that have changed since.
+    """Read the tuned protocols of a run from `tuned_eval.json`.
+
+    Also returns a list that is empty, or has a note that the weights or lengths have changed since tuning.
 
     Raises:
-        ParnasError: the run has no tuned protocols, or a file that was not written by tuning.
+        ParnasError: the run has no such file, or the file is invalid.
     """
     record, current = run.source.tuned_eval(), _describe_weights(run)
     protocols = [EvalProtocol(dynamic=trial.dynamic, cache=trial.cache) for trial in record.chosen.values()]
     if any(protocol.name == PLAIN for protocol in protocols):
-        raise ParnasError(f"{run.source.folder / TUNED_EVAL} names no protocol; run parnas tune-eval again.")
+        raise ParnasError(
+            f"{run.source.folder / TUNED_EVAL} has a result without settings; run parnas tune-eval again."
+        )
     earlier = {key: getattr(record, key) for key in current}
     changed = [f"{key} {earlier[key]} then, {value} now" for key, value in current.items() if earlier[key] != value]
     return protocols, [f"{TUNED_EVAL} was tuned with other values ({'; '.join(changed)})"] if changed else []

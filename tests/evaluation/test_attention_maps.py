@@ -133,8 +133,8 @@ def test_the_learnt_pi_is_untouched_by_what_was_asked_before(search_run: Run) ->
 def test_a_pi_that_is_none_is_refused(search_run: Run, retrain_run: Run) -> None:
     by_hand = LayerSwaps(search_run, tokens=400)
     for pi, told in {
-        "give 1 to 3": {4: {"s": 1.0}},
-        "give of s, f, i": {1: {"c": 1.0}},
+        "blocks are 1 to 3": {4: {"s": 1.0}},
+        "its candidates are s, f, i": {1: {"c": 1.0}},
         "add up to 1": {1: {"s": 0.5}},
         r"block 1 is \{\}; give probabilities": {1: {}},
         "block 2 is .*nan.*; give probabilities": {2: {"s": 1.0, "f": float("nan")}},
