@@ -113,7 +113,7 @@ def open_runs(folders: Sequence[Path], options: EvalOptions) -> list[EvalRun]:
             different information; a text has changed since training; or a setting is invalid.
     """
     if not folders:
-        raise ParnasError("There is no run to evaluate; give one or more run folders.")
+        raise ParnasError("There is no run to evaluate; name one or more run folders.")
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise ParnasError("A run folder is given more than once; give each folder once.")
     runs = [Run(folder) for folder in folders]

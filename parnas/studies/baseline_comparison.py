@@ -1,7 +1,7 @@
-"""Comparison of the derived network with its baselines: all are trained alike, from several seeds.
+"""Comparison of the derived network with its baselines, all trained with the same settings and from several seeds.
 
-Each difference of perplexity has a 95 % confidence interval over the seeds (Student's t, paired by seed). Random
-networks of the same cost show how much better the derived network is than chance.
+Each difference of perplexity from a baseline has a 95 % confidence interval over the seeds (Student's t, paired by
+seed). Random networks of the same cost show how much better the derived network is than a network chosen by chance.
 """
 
 import math
@@ -25,20 +25,20 @@ from parnas.training.retrain import retrain
 
 __all__ = ["BaselineComparison", "compare_baselines"]
 
-_LEVEL = 0.95  # of the intervals
+_LEVEL = 0.95  # confidence level of the intervals
 
 
 class _Difference(NamedTuple):
-    """The difference of a network's perplexities from another one's in per cent of the latter; negative is better."""
+    """By how many per cent a network's perplexity exceeds a baseline's; negative if the network is better."""
 
-    mean: float  # nan if a perplexity is not finite
-    low: float | None  # ends of the 95 % interval; `None` for a single pair
-    high: float | None
-    pairs: int
+    mean: float  # over the seeds; nan if a perplexity is not finite
+    low: float | None  # lower end of the 95 % interval of the mean; `None` for fewer than two pairs
+    high: float | None  # upper end
+    pairs: int  # of trainings with the same seed
 
     @property
     def verdict(self) -> str:
-        """What the interval shows about the network: better, worse, or not decided."""
+        """Whether the interval shows that the derived network is better, worse, or neither, as text."""
         if math.isnan(self.mean):
             return "not every perplexity is finite, so no difference can be told"
         if self.low is None or self.high is None:
@@ -47,9 +47,10 @@ class _Difference(NamedTuple):
 
 
 def paired_difference(ours: Mapping[int, float], theirs: Mapping[int, float]) -> _Difference:
-    """Return the mean of 100 · (ours / theirs - 1) over the common seeds, with its interval by Student's t.
+    """Return by how many per cent one network's perplexity exceeds another network's, with a 95 % interval.
 
-    The interval is mean ± t(0.975, n - 1) · sd / √n. Both arguments are perplexities by seed.
+    `ours` and `theirs` are perplexities by seed. The mean is taken of 100 · (ours / theirs - 1) over the n seeds that
+    both have; the interval is mean ± t(0.975, n - 1) · sd / √n with Student's t.
     """
     percent = [_percent_above(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
     mean, pairs = fmean(percent), len(percent)
@@ -60,13 +61,13 @@ def paired_difference(ours: Mapping[int, float], theirs: Mapping[int, float]) ->
 
 
 def _percent_above(ours: float, theirs: float) -> float:
-    """Return by how many per cent `ours` exceeds `theirs`, both perplexities; nan if one is not finite."""
+    """Return by how many per cent perplexity `ours` exceeds perplexity `theirs`; nan if either is not finite."""
     return 100 * (ours / theirs - 1) if math.isfinite(ours) and math.isfinite(theirs) else math.nan
 
 
 @dataclass(frozen=True)
 class NetworkResult:
-    """A network and the perplexities that it reached."""
+    """A trained network of the comparison: its name, cost, and the perplexity that it reached with each seed."""
 
     name: str
     arch: str
@@ -76,39 +77,39 @@ class NetworkResult:
 
     @property
     def mean(self) -> float:
-        """Mean over the seeds."""
+        """Mean perplexity over the seeds."""
         return fmean(self.ppl.values())
 
     @property
     def sd(self) -> float | None:
-        """Sample standard deviation over the seeds; `None` for a single seed, or if one diverged."""
+        """Sample standard deviation of perplexity over the seeds; `None` for one seed, or if a training diverged."""
         return stdev(self.ppl.values()) if len(self.ppl) > 1 and math.isfinite(self.mean) else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the row of the table."""
+        """Return the network's row of `baselines.csv`, by column."""
         reached = {"valid_ppl_mean": self.mean, "valid_ppl_sd": self.sd, "n": len(self.ppl)}
         return {"name": self.name, "arch": self.arch, "cost_share": self.share, **reached}
 
 
 @dataclass(frozen=True)
 class _Verdict:
-    """The difference of the derived network from one baseline, or from the random networks."""
+    """How the derived network compares with one baseline, or with all random networks."""
 
-    against: str
+    against: str  # name of the baseline, or "random"
     difference: _Difference
-    text: str
+    text: str  # a sentence for the user
 
 
 @dataclass(frozen=True)
 class BaselineComparison:
-    """The results of all networks, with notes."""
+    """The perplexities of the derived network and its baselines, with notes on the baselines and on divergence."""
 
     networks: tuple[NetworkResult, ...]
     notes: tuple[str, ...]
-    metric: str  # of the costs
+    metric: str  # cost metric of `NetworkResult.share`
 
     def verdicts(self) -> list[_Verdict]:
-        """Return the verdict on each baseline, and on the random networks."""
+        """Return one verdict per baseline, and one for the random networks together; see `compare_networks`."""
         return compare_networks(self.networks)
 
     def to_dict(self) -> dict[str, Any]:
@@ -124,7 +125,7 @@ class BaselineComparison:
         return {"metric": self.metric, "networks": networks, "answers": answers, "notes": list(self.notes)}
 
     def write(self, folder: Path) -> list[Path]:
-        """Write `baselines.csv` with a row per network, and `baselines.json` with the verdicts too."""
+        """Write `baselines.csv` (a row per network) and `baselines.json` (verdicts and notes too); return the paths."""
         table = pd.DataFrame([each.to_dict() for each in self.networks])
         write_text(folder / "baselines.csv", table.to_csv(index=False, lineterminator="\n"))
         write_json(folder / "baselines.json", self.to_dict())
@@ -134,17 +135,18 @@ class BaselineComparison:
 def compare_baselines(
     baselines: Baselines, config: Config, folder: Path, seeds: Sequence[int], reporter: Reporter
 ) -> BaselineComparison:
-    """Train every network from each seed, random ones from the first only, each in a subfolder `NAME-seed-SEED`.
+    """Train the derived network and its baselines from each seed, and return the perplexities that they reach.
 
-    Finished trainings are loaded, others resumed. If several names have the same network, it is trained once per seed.
-    All networks are trained from the first seed, then from the second, and so on. A training that diverges has an
-    infinite perplexity, which a note reports, and is repeated by the next call.
+    Random networks are trained from the first seed only. Each training has a subfolder `NAME-seed-SEED`; finished
+    trainings are loaded, others started or resumed. A network that has several names is trained once per seed. All
+    networks are trained from the first seed before any is trained from the second. A training that diverges counts as
+    infinite perplexity and is repeated by the next call.
 
     Args:
         baselines: the networks to train.
         config: the configuration of the search, with its text and cutoffs resolved.
-        folder: where to train.
-        seeds: values of `runtime.seed`.
+        folder: holds the subfolders.
+        seeds: the values of `runtime.seed` to train with.
         reporter: receives the progress.
 
     Raises:
@@ -182,7 +184,7 @@ def compare_baselines(
 
 
 def compare_networks(networks: Sequence[NetworkResult]) -> list[_Verdict]:
-    """Compare the derived network with each baseline, and with the median of the random networks."""
+    """Compare the network named `derived` with each baseline, and with the median of the random networks, if any."""
     by_name = {each.name: each for each in networks}
     derived = by_name.pop(DERIVED)
     verdicts = [compare_pair(derived, each) for each in by_name.values() if not each.random]
@@ -192,7 +194,7 @@ def compare_networks(networks: Sequence[NetworkResult]) -> list[_Verdict]:
 
 
 def compare_pair(derived: NetworkResult, other: NetworkResult) -> _Verdict:
-    """Compare the derived network with another one by pairs of the same seed."""
+    """Return the verdict on the derived network against one baseline, with perplexities paired by seed."""
     difference = paired_difference(derived.ppl, other.ppl)
     between = "" if difference.low is None else f", 95 % interval {difference.low:+.2f} to {difference.high:+.2f} %"
     size = "" if math.isnan(difference.mean) else f"{difference.mean:+.2f} % perplexity{between}, "
@@ -204,7 +206,11 @@ def compare_pair(derived: NetworkResult, other: NetworkResult) -> _Verdict:
 
 
 def _compare_with_random(derived: NetworkResult, random: Sequence[NetworkResult]) -> _Verdict:
-    """Compare the derived network's mean with the median perplexity of random networks, which form no pairs."""
+    """Return the verdict on the derived network against all random networks.
+
+    The mean perplexity of the derived network is compared with the median over the random networks. There is no
+    interval, since random networks have one seed each.
+    """
     difference = _Difference(_percent_above(derived.mean, median(each.mean for each in random)), None, None, 0)
     size = "" if math.isnan(difference.mean) else f"{difference.mean:+.2f} % perplexity; "
     worse = sum(derived.mean < each.mean for each in random)

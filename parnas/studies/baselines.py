@@ -1,6 +1,6 @@
-"""The baselines of a derived network: interleaved and sandwich networks, and random ones of the same cost.
+"""The baselines of a derived network: interleaved and sandwich networks, and random networks of the same cost.
 
-Costs are the predictions of the search. `baseline_comparison.py` trains the networks.
+Costs are predicted as in the search that derived the network. `baseline_comparison.py` trains the networks.
 """
 
 import math
@@ -28,11 +28,11 @@ _WIDTHS = (
     0.24,
     0.48,
     math.inf,
-)  # half widths of bands around the derived cost, relative
+)  # half widths of the cost bands from which random networks are drawn, as fractions of the derived network's cost
 
 
 class Baseline(NamedTuple):
-    """A network and its name in tables."""
+    """A network to train for the comparison (the derived network or a baseline) and its name in tables."""
 
     name: str
     architecture: Architecture  # without identity, so that a network has a single layer string
@@ -46,23 +46,26 @@ class Baselines:
 
     networks: tuple[Baseline, ...]
     notes: tuple[str, ...]
-    metric: str  # of the costs
+    metric: str  # cost metric of `Baseline.share`
 
     def to_dict(self) -> dict[str, Any]:
-        """Return metric, networks (name, architecture, share of the cost) and notes as plain values."""
+        """Return the cost metric, the networks (name, architecture, cost share) and the notes as plain values."""
         networks = [{"name": name, "arch": str(arch), "cost_share": share} for name, arch, share, _ in self.networks]
         return {"metric": self.metric, "networks": networks, "notes": list(self.notes)}
 
 
 def find_baselines(run: Run, count: int, seed: int, reporter: Reporter) -> Baselines:
-    """Return the derived network of a finished search and its baselines.
+    """Return the derived network of a finished search and its baselines, `count` of which are random.
 
-    `arch.yaml` holds the derived network; without that file it is derived now. Raises `ParnasError` for other runs.
+    The derived network is read from `arch.yaml` in the run folder; without that file it is derived now. `seed` decides
+    which random networks are drawn. Raises `ParnasError` if `run` is no search or is not finished.
     """
     if run.kind() != "search":
         raise ParnasError(f"{run.folder} is a {run.kind()}; give the folder of a search.")
     if not run.finished():
-        raise ParnasError(f"{run.folder} is not finished; resume it with 'parnas search --run {run.folder} --resume'.")
+        raise ParnasError(
+            f"The search in {run.folder} is not finished; resume it with 'parnas search --run {run.folder} --resume'."
+        )
     config = run.config()
     costs = costs_of_run(run.folder, config, config.search.cost.metric, reporter)
     if (run.folder / "arch.yaml").is_file():
@@ -75,17 +78,33 @@ def find_baselines(run: Run, count: int, seed: int, reporter: Reporter) -> Basel
 def choose_baselines(
     derived: Architecture, costs: Costs, spaces: Sequence[Sequence[str]], count: int, seed: int
 ) -> Baselines:
-    """Return the derived network, the usual networks, and `count` random ones of its cost, which follow from the seed.
+    """Return the derived network with fixed baselines and `count` random networks of its cost.
 
-    spaces: the candidates of each block. The usual networks are the interleaved one of as many blocks; the sandwich
-    (Press et al. 2020, arXiv 1911.03864) whose ends are a third of its pairs, one block less if the number is odd; the
-    deepest interleaved network that costs no more than the derived one; and, if the search may choose compressive
-    memory, the interleaved network with compressive memory everywhere. Raises `ParnasError` for layers without a cost.
+    The fixed baselines, with as many blocks as the search has, are:
+
+    * the interleaved network
+    * the sandwich (Press et al. 2020, arXiv 1911.03864) with a third of its pairs of layers at the ends, one block less
+      if the number of blocks is odd
+    * the deepest interleaved network that costs no more than the derived one (fewer blocks)
+    * if the search may choose compressive memory, the interleaved network with compressive memory in all attention
+      layers
+
+    Args:
+        derived: the derived network.
+        costs: the costs of all candidates.
+        spaces: the candidates of each block.
+        count: the number of random networks.
+        seed: decides which random networks are drawn.
+
+    Raises:
+        ParnasError: `count` is negative, or a layer of `derived` has no cost.
     """
     if count < 0:
         raise ParnasError(f"The number of random networks (--random) is {count}; give 0 or more.")
     if unknown := sorted({name for name in derived if name not in costs.per_layer and name != IDENTITY}):
-        raise ParnasError(f"The search has no cost of {', '.join(unknown)} in {derived}; derive from its own space.")
+        raise ParnasError(
+            f"The search has no cost for layer {', '.join(unknown)} of {derived}; give a network of its candidates."
+        )
     blocks, notes = len(spaces), list[str]()
     derived = derived.canonical()
     chosen = {DERIVED: derived, INTERLEAVED: Architecture.parse(f"interleaved-{blocks}")}
@@ -109,13 +128,16 @@ def choose_baselines(
 
 
 def deepest_interleaved(costs: Costs, max_cost: float, blocks: int) -> Architecture:
-    """Return the deepest interleaved network of at most `blocks` blocks within `max_cost`, or the one of 1 block."""
+    """Return the deepest interleaved network with at most `blocks` blocks that costs at most `max_cost`.
+
+    If all cost more, it is the network of one block.
+    """
     networks = [Architecture.parse(f"interleaved-{depth}") for depth in range(blocks, 0, -1)]
     return next((each for each in networks if costs.cost(each) <= _with_tolerance(max_cost)), networks[-1])
 
 
 def _with_tolerance(cost: float) -> float:
-    """Return a cost with a tolerance for sums in another order."""
+    """Return a cost raised by the rounding error of adding layer costs in another order."""
     return cost * (1 + float(TOLERANCE))
 
 
@@ -127,10 +149,11 @@ def _draw_alike(
     seed: int,
     without: Sequence[Architecture],
 ) -> tuple[list[Architecture], list[str]]:
-    """Return up to `count` random networks of the derived one's cost, none of them in `without`, and notes on them.
+    """Return up to `count` different random networks of about the derived network's cost, and notes on them.
 
-    They come from its cost ± 3 % and, when these are exhausted, from bands twice as wide. So a smaller `count` returns
-    the beginning of the same list.
+    Networks within ± 3 % of its cost are drawn first. Where there are too few, the band of costs is doubled repeatedly.
+    A smaller `count` returns the beginning of the same list. Networks in `without` are not drawn. `spaces` holds the
+    candidates of each block.
     """
     cost = costs.cost(derived)
     layer_costs = {

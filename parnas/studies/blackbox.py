@@ -1,4 +1,4 @@
-"""Black-box search, a baseline for the gradient-based one: Optuna proposes networks and minimises perplexity and cost.
+"""Black-box search, a baseline for gradient-based search: Optuna proposes networks and minimises perplexity and cost.
 
 A trial draws a layer for each block. Its perplexity on the validation split comes either from a short training from
 scratch or from the shared weights of a finished SuperNet; its cost is the predicted cost of the blocks.
@@ -60,30 +60,33 @@ __all__ = [
 
 
 class EvaluatedNetwork(NamedTuple):
-    """A network that a study has evaluated."""
+    """A network that a trial of a study has evaluated, with its perplexity and cost."""
 
     network: str  # its layers without identity
     valid_ppl: float  # per token of the validation split
     cost: float  # of the blocks, in the unit of search.cost.metric
     trial: int
-    source: str  # trained, or inherited from a SuperNet
+    source: str  # of the perplexity: "trained" from scratch, or with weights "inherited" from a SuperNet
 
 
 @dataclass(frozen=True)
 class BlackboxTask:
-    """The search space, the two objectives, and all that their values depend on."""
+    """What the trials of a study draw and measure: the search space, the two objectives, and the settings of both."""
 
-    candidates: tuple[tuple[str, ...], ...]  # of each block
+    candidates: tuple[tuple[str, ...], ...]  # layer names for each block
     costs: Costs
-    perplexity: Callable[[int, Architecture], float]  # of a trial number and its architecture
-    source: str
-    fingerprint: Mapping[str, Any]  # equal for all workers of a study
+    perplexity: Callable[[int, Architecture], float]  # given a trial's number and architecture
+    source: str  # as in `EvaluatedNetwork`
+    fingerprint: Mapping[str, Any]  # all that the values of a trial depend on; equal for all workers of a study
     config: Config
     vocab_size: int
 
 
 def training_task(config: Config, steps: int, folder: Path | None, reporter: Reporter) -> BlackboxTask:
-    """Return a task that trains for `steps` steps from scratch, in `folder/trial-NUMBER` or a temporary folder."""
+    """Return a task whose trials train their network from scratch for `steps` steps.
+
+    Each trial has the run folder `folder/trial-NUMBER`, or a temporary folder if `folder` is `None`.
+    """
     config, streams = _resolve(config, reporter)
     config = config.replace(train__steps=steps)
     costs = find_costs(config, config.search.cost.metric, reporter)
@@ -98,9 +101,11 @@ def training_task(config: Config, steps: int, folder: Path | None, reporter: Rep
 
 
 def inheriting_task(config: Config, supernet: Path, reporter: Reporter) -> BlackboxTask:
-    """Return a task whose trials inherit the shared weights of a search, from before its fine-tuning if stored.
+    """Return a task whose trials evaluate their network with the shared weights of a search, without training.
 
-    Raises `ParnasError` if the run is no search, or if its text, network or space is not the configuration's.
+    `supernet` is the run folder of the search. Its weights are those from before the selected path was fine-tuned, if
+    the run stores them. Raises `ParnasError` if the run is no search, or if `config` has other text, network or search
+    space.
     """
     run, loaded = Run(supernet), load(supernet, supernet_weights=True, by_pi=True)
     if not isinstance(loaded.model, SuperNet):
@@ -121,17 +126,17 @@ def inheriting_task(config: Config, supernet: Path, reporter: Reporter) -> Black
 
 
 def _refuse_other_supernet(run: Run, config: Config) -> None:
-    """Raise `ParnasError` if the SuperNet was searched with other settings of text, network or search space."""
+    """Raise `ParnasError` if `run` has other settings of text, network or search space than `config`."""
     theirs, ours = (_search_settings(each, {"train", "runtime"}) for each in (run.config(), config))
     if changed := [f"  - {key}: {theirs[key]} there, {ours[key]} here" for key in ours if theirs[key] != ours[key]]:
         raise ParnasError(
-            f"The SuperNet of {run.folder} has another configuration; leave CONFIG out to use its own:\n"
+            f"The SuperNet in {run.folder} has another configuration; leave CONFIG out to use the SuperNet's:\n"
             + "\n".join(changed)
         )
 
 
 def _resolve(config: Config, reporter: Reporter) -> tuple[Config, TokenStreams]:
-    """Return the configuration as a training would store it, and the text."""
+    """Return the configuration with text and softmax cutoffs resolved, as a training would store it, and the text."""
     config = resolve_corpus(config)
     streams = prepare(config.data, reporter.note)
     return resolve_cutoffs(config, streams), streams
@@ -145,7 +150,7 @@ def _make_task(
     perplexity: Callable[[int, Architecture], float],
     costs: Costs,
 ) -> BlackboxTask:
-    """Return a task with its fingerprint: the settings that values depend on, the text, the costs, and `more`."""
+    """Return a task, and compute its fingerprint from configuration, text, costs and the entries of `more`."""
     free = {"train"} if source == "inherited" else set[str]()
     fingerprint = {"trials": source, "text": streams.header.fingerprint, **_search_settings(config, free), **more}
     fingerprint |= {"metric": costs.metric, "costs": dict(costs.per_layer)}  # each machine has its own latencies
@@ -155,7 +160,10 @@ def _make_task(
 
 
 def _search_settings(config: Config, free: Collection[str]) -> dict[str, Any]:
-    """Return the settings that the values of a trial depend on, by dotted key, without those in `free`."""
+    """Return the settings that a trial's perplexity and cost depend on, by dotted key.
+
+    `free` holds sections that do not matter in addition to those that never do.
+    """
     settings = binding_settings(config, {*FREE_SETTINGS, "model.arch", "search", "evaluation", *free})
     return settings | {f"search.{key}": config.model_dump(mode="json")["search"][key] for key in ("space", "blocks")}
 
@@ -163,7 +171,7 @@ def _search_settings(config: Config, free: Collection[str]) -> dict[str, Any]:
 def open_study(
     storage: str, name: str, sampler: SamplerName, task: BlackboxTask, reporter: Reporter | None = None
 ) -> optuna.Study:
-    """Open or start a study that minimises perplexity and cost.
+    """Open the study `name` in a storage, or start it; its trials minimise perplexity and cost.
 
     Raises `ParnasError` if the storage cannot be opened, or if the study was started with another configuration.
     """
@@ -173,14 +181,14 @@ def open_study(
 
 
 def blackbox(study: optuna.Study, task: BlackboxTask, trials: int, reporter: Reporter) -> None:
-    """Run trials until all workers of the study together have finished `trials`; see `run_trials`."""
+    """Run trials until all workers of the study together have finished `trials` trials; see `run_trials`."""
 
     def objective(trial: Trial) -> Sequence[float]:
         layers = [trial.suggest_categorical(f"block {n}", names) for n, names in enumerate(task.candidates, 1)]
         name = _network_name(layers)
         if not name:  # identity alone is no language model
             trial.set_user_attr(NAME, name)
-            raise TrialPruned("identity alone, skipped")
+            raise TrialPruned("all layers are identity, which is no network; skipped")
 
         def evaluate() -> Sequence[float]:
             return task.perplexity(trial.number, Architecture(layers)), task.costs.cost(layers)
@@ -194,13 +202,16 @@ def blackbox(study: optuna.Study, task: BlackboxTask, trials: int, reporter: Rep
 
 
 def _network_name(layers: Sequence[str]) -> str:
-    """Return the layers without identity: the same for architectures that differ in identity layers only."""
+    """Return the layer string without identity, or "" if no layer is left; it names the network that is evaluated."""
     layers = drop_identity(layers)
     return str(Architecture(layers)) if layers else ""
 
 
 def evaluated_networks(study: optuna.Study, source: str) -> list[EvaluatedNetwork]:
-    """Return each network that was evaluated, once, in the order of the trials."""
+    """Return each evaluated network of a study once, in the order of the trials.
+
+    `source` is the source of all perplexities, as in `EvaluatedNetwork`.
+    """
     networks: dict[str, EvaluatedNetwork] = {}
     for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
         if REUSED not in trial.user_attrs:
@@ -211,7 +222,10 @@ def evaluated_networks(study: optuna.Study, source: str) -> list[EvaluatedNetwor
 
 
 def pareto_front(networks: Sequence[EvaluatedNetwork]) -> list[EvaluatedNetwork]:
-    """Return the networks that no other one dominates in perplexity and cost, cheapest first."""
+    """Return the Pareto front of perplexity and cost, cheapest first.
+
+    These are the networks for which no other network is at least as good in both and better in one.
+    """
     front: list[EvaluatedNetwork] = []
     for network in sorted(networks, key=lambda each: (each.cost, each.valid_ppl, each.trial)):
         last = front[-1] if front else None
@@ -222,7 +236,10 @@ def pareto_front(networks: Sequence[EvaluatedNetwork]) -> list[EvaluatedNetwork]
 
 
 def best_within(networks: Sequence[EvaluatedNetwork], max_cost: float | None) -> EvaluatedNetwork | None:
-    """Return the network of least perplexity that costs at most `max_cost`, the cheaper one of equals; or `None`."""
+    """Return the network of least perplexity that costs at most `max_cost`, or `None` if all cost more.
+
+    Of networks with equal perplexity it is the cheapest. `max_cost` is in the cost metric's unit, `None` for no limit.
+    """
     affordable = [network for network in networks if max_cost is None or network.cost <= max_cost]
     return min(affordable, key=lambda each: (each.valid_ppl, each.cost, each.trial), default=None)
 
@@ -230,9 +247,10 @@ def best_within(networks: Sequence[EvaluatedNetwork], max_cost: float | None) ->
 def write_results(
     networks: Sequence[EvaluatedNetwork], task: BlackboxTask, study: str, cost_target: float | None, folder: Path
 ) -> tuple[list[EvaluatedNetwork], EvaluatedNetwork | None]:
-    """Write `pareto.csv`, and `arch.yaml` of the best network that costs at most `cost_target` of the interleaved one.
+    """Write the Pareto front to `pareto.csv` and the best network within the cost target to `arch.yaml`; return both.
 
-    Returns the front and the best network, or `None` (and no `arch.yaml`) if all cost more. Diverged ones are neither.
+    `cost_target` is a fraction of the interleaved network's cost, `None` for no limit. If all networks cost more, the
+    best is `None`, and no `arch.yaml` is written. Networks whose training diverged are left out.
     """
     networks = [network for network in networks if math.isfinite(network.valid_ppl)]
     front = pareto_front(networks)
@@ -246,7 +264,7 @@ def write_results(
 
 
 def _write_arch(best: EvaluatedNetwork, task: BlackboxTask, study: str, cost_target: float | None, path: Path) -> None:
-    """Write the chosen network as an `arch.yaml` for `parnas retrain`."""
+    """Write the best network, with its perplexity, cost and origin, as an `arch.yaml` for `parnas retrain`."""
     architecture = Architecture.parse(best.network)
     with torch.device("meta"):
         network = TransformerXL.build(task.config.model, architecture, task.vocab_size)

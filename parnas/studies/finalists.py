@@ -1,7 +1,7 @@
-"""Short trainings that choose between the derived network and networks with less attention.
+"""Short trainings that choose between the derived network and networks with less attention (the finalists).
 
 A search judges layers by shared weights after few steps, which favours layers that learn fast. So it may find the best
-order of layers but not the best amount of attention, and short trainings of the finalists decide that.
+order of layers but not the best number of attention layers; short trainings of the finalists choose that number.
 """
 
 import math
@@ -25,18 +25,18 @@ from parnas.training.retrain import retrain
 
 __all__ = ["Finalist"]
 
-_SHORTER = 8  # the training of a finalist has this fraction of the steps: 1 / 8
+_SHORTER = 8  # a finalist is trained for the configured steps divided by this
 
 
 class Finalist(NamedTuple):
-    """A derivation and the perplexity per token of the validation split after its short training."""
+    """A derived network and the perplexity that it reached in its short training."""
 
     derivation: Derivation
-    ppl: float
-    steps: int
+    ppl: float  # per token of the validation split
+    steps: int  # of the short training
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the figures as plain values."""
+        """Return architecture, limits on layers (`max`), cost share, perplexity and steps as plain values."""
         arch, costs = self.derivation.architecture, self.derivation.costs
         return {
             "arch": str(arch),
@@ -48,11 +48,12 @@ class Finalist(NamedTuple):
 
 
 def fewer_attention_variants(run: Run, derivation: Derivation, reporter: Reporter) -> Iterator[Derivation]:
-    """Yield the derived network, then the best network under ever lower limits on attention layers.
+    """Yield the derivation of `run`, then the best derivations with fewer and fewer attention layers.
 
-    It ends when no attention is left, or no network meets the limits. If plain and compressive attention are both
-    candidates, each step lowers the limit of the more frequent kind by one and limits the less frequent kind to its
-    count, so that a removed layer is not replaced by one of that kind.
+    Each derivation is limited to one attention layer less than the previous derivation has. The last derivation has no
+    attention, or no network meets the next limits. Plain and compressive attention have separate limits: that of the
+    kind with more layers is lowered, and the other kind is limited to its present number of layers, so that it cannot
+    replace the removed layer.
     """
     space = run.config().search.candidates
     kinds = [kind for kind in (ATTENTION, COMPRESSIVE) if any(is_limited(name, kind) for name in space)]
@@ -74,11 +75,12 @@ def fewer_attention_variants(run: Run, derivation: Derivation, reporter: Reporte
 def train_finalists(
     run: Run, derivation: Derivation, count: int, config: Config, folder: Path, reporter: Reporter
 ) -> list[Finalist]:
-    """Train up to `count` finalists of a search and return them, the best first; write `finalists.json` beside them.
+    """Train up to `count` finalists of a search briefly; return them, the best first, and write `finalists.json`.
 
-    Each is trained with the settings of `config` for an eighth of its steps, with a shorter schedule, in a subfolder of
-    its own. Finished trainings are loaded, others resumed. One that diverges comes last, and is tried again in the next
-    call; raises `Diverged` if all do. A single finalist is not trained: the list is empty.
+    Finalists are the first networks of `fewer_attention_variants`. Each is trained with the settings of `config` for
+    an eighth of the steps, in a subfolder of `folder`. Finished trainings are loaded, others started or resumed. A
+    finalist that diverges comes last, and its training is repeated by the next call. If there is only one finalist, it
+    is not trained and the list is empty. Raises `Diverged` if all diverge.
     """
     derivations = list(islice(fewer_attention_variants(run, derivation, reporter), count))
     if len(derivations) < count:
@@ -101,16 +103,16 @@ def train_finalists(
 
 
 def shorten(config: Config) -> Config:
-    """Return the configuration with an eighth of the training steps, and a warm-up of at most a quarter of these."""
+    """Return the configuration for a finalist: an eighth of the training steps, at most a quarter of them warm-up."""
     steps = math.ceil(config.train.steps / _SHORTER)
     return config.replace(train__steps=steps, train__warmup_steps=min(config.train.warmup_steps, steps // 4))
 
 
 def refuse_other_network(folder: Path, arch: str) -> None:
-    """Raise `ParnasError` if a run folder of a pipeline holds a training of another network."""
+    """Raise `ParnasError` if the run folder holds a training of another network than `arch`."""
     run = Run(folder)
     if run.started() and (trained := run.config().model.arch) != arch:
         raise ParnasError(
-            f"{folder} was started with {trained}, and now {arch} was derived. Give --finalists as before, or remove "
-            f"{folder} to train {arch}."
+            f"{folder} holds a training of {trained}, but now the network is {arch}. Give --finalists as before, or "
+            f"remove {folder} to train {arch}."
         )

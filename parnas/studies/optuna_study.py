@@ -1,8 +1,9 @@
-"""Optuna studies that several workers share: storages, resuming, retries of lost trials, reuse of known values.
+"""Optuna studies that several workers share: storages, resuming, retries of lost trials, reuse of earlier values.
 
-Optuna does the work: `study.optimize` runs the trials, databases keep a heartbeat of each running trial, and a trial
-whose heartbeat stopped is marked as failed and queued again. A journal file has no heartbeats. This module opens
-storages, refuses a study of another configuration, gives each trial a seed of its own, and evaluates equal trials once.
+A worker is a process that runs trials of the study. Optuna runs the trials (`study.optimize`). In a database it also
+records a heartbeat of each running trial, and marks a trial whose heartbeat stops as failed and queues it again; a
+journal file has no heartbeats. This module opens storages, refuses a study of another configuration, gives each trial
+its own sampler seed, and evaluates trials with equal parameters only once.
 """
 
 import importlib.util
@@ -35,7 +36,7 @@ from parnas.training.progress import Loop, Reporter
 from parnas.training.session import flatten
 
 SamplerName = Literal["tpe", "nsga2"]
-_FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)  # these trials count
+_FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)  # trials in these states count as finished
 NAME, REUSED, FINGERPRINT = "name", "reused_from", "fingerprint"  # user attributes of trials and studies
 _MAX_RETRIES = 2  # of a trial that ends with an error or with its worker
 _MAX_LOST = 20  # trials of one worker that could not be stored
@@ -53,28 +54,29 @@ _Notify = Callable[[str], None]
 
 @dataclass(frozen=True)
 class StudySettings:
-    """The properties that all workers of a study have in common."""
+    """The settings with which a study is opened or started, equal for all its workers."""
 
-    command: str  # that starts such studies
+    command: str  # subcommand of parnas that starts such studies
     fingerprint: Mapping[str, Any]  # all that the values of a trial depend on
-    hint: str  # for users whose fingerprint differs
+    hint: str  # what to do if the fingerprint differs
     seed: int
     objectives: int = 1  # values of a trial, all minimised
     sampler: SamplerName = "tpe"
     pruner: BasePruner | None = None
-    first: Mapping[str, Any] | None = None  # parameters of the first trial, if they are not drawn
+    first: Mapping[str, Any] | None = None  # parameters of the first trial; `None`: the sampler draws them
 
 
 def binding_settings(config: Config, free: Collection[str]) -> dict[str, Any]:
-    """Return all settings by dotted key but those in `free`, which holds settings and sections."""
+    """Return all settings of a configuration by dotted key, except those in `free` (keys and whole sections)."""
     settings = flatten(config.model_dump(mode="json")).items()
     return {key: value for key, value in settings if not any(f"{key}.".startswith(f"{each}.") for each in free)}
 
 
 def open_shared_study(storage: str, name: str, settings: StudySettings, note: _Notify | None = None) -> optuna.Study:
-    """Open or start a study.
+    """Open the study `name` in a storage, or start it if the storage has none of this name.
 
-    Raises `ParnasError` if the storage cannot be opened, or if the study was started with another configuration.
+    `note` receives messages while a server is waited for. Raises `ParnasError` if the storage cannot be opened, or if
+    the study was started with another configuration or by another command.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
@@ -89,7 +91,9 @@ def open_shared_study(storage: str, name: str, settings: StudySettings, note: _N
     fingerprint = json.loads(json.dumps(settings.fingerprint))
     trials = study.get_trials(deepcopy=False)  # read first: another worker writes the fingerprint before any trial
     if len(study.directions) != settings.objectives or (trials and FINGERPRINT not in study.user_attrs):
-        raise ParnasError(f"The study {name} was not started by parnas {settings.command}; {settings.hint}.")
+        raise ParnasError(
+            f"The study {name} was not started by parnas {settings.command} and cannot be resumed; {settings.hint}."
+        )
     if FINGERPRINT not in study.user_attrs:
         study.set_user_attr(FINGERPRINT, fingerprint)
     refuse_other_fingerprint(study.user_attrs[FINGERPRINT], fingerprint, name, settings.hint)
@@ -99,7 +103,11 @@ def open_shared_study(storage: str, name: str, settings: StudySettings, note: _N
 
 
 def refuse_other_fingerprint(before: Mapping[str, Any], now: Mapping[str, Any], name: str, hint: str) -> None:
-    """Raise `ParnasError` if the values of a study's trials are not comparable with new ones."""
+    """Raise `ParnasError`, with the settings that differ, unless two fingerprints of the study `name` are equal.
+
+    `before` is the stored fingerprint, `now` the worker's. If they differ, values of old and new trials are not
+    comparable. `hint` says what to do.
+    """
     if before == now:
         return
     changed = [key for key in before if key in now and before[key] != now[key]]
@@ -111,7 +119,7 @@ def refuse_other_fingerprint(before: Mapping[str, Any], now: Mapping[str, Any], 
 
 
 def finished_trials(study: optuna.Study) -> list[FrozenTrial]:
-    """Return the complete and the pruned trials, by number."""
+    """Return the finished trials of a study, complete or pruned, in the order of their numbers."""
     return study.get_trials(deepcopy=False, states=_FINISHED)
 
 
@@ -123,17 +131,18 @@ def run_trials(
     title: str | None = None,
     after: Callable[[optuna.Study, FrozenTrial], None] | None = None,
 ) -> None:
-    """Run trials until all workers together have finished `trials`; W workers may finish up to W - 1 more.
+    """Run trials in this worker until all workers together have finished `trials` trials.
 
-    An interrupted trial, and one that ended with an error, is queued again before the exception is raised.
+    Since each worker completes its running trial, W workers may finish up to W - 1 trials more. A trial that is
+    interrupted or ends with an error is queued again before the exception is raised.
 
     Args:
         study: the study of all workers.
         objective: returns the values of a trial.
-        trials: the number of complete and pruned trials, including those that reused a known value.
+        trials: the number of complete and pruned trials, including those that reused the values of an equal trial.
         reporter: receives notes.
-        title: the title of a progress display of trials; `None` if the trials report their own progress.
-        after: called after each finished trial, as one of Optuna's callbacks.
+        title: the title of a progress display that counts trials; `None` if each trial shows its own progress.
+        after: called with the study and the trial after each trial, like Optuna's callbacks.
     """
     progress = Reporter() if title is None else reporter
     current: list[Trial] = []  # the unfinished trial of this worker
@@ -183,7 +192,10 @@ def run_trials(
 
 
 def _note_lost_trial(study: optuna.Study, current: list[Trial], error: Exception, reporter: Reporter) -> None:
-    """Note why the values of a trial could not be stored; raise an error that another trial would not help."""
+    """Report why the result of a trial could not be stored, if the next trial may succeed; otherwise raise the error.
+
+    `current` holds the trial that was running, if any; `error` is what Optuna raised.
+    """
     causes = [*_causes_of(error)]
     for cause in causes:
         if isinstance(cause, ParnasError):  # the server did not come back in time
@@ -198,16 +210,16 @@ def _note_lost_trial(study: optuna.Study, current: list[Trial], error: Exception
 
 
 def _causes_of(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an exception and those that led to it."""
+    """Yield an exception, then its cause, the cause of that, and so on."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
 
 
 def evaluate_once(trial: Trial, name: str, evaluate: Callable[[], Sequence[float]]) -> Sequence[float]:
-    """Return the values of `evaluate`, or those of a finished trial of the same name.
+    """Return the values of a trial: those of a finished trial with the same `name`, else the result of `evaluate`.
 
-    Raises `TrialPruned` if the finished trial was pruned.
+    `name` identifies the parameters of a trial. Raises `TrialPruned` if the trial with the same name was pruned.
     """
     trial.set_user_attr(NAME, name)
     for other in finished_trials(trial.study):
@@ -220,10 +232,10 @@ def evaluate_once(trial: Trial, name: str, evaluate: Callable[[], Sequence[float
 
 
 class _SeededSampler(BaseSampler):
-    """Mixin that seeds a sampler for each trial, by the number of earlier trials without retries.
+    """Mixin for samplers that derives a new seed for each trial from the study's seed and the trial's number.
 
-    So a resumed study of one worker draws what it would have drawn without the interruption, and workers with one seed
-    draw different parameters.
+    So a resumed study of one worker draws the same parameters as without the interruption, and workers with equal seeds
+    draw different parameters. The number does not count retries, so that a retry draws like its first try.
     """
 
     def __init__(self, seed: int) -> None:
@@ -231,7 +243,7 @@ class _SeededSampler(BaseSampler):
         super().__init__(seed=seed)  # type: ignore[call-arg]
 
     def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
-        """Start the sampler afresh with a seed for this trial."""
+        """Initialise the sampler again, with the seed of this trial."""
         retried_number = RetryHeartbeatStaleTrialCallback.retried_trial_number
         trials = [*study.get_trials(deepcopy=False)[: trial.number], trial]
         first_tries = [each.number if (number := retried_number(each)) is None else number for each in trials]
@@ -242,20 +254,21 @@ class _SeededSampler(BaseSampler):
 
 
 class _SeededTPE(_SeededSampler, TPESampler):
-    """Tree-structured Parzen estimators."""
+    """Optuna's tree-structured Parzen estimator (TPE) with a seed per trial."""
 
 
 class _SeededNSGAII(_SeededSampler, NSGAIISampler):
-    """NSGA-II (Deb et al. 2002)."""
+    """Optuna's NSGA-II (Deb et al. 2002) with a seed per trial."""
 
 
 _SAMPLERS: Mapping[SamplerName, type[_SeededSampler]] = {"tpe": _SeededTPE, "nsga2": _SeededNSGAII}
 
 
 def open_storage(url: str, note: _Notify | None = None) -> BaseStorage:
-    """Open `sqlite:///FILE`, `journal:FILE` or the address of a database server.
+    """Open the storage of a study: `sqlite:///FILE`, `journal:FILE` or the address of a database server.
 
-    Raises `ParnasError` with a hint if it cannot be opened.
+    Missing files and folders are created. `note` receives a message if a server does not answer. Raises `ParnasError`
+    if the storage cannot be opened.
     """
     kind, _, place = url.partition(":")
     if kind == "journal" and place:
@@ -273,20 +286,25 @@ def open_storage(url: str, note: _Notify | None = None) -> BaseStorage:
         storage = _open_database(url, {"pool_pre_ping": True})
         _wait_for_server(storage, note)
         return storage
-    raise ParnasError(f"{url} is no storage; give sqlite:///FILE, journal:FILE or postgresql://USER@HOST/DATABASE.")
+    raise ParnasError(
+        f"{url} is no storage (--storage); give sqlite:///FILE, journal:FILE or postgresql://USER@HOST/DATABASE."
+    )
 
 
 class _Database(RDBStorage):
-    """A database whose heartbeats continue after an outage."""
+    """A database storage whose thread of heartbeats survives an outage of the database."""
 
     def record_heartbeat(self, trial_id: int) -> None:
-        """Record a heartbeat if the database answers; Optuna's thread would end with the error otherwise."""
+        """Record a heartbeat, and ignore an error, which would end Optuna's thread of heartbeats."""
         with suppress(Exception):
             super().record_heartbeat(trial_id)
 
 
 def _open_database(url: str, engine_kwargs: dict[str, Any]) -> _Database:
-    """Open a database; try several times, since another worker may be creating its tables."""
+    """Open a database, in several attempts, since another worker may be creating its tables at the same time.
+
+    Raises `ParnasError` if the address is invalid, a driver is missing, or the last attempt fails.
+    """
     try:
         address = with_driver(make_url(url))
     except (ArgumentError, ValueError) as error:  # ValueError: the port is no number
@@ -310,14 +328,17 @@ def _open_database(url: str, engine_kwargs: dict[str, Any]) -> _Database:
         except (SQLAlchemyError, OptunaError) as error:
             if attempt == OPENING_TRIES:
                 raise ParnasError(
-                    f"{shown} cannot be opened ({_first_line(error)}); start it or correct --storage."
+                    f"{shown} cannot be opened ({_first_line(error)}); start the database or correct --storage."
                 ) from error
             time.sleep(RETRY_SECONDS)
     raise AssertionError("the last attempt returns or raises")
 
 
 def _wait_for_server(storage: RDBStorage, note: _Notify | None) -> None:
-    """Make lost connections wait up to `AWAY_SECONDS` for the server, then raise `ParnasError`."""
+    """Make each new connection to a server that does not answer wait up to `AWAY_SECONDS`, then raise `ParnasError`.
+
+    `note` receives a message when a connection begins to wait.
+    """
 
     def connect(dialect: Any, _: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> Any:
         deadline, noted = time.monotonic() + AWAY_SECONDS, False
@@ -331,7 +352,7 @@ def _wait_for_server(storage: RDBStorage, note: _Notify | None) -> None:
                 if time.monotonic() >= deadline:
                     raise ParnasError(
                         f"The storage has not answered for {AWAY_SECONDS / 60:.0f} minutes ({_first_line(error)}); "
-                        "start it, then give the same command again to resume the study."
+                        "start the database server, then repeat the command to resume the study."
                     ) from error
             time.sleep(RETRY_SECONDS)
 
@@ -339,7 +360,10 @@ def _wait_for_server(storage: RDBStorage, note: _Notify | None) -> None:
 
 
 def with_driver(address: URL) -> URL:
-    """Choose psycopg 3 for PostgreSQL, unless the address names a driver or only psycopg2 is installed."""
+    """Return a database address with a driver: for PostgreSQL psycopg 3, or psycopg2 if only that is installed.
+
+    Other addresses, and those that name a driver, are returned unchanged.
+    """
     if address.drivername not in ("postgresql", "postgres"):
         return address
     old = importlib.util.find_spec("psycopg") is None and importlib.util.find_spec("psycopg2") is not None
@@ -347,6 +371,6 @@ def with_driver(address: URL) -> URL:
 
 
 def _first_line(error: BaseException) -> str:
-    """Return the first line of a database's error message, without Optuna's text around it."""
+    """Return the first line of an error message; for an error of Optuna's storage, the line of the database."""
     cause = error.__cause__ if isinstance(error, StorageInternalError) and error.__cause__ is not None else error
     return next(iter(str(cause).splitlines()), type(cause).__name__)

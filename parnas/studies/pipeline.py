@@ -1,6 +1,6 @@
-"""The pipeline of one configuration: search, derive, retrain beside baselines, compare, draw.
+"""The pipeline of one configuration: search, derive, retrain the derived network and baselines, compare, draw.
 
-The comparison is by perplexity on the validation split, and on the test split if that is asked for.
+Perplexities are compared on the validation split and, if requested, on the test split.
 """
 
 import math
@@ -45,23 +45,23 @@ _BASELINES = {
 
 @dataclass(frozen=True)
 class PipelineResult:
-    """The results of a pipeline."""
+    """The results of all phases of a pipeline, and the files that it wrote."""
 
     folder: Path
     search: TrainedRun
     derivation: Derivation
     finalists: tuple[Finalist, ...]
-    """The best first, which counts as derived; empty if no finalists were trained."""
+    """The finalists, the best first, which is `derivation`; empty if no finalists were trained."""
     runs: Mapping[str, TrainedRun] = field(repr=False)
     """The retrainings, by name: `derived`, then the baselines."""
     comparison: Comparison = field(repr=False)
-    """On the validation split."""
+    """The comparison of `runs` on the validation split."""
     test: Comparison | None = field(repr=False)
-    """On the test split, if it was read in this call."""
+    """The comparison of `runs` on the test split; `None` if this call did not read that split."""
     written: tuple[Path, ...] = field(repr=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return derivation and comparisons as plain values."""
+        """Return the derivation, the finalists and the comparisons as plain values."""
         result = {
             "derivation": self.derivation.to_record(Run(self.search.folder)).to_dict(),
             "finalists": [finalist.to_dict() for finalist in self.finalists],
@@ -71,7 +71,10 @@ class PipelineResult:
 
 
 def read_baselines(names: str | Iterable[str]) -> list[str]:
-    """Return each name of a list, or of a text such as `equal-cost,all-f`, once; raise `ParnasError` for others."""
+    """Return the distinct names of baselines in a list or in a comma-separated text such as `equal-cost,all-f`.
+
+    Raises `ParnasError` for a name that is not among `_BASELINES`.
+    """
     listed = names.split(",") if isinstance(names, str) else names
     distinct = list(dict.fromkeys(name.strip() for name in listed if name.strip()))
     if unknown := [name for name in distinct if name not in _BASELINES]:
@@ -89,20 +92,26 @@ def run_pipeline(
     tune_eval: bool = False,
     test: bool = False,
 ) -> PipelineResult:
-    """Run or resume every phase in `folder`, and draw the pictures and the report.
+    """Run or resume all phases of a pipeline in `folder`, draw the pictures and the report, and return the results.
 
     Args:
         config: the configuration of all phases, without `model.arch`.
-        baselines: names of the networks to retrain beside the derived one.
-        folder: of the pipeline; each phase has a subfolder.
+        baselines: names of the baselines to retrain and compare with the derived network.
+        folder: the folder of the pipeline; each training has a subfolder.
         reporter: receives the progress.
-        finalists: the largest number of networks, with less and less attention, that are trained briefly; the best of
-            them counts as derived.
-        tune_eval: also evaluate dynamically and with a cache, with settings chosen on the validation split.
-        test: also evaluate on the test split, into the subfolder `test`; an earlier comparison there is not repeated.
+        finalists: train up to this many networks briefly, the derived network and others with less and less attention,
+            and take the best of them as the derived network; 1 for no such trainings.
+        tune_eval: also evaluate dynamically and with a cache, with settings tuned on the validation split.
+        test: also compare on the test split, into the subfolder `test`; a comparison that exists there is kept.
+
+    Raises:
+        ParnasError: `config` has an architecture, `finalists` is less than 1, or `folder` holds trainings of another
+            configuration or network.
     """
     if config.model.arch is not None:
-        raise ParnasError("A pipeline trains what its search derives; leave out model.arch, or give parnas retrain.")
+        raise ParnasError(
+            "A pipeline trains the network that its search derives; leave out model.arch, or use parnas retrain."
+        )
     if finalists < 1:
         raise ParnasError(f"finalists (--finalists) is {finalists}; give 1 or more.")
     # 1. Search, and derive a network; short trainings may prefer one with less attention.
@@ -160,27 +169,33 @@ def run_pipeline(
 
 
 def _refuse_retrained_networks(path: Path, runs: Mapping[str, Run]) -> None:
-    """Raise `ParnasError` if an earlier comparison has figures of a run that has been trained again since.
+    """Raise `ParnasError` if a stored comparison on the test split has results of a run that was trained again since.
 
-    Architecture, steps and tokens per second identify a training: no two trainings are equally fast.
+    `path` is the JSON file of the comparison. A run is the same training if architecture, steps and median tokens per
+    second are equal: no two trainings are equally fast.
     """
     for row in parse_rows(read_json(path), str(path), f"remove {path.parent}"):
         if (run := runs.get(row.run)) is None:
             continue
         if row.split != "test":
-            raise ParnasError(f"{path} is of the split {row.split}; remove {path.parent}, or move it elsewhere.")
+            raise ParnasError(
+                f"{path} is of the split {row.split}, not test; remove {path.parent}, or move it elsewhere."
+            )
         trained = run.summary()
         rates = math.nan if row.train_tokens_per_s is None else row.train_tokens_per_s, median_rate(run)
         same_rate = math.isclose(*rates) or all(map(math.isnan, rates))
         if not same_rate or (row.arch, row.steps) != (trained.arch, trained.steps):
             raise ParnasError(
-                f"{path.parent} holds results of another network named {row.run}; remove it, and give --test to "
-                "evaluate on the test split again."
+                f"{path.parent} holds results of an earlier training of {row.run}; remove {path.parent}, and give "
+                "--test to evaluate on the test split again."
             )
 
 
 def baseline_strings(names: Sequence[str], derived: Architecture, costs: Costs, blocks: int) -> Mapping[str, str]:
-    """Return the architectures of the named `_BASELINES` beside a derived network."""
+    """Return the layer string of each named baseline (see `_BASELINES`) for a derived network, by name.
+
+    `blocks` is the number of blocks of the search.
+    """
     strings = {INTERLEAVED: f"interleaved-{blocks}", ALL_F: f"all-f-{blocks}"}
     if EQUAL_COST in names:
         strings[EQUAL_COST] = str(interleaved_of_cost(costs.cost(derived), costs))
@@ -188,6 +203,6 @@ def baseline_strings(names: Sequence[str], derived: Architecture, costs: Costs, 
 
 
 def interleaved_of_cost(cost: float, costs: Costs) -> Architecture:
-    """Return the shortest interleaved network whose blocks cost at least `cost`, in the metric's unit."""
+    """Return the interleaved network with the fewest blocks that cost at least `cost`, in the cost metric's unit."""
     networks = (Architecture.parse(f"interleaved-{blocks}") for blocks in count(1))
     return next(network for network in networks if costs.cost(network) >= cost * (1 - 1e-9))  # sums are rounded

@@ -33,54 +33,54 @@ from parnas.training.session import resolve_corpus, resolve_cutoffs
 
 __all__ = ["Stability", "stability"]
 
-_MIN_PI = 1e-38  # the least argument of a logarithm; float32 cannot distinguish less from zero
+_MIN_PI = 1e-38  # smaller probabilities count as this in logarithms; float32 hardly distinguishes them from 0
 
 
 @dataclass(frozen=True)
 class _BlockVotes:
-    """The votes and mean probabilities of one block over the seeds."""
+    """How the seeds chose the layer of one block: votes and mean probabilities of its candidates."""
 
-    votes: dict[str, int]  # seeds by the candidate that they derived
-    mean_pi: dict[str, float]
-    mean_log_pi: dict[str, float]  # nats
-    consensus: str
+    votes: dict[str, int]  # number of seeds whose derived network has the candidate
+    mean_pi: dict[str, float]  # mean over the seeds of the candidate's probability
+    mean_log_pi: dict[str, float]  # mean over the seeds of its logarithm, in nats
+    consensus: str  # layer of the consensus architecture; see `compare_seeds`
     majority: str | None  # the candidate of more seeds than any other; `None` for a tie
 
     @property
     def agrees(self) -> bool:
-        """Return whether the consensus is what most seeds chose."""
+        """Whether the consensus layer has more votes than any other candidate."""
         return self.majority == self.consensus
 
 
 @dataclass(frozen=True)
 class Stability:
-    """The architectures found with N seeds, how much each pair differs, and their consensus."""
+    """The architectures that N seeds derived, their distances from each other, and their consensus."""
 
     seeds: tuple[int, ...]
-    strings: tuple[tuple[str, ...], ...]  # of each seed, one layer per block
+    strings: tuple[tuple[str, ...], ...]  # derived architecture of each seed, one layer per block
     blocks: tuple[_BlockVotes, ...]
 
     @property
     def consensus(self) -> tuple[str, ...]:
-        """Return one layer per block."""
+        """The consensus architecture, one layer per block; see `compare_seeds`."""
         return tuple(block.consensus for block in self.blocks)
 
     @property
     def majority_agrees(self) -> bool:
-        """Return whether in every block the consensus is what most seeds chose."""
+        """Whether in every block the consensus layer has more votes than any other candidate."""
         return all(block.agrees for block in self.blocks)
 
     def hamming(self) -> list[list[int]]:
-        """Return the number of blocks in which each pair of architectures differs, [N, N]."""
+        """Return the Hamming distances, [N, N]: the number of blocks in which two seeds' architectures differ."""
         return [[sum(map(operator.ne, one, other)) for other in self.strings] for one in self.strings]
 
     def edits(self) -> list[list[int]]:
-        """Return the edit distance of each pair of architectures without identity, [N, N]."""
+        """Return the edit distances, [N, N], of two seeds' architectures without identity; see `edit_distance`."""
         networks = [drop_identity(string) for string in self.strings]
         return [[edit_distance(one, other) for other in networks] for one in networks]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the content of `stability.json`; a layer name may have several letters."""
+        """Return the content of `stability.json`; architectures are lists, as a layer name may have several letters."""
         hamming, edits = self.hamming(), self.edits()
         return {
             "seeds": list(self.seeds),
@@ -96,7 +96,7 @@ class Stability:
         }
 
     def write(self, folder: Path) -> list[Path]:
-        """Write `stability.json`, and `stability.csv` with a row per block and candidate."""
+        """Write `stability.json`, and `stability.csv` with a row per block and candidate; return their paths."""
         rows = [
             {
                 "block": number,
@@ -116,10 +116,10 @@ class Stability:
 
 
 def stability(config: Config, folder: Path, seeds: int, reporter: Reporter) -> Stability:
-    """Search with `seeds` seeds from `runtime.seed` on, each in a subfolder `seed-SEED`, and compare the results.
+    """Repeat a search with several seeds, each in a subfolder `seed-SEED`, and compare the derived architectures.
 
-    Finished searches are loaded, others resumed. Raises `ParnasError` if the folder holds other files, or searches of
-    another configuration.
+    `seeds` is the number of seeds, which count up from `runtime.seed`. Finished searches are loaded, others started or
+    resumed. Raises `ParnasError` if the folder holds other files, or searches of another configuration.
     """
     config = resolve_corpus(config)
     config = resolve_cutoffs(config, prepare(config.data, reporter.note))
@@ -149,26 +149,36 @@ def compare_seeds(
     count: int = 1,
     rerank_choices: Callable[[Sequence[LayerString]], LayerString] | None = None,
 ) -> Stability:
-    """Return votes, strings and consensus of searches over the same space; `blocks` is [seeds][blocks].
+    """Compare searches of the same space with different seeds: count votes per block and find a consensus.
 
-    The consensus maximises the mean over seeds of log pi, a product of experts. If every seed drew its layers from its
-    own pi, independently in each block, this is the architecture within the cost target that all seeds would draw with
-    the greatest probability. Unlike a vote, it weighs the confidence of each seed: one that almost excludes a candidate
-    counts heavily against it. `rerank_choices` chooses the consensus among the `count` most probable architectures;
-    without it, the most probable one is the consensus.
+    The consensus is the architecture within the cost target with the greatest mean over seeds of log pi (a product of
+    experts). If each seed drew an architecture from its pi, with independent blocks, this is the architecture that all
+    seeds would most probably draw together. Unlike a vote, it weighs confidence: a seed that gives a candidate almost
+    no probability counts heavily against the candidate.
 
-    Raises `ParnasError` if the candidates of a block differ between searches.
+    Args:
+        seeds: the seeds of the searches.
+        blocks: for each seed and block, the derived layer and the probabilities of all candidates.
+        costs: the cost of each layer; `None` for no cost target.
+        target: the cost target as a share of the interleaved network's cost; `None` for no target.
+        count: how many of the most probable architectures `rerank_choices` receives.
+        rerank_choices: returns the consensus, given these architectures; `None`: it is the most probable one.
+
+    Raises:
+        ParnasError: the candidates of a block differ between the searches.
     """
     candidates = [[list(block.pi) for block in own_blocks] for own_blocks in blocks]
     if any(own_candidates != candidates[0] for own_candidates in candidates):
-        raise ParnasError("The searches had different blocks or candidates; only those of one space can be compared.")
+        raise ParnasError(
+            "The searches have different blocks or candidates; give only searches of the same search space."
+        )
     strings = tuple(tuple(block.layer for block in own_blocks) for own_blocks in blocks)
     choices = list(zip(*blocks, strict=True))
     mean_log_pi = [
         {name: sum(math.log(max(each.pi[name], _MIN_PI)) for each in block) / len(block) for name in block[0].pi}
         for block in choices
     ]
-    # A candidate that every seed excludes is none of the consensus.
+    # A candidate with probability 0 for every seed cannot be in the consensus.
     products = [
         {name: math.exp(mean) if any(each.pi[name] for each in block) else 0.0 for name, mean in means.items()}
         for block, means in zip(choices, mean_log_pi, strict=True)
@@ -180,7 +190,10 @@ def compare_seeds(
 
 
 def _count_votes(choices: Sequence[BlockChoice], log_pi: Mapping[str, float], consensus: str) -> _BlockVotes:
-    """Return the votes of the seeds for one block."""
+    """Count how many seeds chose each candidate of one block, and return the counts with the mean probabilities.
+
+    `choices` has an entry per seed; `log_pi` is the mean over seeds of log pi by candidate.
+    """
     chosen = Counter(choice.layer for choice in choices)
     (first, most), *others = chosen.most_common()
     return _BlockVotes(
@@ -193,7 +206,10 @@ def _count_votes(choices: Sequence[BlockChoice], log_pi: Mapping[str, float], co
 
 
 def edit_distance(one: Sequence[str], other: Sequence[str]) -> int:
-    """Return the Levenshtein distance: the least number of layers to insert, remove or replace."""
+    """Return the Levenshtein distance of two architectures.
+
+    This is the least number of layers to insert, remove or replace to make them equal.
+    """
     row = list(range(len(other) + 1))  # distances of the layers read so far to each beginning of `other`
     for read, layer in enumerate(one, 1):
         before, row = row, [read]
@@ -203,6 +219,6 @@ def edit_distance(one: Sequence[str], other: Sequence[str]) -> int:
 
 
 def mean_of_pairs(distances: Sequence[Sequence[float]]) -> float:
-    """Return the mean over all pairs of a symmetric matrix; 0 for a single row, which has no pair."""
+    """Return the mean distance over all pairs, given a symmetric matrix of distances; 0 for fewer than two rows."""
     pairs = [distances[one][other] for one, other in combinations(range(len(distances)), 2)]
     return fmean(pairs) if pairs else 0.0

@@ -1,4 +1,4 @@
-"""Several trainings in subfolders of one folder: finished ones are loaded, others started or resumed."""
+"""Several trainings in subfolders of one folder: finished trainings are loaded, others started or resumed."""
 
 import math
 from collections.abc import Callable, Collection
@@ -12,13 +12,14 @@ from parnas.training.progress import Reporter
 from parnas.training.session import check_same_results, refuse_changes
 
 _Train = Callable[[Config, Path, Reporter, bool], Run]
-"""`search` or `retrain`: configuration, run folder, reporter, whether the run must be resumed."""
+"""`search` or `retrain`, with arguments: configuration, run folder, reporter, whether a run to resume must exist."""
 
 
 def prepare_folder(folder: Path, config: Config, allowed: Collection[str] = ()) -> None:
-    """Write the configuration that the trainings in `folder` have in common.
+    """Write the common configuration of several trainings to `folder/config.yaml`, or check it if the file exists.
 
-    Raises `ParnasError` if the folder has another one (settings in `allowed` may differ) or holds other files.
+    Raises `ParnasError` if the existing configuration differs (except for the dotted keys in `allowed`), or if the
+    folder holds files but no configuration.
     """
     base = Run(folder)
     path = folder / "config.yaml"
@@ -35,9 +36,10 @@ def prepare_folder(folder: Path, config: Config, allowed: Collection[str] = ()) 
 
 
 def train_once(train: _Train, config: Config, folder: Path, reporter: Reporter) -> Run:
-    """Return the training in `folder`: load it if it is finished, otherwise start or resume it.
+    """Return the finished run of a training in `folder`: load it if it is finished, otherwise start or resume it.
 
-    Raises `ParnasError` for another configuration; settings of the other phase do not matter if it is finished.
+    Raises `ParnasError` if the run was started with another configuration. For a finished run, settings that it does
+    not read may differ: those of a retraining if it is a search, and conversely.
     """
     run = Run(folder)
     if run.finished():
@@ -48,7 +50,7 @@ def train_once(train: _Train, config: Config, folder: Path, reporter: Reporter) 
 
 
 def reached_perplexity(train: Callable[[], Run], reporter: Reporter) -> float:
-    """Return the validation perplexity per token at the end of a training; infinity, with a note, if it diverges."""
+    """Run a training and return its final validation perplexity per token; infinity, with a note, if it diverges."""
     try:
         run = train()
     except Diverged as error:

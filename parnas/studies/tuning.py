@@ -1,7 +1,7 @@
 """Tuning of settings by Optuna: each trial trains with other settings, and the validation loss is minimised.
 
-A trial that is behind the median of the others is pruned. The test split is never read. `optuna_study.py` has what a
-black-box search needs as well: storages, several workers, and retries of lost trials.
+A trial whose loss is worse than the median of the others at the same step is pruned. The test split is never read.
+`optuna_study.py` has the parts that black-box search uses too: storages, several workers, retries of lost trials.
 """
 
 import math
@@ -59,44 +59,44 @@ from parnas.training.session import flatten, resolve_corpus
 
 __all__ = ["TuneOptions", "TuningResult", "tune"]
 
-STORAGE, STUDY = "study.db", "tune"  # file in the folder, and the name of the study in it
-_BEST, _TRIALS = "best.yaml", "trials"  # files in the folder
+STORAGE, STUDY = "study.db", "tune"  # default storage, a file in the run folder, and default name of the study
+_BEST, _TRIALS = "best.yaml", "trials"  # result files in the run folder; the second without its ending
 _STATES = ("complete", "pruned", "diverged", "skipped")
 FOLDER = "folder"  # attribute of a trial: where it trains
 TRAIN: Mapping[Phase, Callable[[Config, Path, Reporter, bool], Run]] = {"retrain": retrain, "search": search}
 STARTUP_TRIALS = 5  # complete trials before any is pruned
-_NEVER_FROZEN = 3 / 4  # fraction of the steps before which a search that trains alpha to its end is not pruned
+_NEVER_FROZEN = 3 / 4  # a search that never freezes alpha is not pruned before this fraction of its steps
 _TOP_SHARE, _MIN_TOP = 0.25, 5
-"""PED-ANOVA compares this share of the trials with all; fewer than five trials are too few to estimate a density."""
+"""PED-ANOVA compares the best trials, a share of 0.25, with all; from fewer than 5 it cannot estimate a density."""
 
 
 @dataclass(frozen=True)
 class TuneOptions:
-    """The options of a study; without a storage, its file is in the run folder."""
+    """The options of a tuning study."""
 
     phase: Phase
     space: Space
-    trials: int
-    storage: str | None = None
-    study: str | None = None
+    trials: int  # finished trials of all workers together
+    storage: str | None = None  # address; `None`: a file in the run folder
+    study: str | None = None  # name in the storage; `None`: `STUDY`
     prune: bool = True
 
 
 class TrialResult(NamedTuple):
-    """A finished trial."""
+    """The settings and the result of a finished trial."""
 
     number: int
-    state: str  # one of _STATES; skipped: its settings do not fit together
-    loss: float | None  # nats per token of the validation split; of a pruned trial the last one
+    state: str  # one of `_STATES`; skipped: the settings are invalid together, so nothing was trained
+    loss: float | None  # final validation loss in nats per token; of a pruned trial the last that was measured
     step: int | None  # of the last validation
     seconds: float | None
-    folder: str | None  # of its run, below the study's
+    folder: str | None  # name of its run folder within the study's folder
     settings: Mapping[str, Any]  # by dotted key
 
 
 @dataclass(frozen=True)
 class TuningResult:
-    """The trials of a study, the best of them, and the importance of each setting."""
+    """The result of tuning: all finished trials, the best trial, and the importance of each setting."""
 
     folder: Path
     study: str
@@ -104,23 +104,23 @@ class TuningResult:
     space: Space = field(repr=False)
     trials: tuple[TrialResult, ...] = field(repr=False)
     best: TrialResult | None
-    """The least loss of the complete trials; `None` if there is none."""
+    """The complete trial with the least loss; `None` if no trial is complete with a finite loss."""
     config: Config | None = field(repr=False)
-    """The configuration with the best settings."""
+    """The configuration with the settings of the best trial; `None` without a best trial."""
     configured: TrialResult | None = field(repr=False)
-    """The trial of the configuration as it was given, if there is one."""
+    """The trial with the settings of the given configuration; `None` if there was none."""
     importance: Mapping[str, float] | None = field(repr=False)
-    """Shares that add up to 1, by dotted key; `None` if there are too few trials."""
+    """Share of each setting in the differences of loss, by dotted key; see `importance`. `None` for too few trials."""
 
     @property
     def table(self) -> pd.DataFrame:
-        """Return a row for each finished trial, by number."""
+        """A table with a row for each finished trial, in the order of numbers, and a column for each setting."""
         columns = ["number", "state", "loss", "step", "seconds", "folder"]
         rows = [each._asdict() | {key: each.settings[key] for key in self.space} for each in self.trials]
         return pd.DataFrame(rows, columns=[*columns, *self.space]).rename(columns={"number": "trial"})
 
     def counts(self) -> dict[str, int]:
-        """Return the number of trials by state."""
+        """Return the number of finished trials in each state."""
         states = [each.state for each in self.trials]
         return {state: states.count(state) for state in _STATES}
 
@@ -138,7 +138,11 @@ class TuningResult:
         }
 
     def write(self, folder: Path) -> list[Path]:
-        """Write `trials.csv`, `trials.md`, `tuning.json`, and `best.yaml` for `parnas retrain` or `parnas search`."""
+        """Write `trials.csv`, `trials.md`, `tuning.json` and `best.yaml` into `folder`, and return their paths.
+
+        `best.yaml` is the best configuration, for `parnas retrain` or `parnas search`; without a best trial it is left
+        out.
+        """
         table = self.table.map(lambda value: to_label(value) if isinstance(value, list | tuple) else value)
         texts = {
             f"{_TRIALS}.csv": table.to_csv(index=False),
@@ -155,10 +159,12 @@ class TuningResult:
 
 
 def tune(config: Config, options: TuneOptions, folder: Path, reporter: Reporter) -> TuningResult:
-    """Run or resume a study until all its workers together have finished `options.trials` trials, each in a subfolder.
+    """Tune settings of a configuration: run or resume a study in `folder`, and return the result.
 
-    The first trial is the configuration as it is, if the space contains it. An interrupted worker writes the results
-    so far. Raises `ParnasError` if folder or study have other settings, or if a trial cannot train.
+    Trials are run until all workers of the study together have finished `options.trials` trials, each in a subfolder.
+    The first trial uses the settings of `config`, if the space contains them. A worker that is interrupted writes the
+    results so far. Raises `ParnasError` if folder or study belong to another configuration or space, if a value of the
+    space does not fit the text, or if a training stops with an error other than divergence or lack of memory.
     """
     config = resolve_corpus(config)
     if options.phase == "retrain" and "model.arch" not in options.space:
@@ -193,7 +199,10 @@ def tune(config: Config, options: TuneOptions, folder: Path, reporter: Reporter)
 
 
 def _fingerprint(config: Config, options: TuneOptions, streams: TokenStreams, reporter: Reporter) -> dict[str, Any]:
-    """Return all that the loss of a trial depends on besides its settings."""
+    """Return everything but the tuned settings that the loss of a trial depends on, by name.
+
+    Workers of one study must agree in it.
+    """
     free = {*FREE_SETTINGS, *options.space, *OTHER_PHASE_SETTINGS[options.phase], "evaluation"}
     values = {"phase": options.phase, "text": streams.header.fingerprint, "space": describe_space(options.space)}
     values |= binding_settings(config, free)
@@ -205,9 +214,10 @@ def _fingerprint(config: Config, options: TuneOptions, streams: TokenStreams, re
 
 
 def _refuse_misfits(config: Config, options: TuneOptions, streams: TokenStreams) -> None:
-    """Raise `ParnasError` with all ends of ranges and choices that do not fit the vocabulary or the text.
+    """Raise `ParnasError` with all values of the space that do not fit the vocabulary or the length of the text.
 
-    If the configuration itself does not fit, tuned settings may correct that, and only drawn combinations are judged.
+    Each end of a range and each choice is tested in the configuration. If the configuration itself does not fit,
+    nothing is raised here, since other tuned settings may correct that; each trial then checks its settings.
     """
 
     def misfit(settings: Mapping[str, Any]) -> str:
@@ -220,11 +230,13 @@ def _refuse_misfits(config: Config, options: TuneOptions, streams: TokenStreams)
     extremes = [(key, value) for key, dimension in options.space.items() for value in dimension.extremes()]
     misfits = [f"{key} {to_label(value)}: {problem}" for key, value in extremes if (problem := misfit({key: value}))]
     if misfits and not misfit({}):
-        raise ParnasError("\n  - ".join([f"The text is unfit for {len(misfits)} of the values to tune:", *misfits]))
+        raise ParnasError(
+            "\n  - ".join([f"{len(misfits)} of the values to tune do not fit the text; leave them out:", *misfits])
+        )
 
 
 def _refuse_misfit(config: Config, phase: Phase, streams: TokenStreams) -> None:
-    """Raise `ParnasError` for settings that do not fit the vocabulary or the length of the text."""
+    """Raise `ParnasError` if the configuration does not fit the vocabulary or the length of the text."""
     if not isinstance(config.model.cutoffs, str):
         cluster_bounds(config.model, streams.header.vocab_size)
     for_weights, for_alpha = split_share(streams.tokens("train"), config.search.alpha_share if phase == "search" else 0)
@@ -234,10 +246,11 @@ def _refuse_misfit(config: Config, phase: Phase, streams: TokenStreams) -> None:
 
 
 def make_pruner(config: Config, options: TuneOptions) -> BasePruner:
-    """Return the median rule (Golovin et al. 2017, section 3.2.1), from the first step on that is comparable.
+    """Return the pruner of a study: the median rule (Golovin et al. 2017, section 3.2.1), or none if `prune` is false.
 
-    Successive halving would end three quarters of the trials at their first validations. But the learning rate falls to
-    zero linearly, or weights are averaged at the end, so a high rate may be behind in the middle and ahead at the end.
+    It prunes from `first_pruning_step` on, where losses of trials become comparable. Successive halving is not used: it
+    would end three quarters of the trials at their first validations, although a trial with a high learning rate, which
+    falls to zero linearly, or with averaged weights may be worse in the middle of its training and better at the end.
     """
     if not options.prune:
         return NopPruner()
@@ -246,10 +259,10 @@ def make_pruner(config: Config, options: TuneOptions) -> BasePruner:
 
 
 def first_pruning_step(config: Config, phase: Phase, space: Space) -> int:
-    """Return the first step at which a validation may prune a trial, whatever its settings.
+    """Return the step from which on a trial may be pruned, for all settings that the space allows.
 
-    A retraining may be pruned after a quarter of its steps. A search may be pruned once alpha is frozen or, if it never
-    is, in the last quarter: before that, the shared weights do not belong to a single network.
+    For a retraining it is a quarter of the steps. For a search it is the step at which alpha is frozen or, if alpha is
+    never frozen, three quarters of the steps: before that, the shared weights are trained for several networks.
     """
     if phase == "retrain":
         return config.train.steps // 4
@@ -265,7 +278,7 @@ def first_pruning_step(config: Config, phase: Phase, space: Space) -> int:
 
 @dataclass(frozen=True)
 class TuningObjective:
-    """The validation loss of the configuration with the settings of a trial."""
+    """The objective of a tuning study: draws settings for a trial, trains with them, returns the validation loss."""
 
     config: Config
     options: TuneOptions
@@ -274,7 +287,10 @@ class TuningObjective:
     reporter: Reporter
 
     def __call__(self, trial: Trial) -> Sequence[float]:
-        """Draw settings, train with them, and return the loss; raise `TrialPruned` if they do not fit together."""
+        """Draw the settings of a trial, train with them, and return the validation loss in nats per token, as a list.
+
+        Raises `TrialPruned` if the settings are invalid together or do not fit the text, or if the trial is pruned.
+        """
         folder = self._trial_folder(trial)  # before FOLDER of a retried trial is overwritten
         settings = {key: dimension.draw(trial, key) for key, dimension in self.options.space.items()}
         name = " ".join(f"{key}={to_label(value)}" for key, value in settings.items())  # as on the command line
@@ -289,13 +305,14 @@ class TuningObjective:
         return values
 
     def settings(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the settings of Optuna's parameters, by dotted key."""
+        """Convert the parameters of an Optuna trial to settings, by dotted key."""
         return {key: dimension.to_setting(parameters[key]) for key, dimension in self.options.space.items()}
 
     def _train(self, trial: Trial, config: Config, folder: Path, name: str) -> float:
-        """Train to the end, or until the trial is pruned; resume the training of a retried trial.
+        """Train in `folder` and return the final validation loss in nats per token; infinity if the training fails.
 
-        Returns the loss in nats per token.
+        A training that exists in the folder is resumed. "Fails" means that it diverges or is out of memory. Raises
+        `TrialPruned` if the trial is pruned. `name` is shown in the notes.
         """
         phase = self.options.phase
         trial.set_user_attr(FOLDER, folder.name)
@@ -313,11 +330,11 @@ class TuningObjective:
             return math.inf
         measured = summary.valid if phase == "retrain" else summary.argmax
         if measured is None:
-            raise ParnasError(f"{folder} has no loss of the derived network in its summary.json; restore the file.")
+            raise ParnasError(f"summary.json in {folder} has no loss of the derived network; restore the file.")
         return measured.loss
 
     def _trial_folder(self, trial: Trial) -> Path:
-        """Return the run folder of a trial. A retry uses the lost trial's folder if it can resume the training."""
+        """Return the run folder of a trial: `trial-NUMBER`, or that of the lost trial if this retry can resume it."""
         earlier = str(trial.user_attrs.get(FOLDER, ""))
         run = Run(self.folder / Path(earlier).name)
         if earlier and (run.finished() or any(run.checkpoints.glob("step-*"))):
@@ -326,7 +343,7 @@ class TuningObjective:
         return self.folder / f"trial-{trial.number}"
 
     def drop_checkpoints(self, study: optuna.Study, _: FrozenTrial | None = None) -> None:
-        """Remove the checkpoints of all finished trials but the best; their metrics and logs stay."""
+        """Remove the checkpoints of all finished trials except the best one; metrics and logs are kept."""
         trials = finished_trials(study)
         best = _best_of(trials)
         folders = {trial.user_attrs.get(FOLDER) for trial in trials if trial is not best}
@@ -336,13 +353,16 @@ class TuningObjective:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def configured_parameters(self) -> Mapping[str, Any] | None:
-        """Return the parameters of the configuration as it is, or `None` if the space does not contain it."""
+        """Return the Optuna parameters for the settings of the configuration.
+
+        It is `None` if the space does not contain these settings.
+        """
         space = self.options.space
         parameters = {key: space[key].to_parameter(value) for key, value in self._configured().items()}
         return None if None in parameters.values() else parameters
 
     def outside(self) -> str:
-        """Return the settings of the configuration that the space does not contain; empty if it contains all."""
+        """Return as text the settings of the configuration that lie outside the space, or "" if it contains all."""
         configured = self._configured().items()
         left_out = {key: value for key, value in configured if self.options.space[key].to_parameter(value) is None}
         if left_out == {"model.arch": None}:  # no architecture was given
@@ -350,15 +370,15 @@ class TuningObjective:
         return ", ".join(f"{key} {to_label(value)}" for key, value in left_out.items())
 
     def _configured(self) -> dict[str, Any]:
-        """Return the configured value of each tuned setting."""
+        """Return the value that the configuration has for each tuned setting, by dotted key."""
         configured = flatten(self.config.model_dump())
         return {key: as_configured(key, configured.get(key)) for key in self.options.space}
 
 
 class _TrialReporter(CombinedReporter):
-    """Pass progress on under the trial's name, and report validations to the study.
+    """A reporter for the training of a trial: shows its progress, and reports each validation loss to the study.
 
-    A resumed training reports its earlier validations again.
+    When a training is resumed, the validations before the interruption are reported again.
     """
 
     def __init__(self, reporter: Reporter, trial: Trial, phase: Phase) -> None:
@@ -366,30 +386,33 @@ class _TrialReporter(CombinedReporter):
         self.trial, self.phase, self.steps = trial, phase, 0
 
     def start(self, loop: Loop) -> None:
-        """Show the trial's number, and report the validations of the resumed run."""
+        """Start the progress display under the trial's number; report earlier validations if the run is resumed."""
         self.steps = loop.steps
         super().start(loop._replace(title=f"trial {self.trial.number}"))
         if loop.first_step and loop.folder is not None:
             self.report_earlier(loop.folder)
 
     def metrics(self, record: MetricsRecord) -> None:
-        """Pass a line on, and report it."""
+        """Show a line of metrics, and report its loss to the study if it is a validation."""
         super().metrics(record)
         self._report(record)
 
     def report_earlier(self, folder: Path) -> None:
-        """Report the validations of a run folder."""
+        """Report all validations that a run folder has logged to the study."""
         for record in Run(folder).metrics():
             self._report(record)
 
     def _report(self, record: MetricsRecord) -> None:
-        """Report a validation; raise `TrialPruned` if the pruner ends the trial before its last step."""
+        """Report a validation loss to the study; raise `TrialPruned` if the study's pruner ends the trial.
+
+        Other metrics are ignored, and a trial is not pruned at its last step.
+        """
         if record.split != "valid":
             return
         step, loss = record.step, record.loss if self.phase == "retrain" else record.argmax_loss
         if loss is None:
             raise ParnasError(
-                f"The validation of step {step} has no loss of the derived network; restore metrics.jsonl."
+                f"The validation at step {step} has no loss of the derived network; restore metrics.jsonl of the run."
             )
         self.trial.report(loss, step)
         if step < self.steps and self.trial.should_prune():
@@ -404,12 +427,12 @@ def _is_finite(trial: FrozenTrial) -> bool:
 
 
 def _best_of(trials: Sequence[FrozenTrial]) -> FrozenTrial | None:
-    """Return the trial of the least finite loss, of equal ones the first, or `None`."""
+    """Return the complete trial with the least finite loss, the first of equal ones; `None` if there is none."""
     return min(filter(_is_finite, trials), key=lambda trial: (trial.values[0], trial.number), default=None)
 
 
 def _collect(study: optuna.Study, objective: TuningObjective) -> TuningResult:
-    """Return the results of the finished trials, and remove the checkpoints of all but the best."""
+    """Return the result of a study from its finished trials, and remove the checkpoints of all but the best."""
     objective.drop_checkpoints(study)
     trials, options = finished_trials(study), objective.options
     results = {trial.number: _describe_trial(trial, trials, objective) for trial in trials}
@@ -429,7 +452,10 @@ def _collect(study: optuna.Study, objective: TuningObjective) -> TuningResult:
 
 
 def _describe_trial(trial: FrozenTrial, trials: Sequence[FrozenTrial], objective: TuningObjective) -> TrialResult:
-    """Return the result of a finished trial; a reused result has the losses and the folder of the original trial."""
+    """Return the result of one of the finished `trials`.
+
+    A trial that reused the result of an equal trial has the losses and the run folder of that trial.
+    """
     trained = next(each for each in trials if each.number == trial.user_attrs.get(REUSED, trial.number))
     step, loss = max(trained.intermediate_values.items(), default=(None, None))
     if trial.state == TrialState.PRUNED:
@@ -442,15 +468,16 @@ def _describe_trial(trial: FrozenTrial, trials: Sequence[FrozenTrial], objective
 
 
 def _was_skipped(trial: FrozenTrial) -> bool:
-    """Return whether a trial ended without any training of its settings."""
+    """Return whether a trial ended before training, as its settings were invalid together or did not fit the text."""
     return trial.state == TrialState.PRUNED and not trial.intermediate_values and REUSED not in trial.user_attrs
 
 
 def importance(trials: Sequence[FrozenTrial], space: Space) -> dict[str, float] | None:
-    """Return the share of each setting in what distinguishes the best trials from all; `None` for too few trials.
+    """Return the importance of each setting by dotted key, as shares that add up to 1; `None` for too few trials.
 
-    By PED-ANOVA (Watanabe et al. 2023), which only needs to know which trials are the best: a quarter of all, or the
-    complete ones if these are fewer. Pruned and diverged trials count as the worst; skipped ones do not count.
+    A setting is important if its values in the best trials are distributed differently from its values in all trials
+    (PED-ANOVA, Watanabe et al. 2023). The best trials are a quarter of all, or the complete ones if these are fewer.
+    Pruned and diverged trials count as the worst; skipped trials are left out.
     """
     losses = [float(trial.values[0]) for trial in trials if _is_finite(trial)]
     drawn = [trial for trial in trials if trial.params.keys() == space.keys() and not _was_skipped(trial)]

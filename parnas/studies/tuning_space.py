@@ -1,7 +1,7 @@
-"""The search space of `parnas tune`: ranges and choices of settings, read from text or YAML and checked.
+"""The search space of `parnas tune`: for each setting a range or a list of values, read from options or YAML.
 
-A range is `LOW..HIGH` or `log:LOW..HIGH`, a choice is a list of values. Each end of a range and each choice must be
-valid in the configuration, at least together with some values of the other settings.
+A range is `LOW..HIGH`, or `log:LOW..HIGH` for a logarithmic scale. Both ends of a range and each value of a list must
+be valid in the configuration, at least together with some values of the other settings to tune.
 """
 
 import json
@@ -26,12 +26,12 @@ from parnas.runs.run import OTHER_PHASE_SETTINGS
 
 __all__ = ["Phase", "SpaceLike", "read_options", "resolve_space"]
 
-SPACE = "space.yaml"  # file in the folder of a study
+SPACE = "space.yaml"  # file in the folder of a study with its space
 Phase = Literal["retrain", "search"]
 _NUMBER = r"[-+]?(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?"
 _RANGE = re.compile(rf"(log:)?\s*({_NUMBER})\s*\.\.\s*({_NUMBER})")
-_SIGNIFICANT_DIGITS = 4  # of drawn numbers, so that configurations stay readable
-_COMBINATIONS = 50  # draws of the other settings, of which one must make a value valid
+_SIGNIFICANT_DIGITS = 4  # drawn numbers are rounded to so many, which keeps configurations readable
+_COMBINATIONS = 50  # draws of the other settings; a value is valid if it is so with at least one of them
 
 # Settings that no trial may change.
 _TOKEN_SETTINGS = ("data.corpus", "data.tokenizer")
@@ -40,7 +40,7 @@ _IRRELEVANT_SETTINGS = ("evaluation", "runtime", "train.log_every", "train.eval_
 
 @dataclass(frozen=True)
 class NumberRange:
-    """The numbers from `low` to `high`, drawn uniformly in the logarithm if `log`; integers only if `whole`."""
+    """A range of numbers from `low` to `high`, on a logarithmic scale if `log`, integers only if `whole`."""
 
     low: float
     high: float
@@ -61,7 +61,7 @@ class NumberRange:
         return self.to_setting(trial.suggest_float(key, self.low, self.high, log=self.log))
 
     def to_setting(self, parameter: Any) -> Any:
-        """Return the setting for an Optuna parameter: the number rounded to `_SIGNIFICANT_DIGITS`."""
+        """Return the setting for an Optuna parameter: the number, rounded to `_SIGNIFICANT_DIGITS` if not whole."""
         rounded = parameter if self.whole else float(f"{parameter:.{_SIGNIFICANT_DIGITS}g}")
         return min(self.high, max(self.low, rounded))
 
@@ -73,7 +73,10 @@ class NumberRange:
 
 @dataclass(frozen=True)
 class ValueList:
-    """A list of values. Optuna's parameter is the text of a value, since it knows no lists."""
+    """A list of values to choose from.
+
+    The parameter of an Optuna trial is the text of a value (`to_label`), since Optuna cannot store lists.
+    """
 
     values: tuple[Any, ...]
 
@@ -89,30 +92,35 @@ class ValueList:
         return self.to_setting(trial.suggest_categorical(key, list(map(to_label, self.values))))
 
     def to_setting(self, parameter: Any) -> Any:
-        """Return the value with a text."""
+        """Return the value for an Optuna parameter, which is its text."""
         return next(value for value in self.values if to_label(value) == parameter)
 
     def to_parameter(self, value: Any) -> Any:
-        """Return the text of a value, or `None` if the value is not in the list."""
+        """Return the Optuna parameter for a setting, its text, or `None` if the value is not in the list."""
         return to_label(value) if to_label(value) in map(to_label, self.values) else None
 
 
 _Dimension: TypeAlias = NumberRange | ValueList
 Space: TypeAlias = Mapping[str, _Dimension]
-"""The values of each tuned setting, by dotted key."""
+"""The settings to tune: the range or list of values of each, by dotted key."""
 SpaceLike: TypeAlias = Mapping[str, Any] | str | Path | None
-"""A YAML file, or texts such as `log:1e-4..1e-2` and lists by dotted key, nested or not."""
+"""A space as users give it: the path of a YAML file, or a mapping of keys (dotted or nested by section) to texts such
+as `log:1e-4..1e-2` or lists; `None` for none."""
 
 
 def to_label(value: Any) -> str:
-    """Return a value as YAML text."""
+    """Return a value as text, in YAML syntax."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
 def resolve_space(given: SpaceLike, options: Mapping[str, Any], config: Config, phase: Phase, folder: Path) -> Space:
-    """Return the space of a file or mapping with `options` added; without both, the folder's or else the default.
+    """Return the space to tune, from the first of these sources that there is.
 
-    Raises `ParnasError` with all errors at once.
+    1. `given` (a file or a mapping) and `options`, if either is given; for a key in both, `options` counts
+    2. `space.yaml` in `folder`, which an earlier call has written
+    3. the default of the phase; see `default_space`
+
+    Raises `ParnasError` with all errors of the space at once.
     """
     if given is None and not options:
         earlier = folder / SPACE
@@ -125,7 +133,10 @@ def resolve_space(given: SpaceLike, options: Mapping[str, Any], config: Config, 
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """Read ranges and choices by dotted key from a YAML file."""
+    """Read a space from a YAML file: the text or list of each setting, by dotted key, not checked yet.
+
+    Raises `ParnasError` if there is no such file, or if it does not hold settings.
+    """
     if not path.is_file():
         raise ParnasError(f"There is no file {path}; give one with lines such as 'train.lr: log:1e-4..1e-2'.")
     tree = read_yaml(read_text(path, MAX_BYTES), str(path))
@@ -135,20 +146,28 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def _by_dotted_key(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return texts and lists by dotted key, from keys that may be nested by section."""
+    """Return the entries of a mapping by dotted key; its keys may be dotted or nested by section."""
     return dict(each for each in read_overrides(tree) if isinstance(each, tuple))
 
 
 def read_options(options: Sequence[str]) -> dict[str, Any]:
-    """Return the texts of `--set KEY=VALUES` by key; raise `ParnasError` with all options of another form."""
+    """Return the texts VALUES of options `--set KEY=VALUES`, by key.
+
+    Raises `ParnasError` with all options that have another form.
+    """
     if wrong := [option for option in options if not re.match(r"[^=]+=.", option)]:
         listed = ", ".join(f"{option!r:.60}" for option in wrong)
-        raise ParnasError(f"--set {listed}: give KEY=LOW..HIGH, KEY=log:LOW..HIGH or KEY=VALUE,VALUE.")
+        raise ParnasError(
+            f"--set {listed} has no KEY=VALUES; give KEY=LOW..HIGH, KEY=log:LOW..HIGH or KEY=VALUE,VALUE."
+        )
     return {key: text for key, _, text in (option.partition("=") for option in options)}
 
 
 def read_space(wanted: Mapping[str, Any], config: Config, phase: Phase) -> Space:
-    """Return checked ranges and choices; raise `ParnasError` with all errors at once."""
+    """Convert a space from text and lists to ranges and lists of values, and check it.
+
+    `wanted` holds the text or list of each setting by dotted key. Raises `ParnasError` with all errors at once.
+    """
     space: dict[str, _Dimension] = {}
     errors: list[str] = []
     for key, values in wanted.items():
@@ -169,7 +188,7 @@ def read_space(wanted: Mapping[str, Any], config: Config, phase: Phase) -> Space
 
 
 def _why_untunable(key: str, phase: Phase) -> str | None:
-    """Return why a setting cannot be tuned, whatever its values, or `None`."""
+    """Return why the setting `key` can never be tuned, as text that follows the key, or `None` if it can be."""
     reasons = {
         _TOKEN_SETTINGS: "changes the tokens, so that losses per token are not comparable; leave it out",
         _IRRELEVANT_SETTINGS: "does not change the trained weights; leave it out",
@@ -186,7 +205,10 @@ def _why_untunable(key: str, phase: Phase) -> str | None:
 
 
 def _read_dimension(key: str, values: Any) -> _Dimension:
-    """Read `LOW..HIGH`, `log:LOW..HIGH`, `VALUE,VALUE` or a list; raise `ParnasError` for another form."""
+    """Convert `LOW..HIGH`, `log:LOW..HIGH`, `VALUE,VALUE` or a list to a range or a list of values.
+
+    Raises `ParnasError` for another form or fewer than two different values, with a message that follows the key.
+    """
     if isinstance(values, str):
         if match := _RANGE.fullmatch(values.strip()):
             return _read_range(values, bool(match[1]), float(match[2]), float(match[3]), key)
@@ -202,7 +224,10 @@ def _read_dimension(key: str, values: Any) -> _Dimension:
 
 
 def _read_range(text: str, log: bool, low: float, high: float, key: str) -> NumberRange:
-    """Return a range, of whole numbers if the setting and both ends are whole."""
+    """Return a range of numbers, of integers if the setting is an integer and both ends are whole.
+
+    `text` is the range as it was given, for messages. Raises `ParnasError` unless low < high, and 0 < low if `log`.
+    """
     if not -math.inf < low < high < math.inf:
         raise ParnasError(f"is {text!r:.60}; the first number must be less than the second")
     if log and low <= 0:
@@ -214,13 +239,16 @@ def _read_range(text: str, log: bool, low: float, high: float, key: str) -> Numb
 
 
 def _value_types(key: str) -> set[Any]:
-    """Return the types of a setting's values; empty for an unknown setting."""
+    """Return the types that the values of the setting `key` may have; empty for an unknown setting."""
     field = dict(walk_fields()).get(key)
     return set() if field is None else {field.annotation, *get_args(field.annotation)}
 
 
 def as_configured(key: str, value: Any) -> Any:
-    """Return a value as the configuration stores it, so that 0 equals 0.0, and all names of a network are equal."""
+    """Return a value in the form in which the configuration stores it, so that equal values have equal texts.
+
+    An integer becomes a float if the setting is a float, and a named architecture becomes its layer string.
+    """
     if isinstance(value, int) and not isinstance(value, bool) and float in _value_types(key):
         return float(value)
     if key == "model.arch" and isinstance(value, str):
@@ -230,7 +258,10 @@ def as_configured(key: str, value: Any) -> Any:
 
 
 def _check_space(space: Space, config: Config) -> Iterator[str]:
-    """Yield the errors of ends and choices that are invalid whatever the other settings are."""
+    """Yield the configuration errors of each end of a range and each value of a list that is never valid.
+
+    A value is valid if it is so with the other settings as configured, or with one of several drawn combinations.
+    """
     for key, dimension in space.items():
         for value in dimension.extremes():
             errors = _errors_with(config, {key: value})
@@ -239,7 +270,7 @@ def _check_space(space: Space, config: Config) -> Iterator[str]:
 
 
 def _valid_with_others(key: str, value: Any, space: Space, config: Config) -> bool:
-    """Return whether some drawn combination of the other settings makes a value valid."""
+    """Return whether the value is valid together with at least one of several drawn values of the other settings."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # it would report each study that is created
     study = optuna.create_study(sampler=RandomSampler(seed=0))
     others = {other: dimension for other, dimension in space.items() if other != key}
@@ -249,7 +280,7 @@ def _valid_with_others(key: str, value: Any, space: Space, config: Config) -> bo
 
 
 def _errors_with(config: Config, settings: Mapping[str, Any]) -> list[str]:
-    """Return the errors of the configuration with settings by dotted key."""
+    """Return the errors of the configuration after replacing settings, given by dotted key; empty if it is valid."""
     try:
         configure(config, settings)
     except ParnasError as error:
@@ -258,25 +289,27 @@ def _errors_with(config: Config, settings: Mapping[str, Any]) -> list[str]:
 
 
 def configure(config: Config, settings: Mapping[str, Any]) -> Config:
-    """Return the configuration with settings by dotted key; raise `ParnasError` if they are invalid."""
+    """Return the configuration after replacing settings, given by dotted key; raise `ParnasError` if it is invalid."""
     return check_config(config.model_dump(), "The configuration of the trial", list(settings.items()))
 
 
 def describe_space(space: Space) -> dict[str, str | list[Any]]:
-    """Return the form that `read_space` reads, by dotted key: the text of a range, the list of choices."""
+    """Convert a space back to the form that `read_space` reads: the text of each range and each list, by dotted key."""
     return {key: list(each.values) if isinstance(each, ValueList) else str(each) for key, each in space.items()}
 
 
 def dump_space(space: Space) -> str:
-    """Return the content of a file that `read_file` reads."""
+    """Return a space as the content of a YAML file that `read_file` reads."""
     return to_yaml(json.loads(json.dumps(describe_space(space))))
 
 
 def default_space(config: Config, phase: Phase) -> dict[str, Any]:
-    """Return the settings tuned by default: learning rates around the configured ones, and regularisation.
+    """Return the space to tune by default, in the form that `read_space` reads.
 
-    A search tunes the temperature instead, and the weight of the cost if it has a cost target. With the estimator
-    `uniform`, derivation meets the target by itself, and a penalty would only flatten pi (`SearchConfig.cost_weight`).
+    For a retraining: the learning rate around the configured value, dropout and weight decay. For a search: the
+    learning rates of weights and alpha around the configured values, the temperature, and the weight of the cost
+    penalty if there is a cost target. With the estimator `uniform` the penalty is not tuned: derivation alone meets the target,
+    and the penalty would only flatten pi (`SearchConfig.cost_weight`).
     """
     if phase == "retrain":
         return {
@@ -299,5 +332,5 @@ def default_space(config: Config, phase: Phase) -> dict[str, Any]:
 
 
 def _around(value: float) -> str:
-    """Return the range from a fifth to five times a value."""
+    """Return the text of a logarithmic range from a fifth of a value to five times the value."""
     return f"log:{value / 5:.3g}..{value * 5:.3g}"

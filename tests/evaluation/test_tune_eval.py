@@ -174,7 +174,7 @@ def test_mistakes_of_the_command_line(trained: Run, capsys: pytest.CaptureFixtur
     refused = refusal(capsys, "tune-eval", folder, "--protocols", "cache", "evaluation.dynamic.update=sgd")
     assert "dynamic.update has no effect with --protocols cache" in refused
     refused = refusal(capsys, "evaluate", folder, "--mem-len", "4", "evaluation.mem_len=8")
-    assert "mem_len is given as mem_len (--mem-len), too" in refused
+    assert "mem_len is also given as mem_len (--mem-len)" in refused
     assert "weight (--weight) is [1.0]" in refusal(capsys, "tune-eval", folder, "--weight", "1")
     assert "give some of dynamic, cache" in refusal(capsys, "tune-eval", folder, "--protocols", "plain")
     assert "tune-eval takes one run" in refusal(capsys, "tune-eval", folder, folder)

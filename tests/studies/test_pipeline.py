@@ -108,7 +108,7 @@ def test_the_pipeline_is_resumed_and_reads_the_test_split_once(
     for name in ("derived", "equal-cost"):
         shutil.rmtree(Path("all", name))
     otherwise = CliRunner().invoke(app, [*command, "--test", "train.lr=0.001"])
-    assert "all/test holds results of another network named derived" in str(otherwise.exception)
+    assert "all/test holds results of an earlier training of derived" in str(otherwise.exception)
 
 
 @pytest.mark.slow
