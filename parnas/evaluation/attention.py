@@ -61,7 +61,7 @@ def _numbered_layers(architecture: Architecture) -> list[tuple[int, str]]:
 
 
 def _compressed_lengths(network: TransformerXL, memory: Memory | None) -> list[int]:
-    """Return for each block how many positions of compressed memory it sees with the memory given, `None` if empty."""
+    """Return the number of compressed positions in each block's memory; `memory` is `None` before any text."""
     blocks = cast(list[Block], list(network.blocks))
     memories = memory or (None,) * len(blocks)
     return [block.key_lengths(block_memory).compressed for block, block_memory in zip(blocks, memories, strict=True)]
@@ -126,7 +126,7 @@ def attention_maps(loaded: LoadedRun, text: str, before: str = "") -> list[Atten
 
     Args:
         loaded: the run.
-        text: of 1 to 512 tokens.
+        text: the text, of 1 to 512 tokens.
         before: a text that is read first, to fill the memory.
 
     Raises:

@@ -18,7 +18,8 @@ class ContinuousCache:
         p_cache(w) ∝ Σ_i 1{w followed h_i} exp(theta h · h_i),
 
     summed over the `size` positions i before it (equations 2 and 3). Only the probability of the true next token is
-    computed. At the first position of a text, where the cache is empty, it is the network's probability.
+    computed. At the first position of a text, where the cache is empty, the network's
+    probability is used instead.
     """
 
     def __init__(self, size: int, theta: float) -> None:

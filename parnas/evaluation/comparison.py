@@ -63,7 +63,8 @@ class Comparison:
     def _file_rows(self, folder: Path) -> list[dict[str, Any]]:
         """Return the rows of `comparison.json`: the table's, with `folder`, `split` and `conditions` (the options).
 
-        `folder` is the run folder relative to the argument, so that it stays valid if both are moved together.
+        The `folder` in a row is the path of its run folder relative to the folder of the file, so that it stays valid
+        if both folders are moved together.
         """
         shared = {"split": self.split, "conditions": self.options.to_dict()}
         relative = [os.path.relpath(run.resolve(), folder.resolve()).replace(os.sep, "/") for run in self.folders]
@@ -80,7 +81,7 @@ def compare(folders: Sequence[Path], options: EvalOptions, reporter: Reporter) -
     """Measure the loss and the costs of all runs on one split, and return them as a table.
 
     The table has perplexities per token only if all runs have the same tokenizer. Tokenizers that differ must lose the
-    same information (letter case, unknown words), since a text that has lost more of it is easier to predict.
+    same information (letter case, unknown words), since a text that has lost more is easier to predict.
 
     Raises:
         ParnasError: the runs cannot be compared (see `open_runs`), or one of the options has no effect.
@@ -153,7 +154,9 @@ def _refuse_unread_settings(evaluation: EvaluationConfig, options: EvalOptions) 
         section = key.rpartition(".")[0]
         switch, enabled = sections.get(section, ("", True))
         if section in sections and options.tuned:
-            raise ParnasError(f"{key} has no effect with tuned (--tuned), since tune-eval chose it; leave out either.")
+            raise ParnasError(
+                f"{key} has no effect with tuned (--tuned), which uses settings of tune-eval; leave out either."
+            )
         if not enabled and key != f"{section}.{switch}":
             raise ParnasError(f"{key} has no effect without {section}.{switch}, which enables the protocol; give both.")
 

@@ -19,7 +19,7 @@ from parnas.training.device import Device
 
 
 def dynamic_weights(model: TransformerXL) -> list[nn.Parameter]:
-    """Return the parameters that dynamic evaluation updates: all but a SuperNet's alpha and empty parameters."""
+    """Return the parameters that dynamic evaluation updates: all except the alpha of a SuperNet and empty tensors."""
     weights = model.weights() if isinstance(model, SuperNet) else dict(model.named_parameters())
     return [weight for weight in weights.values() if weight.numel()]  # a full softmax has empty cluster weights
 
@@ -71,7 +71,7 @@ def gradient_rms(
 def dynamic_evaluation(
     model: TransformerXL, settings: DynamicConfig, rms: Sequence[Tensor]
 ) -> Iterator[Callable[[Tensor], None]]:
-    """Yield a function that takes the mean loss of a segment and updates the weights; restore them at exit.
+    """Yield a function that updates the weights, given the mean loss of a segment; restore the weights at exit.
 
     With g the gradient of that loss and theta_0 the trained weights, the function changes each weight theta to
 

@@ -42,7 +42,10 @@ def perplexity_by_frequency(runs: Sequence[EvalRun], split: str) -> pd.DataFrame
 
 
 def word_starts(tokens: NDArray[Any], tokenizer: Tokenizer) -> NDArray[np.int64]:
-    """Return the position of the first token of each word, [words]; a white-space token belongs to the next word."""
+    """Return the position in `tokens` of each word's first token, [words].
+
+    A token that is only white space belongs to the word after it.
+    """
     spellings = tokenizer.spellings()
     # 1. A token that begins with white space begins a word ...
     begins = np.array([spelling[:1].isspace() for spelling in spellings])[tokens]

@@ -20,7 +20,7 @@ _Pi = Mapping[int, Mapping[str, float]]
 
 
 class LayerSwaps:
-    """The SuperNet of a search with text of its validation split, to measure the loss with chosen probabilities."""
+    """Measures the validation loss of a search's SuperNet with given layers or layer probabilities in some blocks."""
 
     def __init__(self, run: Run, tokens: int = 8192, supernet_weights: bool = True) -> None:
         """Load the SuperNet of `run` and the beginning of its validation split.

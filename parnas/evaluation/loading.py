@@ -99,7 +99,7 @@ class EvalRun:
 
     @property
     def lost_information(self) -> str:
-        """The kinds of information that the tokenizer drops as text; unknown words with their number in each split."""
+        """A list, as text, of what the tokenizer drops; unknown words are listed with their number in each split."""
         header = self.loaded.header
         unknown = ", ".join(f"{counts.unknown} in {split}" for split, counts in header.splits.items())
         return ", ".join({"unknown": f"unknown words ({unknown})"}.get(kind, kind) for kind in header.loses)

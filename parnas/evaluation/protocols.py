@@ -69,7 +69,7 @@ def configured_protocols(evaluation: EvaluationConfig) -> list[EvalProtocol]:
 
 
 def refuse_unused_rms_settings(dynamic: DynamicConfig, changed_keys: Iterable[str]) -> None:
-    """Raise `ParnasError` if a changed key is one that the configured update `sgd` does not use."""
+    """Raise `ParnasError` if the update is `sgd` and `changed_keys` has a setting that only the update `rms` uses."""
     if dynamic.update == "sgd" and (unused := [key for key in changed_keys if key in _RMS_ONLY]):
         raise ParnasError(
             f"{unused[0]} has no effect with evaluation.dynamic.update=sgd; leave it out, or give "

@@ -36,9 +36,9 @@ def score_sliding(
     """Score a text in overlapping segments (sliding window) and return the loss of each token in nats, [N].
 
     Each segment of `tgt_len` tokens begins `stride` tokens after the previous segment, and only its last `stride`
-    tokens are scored. So each token has at least `tgt_len - stride` tokens of its segment as context, and the memory of
-    the positions before the segment. A stride of `tgt_len` is the plain evaluation. `first` is the token before the
-    text.
+    tokens are scored. So each token has at least `tgt_len - stride` tokens of its segment as context, and the
+    memory of positions before the segment. A stride of `tgt_len` is the plain evaluation. `first` is the token before
+    the text.
 
     Raises:
         ParnasError: `stride` does not divide `tgt_len`.

@@ -31,8 +31,8 @@ _TUNED_SETTINGS = {
 }
 """The settings to tune: for each, the protocol that reads it and the field of `Grid` with the values to try."""
 _UNREAD_SETTINGS = {
-    "evaluation.split": "tune-eval reads the validation split only",
-    "evaluation.stride": "sliding evaluation has no settings to tune; give the stride to evaluate",
+    "evaluation.split": "tune-eval reads the validation split only; leave it out",
+    "evaluation.stride": "sliding evaluation has no settings to tune; give the stride to parnas evaluate",
 }
 """Settings of evaluation that have no effect on the tuning, and why."""
 
@@ -229,7 +229,8 @@ def _try_caches(
     """Score the text once and return the trial without a cache, followed by the trials with each cache.
 
     `dynamic` holds the settings of dynamic evaluation, or `None` for none. `caches` has a list for each theta, with a
-    cache for each weight: the weight does not change the cache's log-probabilities, so each theta needs one cache.
+    cache for each weight: the weight does not change the cache's log-probabilities, so each theta needs only one
+    pass through the cache.
     """
     nats, *log_probs = reader.read(f"{reader.run.name} on valid", dynamic, [by_weight[0] for by_weight in caches])
     trials = [_EvalTrial(EvalProtocol(dynamic=dynamic), TotalLoss.of(nats))]
@@ -241,7 +242,7 @@ def _try_caches(
 
 
 def _edge_notes(chosen: Mapping[str, _EvalTrial], grid: Grid) -> Iterator[str]:
-    """Yield a note for each best setting that is the least or greatest value tried, since better ones may lie outside.
+    """Yield a note for each best setting that is the least or greatest value tried: a better value may lie beyond it.
 
     `chosen` holds the best trial by protocol name.
     """

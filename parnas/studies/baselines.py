@@ -80,12 +80,12 @@ def choose_baselines(
 ) -> Baselines:
     """Return the derived network with fixed baselines and `count` random networks of its cost.
 
-    The fixed baselines, with as many blocks as the search has, are:
+    The fixed baselines, with as many blocks as the search has unless noted, are:
 
     * the interleaved network
     * the sandwich (Press et al. 2020, arXiv 1911.03864) with a third of its pairs of layers at the ends, one block less
       if the number of blocks is odd
-    * the deepest interleaved network that costs no more than the derived one (fewer blocks)
+    * the interleaved network of as many blocks as cost no more than the derived network
     * if the search may choose compressive memory, the interleaved network with compressive memory in all attention
       layers
 
@@ -118,7 +118,7 @@ def choose_baselines(
     chosen[SHALLOWER] = deepest_interleaved(costs, costs.cost(derived), blocks)
     if costs.cost(chosen[SHALLOWER]) > _with_tolerance(costs.cost(derived)):
         notes.append("even one block of the interleaved network costs more than the derived network")
-    drawn, more = _draw_alike(derived, costs, spaces, count, seed, [derived, chosen[INTERLEAVED]])
+    drawn, more = _draw_of_equal_cost(derived, costs, spaces, count, seed, [derived, chosen[INTERLEAVED]])
     networks = [Baseline(name, architecture, costs.share(architecture)) for name, architecture in chosen.items()]
     networks += [
         Baseline(f"{RANDOM}-{number}", layers, costs.share(layers), random=True)
@@ -141,7 +141,7 @@ def _with_tolerance(cost: float) -> float:
     return cost * (1 + float(TOLERANCE))
 
 
-def _draw_alike(
+def _draw_of_equal_cost(
     derived: Architecture,
     costs: Costs,
     spaces: Sequence[Sequence[str]],

@@ -210,7 +210,7 @@ def _note_lost_trial(study: optuna.Study, current: list[Trial], error: Exception
 
 
 def _causes_of(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an exception, then its cause, the cause of that, and so on."""
+    """Yield an exception, then the exception that caused it, and so on to the first cause."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
@@ -232,10 +232,10 @@ def evaluate_once(trial: Trial, name: str, evaluate: Callable[[], Sequence[float
 
 
 class _SeededSampler(BaseSampler):
-    """Mixin for samplers that derives a new seed for each trial from the study's seed and the trial's number.
+    """Mixin for samplers that derives a new seed for each trial from the study's seed and the number of earlier trials.
 
     So a resumed study of one worker draws the same parameters as without the interruption, and workers with equal seeds
-    draw different parameters. The number does not count retries, so that a retry draws like its first try.
+    draw different parameters. Retries of a trial are not counted as trials.
     """
 
     def __init__(self, seed: int) -> None:

@@ -1,7 +1,7 @@
 """Tuning of settings by Optuna: each trial trains with other settings, and the validation loss is minimised.
 
-A trial whose loss is worse than the median of the others at the same step is pruned. The test split is never read.
-`optuna_study.py` has the parts that black-box search uses too: storages, several workers, retries of lost trials.
+A trial whose best loss so far is worse than the median of the others at that step is pruned. The test split is never
+read. `optuna_study.py` has the parts that black-box search uses too: storages, several workers, retries of lost trials.
 """
 
 import math

@@ -51,7 +51,7 @@ class NumberRange:
         return f"{'log:' * self.log}{self.low:.12g}..{self.high:.12g}"
 
     def extremes(self) -> list[Any]:
-        """Return the values that the configuration must allow."""
+        """Return both ends of the range, each of which must be valid in the configuration."""
         return [self.low, self.high]
 
     def draw(self, trial: Trial, key: str) -> Any:
@@ -84,7 +84,7 @@ class ValueList:
         return f"[{', '.join(map(to_label, self.values))}]"
 
     def extremes(self) -> list[Any]:
-        """Return the values that the configuration must allow."""
+        """Return all values of the list, each of which must be valid in the configuration."""
         return list(self.values)
 
     def draw(self, trial: Trial, key: str) -> Any:
@@ -92,11 +92,11 @@ class ValueList:
         return self.to_setting(trial.suggest_categorical(key, list(map(to_label, self.values))))
 
     def to_setting(self, parameter: Any) -> Any:
-        """Return the value for an Optuna parameter, which is its text."""
+        """Return the value whose text is the given Optuna parameter."""
         return next(value for value in self.values if to_label(value) == parameter)
 
     def to_parameter(self, value: Any) -> Any:
-        """Return the Optuna parameter for a setting, its text, or `None` if the value is not in the list."""
+        """Return the Optuna parameter of a value, which is its text, or `None` if the value is not in the list."""
         return to_label(value) if to_label(value) in map(to_label, self.values) else None
 
 
@@ -114,7 +114,7 @@ def to_label(value: Any) -> str:
 
 
 def resolve_space(given: SpaceLike, options: Mapping[str, Any], config: Config, phase: Phase, folder: Path) -> Space:
-    """Return the space to tune, from the first of these sources that there is.
+    """Return the space to tune, from the first of these sources that exists.
 
     1. `given` (a file or a mapping) and `options`, if either is given; for a key in both, `options` counts
     2. `space.yaml` in `folder`, which an earlier call has written
@@ -158,7 +158,7 @@ def read_options(options: Sequence[str]) -> dict[str, Any]:
     if wrong := [option for option in options if not re.match(r"[^=]+=.", option)]:
         listed = ", ".join(f"{option!r:.60}" for option in wrong)
         raise ParnasError(
-            f"--set {listed} has no KEY=VALUES; give KEY=LOW..HIGH, KEY=log:LOW..HIGH or KEY=VALUE,VALUE."
+            f"--set {listed} is not KEY=VALUES; give KEY=LOW..HIGH, KEY=log:LOW..HIGH or KEY=VALUE,VALUE."
         )
     return {key: text for key, _, text in (option.partition("=") for option in options)}
 
@@ -258,9 +258,10 @@ def as_configured(key: str, value: Any) -> Any:
 
 
 def _check_space(space: Space, config: Config) -> Iterator[str]:
-    """Yield the configuration errors of each end of a range and each value of a list that is never valid.
+    """Yield the configuration errors of every end of a range and every value of a list that is never valid.
 
-    A value is valid if it is so with the other settings as configured, or with one of several drawn combinations.
+    A value counts as valid if it is valid with the other settings as configured, or with one of several random draws
+    of the other settings to tune.
     """
     for key, dimension in space.items():
         for value in dimension.extremes():
@@ -270,7 +271,7 @@ def _check_space(space: Space, config: Config) -> Iterator[str]:
 
 
 def _valid_with_others(key: str, value: Any, space: Space, config: Config) -> bool:
-    """Return whether the value is valid together with at least one of several drawn values of the other settings."""
+    """Return whether a value of the setting `key` is valid with one of several random draws of the other settings."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # it would report each study that is created
     study = optuna.create_study(sampler=RandomSampler(seed=0))
     others = {other: dimension for other, dimension in space.items() if other != key}
@@ -308,8 +309,8 @@ def default_space(config: Config, phase: Phase) -> dict[str, Any]:
 
     For a retraining: the learning rate around the configured value, dropout and weight decay. For a search: the
     learning rates of weights and alpha around the configured values, the temperature, and the weight of the cost
-    penalty if there is a cost target. With the estimator `uniform` the penalty is not tuned: derivation alone meets the target,
-    and the penalty would only flatten pi (`SearchConfig.cost_weight`).
+    penalty if there is a cost target. With the estimator `uniform` the penalty is not tuned: derivation alone meets the
+    target, and the penalty would only flatten pi (`SearchConfig.cost_weight`).
     """
     if phase == "retrain":
         return {
