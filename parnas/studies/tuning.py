@@ -231,7 +231,7 @@ def _refuse_misfits(config: Config, options: TuneOptions, streams: TokenStreams)
     misfits = [f"{key} {to_label(value)}: {problem}" for key, value in extremes if (problem := misfit({key: value}))]
     if misfits and not misfit({}):
         raise ParnasError(
-            "\n  - ".join([f"{len(misfits)} of the values to tune do not fit the text; leave them out:", *misfits])
+            "\n  - ".join([f"{len(misfits)} of the values to tune do not fit the text; choose others:", *misfits])
         )
 
 
