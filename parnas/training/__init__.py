@@ -1,1 +1,1 @@
-"""The one training loop and what it stands on: device, schedules, checkpoints, perplexity, latency."""
+"""The training loop of both phases, with its device, optimizers, checkpoints and measures; also resource plans."""

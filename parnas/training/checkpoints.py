@@ -27,23 +27,23 @@ KEEP = 5  # checkpoints in a folder, besides the best
 
 
 class Best(NamedTuple):
-    """The lowest validation loss so far."""
+    """The lowest validation loss so far, and the number of steps after which it was measured."""
 
     step: int
     loss: float  # nats per token
 
 
 class Snapshot(NamedTuple):
-    """The content of a checkpoint, as copies on the CPU, so that training can continue while it is written."""
+    """The content of a checkpoint, as copies on the CPU, so that training can continue while they are written."""
 
     step: int
     weights: dict[str, Tensor]
-    state: Any
+    state: Any  # nested dictionaries, lists and tuples of tensors and plain values
     best: Best | None = None
 
     @classmethod
     def copy(cls, step: int, model: torch.nn.Module, state: Mapping[str, Any], best: Best | None = None) -> "Snapshot":
-        """Return copies of the weights, tied ones once, and of the state."""
+        """Return a snapshot with copies of the weights of `model`, tied weights once, and of `state`."""
         weights, seen = {}, set[int]()
         for name, tensor in model.state_dict().items():
             if tensor.numel() == 0 or tensor.data_ptr() not in seen:
@@ -53,7 +53,7 @@ class Snapshot(NamedTuple):
 
 
 class CheckpointWriter:
-    """Writes checkpoints in a thread, one at a time; an error is raised by the next `wait`."""
+    """Writes checkpoints in a background thread, one at a time; `write` and `wait` raise an earlier error."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -61,23 +61,26 @@ class CheckpointWriter:
         self._pending: Future[Path] | None = None
 
     def write(self, snapshot: Snapshot) -> None:
-        """Start to write, after the checkpoint before is written."""
+        """Wait until the previous checkpoint is written, then start to write `snapshot` in the background."""
         self.wait()
         self._pending = self._thread.submit(save_checkpoint, self.folder, snapshot)
 
     def wait(self) -> None:
-        """Wait until everything is written; raises the error of writing, if any."""
+        """Wait until the last checkpoint is written; raise the error of writing it, if there was any."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
 
     def close(self) -> None:
-        """Wait until nothing is being written, whether or not it succeeded; the writer cannot be used afterwards."""
+        """Wait until the last checkpoint is written, without raising an error, and end the thread."""
         self._thread.shutdown()
 
 
 def save_checkpoint(folder: Path, snapshot: Snapshot) -> Path:
-    """Write `folder/step-NNNNNNNN` atomically and return its path; remove all but the last five and the best."""
+    """Write a snapshot atomically to `folder/step-NNNNNNNN` and return that path.
+
+    Afterwards remove all checkpoints but the best and the last five, the new one included.
+    """
     path = checkpoint_path(folder, snapshot.step)
     for left_by_a_killed_writer in folder.glob(".step-*.tmp"):
         shutil.rmtree(left_by_a_killed_writer, ignore_errors=True)
@@ -95,35 +98,35 @@ def save_checkpoint(folder: Path, snapshot: Snapshot) -> Path:
 
 
 def _write(folder: Path, snapshot: Snapshot) -> None:
-    """Write weights and state; a full disk raises an exception of its own in each library."""
+    """Write weights and state; turn the errors by which safetensors and torch report a full disk into `ParnasError`."""
     try:
         save_file(snapshot.weights, str(folder / WEIGHTS))
         torch.save(snapshot.state, folder / STATE)
     except (SafetensorError, RuntimeError) as error:
         raise ParnasError(
-            f"The checkpoint could not be written to {folder.parent}: {error}. Earlier ones are untouched; "
-            "free disk space, then resume the run (--resume)."
+            f"The checkpoint could not be written to {folder.parent}: {error}. Earlier checkpoints are "
+            "untouched; free disk space, then resume the run (--resume)."
         ) from error
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
-    """Return the folder of a step's checkpoint."""
+    """Return the path of the checkpoint after `step` steps, where `folder` is the folder of all checkpoints."""
     return folder / f"step-{step:08d}"
 
 
 def step_of(path: Path) -> int:
-    """Return the step of a checkpoint."""
+    """Return the number of steps after which a checkpoint was written, which its path names."""
     return int(path.name.removeprefix("step-"))
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """Return the finished checkpoints, oldest first."""
+    """Return the paths of the completely written checkpoints in `folder`, oldest first."""
     named = (path for path in folder.glob("step-*") if re.fullmatch(r"step-[0-9]{8,18}", path.name))
     return sorted((path for path in named if (path / MANIFEST).is_file()), key=step_of)
 
 
 def newest_checkpoint(folder: Path, note: Callable[[str], None]) -> Path | None:
-    """Return the newest checkpoint whose files match its manifest; `note` receives a line for each damaged one."""
+    """Return the newest checkpoint whose files match its manifest, or `None`; `note` is called for each damaged one."""
     for path in reversed(list_checkpoints(folder)):
         if verify_checkpoint(path):
             return path
@@ -132,7 +135,9 @@ def newest_checkpoint(folder: Path, note: Callable[[str], None]) -> Path | None:
 
 
 def best_checkpoint(folder: Path, note: Callable[[str], None]) -> Path | None:
-    """Return the checkpoint with the lowest validation loss, which the newest intact checkpoint names.
+    """Return the checkpoint with the lowest validation loss, whose step the newest intact checkpoint records.
+
+    Before the first validation this is the newest intact checkpoint itself; `None` if no checkpoint is intact.
 
     Raises:
         ParnasError: the best checkpoint is missing or damaged.
@@ -144,12 +149,14 @@ def best_checkpoint(folder: Path, note: Callable[[str], None]) -> Path | None:
     step = best.get("step") if isinstance(best, dict) else None
     path = checkpoint_path(folder, step if isinstance(step, int) else 0)
     if not verify_checkpoint(path):
-        raise ParnasError(f"The best checkpoint, {path}, is missing or damaged; restore it, or take the last one.")
+        raise ParnasError(
+            f"The best checkpoint, {path}, is missing or damaged; restore it, or use the last one (without --best)."
+        )
     return path
 
 
 def verify_checkpoint(path: Path) -> bool:
-    """Return whether every file of the manifest exists and has its hash."""
+    """Return whether weights and state exist and have the hashes that the manifest lists."""
     try:
         hashes = read_json(path / MANIFEST)["sha256"]
         return all(_sha256(path / name) == hashes[name] for name in (WEIGHTS, STATE))
@@ -158,41 +165,51 @@ def verify_checkpoint(path: Path) -> bool:
 
 
 def describe_other_versions(path: Path) -> str | None:
-    """Return the warning that a checkpoint was written with other library versions, or `None`."""
+    """Return a warning that a checkpoint was written with another version of torch or numpy; `None` if not."""
     before, now = read_json_object(path / MANIFEST).get("versions"), _library_versions()
     before = before if isinstance(before, dict) else {}
     changed = [f"{name} {before[name]}, now {now[name]}" for name in now if before.get(name, now[name]) != now[name]]
-    return f"{path.name} was written with {'; '.join(changed)}: the last digits may differ" if changed else None
+    return (
+        f"{path.name} was written with {'; '.join(changed)}: the last digits of results may differ" if changed else None
+    )
 
 
 def _library_versions() -> dict[str, str | None]:
-    """Return the versions of the libraries on which the results of a training depend."""
+    """Return the versions of torch and numpy, on which the numbers of a training depend."""
     return {name: package_version(name) for name in ("torch", "numpy")}
 
 
 def load_weights(path: Path, model: torch.nn.Module) -> None:
-    """Load the weights of a checkpoint into `model`; other names or shapes raise `ParnasError`."""
+    """Load the weights of a checkpoint into `model`; raise `ParnasError` where names or shapes do not match."""
     try:
         load_model(model, str(path / WEIGHTS))
     except (RuntimeError, ValueError, SafetensorError) as error:
         if says_out_of_memory(error):
             raise
-        raise ParnasError(f"The weights in {path} are not those of this network: {error}") from error
+        raise ParnasError(
+            f"The weights in {path} do not fit the network that its configuration describes; restore both: {error}"
+        ) from error
 
 
 def check_size(build: Callable[[], torch.nn.Module], path: Path) -> None:
-    """Raise `ParnasError`, before memory is allocated, where a network has more parameters than its file has bytes."""
+    """Raise `ParnasError` where a network has more parameters than the weight file in `path` has bytes.
+
+    `build` makes the network, here without allocating memory, which a wrong size in a configuration could exhaust.
+    """
     with torch.device("meta"):
         size = sum(parameter.numel() for parameter in build().parameters())
     if size > (path / WEIGHTS).stat().st_size:
-        raise ParnasError(f"The weights in {path} are not those of this network, which has {size:,} parameters.")
+        raise ParnasError(
+            f"The weights in {path} are too few for the network that its configuration describes, which has {size:,} "
+            "parameters; restore both."
+        )
 
 
 def load_state(path: Path) -> dict[str, Any]:
-    """Return the training state, on the CPU. Only plain data is accepted: nothing in the file is executed.
+    """Return the training state stored in a checkpoint, on the CPU; nothing in the file is executed.
 
     Raises:
-        ParnasError: the file holds anything else.
+        ParnasError: the file holds anything but a dictionary of tensors and plain values.
     """
     try:
         state = torch.load(path / STATE, map_location="cpu", weights_only=True)
@@ -201,30 +218,33 @@ def load_state(path: Path) -> dict[str, Any]:
             raise
         reason = str(error).partition("\n")[0][:200]
         raise ParnasError(
-            f"{path / STATE} holds something else than the state of a training, and nothing in it was executed "
-            f"({type(error).__name__}: {reason}). Restore it, or remove {path} to go on from the checkpoint before."
+            f"{path / STATE} does not hold the state of a training; nothing in it was executed "
+            f"({type(error).__name__}: {reason}). Restore it, or remove {path} to resume from the previous checkpoint."
         ) from error
     if not isinstance(state, dict):
-        raise ParnasError(f"{path / STATE} is not the state of a training; restore it, or remove {path}.")
+        raise ParnasError(
+            f"{path / STATE} does not hold the state of a training; restore it, or remove {path} to resume from the "
+            "previous checkpoint."
+        )
     return state
 
 
 @contextmanager
 def restoring(path: Path) -> Iterator[None]:
-    """Turn the errors of restoring a state of the wrong structure into a `ParnasError`."""
+    """Turn exceptions inside the context, raised where a state from `path` does not fit, into a `ParnasError`."""
     try:
         yield
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
         if says_out_of_memory(error):
             raise
         raise ParnasError(
-            f"{path / STATE} is not a state of this training ({error!r:.200}); restore it, or remove {path} to go on "
-            "from the checkpoint before."
+            f"{path / STATE} does not fit this training ({error!r:.200}); restore it, or remove {path} to resume "
+            "from the previous checkpoint."
         ) from error
 
 
 def _copy_to_cpu(tree: Any) -> Any:
-    """Return nested dictionaries, lists and tuples with copies of their tensors on the CPU."""
+    """Return nested dictionaries, lists and tuples with every tensor replaced by a copy on the CPU."""
     return tree_map_only(Tensor, lambda tensor: tensor.detach().to("cpu", copy=True).contiguous(), tree)
 
 

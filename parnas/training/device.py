@@ -23,35 +23,35 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4  # of malloc.h
 
 @dataclass(frozen=True)
 class Device:
-    """A torch device, the precision of its matrix products, and the processes that compute together."""
+    """A torch device, the precision of matrix products on it, and the processes that share the work."""
 
     device: torch.device
     precision: str  # fp32 or bf16
     distributed: DistributedContext = SINGLE_PROCESS
 
     def autocast(self) -> torch.autocast:
-        """Return a context in which matrix products run in the precision."""
+        """Return a context in which matrix products are computed in bf16 if that is `precision`, else in fp32."""
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16")
 
     def synchronize(self) -> None:
-        """Wait until all work on the device is done, before a clock is read."""
+        """Wait until the device has finished all queued work, so that a clock read afterwards includes it."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
     def describe(self) -> dict[str, Any]:
-        """Return name, precision and number of threads, for `environment.json`."""
+        """Return the device, its name, the precision and the number of CPU threads, for `environment.json`."""
         name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else _processor()
         threads = torch.get_num_threads()
         return {"device": str(self.device), "device_name": name, "precision": self.precision, "threads": threads}
 
 
 def choose_device(runtime: RuntimeConfig) -> Device:
-    """Return the configured device; set the number of threads, configure malloc and join torchrun's processes.
+    """Return the configured device; also set the number of threads, configure malloc and join torchrun's processes.
 
-    Several processes on one machine get a GPU each, or an equal share of its cores.
+    Processes that torchrun starts on one machine get one GPU each, or equal shares of the CPU cores.
 
     Raises:
-        ParnasError: the device is not on this machine.
+        ParnasError: `runtime.device` does not name a device, or one that is not on this machine.
     """
     keep_freed_memory()
     if runtime.threads:
@@ -65,7 +65,10 @@ def choose_device(runtime: RuntimeConfig) -> Device:
         raise ParnasError(f"runtime.device is {runtime.device!r}; give auto, cpu, cuda or cuda:N.") from error
     on_machine = {"cpu": 1, "cuda": torch.cuda.device_count() if cuda else 0}
     if (device.index or 0) >= on_machine.get(device.type, 0):
-        raise ParnasError(f"runtime.device {runtime.device} is not on this machine; give auto or cpu.")
+        raise ParnasError(
+            f"runtime.device {runtime.device} is not on this machine, which has {on_machine['cuda']} CUDA GPU(s); "
+            "give auto, cpu or the number of an existing GPU (cuda:N, from 0)."
+        )
     if device.type == "cuda" and launched_by_torchrun():
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)
@@ -81,8 +84,8 @@ def choose_device(runtime: RuntimeConfig) -> Device:
 def keep_freed_memory() -> None:
     """Make glibc keep freed memory for the next tensor; no effect without glibc.
 
-    By default it returns every tensor above some hundred kilobytes to the system, and a training step then spends much
-    of its time in page faults (`benchmarks/choices.py`).
+    By default glibc returns the memory of every tensor above some hundred kilobytes to the system, and a training step
+    then spends much of its time in page faults (`benchmarks/choices.py`).
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
@@ -92,17 +95,18 @@ def keep_freed_memory() -> None:
 
 
 def seed_process(seed: int, rank: int) -> None:
-    """Seed torch's generators so that each process has its own dropout; the main process uses `seed` itself.
+    """Seed torch's generators so that processes draw different dropout; the main process (rank 0) uses `seed` itself.
 
-    The other processes hash seed and rank to 32 bits, since torch's CPU generator ignores higher bits.
+    The others use a 32-bit hash of `seed` and `rank`, since torch's CPU generator ignores higher bits.
     """
     torch.manual_seed(seed if rank == 0 else int(np.random.SeedSequence([seed, rank]).generate_state(1)[0]))
 
 
 def random_states(device: Device) -> dict[str, Any]:
-    """Return the generators' states for a checkpoint.
+    """Return the states of the random number generators, for a checkpoint.
 
-    torch's are those of all processes, [processes, bytes]; Python's and numpy's are those of this process.
+    In the main process, the states of torch's generators are those of all processes, [processes, bytes]; the states of
+    Python's and numpy's generators are those of this process.
     """
     cuda = torch.cuda.get_rng_state(device.device) if device.device.type == "cuda" else None
     kind, keys, *rest = cast(tuple[Any, ...], np.random.get_state(legacy=True))
@@ -115,7 +119,10 @@ def random_states(device: Device) -> dict[str, Any]:
 
 
 def restore_random_states(states: Mapping[str, Any], device: Device, new_seed: int) -> None:
-    """Restore saved states; seed a process that did not exist when they were saved with `new_seed`."""
+    """Restore states that `random_states` returned.
+
+    Where more processes resume a run than saved it, the additional ones seed torch's generators from `new_seed`.
+    """
     rank = device.distributed.rank
     if rank < len(states["cpu"]):
         torch.set_rng_state(states["cpu"][rank].clone())  # torch ignores the offset of a view
@@ -130,7 +137,7 @@ def restore_random_states(states: Mapping[str, Any], device: Device, new_seed: i
 
 
 def _cpuinfo(key: str) -> str:
-    """Return the value of the first line with that key in /proc/cpuinfo; empty on systems without this file."""
+    """Return the value in the first line of /proc/cpuinfo that starts with `key`; empty without this file."""
     path = Path("/proc/cpuinfo")
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(key)), "")

@@ -29,17 +29,18 @@ _cpu_group: list[dist.ProcessGroup] = []
 """The process group for tensors on the CPU; empty before the processes have joined and after they have left.
 
 DistributedDataParallel keeps the default group alive until the interpreter exits, and its threads abort the process if
-they still hold a tensor then. Messages near the exit therefore use this group, which is destroyed with its threads.
+they still hold a tensor then. Collectives on CPU tensors therefore use this group, which is destroyed with its
+threads before the exit.
 """
 
 
 class LostProcess(ParnasError):
-    """Another process of a training does not answer."""
+    """Raised where another process of the same training no longer answers."""
 
 
 @dataclass(frozen=True)
 class DistributedContext:
-    """The rank of this process among `world_size`; with one process all collectives are no-ops.
+    """The rank of this process, the number of processes, and collectives, which have no effect in a single process.
 
     All processes must call the same methods in the same order. Collectives raise `LostProcess` where another process
     has died.
@@ -50,24 +51,29 @@ class DistributedContext:
 
     @property
     def is_main(self) -> bool:
-        """Whether this process writes files and reports."""
+        """Whether this is the main process (rank 0), the only one that writes files and reports progress."""
         return self.rank == 0
 
     def local_slice(self, rows: int, setting: str = "data.batch_size") -> slice:
-        """Return this process's slice of the rows of a batch.
+        """Return the slice of a batch of `rows` rows that this process reads; all slices have one size.
 
         Raises:
-            ParnasError: the processes cannot share the rows evenly; the message names `setting`.
+            ParnasError: `rows` is not a multiple of the number of processes; the message names `setting`, which
+                determines it.
         """
         if rows % self.world_size:
             raise ParnasError(
-                f"{setting} gives {rows} rows, which {self.world_size} processes cannot share evenly; change it."
+                f"{setting} gives {rows} rows, which {self.world_size} processes cannot share evenly; choose a "
+                f"data.batch_size for which they are a multiple of {self.world_size}."
             )
         each = rows // self.world_size
         return slice(self.rank * each, (self.rank + 1) * each)
 
     def all_reduce_sum(self, tensors: Sequence[Tensor]) -> None:
-        """Replace tensors of one dtype and device by their sums over all processes, in one message."""
+        """Replace each tensor, in place, by its sum over all processes.
+
+        The tensors must have one dtype and one device; they are sent in one message.
+        """
         if self.world_size == 1 or not tensors:
             return
         flat = torch.cat([tensor.detach().flatten() for tensor in tensors])
@@ -77,16 +83,17 @@ class DistributedContext:
             tensor.detach().copy_(part.view_as(tensor))
 
     def all_reduce_mean(self, tensors: Sequence[Tensor]) -> None:
-        """Replace tensors of one dtype and device by their means over all processes."""
+        """Replace each tensor, in place, by its mean over all processes; requirements as for `all_reduce_sum`."""
         self.all_reduce_sum(tensors)
         if self.world_size > 1:
             for tensor in tensors:
                 tensor.detach().div_(self.world_size)
 
     def gather_rows(self, rows: Tensor) -> Tensor:
-        """Return, on the CPU, the concatenated rows of all processes in the main process, and its own in the others.
+        """Return the rows of all processes, concatenated, in the main process; in others, only the `rows` passed there.
 
-        Tensors [rows, …] must have one shape. Any dtype works, since bytes are sent.
+        The result is on the CPU. `rows` [rows, …] must have the same shape in all processes. Any dtype works, since
+        bytes are sent.
         """
         own = rows.detach().to("cpu").contiguous()
         if self.world_size == 1:
@@ -98,7 +105,7 @@ class DistributedContext:
         return own if parts is None else torch.cat([part.view(own.dtype) for part in parts])
 
     def max(self, number: int) -> int:
-        """Return the largest of the processes' numbers; sent by the CPU, so that no GPU is waited for."""
+        """Return the largest `number` of all processes; CPUs exchange it, so that no process waits for its GPU."""
         if self.world_size == 1:
             return number
         largest = torch.tensor([number])
@@ -107,12 +114,15 @@ class DistributedContext:
         return int(largest)
 
     def any(self, flag: bool) -> bool:
-        """Return whether the flag is set in any process."""
+        """Return whether `flag` is true in at least one process."""
         return bool(self.max(int(flag)))
 
     @contextmanager
     def main_process_first(self) -> Iterator[None]:
-        """Make all other processes wait for the main process at the end of the context; if it fails, all fail."""
+        """Make the other processes wait, at the end of the context, until the main process gets there.
+
+        An error inside the context is raised again; all other processes then raise `ParnasError`.
+        """
         failure = None
         try:
             yield
@@ -129,13 +139,13 @@ SINGLE_PROCESS = DistributedContext()
 
 
 def _group_for(tensor: Tensor) -> dist.ProcessGroup | None:
-    """Return the group that sends a tensor; `None` is torch's default group."""
+    """Return the process group for collectives on a tensor; `None` is torch's default group."""
     return _cpu_group[0] if _cpu_group and tensor.device.type == "cpu" else None
 
 
 @contextmanager
 def detecting_lost_processes() -> Iterator[None]:
-    """Turn torch's errors about a process that does not answer into `LostProcess`."""
+    """Turn torch's errors inside the context about a process that does not answer into `LostProcess`."""
     try:
         yield
     except RuntimeError as error:
@@ -148,7 +158,7 @@ def detecting_lost_processes() -> Iterator[None]:
 
 
 def launched_by_torchrun() -> bool:
-    """Return whether torchrun started this process with others."""
+    """Return whether torchrun started this process together with others."""
     return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
@@ -171,11 +181,11 @@ def join_processes(cuda: bool) -> DistributedContext:
 
 
 def own_store(store: Store, rank: int, count: int) -> Store:
-    """Return the part of a store that belongs to this start of the job.
+    """Return a view of torchrun's key-value store that only the `count` processes of the present start of a job share.
 
-    torchrun reuses one store for all restarts, and with it the addresses of processes that died: a process that reads
-    them before the new ones are written is refused. So every start gets a prefix of its own, which the main process
-    draws at random and hands to each process in answer to a random key that this process has just drawn.
+    torchrun reuses one store for all restarts, so that it still holds the addresses of processes that died; connecting
+    to such an address fails. Every start therefore puts its own prefix before all keys. The main process draws the
+    prefix at random. Each other process asks for it under a random key, so that it cannot read an old answer.
     """
     name = uuid4().hex
     if rank > 0:
@@ -188,7 +198,7 @@ def own_store(store: Store, rank: int, count: int) -> Store:
     until = time.monotonic() + _TIMEOUT.total_seconds()
     while missing:
         if time.monotonic() > until:
-            raise LostProcess(f"Not all processes of this job joined within {_TIMEOUT}; start it again.")
+            raise LostProcess(f"Not all processes of this job joined within {_TIMEOUT}; start the job again.")
         for other in missing:
             if store.check([f"asks/{other}"]):
                 store.set(f"answer/{store.get(f'asks/{other}').decode()}", name)

@@ -27,7 +27,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 class Stopped(Exception):
-    """A signal ended a training, and its checkpoint is written."""
+    """Raised when a signal, of this `number`, has ended a training and its checkpoint is written."""
 
     def __init__(self, number: int, step: int) -> None:
         super().__init__(f"stopped by {signal.Signals(number).name} after step {step}, which is saved")
@@ -35,11 +35,11 @@ class Stopped(Exception):
 
 
 class StopSignals:
-    """Records signals that would end the process in `received`, inside the context; a second Ctrl-C interrupts.
+    """Stores, inside the context, the number of a signal to end in `received` instead of ending the process.
 
-    Does nothing outside the main thread, which alone may handle signals. Ignored signals stay ignored. After another
-    process was lost, SIGTERM is ignored: torchrun sends it to the remaining processes, which are about to end and must
-    still report why.
+    A second Ctrl-C interrupts at once. Has no effect outside the main thread, which alone may handle signals. Signals
+    that were ignored before stay ignored. After a `LostProcess`, SIGTERM is ignored: torchrun sends it to the remaining
+    processes, which are about to end and must still report why.
     """
 
     def __init__(self) -> None:
@@ -74,13 +74,16 @@ class StopSignals:
 
 
 def describe_last_checkpoint(path: Path | None) -> str:
-    """Return the sentence on the last intact checkpoint."""
+    """Return a sentence that names `path` as the last intact checkpoint, or says that there is none yet."""
     return "No checkpoint was written yet." if path is None else f"The last intact checkpoint is {path}."
 
 
 @contextmanager
 def explain_failures(step: Callable[[], int], last_checkpoint: Callable[[], Path | None]) -> Iterator[None]:
-    """Turn a lost process or exhausted memory inside the context into a `ParnasError` that says what to do."""
+    """Turn a lost process or exhausted memory inside the context into a `ParnasError` that says what to do.
+
+    `step` and `last_checkpoint` return the current step and the newest intact checkpoint, which the message names.
+    """
     try:
         with detecting_lost_processes():
             yield
@@ -91,13 +94,14 @@ def explain_failures(step: Callable[[], int], last_checkpoint: Callable[[], Path
             raise
         raise OutOfMemory(
             f"Out of memory at step {step()}, in {_running_part(error)}. {describe_last_checkpoint(last_checkpoint())} "
-            "Lower data.batch_size, or raise train.accumulate, which divides it; set runtime.checkpoint_activations: "
-            "true; lower data.tgt_len or model.mem_len; in a search use estimator uniform or gdas."
+            "Lower data.batch_size, or raise train.accumulate, which reads each batch in parts; set "
+            "runtime.checkpoint_activations: true; lower data.tgt_len or model.mem_len; in a search use estimator "
+            "uniform or gdas."
         ) from error
 
 
 def _running_part(error: BaseException) -> str:
-    """Return the block that was running, read from a local variable of the network's forward pass."""
+    """Return the part of the network in which `error` was raised, such as "block 3", read from its traceback."""
     for frame, _ in walk_tb(error.__traceback__):
         if frame.f_code is TransformerXL.forward.__code__ and "index" in frame.f_locals:
             return f"block {frame.f_locals['index'] + 1}"
@@ -108,7 +112,7 @@ def _running_part(error: BaseException) -> str:
 
 
 class NonFinite(Exception):
-    """A step must not update the parameters: its `quantity`, a loss or a gradient, is not finite."""
+    """Raised before an update because the step's `quantity`, "loss" or "gradient", is not finite."""
 
     def __init__(self, quantity: str) -> None:
         super().__init__(quantity)
@@ -116,9 +120,10 @@ class NonFinite(Exception):
 
 
 def first_non_finite(steps: Tensor) -> tuple[int, str] | None:
-    """Return the first step that is not finite: how many steps before the last, and "loss" or "gradient".
+    """Find the first step whose loss or gradient norm is not finite; return `None` if all are finite.
 
-    `steps` [steps, 2] holds loss and gradient norm of consecutive steps. Returns `None` where all are finite.
+    `steps` [steps, 2] holds loss and gradient norm of consecutive steps. Returns how many steps before the last row the
+    failed step is, and "loss" or "gradient".
     """
     failed = (~steps.isfinite().all(dim=1)).nonzero()
     if len(failed) == 0:
@@ -128,7 +133,10 @@ def first_non_finite(steps: Tensor) -> tuple[int, str] | None:
 
 
 def locate_gradient(model: TransformerXL) -> str:
-    """Return the uppermost part of the network with a gradient that is not finite: backpropagation failed there."""
+    """Return the part of the network nearest to the output with a gradient that is not finite, such as "block 3".
+
+    Backpropagation starts at the output, so that the failure began in this part.
+    """
     tied = {id(parameter) for parameter in model.embedding.parameters()}  # receive gradients from both ends
     parts = {"the softmax": [parameter for parameter in model.head.parameters() if id(parameter) not in tied]}
     parts |= {f"block {n}": list(block.parameters()) for n, block in reversed(list(enumerate(model.blocks, 1)))}
@@ -140,9 +148,9 @@ def locate_gradient(model: TransformerXL) -> str:
 
 
 def locate_loss(model: TransformerXL, distributed: DistributedContext, read_again: Callable[[], Tensor]) -> str:
-    """Return the part of the network whose output is first not finite, in any process.
+    """Return the first part of the network, such as "block 3", whose output is not finite in any of the processes.
 
-    `read_again` reads the batch once more and returns its loss.
+    `read_again` repeats the forward pass of the failed batch and returns the loss.
     """
     places = [*(f"block {number}" for number in range(1, len(model.blocks) + 1)), "the softmax"]
     failed: list[int] = []

@@ -1,4 +1,4 @@
-"""Latency of networks, measured in alternation."""
+"""Measure the latency of networks, with calls that alternate between the networks."""
 
 import time
 from collections.abc import Callable, Hashable, Mapping
@@ -19,21 +19,21 @@ _Key = TypeVar("_Key", bound=Hashable)
 
 
 class Candidate(NamedTuple):
-    """A network to time, and tokens for it to read; a short text is repeated."""
+    """A network to time, and the token ids that it reads, repeated where they are too few."""
 
     model: TransformerXL
     tokens: np.ndarray
 
 
 class Latency(NamedTuple):
-    """Milliseconds to score one segment."""
+    """Median and 95th percentile of the milliseconds that a network takes to score one segment."""
 
     median: float
     p95: float
 
 
 class Shape(NamedTuple):
-    """The size of one call: `tgt_len` tokens of `batch_size` rows, with full memory."""
+    """The size of one timed call: `batch_size` rows of `tgt_len` tokens, with memory of the full lengths in `reach`."""
 
     batch_size: int
     tgt_len: int
@@ -43,7 +43,10 @@ class Shape(NamedTuple):
 def measure_latencies(
     candidates: Mapping[str, tuple[Candidate, Shape, Device]], rounds: int = 100
 ) -> dict[str, Latency]:
-    """Return each network's latency for a segment of its shape with full memory on its device; see `time_in_turns`."""
+    """Return the latency of each network, on its device, for scoring a segment of its shape with full memory.
+
+    Networks on one device are timed in turns, `rounds` times each (see `time_in_turns`).
+    """
     calls = {name: prepare_scoring(candidate, device, shape) for name, (candidate, shape, device) in candidates.items()}
     devices = {str(device.device): device for _, _, device in candidates.values()}
     times: dict[str, np.ndarray] = {}
@@ -54,7 +57,10 @@ def measure_latencies(
 
 
 def time_in_turns(calls: Mapping[_Key, Callable[[], object]], device: Device, rounds: int) -> dict[_Key, np.ndarray]:
-    """Return the milliseconds of each call in each round, [rounds], after a warm-up; see `take_turns`."""
+    """Return the milliseconds that each of `calls` took in each of `rounds` rounds, [rounds], after a warm-up.
+
+    In a round every function is called once (see `take_turns`).
+    """
     seconds = take_turns(calls, rounds, max(3, rounds // 10), device.synchronize)
     return {key: 1000 * np.array(times) for key, times in seconds.items()}
 
@@ -62,10 +68,10 @@ def time_in_turns(calls: Mapping[_Key, Callable[[], object]], device: Device, ro
 def take_turns(
     calls: Mapping[_Key, Callable[[], object]], rounds: int, warm_up: int, synchronize: Callable[[], None]
 ) -> dict[_Key, list[float]]:
-    """Return the seconds of `rounds` calls of each, after `warm_up` unmeasured calls of each.
+    """Return the seconds that each of `calls` took in each of `rounds` rounds, after `warm_up` rounds without timing.
 
-    The calls alternate (A B A B …), so that a change of the machine's speed affects all of them alike. `synchronize`
-    waits until the device is idle.
+    A round calls every function once (A B A B …), so that a change of the machine's speed affects all of them alike.
+    `synchronize` waits until the device is idle.
     """
     seconds: dict[_Key, list[float]] = {key: [] for key in calls}
     for number in range(warm_up + rounds):
@@ -80,7 +86,10 @@ def take_turns(
 
 
 def prepare_scoring(candidate: Candidate, device: Device, shape: Shape) -> Callable[[], None]:
-    """Return a function that scores a segment with full memory, cached as keys and values; sets eval mode."""
+    """Return a function that computes the loss of one segment with full memory, stored as keys and values.
+
+    Moves the network to `device` and puts it in evaluation mode.
+    """
     model = candidate.model.to(device.device).eval()
     segment, memory = read_memory(candidate, device, shape, inference=True)
 
@@ -92,7 +101,10 @@ def prepare_scoring(candidate: Candidate, device: Device, shape: Shape) -> Calla
 
 
 def prepare_training(candidate: Candidate, device: Device, shape: Shape) -> Callable[[], None]:
-    """Return a function that computes and drops the gradients of a segment with full memory; sets train mode."""
+    """Return a function that runs forward and backward pass of a segment with full memory and drops the gradients.
+
+    Moves the network to `device` and puts it in training mode.
+    """
     model = candidate.model.to(device.device).train()
     segment, memory = read_memory(candidate, device, shape, inference=False)
 
@@ -110,7 +122,10 @@ def prepare_training(candidate: Candidate, device: Device, shape: Shape) -> Call
 def read_memory(
     candidate: Candidate, device: Device, shape: Shape, inference: bool
 ) -> tuple[torch.Tensor, Memory | None]:
-    """Return a segment of ids [B, T] and the memory after the tokens before it, `None` where there is none."""
+    """Return the ids of a segment [B, T], and the full memory made by reading the tokens before it.
+
+    The memory is `None` if no block uses one; with `inference` it is stored as keys and values.
+    """
     batch_size, tgt_len, reach = shape
     model = candidate.model
     mem_len = max((cast(Block, block).memory_tokens(reach) for block in model.blocks), default=0)

@@ -26,28 +26,28 @@ class LoadedRun:
     tokenizer: Tokenizer
     config: Config
     architecture: Architecture  # see `Run.architecture`
-    header: StreamHeader
-    checkpoint: Path
+    header: StreamHeader  # vocabulary and counts of the text that the run was trained on
+    checkpoint: Path  # folder of the loaded weights
 
     @property
     def step(self) -> int:
-        """Training steps of the weights."""
+        """Number of steps for which the loaded weights were trained."""
         return step_of(self.checkpoint)
 
     def discrete(self) -> TransformerXL:
-        """Return the discrete network in evaluation mode; for a search, extracted with the SuperNet's weights."""
+        """Return the discrete network in evaluation mode; for a search, extract it with the SuperNet's weights."""
         model = self.model
         return (model.extract(self.architecture) if isinstance(model, SuperNet) else model).eval()
 
     def generate(self, prompt: str, tokens: int = 100, temperature: float = 1.0, top_k: int | None = None) -> str:
-        """Return the prompt continued by `tokens` sampled tokens."""
+        """Return `prompt` and a continuation of `tokens` sampled tokens; see `TransformerXL.generate`."""
         return generate_text(self.model, self.tokenizer, prompt, tokens, temperature, top_k)
 
 
 def generate_text(
     model: TransformerXL, tokenizer: Tokenizer, prompt: str, tokens: int, temperature: float, top_k: int | None
 ) -> str:
-    """Return a prompt continued by `tokens` sampled tokens; see `TransformerXL.generate`."""
+    """Return `prompt` and a continuation of `tokens` sampled tokens; see `TransformerXL.generate`."""
     device = next(model.parameters()).device
     start = torch.tensor([tokenizer.encode(prompt) or [tokenizer.eos_id]], device=device)
     return str(tokenizer.decode(model.generate(start, tokens, temperature, top_k)[0].tolist()))
@@ -57,10 +57,11 @@ def load(folder: str | Path, supernet_weights: bool = False, best: bool = False,
     """Rebuild the network of a run from its newest checkpoint, with its tokenizer and configuration.
 
     Args:
-        folder: of the run.
-        supernet_weights: load a search's shared weights from before the fine-tuning of the selected path, where stored.
+        folder: the run folder.
+        supernet_weights: load the shared weights that a search stored before it fine-tuned the selected path; where it
+            stored none, load the newest checkpoint.
         best: load the checkpoint with the lowest validation loss.
-        by_pi: ignore a search's `arch.yaml`, so that the architecture follows from pi alone.
+        by_pi: derive the architecture of a search from pi, even if an `arch.yaml` of the run names another.
 
     Raises:
         ParnasError: the folder has no intact checkpoint, or lacks a file that the network needs.
@@ -68,12 +69,12 @@ def load(folder: str | Path, supernet_weights: bool = False, best: bool = False,
     run = Run(folder)
     config = run.config()
     if not (run.folder / STREAMS).is_file() or not run.tokenizer.is_dir():
-        raise ParnasError(f"{folder} is incomplete: {STREAMS} or tokenizer/ is missing.")
+        raise ParnasError(f"{folder} is incomplete: {STREAMS} or tokenizer/ is missing; restore it, or train again.")
     tokenizer = load_tokenizer(run.tokenizer)
     damaged: list[str] = []
     supernet = newest_checkpoint(run.supernet, damaged.append) if supernet_weights else None
     if supernet_weights and supernet is None and damaged:
-        raise ParnasError("\n".join([f"{run.supernet} has no intact checkpoint; restore it.", *damaged]))
+        raise ParnasError("\n".join([f"{run.supernet} has no intact checkpoint; restore one.", *damaged]))
     find = best_checkpoint if best else newest_checkpoint
     checkpoint = supernet or find(run.checkpoints, damaged.append)
     if checkpoint is None:
@@ -99,10 +100,11 @@ def load(folder: str | Path, supernet_weights: bool = False, best: bool = False,
 
 
 def run_architecture(config: Config) -> Architecture:
-    """Return the architecture that a retraining is configured with; raises `ParnasError` where there is none."""
+    """Return the architecture that `model.arch` names; raise `ParnasError` if it is not set or is identity alone."""
     if config.model.arch is None:
         raise ParnasError(
-            "No architecture was given; give arch (--arch) a string, an arch.yaml or a preset, or set model.arch."
+            "No architecture was given; set model.arch, or give arch (--arch): a layer string such as sfsf, an "
+            "arch.yaml or a preset such as interleaved-16."
         )
     architecture = Architecture.parse(config.model.arch)
     architecture.canonical()  # raises for identity alone

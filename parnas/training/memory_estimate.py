@@ -1,11 +1,11 @@
-"""Estimate of the memory of a training step: count the bytes of a step that runs on tensors without data.
+"""Estimate the memory of a training step: count the bytes of a step that runs on tensors without data.
 
-`MemoryTracker` adds up the storages that are alive after each operation. The step is that of a training task (forward
+`MemoryTracker` adds up the storages that are alive after each operation. The step is a training step (forward
 with full memory, loss, backward) under torch's FakeTensorMode, which keeps shapes, types, autocast and what autograd
-saves, but computes nothing. Not counted: workspace inside kernels, Muon's copies, the allocator's rounding and
-fragmentation, the memory of driver and GPU processes (about half a GB), and validation, which needs less than training.
-`tests/training/test_memory_estimate.py` compares the count with steps on real tensors, `benchmarks/plan.py` with the
-memory that processes took.
+saves, but computes nothing. Not counted: workspace inside kernels, copies in Muon's update, rounding and fragmentation
+of the allocator, the memory of driver and GPU processes (about half a GB), and validation, which needs less.
+`tests/training/test_memory_estimate.py` compares the estimate with steps on real tensors, `benchmarks/plan.py` with the
+memory that training processes took.
 """
 
 import math
@@ -42,22 +42,23 @@ MIXED = ("soft", "straight_through")  # estimators that run all candidates
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes of one training step on one device."""
+    """Bytes that one training step needs on one device, by use."""
 
     parameters: int
-    memory: int  # of earlier segments, full
-    saved_activations: int  # kept for the backward pass
-    softmax: int  # the share of them that softmax and loss save
+    memory: int  # the network's full memory of earlier segments
+    saved_activations: int  # saved for the backward pass
+    softmax: int  # the part of `saved_activations` that softmax and loss save
     gradients: int
-    peak: int  # most at once besides parameters and memory: activations, gradients and temporaries
-    moments: int = 0  # of the optimizer
-    average: int = 0  # of the weights
+    peak: int  # highest sum, at any moment, of activations, gradients and temporaries
+    moments: int = 0  # state of the optimizer
+    average: int = 0  # running mean of the weights, where they are averaged
 
 
 class MemoryTracker(TorchDispatchMode):
-    """Counts the bytes of the live storages made by operations inside the context, or passed to `hold`.
+    """Counts the bytes of tensor storages that are alive: made by operations inside the context, or passed to `hold`.
 
-    `rows` are the numbers of elements that each `nonzero` returns, in order, since tensors without data cannot tell.
+    `live` is the present number of bytes, `peak` its maximum. `rows` lists how many indices each call of `nonzero`
+    returns, in order of the calls, because tensors without data cannot tell.
     """
 
     def __init__(self, rows: Iterable[int] = ()) -> None:
@@ -68,7 +69,7 @@ class MemoryTracker(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Run an operation and count its result."""
+        """Run an operation and count the storages of its result."""
         if self.rows and func is torch.ops.aten.nonzero.default:
             result = args[0].new_zeros((self.rows.pop(0), args[0].dim()), dtype=torch.int64)
         else:
@@ -77,7 +78,7 @@ class MemoryTracker(TorchDispatchMode):
         return result
 
     def hold(self, tensors: Any) -> int:
-        """Add tensors, however nested, whose storages are not counted yet; return the bytes added."""
+        """Count the storages of tensors in nested containers, except those already counted; return the bytes added."""
         before = self.live
         for tensor in tree_leaves(tensors):
             if isinstance(tensor, Tensor):
@@ -100,10 +101,10 @@ class MemoryTracker(TorchDispatchMode):
 
 @dataclass
 class Step:
-    """A training step to estimate: the network, its rows of `tgt_len` tokens, and the precision.
+    """A training step to estimate: the network, a batch of `rows` rows of `tgt_len` tokens, and the precision.
 
-    `tails` are the softmax tails' shares of the text, by which the softmax and a narrowing embedding divide the rows;
-    `None` where the tensors are real.
+    `tails` holds the share of the text's tokens in each tail cluster of the adaptive softmax and embedding, because
+    tensors without data cannot tell the cluster of a token; `None` for real tensors.
     """
 
     network: TransformerXL
@@ -119,18 +120,22 @@ class Step:
         self.tokens = torch.zeros(self.rows, self.tgt_len, dtype=torch.int64)
 
     def autocast(self) -> torch.autocast:
-        """Return the autocast context of `Device.autocast`; the types are those of every device."""
+        """Return a context for the step's precision: autocast of the CPU, which yields the same dtypes as on a GPU."""
         return torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.precision == "bf16")
 
     def rows_per_cluster(self, rows: int) -> tuple[list[int], list[int]]:
-        """Return, for `rows`, the ids in each cluster of a narrowing embedding and in each tail of the softmax."""
+        """Return how many tokens of `rows` rows are in each cluster of the embedding, and in each tail of the softmax.
+
+        The first list is empty unless the clusters of the embedding have different widths (`div_val`); both are empty
+        without `tails`.
+        """
         tokens = rows * self.tgt_len
         tails = [round(share * tokens) for share in self.tails or ()]
         embedded = [tokens - sum(tails), *tails] if self.network.embedding.projections else []
         return (embedded, tails) if self.tails else ([], [])
 
     def full_memory(self) -> Memory:
-        """Return the memory after as many segments as fill it."""
+        """Return the network's memory after reading as many segments as it takes to fill it."""
         reach, blocks = self.network.config.reach, cast(list[Block], list(self.network.blocks))
         most = max((block.memory_tokens(reach) for block in blocks), default=0)
         memory: Memory = (None,) * len(blocks)
@@ -141,7 +146,7 @@ class Step:
         return memory
 
     def count(self) -> MemoryEstimate:
-        """Return the bytes of a step, whose passes are those of `GradientAccumulator.backward`."""
+        """Return the bytes of the step, which runs the same passes as `GradientAccumulator.backward`."""
         old, memories, weights = self.full_memory(), list[Memory](), list(self.network.parameters())
         rows, tracker, saved, softmax = self.rows // self.micro_batches, MemoryTracker(), 0, 0
         tracker.hold([weights, old, self.tokens, self.gates])
@@ -169,30 +174,31 @@ class Step:
 
 
 def storage_bytes(tensors: Any) -> int:
-    """Return the bytes of the distinct storages of tensors, however nested."""
+    """Return the bytes of all tensors in nested containers; a storage that tensors share counts once."""
     return MemoryTracker().hold(tensors)
 
 
 @contextmanager
 def without_data() -> Iterator[None]:
-    """Make tensors inside the context without data: with shape and type only. Networks made here cannot be trained.
+    """Give tensors created inside the context a shape and a dtype but no data. Networks made here cannot be trained.
 
     Raises:
-        ParnasError: a layer needs the data to know its shapes.
+        ParnasError: shapes in a layer depend on the data.
     """
     try:
         with FakeTensorMode():
             yield
     except (DynamicOutputShapeException, DataDependentOutputException) as error:
         raise ParnasError(
-            f"A layer looks at what its tensors hold ({error.func}), so that it cannot be counted without data."
+            f"The memory cannot be estimated: shapes in a layer depend on values of its tensors (by {error.func}), "
+            "and the estimate runs on tensors without values. Change the layer, or measure a short training."
         ) from error
 
 
 def _count_step(
     network: TransformerXL, config: Config, counts: Sequence[int], rows: int, precision: str, gates: Gates | None
 ) -> MemoryEstimate:
-    """Return the estimate of a step of a network that was made without data."""
+    """Return the estimate of a step on `rows` rows, for a network that was made in the context `without_data`."""
     network.train().checkpoint_activations = config.runtime.checkpoint_activations
     tails, micro_batches = network.head.cluster_shares(counts), math.gcd(config.train.accumulate, rows)
     estimate = Step(network, rows, config.data.tgt_len, precision, gates, tails, micro_batches).count()
@@ -200,7 +206,7 @@ def _count_step(
 
 
 def _moment_bytes(network: TransformerXL, optimizer: str) -> int:
-    """Return the bytes of the optimizers' state: two moments per weight for AdamW, one for Muon."""
+    """Return the bytes of the optimizers' state: two moments for each weight of AdamW, one for each of Muon."""
     compressing = network.compression_names()
     total = 0
     for name, weight in network.named_parameters():
@@ -212,7 +218,10 @@ def _moment_bytes(network: TransformerXL, optimizer: str) -> int:
 def count_retraining(
     config: Config, architecture: Architecture, counts: Sequence[int], rows: int, precision: str
 ) -> MemoryEstimate:
-    """Estimate the training of a discrete network on `rows`; `counts` [V] as for `TransformerXL.multiply_adds`."""
+    """Estimate the memory of a retraining step on `rows` rows, without training.
+
+    `counts` [V] are the frequencies of the tokens in the training text; `precision` is fp32 or bf16.
+    """
     with without_data():
         network = TransformerXL.build(config.model, architecture, len(counts))
         estimate = _count_step(network, config, counts, rows, precision, None)
@@ -220,7 +229,11 @@ def count_retraining(
 
 
 def count_search(config: Config, counts: Sequence[int], rows: int, precision: str) -> MemoryEstimate:
-    """Estimate a SuperNet training step on `rows`; of sampled paths the one whose layers save most is counted."""
+    """Estimate the memory of a weight step of a search on `rows` rows, including what the architecture step keeps.
+
+    Where the estimator samples a path, the estimate is for the path that saves most activations. Other arguments as for
+    `count_retraining`.
+    """
     search, tgt_len = config.search, config.data.tgt_len
     with without_data():
         network = SuperNet(config.model, search.space, search.blocks, len(counts))
@@ -237,7 +250,7 @@ def count_search(config: Config, counts: Sequence[int], rows: int, precision: st
 
 
 def _saved_by(name: str, model: ModelConfig, rows: int, tgt_len: int, precision: str) -> int:
-    """Return the bytes that a layer saves for its backward pass, plus a constant for embedding and softmax."""
+    """Return the activation bytes of a network of the single layer `name`, to rank layers by; 0 for identity."""
     if name == IDENTITY:
         return 0
     narrow = {"cutoffs": (), "div_val": 1, "proj_factor": None, "proj_dims": None, "tie_weights": True}
@@ -246,9 +259,10 @@ def _saved_by(name: str, model: ModelConfig, rows: int, tgt_len: int, precision:
 
 
 def path_gates(network: SuperNet, search: SearchConfig, saved: Mapping[str, int]) -> list[PathGate]:
-    """Return the gates of the path through the candidates that save most, as the estimator would sample them.
+    """Return gates, one per block, that choose the candidate with the most `saved` bytes, in the estimator's form.
 
-    Weights need a gradient where alpha trains in the same step; `single_path` probes one more candidate.
+    Except with `uniform`, the gates depend on alpha and need a gradient. With `single_path`, one block also runs its
+    second candidate, as a probe.
     """
     weights = network.alpha().softmax(dim=-1)
     rows = (weights.detach() if search.estimator == "uniform" else weights).unbind()

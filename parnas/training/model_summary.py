@@ -15,7 +15,7 @@ from parnas.model.transformer_xl import TransformerXL
 class _PartSize(NamedTuple):
     """A row of the table: a candidate of a block, or a part outside the blocks."""
 
-    block: str  # its number; empty for a further candidate of the block above
+    block: str  # number of the block; empty for its further candidates and outside the blocks
     layer: str
     shapes: str  # of the parameters with two axes or more
     parameters: int
@@ -23,17 +23,17 @@ class _PartSize(NamedTuple):
 
 
 def summarise(model: TransformerXL, names: Sequence[str], tgt_len: int, reach: Reach, counts: Sequence[int]) -> str:
-    """Return the table of a network.
+    """Return a table, as text, of the parts of a network with shapes, parameters and multiply-adds.
 
     Multiply-adds are those of matrix products per token, for one row with full memory, as in `parnas evaluate`. Weights
-    that two parts share count in the first of them.
+    that two parts share are counted in the first of them.
 
     Args:
         model: the network.
-        names: the layers of its plain blocks.
+        names: the layer of each block of a discrete network; not used for a SuperNet.
         tgt_len: tokens per segment.
-        reach: the memory lengths.
-        counts: training frequencies of the tokens, [V].
+        reach: the memory lengths of the blocks.
+        counts: frequencies of the tokens in the training text, [V].
     """
     parts = list(parts_of(model, names, tgt_len, reach, counts))
     total = _PartSize(
@@ -51,7 +51,7 @@ def summarise(model: TransformerXL, names: Sequence[str], tgt_len: int, reach: R
 def parts_of(
     model: TransformerXL, names: Sequence[str], tgt_len: int, reach: Reach, counts: Sequence[int]
 ) -> Iterator[_PartSize]:
-    """Yield the parts of a network in the order of computation; arguments as for `summarise`."""
+    """Yield the rows of the table of `summarise`, in the order of computation; arguments as there."""
     seen: set[int] = set()
 
     def size(parameters: Iterable[nn.Parameter]) -> int:
@@ -82,7 +82,7 @@ def parts_of(
 
 
 def _shapes_of(module: nn.Module) -> str:
-    """Return name and shape of every parameter with two axes or more: `query 128×128, …`."""
+    """Return name and shape of each parameter with two or more axes, as text such as `query 128×128, …`."""
     return ", ".join(
         f"{name.removesuffix('.weight')} {'×'.join(map(str, parameter.shape))}"
         for name, parameter in module.named_parameters()

@@ -19,13 +19,13 @@ _UPDATE_RMS = 0.2  # root mean square of Muon's updates, about that of AdamW's
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum whose update is orthogonalised: all its singular values are near 1 (Jordan et al. 2024, "Muon").
+    """Optimizer that orthogonalises momentum: all singular values of an update are near 1 (Jordan et al. 2024, "Muon").
 
     Updates are scaled to the root mean square of AdamW's, so that both share learning rate and weight decay (Liu et al.
-    2025, arXiv 2502.16982, equation 4). For matrices [rows, columns] only; those without gradient do not change.
+    2025, arXiv 2502.16982, equation 4). Matrices [rows, columns] only; a matrix without gradient does not change.
 
-    torch.optim.Muon makes the same update matrix by matrix; this one batches equal shapes, computes in the precision of
-    the training and can skip a step on the device (`benchmarks/muon.py` compares the two).
+    torch.optim.Muon makes the same update matrix by matrix; this class batches equal shapes, computes in the precision
+    of the training and can skip a step on the device (`benchmarks/muon.py` compares the two).
 
     Two attributes work as in torch's fused AdamW: gradients are divided by `grad_scale`, a scalar, and a step with
     `found_inf` 1 leaves the weights unchanged while the momentum decays.
@@ -37,13 +37,13 @@ class Muon(torch.optim.Optimizer):
     def __init__(
         self, matrices: Iterable[nn.Parameter], lr: float, weight_decay: float, dtype: torch.dtype = torch.float32
     ) -> None:
-        """Make the optimizer; `dtype` is that of its matrix products, for which bf16 is precise enough."""
+        """Make the optimizer; its matrix products are computed in `dtype`, for which bf16 is precise enough."""
         super().__init__(matrices, {"lr": lr, "weight_decay": weight_decay})
         self.dtype = dtype
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]  # noqa: ARG002
-        """Update all matrices, those of one shape in one batched product."""
+        """Update all matrices; matrices of the same shape are orthogonalised in one batch."""
         for group in self.param_groups:
             by_shape: dict[torch.Size, list[nn.Parameter]] = {}
             for matrix in group["params"]:
@@ -80,7 +80,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalise(matrices: Tensor) -> Tensor:
-    """Return matrices [N, rows, columns] with the same singular vectors and singular values of about 0.7 to 1.2.
+    """Return `matrices` [N, rows, columns] with all singular values replaced by values of about 0.7 to 1.2.
 
     Newton-Schulz iterations of Jordan et al. 2024.
     """
@@ -95,12 +95,12 @@ def orthogonalise(matrices: Tensor) -> Tensor:
 
 
 def suits_muon(name: str, weight: nn.Parameter) -> bool:
-    """Return whether Muon trains a parameter: a matrix of a layer; no embedding, softmax, bias, u, v or norm."""
+    """Return whether Muon can train a parameter: only matrices of layers, no embedding, softmax, bias, u, v or norm."""
     return name.startswith("blocks.") and weight.dim() == 2 and name.rpartition(".")[2] not in ("u", "v")
 
 
 def make_adamw(parameters: Mapping[str, nn.Parameter], lr: float, weight_decay: float) -> torch.optim.AdamW:
-    """Return AdamW without weight decay on biases (including the relative ones, u and v) and norms."""
+    """Return an AdamW optimizer without weight decay on norms and biases (among them u and v of relative attention)."""
     decayed = {name for name, p in parameters.items() if p.dim() > 1 and name.rpartition(".")[2] not in ("u", "v")}
     groups = [
         {"params": [p for name, p in parameters.items() if name in decayed], "weight_decay": weight_decay},
@@ -110,25 +110,25 @@ def make_adamw(parameters: Mapping[str, nn.Parameter], lr: float, weight_decay: 
 
 
 def gradient_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
-    """Return the norm of all gradients together, a scalar; parameters without gradient are left out."""
+    """Return the L2 norm, a scalar, of the gradients of all `parameters` taken as one vector."""
     return nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
 
 
 def update_clipped(optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter], clip: float) -> Tensor:
-    """Step with the gradients of `parameters` clipped to a norm of `clip`; return the norm before clipping."""
+    """Clip the gradients of `parameters` to a norm of `clip`, update them, and return the norm before clipping."""
     norm = gradient_norm(parameters)
     step_clipped(optimizer, norm, clip)
     return norm.detach()
 
 
 def step_clipped(optimizer: torch.optim.Optimizer, norm: Tensor, clip: float, skip_non_finite: bool = False) -> None:
-    """Step AdamW or Muon with gradients scaled to a norm of at most `clip`, and clear the gradients.
+    """Scale the gradients to a norm of at most `clip`, update the parameters, and clear the gradients.
 
     Args:
-        optimizer: one made here.
-        norm: the norm of the gradients, a scalar.
-        clip: the largest norm. Muon's steps have one size whatever the gradients; clipping bounds the share of one
-            gradient in the momentum.
+        optimizer: an AdamW of `make_adamw`, or a `Muon`.
+        norm: the norm of the gradients before clipping, a scalar.
+        clip: the largest norm after clipping. The size of Muon's updates does not depend on the norm; there, clipping
+            limits how much a single large gradient changes the momentum.
         skip_non_finite: leave the parameters unchanged where the norm is not finite.
     """
     # The fused AdamW divides by grad_scale as it reads the gradients; scaling them here would be one more pass.
@@ -140,18 +140,18 @@ def step_clipped(optimizer: torch.optim.Optimizer, norm: Tensor, clip: float, sk
 
 
 def check_shapes(optimizer: torch.optim.Optimizer) -> None:
-    """Raise `ValueError` where a restored state has not the shape of its parameter, which no kernel checks."""
+    """Raise `ValueError` where a restored state has another shape than its parameter, which torch does not check."""
     for parameter, state in optimizer.state.items():
         for name in ("momentum",) if isinstance(optimizer, Muon) else ("exp_avg", "exp_avg_sq", "step"):
             if state[name].shape != (() if name == "step" else parameter.shape):
-                raise ValueError(f"the optimizer's {name} has not the shape of its parameter")
+                raise ValueError(f"the optimizer's {name} has another shape than its parameter")
 
 
 class WeightAverage:
-    """Mean of the weights after each step from step `first` on: stochastic weight averaging.
+    """Running mean of the weights over all steps from step `first` on: stochastic weight averaging.
 
-    Izmailov et al. 2018, arXiv 1803.05407, section 3, with the weights of every step. Training continues from the
-    weights themselves; inside `in_place` the network holds the mean.
+    Izmailov et al. 2018, arXiv 1803.05407, section 3; here the weights after every step enter the mean. Training
+    continues from the weights, not from their mean; inside `in_place` the network holds the mean.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], first: int) -> None:
@@ -161,7 +161,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def add(self, step: int) -> None:
-        """Add the weights after a step, counted from 1, to the mean."""
+        """Add the present weights to the mean unless `step`, counted from 1, is before `first`."""
         if step < self.first:
             return
         self.count += 1
@@ -172,7 +172,7 @@ class WeightAverage:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Put the mean into the network inside the context; without a mean the network stays as it is."""
+        """Replace the network's weights by their mean inside the context; no effect while there is none."""
         if not self.count:
             yield
             return
@@ -184,10 +184,9 @@ class WeightAverage:
             copy_weights(weights, self.parameters)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of a checkpoint that stores the mean as the network's weights.
+        """Return first step and number of steps of the mean, and copies of the weights from which training continues.
 
-        It holds copies of the weights that training continues from, since the mean may be in their place when the
-        checkpoint is written.
+        The mean itself is not in this state: a checkpoint stores it as the weights of the network.
         """
         return {
             "first": self.first,
@@ -196,21 +195,21 @@ class WeightAverage:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state into a network that holds the weights of its checkpoint.
+        """Restore a state; the network must hold the weights of its checkpoint, which are the mean if there is one.
 
-        Where the run was lengthened since, averaging begins at a later step. If that step lies after all steps of the
-        mean, a new mean begins; if it lies among them, the earlier ones stay in the mean.
+        After `train.steps` was raised, `first` is later than when the state was saved. If `first` lies after all steps
+        of the saved mean, that mean is dropped; otherwise averaging continues with it.
 
         Raises:
-            ValueError: the state is malformed.
+            ValueError: the number of steps or the shapes of the weights are not valid.
         """
         first, count, weights = state["first"], state["count"], state["weights"]
         if type(count) is not int or count < 0:
-            raise ValueError(f"its average is of {count!r:.40} steps")
+            raise ValueError(f"its number of averaged steps is {count!r:.40}")
         if not count:
             return
         if [weight.shape for weight in weights] != [parameter.shape for parameter in self.parameters]:
-            raise ValueError("the weights beside its average have not the shapes of the network's")
+            raise ValueError("the weights stored with its average have other shapes than the network's")
         if self.first < first + count:
             self.first, self.mean, self.count = first, clone_weights(self.parameters), count
         copy_weights(weights, self.parameters)
@@ -223,7 +222,7 @@ def clone_weights(weights: Sequence[Tensor]) -> list[Tensor]:
 
 @torch.no_grad()
 def copy_weights(values: Sequence[Tensor], parameters: Sequence[nn.Parameter]) -> None:
-    """Copy values into parameters."""
+    """Copy each of `values` into the parameter at the same position."""
     for parameter, value in zip(parameters, values, strict=True):
         parameter.copy_(value)
 
@@ -232,7 +231,7 @@ def copy_weights(values: Sequence[Tensor], parameters: Sequence[nn.Parameter]) -
 
 
 class Schedule(NamedTuple):
-    """The learning-rate schedule of a training phase."""
+    """The learning-rate schedule of a training phase; see `learning_rate`."""
 
     steps: int
     lr: float  # the peak
@@ -241,14 +240,14 @@ class Schedule(NamedTuple):
 
     @classmethod
     def of(cls, train: TrainConfig) -> Self:
-        """Return the schedule of a retraining."""
+        """Return the schedule of a retraining with the settings `train`."""
         averaged = max(1, round(train.average * train.steps)) if train.average else 0
         return cls(train.steps, train.lr, train.warmup_steps, averaged)
 
     def fit_warmup(self, note: Callable[[str], None]) -> "Schedule":
-        """Return a schedule whose warm-up is a tenth of the steps where it was not shorter than the run.
+        """Return this schedule; if its warm-up is not shorter than the training, shorten it to a tenth of the steps.
 
-        `note` receives a line where the warm-up changes.
+        `note` is called with a line of text if the warm-up is shortened.
         """
         if self.warmup_steps < self.steps:
             return self
@@ -260,8 +259,8 @@ class Schedule(NamedTuple):
 def learning_rate(step: int, schedule: Schedule) -> float:
     """Return the learning rate at `step` (0 ≤ step < steps): linear warm-up, then linear decay to zero.
 
-    In short runs this ends at a lower loss than a half cosine (Bergsma et al. 2025, arXiv 2502.15938). Where weights
-    are averaged the rate stays at its peak: averaging replaces the decay.
+    In short runs linear decay ends at a lower loss than a half cosine (Bergsma et al. 2025, arXiv 2502.15938). Where
+    weights are averaged, the rate stays at its peak after the warm-up: averaging replaces the decay.
     """
     steps, peak, warmup_steps, averaged = schedule
     if step < warmup_steps:
@@ -272,7 +271,7 @@ def learning_rate(step: int, schedule: Schedule) -> float:
 def temperature(schedule: str, step: int, steps: int, start: float, end: float) -> float:
     """Return tau at `step` (0 ≤ step < steps): `start` at the first step, `end` at the last.
 
-    `schedule` is exponential, linear or cosine; a search of one step uses `end`.
+    `schedule` is exponential, linear or cosine; with a single step tau is `end`.
     """
     if step >= steps - 1:
         return end

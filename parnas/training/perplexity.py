@@ -22,19 +22,19 @@ __all__ = ["TotalLoss", "exp_or_infinity", "measure_loss", "score_batches", "sco
 
 @dataclass(frozen=True)
 class TotalLoss:
-    """Negative log-likelihood of a split, summed over its tokens."""
+    """Negative log-likelihood of a text in nats, summed over its tokens, and the number of tokens."""
 
     nats: float
     tokens: int
 
     @classmethod
     def of(cls, nats: Tensor) -> Self:
-        """Return the sum of the losses of single tokens [N], in nats."""
+        """Return the total of the losses `nats` [N] of single tokens."""
         return cls(float(nats.double().sum()), len(nats))
 
     @property
     def per_token(self) -> float:
-        """Nats per token."""
+        """Mean loss in nats per token."""
         return self.nats / self.tokens
 
     @property
@@ -43,15 +43,18 @@ class TotalLoss:
         return exp_or_infinity(self.per_token)
 
     def word_perplexity(self, counts: SplitCounts) -> float:
-        """Return the perplexity per whitespace word of the original text; a predicted line end counts as a word."""
+        """Return the perplexity per word of the original text.
+
+        Words are separated by whitespace; a predicted line end counts as a word too.
+        """
         return exp_or_infinity(self.nats / (counts.words + counts.line_ends))
 
     def bits_per_byte(self, counts: SplitCounts) -> float:
-        """Return bits per byte of the original split."""
+        """Return the loss in bits per byte of the original text."""
         return float(self.nats / math.log(2) / counts.bytes)
 
     def describe(self, counts: SplitCounts) -> SplitLoss:
-        """Return all measures of the loss, with the counts that they divide by."""
+        """Return the loss in all measures (per token, word and byte), with the counts by which it is divided."""
         return SplitLoss(
             loss=self.per_token,
             ppl=self.perplexity,
@@ -74,7 +77,7 @@ def measure_loss(
     tgt_len: int,
     reach: Reach,
 ) -> TotalLoss:
-    """Return the total loss of `model` over all of `tokens`, which token `first` precedes; see `score_tokens`."""
+    """Return the total loss of `model` over all of `tokens`; arguments as for `score_tokens`."""
     return TotalLoss.of(score_tokens(model, tokens, first, device, batch_size=batch_size, tgt_len=tgt_len, reach=reach))
 
 
@@ -90,8 +93,10 @@ def score_tokens(
 ) -> Tensor:
     """Return the negative log-likelihood of each token in nats, [N] in float32, on the device.
 
-    Rows are read side by side for speed. Each row but the first reads, unscored, as much text before its own as memory
-    can reach back, so that the result does not depend on `batch_size` beyond rounding. Stochastic blocks weigh by pi.
+    The model reads the token `first` before `tokens`, to predict the first of them. For speed the text is divided into
+    `batch_size` rows that are read in parallel. Each row but the first begins with unscored text of the row before it,
+    as much as memory can reach back, so that `batch_size` changes the result by rounding only. Blocks of a SuperNet mix
+    their candidates with the weights pi.
     """
     memory: Memory | None = None
 
@@ -106,18 +111,18 @@ def score_tokens(
 
 
 _BatchScorer: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-"""Returns the losses of a batch in nats, [B, T] or, for several settings at once, [S, B, T]; takes its inputs and
-targets [B, T]. Batches come in the order of the text, so that it can carry memory along."""
+"""Function from the inputs and targets [B, T] of a batch to the losses in nats: [B, T] or, for S settings that are
+scored at once, [S, B, T]. It is called in the order of the text, so that it can keep memory between batches."""
 
 
 @torch.no_grad()
 def score_batches(
     model: TransformerXL, score: _BatchScorer, batches: Iterable[EvaluationBatch], count: int, device: Device
 ) -> Tensor:
-    """Return the losses that `score` gives each of `count` tokens, [N] or [S, N] in float32, in nats.
+    """Return the loss in nats that `score` computes for each of `count` tokens: [N] or [S, N], in float32.
 
     Every token is scored exactly once, without dropout and, unless `score` enables them, without gradients. With
-    several processes each scores some of the rows, and all receive the result.
+    several processes each scores some of the rows, and all return the whole result.
     """
     was_training = model.training
     model.eval()
@@ -146,5 +151,5 @@ def score_batches(
 
 
 def exp_or_infinity(value: float) -> float:
-    """Return exp(value), or infinity where it exceeds a float."""
+    """Return exp(value), or infinity where that is too large for a float."""
     return math.inf if value > 700 else math.exp(value)

@@ -34,35 +34,35 @@ __all__ = [
 
 
 class Loop(NamedTuple):
-    """A loop of a command, as it starts."""
+    """A loop whose progress is reported: its title, range of steps and unit."""
 
     title: str
-    first_step: int
-    steps: int
+    first_step: int  # number of steps done before, 0 unless the loop is resumed
+    steps: int  # total, including the steps done before
     unit: str = "steps"  # plural name of the steps
     folder: Path | None = None  # the run folder of a training
 
 
 class Reporter:
-    """Receives the progress of a command; this base class ignores it."""
+    """Interface that receives the progress of a command; the methods of this base class do nothing."""
 
     def start(self, loop: Loop) -> None:
         """Start to report a loop."""
 
     def advance(self, step: int) -> None:
-        """Report that `step` steps are done; their metrics were reported before."""
+        """Report that `step` steps are done, after the training metrics of these steps."""
 
     def metrics(self, record: MetricsRecord) -> None:
         """Report a line of `metrics.jsonl`."""
 
     def pi(self, space: Sequence[str], record: PiRecord) -> None:
-        """Report a line of `pi.jsonl`; its `pi` is [blocks, candidates of `space`]."""
+        """Report a line of `pi.jsonl`, whose `pi` [blocks, candidates] refers to the candidates `space`."""
 
     def note(self, text: str) -> None:
         """Report a line of text."""
 
     def stop(self) -> None:
-        """End the report of a loop, whether or not it succeeded."""
+        """End the report of a loop, whether or not the loop succeeded."""
 
 
 class Silent(Reporter):
@@ -81,7 +81,7 @@ _METRIC_FORMATS = {
     "identity_share": "identity {:.0%}",
     "argmax_changes": "argmax changed {} times",
 }
-"""Text of the metrics that a line may have besides loss and perplexity."""
+"""Format of each metric that a line may show besides loss and perplexity."""
 
 
 def describe_metrics(record: MetricsRecord) -> str:
@@ -99,7 +99,7 @@ def make_reporter(quiet: bool = False, verbose: bool = False) -> Reporter:
 
     Args:
         quiet: report warnings only.
-        verbose: print a plain line for every line of `metrics.jsonl`, on a terminal too.
+        verbose: print every line of `metrics.jsonl` as a plain line, instead of the live display on a terminal.
     """
     return CombinedReporter(make_display(quiet, every=verbose, live=not verbose), TensorBoard())
 
@@ -113,7 +113,7 @@ def make_display(quiet: bool, every: bool, live: bool = True) -> Reporter:
 
 
 def _call_all(method: str) -> Any:
-    """Return a method that calls a method of every reporter of a `CombinedReporter`."""
+    """Return a method of `CombinedReporter` that calls the method of this name of each of its reporters."""
 
     def call(self: "CombinedReporter", *arguments: Any) -> None:
         for reporter in self.reporters:
@@ -123,7 +123,7 @@ def _call_all(method: str) -> Any:
 
 
 class CombinedReporter(Reporter):
-    """Passes everything on to several reporters."""
+    """Passes every call on to several reporters."""
 
     def __init__(self, *reporters: Reporter) -> None:
         self.reporters = reporters
@@ -133,7 +133,7 @@ class CombinedReporter(Reporter):
 
 
 class _WarningReporter(Reporter):
-    """Prints warnings only."""
+    """Prints only the notes that begin with "warning: "."""
 
     @override
     def note(self, text: str) -> None:
@@ -142,7 +142,10 @@ class _WarningReporter(Reporter):
 
 
 class PlainReporter(Reporter):
-    """Prints a line per validation, note and tenth of a loop or, with `every`, per line of the metrics."""
+    """Prints plain lines: each note and validation, and the newest training metrics ten times per loop.
+
+    With `every`, it prints all training metrics.
+    """
 
     def __init__(self, every: bool = False) -> None:
         self.title, self.steps, self.every = "", 0, every
@@ -182,7 +185,7 @@ class PlainReporter(Reporter):
 
 
 class LiveReporter(Reporter):
-    """Redraws progress, the latest metrics and coloured bars of each block's pi in place."""
+    """Redraws in place: progress, the latest metrics and, for each block, a coloured bar of its pi."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -233,14 +236,14 @@ class LiveReporter(Reporter):
             self.live = None
 
     def render(self) -> RenderableType:
-        """Return the whole display."""
+        """Return the present content of the display."""
         lines = [Text(text) for text in self.latest.values()]
         blocks: list[RenderableType] = [Columns(self.bars, padding=(0, 3))] if self.bars else []
         return Group(self.progress, *lines, *blocks)
 
 
 def pi_bar(number: int, space: Sequence[str], pi: Sequence[float]) -> Text:
-    """Return block number, a stacked bar of its probabilities, and the most probable candidate."""
+    """Return a line on block `number`: a stacked bar of its `pi` over `space`, and the most probable candidate."""
     text = Text(f"{number:>3} ")
     edges = [round(_BAR_WIDTH * sum(pi[: index + 1])) for index in range(len(pi))]
     colours = list(candidate_colours(space).values())
@@ -255,7 +258,7 @@ _MAX_PICTURES = 50  # heatmaps of pi in a run
 
 
 class TensorBoard(Reporter):
-    """Writes into the folder `tensorboard` of each run; does nothing where TensorBoard cannot be imported."""
+    """Writes metrics and pi to the folder `tensorboard` of each run; no effect if TensorBoard cannot be imported."""
 
     def __init__(self) -> None:
         self.writer: SummaryWriter | None = None
@@ -263,7 +266,7 @@ class TensorBoard(Reporter):
 
     @override
     def start(self, loop: Loop) -> None:
-        """Open the files of a run; steps that will be repeated are purged."""
+        """Open the files of a run; entries of steps that a resumed run repeats are purged."""
         if loop.folder is None:
             return
         try:
@@ -276,7 +279,7 @@ class TensorBoard(Reporter):
 
     @override
     def metrics(self, record: MetricsRecord) -> None:
-        """Write every number of the line as `SPLIT/NAME`."""
+        """Write every number of a line of metrics under the tag `SPLIT/NAME`."""
         if self.writer is None:
             return
         for name, value in record.to_dict().items():
@@ -285,7 +288,7 @@ class TensorBoard(Reporter):
 
     @override
     def pi(self, space: Sequence[str], record: PiRecord) -> None:
-        """Write each probability as `pi/block-NN/LAYER`, and at intervals the heatmap of all."""
+        """Write each probability under the tag `pi/block-NN/LAYER`, and at intervals a heatmap of all."""
         if self.writer is None:
             return
         step, pi = record.step, record.pi

@@ -4,9 +4,10 @@ Memory is estimated (`memory_estimate.py`) and tokens follow from the settings. 
 short run, whose rate is scaled by FLOPs per token if it trained another network, or given by the user. FLOPs are those
 of `TransformerXL.multiply_adds`: matrix products only, keys and values of memory counted once.
 
-Several GPUs share the batch (DistributedDataParallel) and average the gradients; each sends and receives 2 (N - 1) / N
-times their bytes (ring all-reduce; Patarasuk & Yuan 2009). This overlaps with the backward pass, two thirds of a step,
-so only what exceeds it counts. Validation, checkpoints and data loading are not included.
+N GPUs share the batch (DistributedDataParallel) and average the gradients; each GPU sends and receives 2 (N - 1) / N
+times the bytes of the gradients (ring all-reduce; Patarasuk & Yuan 2009). This overlaps with the backward pass, about
+two thirds of a step, so only the time by which it exceeds the backward pass is added. Validation, checkpoints and
+data loading are not included.
 """
 
 import math
@@ -36,8 +37,8 @@ from parnas.training.session import find_cutoffs
 
 __all__ = ["GB", "MARGIN", "Machine", "PhasePlan", "Plan", "choose_rate", "make_machine", "plan"]
 
-MARGIN = 0.1  # of memory: rounding and fragmentation of torch's allocator, and workspaces of kernels
-CONTEXT_BYTES = 1_000_000_000  # of CUDA, its libraries and NCCL in each process, outside torch's allocator
+MARGIN = 0.1  # share added to the estimate, for rounding and fragmentation of torch's allocator and kernels' workspace
+CONTEXT_BYTES = 1_000_000_000  # used by CUDA, its libraries and NCCL in each process, outside torch's allocator
 _NODE = 8  # GPUs connected by NVLink
 NVLINK_GB_PER_S, NETWORK_GB_PER_S = 200.0, 25.0
 """Bandwidth of all-reduce: about two thirds of an A100's 300 GB/s in each direction, and one 200 Gb/s link."""
@@ -51,46 +52,46 @@ class Machine:
 
     gpus: int = 1
     memory_gb: float | None = None  # of each
-    bandwidth_gb_per_s: float | None = None  # of each; None: NVLink's, or the network's beyond eight GPUs
-    price_per_hour: float | None = None  # of one
+    bandwidth_gb_per_s: float | None = None  # of each; None: NVLink's for up to eight GPUs, else the network's
+    price_per_hour: float | None = None  # of one GPU, in any currency
 
     @property
     def bandwidth(self) -> float:
-        """Bytes per second that each GPU sends, and receives, when gradients are averaged."""
+        """Bytes per second that each GPU can send and, at the same time, receive when gradients are averaged."""
         default = NVLINK_GB_PER_S if self.gpus <= _NODE else NETWORK_GB_PER_S
         return (self.bandwidth_gb_per_s or default) * GB
 
 
 class Rate(NamedTuple):
-    """The measured speed of one GPU."""
+    """The speed of training on one GPU, and where it comes from."""
 
     tokens_per_s: float
-    flops_per_token: float | None  # of the measured network; None: of the network to retrain
+    flops_per_token: float | None  # of the measured network; None: it is the network to retrain
     source: str
 
 
 @dataclass(frozen=True)
 class PhasePlan:
-    """The resources of one phase."""
+    """The resources that one phase, search or retraining, needs."""
 
     phase: Kind
-    network: str
+    network: str  # description
     parameters: int
     rows: int  # of the batch, on each GPU
-    bytes: Mapping[str, int]  # on each GPU, by use
+    bytes: Mapping[str, int]  # on each GPU, by use; see `memory_by_use`
     kept_bytes: int  # activations saved for the backward pass
-    softmax_bytes: int  # the softmax's part of them
+    softmax_bytes: int  # the part of `kept_bytes` that softmax and loss save
     gradient_bytes: int
-    needed_bytes: int  # with the margin
-    fits: bool | None
+    needed_bytes: int  # on each GPU, see `required_bytes`
+    fits: bool | None  # None: the memory of the GPUs is not known
     advice: tuple[str, ...]
     flops_per_token: float
     steps: int
     tokens: int
     tokens_per_s: float | None = None  # of all GPUs
-    scaled_by: float | None = None  # FLOPs per token of the measured network over those of this one
+    scaled_by: float | None = None  # factor of the measured rate: its network's FLOPs per token divided by this one's
     hours: float | None = None
-    price: float | None = None
+    price: float | None = None  # of all GPUs for these hours
 
 
 @dataclass(frozen=True)
@@ -102,24 +103,25 @@ class Plan:
     notes: tuple[str, ...]
 
     def write(self, folder: Path) -> Path:
-        """Write `plan.json` into a folder, which is created."""
+        """Write `plan.json` into `folder`, which is created if missing, and return its path."""
         path = folder / "plan.json"
         write_json(path, asdict(self))
         return path
 
 
 def plan(config: Config, machine: Machine, rate: Rate | None = None, note: Note = silent) -> Plan:
-    """Return the resources of the search, and of retraining `model.arch` or the interleaved network.
+    """Return the resources that the search and the retraining of a configuration need.
 
-    A rate without FLOPs is taken as that of the network to retrain.
+    Without `model.arch`, the network to retrain is the preset interleaved-N, where N is `search.blocks`. A `rate`
+    without FLOPs per token is taken as measured on the network to retrain.
 
     Raises:
-        ParnasError: the GPUs do not divide the batch, or the vocabulary is unknown.
+        ParnasError: the GPUs cannot share a batch evenly, or the vocabulary is unknown.
     """
     if config.data.batch_size % machine.gpus:
         raise ParnasError(
-            f"data.batch_size is {config.data.batch_size}, which {machine.gpus} GPUs do not divide; set it to a "
-            f"multiple, such as {machine.gpus * math.ceil(config.data.batch_size / machine.gpus)}."
+            f"data.batch_size is {config.data.batch_size}, which {machine.gpus} GPUs cannot share evenly; set it to a "
+            f"multiple of {machine.gpus}, such as {machine.gpus * math.ceil(config.data.batch_size / machine.gpus)}."
         )
     text = estimate_token_counts(config.data, note)
     if isinstance(config.model.cutoffs, str):
@@ -134,12 +136,15 @@ def plan(config: Config, machine: Machine, rate: Rate | None = None, note: Note 
 
 
 def plan_phase(config: Config, phase: Kind, counts: Sequence[int], machine: Machine, rate: Rate | None) -> PhasePlan:
-    """Return the plan of one phase of a configuration with an architecture and cutoffs."""
+    """Return the plan of one phase; `config` must have an architecture and numeric cutoffs.
+
+    `counts` [V] are the frequencies of the tokens in the training text.
+    """
     rows = config.data.batch_size // machine.gpus
     estimate = estimate_step(config, phase, counts, rows)
     bytes_by_use = memory_by_use(estimate, machine.gpus)
     steps = config.search.steps if phase == "search" else config.train.steps
-    segment = config.data.batch_size * config.data.tgt_len
+    step_tokens = config.data.batch_size * config.data.tgt_len
     flops = flops_of(config, phase, counts)
     fits = None if machine.memory_gb is None else required_bytes(bytes_by_use) <= machine.memory_gb * GB
     phase_plan = PhasePlan(
@@ -159,29 +164,32 @@ def plan_phase(config: Config, phase: Kind, counts: Sequence[int], machine: Mach
         ),
         flops,
         steps,
-        steps * segment,
+        steps * step_tokens,
     )
-    return phase_plan if rate is None else _add_time(phase_plan, machine, rate, segment)
+    return phase_plan if rate is None else _add_time(phase_plan, machine, rate, step_tokens)
 
 
-def _add_time(plan: PhasePlan, machine: Machine, rate: Rate, segment: int) -> PhasePlan:
-    """Return the plan with tokens per second, hours and price; `segment` is the number of tokens per step."""
+def _add_time(plan: PhasePlan, machine: Machine, rate: Rate, step_tokens: int) -> PhasePlan:
+    """Return the plan with tokens per second, hours and price; each step trains on `step_tokens` tokens."""
     scale = (rate.flops_per_token or plan.flops_per_token) / plan.flops_per_token
-    speed = throughput(rate.tokens_per_s * scale, machine.gpus, segment, 4 * plan.parameters, machine.bandwidth)
+    speed = throughput(rate.tokens_per_s * scale, machine.gpus, step_tokens, 4 * plan.parameters, machine.bandwidth)
     hours = plan.tokens / speed / 3600
     price = None if machine.price_per_hour is None else machine.price_per_hour * machine.gpus * hours
     return replace(plan, tokens_per_s=speed, scaled_by=scale, hours=hours, price=price)
 
 
-def throughput(tokens_per_s: float, gpus: int, segment: int, gradient_bytes: int, bandwidth: float) -> float:
-    """Return the tokens per second of `gpus` GPUs, given those of one; `segment` is the number of tokens per step."""
-    computing = segment / (tokens_per_s * gpus)
+def throughput(tokens_per_s: float, gpus: int, step_tokens: int, gradient_bytes: int, bandwidth: float) -> float:
+    """Return the tokens per second of `gpus` GPUs together, of which one alone reaches `tokens_per_s`.
+
+    Each step trains on `step_tokens` tokens and averages `gradient_bytes` at `bandwidth` bytes per second.
+    """
+    computing = step_tokens / (tokens_per_s * gpus)
     averaging = 2 * (gpus - 1) / gpus * gradient_bytes / bandwidth
-    return segment / (computing + max(0.0, averaging - _BACKWARD_SHARE * computing))
+    return step_tokens / (computing + max(0.0, averaging - _BACKWARD_SHARE * computing))
 
 
 def memory_by_use(estimate: MemoryEstimate, gpus: int) -> dict[str, int]:
-    """Return the bytes on one GPU at the peak, by use; all parameters are float32."""
+    """Return the estimated bytes on one GPU at the peak of a training step, by use; `required_bytes` sums them."""
     held = {"parameters": estimate.parameters, "moments of the optimizer": estimate.moments}
     if estimate.average:
         held["average of the weights"] = estimate.average
@@ -190,13 +198,13 @@ def memory_by_use(estimate: MemoryEstimate, gpus: int) -> dict[str, int]:
     return held | {"memory of segments": estimate.memory, "a step at its peak": estimate.peak}
 
 
-def required_bytes(held: Mapping[str, int]) -> int:
-    """Return the memory that a GPU should have, in bytes."""
-    return round((1 + MARGIN) * sum(held.values())) + CONTEXT_BYTES
+def required_bytes(bytes_by_use: Mapping[str, int]) -> int:
+    """Return the bytes of memory that a GPU needs: the sum of `bytes_by_use`, a margin of 10 %, and 1 GB for CUDA."""
+    return round((1 + MARGIN) * sum(bytes_by_use.values())) + CONTEXT_BYTES
 
 
 def estimate_step(config: Config, phase: Kind, counts: Sequence[int], rows: int) -> MemoryEstimate:
-    """Return the memory estimate of a step; matrix products are in bf16 unless `runtime.precision` is fp32."""
+    """Return the memory estimate of a training step on `rows` rows, in bf16 unless `runtime.precision` is fp32."""
     precision = "fp32" if config.runtime.precision == "fp32" else "bf16"
     if phase == "search":
         return count_search(config, counts, rows, precision)
@@ -204,19 +212,19 @@ def estimate_step(config: Config, phase: Kind, counts: Sequence[int], rows: int)
 
 
 def advise_rows(config: Config, gpus: int) -> Iterator[str]:
-    """Yield the change that a search needs whose GPUs cannot share the rows of alpha's batch."""
+    """Yield advice on `data.batch_size` if the GPUs cannot evenly share the batch of a search's architecture step."""
     rows, search = config.data.batch_size, config.search
     arch_rows = arch_batch_size(search.estimator, rows)
     if search.alpha_share and arch_rows % gpus:
         divisor = gpus * ESTIMATORS[search.estimator].arch_batch_divisor
         yield (
-            f"alpha's batch has {arch_rows} of the {rows} rows, which {gpus} GPUs do not divide: a search needs a "
-            f"data.batch_size such as {divisor * math.ceil(rows / divisor)}"
+            f"an architecture step reads {arch_rows} of the {rows} rows, which {gpus} GPUs cannot share evenly: set "
+            f"data.batch_size to a multiple of {divisor}, such as {divisor * math.ceil(rows / divisor)}"
         )
 
 
 def _advise_memory(config: Config, phase: Kind, counts: Sequence[int], machine: Machine) -> list[str]:
-    """Return changes that reduce memory, the cheapest first."""
+    """Return advice on settings that reduce the memory of a phase, in the order in which to try them."""
     rows, limit = config.data.batch_size // machine.gpus, (machine.memory_gb or 0) * GB
 
     def required_with(**changes: Any) -> int:
@@ -245,7 +253,10 @@ def _advise_memory(config: Config, phase: Kind, counts: Sequence[int], machine: 
 
 
 def rows_that_fit(rows: int, taken: int, fewer: int, taken_by_fewer: int, limit: float) -> int:
-    """Return the rows within the limit, interpolated between the bytes of two numbers of rows; 0 for none."""
+    """Return how many rows, at most `rows`, fit into `limit` bytes; 0 if not even `fewer` rows fit.
+
+    `rows` rows take `taken` bytes and `fewer` rows `taken_by_fewer`; for numbers in between, interpolate linearly.
+    """
     if taken <= limit:
         return rows
     if taken_by_fewer > limit:
@@ -256,9 +267,9 @@ def rows_that_fit(rows: int, taken: int, fewer: int, taken_by_fewer: int, limit:
 def flops_of(config: Config, phase: Kind, counts: Sequence[int]) -> float:
     """Return the FLOPs to train on one token: two per multiply-add of the forward pass, and four for the backward pass.
 
-    In a search each block counts the mean of its candidates while pi is uniform, or their sum if the estimator runs all
+    In a search each block counts the mean of its candidates under a uniform pi, or their sum if the estimator runs all
     of them; architecture steps on held-out text are added. `runtime.checkpoint_activations` adds a second forward pass
-    of the whole network, although the softmax is not recomputed.
+    of the whole network, which is slightly too much because the softmax is not recomputed.
     """
     tgt_len, reach = config.data.tgt_len, config.model.reach
     passes = 4 if config.runtime.checkpoint_activations else 3
@@ -278,15 +289,16 @@ def flops_of(config: Config, phase: Kind, counts: Sequence[int]) -> float:
 
 
 def _mean_over_paths(values: Sequence[float], names: Sequence[str], estimator: str) -> float:
-    """Return the mean of a block's candidates, weighted as a path is sampled while pi is uniform."""
+    """Return the mean of `values` of a block's candidates `names`, weighted as a path is sampled under a uniform pi."""
     weights = [IDENTITY_WEIGHT if estimator == "uniform" and name == IDENTITY else 1.0 for name in names]
     return math.fsum(weight * value for weight, value in zip(weights, values, strict=True)) / sum(weights)
 
 
 def arch_step_passes(search: SearchConfig) -> float:
-    """Return the forward passes over a whole batch that architecture steps on held-out text cost per weight step.
+    """Return the cost of architecture steps per weight step, in forward passes over a whole batch.
 
-    `uniform` reads two paths forward; other estimators read forward and backward, without gradients of the weights.
+    A step on held-out text counts as two passes over its rows: with `uniform` the forward passes of two paths, with
+    other estimators a forward and a backward pass, without gradients of the weights.
     """
     if not search.alpha_share:
         return 0.0
@@ -295,7 +307,11 @@ def arch_step_passes(search: SearchConfig) -> float:
 
 
 def make_machine(gpus: int, memory: float | None, bandwidth: float | None, price: float | None) -> Machine:
-    """Return the machine of the command line's options; raises `ParnasError` for sizes that are not positive."""
+    """Return the machine that the options of `parnas plan` describe: memory in GB of each GPU, bandwidth in GB/s.
+
+    Raises:
+        ParnasError: memory or bandwidth is not a positive number.
+    """
     for option, value in (("--memory", memory), ("--bandwidth", bandwidth)):
         if value is not None and not 0 < value < math.inf:
             raise ParnasError(f"{option} is {value:g}; give a positive number.")
@@ -303,7 +319,11 @@ def make_machine(gpus: int, memory: float | None, bandwidth: float | None, price
 
 
 def choose_rate(measured: Path | None, tokens_per_s: float | None, note: Note = silent) -> Rate | None:
-    """Return the rate that a run or the user gives, `None` without either; raises `ParnasError` for both."""
+    """Return the rate of the run `measured` or of the user's `tokens_per_s`; `None` without either.
+
+    Raises:
+        ParnasError: both were given, the run has no metrics, or the number is not positive.
+    """
     if measured is not None and tokens_per_s is not None:
         raise ParnasError("Give --from RUN or --tokens-per-s, not both.")
     if measured is not None:
@@ -316,10 +336,10 @@ def choose_rate(measured: Path | None, tokens_per_s: float | None, note: Note = 
 
 
 def read_rate(run: Run, note: Note = silent) -> Rate:
-    """Return the median tokens per second of a run divided by its GPUs, and its network's FLOPs per token."""
+    """Return the median tokens per second of a run divided by its number of GPUs, and its network's FLOPs per token."""
     records = [record for record in run.metrics() if record.tokens_per_s]
     if not records:
-        raise ParnasError(f"{run.folder} has no line of training yet; train it for at least train.log_every steps.")
+        raise ParnasError(f"{run.folder} has no metrics of training yet; train it for at least train.log_every steps.")
     config, environment = run.config(), run.environment()
     size = StreamHeader.read(run.folder / STREAMS).vocab_size
     counts = estimate_token_counts(config.data, note).counts
@@ -333,7 +353,7 @@ def read_rate(run: Run, note: Note = silent) -> Rate:
 
 
 def _describe_network(config: Config, phase: Kind) -> str:
-    """Return the network of a phase in a few words."""
+    """Return the architecture of a retraining, or the blocks, candidates and estimator of a search, as text."""
     if phase == "retrain":
         return str(Architecture.parse(config.model.arch or ""))
     search = config.search
@@ -341,15 +361,17 @@ def _describe_network(config: Config, phase: Kind) -> str:
 
 
 def _notes_on(machine: Machine, rate: Rate | None, text: str) -> list[str]:
-    """Return the assumptions behind the figures."""
+    """Return the assumptions behind the memory, time and price of a plan; the first is `text`, on the training text."""
     notes = [
         text,
-        f"memory is counted, without kernels' workspaces and fragmentation: hence {MARGIN:.0%} more, and "
+        f"memory is estimated, plus {MARGIN:.0%} for kernels' workspace and fragmentation, and "
         f"{CONTEXT_BYTES / GB:.0f} GB for CUDA",
     ]
     if rate is None:
         return [*notes, "no time without a measured speed: train 200 steps on one such GPU, then give --from RUN"]
-    notes.append(f"{rate.tokens_per_s:,.0f} tokens/s of one GPU, from {rate.source}; time is of training alone")
+    notes.append(
+        f"{rate.tokens_per_s:,.0f} tokens/s of one GPU, from {rate.source}; time is without validation and checkpoints"
+    )
     if machine.gpus > 1:
-        notes.append(f"gradients are averaged at {machine.bandwidth / GB:g} GB/s per GPU, beside the backward pass")
+        notes.append(f"gradients are averaged at {machine.bandwidth / GB:g} GB/s per GPU, during the backward pass")
     return notes

@@ -21,7 +21,7 @@ class RetrainTask(TrainingTask):
     title = "retrain"
 
     def train_step(self, step: int) -> StepResult:
-        """Train on one batch."""
+        """Train the weights on the batch of `step`, counted from 0."""
         return self.update_weights(self.batches.batch(step), gates=None)
 
 
@@ -29,13 +29,14 @@ def retrain(config: Config, folder: Path, reporter: Reporter, resume: bool = Fal
     """Train the network of `config.model.arch`, from the beginning or from an unfinished retraining in `folder`.
 
     Args:
-        config: of the retraining.
+        config: the configuration, with an architecture in `model.arch`.
         folder: the run folder. With torchrun, every process passes the same one.
         reporter: receives the progress.
-        resume: refuse to begin a new retraining.
+        resume: raise an error if there is no retraining to resume, instead of beginning a new one.
 
     Raises:
-        ParnasError: the folder holds another run, the text cannot be read, or the architecture is not valid.
+        ParnasError: the folder holds a finished or different run, the text cannot be read, or the architecture is not
+            valid.
     """
     architecture = run_architecture(config)
     with open_session(config, "retrain", folder, resume, reporter) as session:

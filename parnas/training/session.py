@@ -47,12 +47,13 @@ MAY_CHANGE = {
 
 @contextmanager
 def open_session(config: Config, kind: Kind, folder: Path, resume: bool, reporter: Reporter) -> Iterator[Session]:
-    """Prepare text, device and run folder for a training phase, and lock the folder inside the context.
+    """Prepare text, device and run folder for a training phase; the folder is locked inside the context.
 
-    An unfinished run in the folder is resumed.
+    If the folder holds an unfinished run with a checkpoint, the session resumes it.
 
     Raises:
-        ParnasError: the folder is in use or holds another or a finished run; or `resume` is set and there is no run.
+        ParnasError: the folder is in use, or holds a finished run or one of another kind or configuration; or `resume`
+            is set and there is no run.
     """
     run, device = Run(folder), choose_device(config.runtime)
     distributed = device.distributed
@@ -97,7 +98,10 @@ def resolve_cutoffs(config: Config, streams: TokenStreams) -> Config:
 
 
 def find_cutoffs(config: Config, counts: NDArray[np.int64]) -> Config:
-    """Return the configuration with the optimal cutoffs for tokens that occur `counts` [V] times."""
+    """Return the configuration with the softmax cutoffs that are optimal for tokens that occur `counts` [V] times.
+
+    `model.cutoffs` must be `auto`, or `min_macs` to minimise multiply-adds alone.
+    """
     head_share = 0.0 if config.model.cutoffs == "min_macs" else HEAD_SHARE
     dims = config.replace(model__cutoffs=tuple(range(1, AUTO_CLUSTERS))).model.softmax_dims()
     optimum = optimal_cutoffs(counts, AUTO_CLUSTERS, config.model.d_model, dims, head_share)
@@ -105,14 +109,17 @@ def find_cutoffs(config: Config, counts: NDArray[np.int64]) -> Config:
 
 
 def resolve_corpus(config: Config) -> Config:
-    """Return the configuration with the absolute path of a corpus folder, so that a run resumes from anywhere."""
+    """Return the configuration with an absolute path if `data.corpus` is one, so that a run resumes from any folder."""
     path = expand_user(config.data.corpus)
     named = config.data.corpus in NAMES or not path.exists()
     return config if named else config.replace(data__corpus=str(path.resolve()))
 
 
 def run_task(task: TrainingTask, architecture: Callable[[], Architecture]) -> Run:
-    """Train a task to its end, resuming where the run was, and write `summary.json`; return the run."""
+    """Train a task to its last step, from the newest checkpoint when resuming; write `summary.json` and return the run.
+
+    `architecture` returns the present architecture, which the log and the summary name.
+    """
     session, trainer = task.session, Trainer(task)
     if session.resuming:
         _resume(trainer)
@@ -141,7 +148,10 @@ def run_task(task: TrainingTask, architecture: Callable[[], Architecture]) -> Ru
 
 
 def _resume(trainer: Trainer) -> None:
-    """Restore the newest checkpoint; only after that succeeded, change the run folder."""
+    """Restore the newest checkpoint; then drop later entries from the run folder and write the new configuration.
+
+    The folder changes only after the checkpoint was restored successfully.
+    """
     trainer.resume()
     session, run = trainer.session, trainer.session.run
     with session.device.distributed.main_process_first():
@@ -153,7 +163,7 @@ def _resume(trainer: Trainer) -> None:
 
 
 def _log_model(session: Session, model: TransformerXL, architecture: Architecture) -> None:
-    """Write the table of the network's parts to `run.log`."""
+    """Write a table of the network's parts, with shapes, parameters and multiply-adds, to `run.log`."""
     data, counts = session.config.data, session.streams.train_counts().tolist()
     names = [name for name in architecture if name != IDENTITY]
     table = summarise(model, names, data.tgt_len, session.config.model.reach, counts)
@@ -162,10 +172,10 @@ def _log_model(session: Session, model: TransformerXL, architecture: Architectur
 
 
 def _check_resumable(run: Run, kind: Kind, device: Device, config: Config) -> None:
-    """Raise `ParnasError` where a run is finished, of another kind, or was computed on another device or precision."""
+    """Raise `ParnasError` where a run is finished, of another kind, or used another type of device or precision."""
     environment = run.environment()
     if environment.kind != kind:
-        raise ParnasError(f"{run.folder} is a {environment.kind}, not a {kind}.")
+        raise ParnasError(f"{run.folder} is a {environment.kind} run, not a {kind} run; choose another folder (--run).")
     if run.finished() and not (kind == "retrain" and config.train.steps > run.config().train.steps):
         raise ParnasError(
             f"{run.folder} is finished and stays as it is; choose another folder (--run) for a new training"
@@ -175,23 +185,27 @@ def _check_resumable(run: Run, kind: Kind, device: Device, config: Config) -> No
     before = {"device": str(environment.device).partition(":")[0], "precision": environment.precision}
     for key, value in now.items():
         if before[key] != value:
-            raise ParnasError(f"{run.folder} was started with {key} {before[key]}, not {value}; set runtime.{key}.")
+            raise ParnasError(
+                f"{run.folder} was started with {key} {before[key]}, not {value}; set runtime.{key}: {before[key]} to "
+                "resume it, or choose another folder (--run)."
+            )
 
 
 def _check_changes(run: Run, config: Config, note: Note) -> None:
-    """Note the settings that differ from those of a run to resume; raise where one is not in `MAY_CHANGE`."""
+    """Report settings that differ from those of a run to resume; raise `ParnasError` for one that must not change."""
     before = run.config()
     refuse_changes(run, config, MAY_CHANGE)
     if config.train.steps < before.train.steps:
         raise ParnasError(
-            f"{run.folder} was started with train.steps {before.train.steps}; this may grow, but not shrink."
+            f"{run.folder} was started with train.steps {before.train.steps}, which may be raised, but not lowered to "
+            f"{config.train.steps}."
         )
     for line in _changed_settings(before, config):
         note(f"resuming with another {line}")
 
 
 def check_same_results(run: Run, config: Config) -> None:
-    """Raise `ParnasError` where a finished run was made with other settings that its phase reads."""
+    """Raise `ParnasError` if `config` differs from that of a finished run in a setting that the run's phase uses."""
     config = resolve_corpus(config)  # as the run's configuration was when it started
     if isinstance(config.model.cutoffs, str):
         config = resolve_cutoffs(config, prepare(config.data))
@@ -201,7 +215,10 @@ def check_same_results(run: Run, config: Config) -> None:
 
 
 def check_same_text(header: StreamHeader, before: StreamHeader, run: str) -> None:
-    """Raise `ParnasError` where two headers differ in more than the name of the corpus."""
+    """Raise `ParnasError` if text or tokenizer differ from those that `run` was trained with (`before`).
+
+    The same text may have another corpus name.
+    """
     if header.model_copy(update={"corpus": before.corpus}) != before:
         raise ParnasError(
             f"The text or tokenizer on this machine is not the one that {run} was trained with; restore it."
@@ -209,22 +226,22 @@ def check_same_text(header: StreamHeader, before: StreamHeader, run: str) -> Non
 
 
 def refuse_changes(run: Run, config: Config, allowed: Collection[str] = ()) -> None:
-    """Raise `ParnasError` where a run was started with other settings, except for the `allowed` keys."""
+    """Raise `ParnasError` if `config` differs from the configuration of `run` in other keys than the `allowed` ones."""
     if changed := _changed_settings(run.config(), config, allowed):
         message = "\n  - ".join([f"{run.folder} was started with another configuration:", *changed])
         only_evaluation = all(line.startswith("evaluation.") for line in changed)
-        hint = "pass them to parnas evaluate" if only_evaluation else "choose another --run"
+        hint = "pass them to parnas evaluate" if only_evaluation else "choose another folder (--run)"
         raise ParnasError(f"{message}\nRestore these settings, or {hint}.")
 
 
 def _changed_settings(before: Config, now: Config, ignored: Collection[str] = ()) -> list[str]:
-    """Return a line for each setting that differs, by dotted key."""
+    """Return a line for each setting that differs, with its dotted key and both values, except the `ignored` keys."""
     old, new = flatten(before.model_dump()), flatten(now.model_dump())
     return [f"{key}: {old[key]} before, {new[key]} now" for key in old if old[key] != new[key] and key not in ignored]
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested sections as one dictionary with dotted keys."""
+    """Return nested mappings as one dictionary with dotted keys such as `train.lr`."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}

@@ -1,7 +1,7 @@
 """The training loop: repeat the steps of a task, log, validate and save checkpoints.
 
-`TrainingTask` says what a step does. Retraining and search are tasks; both train their weights by `update_weights`.
-`Trainer` is the loop around any task.
+A `TrainingTask` defines what a step does. Retraining and search are tasks; both train the weights by `update_weights`.
+`Trainer` runs the loop of any task.
 """
 
 import math
@@ -65,30 +65,31 @@ class Session:
     device: Device
     run: Run
     reporter: Reporter
-    resuming: bool = False
+    resuming: bool = False  # whether to continue from the newest checkpoint in the run folder
 
     @property
     def checks_each_step(self) -> bool:
-        """Whether each step's numbers are checked before the update: on the CPU, or where steps may be skipped.
+        """Whether loss and gradient of each step are checked to be finite before the update.
 
-        Otherwise they are checked with each line of metrics, so that no step waits for the GPU.
+        True on the CPU, and where steps may be skipped. Otherwise they are checked with each line of metrics, so that
+        no step waits for the GPU.
         """
         return self.device.device.type == "cpu" or self.config.train.max_skipped_steps > 0
 
 
 class StepResult(NamedTuple):
-    """The figures of one training step, as scalars on the device."""
+    """Losses and gradient norm of one training step, as scalars on the device."""
 
     loss: Tensor  # mean of this process's rows, nats per token
-    gradient_norm: Tensor
-    compression_loss: Tensor | None = None
+    gradient_norm: Tensor  # before clipping
+    compression_loss: Tensor | None = None  # auxiliary loss of compressive memory
 
 
 class RecentSteps:
     """Loss and gradient norm of each step since the last line of metrics, on the device.
 
-    They are rows of one tensor. A small tensor per step would outlive the step's large ones and fragment the heap, so
-    that memory would grow with each line of metrics.
+    They are stored as rows of one tensor. A small tensor per step would outlive the step's large ones and fragment the
+    heap, so that memory would grow with each line of metrics.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -100,7 +101,7 @@ class RecentSteps:
         return self._rows[: self._count]
 
     def add(self, loss: Tensor, gradient_norm: Tensor) -> None:
-        """Add a step."""
+        """Add the loss and gradient norm of a step."""
         if self._count == len(self._rows):
             self._rows = torch.cat([self._rows, self._rows.new_zeros(64 + self._count, 2)])
         self._rows[self._count, 0], self._rows[self._count, 1] = loss, gradient_norm
@@ -111,9 +112,9 @@ class RecentSteps:
         self._count = 0
 
     def restore(self, values: Tensor) -> None:
-        """Replace the steps by those of a checkpoint; raises `ValueError` for another shape."""
+        """Replace all steps by `values` from a checkpoint; raise `ValueError` if its shape is not [steps, 2]."""
         if values.dim() != 2 or values.shape[1] != 2:
-            raise ValueError(f"its losses have the shape {tuple(values.shape)}")
+            raise ValueError(f"its recent losses have the shape {tuple(values.shape)}, not [steps, 2]")
         self._rows, self._count = values.to(self._rows.device), len(values)
 
 
@@ -143,68 +144,71 @@ class TrainingTask:
     # Implemented or extended by each task.
 
     def train_step(self, step: int) -> StepResult:
-        """Train on one batch; `step` counts from 0. Raises `NonFinite` before an update with such numbers."""
+        """Train on the batch of `step`, counted from 0; raise `NonFinite` before an update that is not finite."""
         raise NotImplementedError
 
     def end_step(self, step: int) -> None:
-        """Act between two steps; `step` counts the steps so far, skipped ones included."""
+        """Do what the task needs after each step; `step` is the number of steps so far, skipped ones included."""
 
     def weights(self) -> dict[str, nn.Parameter]:
-        """Return the parameters that the optimizer of the weights trains, by name."""
+        """Return the parameters that the weight optimizer trains, by name; a search leaves out alpha."""
         return dict(self.model.named_parameters())
 
     def trained(self) -> Sequence[Tensor]:
-        """Return all tensors that any optimizer trains."""
+        """Return all tensors that any optimizer of the task trains, alpha included."""
         return list(self.model.parameters())
 
     def scheduled(self, step: int) -> dict[str, float]:
-        """Return the values that a schedule sets for a step, under the names of their metrics."""
+        """Return the scheduled values of a step, such as the learning rate, by the name of their metric (`lr`)."""
         return {"lr": learning_rate(step, self.schedule)}
 
     def gates(self, step: int) -> Gates | None:  # noqa: ARG002
-        """Sample the gates of a forward pass; a discrete network has none."""
+        """Sample the gates of a forward pass at `step`; return `None` for a discrete network."""
         return None
 
     def validate(self) -> dict[str, TotalLoss]:
-        """Return losses on the validation split by name: `valid` decides which checkpoint is the best.
+        """Return total losses on the validation split by name; the loss `valid` decides which checkpoint is the best.
 
-        A search adds `mixture` and `argmax`.
+        A search overrides this to add the losses `mixture` and `argmax`.
         """
         return {"valid": self.validation_loss(self.model)}
 
     def log(self, record: MetricsRecord) -> None:
-        """Write a line of metrics to the run folder, and show it."""
+        """Write a line of metrics to the run folder, and report it."""
         self.session.run.append(METRICS, record)
         self.session.run.write_log(describe_metrics(record))
         self.session.reporter.metrics(record)
 
     def discard_step(self) -> None:
-        """Drop the gradients of a skipped step, and memory, which may not be finite either."""
+        """Drop the gradients of a skipped step, and the memory, whose values may not be finite either."""
         self.memory = None
         for parameter in self.trained():
             parameter.grad = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that a resumed run needs besides the weights; complete in the main process only."""
+        """Return the state that a resumed run needs besides the weights.
+
+        Only in the main process does it hold the memory of all rows of the batch.
+        """
         return {
             "weight_optimizer": self.weight_optimizer.state_dict(),
             "memory": map_memory(self.distributed.gather_rows, self.memory),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state written by any number of processes; raises `ValueError` where it does not fit."""
+        """Restore a state, written by any number of processes; raise `ValueError` if it does not fit the network."""
         self.weight_optimizer.load_state_dict(state["weight_optimizer"])
         self.memory = self.local_memory(state["memory"], self.session.config.data.batch_size)
         if self.memory is not None and len(self.memory) != len(self.model.blocks):
-            raise ValueError(f"its memory is of {len(self.memory)} blocks")
+            raise ValueError(f"its memory is of {len(self.memory)} blocks, not {len(self.model.blocks)}")
 
     # Shared by all tasks.
 
     def update_weights(self, batch: Batch, gates: Gates | None) -> StepResult:
-        """Train the weights on one batch; where `gates` need a gradient, it is added to theirs.
+        """Train the weights on one batch; where `gates` depend on alpha, alpha accumulates a gradient too.
 
         Raises:
-            NonFinite: before the update, where loss or gradient are not finite and each step is checked.
+            NonFinite: loss or gradient is not finite, and each step is checked; nothing was updated.
         """
         # 1. Forward and backward pass in micro-batches; keep the memory for the next segment.
         forward = self.weight_optimizer.accumulator.backward(batch, self.memory, gates)
@@ -218,7 +222,7 @@ class TrainingTask:
         return StepResult(forward.loss, norm, forward.compression)
 
     def read_again(self, step: int) -> Tensor:
-        """Return the loss of a step's batch, read without memory, to find the part that is not finite."""
+        """Return the loss of the batch of `step`, read again without memory, to find where it stops being finite."""
         batch = self.batches.batch(step)
         return join_micro_batches(list(self.weight_optimizer.accumulator.forward(batch, None, self.gates(step)))).loss
 
@@ -236,14 +240,14 @@ class TrainingTask:
         )
 
     def local_memory(self, memory: Memory | None, rows: int) -> Memory | None:
-        """Return this process's rows of the memory of a checkpoint, on its device."""
+        """Return this process's rows, on its device, of the `memory` of a whole batch of `rows` rows."""
         own, device = self.distributed.local_slice(rows), self.session.device.device
         local: Memory | None = map_memory(lambda tensor: tensor[own].to(device), memory)
         return local
 
 
 class Trainer:
-    """Repeats the steps of a task to the end of its schedule; logs, validates, saves and resumes."""
+    """Runs the steps of a task to the end of its schedule; logs, validates, saves checkpoints and resumes."""
 
     def __init__(self, task: TrainingTask) -> None:
         self.task, self.session, self.schedule = task, task.session, task.schedule
@@ -265,7 +269,7 @@ class Trainer:
         """Train to the last step.
 
         Raises:
-            Stopped: a signal asked for an end; the checkpoint of the last step is written.
+            Stopped: a signal asked the process to end; a checkpoint of the step just finished is written.
             Diverged: a loss, gradient or weight is not finite.
         """
         train, reporter, task = self.session.config.train, self.session.reporter, self.task
@@ -304,7 +308,7 @@ class Trainer:
                 self.writer.close()
 
     def train_step(self, lr: float) -> None:
-        """Do one step of the task, or skip it where its loss or gradient is not finite."""
+        """Do one step of the task at the learning rate `lr`; skip its update where loss or gradient is not finite."""
         self.task.weight_optimizer.set_learning_rate(lr)
         try:
             result = self.task.train_step(self.step)
@@ -319,7 +323,7 @@ class Trainer:
         self.average.add(self.step)
 
     def validate(self) -> None:
-        """Validate the network; where weights are averaged, with their average."""
+        """Store the losses on the validation split in `validation`; where weights are averaged, those of their mean."""
         with self.average.in_place():
             self.validation = self.task.validate()
 
@@ -333,7 +337,7 @@ class Trainer:
         self.logged_at += time.perf_counter() - began
 
     def _log_training(self, scheduled: Mapping[str, float]) -> None:
-        """Log the mean loss, the largest gradient norm and the speed of the steps since the last line."""
+        """Log the mean loss, the largest gradient norm and the speed of the steps since the last line of metrics."""
         self._check_recent()
         if self.compression_loss is not None:
             self.distributed.all_reduce_mean([self.compression_loss])
@@ -364,7 +368,7 @@ class Trainer:
         )
 
     def _log_validation(self, scheduled: Mapping[str, float]) -> None:
-        """Validate, remember the step where its loss is the lowest so far, and log all measures of the loss."""
+        """Validate, set `best` if the loss is the lowest so far, and log the loss in all measures."""
         with self._off_the_clock():
             self._check_recent()
             self.validate()
@@ -393,13 +397,13 @@ class Trainer:
     # Checkpoints.
 
     def save(self) -> None:
-        """Start to write a checkpoint; raises `Diverged` where recent losses, gradients or weights are not finite."""
+        """Start to write a checkpoint; raise `Diverged` if a recent loss, a gradient norm or a weight is not finite."""
         with self._off_the_clock():
             # 1. Save only finite numbers, so that every checkpoint can be resumed from.
             self._check_recent()
             if not all(bool(parameter.isfinite().all()) for parameter in self.task.trained()):
                 raise self._diverged("network's weights or alpha", self.step)
-            # 2. Wait for the checkpoint before, so that memory holds one copy at a time.
+            # 2. Wait for the previous checkpoint, so that memory holds one copy at a time.
             self.finish_saving()
             # 3. Collect the state of all processes, and write a copy of it in the background.
             state = self.state_dict()
@@ -411,17 +415,17 @@ class Trainer:
                 self.writer.write(snapshot)
 
     def finish_saving(self) -> None:
-        """Wait until the last checkpoint is on the disk."""
+        """Wait until the last checkpoint is written; raise the error of writing it, if there was any."""
         if self.writer is not None:
             self.writer.wait()
 
     def last_checkpoint(self) -> Path | None:
-        """Return the newest intact checkpoint."""
+        """Return the newest intact checkpoint, or `None`; first wait until the last one is written."""
         self.finish_saving()
         return newest_checkpoint(self.session.run.checkpoints, self.session.reporter.note)
 
     def resume(self) -> None:
-        """Restore the newest intact checkpoint; the main process chooses it.
+        """Restore the newest intact checkpoint, which the main process chooses for all processes.
 
         Raises:
             ParnasError: no checkpoint is intact, or its state does not fit this training.
@@ -454,10 +458,10 @@ class Trainer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a checkpoint's state; raises `ValueError` where it does not fit this training."""
+        """Restore a state that `state_dict` returned; raise `ValueError` if it does not fit this training."""
         self.step, self.seconds, self.skipped = state["step"], float(state["seconds"]), state["skipped"]
         if type(self.step) is not int or not 0 <= self.step <= self.schedule.steps:
-            raise ValueError(f"its step is {self.step!r:.40}")
+            raise ValueError(f"its step is {self.step!r:.40}, not 0 to {self.schedule.steps}")
         self.best = state["best"] and Best(*state["best"])
         self.recent.restore(state["recent"])
         self.average.load_state_dict(state["average"])
@@ -467,7 +471,7 @@ class Trainer:
     # Numbers that are not finite.
 
     def _check_recent(self) -> None:
-        """Average the losses since the last line of metrics over all processes.
+        """Average the losses since the last line of metrics over all processes, and check that they are finite.
 
         Raises:
             Diverged: a loss or gradient norm is not finite; the message names the first such step.
@@ -481,7 +485,7 @@ class Trainer:
             raise self._diverged(quantity, step, place)
 
     def _skip_step(self, quantity: str) -> None:
-        """Discard a step; raises `Diverged` where `train.max_skipped_steps` does not allow one more."""
+        """Discard a step; raise `Diverged` if as many as `train.max_skipped_steps` were discarded before."""
         limit = self.session.config.train.max_skipped_steps
         if self.skipped >= limit:
             raise self._diverged(quantity, self.step + 1, f", first in {self._locate(quantity, self.step)}")
@@ -492,7 +496,7 @@ class Trainer:
         self.task.discard_step()
 
     def _locate(self, quantity: str, step: int) -> str:
-        """Return the part of the network where the loss of a step, or the present gradient, stops being finite."""
+        """Return the part of the network where the loss of `step`, or the present gradient, stops being finite."""
         if quantity != "loss":
             return locate_gradient(self.task.model)
         return locate_loss(self.task.model, self.distributed, lambda: self.task.read_again(step))

@@ -37,7 +37,7 @@ class NetworkWithLoss(nn.Module):
         self.model, self.device = model, device
 
     def forward(self, inputs: Tensor, targets: Tensor, memory: Memory | None, gates: Gates | None) -> Forward:
-        """Read ids and targets [B, T]."""
+        """Return the mean loss of predicting the ids `targets` [B, T] from `inputs` [B, T], and the next memory."""
         with self.device.autocast():
             output = self.model(inputs, memory, gates)
             nll = self.model.score(output.hidden, targets)
@@ -45,7 +45,7 @@ class NetworkWithLoss(nn.Module):
 
 
 class GradientAccumulator:
-    """Reads a batch in up to `count` micro-batches: the same gradients with less memory.
+    """Computes the gradients of a batch in up to `count` micro-batches: the same gradients, with less device memory.
 
     With several processes each reads its slice of the rows, and the gradients of `weights` are averaged over all
     processes. A weight that no process used has no gradient.
@@ -64,18 +64,18 @@ class GradientAccumulator:
                 )
 
     def divide(self, rows: int) -> int:
-        """Return the number of equal micro-batches for `rows`: less than `count` where `count` does not divide them."""
+        """Return the number of equal micro-batches for `rows`: the greatest common divisor of `count` and `rows`."""
         return math.gcd(self.count, rows)
 
     def forward(
         self, batch: Batch, memory: Memory | None, gates: Gates | None, average_gradients: bool = False
     ) -> Iterator[Forward]:
-        """Yield the result of each micro-batch.
+        """Yield the result of the forward pass of each micro-batch.
 
         Args:
             batch: this process's rows.
-            memory: of these rows; ignored where the batch starts an epoch.
-            gates: of the candidates; `None` for a discrete network.
+            memory: memory of the same rows; ignored if the batch starts an epoch.
+            gates: gates of the candidates; `None` for a discrete network.
             average_gradients: average the gradients of the weights over all processes in the backward pass.
         """
         network = self.parallel if average_gradients and self.parallel else self.network
@@ -91,7 +91,7 @@ class GradientAccumulator:
             yield network(inputs[rows], targets[rows], memory if count == 1 else take_rows(memory, rows), gates)
 
     def backward(self, batch: Batch, memory: Memory | None, gates: Gates | None) -> Forward:
-        """Accumulate the gradients of a batch, averaged over processes; return this process's loss and memory."""
+        """Accumulate the gradients of a batch, averaged over processes; return losses and memory of this process."""
         results = []
         for result in self.forward(batch, memory, gates, average_gradients=True):
             total = result.loss if result.compression is None else result.loss + result.compression
@@ -103,9 +103,9 @@ class GradientAccumulator:
     def loss_of_gates(self, batch: Batch, memory: Memory | None, gates: Gates) -> tuple[Tensor, Memory]:
         """Return a batch's mean loss over all processes as a function of the gates, and the memory after it.
 
-        The weights receive no gradient. Where the gates need one, each micro-batch is back-propagated at once, so that
-        only one graph is alive at a time. The returned scalar is then the linearisation <gates, d loss / d gates>: its
-        gradient is that of the loss, its value is not.
+        The weights receive no gradient. If the gates require a gradient, each micro-batch is back-propagated directly,
+        so that only one graph is alive at a time. The returned scalar is then the linearisation
+        <gates, d loss / d gates>: it has the gradient of the loss, but not its value.
         """
         detached, results = DetachedGates(gates), []
         for result in self.forward(batch, memory, detached.gates):
@@ -134,13 +134,13 @@ def _only_trainable(model: nn.Module, weights: Iterable[nn.Parameter]) -> Iterat
 
 
 def take_rows(memory: Memory | None, rows: slice) -> Memory | None:
-    """Return the memory of some rows of the batch."""
+    """Return the memory of the rows `rows` of the batch; `None` if there is no memory."""
     part: Memory | None = map_memory(lambda tensor: tensor[rows], memory)
     return part
 
 
 def join_micro_batches(results: list[Forward]) -> Forward:
-    """Return the micro-batches as one batch: mean losses, and the memory of all rows."""
+    """Return the result of a batch from the results of its micro-batches: mean losses, and the memory of all rows."""
     if len(results) == 1:
         return results[0]
     compressions = [result.compression for result in results if result.compression is not None]
@@ -152,11 +152,11 @@ def join_micro_batches(results: list[Forward]) -> Forward:
 
 
 class WeightOptimizer:
-    """Accumulates the gradients of the weights and updates them, by up to three torch optimizers.
+    """Clips the gradients of the weights and updates the weights, by up to three torch optimizers.
 
-    AdamW trains the weights, or with `train.optimizer: muon` those that are no matrices of a layer, while Muon trains
-    the matrices. The weights that compress memory have an AdamW and a clipping of their own, because their auxiliary
-    loss must not scale the gradients of the others.
+    AdamW trains all weights or, with `train.optimizer: muon`, all but the matrices of layers, which Muon trains. The
+    weights that compress memory have a separate AdamW and are clipped separately, so that their auxiliary loss does not
+    change the clipping of the other gradients.
     """
 
     def __init__(
@@ -186,15 +186,15 @@ class WeightOptimizer:
                 group["lr"] = lr
 
     def gradient_norms(self) -> list[Tensor]:
-        """Return the gradient norm of the weights and, where memory is compressed, that of the compression."""
+        """Return the gradient norm of the weights and, if some compress memory, the separate norm of those weights."""
         groups = [self.parameters, *([self.compression_parameters] if self.compression_parameters else [])]
         return [gradient_norm(parameters).detach() for parameters in groups]
 
     def step(self, norms: list[Tensor], skip_non_finite: bool) -> Tensor:
-        """Clip the gradients and update the weights; return the gradient norm, not finite where any norm is not.
+        """Clip the gradients and update the weights; return the first of `norms`, or NaN if the second is not finite.
 
         Args:
-            norms: what `gradient_norms` returned.
+            norms: the gradient norms that `gradient_norms` returned.
             skip_non_finite: leave the weights unchanged, on the device, where a norm is not finite.
         """
         for name, optimizer in self.optimizers.items():
@@ -203,11 +203,11 @@ class WeightOptimizer:
         return norms[0] if len(norms) == 1 else norms[0] + 0 * norms[1]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of each optimizer by name."""
+        """Return the state of each torch optimizer, by its name in `optimizers`."""
         return {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the optimizers; raises `ValueError` where a state has not the shape of its parameter."""
+        """Restore the torch optimizers; raise `ValueError` where a state has another shape than its parameter."""
         for name, optimizer in self.optimizers.items():
             optimizer.load_state_dict(state[name])
             check_shapes(optimizer)
