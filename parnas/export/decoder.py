@@ -1,7 +1,7 @@
-"""x-transformers: the order and shapes of the layers for that library's Decoder, without weights.
+"""Export to x-transformers: the same layers in the same order for that library's Decoder, without weights.
 
-Its attention encodes positions differently from Transformer-XL, its feed-forward layer has another activation (GELU)
-and its softmax is not adaptive, so a network of that shape must be trained from scratch.
+Attention in x-transformers encodes positions differently from Transformer-XL, its feed-forward layer has another
+activation (GELU) and its softmax is not adaptive, so an exported network must be trained from scratch.
 """
 
 from pathlib import Path
@@ -24,16 +24,20 @@ positions, another activation and another softmax, so the network must be traine
 
 
 def to_x_transformers(source: Source, folder: Path) -> None:
-    """Write a program that builds the layers of a network in x-transformers, and the arguments of its Decoder.
+    """Write `decoder.py`, which builds the layers of a network in x-transformers, and `decoder.json`, the arguments.
 
     Raises:
-        ParnasError: As `build_decoder`; also if the installed version builds other layers.
+        ParnasError: x-transformers is not installed, cannot build these layers (see `decoder_arguments`), or builds
+            others in the installed version.
     """
     config = source.loaded.config
     arguments = decoder_arguments(source.architecture, config.model)
     built = build_decoder(source.architecture, config.model).layer_types
     if tuple(built) != arguments["custom_layers"]:
-        raise ParnasError(f"x-transformers built {''.join(built)} for {source.architecture}; install version 2.31.")
+        raise ParnasError(
+            f"x-transformers built the layers {''.join(built)} instead of {''.join(arguments['custom_layers'])} for "
+            f"{source.architecture} (a attention, f feed-forward); install version 2.31."
+        )
     write_common(source, "x-transformers", folder, _README)
     write_json(folder / DECODER_ARGUMENTS, arguments)
     listed = "".join(f"    {name}={value!r},\n" for name, value in arguments.items())
@@ -47,14 +51,19 @@ def to_x_transformers(source: Source, folder: Path) -> None:
 
 
 def decoder_arguments(architecture: Architecture, config: ModelConfig) -> dict[str, Any]:
-    """Return the arguments of `x_transformers.Decoder`: a layer `a` for each `s`, `f` for each `f`, none for identity.
+    """Return the arguments of `x_transformers.Decoder` for an architecture of the layers `s`, `f` and identity.
+
+    Self-attention `s` becomes the layer type `a`, feed-forward `f` the type `f`; identity is left out.
 
     Raises:
         ParnasError: The architecture has other layers, or attention layers that differ in their number of heads.
     """
     layers = [LayerName.parse(name) for name in architecture.canonical()]
     if unknown := [str(layer) for layer in layers if layer.letter not in _LAYER_TYPES]:
-        raise ParnasError(f"x-transformers has no layer like {unknown[0]}; export the weights: --to safetensors.")
+        raise ParnasError(
+            f"x-transformers has no layer like {unknown[0]}, only self-attention (s) and feed-forward (f); export the "
+            "weights instead: --to safetensors."
+        )
     options = [(layer.letter, dict(layer.options)) for layer in layers]
     attention = [resize_heads(config, **given) for letter, given in options if letter == ATTENTION] or [config]
     widths = [given.get("d_inner", config.d_inner) for letter, given in options if letter == FEED_FORWARD]
@@ -62,7 +71,7 @@ def decoder_arguments(architecture: Architecture, config: ModelConfig) -> dict[s
     if others:
         raise ParnasError(
             f"The attention layers have {heads} and {' and '.join(map(str, others))} heads, but an x-transformers "
-            "Decoder has one number for all; export the weights: --to safetensors."
+            "Decoder has one number for all; export the weights instead: --to safetensors."
         )
     return {
         "dim": config.d_model,
@@ -93,11 +102,11 @@ def build_decoder(architecture: Architecture | str, config: ModelConfig) -> Any:
 
 
 def _factor(width: int, dim: int) -> float:
-    """Return the factor by which x-transformers multiplies `dim`, rounding down, to get `width`."""
+    """Return a factor with int(dim * factor) == width, since x-transformers sets the width of feed-forward so."""
     exact = width / dim
     return exact if int(dim * exact) == width else (width + 0.5) / dim
 
 
 def _one_or_each(values: list[Any]) -> Any:
-    """Return the value that all layers share, or a tuple of the layers' values."""
+    """Return the first value if all are equal, else a tuple of all: x-transformers accepts one or one per layer."""
     return values[0] if len(set(values)) == 1 else tuple(values)

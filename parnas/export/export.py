@@ -1,4 +1,4 @@
-"""`parnas export`: write the network of a run for other programs, and compare what was written with the network."""
+"""`parnas export`: write the network of a run for other programs, and compare the outputs of both."""
 
 import shutil
 from collections.abc import Callable
@@ -21,7 +21,9 @@ from parnas.training.checkpoints import WEIGHTS
 from parnas.training.loaded_run import load
 
 _MAX_DIFFERENCE = 1e-4
-"""Largest difference of a log-probability in nats; sums of float32 in another order stay far below it."""
+"""Largest accepted difference between a log-probability of the export and of the network, in nats.
+
+Differences from the rounding of float32 stay far below it."""
 _WEIGHTS_README = """
 ## Use
 
@@ -40,7 +42,7 @@ tables). The embedding is multiplied by the square root of the width.
 
 
 def _to_safetensors(source: Source, folder: Path) -> float:
-    """Write weights and settings; return the largest difference of the loaded network's log-probabilities, in nats."""
+    """Write weights and settings, and load them; return the largest difference in a log-probability, in nats."""
     readme = _WEIGHTS_README.format(weights=WEIGHTS, tensors=_describe_tensors(source.network))
     write_common(source, "safetensors", folder, readme)
     save_model(source.network, str(folder / WEIGHTS), {"format": "pt"})  # shared tables once
@@ -55,7 +57,7 @@ def _to_safetensors(source: Source, folder: Path) -> float:
 
 
 def _describe_tensors(network: TransformerXL) -> str:
-    """Return a Markdown table of tensor names and shapes; names that share weights are in one row."""
+    """Return a Markdown table of tensor names and shapes; names of the same tensor are in one row."""
     names: dict[Tensor, list[str]] = {}
     for name, parameter in network.named_parameters(remove_duplicate=False):
         names.setdefault(parameter, []).append(f"`{name}`")
@@ -64,7 +66,7 @@ def _describe_tensors(network: TransformerXL) -> str:
 
 
 class _Target(NamedTuple):
-    """An export format."""
+    """An export format: the function that writes it, and the names of its files."""
 
     write: Callable[[Source, Path], float | None]  # fills a folder; returns `ExportResult.difference`
     files: frozenset[str]  # besides `COMMON_FILES`
@@ -80,38 +82,39 @@ TARGETS = {
 
 @dataclass(frozen=True)
 class ExportResult:
-    """The files of an export, and the largest difference between its outputs and the network's."""
+    """The files of an export, and how far its outputs differ from those of the network."""
 
     run: Path  # run folder
     folder: Path
     target: str
     architecture: str
     files: tuple[str, ...]  # in the folder
-    difference: float | None  # largest of a log-probability, in nats; `None` for x-transformers, without weights
+    difference: float | None  # largest difference in a log-probability, in nats; `None` without weights
 
     def describe(self) -> str:
-        """Return the result as a sentence."""
+        """Return a line of text: the architecture, the target and the difference."""
         difference = "" if self.difference is None else f", at most {self.difference:.1e} nats from the network"
         return f"exported {self.architecture} as {self.target}{difference}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values."""
+        """Return run, target, architecture and difference as plain values."""
         arch = self.architecture
         return {"run": str(self.run), "target": self.target, "arch": arch, "difference": self.difference}
 
 
 def export_run(run: Run | str | Path, target: str, out: str | Path | None = None, best: bool = False) -> ExportResult:
-    """Write the network of a run in another format, and compare the outputs of the written network.
+    """Write the network of a run in another format, and compare the outputs of what was written with the network's.
 
     Args:
-        run: A retraining, or a search, for its derived network with the SuperNet's weights.
+        run: A retraining, or a search; of a search, its derived network with the SuperNet's weights is exported.
         target: `safetensors`, `x-transformers`, `pt2` or `onnx`.
         out: A new or empty folder, an earlier export to replace, or a link to one; by default `RUN/exports/TARGET`.
-        best: Export the weights with the lowest validation loss.
+        best: Export the weights with the lowest validation loss, instead of the last ones.
 
     Raises:
         ParnasError: The target is unknown or not possible for these layers, a package is missing, the folder holds
-            other files, or a log-probability differs by more than 1e-4 nats. Then nothing is written.
+            other files, or a log-probability differs by more than 1e-4 nats. In all these cases the folder stays as
+            it was.
     """
     if target not in TARGETS:
         raise ParnasError(f"The target (--to) is {target!r}; give {', '.join(TARGETS)}.")
@@ -134,17 +137,19 @@ def export_run(run: Run | str | Path, target: str, out: str | Path | None = None
 
 
 def _refuse_used(folder: Path) -> None:
-    """Raise `ParnasError` unless a folder is new, empty, or an earlier export that holds no other files."""
+    """Raise `ParnasError` unless a folder does not exist, is empty, or holds an earlier export and no other files."""
     if Path.cwd().is_relative_to(folder):
-        raise ParnasError(f"{folder} is the current folder and would be replaced; name a new folder inside it.")
+        raise ParnasError(f"{folder} is the current folder, or contains it, and would be replaced; name a new folder.")
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
     target = read_target(folder)
     if target not in TARGETS:
-        raise ParnasError(f"{folder} is no export and not empty; choose another folder (--out).")
+        raise ParnasError(
+            f"{folder} is not empty and is no export that could be replaced; choose another folder (--out)."
+        )
     files = {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
     if others := sorted(files - TARGETS[target].files - COMMON_FILES):
         raise ParnasError(
-            f"{folder} is an export with other files, such as {others[0]}; move them away, or choose another folder "
-            "(--out)."
+            f"{folder} is an export to be replaced, but also holds other files, such as {others[0]}; move them away, "
+            "or choose another folder (--out)."
         )

@@ -1,4 +1,4 @@
-"""The folder of an export: the files that every target writes, and loading them."""
+"""The folder of an export: write the files that every target has, and load an exported network."""
 
 import importlib.util
 from dataclasses import dataclass
@@ -37,18 +37,21 @@ class Source:
 
 
 def require_package(package: str, target: str) -> None:
-    """Raise `ParnasError` if a package that a target needs is not installed."""
+    """Raise `ParnasError` if `package`, which the export as `target` needs, is not installed."""
     if importlib.util.find_spec(package) is None:
         raise ParnasError(
-            f"--to {target} needs {package.replace('_', '-')}, which is not installed: pip install -e '.[export]' in "
-            "the repository of parnas"
+            f"--to {target} needs {package.replace('_', '-')}, which is not installed; run: pip install -e '.[export]' "
+            "in the repository of parnas"
         )
 
 
 def write_common(
     source: Source, target: str, folder: Path, readme: str, settings: dict[str, Any] | None = None
 ) -> None:
-    """Write `config.json` with the target's own `settings`, the tokenizer, and a README that ends in `readme`."""
+    """Write the files that every target has: `config.json`, the tokenizer, and a README that ends with `readme`.
+
+    `settings` are added to `config.json`; only the given `target` has them.
+    """
     loaded, arch, version = source.loaded, str(source.architecture), package_version("parnas")
     name, kind, tokenizer = source.run.name, source.run.kind(), loaded.tokenizer
     content = {
@@ -74,7 +77,7 @@ def write_common(
 
 
 def read_target(folder: Path) -> str | None:
-    """Return the target of the export in a folder; `None` if the folder holds no export."""
+    """Return the target that a folder's `config.json` names; `None` if the folder holds no export."""
     try:
         content = read_json_object(folder / CONFIG)
     except (ParnasError, OSError):
@@ -84,7 +87,7 @@ def read_target(folder: Path) -> str | None:
 
 @dataclass(frozen=True)
 class ExportedNetwork:
-    """A network and its tokenizer, loaded from the folder of an export."""
+    """A network and its tokenizer, loaded from an export to safetensors."""
 
     model: TransformerXL  # in evaluation mode, on the CPU, in float32
     tokenizer: Tokenizer
@@ -92,12 +95,12 @@ class ExportedNetwork:
     config: dict[str, Any]  # content of config.json
 
     def generate(self, prompt: str, tokens: int = 100, temperature: float = 1.0, top_k: int | None = None) -> str:
-        """Return the prompt continued by `tokens` sampled tokens."""
+        """Return `prompt` and a continuation of `tokens` sampled tokens; see `TransformerXL.generate`."""
         return generate_text(self.model, self.tokenizer, prompt, tokens, temperature, top_k)
 
 
 def load_exported(folder: str | Path) -> ExportedNetwork:
-    """Load the network of a folder that `parnas export --to safetensors` wrote; execute nothing in it.
+    """Load the network and tokenizer that `parnas export --to safetensors` wrote; nothing in the folder is executed.
 
     Raises:
         ParnasError: A file is missing, or the settings do not fit the weights.

@@ -1,4 +1,4 @@
-"""pt2 and onnx: the network as a program that runs without parnas."""
+"""Export to pt2 and onnx: the network as a program that runs without parnas."""
 
 import logging
 import warnings
@@ -52,14 +52,14 @@ _ONNX_README = (
 
 
 def to_pt2(source: Source, folder: Path) -> float:
-    """Write a program of torch.export; return the largest difference of its log-probabilities, in nats."""
+    """Write the network as a program of torch.export; return its largest difference in a log-probability, in nats."""
     network = SegmentNetwork(source.network, source.architecture)
     write_pt2(trace(network), folder / PT2)
     return _finish(source, network, "pt2", folder, _PT2_README, load_pt2(folder / PT2))
 
 
 def to_onnx(source: Source, folder: Path) -> float:
-    """Write a model for ONNX runtimes; return the largest difference of its log-probabilities, in nats.
+    """Write the network as an ONNX model; return its largest difference in a log-probability, in nats.
 
     Raises:
         ParnasError: A package is missing, or a layer cannot be exported.
@@ -72,7 +72,10 @@ def to_onnx(source: Source, folder: Path) -> float:
 
 
 def _finish(source: Source, network: SegmentNetwork, target: str, folder: Path, readme: str, step: Step) -> float:
-    """Write the files of every export, and return the largest difference of the written program, in nats."""
+    """Write the files that every target has; return the largest difference in a log-probability, in nats.
+
+    `step` runs the written program, which is compared with `source.network`.
+    """
     widths = network.widths()
     memory = {"mem_len": network.mem_len, "widths": widths}
     text = readme.format(names=_memory_names(len(widths)), vocab_size=source.network.vocab_size, **memory)
@@ -81,24 +84,28 @@ def _finish(source: Source, network: SegmentNetwork, target: str, folder: Path, 
 
 
 def trace(network: SegmentNetwork) -> ExportedProgram:
-    """Trace a network for any number of rows and tokens; raise `ParnasError` for layers that cannot be traced."""
+    """Trace a network by torch.export, for any number of rows and tokens.
+
+    Raises:
+        ParnasError: torch.export cannot trace one of the layers.
+    """
     state = network.empty(2)
     rows, tgt_len = (torch.export.Dim(name, min=1, max=_MAX_SIZE) for name in ("batch", "segment"))
     shapes = ({0: rows, 1: tgt_len}, {0: rows}, tuple({0: rows} for _ in state.memory))
     tokens = torch.zeros(2, 5, dtype=torch.int64)
-    hint = "Where a layer of yours has shapes that depend on values, export the weights alone: --to safetensors."
+    hint = "If a registered layer has shapes that depend on values, export the weights alone: --to safetensors."
     with _exporter(f"torch.export cannot trace {network.architecture}", hint), torch.no_grad():
         return torch.export.export(network.eval(), (tokens, *state), dynamic_shapes=shapes, strict=False)
 
 
 def write_pt2(program: ExportedProgram, path: Path) -> None:
-    """Write a traced network as a program of torch.export."""
+    """Write a traced network to `path` as a program of torch.export."""
     with _exporter("torch.export cannot write the program", "Try --to safetensors."):
         torch.export.save(program, path)
 
 
 def load_pt2(path: Path) -> Step:
-    """Return the step function of a written program of torch.export."""
+    """Load a program that `write_pt2` wrote, and return it as a `Step` function with a `SegmentState`."""
     with _exporter(f"torch.export cannot read {path}", "Try --to safetensors."):
         module = torch.export.load(path).module()
 
@@ -110,7 +117,7 @@ def load_pt2(path: Path) -> Step:
 
 
 def write_onnx(program: ExportedProgram, path: Path, memories: int) -> None:
-    """Write a traced network with `memories` self-attention layers as an ONNX model."""
+    """Write a traced network as an ONNX model with `memories` inputs for memory, one per self-attention layer."""
     names = _memory_names(memories)
     with _exporter("torch.onnx cannot write the program", "Try --to pt2."):
         model = torch.onnx.export(
@@ -126,7 +133,7 @@ def write_onnx(program: ExportedProgram, path: Path, memories: int) -> None:
 
 
 def load_onnx(path: Path) -> Step:
-    """Return the step function of a written ONNX model, run by onnxruntime on the CPU."""
+    """Load a model that `write_onnx` wrote, and return it as a `Step` function; onnxruntime runs it on the CPU."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
@@ -143,13 +150,16 @@ def load_onnx(path: Path) -> Step:
 
 
 def _memory_names(count: int) -> list[str]:
-    """Return the input names of the memory of each self-attention layer; outputs have the prefix `next_`."""
+    """Return the names of the `count` memory inputs, one per self-attention layer; outputs add the prefix `next_`."""
     return [f"memory_{number}" for number in range(1, count + 1)]
 
 
 @contextmanager
 def _exporter(failure: str, hint: str) -> Iterator[None]:
-    """Silence warnings of an exporter, which are about its internals, and raise its errors as `ParnasError`."""
+    """Hide an exporter's warnings, which concern its internals, and turn its errors into `ParnasError`.
+
+    The message consists of `failure`, the error in brackets, and `hint`, what to do.
+    """
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

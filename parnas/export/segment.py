@@ -1,7 +1,7 @@
-"""A network as one function of a segment and its memory, in operations that torch.export and ONNX support.
+"""A network as a function of a segment and the memory, in operations that torch.export and ONNX support.
 
-Memory has a fixed length, of which the last `lengths` positions are filled and the rest is masked. So the first
-segments give the same results as with the network, whose memory starts empty.
+Memory has a fixed length; its last `lengths` positions are filled, the others are masked. So the first segments of a
+text give the same results as in the original network, whose memory starts empty.
 Shapes: B batch, T segment, M memory, K = M + T keys, H heads, E head width, D model width, V vocabulary.
 """
 
@@ -23,44 +23,49 @@ from parnas.model.memory import Memory
 from parnas.model.transformer_xl import TransformerXL
 
 Step: TypeAlias = Callable[[Tensor, Any], tuple[Tensor, Any]]
-"""From ids [B, T] and a state to log-probabilities [B, T, V] and the next state."""
+"""Function from ids [B, T] and a state to log-probabilities [B, T, V] and the next state."""
 
 
 class SegmentState(NamedTuple):
-    """The state between segments, separate for each row."""
+    """The memory that is passed from segment to segment, and how much of it is filled in each row."""
 
     lengths: Tensor  # [B] int64: filled positions of memory, 0 … M
     memory: tuple[Tensor, ...]  # keys and values of each self-attention layer [B, M, 2·H·E], the newest last
 
 
 class SegmentNetwork(nn.Module):
-    """Called as `network(tokens, lengths, memory)`: log-probabilities [B, T, V], and the next lengths and memory."""
+    """A network with the memory as arguments, for export.
+
+    Call it as `network(tokens, lengths, memory)` with ids [B, T] and the fields of a `SegmentState`; it returns
+    log-probabilities [B, T, V] and the next lengths and memory.
+    """
 
     def __init__(self, network: TransformerXL, architecture: Architecture) -> None:
-        """Wrap a discrete network; raise `ParnasError` for layers with another memory than self-attention has."""
+        """Wrap a discrete network; raise `ParnasError` if a layer other than self-attention uses memory."""
         super().__init__()
         self.network, self.architecture = network, architecture
         self.mem_len = network.config.mem_len
         for name, block in zip(drop_identity(architecture), network.blocks, strict=True):
             if cast(Block, block).uses_memory and type(block) is not SelfAttention:
                 raise ParnasError(
-                    f"Layer {name} has its own kind of memory, so only its weights can be exported: --to safetensors."
+                    f"Layer {name} has another kind of memory than self-attention (s), so that only weights can be "
+                    "exported: --to safetensors."
                 )
 
     def widths(self) -> list[int]:
-        """Return the width of the keys and values of each self-attention layer, 2·H·E; empty without memory."""
+        """Return the width 2·H·E of the keys and values of each self-attention layer; empty if `mem_len` is 0."""
         widths = [block.key_value.out_features for block in self.network.blocks if isinstance(block, SelfAttention)]
         return widths if self.mem_len else []
 
     def empty(self, rows: int) -> SegmentState:
-        """Return the state before the first segment."""
+        """Return the state before the first segment of `rows` rows: memory of zeros, none of it filled."""
         memory = tuple(torch.zeros(rows, self.mem_len, width) for width in self.widths())
         return SegmentState(torch.zeros(rows, dtype=torch.int64), memory)
 
     def forward(
         self, tokens: Tensor, lengths: Tensor, memory: tuple[Tensor, ...]
     ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-        """Read the ids of a segment [B, T]; see the class."""
+        """Return log-probabilities, next lengths and next memory for a segment of ids [B, T]; see the class."""
         network, tgt_len = self.network, tokens.shape[1]
         reach = network.config.reach
         x = _embed(network.embedding, tokens)
@@ -78,7 +83,10 @@ class SegmentNetwork(nn.Module):
         return log_probs, (lengths + tgt_len).clamp(max=self.mem_len), tuple(next_memory) if self.mem_len else ()
 
     def _mask(self, tgt_len: int, lengths: Tensor) -> Tensor:
-        """Return [B, 1, T, K], true for keys that a query must not see: later, not filled, or beyond the window."""
+        """Return a mask [B, 1, T, K], true for keys that a query must not see.
+
+        These are later keys, unfilled memory and, with `same_length`, keys `mem_len` or more positions back.
+        """
         keys = torch.arange(-self.mem_len, tgt_len, device=lengths.device)  # relative to the segment's first token
         distances = torch.arange(tgt_len, device=lengths.device)[:, None] - keys  # [T, K]
         masked = distances < 0
@@ -88,7 +96,7 @@ class SegmentNetwork(nn.Module):
 
 
 def _embed(embedding: Embedding, tokens: Tensor) -> Tensor:
-    """Embed ids, [B, T] to [B, T, D]; each cluster embeds every token, since traced shapes must not depend on ids."""
+    """Embed ids [B, T] to [B, T, D]; every cluster embeds all ids, since traced shapes must not depend on values."""
     if not embedding.projections:
         return cast(Tensor, embedding(tokens))
     x = torch.zeros(())
@@ -105,7 +113,7 @@ def _attend(
     """Return the output of self-attention for x [B, T, D], and the keys and values [B, K, 2·H·E].
 
     The formula of Dai et al. 2019, section 3.3, without the views and in-place operations of `parnas.model.fused`.
-    `masked` is [B, 1, T, K].
+    `masked` [B, 1, T, K] is true for keys that must not be seen.
     """
     segment = layer.normed(x)
     new = layer.key_value(segment)
@@ -124,9 +132,11 @@ def _attend(
 
 
 def _shift(by_distance: Tensor) -> Tensor:
-    """Return scores by key, given scores by distance K - 1 … 0, both [B, H, T, K]; future keys get arbitrary values.
+    """Reorder scores from columns for distances K - 1 … 0 to columns for keys, both [B, H, T, K].
 
-    The query at t reads the key at k from column T - 1 - t + k (Dai et al. 2019, appendix B).
+    Keys after the query get arbitrary values, which the caller masks.
+
+    The query at t finds the score of key k in column T - 1 - t + k (Dai et al. 2019, appendix B).
     """
     tgt_len, keys = by_distance.shape[2:]
     positions = torch.arange(keys, device=by_distance.device)
@@ -138,8 +148,8 @@ def _shift(by_distance: Tensor) -> Tensor:
 def largest_difference(network: TransformerXL, step: Step, start: Callable[[int], Any], tgt_len: int) -> float:
     """Return the largest difference of a log-probability in nats between a network and an exported `step` function.
 
-    Both read random segments of several lengths (at most 8 of at most 64 tokens) with memory, in 1 row and in 2 rows.
-    `start` returns the first state of a number of rows.
+    Both read the same random text with memory, in 1 row and in 2 rows: at most 8 segments of different lengths of up to
+    64 tokens. `start` takes the number of rows and returns the state of `step` before the first segment.
     """
     whole = min(tgt_len, 64)
     lengths = [whole, 1, whole // 2 + 1, *[whole] * math.ceil(network.config.mem_len / whole)][:8]
