@@ -129,7 +129,8 @@ def step_clipped(optimizer: torch.optim.Optimizer, norm: Tensor, clip: float, sk
         norm: the norm of the gradients before clipping, a scalar.
         clip: the largest norm after clipping. The size of Muon's updates does not depend on the norm; there, clipping
             limits how much a single large gradient changes the momentum.
-        skip_non_finite: leave the parameters unchanged where the norm is not finite.
+        skip_non_finite: leave the parameters unchanged if the norm is not finite; the device decides, so that the CPU
+            does not wait for it.
     """
     # The fused AdamW divides by grad_scale as it reads the gradients; scaling them here would be one more pass.
     optimizer.grad_scale = (norm / clip).clamp(min=1)  # type: ignore[attr-defined]

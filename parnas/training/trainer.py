@@ -144,7 +144,7 @@ class TrainingTask:
     # Implemented or extended by each task.
 
     def train_step(self, step: int) -> StepResult:
-        """Train on the batch of `step`, counted from 0; raise `NonFinite` before an update that is not finite."""
+        """Train on the batch of `step`, counted from 0; raise `NonFinite` if loss or gradient is not finite."""
         raise NotImplementedError
 
     def end_step(self, step: int) -> None:

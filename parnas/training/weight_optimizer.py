@@ -22,10 +22,10 @@ _COMPRESSION = "compression_optimizer"
 
 
 class Forward(NamedTuple):
-    """The result of reading a batch or a micro-batch."""
+    """The result of a forward pass over a batch or a micro-batch."""
 
     loss: Tensor  # mean, nats per token
-    memory: Memory
+    memory: Memory  # after the batch, for the next segment
     compression: Tensor | None  # auxiliary loss of compressive memory, where the network has one
 
 
@@ -195,7 +195,8 @@ class WeightOptimizer:
 
         Args:
             norms: the gradient norms that `gradient_norms` returned.
-            skip_non_finite: leave the weights unchanged, on the device, where a norm is not finite.
+            skip_non_finite: leave the weights unchanged if a norm is not finite; the device decides, so that the CPU does
+                not wait for it.
         """
         for name, optimizer in self.optimizers.items():
             norm = norms[1] if name == _COMPRESSION else norms[0]
