@@ -195,8 +195,8 @@ class WeightOptimizer:
 
         Args:
             norms: the gradient norms that `gradient_norms` returned.
-            skip_non_finite: leave the weights unchanged if a norm is not finite; the device decides, so that the CPU does
-                not wait for it.
+            skip_non_finite: leave the weights unchanged if a norm is not finite; the device decides, so that the CPU
+                does not wait for it.
         """
         for name, optimizer in self.optimizers.items():
             norm = norms[1] if name == _COMPRESSION else norms[0]
