@@ -1,4 +1,4 @@
-"""Figures of the analyses of `parnas evaluate --analyse`."""
+"""Figures of the tables of `parnas evaluate --analyse`: attention by age, word frequency, memory length."""
 
 import math
 import re
@@ -33,7 +33,10 @@ _LONGEST_NAME = 40
 
 @styled
 def draw_attention(table: pd.DataFrame, folder: Path) -> list[Path]:
-    """Write the average attention weight by age of each run, one panel per block with attention."""
+    """Draw the average attention weight of a position by its age, as a PNG per run; return the paths.
+
+    The age of a position is its distance before the query. A picture has a panel for each block with attention.
+    """
     runs = [(str(run), rows) for run, rows in table.groupby("run", sort=False)]
     names = [_file_name(run) for run, _ in runs]
     if len(set(names)) < len(names):
@@ -43,7 +46,7 @@ def draw_attention(table: pd.DataFrame, folder: Path) -> list[Path]:
 
 
 def _file_name(run: str) -> str:
-    """Return the name of a run without characters that a file name should not have."""
+    """Return the name of a run with a hyphen for all but ASCII letters, digits, `_`, `.` and `-`."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", run)
 
 
@@ -75,7 +78,10 @@ def _draw_ages(run: str, table: pd.DataFrame, path: Path) -> Path:
 
 @styled
 def draw_frequency(table: pd.DataFrame, folder: Path) -> list[Path]:
-    """Write perplexity per word by its occurrences; for several runs also the improvement over the first one."""
+    """Draw perplexity per word for groups of words that are rare to frequent in the training text, as `frequency.png`.
+
+    For several runs a second panel shows by how many per cent each run's perplexity is below the first run's.
+    """
     runs = [(str(run), rows) for run, rows in table.groupby("run", sort=False)]
     panels = 1 if len(runs) == 1 else 2
     width, below = 4.6 * panels, 0.6 + 0.18 * len(runs)
@@ -106,9 +112,9 @@ def draw_frequency(table: pd.DataFrame, folder: Path) -> list[Path]:
 
 @styled
 def draw_memory(table: pd.DataFrame, folder: Path) -> list[Path]:
-    """Write perplexity per token over the positions of memory that attention sees, on a log axis.
+    """Draw perplexity per token by the number of memory positions that attention sees, as `memory.png`.
 
-    The legend names the perplexity without memory, which is far above.
+    The axis of the positions is logarithmic, so the perplexity without memory is not drawn but given in the legend.
     """
     lines = list(table.groupby(["run", "varied"], sort=False))
     below = 0.7 + 0.18 * len(lines)

@@ -1,4 +1,4 @@
-"""Attention weights of each head: a row for each layer, a column for each head, queries against keys."""
+"""Heatmaps of attention weights, queries by keys: a row of maps for each layer, with a map for each head."""
 
 import math
 from collections.abc import Sequence
@@ -31,19 +31,21 @@ class AttentionMap:
 
     block: int  # position in the architecture string, from 1
     layer: str
-    weights: NDArray[np.float32]  # [H, T, K]; those of a query add up to 1, and are 0 for later keys
+    weights: NDArray[np.float32]  # [H, T, K]; the weights of a query add up to 1; keys after it have 0
     queries: tuple[str, ...]  # [T] tokens of the text
-    keys: tuple[str, ...]  # [K] compressed memory, memory of the text before, and the text
+    keys: tuple[str, ...]  # [K] names of compressed memory, then tokens of memory, then `queries`
 
 
 @styled
 def draw_attention_maps(maps: Sequence[AttentionMap], path: Path) -> Path:
-    """Draw the heads of layers; a line divides memory from the text.
+    """Draw the attention weights of every head of `maps` as a PNG; a line divides keys in memory from keys in the text.
 
-    Raises `ParnasError` where there is no map, or too many for a picture.
+    Raises `ParnasError` if `maps` is empty or the picture would be too large.
     """
     if not maps:
-        raise ParnasError("There are no attention maps to draw.")
+        raise ParnasError(
+            "There are no attention maps to draw; give at least one, of a network that has attention layers."
+        )
     heads = max(len(each.weights) for each in maps)
     cell = _inches(max(len(each.keys) for each in maps)), _inches(max(len(each.queries) for each in maps))
     written = [name for each in maps if len(each.keys) <= _MOST for name in each.keys]
@@ -53,8 +55,8 @@ def draw_attention_maps(maps: Sequence[AttentionMap], path: Path) -> Path:
     across, down = round(width * PNG_DPI), round(height * PNG_DPI)
     if max(across, down) > _LONGEST_SIDE or across * down > _MOST_PIXELS:
         raise ParnasError(
-            f"{len(maps)} layers of up to {heads} heads would make a picture of {across:,} × {down:,} pixels; draw "
-            "fewer of the maps at once, or a shorter text."
+            f"{len(maps)} layers of up to {heads} heads would make a picture of {across:,} × {down:,} pixels, "
+            "which is too large; draw fewer layers at once, or use a shorter text."
         )
     figure = new_figure(width, height)
     for row, each in enumerate(maps):
@@ -78,12 +80,15 @@ def draw_attention_maps(maps: Sequence[AttentionMap], path: Path) -> Path:
 
 
 def _inches(tokens: int) -> float:
-    """Return the side in inches of a map with `tokens` tokens along it."""
+    """Return the width or height in inches of a map that has `tokens` keys or queries."""
     return min(max(_LEAST, _TOKEN * tokens), _LARGEST if tokens > _MOST else math.inf)
 
 
 def _draw_map(axes: Axes, each: AttentionMap, weights: NDArray[np.float32], lowest: bool, first: bool) -> None:
-    """Draw the weights of a head [T, K], the first query at the top."""
+    """Draw the weights [T, K] of one head, the first query at the top.
+
+    Maps in the `lowest` row have the names of the keys below, and the `first` map of a row has those of the queries.
+    """
     axes.pcolormesh(weights, cmap=COLOURS, norm=_NORM)
     axes.invert_yaxis()
     axes.spines[:].set_color(FRAME)

@@ -21,14 +21,14 @@ LINE_CONTRAST, TEXT_CONTRAST = (3.2, 5.0), (4.6, 5.0)
 
 
 class _Shade(NamedTuple):
-    """A colour for the light and one for the dark page."""
+    """Two shades `#rrggbb` of a colour, for the light and the dark version of the page."""
 
     light: str
     dark: str
 
 
 def candidate_colours(space: Sequence[str]) -> dict[str, str]:
-    """Return a colour `#rrggbb` for each layer name: its letter's, paler from variant to variant."""
+    """Return a colour `#rrggbb` by layer name: layers with the same letter share a hue, each paler than the last."""
     variants: dict[str, list[str]] = {}
     for name in space:
         variants.setdefault(name[0], []).append(name)
@@ -43,24 +43,27 @@ def candidate_colours(space: Sequence[str]) -> dict[str, str]:
 
 
 def shade_of(colour: str, least: tuple[float, float] = LINE_CONTRAST) -> _Shade:
-    """Return a colour with enough contrast: darkened for the light page, brightened for the dark one."""
+    """Return a colour with enough contrast: darkened for the light page, brightened for the dark page.
+
+    `least` holds the least contrast ratios with the background of the light and of the dark page.
+    """
     return _Shade(_with_contrast(colour, "#000000", LIGHT, least[0]), _with_contrast(colour, "#ffffff", DARK, least[1]))
 
 
 def contrast(first: str, second: str) -> float:
-    """Return the contrast ratio of WCAG 2.2, from 1 for equal colours to 21."""
+    """Return the contrast ratio of two colours as in WCAG 2.2: 1 for equal colours, 21 for black and white."""
     low, high = sorted((_luminance(first), _luminance(second)))
     return (high + 0.05) / (low + 0.05)
 
 
 def _mix(first: str, second: str, share: float) -> str:
-    """Mix `share` of the second colour into the first one, all three `#rrggbb`."""
+    """Return a mixture of two colours `#rrggbb`: a `share` (0 to 1) of the second, the rest of the first."""
     pairs = zip(_channels(first), _channels(second), strict=True)
     return "#" + "".join(f"{round(a + share * (b - a)):02x}" for a, b in pairs)
 
 
 def _channels(colour: str) -> tuple[int, int, int]:
-    """Return red, green and blue of `#rrggbb`, 0 to 255."""
+    """Return red, green and blue (0 to 255) of a colour `#rrggbb`."""
     return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)
 
 

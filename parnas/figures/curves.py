@@ -44,14 +44,15 @@ Points = list[tuple[int, float]]  # step, perplexity
 
 @dataclass(frozen=True)
 class Curves:
-    """Perplexities of a run over its steps.
+    """Learning curves of a run: perplexity, or another measure, by step.
 
     Attributes:
         name: Name in the legend.
         string: Architecture in the legend.
-        train: Perplexity of training.
-        valid: Perplexity of validation.
-        argmax: For a search that validates the SuperNet weighted by pi: validation of the derived network inside it.
+        train: Perplexity of the training batches.
+        valid: Perplexity of the validation split.
+        argmax: Validation perplexity of a search's derived network with the SuperNet's weights; empty if `valid`
+            already holds it, instead of the validation of the SuperNet weighted by pi.
     """
 
     name: str
@@ -63,7 +64,7 @@ class Curves:
     @classmethod
     def from_run(cls, run: Run, name: str) -> Self:
         """Read the curves of a run; raises `ParnasError` if it logged no perplexity."""
-        curves = cls.from_records(run.metrics(), name, _string(run))
+        curves = cls.from_records(run.metrics(), name, _architecture_text(run))
         if not curves.train and not curves.valid:
             raise ParnasError(
                 f"{run.folder / METRICS} holds no finite perplexity yet; training writes a line every "
@@ -73,21 +74,21 @@ class Curves:
 
     @classmethod
     def from_records(cls, records: Sequence[MetricsRecord], name: str, string: str, key: str = "ppl") -> Self:
-        """Take the curves of the measure `key` from the lines of `metrics.jsonl`."""
+        """Return the curves of the measure `key`, such as `ppl`, from the lines of `metrics.jsonl`."""
         train, valid = ([r for r in records if r.split == split] for split in ("train", "valid"))
         own, argmax = _points(valid, key), _points(valid, f"argmax_{key}")
         return cls(name, string, _points(train, key), own, argmax if argmax != own else [])
 
     @property
     def last(self) -> float:
-        """The last validation perplexity, infinite before the first validation."""
+        """The last validation perplexity; infinity before the first validation."""
         return self.valid[-1][1] if self.valid else math.inf
 
 
 def draw_learning_curves(runs: Sequence[Run], path: Path) -> Path:
-    """Write the validation perplexity of each run over its steps, on a log axis, with training as thin lines.
+    """Draw the perplexity of runs over their steps as a PNG with a log axis: validation thick, training thin.
 
-    The legend lists the runs with name and architecture, the lowest last validation first. Raises `ParnasError` if
+    The legend lists the runs, the one with the lowest last validation perplexity first. Raises `ParnasError` if
     there is no run, or if one logged nothing.
     """
     if not runs:
@@ -101,7 +102,7 @@ def draw_learning_curves(runs: Sequence[Run], path: Path) -> Path:
 
 @styled
 def draw_curves(curves: Sequence[Curves], path: Path, warnings: Iterable[str] = ()) -> Path:
-    """Write curves that were read before, with sentences of warning below them."""
+    """Draw curves as a PNG; below them an explanation of the lines and the sentences of `warnings`."""
     return save_png(plot_curves(curves, notes=[" ".join(curve_notes(curves)), *warnings]), path)
 
 
@@ -113,7 +114,15 @@ def plot_curves(
     width: float = _WIDTH,
     notes: Sequence[str] = (),
 ) -> Figure:
-    """Plot curves above a legend with the last validation, name and architecture of each run, the lowest first."""
+    """Return a figure of curves above a legend with the last validation value, name and architecture of each run.
+
+    Args:
+        curves: One for each run; the legend begins with the lowest last validation.
+        label: Label of the y axis.
+        log: Whether the y axis is logarithmic.
+        width: Width of the figure in inches.
+        notes: Lines of text below the legend.
+    """
     curves = sorted(curves, key=lambda run: run.last)
     legend_height = _ROW_HEIGHT * (len(curves) + len(notes) + 1.2)
     height = _TOP + min(_PLOT_HEIGHT, 0.7 * width) + _BOTTOM + legend_height
@@ -134,7 +143,7 @@ def plot_curves(
 
 
 def curve_notes(curves: Sequence[Curves]) -> list[str]:
-    """Explain the lines of a figure in sentences."""
+    """Return sentences that explain the lines in a figure of `curves`."""
     notes = ["Thick lines: validation, its last value in front of the name. Thin: training."]
     if any(run.argmax for run in curves):
         notes.append("Dotted: validation of a search's derived network.")
@@ -144,14 +153,17 @@ def curve_notes(curves: Sequence[Curves]) -> list[str]:
 
 
 def _cut(curves: Sequence[Curves]) -> float | None:
-    """Return the upper end of the axis where training began far above every validation, else `None`."""
+    """Return the value above which the y axis is cut off, or `None` if it shows everything.
+
+    It is cut off if training begins far above every validation, which would press the curves together.
+    """
     validated = [value for run in curves for _, value in (*run.valid, *run.argmax)]
     limit = _CUT_ABOVE * max(validated, default=math.inf)
     return limit if any(value > limit for run in curves for _, value in run.train) else None
 
 
 def _plot_run(axes: Axes, run: Curves, index: int) -> Line2D:
-    """Plot the lines of one run; returns its entry for the legend."""
+    """Plot the curves of one run; return the line of validation, which stands for the run in the legend."""
     colour = RUN_COLOURS[index % len(RUN_COLOURS)]
     marker = MARKERS[index % len(MARKERS)]
     every = max(1, len(run.valid) // _MOST_MARKERS)
@@ -164,7 +176,7 @@ def _plot_run(axes: Axes, run: Curves, index: int) -> Line2D:
 
 
 def _set_log_axis(axes: Axes) -> None:
-    """Make the perplexity axis logarithmic, with ticks at 1, 2 and 5 times powers of ten, or closer ones."""
+    """Make the y axis logarithmic; its ticks are 1, 2 and 5 times powers of ten, or closer if fewer than three fit."""
     axes.set_yscale("log")
     locator = LogLocator(subs=(1, 2, 5), numticks=12)
     low, high = axes.get_ylim()
@@ -175,7 +187,10 @@ def _set_log_axis(axes: Axes) -> None:
 
 
 def _plot_legend(figure: Figure, handles: Sequence[Line2D], curves: Sequence[Curves], top: float) -> None:
-    """Write a table below the plot: line, last validation perplexity, name and, where there is room, architecture."""
+    """Write the legend below the plot as a table: line, last validation, name and, in a wide figure, architecture.
+
+    `top` is the upper end of the legend as a share of the figure's height.
+    """
     width = figure.get_figwidth()
     narrow = width < _WIDTH
     left = 0.1 if narrow else _LEFT
@@ -201,8 +216,8 @@ def _plot_legend(figure: Figure, handles: Sequence[Line2D], curves: Sequence[Cur
     )
 
 
-def _string(run: Run) -> str:
-    """Return the architecture that a run trained or that was derived from it, or the search space of its SuperNet."""
+def _architecture_text(run: Run) -> str:
+    """Return the trained architecture of a run; for a search the derived one or, before derive, the search space."""
     if (run.folder / "arch.yaml").is_file():
         return run.derivation().arch
     config = run.config()
@@ -212,7 +227,7 @@ def _string(run: Run) -> str:
 
 
 def _points(records: Iterable[MetricsRecord], key: str) -> Points:
-    """Return step and value of the lines where the value is a number that a log axis can show."""
+    """Return the step and the value `key` of each line in which that value is positive and finite."""
     values = ((record.step, drawable(getattr(record, key, None))) for record in records)
     return [(step, value) for step, value in values if value is not None and value > 0]
 
@@ -222,5 +237,5 @@ def _columns(points: Points) -> tuple[list[int], list[float]]:
 
 
 def _single_marker(points: Points) -> str:
-    """Return a marker for a single point, which no line would show."""
+    """Return the marker for a curve: a dot for a single point, which a line would not show, else no marker."""
     return "." if len(points) == 1 else ""

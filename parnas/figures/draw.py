@@ -1,4 +1,4 @@
-"""All figures that the files of a run allow, and the report of several runs."""
+"""The figures of a run folder, and the report that a command writes at its end."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,7 +16,8 @@ __all__ = ["draw_report", "draw_run"]
 def draw_run(run: Run, options: AnimationOptions = DEFAULTS) -> list[Path]:
     """Draw the learning curves of a run, and pi of a search, into its folder `figures`.
 
-    Returns their paths; raises `ParnasError` if the run logged nothing yet or its files do not fit.
+    Returns the paths of the pictures; raises `ParnasError` if the run logged nothing yet or its files contradict each
+    other.
     """
     paths = []
     if run.kind() == "search":
@@ -29,7 +30,10 @@ def draw_run(run: Run, options: AnimationOptions = DEFAULTS) -> list[Path]:
 
 
 def draw_report(paths: Sequence[Path], folder: Path, note: Callable[[str], None]) -> list[Path]:
-    """Write `report.html` at the end of a command; a folder that cannot be shown gives a warning, not an error."""
+    """Write `report.html` on `paths` into `folder` at the end of a command, and return its path in a list.
+
+    A folder that cannot be reported does not fail the command: `note` prints a warning, and the list is empty.
+    """
     from parnas.figures.report.page import write_report
 
     try:

@@ -1,4 +1,4 @@
-"""Heatmaps of block against candidate: pi as an animation and single frames, and the votes of several seeds."""
+"""Heatmaps of candidates (rows) by blocks (columns): pi as a GIF and as single frames, and the votes of seeds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -60,10 +60,10 @@ _CONSENSUS = "#e69f00"  # the frame around the consensus, an orange that no laye
 
 @dataclass(frozen=True)
 class AnimationOptions:
-    """Frame time and size of the animation; raises `ParnasError` for values that a GIF cannot hold."""
+    """Frame time, width and number of frames of the animation; raises `ParnasError` for a value out of range."""
 
     frame_ms: int = FRAME_MS
-    """Time of a frame in milliseconds; GIF counts in steps of 10. The last frame is held longer."""
+    """Time of a frame in milliseconds; GIF stores multiples of 10. The last frame is held longer."""
     width_px: int | None = None
     """Width of the picture in pixels; everything scales with it. `None` chooses it by the number of blocks."""
     max_frames: int = 200
@@ -71,18 +71,20 @@ class AnimationOptions:
 
     def __post_init__(self) -> None:
         if not 20 <= self.frame_ms <= 10_000:
-            raise ParnasError(f"A frame time of {self.frame_ms} ms cannot be shown; give 20 to 10000.")
+            raise ParnasError(f"A frame time of {self.frame_ms} ms is out of range; give 20 to 10000 milliseconds.")
         if self.width_px is not None and not 200 <= self.width_px <= 4000:
-            raise ParnasError(f"A picture {self.width_px} pixels wide cannot be read; give 200 to 4000.")
+            raise ParnasError(f"A width of {self.width_px} pixels is out of range; give 200 to 4000 pixels.")
         if self.max_frames < 2:
-            raise ParnasError(f"{self.max_frames} frame(s) show no change; give 2 or more.")
+            raise ParnasError(
+                f"An animation of {self.max_frames} frame(s) shows no change; give max_frames of 2 or more."
+            )
 
 
 DEFAULTS = AnimationOptions()
 
 
 class Heatmap:
-    """A figure drawn once, on which only the cells, their values and the title change from frame to frame."""
+    """The heatmap of pi, drawn once; each frame redraws only the cells, their values and the titles."""
 
     @styled
     def __init__(self, history: PiHistory, width_px: int | None = None, dpi: float = _GIF_DPI) -> None:
@@ -102,7 +104,7 @@ class Heatmap:
         self._background = self._canvas.copy_from_bbox(figure.bbox)
 
     def picture(self, index: int) -> Image.Image:
-        """Return the frame of one logged step as RGB."""
+        """Return the frame of a logged step, the `index`-th of the history from 0, as an RGB picture."""
         self._show(index)
         self._canvas.restore_region(self._background)
         for artist in (self.cells, self.title, self.string, *self.values):
@@ -123,7 +125,7 @@ class Heatmap:
             text.set_color("white" if value > _WHITE_TEXT_ABOVE else INK)
 
     def _value_texts(self, column: float) -> list[Text]:
-        """Add a text per block for its largest probability; nothing where a column is too narrow to hold it."""
+        """Add an empty text per block for its largest pi; none if columns of `column` points are too narrow."""
         if column < _TURNED_WIDTH:
             return []
         rotation = 0 if column >= _UPRIGHT_WIDTH else 90
@@ -136,7 +138,7 @@ class Heatmap:
 
 
 def draw_pi_animation(history: PiHistory, path: Path, options: AnimationOptions = DEFAULTS) -> Path:
-    """Write the heatmap of every logged step, thinned to `options.max_frames`, as an endless GIF."""
+    """Write the heatmaps of the logged steps, evenly thinned to `options.max_frames`, as an endless GIF."""
     heatmap = Heatmap(history, options.width_px)
     indices = thin(len(history), options.max_frames)
     palette = _palette(history.space)
@@ -148,7 +150,7 @@ def draw_pi_animation(history: PiHistory, path: Path, options: AnimationOptions 
 
 
 def draw_pi_frames(history: PiHistory, folder: Path) -> list[Path]:
-    """Write the heatmap of the first, the middle and the last logged step as `pi-first.png` and so on."""
+    """Write heatmaps of the first, middle and last logged step: `pi-first.png`, `pi-middle.png`, `pi-last.png`."""
     heatmap = Heatmap(history, dpi=PNG_DPI)
     last = len(history) - 1
     paths = []
@@ -161,7 +163,7 @@ def draw_pi_frames(history: PiHistory, folder: Path) -> list[Path]:
 
 @styled
 def draw_votes(folder: Path) -> Path:
-    """Draw the `stability.json` of a folder as `votes.png`: votes of the seeds, and frames around the consensus."""
+    """Draw `stability.json` as `figures/votes.png`: how many seeds chose each layer in each block; consensus framed."""
     content = read_json(folder / "stability.json")
     try:
         blocks, seeds, consensus = content["blocks"], len(content["seeds"]), str(Architecture(content["consensus"]))
@@ -187,11 +189,11 @@ def draw_votes(folder: Path) -> Path:
 def _new_axes(
     space: Sequence[str], blocks: int, scale: str, dpi: float = PNG_DPI, width_px: int | None = None
 ) -> tuple[Axes, float]:
-    """Create a figure with empty axes and the scale of the colours.
+    """Create a figure with empty axes for a heatmap, and beside them a colour scale with the title `scale`.
 
     Returns:
-        The axes, with the candidates' names at the left in their colours and the block numbers below, and the width of
-        a column in points.
+        The axes, labelled with the candidates at the left and the block numbers below, and the width of a column in
+        points.
     """
     labels = [shorten(candidate_label(name), _LONGEST_LABEL) for name in space]
     left = max(_LEFT, 12 + _LABEL_ADVANCE * max(map(len, labels)))
@@ -220,7 +222,7 @@ def _new_axes(
 
 
 def _title(axes: Axes, text: str, above: float = 29, **font: Any) -> Annotation:
-    """Write a line of text `above` points over the heatmap."""
+    """Write a line of text `above` points above the upper edge of the heatmap."""
     return axes.annotate(text, (0, 1), (0, above), xycoords="axes fraction", textcoords="offset points", **font)
 
 
@@ -229,12 +231,12 @@ def _architecture_title(axes: Axes, architecture: str, **font: Any) -> Annotatio
 
 
 def _longest_title(width: float) -> int:
-    """Return the number of characters of an architecture over a heatmap `width` points wide."""
+    """Return how many characters of an architecture fit above a heatmap that is `width` points wide."""
     return int(width / (_STRING_SIZE * _MONOSPACE_ADVANCE))
 
 
 def _palette(space: Sequence[str]) -> Image.Image:
-    """Return the 256 colours of all frames: the scale, greys, and the candidates' colours fading into white."""
+    """Return the palette of the GIF, 256 colours: the colour scale, greys, and each candidate's colour up to white."""
     # Pillow looks colours up coarsely: greys closer together than this would turn white into the next grey.
     ramps = [np.linspace(to_rgb(INK), (1, 1, 1), 28)]
     steps = min(16, 96 // len(space))

@@ -35,7 +35,7 @@ _LONGEST_TITLE = 20  # characters over a panel
 MONITORED = {
     "entropy": ("Entropy of pi", "nats, mean over blocks"),
     "identity_share": ("Share of identity", "pi of identity, mean over blocks"),
-    "argmax_changes": ("Changes of the architecture", "changes of the most probable one"),
+    "argmax_changes": ("Changes of the architecture", "number of changes so far"),
     "expected_cost": ("Expected cost", "interleaved = 1"),
     "gap": ("Mixture loss minus derived", "nats of validation loss"),
     "tau": ("Temperature", "tau"),
@@ -45,13 +45,16 @@ MONITORED = {
 
 @styled
 def draw_pi_lines(history: PiHistory, path: Path) -> Path:
-    """Write pi of every candidate over the steps, one panel per block titled with its most probable candidate."""
+    """Draw pi of every candidate over the steps as a PNG, with a panel per block that names its derived layer."""
     return save_png(plot_pi_lines(history), path)
 
 
 @styled
 def plot_pi_lines(history: PiHistory, columns: int = _MOST_COLUMNS, most_points: int | None = None) -> Figure:
-    """Plot pi of every candidate over at most `most_points` steps, in a grid of `columns` panels."""
+    """Return a figure of pi of every candidate over the steps, with a panel per block in up to `columns` columns.
+
+    It shows at most `most_points` steps, evenly spread; all of them for `None`.
+    """
     columns = min(columns, -(-history.blocks // -(-history.blocks // columns)))  # few panels of the last row empty
     handles, colours = candidate_handles(history.space), candidate_colours(history.space)
     entry = _HANDLE + _CHARACTER * max(len(str(handle.get_label())) for handle in handles)
@@ -81,7 +84,7 @@ def plot_pi_lines(history: PiHistory, columns: int = _MOST_COLUMNS, most_points:
 
 @styled
 def plot_monitor(values: Mapping[str, Sequence[tuple[int, float]]], columns: int = 3) -> Figure:
-    """Plot the values of `MONITORED` that were logged, as step and value by key, one panel each."""
+    """Return a figure with a panel for each of `values`: lists of step and value, by their key in `MONITORED`."""
     figure, panels = _panel_grid(len(values), min(columns, len(values)), (_MONITOR_WIDTH, _MONITOR_HEIGHT), 0.45)
     ends = [step for points in values.values() for step in (points[0][0], points[-1][0])]
     for axes, (key, points) in zip(panels, values.items(), strict=True):
@@ -96,7 +99,10 @@ def plot_monitor(values: Mapping[str, Sequence[tuple[int, float]]], columns: int
 def _panel_grid(
     count: int, columns: int, panel: tuple[float, float], top: float, sharey: bool = False
 ) -> tuple[Figure, list[Axes]]:
-    """Create a figure of `count` panels in rows, `top` inches below its upper edge."""
+    """Create a figure of `count` panels in `columns` columns, `top` inches below its upper edge.
+
+    `panel` is the width and height of a panel with its labels, in inches; with `sharey` all have the same y axis.
+    """
     rows = -(-count // columns)
     width, height = _LEFT + panel[0] * columns + _RIGHT, top + panel[1] * rows + _BOTTOM
     figure = new_figure(width, height)
@@ -116,7 +122,7 @@ def _panel_grid(
 
 
 def _label_steps(axes: Axes, first: int, last: int) -> None:
-    """Label the first and the last step, aligned with the ends of the axis so that no two panels' labels meet."""
+    """Label only the first and the last step, inside the ends of the axis, so that labels of panels do not overlap."""
     steps = [first] if first == last else [first, last]
     axes.set_xticks(steps)
     axes.xaxis.set_major_formatter(FuncFormatter(format_step))

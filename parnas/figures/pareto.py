@@ -1,4 +1,4 @@
-"""Perplexity of networks against their cost."""
+"""Figure of the perplexity of networks against their cost, with the Pareto front."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -46,9 +46,9 @@ class ParetoPoint(NamedTuple):
     Attributes:
         name: Label of the network.
         cost: In any unit.
-        ppl: Perplexity, the mean over several seeds.
-        sd: Standard deviation over the seeds, `None` for a single one.
-        random: A randomly sampled network, drawn small and grey without its name.
+        ppl: Perplexity; for several seeds the mean of their perplexities.
+        sd: Standard deviation of the perplexity over the seeds, `None` for a single seed.
+        random: Whether the network was sampled at random; such networks are small grey dots without a name.
     """
 
     name: str
@@ -62,14 +62,16 @@ class ParetoPoint(NamedTuple):
 def draw_pareto(
     rows: Sequence[ParetoPoint], path: Path, cost_label: str = "cost of the blocks, interleaved = 1"
 ) -> Path:
-    """Write perplexity against cost, one marker per network, with the Pareto front as steps.
+    """Draw perplexity against cost as a PNG, one marker per network, with the Pareto front as steps.
 
-    Bars show a standard deviation to both sides. Networks without a finite perplexity are named below; raises
-    `ParnasError` if no other is left.
+    Bars show ± one standard deviation. Networks whose perplexity or cost is not finite are only named below the plot;
+    raises `ParnasError` if there are no others.
     """
     shown = [row for row in rows if math.isfinite(row.ppl) and math.isfinite(row.cost)]
     if not shown:
-        raise ParnasError("There is no network with a finite perplexity to draw; train one first.")
+        raise ParnasError(
+            "No network has a finite perplexity, so there is nothing to draw; if trainings diverged, lower train.lr."
+        )
     missing = ", ".join(row.name for row in rows if row not in shown)
     notes = [" ".join(pareto_notes(shown))]
     if missing:
@@ -85,7 +87,7 @@ def plot_pareto(
     width: float = _WIDTH,
     notes: Sequence[str] = (),
 ) -> Figure:
-    """Plot finite perplexities against costs, with lines of text below."""
+    """Return a figure, `width` inches wide, of finite perplexities against costs; `notes` are lines of text below."""
     bottom = _BOTTOM + _NOTE_HEIGHT * len(notes)
     height = min(_HEIGHT, 0.9 * width) + _NOTE_HEIGHT * len(notes)
     figure = new_figure(width, height)
@@ -107,7 +109,7 @@ def plot_pareto(
 
 
 def pareto_notes(rows: Sequence[ParetoPoint]) -> list[str]:
-    """Explain the marks of a figure in sentences."""
+    """Return sentences that explain the dots, bars and steps in a figure of `rows`."""
     notes = []
     if count := sum(row.random for row in rows):
         notes.append(f"Grey dots: {count} random network{'s' * (count > 1)}.")
@@ -117,7 +119,7 @@ def pareto_notes(rows: Sequence[ParetoPoint]) -> list[str]:
 
 
 def pareto_front(rows: Sequence[ParetoPoint]) -> list[ParetoPoint]:
-    """Return the points that no other dominates in cost and perplexity, the cheapest first."""
+    """Return the Pareto-optimal points in cost and perplexity (the lower, the better), the cheapest first."""
     front: list[ParetoPoint] = []
     for row in sorted(rows, key=lambda each: (each.cost, each.ppl)):
         if not front or row.ppl < front[-1].ppl:
@@ -141,10 +143,10 @@ def _plot_point(axes: Axes, row: ParetoPoint, colour: str, marker: str, size: fl
     )
 
 
-def _plot_front(axes: Axes, rows: Sequence[ParetoPoint]) -> None:
-    """Plot steps from the first point of the front to the last and on to the right edge: the best within a cost."""
+def _plot_front(axes: Axes, front: Sequence[ParetoPoint]) -> None:
+    """Plot the lowest perplexity up to each cost as steps, from the first point of the front to the right edge."""
     edge = axes.get_xlim()
-    costs, perplexities = [row.cost for row in rows], [row.ppl for row in rows]
+    costs, perplexities = [row.cost for row in front], [row.ppl for row in front]
     axes.plot(
         [*costs, edge[1]], [*perplexities, perplexities[-1]], color=GREY, linewidth=1, drawstyle="steps-post", zorder=1
     )
@@ -154,9 +156,10 @@ def _plot_front(axes: Axes, rows: Sequence[ParetoPoint]) -> None:
 def _label_points(
     figure: Figure, axes: Axes, named: Sequence[tuple[ParetoPoint, str]], shown: Sequence[ParetoPoint]
 ) -> None:
-    """Write each name in its colour at the nearest place where it hides nothing, or least; distant ones get a line.
+    """Write the name of each network at the nearest place where it hides no marker, line or other name.
 
-    Of equal costs the upper one chooses first, since the places above come first.
+    If there is no such place, it goes where it hides least. A line joins a distant name to its marker. Cheaper
+    networks choose first; among equal costs the one with the higher perplexity, as upper places are tried first.
     """
     area, renderer = axes.get_window_extent(), figure.canvas.get_renderer()  # type: ignore[attr-defined]
     taken = [*_marker_boxes(axes, shown), *_front_boxes(axes, pareto_front(shown))]
@@ -179,7 +182,7 @@ def _label_points(
 
 
 def _places(axes: Axes, row: ParetoPoint, colour: str) -> Iterator[Annotation]:
-    """Yield the label of a point at each possible place, the nearest first."""
+    """Yield the label of a point at each possible place, the nearest first; the caller removes those not wanted."""
     leader = {"arrowstyle": "-", "color": FRAME, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 3}
     for distance, (right, up) in product(_DISTANCES, _DIRECTIONS):
         yield axes.annotate(
@@ -196,7 +199,7 @@ def _places(axes: Axes, row: ParetoPoint, colour: str) -> Iterator[Annotation]:
 
 
 def _marker_boxes(axes: Axes, rows: Sequence[ParetoPoint]) -> Iterator[Bbox]:
-    """Yield the pixels of the markers and of their bars."""
+    """Yield the bounding boxes, in pixels, of the markers and of their bars of standard deviation."""
     for row in rows:
         corner = (row.cost, row.ppl)
         yield _box(axes, corner, corner, 3 if row.random else 5)
@@ -204,16 +207,16 @@ def _marker_boxes(axes: Axes, rows: Sequence[ParetoPoint]) -> Iterator[Bbox]:
             yield _box(axes, (row.cost, row.ppl - row.sd), (row.cost, row.ppl + row.sd), _THIN)
 
 
-def _front_boxes(axes: Axes, rows: Sequence[ParetoPoint]) -> Iterator[Bbox]:
-    """Yield the pixels of the steps."""
-    edge = ParetoPoint("", axes.get_xlim()[1], rows[-1].ppl)
-    for row, after in pairwise([*rows, edge]):
+def _front_boxes(axes: Axes, front: Sequence[ParetoPoint]) -> Iterator[Bbox]:
+    """Yield the bounding boxes, in pixels, of the steps of the Pareto front."""
+    edge = ParetoPoint("", axes.get_xlim()[1], front[-1].ppl)
+    for row, after in pairwise([*front, edge]):
         yield _box(axes, (row.cost, row.ppl), (after.cost, row.ppl), _THIN)
         yield _box(axes, (after.cost, after.ppl), (after.cost, row.ppl), _THIN)
 
 
 def _box(axes: Axes, low: tuple[float, float], high: tuple[float, float], margin: float) -> Bbox:
-    """Return the pixels between two points of the data, and `margin` points around."""
+    """Return the box, in pixels, that spans two points in data coordinates, with a margin of `margin`/72 inch."""
     (left, bottom), (right, top) = axes.transData.transform([low, high])
     pixels = margin * axes.figure.dpi / 72
     return Bbox.from_extents(left - pixels, bottom - pixels, right + pixels, top + pixels)
@@ -224,6 +227,6 @@ def _size(box: Bbox) -> float:
 
 
 def _overlap(one: Bbox, other: Bbox) -> float:
-    """Return the area that two boxes share, in pixels."""
+    """Return the area that two boxes share, in square pixels."""
     shared = Bbox.intersection(one, other)
     return 0.0 if shared is None else _size(shared)

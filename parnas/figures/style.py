@@ -1,4 +1,4 @@
-"""Sizes, axes and files shared by all figures."""
+"""Text sizes, colours, axes and PNG files that all figures share."""
 
 import math
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ styled = matplotlib.rc_context(
         "legend.frameon": False,
     }
 )
-"""Decorator of the functions that draw: sizes and colours of all text."""
+"""Decorator of functions that draw: sets the sizes and colours of all text while they run."""
 
 
 def new_figure(width: float, height: float, dpi: float = PNG_DPI) -> Figure:
@@ -50,7 +50,7 @@ def new_figure(width: float, height: float, dpi: float = PNG_DPI) -> Figure:
 
 
 def add_axes(figure: Figure, left: float, right: float, bottom: float, top: float) -> Axes:
-    """Add tidy axes with these margins, in inches."""
+    """Add axes in the common style to a figure, with the given margins to its edges in inches."""
     width, height = figure.get_size_inches()
     axes = figure.add_axes((left / width, bottom / height, 1 - (left + right) / width, 1 - (bottom + top) / height))
     tidy(axes)
@@ -58,7 +58,7 @@ def add_axes(figure: Figure, left: float, right: float, bottom: float, top: floa
 
 
 def tidy(axes: Axes) -> None:
-    """Give axes small dark labels, a pale grid behind the data, and no frame at the top and right."""
+    """Set the common style of axes: small dark tick labels, a pale grid behind the data, no frame at top and right."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(FRAME)
     axes.grid(True, color=PALE, linewidth=0.6)
@@ -86,7 +86,7 @@ def candidate_handles(space: Sequence[str]) -> list[Line2D]:
 
 
 def line_style(index: int) -> Literal["-", "--", ":", "-."]:
-    """Return the line style of a candidate, so that colour is not the only difference."""
+    """Return the line style of the candidate at `index`, so that candidates differ by more than colour."""
     return _LINE_STYLES[index % len(_LINE_STYLES)]
 
 
@@ -99,25 +99,25 @@ def shorten(text: str, longest: int) -> str:
 
 
 def thin(count: int, most: int) -> list[int]:
-    """Return at most `most` of the indices 0..count-1, evenly spread, the first and the last among them."""
+    """Return at most `most` of the indices 0 to `count` - 1, evenly spread, including the first and the last."""
     return [round(i) for i in np.linspace(0, count - 1, min(count, most)).tolist()]
 
 
 def drawable(value: Any) -> float | None:
-    """Return a finite number that an axis can show (zero where it is next to nothing), or `None`."""
+    """Return `value` if it is a finite number that an axis can show, 0 if it is tiny, `None` for anything else."""
     if type(value) not in (int, float) or not math.isfinite(value) or abs(value) > _LARGEST:
         return None
     return value if abs(value) >= _SMALLEST else 0
 
 
 def format_step(step: float, _position: int | None = None) -> str:
-    """Write a step with thousands separators, or short where it is very large."""
+    """Return a step with thousands separators, or as a power of ten from 10^8; matplotlib passes `_position`."""
     return f"{step:,.0f}" if abs(step) < 1e8 else f"{step:.1e}"
 
 
 @styled
 def save_png(figure: Figure, path: Path) -> Path:
-    """Write the figure as PNG, whole or not at all."""
+    """Write the figure as a PNG, either completely or not at all, and return its path."""
     with atomic_file(path) as beside:
         figure.savefig(beside, format="png")
     return path

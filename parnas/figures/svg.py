@@ -27,8 +27,8 @@ def inline_svg(figure: Figure, name: str, label: str, style: str = "") -> str:
 
     Args:
         figure: The figure; its backgrounds become transparent.
-        name: Prefix of the ids in the element, unique on the page.
-        label: Alternative text.
+        name: Prefix of the ids in the element; no other figure of the page may have it.
+        label: Text for screen readers.
         style: CSS class of the element.
     """
     figure.patch.set_visible(False)
@@ -53,7 +53,7 @@ def inline_svg(figure: Figure, name: str, label: str, style: str = "") -> str:
 
 
 def colour_rules(page: str) -> tuple[str, str]:
-    """Return the CSS declarations of the colours that a page uses, for the light and for the dark page."""
+    """Return CSS declarations of the colour variables in the text of a page, for light mode and for dark mode."""
     least = {"line": LINE_CONTRAST, "text": TEXT_CONTRAST}
     shades = {(kind, code): shade_of(f"#{code}", least[kind]) for kind, code in sorted(set(_VARIABLE.findall(page)))}
     light, dark = (
@@ -68,7 +68,10 @@ def _variable(colour: str, kind: str) -> str:
 
 
 def _shorten_attributes(root: ElementTree.Element, name: str) -> None:
-    """Drop namespaces and unreferenced ids, prefix the referenced ids, round numbers, replace colours by variables."""
+    """Shorten an SVG tree in place: drop namespaces and unused ids, and round numbers.
+
+    Ids that are used get the prefix `name`, and colours become CSS variables.
+    """
     references = {
         match[1] for each in root.iter() for value in each.attrib.values() if (match := _REFERENCE.match(value))
     }

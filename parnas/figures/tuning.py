@@ -42,14 +42,15 @@ def draw_tuning(folder: Path) -> list[Path]:
 
 @styled
 def draw_history(trials: Sequence[Mapping[str, Any]], configured: Mapping[str, Any] | None, path: Path) -> Path:
-    """Write the loss of each trial by its number, and the least one so far as steps.
+    """Draw the validation loss of each trial by its number as a PNG, and the least loss so far as steps.
 
-    A trial that was pruned is drawn grey at its last loss, one that diverged or lies far above the others at the upper
-    edge.
+    A trial that was pruned is drawn grey, at its last loss. A trial that diverged, was skipped or lies far above the
+    others is drawn at the upper edge.
 
     Args:
         trials: `number`, `state` and `loss` (nats per token) of each trial.
-        configured: `state` and `loss` of the trial with the settings of the configuration, drawn as a dotted line.
+        configured: `state` and `loss` of the trial with the settings of the configuration, drawn as a dotted line;
+            `None` if there is no such trial.
         path: The PNG to write.
     """
     figure = new_figure(_WIDTH, _HEIGHT)
@@ -97,7 +98,7 @@ def draw_history(trials: Sequence[Mapping[str, Any]], configured: Mapping[str, A
 
 
 def _upper_edge(complete: Sequence[float], early: Sequence[float]) -> float:
-    """Return the largest loss drawn in its place, so that outliers do not press the others together."""
+    """Return the largest loss of complete and pruned trials without outliers; outliers are drawn at this edge."""
     losses = sorted(complete) or sorted(early) or [1.0]
     lower, middle, upper = np.quantile(losses, [0.25, 0.5, 0.75])
     bound = upper + _FAR * max(upper - lower, 0.02 * middle)
@@ -107,7 +108,7 @@ def _upper_edge(complete: Sequence[float], early: Sequence[float]) -> float:
 def _plot_points(
     axes: Axes, points: Sequence[tuple[int, float]], edge: float, marker: str, colour: str, label: str
 ) -> Line2D | None:
-    """Plot markers, hollow ones at the upper edge; returns the legend entry, or `None` without points."""
+    """Plot (trial, loss) points, those above `edge` as hollow markers at it; return a legend entry, `None` if empty."""
     if not points:
         return None
     for hollow in (False, True):
@@ -120,19 +121,19 @@ def _plot_points(
 
 @styled
 def draw_importance(shares: Mapping[str, float] | None, counts: tuple[int, int], path: Path) -> Path:
-    """Write a bar for each setting, the most important first.
+    """Draw the importance of each tuned setting as a bar in a PNG, the most important first.
 
     Args:
-        shares: Importance by setting, `None` or empty where there were too few trials to estimate it.
-        counts: Number of trials, and of those that were trained to the end.
+        shares: Importance (0 to 1) by setting; `None` or empty if there are too few trials to estimate it.
+        counts: Number of trials, and number of trials that were trained to the end.
         path: The PNG to write.
     """
     ordered = sorted((shares or {}).items(), key=lambda each: -each[1])
     height = _BAR_TOP + _BAR_HEIGHT * max(2, len(ordered)) + _BOTTOM
     figure = new_figure(_WIDTH, height)
     if not ordered:
-        message = "{} trials, {} of them to the end, are too few to estimate\n".format(*counts)
-        message += "which settings matter: it takes twenty, five of them to the end."
+        message = "{} trials, {} of them trained to the end, are too few to estimate\n".format(*counts)
+        message += "which settings matter; 20 trials, 5 of them trained to the end, are needed."
         figure.text(0.5, 0.5, message, ha="center", va="center")
         return save_png(figure, path)
     axes = add_axes(figure, _NAME_WIDTH, 0.55, _BOTTOM, _BAR_TOP)
