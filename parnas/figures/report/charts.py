@@ -26,7 +26,7 @@ _MOST_DESCRIBED = 8  # lines or networks in the text for screen readers
 
 
 class _Chart(NamedTuple):
-    """A figure of the page: its title, a wide and a narrow drawing (a screen shows one of them), and notes below."""
+    """A figure of the page: title, SVG drawings for wide and narrow screens (empty if none), and notes below them."""
 
     title: str
     svg: Markup
@@ -34,9 +34,9 @@ class _Chart(NamedTuple):
 
 
 def make_player(history: PiHistory, most_frames: int) -> dict[str, Any] | None:
-    """Return the heatmap of pi as an animation of at most `most_frames` frames; `None` if it had too many cells.
+    """Return the template's values for the animated heatmap of pi; `None` if it would have too many cells.
 
-    `columns` hold the last step, which the page shows without scripts; `data` holds all frames for the script.
+    `columns` holds the last step, for browsers without scripts; `data` holds all frames, at most `most_frames`.
     """
     candidates = len(history.space)
     if history.blocks * candidates > _MOST_CELLS:
@@ -67,7 +67,7 @@ def make_player(history: PiHistory, most_frames: int) -> dict[str, Any] | None:
 
 
 def pi_chart(run: RunData, name: str) -> _Chart | None:
-    """Draw pi of each block over the steps; `None` where nothing was logged, or for too many blocks."""
+    """Draw pi of each block over the steps; return `None` if no pi was logged or there are too many blocks."""
     history = run.history
     if history is None or history.blocks > _MOST_PANELS:
         return None
@@ -81,7 +81,7 @@ def pi_chart(run: RunData, name: str) -> _Chart | None:
 
 
 def monitor_chart(run: RunData, name: str) -> _Chart | None:
-    """Draw the monitored values that the metrics of a search hold; `None` where they hold none."""
+    """Draw the values of `MONITORED`, such as the entropy of pi, that a search logged; return `None` without any."""
     values: dict[str, Points] = {}
     for key in MONITORED:
         by_step = {line.step: value for line in run.metrics if (value := drawable(getattr(line, key))) is not None}
@@ -95,7 +95,7 @@ def monitor_chart(run: RunData, name: str) -> _Chart | None:
 
 
 def learning_chart(runs: Sequence[RunData]) -> _Chart | None:
-    """Draw the learning curves in a measure that is comparable between all runs; `None` without finite values."""
+    """Draw the learning curves of runs in a measure that is comparable between them; return `None` without any."""
     validated = [(run, lines[-1]) for run in runs if (lines := [v for v in run.validations if v.loss > 0])]
     key: str | None = "ppl"
     if len({run.tokens for run in runs}) > 1 and validated:
@@ -115,7 +115,7 @@ def learning_chart(runs: Sequence[RunData]) -> _Chart | None:
 
 
 def latency_chart(comparison: ComparisonData, name: str) -> _Chart:
-    """Draw perplexity against latency of a comparison; without a drawing where one of them is missing."""
+    """Draw perplexity against latency for a comparison; without a drawing if no network has both."""
     title = "Perplexity against latency"
     known = [[key for key in PERPLEXITIES if {key, "latency_ms"} <= row.figures.keys()] for row in comparison.rows]
     key = next((key for key in PERPLEXITIES if any(key in keys for keys in known)), None)
@@ -129,12 +129,12 @@ def latency_chart(comparison: ComparisonData, name: str) -> _Chart:
 
 
 def front_chart(front: CostFront, name: str) -> _Chart:
-    """Draw the networks of a study, with their values in words since no table holds them."""
+    """Draw perplexity against cost for the networks of a study; a note lists the values, which no table holds."""
     notes = list(front.answers)
     if front.diverged:
         notes.append(f"Not finite, so not drawn: {', '.join(front.diverged)}.")
     if not front.points:
-        return _Chart(front.title, Markup(), [*notes, "No network of it has a finite perplexity."])
+        return _Chart(front.title, Markup(), [*notes, "No network of this study has a finite perplexity."])
     notes.append(_describe_points(front.points, len(front.points)))
     return _pareto_chart(front.title, front.points, front.cost, "validation perplexity per token", name, notes)
 
@@ -150,7 +150,7 @@ def _pareto_chart(
 
 
 def _draw(plot: Callable[[float], Figure], name: str, label: str) -> Markup:
-    """Return the wide and the narrow drawing of a plot as HTML, whose texts `inline_svg` has escaped."""
+    """Return a wide and a narrow drawing of a plot as HTML, which is safe because `inline_svg` escapes texts."""
     widths = {"wide": _WIDE, "narrow": _NARROW}
     return Markup("".join(inline_svg(plot(width), f"{name}-{size}", label, size) for size, width in widths.items()))
 

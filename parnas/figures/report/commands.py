@@ -30,14 +30,20 @@ _PIPELINES = ("demo", "pipeline")  # commands that include derive and evaluate
 
 
 def reproduction_commands(data: ReportData) -> list[str]:
-    """Return the command of each run, of derive and of evaluate, each once; comments begin with `#`."""
+    """Return the commands that made the runs, their `arch.yaml` files and the comparisons, each once.
+
+    What the files do not record is a comment after `#`.
+    """
     lines = [line for run in data.runs for line in (_training(run), _derivation(run))]
     lines += [_evaluation(comparison) for comparison in data.comparisons if not _from_pipeline(comparison)]
     return list(dict.fromkeys(line for line in lines if line))
 
 
 def _command_line(run: RunData) -> list[str]:
-    """Return the command line of a run without the program's folder; empty where it was no command of parnas."""
+    """Return the words of the command line that made a run; empty if it was not a command or script of parnas.
+
+    The program is written without its folder.
+    """
     line = run.environment.command_line
     if not line:
         return []
@@ -50,7 +56,7 @@ def _command_line(run: RunData) -> list[str]:
 
 
 def _subcommand(run: RunData) -> str:
-    """Return the command of `parnas` that made a run; empty where it was another program."""
+    """Return which command of `parnas` made a run, such as `search`; empty if another program made it."""
     words = _command_line(run)
     after = words[words.index("parnas") + 1 :] if "parnas" in words[:3] else []
     return next((word for word in after if not word.startswith("-")), "")
@@ -66,7 +72,10 @@ def _training(run: RunData) -> str:
 
 
 def _derivation(run: RunData) -> str:
-    """Return the command that wrote an `arch.yaml`; a file written by a person does not hold the constraints."""
+    """Return the `parnas derive` command of a run; empty without `arch.yaml`, or if a pipeline wrote it.
+
+    A comment follows if the file does not record the constraints, as one written by a person.
+    """
     derivation = run.derivation
     if derivation is None:
         return ""
@@ -84,14 +93,14 @@ def _derivation(run: RunData) -> str:
 
 
 def _from_pipeline(comparison: ComparisonData) -> bool:
-    """Check whether one of `_PIPELINES` wrote a comparison, which then lies in the parent folder of its runs."""
+    """Check whether `demo` or `pipeline` wrote a comparison, which then lies in the parent folder of its runs."""
     beside = {os.path.realpath(run.run.folder.parent) for run in comparison.runs}
     written = beside == {os.path.realpath(comparison.folder)} and not comparison.conditions
     return written and all(_subcommand(run) in _PIPELINES for run in comparison.runs)
 
 
 def _evaluation(comparison: ComparisonData) -> str:
-    """Return the command that repeats a comparison; empty where the folder of a run is not known."""
+    """Return the `parnas evaluate` command that repeats a comparison; empty if a run's folder is not known."""
     if len(comparison.runs) < len(comparison.rows):
         return ""
     words = ["parnas", "evaluate", *(str(run.run.folder) for run in comparison.runs)]
@@ -108,7 +117,7 @@ def _evaluation(comparison: ComparisonData) -> str:
 
 
 def _options(values: Mapping[str, Any], names: Mapping[str, str]) -> list[str]:
-    """Return the words of the options `names` that have a number, a text or `True` among `values`."""
+    """Return command-line words for the `values` that are a number, a text or `True`; `names` gives their options."""
     words = []
     for key, option in names.items():
         value = values.get(key)

@@ -31,10 +31,10 @@ _HINT = "give run folders, or a folder that evaluate --out, baselines or blackbo
 
 @dataclass(frozen=True)
 class RunData:
-    """The files of a run."""
+    """The contents of the files of one run."""
 
     run: Run
-    name: str  # on the page
+    name: str  # unique on the page
     kind: str
     config: Config
     environment: Environment
@@ -45,7 +45,7 @@ class RunData:
 
     @property
     def validations(self) -> list[MetricsRecord]:
-        """The lines of validation."""
+        """The lines of `metrics.jsonl` that hold a validation."""
         return [line for line in self.metrics if line.split == "valid"]
 
     @cached_property
@@ -64,7 +64,7 @@ class RunData:
 
     @property
     def text(self) -> str:
-        """Key of the text: runs with equal keys were trained on the same text."""
+        """Key of the text that a run reads: runs with equal keys were trained on the same text."""
         return str(self._streams.get("fingerprint") or self.config.data.corpus)
 
     @property
@@ -76,7 +76,7 @@ class RunData:
 
 @dataclass(frozen=True)
 class NetworkRow:
-    """A network of a table."""
+    """A row of a table: one network under one evaluation protocol."""
 
     name: str
     network: str  # `discrete`, `SuperNet` or `derived, in SuperNet`, as in `ComparisonRow`
@@ -93,19 +93,19 @@ class ComparisonData:
 
     folder: Path
     rows: tuple[NetworkRow, ...]  # of the plain evaluation
-    others: tuple[NetworkRow, ...]  # of other evaluation protocols, not comparable with these
-    split: str | None
-    missing: tuple[str, ...]  # run folders that it names and that are not there
+    others: tuple[NetworkRow, ...]  # of other protocols, whose perplexities are not comparable with `rows`
+    split: str | None  # that was evaluated; `None` if not recorded
+    missing: tuple[str, ...]  # run folders that the comparison names but that do not exist
     conditions: Mapping[str, Any] | None  # options of evaluate that were given
 
     @property
     def runs(self) -> list[RunData]:
-        """The runs of the rows whose folders are known."""
+        """The runs of `rows`, without runs whose folders are not known."""
         return [row.run for row in self.rows if row.run]
 
     @cached_property
     def analyses(self) -> dict[str, pd.DataFrame]:
-        """The tables of the analyses of these runs, by name; an earlier comparison may have left others."""
+        """The tables of analyses by name, except tables on other runs, which an earlier comparison may have left."""
         names = {row.name for row in self.rows}
         paths = {name: self.folder / f"{name}.csv" for name in _ANALYSES}
         tables = {name: _read_table(path) for name, path in paths.items() if path.is_file()}
@@ -119,8 +119,8 @@ class CostFront:
     title: str
     cost: str  # axis label
     points: tuple[ParetoPoint, ...]
-    diverged: tuple[str, ...] = ()
-    answers: tuple[str, ...] = ()
+    diverged: tuple[str, ...] = ()  # names of networks without a finite cost or perplexity
+    answers: tuple[str, ...] = ()  # sentences on whether the derived network is better than its baselines
 
 
 @dataclass(frozen=True)
@@ -138,9 +138,10 @@ class ReportData:
 
 
 def read_report_data(paths: Sequence[Path]) -> ReportData:
-    """Read the folders; raises `ParnasError` for those that hold nothing to report, or something broken.
+    """Read run folders, and folders of comparisons and studies, for a report.
 
-    A comparison adds the runs that it names, and the searches in its folder, as the demo leaves them.
+    The folder of a comparison also adds the runs that the comparison names, and the searches in subfolders, where
+    `parnas demo` writes them. Raises `ParnasError` for a folder that holds nothing to report or a broken file.
     """
     if not paths:
         raise ParnasError(f"There is nothing to report; {_HINT}.")
@@ -168,7 +169,7 @@ def read_report_data(paths: Sequence[Path]) -> ReportData:
 
 
 def run_row(run: RunData) -> NetworkRow:
-    """Return the values of a run's last validation, for runs that no comparison measured."""
+    """Return a table row with the values of a run's last validation, for a run that is in no comparison."""
     summary, search = run.summary, run.kind == "search"
     values: dict[str, Any] = {}
     if search:
@@ -185,7 +186,7 @@ def run_row(run: RunData) -> NetworkRow:
 
 
 def validated_architecture(search: RunData) -> str | None:
-    """Return the architecture that a search validated at its end where it differs from the derived one, else `None`."""
+    """Return the architecture that a search validated at its end if derive chose another one, else `None`."""
     if search.summary is None:
         return None
     final = search.summary.arch
@@ -193,7 +194,7 @@ def validated_architecture(search: RunData) -> str | None:
 
 
 def parse_architecture(arch: str) -> Architecture | None:
-    """Return an architecture, or `None` where its letters are not known here."""
+    """Parse an architecture; return `None` if it cannot be parsed, for example for a layer that is not registered."""
     try:
         return Architecture.parse(arch)
     except ParnasError:
@@ -201,52 +202,57 @@ def parse_architecture(arch: str) -> Architecture | None:
 
 
 def same_network(first: Iterable[str] | None, second: Iterable[str]) -> bool:
-    """Check whether two architectures are equal apart from identity layers, which do nothing."""
+    """Check whether two architectures are equal when identity layers, which do nothing, are left out."""
     return first is not None and drop_identity(first) == drop_identity(second)
 
 
 def analysis_files(folder: Path) -> list[Path]:
-    """Return the tables and figures of analyses in the folder of a comparison."""
+    """Return the paths of the tables and figures that `evaluate --analyse` wrote into a folder."""
     endings = (".csv", ".png", "-*.png")
     return [path for name in _ANALYSES for ending in endings for path in folder.glob(f"{name}{ending}")]
 
 
 def _read_table(path: Path) -> pd.DataFrame:
-    """Return the texts of a CSV file; raises `ParnasError` for other content."""
+    """Read a CSV file with every cell as text; raises `ParnasError` if the file is not a table."""
     try:
         content = io.StringIO(read_text(path, _MAX_TABLE_BYTES))
         return pd.read_csv(content, dtype=str, index_col=False, keep_default_na=False).fillna("")
     except ValueError as error:
-        raise ParnasError(f"{path} is no table ({error}); run the command that wrote it again.") from error
+        raise ParnasError(f"{path} is not a CSV table ({error}); run the command that wrote it again.") from error
 
 
 def finite_values(values: Mapping[str, Any]) -> dict[str, float]:
-    """Return the values that are finite numbers."""
+    """Return the items of a mapping whose values are finite numbers that an axis can show."""
     return {key: value for key, each in values.items() if (value := drawable(each)) is not None}
 
 
 def _contents(path: Path) -> set[str]:
-    """Return the files of a folder that make it worth a report; raises `ParnasError` where there are none."""
+    """Return which files that a report can show a folder holds; raises `ParnasError` if there are none."""
     if not path.is_dir():
         raise ParnasError(f"There is no run folder {path}; {_HINT}.")
     names = {name for name in (ENVIRONMENT, COMPARISON, BASELINES, FRONT) if (path / name).is_file()}
     if not names and (path / "config.yaml").is_file():
-        raise ParnasError(f"{path} has no {ENVIRONMENT}, so it is no run; search or retrain writes it. Else {_HINT}.")
+        raise ParnasError(
+            f"{path} has a config.yaml but no {ENVIRONMENT}: no search or retrain was run there. Run it, or {_HINT}."
+        )
     if not names:
         raise ParnasError(f"{path} holds neither a run nor a comparison; {_HINT}.")
     return names
 
 
 def _refuse_links(folder: Path) -> None:
-    """Check the files read of a folder that may hold anything else too; `Run` checks run folders itself."""
+    """Raise `ParnasError` if a file to be read is a link that leaves its folder or is not a regular file.
+
+    This is for the files of comparisons and studies; `Run` checks the files of runs.
+    """
     for path in (*(folder / name for name in (COMPARISON, BASELINES, FRONT)), *analysis_files(folder)):
         refuse_outside_link(path, folder)
         if path.exists() and not path.is_file():
-            raise ParnasError(f"{path} is no file; remove it.")  # reading a pipe may never end
+            raise ParnasError(f"{path} is no file but a folder or a device; remove it.")  # reading a pipe may never end
 
 
 def _read_run(run: Run, name: str) -> RunData:
-    """Read a run; one that has just started may lack files."""
+    """Read the files of a run; files that it has not written yet may be missing."""
     metrics = run.metrics() if (run.folder / METRICS).is_file() else []
     summary = run.summary() if run.finished() else None
     data = RunData(run, name, run.kind(), run.config(), run.environment(), metrics, summary)
@@ -265,7 +271,7 @@ def _read_rows(path: Path) -> list[ComparisonRow]:
 
 
 def _runs_of(folder: Path, rows: Sequence[ComparisonRow]) -> dict[str, Run]:
-    """Return the runs of a comparison that are there, by the folders that it names, relative to its own."""
+    """Return the runs of a comparison that still exist, by their paths relative to the comparison's folder."""
     here = Path(os.path.realpath(folder))
     places = {row.folder: Path(os.path.normpath(here / row.folder)) for row in rows if row.folder}
     return {name: Run(place) for name, place in places.items() if (place / ENVIRONMENT).is_file()}
@@ -294,7 +300,7 @@ def _comparison(path: Path, rows: Sequence[ComparisonRow], read: Mapping[str, Ru
 
 
 def _argmax_validation(search: RunData) -> dict[str, Any]:
-    """Return the last validation of the derived network in the SuperNet, if it was this one that was validated."""
+    """Return a search's last validation of its derived network in the SuperNet; empty if it validated another one."""
     architecture = search.architecture or ()
     if search.summary:
         validated = validated_architecture(search) is None
@@ -307,7 +313,7 @@ def _argmax_validation(search: RunData) -> dict[str, Any]:
 
 
 def _read_front(path: Path) -> CostFront:
-    """Read a `baselines.json` or a `pareto.csv`; raises `ParnasError` for other content."""
+    """Read costs and perplexities from `baselines.json` or `pareto.csv`; raises `ParnasError` for other content."""
     command, read = ("baselines", _read_baselines) if path.name == BASELINES else ("blackbox", _read_blackbox)
     try:
         return read(path)

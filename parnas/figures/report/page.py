@@ -1,7 +1,7 @@
 """The report of runs: `report.html`, one file that loads nothing else and runs no script but its own.
 
-The page's policy (CSP) allows its own script alone, by hash, and no request at all. Every text of a run folder goes
-through Jinja's escaping, JSON included, or through the XML writer of the charts.
+Its Content-Security-Policy allows no request and no script but its own, identified by a hash. Every text from a run
+folder is escaped, by Jinja (JSON included) or by the XML writer of the charts.
 """
 
 import base64
@@ -39,23 +39,24 @@ __all__ = ["write_report"]
 
 _REPORT = "report.html"
 MAX_BYTES = 5_000_000
-"""Largest page; animations get fewer frames until it is smaller."""
+"""Upper limit of the size of a page; animations get fewer frames until the page is smaller."""
 _FRAMES = (200, 60, 15, 2)  # of an animation, tried in this order
 _UNKNOWN = "#e4e8ed"  # tile of a layer that is not known here
 
 
 def write_report(paths: Sequence[Path], out: Path | None = None) -> Path:
-    """Write `report.html` of runs and comparisons.
+    """Write `report.html` on runs, comparisons and studies.
 
     Args:
         paths: Folders of runs, or folders that `evaluate --out`, `baselines` or `blackbox` wrote.
-        out: Folder of the page, by default the only one of `paths`, else `runs/report`.
+        out: Folder of the page; by default the folder in `paths` if there is only one, else `runs/report`.
 
     Returns:
         The path of the page.
 
     Raises:
-        ParnasError: A folder holds nothing to report or something broken, or no page is small enough.
+        ParnasError: A folder holds nothing to report or a broken file, or the page would be too large even with the
+            shortest animations.
     """
     data = read_report_data(paths)
     folder = out or (paths[0] if len(paths) == 1 else Path("runs") / "report")
@@ -88,7 +89,7 @@ def _template(data: ReportData) -> Any:
 
 
 def _content(data: ReportData) -> dict[str, Any]:
-    """Return all that the page shows except the animations."""
+    """Return the values that the template needs, by name, except `players`, the animations."""
     script, style = (
         resources.files("parnas.figures.report").joinpath("templates", name).read_text(encoding="utf-8")
         for name in ("report.js", "report.css")
@@ -117,13 +118,13 @@ def _content(data: ReportData) -> dict[str, Any]:
         "analyses": read_analyses(data.comparisons),
         "runs": [(run, describe_environment(run), config_text(run)) for run in data.runs],
         "commands": reproduction_commands(data),
-        "text": _describe_text(data.runs),
+        "text": _common_settings(data.runs),
         "absent": _explain_absence(data),
     }
 
 
 def _layer_names(data: ReportData) -> list[str]:
-    """Return every layer name on the page, those of the search spaces first."""
+    """Return the name of every layer on the page once, the layers of the search spaces first."""
     rows = (parse_architecture(row.arch) or () for comparison in data.comparisons for row in comparison.rows)
     spaces = (run.config.search.candidates for run in data.searches)
     architectures = (run.architecture or () for run in data.runs)
@@ -131,7 +132,10 @@ def _layer_names(data: ReportData) -> list[str]:
 
 
 def _tiles(arch: Architecture | str, most: int, colours: dict[str, str]) -> list[tuple[str, str]]:
-    """Return name and colour of each block, without the middle beyond `most`; empty for an unknown string."""
+    """Return a tile, layer name and colour, for each block; of more than `most` blocks, `…` replaces the middle ones.
+
+    The list is empty for a text that is not an architecture.
+    """
     known = arch if isinstance(arch, Architecture) else parse_architecture(arch)
     names = list(known or ())
     if len(names) > most:
@@ -139,8 +143,8 @@ def _tiles(arch: Architecture | str, most: int, colours: dict[str, str]) -> list
     return [(name, colours.get(name, _UNKNOWN)) for name in names]
 
 
-def _describe_text(runs: Sequence[RunData]) -> str:
-    """Return the corpus, tokens and machine, where all runs have the same."""
+def _common_settings(runs: Sequence[RunData]) -> str:
+    """Return the corpus, tokenizer, device and precision as one text; each only if all runs have the same."""
     values = (
         {Path(hide(run.config.data.corpus)).name for run in runs},
         {f"{run.config.data.tokenizer.kind} tokens" for run in runs},
@@ -163,7 +167,7 @@ def _curve_notes(runs: Sequence[RunData]) -> list[str]:
 
 
 def _explain_absence(data: ReportData) -> str:
-    """Explain why the page shows no run, where it shows none."""
+    """Return the sentence that a section without runs shows: why there are none, and what to give."""
     if not data.comparisons:
         return "No run is among the folders given here; give run folders too."
-    return "The run folders of the comparison are not where it names them; give them too, wherever they are."
+    return "The run folders of the comparison are not where it names them; give their present folders, too."

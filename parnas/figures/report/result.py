@@ -1,7 +1,7 @@
 """The top of a report: the derived architecture of a search, and how its network compares with the interleaved one.
 
-Only measured figures appear, whether better or worse. Where a figure is missing, the page names the command that
-measures it.
+All values are measured, and shown whether the derived network is better or worse. For a missing value the page names
+the command that measures it.
 """
 
 import shlex
@@ -32,7 +32,7 @@ _MOST_LISTED = 8  # blocks of a layer that a sentence lists one by one
 
 
 class _MeasureCard(NamedTuple):
-    """A measure of the derived network beside the same measure of the interleaved network."""
+    """A measure of the derived network beside that of the interleaved network, as texts."""
 
     title: str
     value: str
@@ -54,7 +54,7 @@ class _SearchResult:
 
 
 def search_result(search: RunData, data: ReportData) -> _SearchResult | None:
-    """Return the result of a search, `None` where it logged no pi and nothing was derived."""
+    """Return the result of a search; `None` if it has logged no pi and was not derived."""
     architecture = search.architecture
     if not architecture:
         return None
@@ -71,7 +71,7 @@ def search_result(search: RunData, data: ReportData) -> _SearchResult | None:
 
 
 def headline(architecture: Architecture) -> str:
-    """Return in how many of its blocks an architecture has attention, as a sentence."""
+    """Return in how many blocks an architecture has attention, as a sentence such as `In 4 of its 12 blocks.`."""
     attention, count = sum(layer[0] in (ATTENTION, COMPRESSIVE) for layer in architecture), len(architecture)
     if count == 1:
         return "In its only block." if attention else "Not in its only block."
@@ -80,7 +80,7 @@ def headline(architecture: Architecture) -> str:
 
 
 def describe_blocks(architecture: Architecture) -> str:
-    """Return a sentence that lists the blocks of each layer."""
+    """Return a sentence that names each layer of an architecture with the numbers of its blocks."""
     parts = []
     for name in dict.fromkeys(architecture):
         *blocks, last = [str(number) for number, layer in enumerate(architecture, 1) if layer == name]
@@ -95,7 +95,7 @@ def describe_blocks(architecture: Architecture) -> str:
 
 
 def shared_perplexity(rows: Sequence[Mapping[str, float]], runs: Sequence[RunData] = ()) -> str | None:
-    """Return the first perplexity that all rows have and that is comparable between the runs, else `None`."""
+    """Return the first key of `PERPLEXITIES` in all rows that is comparable between the runs, else `None`."""
     keys = list(PERPLEXITIES)
     if len({run.tokens for run in runs}) > 1:
         keys.remove("ppl")
@@ -103,7 +103,7 @@ def shared_perplexity(rows: Sequence[Mapping[str, float]], runs: Sequence[RunDat
 
 
 def _compare(result: _SearchResult, search: RunData, data: ReportData) -> None:
-    """Compare the derived network with the interleaved network of equal depth, or else of another depth."""
+    """Add to `result` how the derived network differs from the interleaved one, if possible of the same depth."""
     blocks = len(result.architecture)
     tables = _trained_networks(search, data)
     derived = [_find(rows, result.architecture) for rows in tables]
@@ -132,7 +132,7 @@ def _compare(result: _SearchResult, search: RunData, data: ReportData) -> None:
 
 
 def _trained_networks(search: RunData, data: ReportData) -> list[list[NetworkRow]]:
-    """Return the discrete networks of each comparison on the search's text, and last those of the runs themselves."""
+    """Return lists of discrete networks trained on the search's text: one per comparison, last the finished runs."""
     comparisons = [each.rows for each in data.comparisons if all(run.text == search.text for run in each.runs)]
     alone = [run_row(run) for run in data.runs if run.text == search.text and run.summary]
     return [[row for row in rows if row.network == "discrete"] for rows in (*comparisons, alone)]
@@ -147,7 +147,11 @@ def _interleaved(depth: int) -> Architecture:
 
 
 def _interleaved_depth(derived: Architecture, tables: Sequence[Sequence[NetworkRow]]) -> int:
-    """Return the depth of the interleaved network to compare with: the search's own, or else the largest one."""
+    """Return the depth of the interleaved network to compare with.
+
+    It is the depth of the derived network, or the largest in `tables` if they hold interleaved networks of other
+    depths only.
+    """
     networks = {drop_identity(parse_architecture(row.arch) or ()) for rows in tables for row in rows}
     others = networks - {(), drop_identity(derived)}
     depths = {len(layers) for layers in others if same_network(layers, _interleaved(len(layers)))}
@@ -182,7 +186,7 @@ def _add_measures(result: _SearchResult, derived: NetworkRow, other: NetworkRow,
 
 
 def _describe_alone(result: _SearchResult, search: RunData, derived: NetworkRow | None, interleaved: bool) -> None:
-    """Describe the derived network where no table holds both it and the interleaved one."""
+    """Add to `result` what is known of the derived network if no table holds both it and the interleaved network."""
     config = shlex.quote(str(search.run.folder / "config.yaml"))
     if derived is None:
         inherited = run_row(search).figures.get("ppl")
@@ -192,15 +196,15 @@ def _describe_alone(result: _SearchResult, search: RunData, derived: NetworkRow 
             result.sentences.append(f"The search ended with another network, {validated}, and validated only that one.")
         result.sentences.append("The derived network has not been trained from scratch in the runs given here.")
         command = f"parnas retrain {config} --arch {_quote(search)}/arch.yaml --run runs/derived"
-        result.cautions.append(f"To train the derived one: {command}.")
+        result.cautions.append(f"To train the derived network: {command}.")
     else:
         result.sentences.append(_describe_perplexity(derived))
     if not interleaved:
         result.sentences.append("No interleaved network is among these runs, so the gain of the search is unknown.")
         command = f"parnas retrain {config} --arch interleaved-{len(result.architecture)} --run runs/interleaved"
-        result.cautions.append(f"To train the interleaved one: {command}, then parnas evaluate with all runs.")
+        result.cautions.append(f"To train the interleaved network: {command}, then parnas evaluate with all runs.")
     elif derived is not None:
-        result.sentences.append("It and the interleaved network are not in one comparison.")
+        result.sentences.append("The derived and the interleaved network are not in the same comparison.")
         result.cautions.append("To compare them: parnas evaluate with the folders of both.")
 
 

@@ -1,4 +1,4 @@
-"""Redaction of passwords, tokens, keys and other secrets, and of the accounts in addresses."""
+"""Replacement of passwords, tokens, keys and other secrets, and of accounts in URLs, by `***`."""
 
 import re
 import shlex
@@ -22,14 +22,15 @@ _ACCOUNT = re.compile(
 
 
 def is_secret(name: str) -> bool:
-    """Check whether the value of that name is to be hidden."""
+    """Check whether `name` names a secret, such as `api_key`, so that its value must be hidden."""
     return _SECRET.search(name.lower()) is not None
 
 
 def hide(text: str) -> str:
-    """Replace accounts in addresses, and the values behind names of secrets.
+    """Return a text with `***` for the accounts in URLs and for the values of secrets.
 
-    These are `name=value` and `name: value`, with or without quotes, and `--name value`.
+    A value is recognised by the name before it, in `name=value`, `name: value` (with or without quotes) and
+    `--name value`.
     """
     text = _ACCOUNT.sub(rf"\1{HIDDEN}@", text)
     for pattern in (_NAMED, _OPTION):
@@ -38,7 +39,7 @@ def hide(text: str) -> str:
 
 
 def hide_command(words: Sequence[str]) -> str:
-    """Return a command line, quoted for a shell, without secrets."""
+    """Return the words of a command line as one text, quoted for a shell, with `***` for secrets."""
     shown: list[str] = []
     follows = False  # the value of an option
     for word in words:
@@ -55,7 +56,10 @@ def hide_command(words: Sequence[str]) -> str:
 
 
 def _hide_after(pattern: re.Pattern[str], text: str) -> str:
-    """Replace the value after each name of a secret; one after a colon ends with its line, another with its word."""
+    """Replace the value after each secret's name that `pattern` finds by `***`.
+
+    A quoted value ends at its closing quote; any other at the end of the line after a colon, else of the word.
+    """
     parts, at = [], 0
     for name in pattern.finditer(text):
         if name.start() < at or not is_secret(name[1]) or _NULL.match(text, name.end()):

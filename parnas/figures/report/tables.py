@@ -23,14 +23,14 @@ from parnas.figures.style import drawable
 
 
 class _TableColumn(NamedTuple):
-    """A column of figures.
+    """A column of numbers in a table of networks.
 
     Attributes:
         key: Key of the value in `NetworkRow.figures`.
         title: Heading.
         form: Format of the value.
         divisor: Number that the value is divided by, for another unit.
-        minor: Whether a printed page leaves the column out, which it is too narrow for.
+        minor: Whether the page leaves the column out when it is printed, as paper is too narrow for all columns.
     """
 
     key: str
@@ -87,11 +87,11 @@ class _Analysis(NamedTuple):
 
     title: str
     table: pd.DataFrame
-    pictures: dict[str, str]  # PNG in base64 by file name, empty where there was no room
+    pictures: dict[str, str]  # PNG in base64 by file name, empty if too large or no PNG
 
 
 def network_tables(data: ReportData) -> list[_NetworkTable]:
-    """Return a table for each comparison and evaluation protocol, and one of the runs in no comparison."""
+    """Return a table per comparison and evaluation protocol, and a table of the runs that are in no comparison."""
     tables = []
     for comparison in data.comparisons:
         protocols = dict.fromkeys(row.evaluation for row in comparison.others)
@@ -106,7 +106,8 @@ def _plain_table(comparison: ComparisonData) -> _NetworkTable:
     notes = []
     if any("latency_ms" in row.figures for row in comparison.rows):
         notes.append(
-            "Latency is of one segment of one row with full memory, networks taking turns: median and 95 % bound."
+            "Latency: time for one segment at batch size 1 with full memory, median and 95th percentile; the networks "
+            "are measured in turns."
         )
     if not any("ppl" in row.figures for row in comparison.rows):
         notes.append("The runs have different tokenizers, so perplexities per token are not comparable and left out.")
@@ -115,7 +116,7 @@ def _plain_table(comparison: ComparisonData) -> _NetworkTable:
 
 
 def _protocol_table(comparison: ComparisonData, protocol: str) -> _NetworkTable:
-    """Return a table of another evaluation protocol, whose perplexities are not comparable with the main table's."""
+    """Return the table of one protocol other than plain evaluation, comparable only within itself."""
     rows = [row for row in comparison.others if row.evaluation == protocol]
     figures = [{key: row.figures[key] for key in row.figures.keys() & _PROTOCOL_KEYS} for row in rows]
     notes = ["Another evaluation protocol: its figures are comparable within this table only."]
@@ -147,7 +148,7 @@ def _split(comparison: ComparisonData) -> str:
 
 
 def _table(caption: str, rows: Sequence[NetworkRow], notes: Sequence[str]) -> _NetworkTable:
-    """Return a table of the columns for which any row has a value."""
+    """Return a table of the columns that have a value in some row; lengths that all rows share become a note."""
     present = [column for column in _COLUMNS if any(column.key in row.figures for row in rows)]
     equal = [c for c in present if c.key in _LENGTHS and len({row.figures.get(c.key) for row in rows}) == 1]
     columns = [column for column in present if column not in equal]
@@ -163,21 +164,21 @@ def _table(caption: str, rows: Sequence[NetworkRow], notes: Sequence[str]) -> _N
 
 
 def _divisors(rows: Sequence[NetworkRow]) -> list[str]:
-    """Return a sentence on the counts of tokens, words and bytes that the perplexities are normalised by."""
+    """Return a note on the counts of tokens, words and bytes that the perplexities are normalised by, if known."""
     parts = []
     for key, divisor in _DIVISORS.items():
         counts = sorted({row.figures[divisor] for row in rows if key in row.figures and divisor in row.figures})
         if counts:
             listed = " or ".join(f"{count:,.0f}" for count in counts[:3])
-            parts.append(f"{PERPLEXITIES[key]} by {listed} {divisor}" + " (line ends included)" * (divisor == "words"))
-    return [f"Divisors: {', '.join(parts)}."] if parts else []
+            parts.append(f"{listed} {divisor}{' (line ends included)' * (divisor == 'words')} for {PERPLEXITIES[key]}")
+    return [f"The loss of the whole text is divided by {', '.join(parts)}."] if parts else []
 
 
 # Analyses
 
 
 def read_analyses(comparisons: Sequence[ComparisonData]) -> list[_Analysis]:
-    """Read the analyses in the folders of the comparisons; their pictures share `_PICTURE_BYTES`."""
+    """Read the analyses in the folders of comparisons; pictures above `_PICTURE_BYTES` in total are left out."""
     room = _PICTURE_BYTES
     analyses = []
     for comparison in comparisons:
@@ -193,7 +194,7 @@ def read_analyses(comparisons: Sequence[ComparisonData]) -> list[_Analysis]:
 
 
 def _attention_shares(table: pd.DataFrame) -> pd.DataFrame:
-    """Sum the attention of each block over the ages, for each part of what it attends to."""
+    """Return each block's attention to the segment, to memory and to compressed memory, as shares in per cent."""
     block = ["run", "block", "layer"]
     table = table.reindex(columns=[*block, "part", "weight"], fill_value="")
     table["weight"] = pd.to_numeric(table["weight"], errors="coerce").fillna(0)
@@ -202,7 +203,7 @@ def _attention_shares(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _short(text: str) -> str:
-    """Shorten figures to four digits."""
+    """Return a number with four significant digits; leave integers and other texts as they are."""
     try:
         value = drawable(float(text))
     except ValueError:
@@ -211,7 +212,7 @@ def _short(text: str) -> str:
 
 
 def choice_table(run: RunData) -> pd.DataFrame | None:
-    """Return pi and the choice for each block, `None` where `arch.yaml` does not hold them."""
+    """Return a table of the chosen layer and pi of each block; `None` if `arch.yaml` does not hold them."""
     if run.derivation is None or run.history is None or not run.derivation.blocks:
         return None
     rows = []
@@ -230,7 +231,7 @@ def _format(value: float | None, form: str = "{:.3f}") -> str:
 
 
 def describe_environment(run: RunData) -> dict[str, str]:
-    """Return the machine and the versions of a run, without secrets."""
+    """Return the machine and the software versions of a run as texts by name, with `***` for secrets."""
     flat = pd.json_normalize(run.environment.to_dict(), sep=" ").iloc[0].drop("command_line", errors="ignore").dropna()
     return {
         name.replace("_", " "): HIDDEN if is_secret(name) else hide(str(value))
@@ -239,5 +240,5 @@ def describe_environment(run: RunData) -> dict[str, str]:
 
 
 def config_text(run: RunData) -> str:
-    """Return the resolved configuration as YAML, without secrets."""
+    """Return the resolved configuration of a run as YAML, with `***` for secrets."""
     return hide(dump_config(run.config))
