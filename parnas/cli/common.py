@@ -37,7 +37,7 @@ _OS_ERROR_HINTS = {
 
 @contextmanager
 def exit_on_error() -> Iterator[None]:
-    """Exit with code 2 and a message on errors that a user can fix; let bugs pass."""
+    """Turn errors that a user can fix into a message and exit code 2; let all others pass, as they are bugs."""
     try:
         yield
     except ParnasError as error:
@@ -55,7 +55,7 @@ def exit_on_error() -> Iterator[None]:
 
 @contextmanager
 def interruptible(resume_hint: Callable[[], str]) -> Iterator[None]:
-    """On Ctrl-C or a signal that ends a training, say how to resume and exit with 128 plus the signal's number."""
+    """On Ctrl-C or a signal that ends a training, print `resume_hint()` and exit with 128 plus the signal's number."""
     from parnas.training.interruptions import Stopped
 
     try:
@@ -86,16 +86,16 @@ class Output:
             raise ParnasError("--quiet and --verbose exclude each other; give one.")
 
     def reporter(self) -> Reporter:
-        """Return the reporter of progress."""
+        """Return a reporter of progress that follows `--quiet` and `--verbose`."""
         return make_reporter(self.quiet, self.verbose)
 
     def show(self, display: Callable[..., None], *arguments: Any) -> None:
-        """Call a function that prints a result, unless the output is JSON."""
+        """Call `display` with the arguments, to print a result, unless `--json` is given."""
         if not self.as_json:
             display(*arguments)
 
     def end(self, result: Mapping[str, Any], written: Sequence[Path] = (), hint: str | None = None) -> None:
-        """Print the written files and the next command; with `--json`, print result and files as one object."""
+        """Print the written files and the next command (`hint`); with `--json`, result and files as one object."""
         if self.as_json:
             print(to_json({**result, "written": [str(path) for path in written]}))
         elif not self.quiet:
@@ -104,7 +104,7 @@ class Output:
 
 
 def study_resume_hint(folder: Path | None = None) -> str:
-    """Return the hint to run the same command again, with the run folder where it has one."""
+    """Return the hint to run the same command again, with `--run` if a folder is given."""
     return "run the same command again" + ("" if folder is None else f", with --run {shlex.quote(str(folder))}")
 
 
@@ -117,7 +117,7 @@ def training_resume_hint(command: str, folder: Path) -> str:
 
 
 def is_main_process() -> bool:
-    """Return whether this process prints and draws; under torchrun only one does."""
+    """Check whether this process prints and draws: under torchrun only the process with rank 0, else always."""
     return os.environ.get("RANK", "0") == "0"
 
 
@@ -130,28 +130,33 @@ def refuse_torchrun(command: str) -> None:
 def resolve_arguments(
     settings: list[str] | None, run: Path | None, resume: bool, command: str, arch: str | None = None
 ) -> tuple[Config, Path]:
-    """Return the configuration and the run folder that the arguments of a training command name."""
+    """Return the configuration and the run folder from the arguments of `command`.
+
+    `settings` are the configuration and the overrides; without `run`, the folder gets a free name in `runs/`.
+    """
     return resolve.resolve_config_and_run(*split_configuration(settings), run, resume, command, arch)
 
 
 def split_configuration(settings: list[str] | None) -> tuple[str | None, list[Override]]:
-    """Split arguments into the configuration, `None` if there is none, and the overrides."""
+    """Split arguments into the configuration (`None` if there is none) and the overrides `key=value`."""
     arguments = settings or []
     overrides: list[Override] = [each for each in arguments if "=" in each and not Path(each).is_file()]
     files = [each for each in arguments if each not in overrides]
     if len(files) > 1:
-        raise ParnasError(f"Give one configuration, not {len(files)}: {', '.join(files)}. Overrides have key=value.")
+        raise ParnasError(
+            f"Give one configuration, not {len(files)}: {', '.join(files)}. Overrides look like key=value."
+        )
     return files[0] if files else None, overrides
 
 
 def split_runs(arguments: Sequence[str]) -> tuple[list[Path], dict[str, Any]]:
-    """Split arguments into run folders and overrides by dotted key."""
+    """Split arguments into run folders and overrides `evaluation.key=value`, returned as values by key."""
     overrides = [each for each in arguments if re.match(r"\w+\.[\w.]+=", each) and not Path(each).exists()]
     return [Path(each) for each in arguments if each not in overrides], dict(map(read_override, overrides))
 
 
 def show_pipeline(result: "PipelineResult", output: Output, hint: str) -> None:
-    """Print the architecture, the tables and the written files of a pipeline."""
+    """Print the derived architecture, the comparisons, the written files and the next command of a pipeline."""
     from parnas.cli.tables import show_comparison, show_derivation, show_finalists
 
     output.show(show_derivation, result.derivation)
@@ -165,7 +170,10 @@ def show_pipeline(result: "PipelineResult", output: Output, hint: str) -> None:
 
 
 def draw(runs: Sequence[Run], frame_ms: int | None = None, width: int | None = None) -> list[Path]:
-    """Draw every picture of the runs and return the files."""
+    """Draw all pictures of the runs into their folders and return the paths.
+
+    `frame_ms` is the time of a frame of the animation in milliseconds, `width` its width in pixels.
+    """
     from parnas.figures.draw import draw_run
     from parnas.figures.heatmap import FRAME_MS, AnimationOptions
 

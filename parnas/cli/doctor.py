@@ -32,7 +32,7 @@ _LEAST_FREE_GB = 2.0  # for the cache of a corpus and some checkpoints
 
 @dataclass(frozen=True)
 class Finding:
-    """A line of the output, with advice if something needs attention."""
+    """A line of the output: a named value, with advice if the user should change something."""
 
     topic: str
     name: str
@@ -41,12 +41,12 @@ class Finding:
 
 
 def examine() -> list[Finding]:
-    """Return all findings; nothing is downloaded or trained."""
+    """Return the findings on versions, devices, folders and variables; nothing is downloaded or trained."""
     return [*_versions(), *_devices(), *_folders(), *_variables()]
 
 
 def _versions() -> Iterator[Finding]:
-    """Yield the versions of Python, of the required packages and of those of optional extras."""
+    """Yield the versions of Python, parnas, its required packages and the packages of its optional extras."""
     yield Finding("versions", "python", platform.python_version())
     yield Finding("versions", "parnas", package_version("parnas"))
     for line in metadata.requires("parnas") or []:
@@ -62,7 +62,7 @@ def _versions() -> Iterator[Finding]:
 
 
 def _devices() -> Iterator[Finding]:
-    """Yield processor and GPUs, and the device that a training would use."""
+    """Yield the number of CPU cores, the GPUs, and the device that a training would use."""
     yield Finding("devices", "cores", os.cpu_count())
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
@@ -95,7 +95,7 @@ def _folders() -> Iterator[Finding]:
 
 
 def free_gb(folder: Path) -> float:
-    """Return the free space on the disk of a folder, which need not exist yet, in 10^9 bytes."""
+    """Return the free space, in 10^9 bytes, on the disk of a folder; the folder need not exist yet."""
     return shutil.disk_usage(_nearest_existing(folder)).free / 1e9
 
 
@@ -105,9 +105,9 @@ def _nearest_existing(folder: Path) -> Path:
 
 
 def _variables() -> Iterator[Finding]:
-    """Yield the environment variables that parnas reads."""
+    """Yield the values of the environment variables that influence parnas."""
     for name in _VARIABLES:
         value, advice = os.environ.get(name), None
         if name == "PARNAS_DATA" and value is not None and not Path(value).expanduser().is_dir():
-            advice = "there is no such folder"
+            advice = "there is no such folder; create it or unset the variable"
         yield Finding("environment", name, value, advice)

@@ -44,7 +44,7 @@ _command = register(app, MAIN_STEPS)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; `exit_on_error` and `interruptible` define its exit codes."""
+    """Run the command line on `arguments`, by default those of the process; exits as `exit_on_error` describes."""
     with exit_on_error():
         app(args=list(sys.argv[1:] if arguments is None else arguments), prog_name="parnas")
 
@@ -62,7 +62,7 @@ def before_any_command(
         bool, Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Register the user's own layers before any configuration is checked."""
+    """Register the user's own layers, listed in PARNAS_LAYERS, before any configuration is checked."""
     if listed := os.environ.get("PARNAS_LAYERS"):
         from parnas.model.custom_layers import import_own_layers
 
@@ -159,7 +159,8 @@ def evaluate(
     tgt_len: Annotated[int | None, Option(min=1, help="Tokens of a segment; default: as trained.")] = None,
     cmem_len: Annotated[int | None, Option(min=0, help="Positions of compressed memory; default: as trained.")] = None,
     clamp_len: Annotated[
-        int | None, Option(min=1, help="Larger distances count as this one; default: as trained.")
+        int | None,
+        Option(min=1, help="Largest distance between positions; larger ones count as this; default: as trained."),
     ] = None,
     same_length: Annotated[
         bool | None,

@@ -39,14 +39,14 @@ def register(group: Typer, panel: str) -> Callable[[Callable[..., None]], Callab
     """Return a decorator that adds a command, with the options `--quiet`, `--verbose` and `--json`, to a group.
 
     Args:
-        group: the application, or a part of it.
-        panel: heading of the command in `parnas --help`.
+        group: The application, or a part of it.
+        panel: Heading of the command in `parnas --help`.
     """
     return lambda command: group.command(rich_help_panel=panel)(_with_output(command))
 
 
 def _with_output(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace the parameter `output` of a command by the options that it is made of."""
+    """Return a command with the options `--quiet`, `--verbose` and `--json` instead of the parameter `output`."""
     signature = inspect.signature(command)
     flags = {"quiet": _Quiet, "verbose": _Verbose, "as_json": _AsJson}
 

@@ -61,7 +61,7 @@ def baselines(
     folder: Annotated[Path | None, Option("--run", help="Folder for the trainings; default: RUN/baselines.")] = None,
     only_list: Annotated[bool, Option("--list", help="Print architectures and costs; train nothing.")] = False,
 ) -> None:
-    """Train the derived network beside hand-designed and random ones, and compare with intervals.
+    """Train the derived, hand-designed and random networks, and compare perplexities with confidence intervals.
 
     The same command resumes the study.
     """
@@ -113,7 +113,7 @@ def blackbox(
     run: Annotated[Path | None, Option(help="Folder for the results; default: runs/blackbox-STUDY.")] = None,
     keep: Annotated[bool, Option("--keep", help="Keep each training as trial-NUMBER in that folder.")] = False,
 ) -> None:
-    """Search with Optuna, as a baseline of the search by pi.
+    """Search architectures with Optuna, as a baseline for the search that learns pi.
 
     The same command resumes the study, and adds a worker to it on another machine.
     """
@@ -121,7 +121,9 @@ def blackbox(
     if sampler not in ("tpe", "nsga2"):
         raise ParnasError(f"--sampler is {sampler!r}; give tpe or nsga2.")
     if (train_steps is None) == (supernet is None):
-        raise ParnasError("Give either --train-steps STEPS, to train each network, or --supernet RUN, a search.")
+        raise ParnasError(
+            "Give either --train-steps STEPS, to train each network, or --supernet RUN, for a search's shared weights."
+        )
     if supernet is not None and split_configuration(settings)[0] is None:
         Run(supernet).config()
         settings = [str(supernet / "config.yaml"), *(settings or [])]
@@ -196,7 +198,7 @@ def tune(
     output.show(show_tuned, result)
     if result.best is None:
         output.end(result.to_dict(), written)
-        raise ParnasError("No trial finished with a finite loss; lower the learning rates of the space.")
+        raise ParnasError("No trial finished with a finite loss; lower the learning rates of --set or --space.")
     output.end(result.to_dict(), written, f"parnas {phase} {shlex.quote(str(folder / 'best.yaml'))}")
 
 
@@ -208,7 +210,9 @@ def tune_eval(
         Argument(metavar="RUN [evaluation.KEY=VALUE ...]", help="A run folder, and overrides of evaluation settings."),
     ],
     lr: Annotated[str | None, Option(metavar="LIST", help="Learning rates of dynamic evaluation.")] = None,
-    decay: Annotated[str | None, Option(metavar="LIST", help="Decays towards the trained weights.")] = None,
+    decay: Annotated[
+        str | None, Option(metavar="LIST", help="Decay rates of dynamic evaluation towards the trained weights.")
+    ] = None,
     theta: Annotated[str | None, Option(metavar="LIST", help="Sharpnesses of the cache.")] = None,
     weight: Annotated[str | None, Option(metavar="LIST", help="Mixture weights of the cache.")] = None,
     protocols: Annotated[

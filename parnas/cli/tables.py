@@ -1,4 +1,4 @@
-"""Tables and results as the commands print them."""
+"""Functions that print the results of commands as tables and text."""
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 def _make_table(
     titles: Iterable[str], rows: Iterable[Iterable[str]], left: Collection[str] = (), gap: int = 2
 ) -> Table:
-    """Return a table without lines, its columns `gap` spaces apart; those titled in `left` are left-aligned."""
+    """Return a table without lines, with `gap` spaces between columns; columns titled in `left` are left-aligned."""
     table = Table(box=None, header_style="bold", padding=(0, gap, 0, 0))
     for title in titles:
         table.add_column(title, justify="left" if title in left else "right", overflow="fold")
@@ -51,12 +51,12 @@ def _print_notes(notes: Iterable[str]) -> None:
 
 
 def _decimals(value: float | None, digits: int) -> str:
-    """Return a number with that many decimals; `None` as an empty cell."""
+    """Return a number with `digits` decimals, or an empty text for `None`."""
     return "" if value is None else f"{value:.{digits}f}"
 
 
 def show_state(name: str, state: "State") -> None:
-    """Print the step of a run, its last metrics and pi of every block."""
+    """Print the current step of a run, its last metrics and the last pi of every block."""
     print(f"{name}: {state.kind}, step {state.step:,} of {state.steps:,}{', finished' * state.finished}")
     for record in state.latest().values():
         print(f"step {record.step:,}: {describe_metrics(record)}")
@@ -66,7 +66,7 @@ def show_state(name: str, state: "State") -> None:
 
 
 def show_derivation(derivation: "Derivation") -> None:
-    """Print the architecture, pi of each block, the ranking, warnings, cost and counts."""
+    """Print pi of each block, the ranked candidates, warnings, and the derived architecture with its cost."""
     console, space = Console(), list(derivation.blocks[0].pi)
     titles = ["block", "layer", *(f"pi({name})" for name in space), "entropy", "margin"]
     rows = [
@@ -95,7 +95,7 @@ def show_derivation(derivation: "Derivation") -> None:
 
 
 def show_finalists(finalists: Sequence["Finalist"]) -> None:
-    """Print the finalists, the best first."""
+    """Print architecture, cost and perplexity of the finalists, the lowest perplexity first."""
     rows = []
     for rank, each in enumerate(finalists, 1):
         arch, costs = each.derivation.architecture, each.derivation.costs
@@ -105,7 +105,7 @@ def show_finalists(finalists: Sequence["Finalist"]) -> None:
 
 
 def show_stability(stability: "Stability") -> None:
-    """Print the votes for each block, the architecture of each seed, their distances and the consensus."""
+    """Print each block's votes, each seed's architecture and mean distance to the other seeds, and the consensus."""
     space = list(dict.fromkeys(candidate for block in stability.blocks for candidate in block.votes))
     titles = ["block", *(f"votes({c})" for c in space), *(f"pi({c})" for c in space), "consensus", "majority"]
     rows = [
@@ -133,12 +133,12 @@ def show_stability(stability: "Stability") -> None:
 
 
 def _write_layers(layers: Sequence[str]) -> str:
-    """Return the architecture string of layers; a dash for no layers."""
+    """Return layers as an architecture text such as `(sf)*8`, or a dash if there are no layers."""
     return str(Architecture(layers)) if layers else "–"
 
 
 def show_front(front: Sequence["EvaluatedNetwork"], interleaved: float) -> None:
-    """Print the Pareto front, the cheapest network first, with costs also as shares of the interleaved network's."""
+    """Print the Pareto front, the cheapest network first; `interleaved` is the cost of the interleaved network."""
     rows = [
         [each.network, f"{each.valid_ppl:.2f}", f"{each.cost / interleaved:.3f}"]
         + [_cell(value) for value in (each.cost, each.trial, each.source)]
@@ -156,7 +156,7 @@ def show_baselines(baselines: "Baselines") -> None:
 
 
 def show_baseline_results(comparison: "BaselineComparison") -> None:
-    """Print the perplexity of each network, and whether the derived one is better."""
+    """Print each network's perplexity over its seeds, and whether the derived one is better than its baselines."""
     rows = [
         (each.name, each.arch, f"{each.share:.3f}", f"{each.mean:.2f}", _decimals(each.sd, 2), str(len(each.ppl)))
         for each in comparison.networks
@@ -172,7 +172,7 @@ def _explain_cost_share(metric: str) -> str:
 
 
 def show_analysis(analysis: "Analysis") -> None:
-    """Print the table of an analysis and its notes; long tables get a column per run."""
+    """Print the table of an analysis and its notes; word frequencies get a column per run, ages are summed up."""
     from pandas.api.types import is_numeric_dtype
 
     frame, console = analysis.table, Console()
@@ -212,7 +212,7 @@ def show_profile(profile: "Profile") -> None:
 
 
 def profile_table(profile: "Profile") -> Table:
-    """Return the milliseconds of each layer and of the fixed part, also in units of a feed-forward layer."""
+    """Return the latency of each layer and of the rest of the network, in ms and relative to a feed-forward layer."""
     modes = [mode for mode in (profile.inference, profile.training) if mode is not None]
     rows = []
     for name in ["fixed", *profile.inference.layers]:
@@ -250,7 +250,7 @@ def show_findings(findings: Sequence["doctor.Finding"]) -> None:
 
 
 def show_counts(header: "StreamHeader") -> None:
-    """Print the counts of an encoded corpus."""
+    """Print the counts of tokens, words, lines and bytes in each split of an encoded corpus."""
     rows = [
         [split, *(f"{n:,}" for n in (each.tokens, each.words, each.line_ends, each.lines, each.bytes, each.unknown))]
         for split, each in header.splits.items()
@@ -262,7 +262,7 @@ def show_counts(header: "StreamHeader") -> None:
 
 
 def show_plan(plan: Plan) -> None:
-    """Print memory, work, time and price of each phase, and the notes."""
+    """Print the estimated memory, FLOPs, time and price of each phase, and the notes of the plan."""
     console = Console(highlight=False)
     for phase in plan.phases:
         console.print(f"{phase.phase}: {phase.network}", style="bold")
@@ -282,7 +282,7 @@ def show_plan(plan: Plan) -> None:
 
 
 def _memory_rows(phase: PhasePlan, machine: Machine) -> Iterator[tuple[str, str]]:
-    """Yield the memory of one GPU by purpose; the parts of a step's peak are indented."""
+    """Yield name and size of each part of one GPU's memory; names of parts of the activations begin with spaces."""
     gpus = "1 GPU" if machine.gpus == 1 else f"each of {machine.gpus} GPUs"
     yield f"memory of {gpus}", f"{phase.rows} row{'s' * (phase.rows > 1)}"
     sizes = {
@@ -298,7 +298,7 @@ def _memory_rows(phase: PhasePlan, machine: Machine) -> Iterator[tuple[str, str]
 
 
 def _work_rows(phase: PhasePlan, machine: Machine) -> Iterator[tuple[str, str]]:
-    """Yield parameters and work, and time and price if they are known."""
+    """Yield name and value of parameters, FLOPs and tokens of a phase, and of time and price if they are known."""
     yield "parameters", f"{phase.parameters:,}"
     yield "training FLOPs per token", f"{phase.flops_per_token / 1e6:,.1f} million"
     yield "tokens to train on", f"{phase.tokens:,}"
@@ -375,7 +375,7 @@ def show_comparison(comparison: "Comparison") -> None:
     divisors = ", ".join(f"{first[key]:,.0f} {key}" for key in ("tokens", "words", "bytes") if key in first)
     rows = table.to_dict("records")
     settings = [f"{row['run']}, {row['evaluation']}: {row['settings']}" for row in rows if row.get("settings")]
-    _print_notes([f"divided by {divisors}", *comparison.notes, *settings])
+    _print_notes([f"perplexities are normalised by {divisors}", *comparison.notes, *settings])
 
 
 def show_eval_tuning(tuning: "EvalTuning") -> None:
@@ -392,7 +392,10 @@ def show_eval_tuning(tuning: "EvalTuning") -> None:
 
 
 def comparison_table(frame: "pd.DataFrame", columns: Mapping[str, tuple[str, str]]) -> Table:
-    """Return the table of the given columns (title and format by key), one row per run; a dash for missing figures."""
+    """Return a table with a row per run and those `columns` (title and format by key) that `frame` has.
+
+    A missing value is a dash.
+    """
     import pandas as pd
 
     shown = {key: column for key, column in columns.items() if key in frame}

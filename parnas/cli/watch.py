@@ -1,4 +1,4 @@
-"""The progress of a run in another process, read from the files that it writes."""
+"""Following a run of another process by the files that it writes."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ class State:
     """The state of a run, as its files describe it."""
 
     kind: str
-    steps: int
+    steps: int  # of the whole run
     finished: bool
     space: tuple[str, ...]  # the candidates of a search
     metrics: Sequence[MetricsRecord]
@@ -27,15 +27,15 @@ class State:
 
     @property
     def step(self) -> int:
-        """The last step that was logged."""
+        """The last step that was logged; 0 before the first."""
         return self.metrics[-1].step if self.metrics else 0
 
     def latest(self) -> dict[str, MetricsRecord]:
-        """Return the last line of metrics of each split."""
+        """Return the last line of metrics by split, such as `train` and `valid`."""
         return {record.split: record for record in self.metrics}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the state as plain values, with the last lines only."""
+        """Return the state for JSON, with only the last lines of metrics and pi."""
         latest = {split: record.to_dict() for split, record in self.latest().items()}
         last = {"latest": latest, "pi": self.pi[-1].to_dict() if self.pi else None}
         return {"kind": self.kind, "step": self.step, "steps": self.steps, "finished": self.finished, **last}
@@ -53,7 +53,7 @@ def read_state(run: Run) -> State:
 
 
 def watch(run: Run, reporter: Reporter, sleep: Callable[[float], None] = time.sleep) -> State:
-    """Report the last lines of a run and all further ones until it finishes; return its final state."""
+    """Report the last logged lines of a run, then each new line until the run finishes; return the final state."""
     stamps, state = _file_stamps(run), read_state(run)
     reporter.start(Loop(f"{run.name} ({state.kind})", state.step, state.steps))
     try:
@@ -81,7 +81,7 @@ def watch(run: Run, reporter: Reporter, sleep: Callable[[float], None] = time.sl
 
 
 def _report(reporter: Reporter, state: State, metrics: Sequence[MetricsRecord], pi: Sequence[PiRecord]) -> None:
-    """Report lines of metrics and pi, and the current step."""
+    """Pass lines of metrics and pi, and the current step, to the reporter."""
     for record in metrics:
         reporter.metrics(record)
     for line in pi:

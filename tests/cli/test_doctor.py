@@ -45,7 +45,7 @@ def test_it_knows_which_corpora_are_here(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("PARNAS_CACHE", str(tmp_path))
     monkeypatch.setenv("PARNAS_DATA", str(tmp_path / "data"))
     assert finding("corpora here").value == "pydoc"
-    assert finding("PARNAS_DATA").advice == "there is no such folder"
+    assert finding("PARNAS_DATA").advice == "there is no such folder; create it or unset the variable"
     (tmp_path / "data" / "enwik8").mkdir(parents=True)
     assert finding("corpora here").value == "enwik8, pydoc"
     assert finding("PARNAS_DATA").advice is None

@@ -69,7 +69,7 @@ def test_without_a_comparison_the_table_comes_from_the_runs_and_names_the_comman
     assert "Latency was not measured." in page.text
     assert f"parnas evaluate {tmp_path}/derived {tmp_path}/interleaved" in page.text
     assert "ms per segment" not in page.text
-    assert "perplexity per token by 272,204 tokens" in page.text
+    assert "272,204 tokens for perplexity per token" in page.text
 
 
 def test_an_unfair_or_empty_comparison_has_a_note(tmp_path: Path) -> None:
