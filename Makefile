@@ -30,7 +30,7 @@ demo: $(VENV)/installed
 	@$(BIN)/parnas demo
 
 test: lint
-	$(BIN)/python -m pytest -n auto --cov --cov-report=term:skip-covered
+	$(BIN)/python -m pytest -n auto --dist worksteal --cov --cov-report=term:skip-covered
 
 # The browser is the system's; playwright only drives it and downloads none.
 test-browser: $(VENV)/installed-dev

@@ -7,7 +7,7 @@ from pathlib import Path
 import parnas
 
 ROOT = Path(parnas.__file__).parent
-FOR_USERS = {"parnas", "parnas.export"}  # their names need no user in the package
+FOR_USERS = {"parnas", "parnas.export", "parnas.model.layers"}  # their names need no user in the package
 PAGES = "\n".join(page.read_text("utf-8") for page in [*ROOT.parent.glob("docs/*.md"), ROOT.parent / "README.md"])
 
 
