@@ -65,7 +65,7 @@ class Config(Section):
         return lengths.pop("tgt_len"), Reach(**lengths)
 
     def cross_field_errors(self) -> Iterator[FieldError]:
-        """Yield errors of the lengths of an evaluation."""
+        """Yield errors of `evaluation.stride` and `evaluation.same_length` given the lengths of segment and memory."""
         stride, (tgt_len, reach) = self.evaluation.stride, self.evaluated_lengths
         if stride and tgt_len % stride:
             problem = f"is {stride}, which does not divide segments of {tgt_len} tokens (tgt_len); give one that does"

@@ -86,7 +86,7 @@ class TokenizerConfig(Section):
     )
 
     def cross_field_errors(self) -> Iterator[FieldError]:
-        """Yield errors of `vocab_size`."""
+        """Yield the error of a `vocab_size` that the kind of tokenizer cannot have."""
         size = self.vocab_size
         if size is not None and self.kind == "byte":
             yield "vocab_size", f"is {size}, but a byte tokenizer has the bytes of its text; leave it null"
