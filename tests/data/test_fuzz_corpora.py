@@ -137,7 +137,7 @@ def test_corpora_in_words_are_decoded_to_the_same_words_or_refused(cases: Cases,
 
 
 def test_corpora_in_pieces_are_decoded_to_the_same_text_or_refused(cases: Cases, tmp_path: Path) -> None:
-    @settings(max_examples=50)
+    @settings(max_examples=20)
     @given(
         st.lists(contents, min_size=3, max_size=3),
         st.booleans(),
