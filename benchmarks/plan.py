@@ -22,7 +22,8 @@ import torch
 from parnas.architecture import Architecture
 from parnas.config.loader import Config
 from parnas.data.batching import Batch
-from parnas.model.estimators import DetachedGates, Gates, gumbel_softmax
+from parnas.model.estimators import gumbel_softmax
+from parnas.model.gates import DetachedGates, Gates
 from parnas.model.memory import Memory
 from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import TransformerXL

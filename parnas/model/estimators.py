@@ -31,47 +31,29 @@ uniform           Uniform path sampling (SPOS, Guo et al. 2020, arXiv 1904.00420
 The network itself is never random: it uses the gates that it is given, or pi where it is given none.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from parnas.architecture import IDENTITY
 from parnas.config.schema import Space, spread_space, unite
+from parnas.model.gates import ABSENT, Gates, PathGate
 
 __all__ = [
     "ESTIMATORS",
     "IDENTITY_WEIGHT",
-    "DetachedGates",
     "Estimator",
-    "Gates",
-    "PathGate",
     "arch_batch_size",
     "drop_candidates",
 ]
 
-ABSENT = -1e20
-"""Logit of a candidate that a block does not have. Its probability is exactly zero at every temperature; an infinite
-logit would turn gradients of the temperature, and 0 · log 0 of an entropy, into NaN."""
 _PAIRS_PER_COEFFICIENT = 10  # memory of the linear fit: fewer pairs are noisy, older ones are of other weights
 IDENTITY_WEIGHT = 0.5  # of identity in uniform sampling: with 1, deep networks are so rare that they rank too low
 RIDGE = 1.0  # regularisation of the linear fit, in pairs of paths
 _MEAN_RATE = 0.1  # update rate of the running means; with 6 blocks a candidate is probed about every twelfth step
-
-
-class PathGate(NamedTuple):
-    """The gate of a block in which a single candidate runs instead of the mixture."""
-
-    weights: Tensor  # [C] one-hot, with a gradient where alpha is trained
-    chosen: int  # index of the candidate that runs
-    probed: int | None = None  # index of a candidate that also runs, without gradient, for the gradient of alpha
-
-
-Gates = Tensor | Sequence[PathGate]
-"""Weights [N, C], with which all candidates run; or a `PathGate` for each block, with which one candidate runs."""
 
 
 def gumbel_softmax(alpha: Tensor, tau: Tensor | float, generator: torch.Generator | None = None) -> Tensor:
@@ -112,36 +94,8 @@ def drop_candidates(alpha: Tensor, p: float, generator: torch.Generator | None =
     return alpha.masked_fill(~keep, ABSENT)
 
 
-class DetachedGates:
-    """Gates cut off from alpha, so that gradients accumulate over micro-batches and reach alpha in one backward pass.
-
-    All micro-batches of a step use the same sample of gates. Each `backward` frees the graph that it passes through.
-    Because the graph is cut at the gates, its part from gates to alpha survives until the gradients of all
-    micro-batches and processes are combined.
-
-    Attributes:
-        gates: the detached gates, to be passed to the network.
-        leaf: the weights of `gates` as one leaf tensor [N, C], whose `.grad` accumulates.
-        sampled: the same weights, still connected to alpha.
-    """
-
-    def __init__(self, sampled: Gates) -> None:
-        self.sampled = sampled if isinstance(sampled, Tensor) else torch.stack([gate.weights for gate in sampled])
-        self.leaf = self.sampled.detach().requires_grad_(self.sampled.requires_grad)
-        self.gates: Gates = self.leaf
-        if not isinstance(sampled, Tensor):
-            rows = zip(sampled, self.leaf.unbind(), strict=True)
-            self.gates = [gate._replace(weights=row) for gate, row in rows]
-
-    def backward_to_alpha(self, reduce: Callable[[list[Tensor]], None] = lambda _: None) -> None:
-        """Backpropagate the accumulated gradient into alpha, after `reduce` has averaged it over processes in place."""
-        if self.leaf.grad is not None:
-            reduce([self.leaf.grad])
-            self.sampled.backward(self.leaf.grad)
-
-
 class Estimator:
-    """The estimator `soft` and base class of the others: sample gates, and compute the loss that alpha descends."""
+    """Base class of the estimators: samples gates, and computes the loss whose gradient trains alpha."""
 
     one_hot = False
     """Whether the gates of each step choose one candidate per block."""
@@ -153,12 +107,10 @@ class Estimator:
     def __init__(self, blocks: int, space: Space) -> None:
         self.block_spaces = spread_space(space, blocks)
         self.space = unite(self.block_spaces)
-        self.selected_path: Tensor | None = None
-        """One-hot [N, C]: the path that the weights are fine-tuned on, once alpha is frozen."""
 
     def sample_gates(self, alpha: Tensor, tau: Tensor | float, generator: torch.Generator | None = None) -> Gates:
         """Sample the gates of one step from alpha [N, C]; differentiable if `alpha` requires a gradient."""
-        return gumbel_softmax(alpha, tau, generator)
+        raise NotImplementedError
 
     def arch_loss(
         self,
@@ -169,8 +121,9 @@ class Estimator:
     ) -> Tensor:
         """Return a scalar whose gradient with respect to `alpha` is the estimate from one held-out batch.
 
-        `loss_of_gates` runs the network with the given gates on the batch, as often as it is called, and returns the
-        mean loss.
+        `loss_of_gates` runs the network with the given gates on that batch, once for each call. For gates without
+        gradient it returns the mean loss in nats per token; for gates with gradient it returns a scalar that has the
+        gradient of the mean loss, but not its value.
         """
         return loss_of_gates(self.sample_gates(alpha, tau, generator))
 
@@ -179,11 +132,22 @@ class Estimator:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Tensor], device: torch.device) -> None:
-        """Restore what `state_dict` returned, on `device`."""
+        """Restore the state that `state_dict` stored, on `device`."""
+
+    def select(self, path: Tensor) -> None:
+        """Receive the selected path, one-hot [N, C], once alpha is frozen; most estimators sample by pi as before."""
+
+
+class _Soft(Estimator):
+    """`soft`: the gates are the soft weights, and every candidate runs."""
+
+    def sample_gates(self, alpha: Tensor, tau: Tensor | float, generator: torch.Generator | None = None) -> Gates:
+        """Sample softmax((alpha + g) / tau), [N, C]."""
+        return gumbel_softmax(alpha, tau, generator)
 
 
 class _StraightThrough(Estimator):
-    """One-hot gates with the gradient of the soft weights; every candidate runs (see the top of this file)."""
+    """`straight_through`: one-hot gates with the gradient of the soft weights; every candidate runs."""
 
     one_hot = True
 
@@ -194,7 +158,7 @@ class _StraightThrough(Estimator):
 
 
 class _Gdas(Estimator):
-    """One-hot gates of which only the chosen candidate runs (see the top of this file)."""
+    """`gdas`: one-hot gates with the gradient of the soft weights; only the chosen candidate of each block runs."""
 
     one_hot = True
 
@@ -205,7 +169,7 @@ class _Gdas(Estimator):
 
 
 class ProbedSinglePath(Estimator):
-    """`single_path`: one candidate per block runs, and in one block a second one, the probe (see the top of this file).
+    """`single_path`: one candidate per block runs, and in one block a second one, the probe.
 
     The gradient of gate c is <d loss / d output, output_c - x>. It is known for the chosen candidate, which ran, and
     for identity, whose output is x, so that it is 0. The state is `means` [N, C]: for each gate the running mean of the
@@ -230,11 +194,11 @@ class ProbedSinglePath(Estimator):
         return make_path(hard, probe)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the running means of the gradients."""
+        """Return the running means of the gates' gradients."""
         return {"means": self.means}
 
     def load_state_dict(self, state: Mapping[str, Tensor], device: torch.device) -> None:
-        """Restore the running means of the gradients on `device`."""
+        """Restore the running means of the gates' gradients, on `device`."""
         self.means = state["means"].to(device)
 
     def unobserved(self, block: int, chosen: int) -> list[int]:
@@ -290,57 +254,8 @@ class Probe(NamedTuple):
     probability: float
 
 
-class SinglePathFunction(torch.autograd.Function):
-    """The output of the chosen candidate, with gradients for the gates of all candidates that ran.
-
-    The output is y = sum_c gate[c] · layer_c(x) with a single gate of 1, so y = layer_chosen(x), yet gate c has the
-    gradient <d loss / d y, layer_c(x)>. From all of them the gradient of identity, <d loss / d y, x>, is subtracted; a
-    constant does not change the gradient of alpha, since the gates come from a softmax. A candidate that did not run
-    has gradient 0, and so is treated as identity (`gdas`) rather than as a layer whose output is zero.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        output: Tensor,
-        x: Tensor,
-        probe: Tensor | None,
-        weights: Tensor,
-        indices: tuple[int, int | None],
-    ) -> Tensor:
-        """Return `output`, connected to the gates.
-
-        Args:
-            ctx: autograd's context.
-            output: output of the chosen candidate, [B, T, D].
-            x: the block's input, [B, T, D].
-            probe: output of the probe, [B, T, D], or `None` if this block has none.
-            weights: the gates, [C].
-            indices: index of the chosen candidate and index of the probe or `None`.
-        """
-        ctx.save_for_backward(output, x, probe)
-        ctx.candidates, ctx.indices = len(weights), indices
-        return output.view_as(output)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Return `grad` for `output`, the gradients of the gates for `weights`, and `None` for the other arguments."""
-        output, x, probe = ctx.saved_tensors
-        chosen, probed = ctx.indices
-        # <d loss / d y, output_c - x> for the candidates that ran. The products sum over B, T and D, since one gate
-        # weighs the whole output of its candidate.
-        flat = grad.flatten()
-        identity = flat @ x.flatten()
-        weights = grad.new_zeros(ctx.candidates)  # [C]
-        weights[chosen] = flat @ output.flatten() - identity
-        if probed is not None:
-            weights[probed] = flat @ probe.flatten() - identity
-        return grad, None, None, weights, None
-
-
 class UniformPath(Estimator):
-    """`uniform`: weights train on uniform paths, alpha on held-out text (see the top of this file).
+    """`uniform`: the weights train on uniformly sampled paths, alpha on held-out text.
 
     The linear model: a path z, one-hot rows flattened to [N·C], has the loss <w, z> + a term that depends only on the
     text. Two paths on the same text give x = z1 - z2 and y = loss1 - loss2, without that term; from many such pairs,
@@ -362,6 +277,7 @@ class UniformPath(Estimator):
         ]
         self.uniform_logits = torch.tensor(weights).log()  # [N, C]; -inf where a block lacks a candidate
         self.gram, self.moment = torch.zeros(size, size), torch.zeros(size)
+        self.selected_path: Tensor | None = None  # one-hot [N, C]: the path to fine-tune, once alpha is frozen
         # The weights of a block's one-hot rows sum to 1, so each block has one coefficient less than candidates.
         coefficients = max(1, sum(len(names) - 1 for names in self.block_spaces))
         self.forgetting = 1 - 1 / (_PAIRS_PER_COEFFICIENT * coefficients)
@@ -419,6 +335,10 @@ class UniformPath(Estimator):
         solution: Tensor = torch.linalg.solve(self.gram + ridge, self.moment)
         return solution.view(len(self.block_spaces), -1)
 
+    def select(self, path: Tensor) -> None:
+        """Sample this path, one-hot [N, C], from now on, with random changes (see `sample_gates`)."""
+        self.selected_path = path
+
     def state_dict(self) -> dict[str, Tensor]:
         """Return the two sums of the linear fit, `gram` and `moment`."""
         return {"gram": self.gram, "moment": self.moment}
@@ -429,7 +349,7 @@ class UniformPath(Estimator):
 
 
 ESTIMATORS: dict[str, type[Estimator]] = {
-    "soft": Estimator,
+    "soft": _Soft,
     "straight_through": _StraightThrough,
     "gdas": _Gdas,
     "single_path": ProbedSinglePath,

@@ -21,7 +21,7 @@ from parnas.architecture import Architecture
 from parnas.config.schema import ModelConfig, Reach, Space, spread_space, unite
 from parnas.errors import ParnasError
 from parnas.model.blocks import Block, BlockOutput, Context, add_up
-from parnas.model.estimators import ABSENT, PathGate, SinglePathFunction
+from parnas.model.gates import ABSENT, PathGate, SinglePathFunction
 from parnas.model.layers import Identity, make_layer
 from parnas.model.memory import BlockMemory, KeyLengths, gather, longest
 from parnas.model.transformer_xl import TransformerXL
@@ -174,7 +174,7 @@ class SuperNet(TransformerXL):
         """Return the probabilities of the candidates in all blocks, [N, C], without gradient."""
         return self.alpha().detach().softmax(dim=-1)
 
-    def architecture(self) -> Architecture:
+    def argmax_architecture(self) -> Architecture:
         """Return the most probable candidate of each block, of equally probable ones the first in `space`."""
         return Architecture([self.space[index] for index in self.pi().argmax(dim=-1).tolist()])
 

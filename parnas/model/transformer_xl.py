@@ -17,7 +17,7 @@ from parnas.errors import ParnasError
 from parnas.model.attention import encode_distances, relative_biases
 from parnas.model.blocks import Block, BlockOutput, Context, Dropout, add_up
 from parnas.model.compressive import Compression
-from parnas.model.estimators import Gates
+from parnas.model.gates import Gates
 from parnas.model.heads import Embedding, SoftmaxHead
 from parnas.model.layers import make_layer
 from parnas.model.memory import BlockMemory, Memory, longest
@@ -79,7 +79,7 @@ class TransformerXL(nn.Module):
         Args:
             tokens: ids [B, T].
             memory: the memory that the call for the segment before returned; `None` is an empty memory.
-            gates: weights of the candidates of stochastic blocks; see `parnas.model.estimators.Gates`.
+            gates: weights of the candidates of stochastic blocks; see `parnas.model.gates.Gates`.
             reach: how far attention looks back; `None` takes the values of the configuration.
             inference: keep keys and values in memory instead of inputs of blocks. They are then not computed again for
                 each segment; the result is the same, but weights get no gradient from memory positions.

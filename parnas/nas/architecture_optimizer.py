@@ -15,11 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from parnas.config.schema import SearchConfig
-from parnas.model.estimators import ESTIMATORS, Estimator, Gates, drop_candidates
+from parnas.model.estimators import ESTIMATORS, Estimator, drop_candidates
+from parnas.model.gates import Gates
 from parnas.model.supernet import SuperNet
 from parnas.nas.cost import penalty
 from parnas.nas.diagnostics import entropies
-from parnas.training.optimizers import check_shapes, gradient_norm, temperature
+from parnas.training.optimizers import check_shapes, gradient_norm
 
 
 class ArchitectureOptimizer:
@@ -95,7 +96,7 @@ class ArchitectureOptimizer:
     def backward(self, step: int, loss_of_gates: Callable[[Gates], Tensor]) -> None:
         """Set the gradients of alpha and, if it is learnable, tau from one held-out batch.
 
-        `loss_of_gates` returns the mean loss of the batch, computed with the given gates.
+        `loss_of_gates` evaluates that batch with the given gates; see `Estimator.arch_loss`.
         """
         # Without dropout where the estimator compares paths: its noise would drown their difference.
         self.supernet.train(not self.estimator.arch_step_in_eval_mode)
@@ -151,3 +152,18 @@ class ArchitectureOptimizer:
         self.log_tau.data.copy_(state["log_tau"])
         self.noise.set_state(state["noise"])
         self.estimator.load_state_dict(state["estimator"], self.log_tau.device)
+
+
+def temperature(schedule: str, step: int, steps: int, start: float, end: float) -> float:
+    """Return tau at `step` (0 ≤ step < steps): `start` at the first step, `end` at the last.
+
+    `schedule` is exponential, linear or cosine; with a single step tau is `end`.
+    """
+    if step >= steps - 1:
+        return end
+    progress = step / (steps - 1)
+    if schedule == "exponential":
+        return start * math.exp(progress * math.log(end / start))
+    if schedule == "cosine":
+        progress = (1 - math.cos(math.pi * progress)) / 2
+    return start + (end - start) * progress

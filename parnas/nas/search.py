@@ -24,7 +24,8 @@ from parnas.config.loader import Config
 from parnas.data.batching import Shuffle, TrainingBatches, split_share
 from parnas.data.streams import Tokens
 from parnas.errors import ParnasError
-from parnas.model.estimators import DetachedGates, Gates, arch_batch_size
+from parnas.model.estimators import arch_batch_size
+from parnas.model.gates import DetachedGates, Gates
 from parnas.model.memory import Memory, map_memory
 from parnas.model.supernet import SuperNet
 from parnas.nas.architecture_optimizer import ArchitectureOptimizer
@@ -79,33 +80,33 @@ class SearchTask(TrainingTask):
 
     def train_step(self, step: int) -> StepResult:
         """Train the shared weights on one batch and, if this is an architecture step, alpha on one batch."""
-        arch, trains_alpha = self.arch_optimizer, self.arch_optimizer.trains_at(step)
-        arch.zero_grad()
+        trains_alpha = self.arch_optimizer.trains_at(step)
+        self.arch_optimizer.zero_grad()
 
         # 1. Sample gates [N, C], one sample for the whole step. They are detached from alpha, so that micro-batches and
         #    processes can accumulate the gradient of the gates before it goes on to alpha, once, in step 3.
-        gates = DetachedGates(self.gates(step))
+        detached = DetachedGates(self.gates(step))
 
         # 2. Weight step: update the shared weights on the network, or mixture, that the gates select. The backward pass
         #    also leaves a gradient in the gates if they need one.
-        result = self.update_weights(self.batches.batch(step), gates.gates)
+        result = self.update_weights(self.batches.batch(step), detached.gates)
         if not trains_alpha:
             return result
 
         # 3. Architecture gradient. With a held-out split it comes from a second batch, by the weights just updated: a
         #    layer must not be preferred for fitting its own training text. Without one, the gates' gradient is reused.
         if self.arch_batches is None:
-            gates.backward_to_alpha(self.distributed.all_reduce_mean)
+            detached.backward_to_alpha(self.distributed.all_reduce_mean)
         else:
             self._backward_held_out(step, self.arch_batches)
 
         # 4. Regularisation: add the gradients of the cost penalty and of the entropy of pi.
-        arch.add_regularisation(step)
+        self.arch_optimizer.add_regularisation(step)
 
         # 5. Architecture step: update alpha and, if it is learnable, tau.
-        if self.session.checks_each_step and not arch.gradient_is_finite():
+        if self.session.checks_each_step and not self.arch_optimizer.gradient_is_finite():
             raise NonFinite("gradient of alpha")
-        arch.update(step)
+        self.arch_optimizer.update(step)
         return result
 
     def _backward_held_out(self, step: int, batches: TrainingBatches) -> None:
@@ -136,7 +137,7 @@ class SearchTask(TrainingTask):
         """Set the selected architecture, and make the estimator sample its path from now on."""
         self.selected = architecture
         chosen = torch.tensor([self.search.candidates.index(name) for name in architecture])
-        self.arch_optimizer.estimator.selected_path = functional.one_hot(chosen, len(self.search.candidates))
+        self.arch_optimizer.estimator.select(functional.one_hot(chosen, len(self.search.candidates)))
 
     def _rerank(self, step: int) -> Architecture:
         """Return the best network after re-ranking the most probable ones; store their losses in the run folder."""
@@ -261,12 +262,7 @@ def search(config: Config, folder: Path, reporter: Reporter, resume: bool = Fals
         # 2. Costs, if there is a target, and a check that a network within it exists.
         costs = _prepare_costs(session) if config.search.cost.target is not None else None
         task = SearchTask(session, model, batches, arch_batches, costs)
-        try:
-            task.architecture()
-        except ParnasError as error:  # no network meets the cost target: say so now, not after the last step
-            raise ParnasError(
-                f"{error} Nothing was trained; you can use the folder {session.run.folder} again."
-            ) from error
+        _check_feasible(task)
         # 3. The training loop, which calls `train_step`, `end_step`, `validate` and `log`.
         return run_task(task, task.architecture)
 
@@ -281,10 +277,21 @@ def make_arch_batches(
     return TrainingBatches(tokens, rows, config.data.tgt_len, own, Shuffle.from_config(config), source)
 
 
+def _check_feasible(task: SearchTask) -> None:
+    """Raise `ParnasError` before the first step, and not after the last one, if no network meets the cost target."""
+    try:
+        task.architecture()
+    except ParnasError as error:
+        folder = task.session.run.folder
+        raise ParnasError(f"{error} Nothing was trained; you can use the folder {folder} again.") from error
+
+
 def _prepare_costs(session: Session) -> Costs:
-    """Return the costs of layers; the main process finds them once and stores them, for all processes and commands."""
+    """Return the costs of layers, which the run folder then holds for later commands."""
     distributed, config = session.device.distributed, session.config
     folder, metric = session.run.folder, config.search.cost.metric
+    # The main process finds the costs (latencies may have to be measured) and stores them. Then every process reads
+    # the stored costs, so that all processes have the same.
     with distributed.main_process_first():
         if distributed.is_main:
             write_costs(costs_of_run(folder, config, metric, session.reporter), folder)

@@ -92,7 +92,7 @@ def load(folder: str | Path, supernet_weights: bool = False, best: bool = False,
     model = build()
     load_weights(checkpoint, model)
     if isinstance(model, SuperNet):
-        architecture = run.architecture(by_pi) or model.architecture()
+        architecture = run.architecture(by_pi) or model.argmax_architecture()
     else:
         architecture = run_architecture(config)
     header = StreamHeader.read(run.folder / STREAMS)

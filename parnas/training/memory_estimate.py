@@ -30,7 +30,8 @@ from parnas.config.loader import Config
 from parnas.config.schema import ModelConfig, SearchConfig
 from parnas.errors import ParnasError
 from parnas.model.blocks import Block
-from parnas.model.estimators import DetachedGates, Gates, PathGate, arch_batch_size
+from parnas.model.estimators import arch_batch_size
+from parnas.model.gates import DetachedGates, Gates, PathGate
 from parnas.model.memory import Memory, join_rows
 from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import TransformerXL

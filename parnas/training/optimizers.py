@@ -1,6 +1,5 @@
-"""AdamW and Muon with clipped steps, the schedules of learning rate and temperature, and the average of weights."""
+"""AdamW and Muon with clipped steps, the learning-rate schedule, and the average of weights."""
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Self
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 
 from parnas.config.schema import TrainConfig
 
-__all__ = ["Schedule", "check_shapes", "gradient_norm", "temperature"]
+__all__ = ["Schedule", "check_shapes", "gradient_norm"]
 
 _MOMENTUM = 0.95  # of Muon, in Nesterov's form
 _ITERATIONS = 5  # of Newton-Schulz
@@ -267,18 +266,3 @@ def learning_rate(step: int, schedule: Schedule) -> float:
     if step < warmup_steps:
         return peak * (step + 1) / warmup_steps
     return peak if averaged else peak * (steps - step) / (steps - warmup_steps)
-
-
-def temperature(schedule: str, step: int, steps: int, start: float, end: float) -> float:
-    """Return tau at `step` (0 ≤ step < steps): `start` at the first step, `end` at the last.
-
-    `schedule` is exponential, linear or cosine; with a single step tau is `end`.
-    """
-    if step >= steps - 1:
-        return end
-    progress = step / (steps - 1)
-    if schedule == "exponential":
-        return start * math.exp(progress * math.log(end / start))
-    if schedule == "cosine":
-        progress = (1 - math.cos(math.pi * progress)) / 2
-    return start + (end - start) * progress

@@ -19,7 +19,7 @@ from parnas.config.loader import Config
 from parnas.data.batching import Batch, TrainingBatches
 from parnas.data.streams import TokenStreams
 from parnas.errors import Diverged, ParnasError
-from parnas.model.estimators import Gates
+from parnas.model.gates import Gates
 from parnas.model.memory import Memory, map_memory
 from parnas.model.transformer_xl import TransformerXL
 from parnas.runs.records import MetricsRecord

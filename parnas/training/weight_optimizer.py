@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from parnas.config.schema import TrainConfig
 from parnas.data.batching import Batch
-from parnas.model.estimators import DetachedGates, Gates
+from parnas.model.gates import DetachedGates, Gates
 from parnas.model.memory import Memory, join_rows, map_memory
 from parnas.model.transformer_xl import TransformerXL
 from parnas.training.device import Device

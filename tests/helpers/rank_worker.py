@@ -13,7 +13,7 @@ import torch
 from conftest import free_port
 
 from parnas.config.loader import load_config
-from parnas.model.estimators import Gates
+from parnas.model.gates import Gates
 from parnas.nas.architecture_optimizer import ArchitectureOptimizer
 from parnas.nas.search import SearchTask, search
 from parnas.training.distributed import _leave, join_processes

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from parnas.config.loader import Config
 from parnas.data.batching import Batch
-from parnas.model.estimators import Gates
+from parnas.model.gates import Gates
 from parnas.model.transformer_xl import TransformerXL
 from parnas.runs.records import MetricsRecord
 from parnas.runs.run import SPEED_KEYS, Run

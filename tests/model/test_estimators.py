@@ -6,14 +6,8 @@ from helpers.model_helpers import make_supernet, near, random_ids
 from helpers.supernet_helpers import SPACE, VARIANTS, draw_gates, generator, one_hot
 from torch.nn import functional as F
 
-from parnas.model.estimators import (
-    ESTIMATORS,
-    PathGate,
-    Probe,
-    ProbedSinglePath,
-    gumbel_softmax,
-    harden,
-)
+from parnas.model.estimators import ESTIMATORS, Probe, ProbedSinglePath, gumbel_softmax, harden
+from parnas.model.gates import PathGate
 
 GUMBEL = ["soft", "straight_through", "gdas", "single_path"]
 

@@ -18,7 +18,8 @@ from parnas.data.batching import Batch
 from parnas.data.token_frequencies import PUBLISHED, estimate_token_counts, zipf
 from parnas.errors import ParnasError
 from parnas.model import fused
-from parnas.model.estimators import ESTIMATORS, DetachedGates
+from parnas.model.estimators import ESTIMATORS
+from parnas.model.gates import DetachedGates
 from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import TransformerXL
 from parnas.training.checkpoints import list_checkpoints, load_state

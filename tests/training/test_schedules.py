@@ -6,7 +6,8 @@ from itertools import pairwise
 import pytest
 
 from parnas.config.schema import TrainConfig
-from parnas.training.optimizers import Schedule, learning_rate, temperature
+from parnas.nas.architecture_optimizer import temperature
+from parnas.training.optimizers import Schedule, learning_rate
 
 
 def test_learning_rate_rises_to_its_peak_and_falls_to_zero() -> None:

@@ -16,7 +16,7 @@ from parnas.config.loader import Config
 from parnas.data.batching import Batch, TrainingBatches
 from parnas.data.streams import prepare
 from parnas.errors import ParnasError
-from parnas.model.estimators import DetachedGates
+from parnas.model.gates import DetachedGates
 from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import TransformerXL
 from parnas.nas.search import SearchTask, search
