@@ -98,8 +98,9 @@ class SelfAttention(ResidualLayer):
             keys: keys and values [B, K, 2·H·E].
             context: distances and biases.
             window: with `same_length`, a query sees only the keys that are less than `window` tokens before it.
-            far_keys: C, the number of keys, from the first on, whose sinusoids are in `context.far`.
-            step: number of tokens from one of these C keys to the next.
+            far_keys: number C of compressed positions among the keys, which come first; their sinusoids are in
+                `context.far`.
+            step: number of tokens between two neighbouring compressed positions.
         """
         u, v = (context.u, context.v) if self.u is None else (self.u, self.v)
         near_keys = keys.shape[1] - far_keys
@@ -143,7 +144,7 @@ def relative_biases(config: ModelConfig) -> tuple[nn.Parameter, nn.Parameter]:
 
 
 def in_product_dtype(x: Tensor) -> Tensor:
-    """Cast `x` to the dtype in which its matrix products are computed, under autocast that of autocast."""
+    """Cast `x` to the dtype of its matrix products: the dtype of autocast if that is enabled, else unchanged."""
     return x.to(fused.product_dtype(x))
 
 

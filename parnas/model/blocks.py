@@ -66,7 +66,7 @@ class Block(nn.Module):
     def forward(self, x: Tensor, memory: BlockMemory, context: Context) -> BlockOutput:
         """Return the output for a segment `x`, both [B, T, D], and the memory for the next segment.
 
-        `memory` is what the call for the segment before returned; `None` at the start of a text.
+        `memory` is the memory returned for the previous segment; `None` at the start of a text.
         """
         raise NotImplementedError
 

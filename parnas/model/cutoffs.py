@@ -91,9 +91,11 @@ def optimal_cutoffs(
 
 
 def _add_cluster(best: _Floats, mass: _Floats, d_model: int, width: int) -> tuple[_Floats, _Indices]:
-    """Return the least costs of the first 0..V words with one cluster more than `best` has, and their last cuts.
+    """Return the least cost of the first 0..V words with one more cluster, and where this cluster begins.
 
-    All arrays have the shape [V + 1]; `width` is that of the new cluster. The algorithm is divide and conquer, one
+    `best` has the least costs without the new cluster.
+
+    All arrays have the shape [V + 1]; `width` is the width of the new cluster. The algorithm is divide and conquer, one
     level at a time: a level solves the numbers of words midway between those already solved. Each last cut lies between
     the cuts of the two neighbours, so that a level examines O(V) cuts.
     """
@@ -114,10 +116,10 @@ def _add_cluster(best: _Floats, mass: _Floats, d_model: int, width: int) -> tupl
 def _cheapest_cut(
     best: _Floats, mass: _Floats, d_model: int, width: int, ends: _Indices, low: _Indices, high: _Indices
 ) -> tuple[_Floats, _Indices]:
-    """Return for each of `ends` the least cost over the cuts from `low` to `high`, and the first cut with this cost.
+    """Return for each number of words in `ends` the least cost, and the cut before the last cluster that gives it.
 
-    `ends` are numbers of words; `low` and `high` give the range of cuts for each of them. The cluster behind the cut
-    has the given width. `best` and `mass` are best[k-1] and P of the module's docstring.
+    `low` and `high` give the range of cuts to try for each of `ends`; of equal costs the first cut is returned. The
+    cluster after the cut has the given width. `best` and `mass` are best[k-1] and P of the module's docstring.
     """
     sizes = high - low + 1
     starts = np.cumsum(sizes) - sizes
@@ -151,7 +153,7 @@ def _cumulative_mass(counts: ArrayLike) -> _Floats:
 
 
 def _check_clusters(clusters: int, words: int, d_model: int, dims: Sequence[int]) -> None:
-    """Raise `ParnasError` if the words cannot fill the clusters, or `dims` are no widths for them."""
+    """Raise `ParnasError` if the words cannot fill the clusters, or `dims` does not fit them."""
     if not 2 <= clusters <= words:
         raise ParnasError(
             f"{words} word(s) cannot fill {clusters} clusters; give 2 to {words} clusters, the head included."

@@ -323,6 +323,6 @@ def sum_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
-    """Return the dtype in which matrix products of `x` are computed: autocast's if it is on, else that of `x`."""
+    """Return the dtype of matrix products of `x`: the dtype of autocast if that is enabled, else the dtype of `x`."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype

@@ -41,9 +41,8 @@ Gates = Tensor | Sequence[PathGate]
 class DetachedGates:
     """Gates cut off from alpha, so that gradients accumulate over micro-batches and reach alpha in one backward pass.
 
-    All micro-batches of a step use the same sample of gates. Each `backward` frees the graph that it passes through.
-    Because the graph is cut at the gates, its part from gates to alpha survives until the gradients of all
-    micro-batches and processes are combined.
+    All micro-batches of a step use the same sample of gates, and the backward pass of each frees its graph. Because the
+    graph is cut at the gates, the part from gates to alpha survives until all gradients of the gates are added up.
 
     Attributes:
         gates: the detached gates, to be passed to the network.

@@ -77,7 +77,7 @@ class Embedding(nn.Module):
     def multiply_adds(self, shares: Sequence[float]) -> float:
         """Return the expected multiply-adds of projecting a token's embedding to the model's width.
 
-        `shares` is the share of tokens in each tail, from `SoftmaxHead.cluster_shares`.
+        `shares` gives the fraction of the text's tokens in each tail cluster, as `SoftmaxHead.cluster_shares` returns it.
         """
         if not self.projections:
             return 0.0
@@ -154,7 +154,7 @@ class SoftmaxHead(nn.Module):
         return torch.cat(parts, dim=-1)
 
     def multiply_adds(self, shares: Sequence[float]) -> float:
-        """Return the expected multiply-adds to score a token; `shares` is the share of tokens in each tail."""
+        """Return the expected multiply-adds per scored token; `shares` is the fraction of tokens in each tail cluster."""
         cost = 0.0
         for cluster, share in enumerate([1.0, *shares]):
             logits = self.bounds[cluster + 1] - self.bounds[cluster]
@@ -165,7 +165,7 @@ class SoftmaxHead(nn.Module):
         return cost
 
     def cluster_shares(self, counts: Sequence[int]) -> list[float]:
-        """Return for each tail the share of tokens whose id is in it, given the number of tokens of each id, [V]."""
+        """Return the fraction of tokens in each tail cluster, given the number of occurrences of each id, [V]."""
         return [sum(counts[start:stop]) / sum(counts) for start, stop in pairwise(self.bounds[1:])]
 
     def _head_matrix(self, table: Tensor) -> tuple[Tensor, Tensor]:

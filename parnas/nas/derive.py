@@ -36,7 +36,7 @@ _SMALL_MARGIN = 0.1
 
 @dataclass(frozen=True)
 class Constraints:
-    """Constraints of a derived architecture; a field that is `None` has its value from the search's configuration."""
+    """Constraints of a derived architecture; for a field that is `None` the search's configuration decides."""
 
     cost_target: float | None = None  # share of the interleaved network's cost; inf: no target
     metric: Metric | None = None
@@ -140,15 +140,15 @@ def read_constraints(
 ) -> Constraints:
     """Return constraints, given the options of the command line or the Python API; checks their values.
 
-    `most` are the options `--max`, such as `s=4` for at most four blocks with layer `s`.
+    `most` holds the values of the option `--max`, such as `s=4` for at most four blocks with layer `s`.
 
     Raises:
         ParnasError: a value is not valid.
     """
     if cost_target is not None and not cost_target > 0:
         raise ParnasError(
-            f"cost_target (--cost-target) is {cost_target}; give a share of the interleaved network's cost above 0, "
-            "such as 0.65."
+            f"cost_target (--cost-target) is {cost_target}; give a number above 0: the largest allowed cost "
+            "relative to the interleaved network, such as 0.65."
         )
     known = get_args(Metric)
     if metric is not None and metric not in known:

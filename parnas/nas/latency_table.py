@@ -83,7 +83,7 @@ class CheckedNetwork:
 
 @dataclass(frozen=True)
 class Check:
-    """How well sums of layer latencies predict random networks, as absolute values of their relative errors."""
+    """Relative errors, as absolute values, of predicting the latency of random networks by sums of layer latencies."""
 
     median_error: float
     largest_error: float
@@ -284,7 +284,7 @@ def layer_code(names: Iterable[str]) -> list[str]:
 
 
 def draw_architectures(config: Config, count: int, known: Iterable[Names]) -> dict[Names, Architecture]:
-    """Draw up to `count` random architectures of different networks; return them by their layers without identity.
+    """Draw up to `count` random architectures, all of different networks, keyed by their layers without identity.
 
     Networks in `known` and the network without layers are not drawn.
     """
