@@ -14,7 +14,7 @@ from torch import Tensor
 
 from parnas.config.schema import CacheConfig, DynamicConfig, EvaluationConfig
 from parnas.errors import ParnasError
-from parnas.evaluation.cache import ContinuousCache, mix
+from parnas.evaluation.continuous_cache import ContinuousCache, mix
 from parnas.evaluation.dynamic import dynamic_evaluation, gradient_rms
 from parnas.evaluation.loading import EvalRun
 from parnas.evaluation.scoring import score_sequentially, score_sliding

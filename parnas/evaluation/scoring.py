@@ -14,7 +14,7 @@ from torch import Tensor
 from parnas.config.schema import Reach
 from parnas.data.batching import evaluation_batches
 from parnas.errors import ParnasError
-from parnas.evaluation.cache import ContinuousCache
+from parnas.evaluation.continuous_cache import ContinuousCache
 from parnas.model.memory import Memory
 from parnas.model.transformer_xl import TransformerXL
 from parnas.training.device import Device

@@ -11,7 +11,7 @@ from typing import Any
 
 from parnas.config.schema import CacheConfig, DynamicConfig
 from parnas.errors import ParnasError
-from parnas.evaluation.cache import mix
+from parnas.evaluation.continuous_cache import mix
 from parnas.evaluation.loading import EvalOptions, EvalRun, open_runs
 from parnas.evaluation.protocols import EvalProtocol, SequentialReader, refuse_unused_rms_settings
 from parnas.runs.records import TunedEvalRecord

@@ -15,7 +15,7 @@ from parnas.config.schema import DynamicConfig, ModelConfig, Reach
 from parnas.data.batching import TrainingBatches
 from parnas.data.streams import TokenStreams, prepare
 from parnas.errors import ParnasError
-from parnas.evaluation.cache import ContinuousCache, mix
+from parnas.evaluation.continuous_cache import ContinuousCache, mix
 from parnas.evaluation.dynamic import dynamic_evaluation, dynamic_weights, gradient_rms
 from parnas.evaluation.scoring import score_sequentially, score_sliding
 from parnas.model.supernet import SuperNet
