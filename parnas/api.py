@@ -23,7 +23,7 @@ from parnas.architecture import Architecture
 from parnas.config.loader import Config, Override
 from parnas.evaluation.comparison import Comparison, compare
 from parnas.evaluation.loading import EvalOptions
-from parnas.evaluation.tune_eval import EvalTuning, Grid
+from parnas.evaluation.tune_eval import Grid
 from parnas.evaluation.tune_eval import tune_eval as tune_evaluation
 from parnas.figures.draw import draw_run
 from parnas.figures.heatmap import FRAME_MS, AnimationOptions
@@ -33,6 +33,7 @@ from parnas.nas import search as searches
 from parnas.nas.cost import Metric
 from parnas.nas.derive import Derivation
 from parnas.runs import resolve
+from parnas.runs.records import TunedEvalRecord
 from parnas.runs.resolve import Settings, read_overrides
 from parnas.runs.run import Run
 from parnas.runs.trained_run import RunLike, TrainedRun, open_run
@@ -232,7 +233,7 @@ def tune_eval(
     *,
     best: bool = False,
     progress: Progress = False,
-) -> EvalTuning:
+) -> TunedEvalRecord:
     """Choose the settings of dynamic evaluation and of the cache on the validation split (`parnas tune-eval`).
 
     Writes `tuned_eval.json` into the run folder, which `evaluate(..., tuned=True)` reads.
@@ -251,9 +252,7 @@ def tune_eval(
     ['plain', 'cache', 'dynamic', 'dynamic + cache']
     """
     options = EvalOptions(best=best, changes=dict(read_overrides(overrides or {})))
-    result = tune_evaluation(open_run(run), grid or Grid(), options, _reporter(progress))
-    result.write()
-    return result
+    return tune_evaluation(open_run(run), grid or Grid(), options, _reporter(progress))
 
 
 def tune(

@@ -230,6 +230,7 @@ def tune_eval(
     from parnas.evaluation.loading import LENGTHS, EvalOptions
     from parnas.evaluation.tune_eval import read_grid, tune_eval
     from parnas.runs.files import to_json
+    from parnas.runs.run import TUNED_EVAL
 
     runs, changes = split_runs(arguments)
     if len(runs) != 1:
@@ -239,8 +240,7 @@ def tune_eval(
     grid = read_grid({name: text for name, text in lists.items() if text is not None}, tokens)
     options = EvalOptions(best=best, changes=changes)
     result = tune_eval(Run(run), grid, options, output.reporter())
-    written = result.write()
     output.show(show_eval_tuning, result)
     lengths = [f"{key}={to_json(value)}" for key, value in options.changes.items() if key in LENGTHS]
     hint = shlex.join(["parnas", "evaluate", str(run), *["--best"] * best, "--split", "test", "--tuned", *lengths])
-    output.end(result.to_dict(), [written], hint)
+    output.end(result.to_dict(), [run / TUNED_EVAL], hint)

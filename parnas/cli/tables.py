@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from parnas.data.streams import StreamHeader
     from parnas.evaluation.analyses import Analysis
     from parnas.evaluation.comparison import Comparison
-    from parnas.evaluation.tune_eval import EvalTuning
     from parnas.nas.derive import Derivation
     from parnas.nas.latency_table import Check, Profile
+    from parnas.runs.records import TunedEvalRecord
     from parnas.studies.baseline_comparison import BaselineComparison
     from parnas.studies.baselines import Baselines
     from parnas.studies.blackbox import EvaluatedNetwork
@@ -378,16 +378,15 @@ def show_comparison(comparison: "Comparison") -> None:
     _print_notes([f"perplexities are normalised by {divisors}", *comparison.notes, *settings])
 
 
-def show_eval_tuning(tuning: "EvalTuning") -> None:
+def show_eval_tuning(tuning: "TunedEvalRecord") -> None:
     """Print the chosen settings of each protocol beside the plain evaluation, and the notes."""
     rows = []
     for trial in (tuning.plain, *tuning.chosen.values()):
-        tried = sum(each.protocol.name == trial.protocol.name for each in tuning.trials)
-        figures = f"{trial.total.perplexity:.2f}", str(tried or "")
-        rows.append([trial.protocol.name, *figures, trial.protocol.settings])
+        tried = sum(each.evaluation == trial.evaluation for each in tuning.trials)
+        rows.append([trial.evaluation, f"{trial.ppl:.2f}", str(tried or ""), trial.settings])
     titles = ["evaluation", "ppl/token", "tried", "settings"]
     Console().print(_make_table(titles, rows, left=["evaluation", "settings"]))
-    measured = f"on the first {tuning.measured['tokens']:,} tokens of the validation split"
+    measured = f"on the first {tuning.tokens:,} tokens of the validation split"
     _print_notes([measured, *tuning.notes])
 
 

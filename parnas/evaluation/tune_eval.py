@@ -2,26 +2,28 @@
 
 import itertools
 import math
+import operator
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
+
+from torch import Tensor
 
 from parnas.config.schema import CacheConfig, DynamicConfig
 from parnas.errors import ParnasError
 from parnas.evaluation.continuous_cache import mix
 from parnas.evaluation.loading import EvalOptions, EvalRun, open_runs
 from parnas.evaluation.protocols import EvalProtocol, SequentialReader, refuse_unused_rms_settings
-from parnas.runs.records import TunedEvalRecord
+from parnas.runs.records import ChosenTrialRecord, TunedEvalRecord
 from parnas.runs.run import PLAIN, TUNED_EVAL, Run
 from parnas.training.perplexity import TotalLoss
 from parnas.training.progress import Reporter
 
-__all__ = ["EvalTuning", "Grid", "read_grid", "tune_eval"]
+__all__ = ["Grid", "read_grid", "tune_eval"]
 
-CACHE_SIZE = 2000  # positions, where the configuration has no cache; as in the paper on WikiText-2
+CACHE_SIZE = 2000  # positions, if evaluation.cache.size is not set; as Grave et al. 2017 use on WikiText-2
 _PROTOCOLS = ("dynamic", "cache")
 _TUNED_SETTINGS = {
     "evaluation.dynamic.lr": ("dynamic", "lr"),
@@ -34,15 +36,15 @@ _UNREAD_SETTINGS = {
     "evaluation.split": "tune-eval reads the validation split only; leave it out",
     "evaluation.stride": "sliding evaluation has no settings to tune; give the stride to parnas evaluate",
 }
-"""Settings of evaluation that have no effect on the tuning, and why."""
+"""Settings of the section `evaluation` that tune-eval does not use, each with the reason, as text for a message."""
 
 
 @dataclass(frozen=True)
 class Grid:
-    """The values to try for each setting, the protocols to tune, and how much text to read.
+    """The values to try for each setting, the protocols to tune, and the number of tokens to score in each trial.
 
-    `lr` and `decay` are settings of dynamic evaluation (`DynamicConfig`), `theta` and `weight` of the cache
-    (`CacheConfig`).
+    `lr` and `decay` are settings of dynamic evaluation (`DynamicConfig`); `theta` and `weight` are settings of the
+    cache (`CacheConfig`).
 
     Raises:
         ParnasError: a list is empty or has a value that is not allowed, or `tokens` is less than 1.
@@ -75,10 +77,11 @@ class Grid:
 
 
 def read_grid(lists: Mapping[str, str], tokens: int) -> Grid:
-    """Read a grid from the command line.
+    """Read a grid from options of the command line.
 
     `lists` holds comma-separated values by field of `Grid`; fields without an entry have their defaults. `tokens` is
-    the number of validation tokens to read, 0 for all. Raises `ParnasError` for a wrong or unused list.
+    the number of validation tokens to score, 0 for all. Raises `ParnasError` if a list has values that are not allowed,
+    or belongs to a protocol that is not tuned.
     """
     values: dict[str, Any] = {"tokens": tokens or None}
     for name, text in lists.items():
@@ -94,81 +97,40 @@ def read_grid(lists: Mapping[str, str], tokens: int) -> Grid:
     return grid
 
 
-@dataclass(frozen=True)
-class _EvalTrial:
-    """One trial of the grid search: a protocol with the settings that were tried, and the validation loss."""
+def _write(run: Run, record: TunedEvalRecord) -> None:
+    """Write the result of a grid search to `tuned_eval.json` in the run folder.
 
-    protocol: EvalProtocol
-    total: TotalLoss
-
-    @property
-    def loss(self) -> float:
-        """The loss in nats per token; infinity if it is not finite."""
-        return self.total.per_token if math.isfinite(self.total.per_token) else math.inf
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the trial's protocol name, settings, loss and perplexity as plain values."""
-        metrics = {"loss": self.loss, "ppl": self.total.perplexity}
-        return {"evaluation": self.protocol.name, "settings": self.protocol.settings, **metrics}
+    If the file holds a result for the same weights, text and lengths, its trials of `dynamic` or `cache` are kept,
+    unless this search tuned that protocol. Earlier trials of `dynamic + cache` are never kept, since they depend on the
+    settings of both protocols.
+    """
+    with suppress(ParnasError):  # a missing or foreign file is replaced
+        earlier = run.tuned_eval()
+        conditions = TunedEvalRecord.model_fields.keys() - {PLAIN, "chosen", "trials", "notes"}
+        if all(getattr(earlier, key) == getattr(record, key) for key in conditions):
+            record = _merge(earlier, record)
+    run.write_tuned_eval(record)
 
 
-@dataclass(frozen=True)
-class EvalTuning:
-    """The result of a grid search for one run: all trials, and the best trial of each protocol."""
-
-    run: Run
-    measured: Mapping[str, Any]  # network, weights, text and lengths of the trials
-    plain: _EvalTrial
-    trials: tuple[_EvalTrial, ...]
-    notes: tuple[str, ...] = ()
-
-    @property
-    def chosen(self) -> dict[str, _EvalTrial]:
-        """The trial with the least loss of each protocol, by the protocol's name."""
-        names = dict.fromkeys(trial.protocol.name for trial in self.trials)
-        by_loss = sorted(self.trials, key=lambda trial: trial.loss)
-        return {name: next(trial for trial in by_loss if trial.protocol.name == name) for name in names}
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the content of `tuned_eval.json`."""
-        return {
-            **self.measured,
-            PLAIN: self.plain.to_dict(),
-            "chosen": {name: {**trial.protocol.to_dict(), **trial.to_dict()} for name, trial in self.chosen.items()},
-            "trials": [trial.to_dict() for trial in self.trials],
-            "notes": list(self.notes),
-        }
-
-    def write(self) -> Path:
-        """Write `tuned_eval.json` into the run's folder and return its path.
-
-        If the file has results for the same weights, text and lengths, its result of `dynamic` or `cache` is kept
-        unless this search tuned that protocol. An earlier result of `dynamic + cache` is never kept, since it depends
-        on both.
-        """
-        record = TunedEvalRecord.model_validate(self.to_dict())
-        with suppress(ParnasError):  # a missing or foreign file is replaced
-            earlier = self.run.tuned_eval()
-            if all(getattr(earlier, key) == value for key, value in self.measured.items()):
-                record = self._merge(earlier, record)
-        return self.run.write_tuned_eval(record)
-
-    def _merge(self, earlier: TunedEvalRecord, record: TunedEvalRecord) -> TunedEvalRecord:
-        """Return `record` with the earlier results of the protocols that this search has not tuned."""
-        others = [name for name in _PROTOCOLS if name in earlier.chosen and name not in self.chosen]
-        merged = {
-            "chosen": {**{name: earlier.chosen[name] for name in others}, **record.chosen},
-            "trials": [*(trial for trial in earlier.trials if trial.evaluation in others), *record.trials],
-            "notes": [*(note for note in earlier.notes if note.partition(":")[0] in others), *record.notes],
-        }
-        return record.model_copy(update=merged)
+def _merge(earlier: TunedEvalRecord, record: TunedEvalRecord) -> TunedEvalRecord:
+    """Return `record` with the earlier trials of `dynamic` or `cache`, if it has no trials of that protocol."""
+    kept = [name for name in _PROTOCOLS if name in earlier.chosen and name not in record.chosen]
+    merged = {
+        "chosen": {**{name: earlier.chosen[name] for name in kept}, **record.chosen},
+        "trials": [*(trial for trial in earlier.trials if trial.evaluation in kept), *record.trials],
+        "notes": [*(note for note in earlier.notes if note.partition(":")[0] in kept), *record.notes],
+    }
+    return record.model_copy(update=merged)
 
 
-def tune_eval(run: Run, grid: Grid, options: EvalOptions, reporter: Reporter) -> EvalTuning:
-    """Try all settings of a grid on the validation split of a run and return all trials.
+def tune_eval(run: Run, grid: Grid, options: EvalOptions, reporter: Reporter) -> TunedEvalRecord:
+    """Try all settings of a grid on the validation split of a run; return all trials and the best of each protocol.
 
-    The protocols are dynamic evaluation, the cache, and both together. For both together only the cache is tuned:
-    dynamic evaluation keeps the settings that are best without a cache. `options.split` is not used.
+    The result is also written to `tuned_eval.json` in the run folder; see `_write`.
+
+    The protocols are dynamic evaluation, the cache, and dynamic evaluation with the cache. For the last one only the
+    settings of the cache are tuned; dynamic evaluation has the settings that are best without a cache.
+    `options.split` is ignored.
 
     Raises:
         ParnasError: `options.changes` has a setting that the search chooses or does not use, or no trial of a protocol
@@ -178,26 +140,55 @@ def tune_eval(run: Run, grid: Grid, options: EvalOptions, reporter: Reporter) ->
     eval_run = open_runs([run.folder], options)[0]
     refuse_unused_rms_settings(eval_run.loaded.config.evaluation.dynamic, options.changes)
     reader = SequentialReader(eval_run, eval_run.streams.tokens("valid")[: grid.tokens], reporter)
-    # 1. The caches beside the trained weights; one reading serves all of them.
+    # 1. Plain evaluation, and all caches with the trained weights, in one pass over the text.
     size = eval_run.loaded.config.evaluation.cache.size or CACHE_SIZE
     thetas = grid.theta if "cache" in grid.protocols else ()
     caches = [[CacheConfig(size=size, theta=theta, weight=weight) for weight in grid.weight] for theta in thetas]
     plain, *trials = _try_caches(reader, None, caches)
-    # 2. Dynamic evaluation, one reading for each pair of learning rate and decay.
+    # 2. Dynamic evaluation, in one pass for each pair of learning rate and decay.
     if "dynamic" in grid.protocols:
         dynamic_trials = list(_try_dynamic(reader, grid))
-        best = min(dynamic_trials, key=lambda trial: trial.loss)
+        best = min(dynamic_trials, key=_loss_of)
         if not math.isfinite(best.loss):
             raise ParnasError("Dynamic evaluation diverged with every setting; give lower learning rates (--lr).")
         trials += dynamic_trials
-        # 3. The caches beside the best dynamic evaluation.
+        # 3. All caches with the best dynamic evaluation, in one pass.
         if caches:
-            trials += _try_caches(reader, best.protocol.dynamic, caches)[1:]
-    measured = {**_describe_weights(eval_run), "split": "valid", "tokens": len(reader.tokens)}
-    tuning = EvalTuning(run, measured, plain, tuple(trials))
-    if not all(math.isfinite(trial.loss) for trial in tuning.chosen.values()):
+            trials += _try_caches(reader, best.dynamic, caches)[1:]
+    names = dict.fromkeys(trial.evaluation for trial in trials)
+    chosen = {name: min((trial for trial in trials if trial.evaluation == name), key=_loss_of) for name in names}
+    if not all(math.isfinite(trial.loss) for trial in chosen.values()):
         raise ParnasError("No cache gives a finite loss; give lower sharpnesses (--theta).")
-    return replace(tuning, notes=tuple(_edge_notes(tuning.chosen, grid)))
+    record = TunedEvalRecord(
+        **_describe_weights(eval_run),
+        split="valid",
+        tokens=len(reader.tokens),
+        plain=plain,
+        chosen=chosen,
+        trials=trials,
+        notes=list(_edge_notes(chosen, grid)),
+    )
+    _write(run, record)
+    return record
+
+
+_loss_of = operator.attrgetter("loss")
+
+
+def _make_trial(protocol: EvalProtocol, nats: Tensor) -> ChosenTrialRecord:
+    """Return the result of a protocol with some settings, given the loss of each token in nats, [N].
+
+    A mean loss that is not finite becomes infinity, so that the trial is never the best.
+    """
+    total = TotalLoss.of(nats)
+    loss = total.per_token if math.isfinite(total.per_token) else math.inf
+    return ChosenTrialRecord(
+        evaluation=protocol.name,
+        settings=protocol.settings,
+        loss=loss,
+        ppl=total.perplexity,
+        **protocol.to_dict(),
+    )
 
 
 def _refuse_unread_changes(options: EvalOptions, grid: Grid) -> None:
@@ -212,20 +203,20 @@ def _refuse_unread_changes(options: EvalOptions, grid: Grid) -> None:
             raise ParnasError(f"{key} has no effect with --protocols {','.join(grid.protocols)}; leave it out.")
 
 
-def _try_dynamic(reader: SequentialReader, grid: Grid) -> Iterator[_EvalTrial]:
+def _try_dynamic(reader: SequentialReader, grid: Grid) -> Iterator[ChosenTrialRecord]:
     """Try every pair of learning rate and decay in the grid; yield each trial and report its perplexity."""
     configured = reader.run.loaded.config.evaluation.dynamic
     for lr, decay in itertools.product(grid.lr, grid.decay):
         settings = DynamicConfig.model_validate({**configured.model_dump(), "lr": lr, "decay": decay})
         nats = reader.read(f"lr {lr:g}, decay {decay:g}", settings)[0]
-        trial = _EvalTrial(EvalProtocol(dynamic=settings), TotalLoss.of(nats))
-        reader.reporter.note(f"lr {lr:g}, decay {decay:g}: ppl {trial.total.perplexity:.2f}")
+        trial = _make_trial(EvalProtocol(dynamic=settings), nats)
+        reader.reporter.note(f"lr {lr:g}, decay {decay:g}: ppl {trial.ppl:.2f}")
         yield trial
 
 
 def _try_caches(
     reader: SequentialReader, dynamic: DynamicConfig | None, caches: Sequence[Sequence[CacheConfig]]
-) -> list[_EvalTrial]:
+) -> list[ChosenTrialRecord]:
     """Score the text once and return the trial without a cache, followed by the trials with each cache.
 
     `dynamic` holds the settings of dynamic evaluation, or `None` for none. `caches` has a list for each theta, with a
@@ -233,38 +224,37 @@ def _try_caches(
     pass through the cache.
     """
     nats, *log_probs = reader.read(f"{reader.run.name} on valid", dynamic, [by_weight[0] for by_weight in caches])
-    trials = [_EvalTrial(EvalProtocol(dynamic=dynamic), TotalLoss.of(nats))]
+    trials = [_make_trial(EvalProtocol(dynamic=dynamic), nats)]
     for by_weight, cached in zip(caches, log_probs, strict=True):
         for cache in by_weight:
-            total = TotalLoss.of(mix(nats, cached, cache.weight))
-            trials.append(_EvalTrial(EvalProtocol(dynamic=dynamic, cache=cache), total))
+            mixed = mix(nats, cached, cache.weight)
+            trials.append(_make_trial(EvalProtocol(dynamic=dynamic, cache=cache), mixed))
     return trials
 
 
-def _edge_notes(chosen: Mapping[str, _EvalTrial], grid: Grid) -> Iterator[str]:
-    """Yield a note for each best setting that is the least or greatest value tried: a better value may lie beyond it.
+def _edge_notes(chosen: Mapping[str, ChosenTrialRecord], grid: Grid) -> Iterator[str]:
+    """Yield a note for each chosen value that is the least or greatest of the grid: a better value may lie beyond it.
 
-    `chosen` holds the best trial by protocol name.
+    `chosen` holds the best trial of each protocol, by its name.
     """
     for name, trial in chosen.items():
-        settings = trial.protocol.to_dict()
         for protocol, key in _TUNED_SETTINGS.values():
-            value, tried = settings.get(protocol, {}).get(key), getattr(grid, key)
-            if value and len(tried) > 1 and value in (min(tried), max(tried)):  # nothing is below 0
+            value, tried = getattr(getattr(trial, protocol), key, None), getattr(grid, key)
+            if value and len(tried) > 1 and value in (min(tried), max(tried)):  # no setting can be below 0
                 listed = ", ".join(f"{each:g}" for each in tried)
-                yield f"{name}: the best {key}, {value:g}, is at the edge of what was tried ({listed}); widen --{key}"
+                yield f"{name}: the best {key}, {value:g}, is at the edge of the values tried ({listed}); widen --{key}"
 
 
 def _describe_weights(run: EvalRun) -> dict[str, Any]:
-    """Return what identifies the weights and lengths of a run: architecture, training step and all lengths."""
+    """Return the architecture, the training step of the weights, `tgt_len` and the memory lengths of a run, by name."""
     arch = str(run.loaded.architecture.canonical())
     return {"arch": arch, "step": run.loaded.step, "tgt_len": run.tgt_len, **run.reach._asdict()}
 
 
 def read_tuned_protocols(run: EvalRun) -> tuple[list[EvalProtocol], list[str]]:
-    """Read the tuned protocols of a run from `tuned_eval.json`.
+    """Read the tuned protocols of a run from `tuned_eval.json`; return them and a list of notes.
 
-    Also returns a list that is empty, or has a note that the weights or lengths have changed since tuning.
+    The list has a note if the weights or the lengths have changed since the tuning; otherwise it is empty.
 
     Raises:
         ParnasError: the run has no such file, or the file is invalid.
@@ -273,7 +263,7 @@ def read_tuned_protocols(run: EvalRun) -> tuple[list[EvalProtocol], list[str]]:
     protocols = [EvalProtocol(dynamic=trial.dynamic, cache=trial.cache) for trial in record.chosen.values()]
     if any(protocol.name == PLAIN for protocol in protocols):
         raise ParnasError(
-            f"{run.source.folder / TUNED_EVAL} has a result without settings; run parnas tune-eval again."
+            f"{run.source.folder / TUNED_EVAL} has a chosen trial without settings; run parnas tune-eval again."
         )
     earlier = {key: getattr(record, key) for key in current}
     changed = [f"{key} {earlier[key]} then, {value} now" for key, value in current.items() if earlier[key] != value]

@@ -15,6 +15,7 @@ from parnas.errors import ParnasError
 __all__ = [
     "BestValidation",
     "BlockRecord",
+    "ChosenTrialRecord",
     "ComparisonRow",
     "CostRecord",
     "DerivationRecord",

@@ -140,7 +140,7 @@ def run_pipeline(
     folders = [run.folder for run in runs.values()]
     for run in runs.values() if tune_eval else []:
         if not (run.folder / TUNED_EVAL).is_file():
-            tune_evaluation(run, Grid(), EvalOptions(), reporter).write()
+            tune_evaluation(run, Grid(), EvalOptions(), reporter)
     test_comparison, test_folder = None, folder / "test"
     tested_before = (test_folder / COMPARISON).is_file()
     if tested_before:

@@ -28,30 +28,28 @@ FEW = EvalOptions(changes={**FEW_BATCHES, "evaluation.cache.size": 40})
 
 def test_evaluate_measures_the_best_of_each_protocol(trained: Run) -> None:
     tuning = tune_eval(trained, SMALL, dataclasses.replace(FEW, tgt_len=32), Silent())
-    tuning.write()
-    tried = [trial.protocol.name for trial in tuning.trials]
+    tried = [trial.evaluation for trial in tuning.trials]
     assert {name: tried.count(name) for name in tried} == {"cache": 4, "dynamic": 2, "dynamic + cache": 4}
     table = compare([trained.folder], EvalOptions(tgt_len=32, tuned=True), Silent()).table.set_index("evaluation")
     assert list(table.index) == ["plain", "cache", "dynamic", "dynamic + cache"]
     for name, trial in tuning.chosen.items():
-        assert trial.loss == min(each.loss for each in tuning.trials if each.protocol.name == name)
+        assert trial.loss == min(each.loss for each in tuning.trials if each.evaluation == name)
         assert table.loc[name, "ppl"] == pytest.approx(math.exp(trial.loss), rel=1e-6)
-        assert table.loc[name, "settings"] == trial.protocol.settings
+        assert table.loc[name, "settings"] == trial.settings
     assert table.loc["plain", "ppl"] == pytest.approx(math.exp(tuning.plain.loss), rel=1e-6)
 
 
 def test_other_protocols_stay_if_they_were_measured_alike(trained: Run) -> None:
     grid = Grid(lr=(1e-4,), decay=(0.0,), theta=(0.0, 1.0), weight=(0.05, 0.5), tokens=200)
-    tune_eval(trained, grid, FEW, Silent()).write()
+    tune_eval(trained, grid, FEW, Silent())
     before = trained.tuned_eval()
     again = tune_eval(trained, dataclasses.replace(grid, protocols=("cache",), theta=(0.5,)), CACHE_ALONE, Silent())
-    again.write()
     now = trained.tuned_eval()
     assert now.chosen.keys() == {"dynamic", "cache"}, "of both together the cache was another one"
     assert now.chosen["dynamic"] == before.chosen["dynamic"]
     assert now.chosen["cache"].loss == again.chosen["cache"].loss
     assert [trial.evaluation for trial in now.trials].count("cache") == 2
-    tune_eval(trained, dataclasses.replace(grid, protocols=("cache",), tokens=100), CACHE_ALONE, Silent()).write()
+    tune_eval(trained, dataclasses.replace(grid, protocols=("cache",), tokens=100), CACHE_ALONE, Silent())
     assert trained.tuned_eval().chosen.keys() == {"cache"}, "other tokens do not compare"
 
 
@@ -72,7 +70,7 @@ def test_no_other_split_than_validation_and_training_is_read(trained: Run, monke
 def test_a_learning_rate_that_diverges_is_not_chosen(trained: Run) -> None:
     grid = Grid(lr=(1e-4, 1e6), decay=(0.0,), protocols=("dynamic",), tokens=200)
     tuning = tune_eval(trained, grid, EvalOptions(changes=FEW_BATCHES), Silent())
-    assert tuning.chosen["dynamic"].protocol.dynamic.lr == 1e-4
+    assert tuning.chosen["dynamic"].dynamic.lr == 1e-4
     assert any("the best lr, 0.0001, is at the edge" in note for note in tuning.notes)
 
 
@@ -129,7 +127,7 @@ def test_settings_of_evaluate_that_nothing_reads_are_refused(trained: Run) -> No
 
 def test_changes_since_tuning_are_noted(trained: Run) -> None:
     grid = Grid(theta=(0.1,), weight=(0.1,), protocols=("cache",), tokens=100)
-    tune_eval(trained, grid, EvalOptions(), Silent()).write()
+    tune_eval(trained, grid, EvalOptions(), Silent())
     notes = compare([trained.folder], EvalOptions(tuned=True, mem_len=4), Silent()).notes
     assert any("tuned_eval.json" in note and "mem_len 8 then, 4 now" in note for note in notes)
 
