@@ -77,7 +77,7 @@ class Embedding(nn.Module):
     def multiply_adds(self, shares: Sequence[float]) -> float:
         """Return the expected multiply-adds of projecting a token's embedding to the model's width.
 
-        `shares` gives the fraction of the text's tokens in each tail cluster, as `SoftmaxHead.cluster_shares` returns it.
+        `shares` gives the fraction of tokens in each tail cluster; see `SoftmaxHead.cluster_shares`.
         """
         if not self.projections:
             return 0.0
@@ -154,7 +154,7 @@ class SoftmaxHead(nn.Module):
         return torch.cat(parts, dim=-1)
 
     def multiply_adds(self, shares: Sequence[float]) -> float:
-        """Return the expected multiply-adds per scored token; `shares` is the fraction of tokens in each tail cluster."""
+        """Return the expected multiply-adds per scored token; `shares` is the fraction of tokens in each tail."""
         cost = 0.0
         for cluster, share in enumerate([1.0, *shares]):
             logits = self.bounds[cluster + 1] - self.bounds[cluster]
