@@ -41,7 +41,7 @@ from parnas.runs.run import Run
 from parnas.studies.baseline_comparison import NetworkResult, compare_networks, compare_pair
 from parnas.studies.baselines import DERIVED, INTERLEAVED, Baseline, choose_baselines
 from parnas.training.device import choose_device
-from parnas.training.latency import Candidate, Shape, prepare_scoring, time_in_turns
+from parnas.training.latency import Candidate, prepare_scoring, time_in_turns
 from parnas.training.loaded_run import load
 from parnas.training.perplexity import measure_loss
 from parnas.training.progress import Silent
@@ -184,9 +184,8 @@ def measure_test(run: Run) -> float:
     """Return the perplexity per token of the test split."""
     config, device = run.config(), choose_device(run.config().runtime)
     model, streams = load(run.folder).model.to(device.device), prepare(config.data)
-    shape = {"batch_size": config.evaluation.batch_size, "tgt_len": config.data.tgt_len}
     tokens, eos_id = streams.tokens("test"), streams.tokenizer.eos_id
-    total = measure_loss(model, tokens, eos_id, device, reach=config.model.reach, **shape)
+    total = measure_loss(model, tokens, eos_id, device, config.validation_shape)
     return float(np.exp(total.per_token))
 
 
@@ -214,7 +213,7 @@ def run_latency(study: Study, rounds: int) -> None:
     architectures = {each.architecture.layers for each in study.networks()}
     torch.manual_seed(config.runtime.seed)
     networks = share_layers([(), *sorted(architectures)], config.model, streams.header.vocab_size, device)
-    shape = Shape(config.data.batch_size, config.data.tgt_len, config.model.reach)
+    shape = config.training_shape
     tokens = streams.tokens("valid")
     calls = {layers: prepare_scoring(Candidate(model, tokens), device, shape) for layers, model in networks.items()}
     times = time_in_turns(calls, device, rounds)

@@ -13,10 +13,11 @@ import torch
 
 from parnas.architecture import Architecture
 from parnas.config.loader import Config, load_config
+from parnas.config.schema import Shape
 from parnas.model.transformer_xl import TransformerXL
 from parnas.runs.files import read_json
 from parnas.training.device import Device
-from parnas.training.latency import Candidate, Shape, measure_latencies
+from parnas.training.latency import Candidate, measure_latencies
 
 BATCHES = (1, 32)
 

@@ -20,6 +20,7 @@ from parnas.config.schema import (
     RuntimeConfig,
     SearchConfig,
     Section,
+    Shape,
     TrainConfig,
 )
 from parnas.config.yaml_file import MAX_BYTES, read_text, read_yaml, to_yaml
@@ -57,16 +58,26 @@ class Config(Section):
     runtime: RuntimeConfig = Field(default=RuntimeConfig(), description="Device, precision and seed.")
 
     @property
-    def evaluated_lengths(self) -> tuple[int, Reach]:
-        """Segment length and reach of an evaluation: those of section `evaluation`, else those of training."""
+    def training_shape(self) -> Shape:
+        """Batch size, segment length and reach of a training step."""
+        return Shape(self.data.batch_size, self.data.tgt_len, self.model.reach)
+
+    @property
+    def validation_shape(self) -> Shape:
+        """Batch size of section `evaluation`, with segment length and reach of training."""
+        return self.training_shape._replace(batch_size=self.evaluation.batch_size)
+
+    @property
+    def evaluation_shape(self) -> Shape:
+        """Batch size, segment length and reach of section `evaluation`; its empty lengths are those of training."""
         trained = {"tgt_len": self.data.tgt_len, **self.model.reach._asdict()}
         evaluated = {key: getattr(self.evaluation, key) for key in trained}
         lengths = {key: trained[key] if value is None else value for key, value in evaluated.items()}
-        return lengths.pop("tgt_len"), Reach(**lengths)
+        return Shape(self.evaluation.batch_size, lengths.pop("tgt_len"), Reach(**lengths))
 
     def cross_field_errors(self) -> Iterator[FieldError]:
         """Yield errors of `evaluation.stride` and `evaluation.same_length` given the lengths of segment and memory."""
-        stride, (tgt_len, reach) = self.evaluation.stride, self.evaluated_lengths
+        stride, (_, tgt_len, reach) = self.evaluation.stride, self.evaluation_shape
         if stride and tgt_len % stride:
             problem = f"is {stride}, which does not divide segments of {tgt_len} tokens (tgt_len); give one that does"
             yield "evaluation.stride", problem

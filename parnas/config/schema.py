@@ -19,6 +19,7 @@ __all__ = [
     "Reach",
     "RuntimeConfig",
     "SearchConfig",
+    "Shape",
     "Space",
     "TokenizerConfig",
     "TrainConfig",
@@ -125,6 +126,14 @@ class Reach(NamedTuple):
     cmem_len: int = 0  # positions of compressed memory, in layers that have one
     clamp_len: int | None = None  # larger distances count as this one
     same_length: bool = False  # every query sees equally many positions
+
+
+class Shape(NamedTuple):
+    """The size of a batch: `batch_size` rows of `tgt_len` tokens, read with the memory lengths `reach`."""
+
+    batch_size: int
+    tgt_len: int
+    reach: Reach
 
 
 class MemoryConfig(Section):

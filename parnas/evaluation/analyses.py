@@ -1,6 +1,6 @@
 """The analyses of `parnas evaluate --analyse`: attention by age, perplexity by word frequency and by memory length."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,13 +17,21 @@ from parnas.training.progress import Reporter
 __all__ = ["Analysis", "analyse", "read_names"]
 
 _FACTORS = 0.0, 0.25, 0.5, 1.0, 2.0, 4.0
-"""Memory lengths to try, as multiples of the memory length that the run is evaluated with."""
+"""Memory lengths to score with, as multiples of the memory length that the evaluation is configured with."""
 _TOLERANCE = 0.01
-"""The effective length is the shortest memory length whose perplexity is within 1 % of the best."""
+"""The effective memory length is the shortest whose perplexity exceeds the lowest by at most about this fraction."""
+
+
+_TITLES = {
+    "attention": "attention by age",
+    "frequency": "perplexity per word by occurrences in training",
+    "memory": "perplexity per token by memory",
+}
+"""The analyses by name, with the title of each table."""
 
 
 class Analysis(NamedTuple):
-    """The result of one analysis of the runs under comparison: a table with its title and notes."""
+    """The result of one analysis: a table with rows for all analysed runs, its title, and notes on the table."""
 
     name: str
     title: str
@@ -31,46 +39,15 @@ class Analysis(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def _analyse_attention(runs: Sequence[EvalRun], split: str, reporter: Reporter) -> Analysis:
-    """Return the table of the attention weight that goes to older and to newer positions; see `attention_by_age`.
-
-    Raises `ParnasError` if no network has attention.
-    """
-    reporter.note(f"reading {split} for the weights of attention")
-    table = attention_by_age(runs, split)
-    if table.empty:
-        raise ParnasError("None of the networks has attention layers; leave attention out of --analyse.")
-    return Analysis("attention", "attention by age", table, ("shares of all attention; ages are in the picture",))
-
-
-def _analyse_frequency(runs: Sequence[EvalRun], split: str, reporter: Reporter) -> Analysis:
-    """Return the table of perplexity by a word's frequency in the training text; see `perplexity_by_frequency`."""
-    reporter.note(f"scoring {split} by word frequency")
-    return Analysis("frequency", "perplexity per word by occurrences in training", perplexity_by_frequency(runs, split))
-
-
-def _analyse_memory(runs: Sequence[EvalRun], split: str, reporter: Reporter) -> Analysis:
-    """Return the table of perplexity by memory length, with the effective lengths as notes."""
-    table = perplexity_by_memory(runs, split, reporter)
-    return Analysis("memory", "perplexity per token by memory", table, tuple(effective_lengths(table)))
-
-
-_ANALYSES: dict[str, Callable[[Sequence[EvalRun], str, Reporter], Analysis]] = {
-    "attention": _analyse_attention,
-    "frequency": _analyse_frequency,
-    "memory": _analyse_memory,
-}
-
-
 def read_names(listed: str) -> list[str]:
-    """Return the distinct names in a comma-separated list of analyses.
+    """Return the names of analyses in a comma-separated list, without repetitions.
 
     Raises `ParnasError` for an unknown name or an empty list.
     """
     names = [name.strip() for name in listed.split(",") if name.strip()]
-    allowed = f"give some of {', '.join(_ANALYSES)}, with commas between"
-    if unknown := [name for name in names if name not in _ANALYSES]:
-        raise ParnasError(f"--analyse names {unknown[0]!r}, which is no analysis; {allowed}.")
+    allowed = f"give some of {', '.join(_TITLES)}, with commas between"
+    if unknown := [name for name in names if name not in _TITLES]:
+        raise ParnasError(f"There is no analysis {unknown[0]!r} (--analyse); {allowed}.")
     if not names:
         raise ParnasError(f"--analyse is empty; {allowed}.")
     return list(dict.fromkeys(names))
@@ -79,21 +56,37 @@ def read_names(listed: str) -> list[str]:
 def analyse(
     folders: Sequence[Path], options: EvalOptions, names: Sequence[str], reporter: Reporter
 ) -> Iterator[Analysis]:
-    """Load the runs in `folders` and yield each of the named analyses, which has rows of all runs."""
+    """Load the runs in `folders` and yield the result of each analysis in `names`, with rows of all runs.
+
+    Raises `ParnasError` if attention is to be analysed and no network has attention.
+    """
     runs = open_runs(folders, options)
+    split = runs[0].loaded.config.evaluation.split
     for name in names:
-        yield _ANALYSES[name](runs, runs[0].loaded.config.evaluation.split, reporter)
+        reporter.note(f"measuring {_TITLES[name]} on {split}")
+        notes: tuple[str, ...] = ()
+        if name == "attention":
+            table, notes = attention_by_age(runs, split), ("shares of all attention; ages are in the picture",)
+            if table.empty:
+                raise ParnasError("None of the networks has attention layers; leave attention out of --analyse.")
+        elif name == "frequency":
+            table = perplexity_by_frequency(runs, split)
+        else:
+            table = perplexity_by_memory(runs, split, reporter)
+            notes = tuple(effective_lengths(table))
+        yield Analysis(name, _TITLES[name], table, notes)
 
 
 def perplexity_by_memory(runs: Sequence[EvalRun], split: str, reporter: Reporter) -> pd.DataFrame:
-    """Return the perplexity of each run with several memory lengths, shorter and longer than the configured length.
+    """Return a table of the perplexity of each run with several memory lengths, shorter and longer than configured.
 
-    Each row is one run scored with one length. Columns:
+    `mem_len` is varied for each run, and `cmem_len` for networks with compressed memory. Each row is one run scored
+    with one length. Columns:
 
-    * `run`; `varied`: the length that varies, `mem_len`, or `cmem_len` too for networks with compressed memory;
-      `length`: its value
-    * `sees`: the positions of memory and compressed memory together; `tokens`: how many tokens these represent
-    * `ppl`: the perplexity per token; `gain`: the fraction by which it is lower than with the next shorter length;
+    * `run`; `varied`: `mem_len` or `cmem_len`; `length`: the value of this length
+    * `sees`: the number of positions of memory and compressed memory together; `tokens`: the number of tokens that
+      these positions represent
+    * `ppl`: the perplexity per token; `gain`: the fraction by which `ppl` is lower than with the next shorter length;
       `gain_per_position`: `gain` divided by the number of added positions. Both gains are nan for the shortest length.
     """
     rows = []
@@ -102,7 +95,7 @@ def perplexity_by_memory(runs: Sequence[EvalRun], split: str, reporter: Reporter
         for varied in ("mem_len", "cmem_len") if compresses else ("mem_len",):
             for length in _memory_lengths(run, varied):
                 reporter.note(f"scoring {run.name} on {split} with {varied} {length}")
-                reach = Reach(**(run.reach._asdict() | {varied: length}))
+                reach = Reach(**(run.shape.reach._asdict() | {varied: length}))
                 compressed = reach.cmem_len if compresses else 0
                 rows.append(
                     {
@@ -122,14 +115,14 @@ def perplexity_by_memory(runs: Sequence[EvalRun], split: str, reporter: Reporter
 
 
 def _memory_lengths(run: EvalRun, varied: str) -> list[int]:
-    """Return the values to try for a length, the shortest first; `varied` is `mem_len` or `cmem_len`."""
-    own = getattr(run.reach, varied) or run.tgt_len
-    shortest = 1 if varied == "mem_len" and run.reach.same_length else 0
+    """Return the values of `varied` (`mem_len` or `cmem_len`) with which a run is scored, in increasing order."""
+    own = getattr(run.shape.reach, varied) or run.shape.tgt_len
+    shortest = 1 if varied == "mem_len" and run.shape.reach.same_length else 0
     return sorted({max(shortest, round(factor * own)) for factor in _FACTORS})
 
 
 def effective_lengths(table: pd.DataFrame) -> list[str]:
-    """Return a sentence for each run and kind of memory: the shortest length whose perplexity is almost the best.
+    """Return a sentence for each run and varied length: the shortest length with almost the lowest perplexity.
 
     `table` comes from `perplexity_by_memory`. "Almost" means within 1 % (`_TOLERANCE`).
     """

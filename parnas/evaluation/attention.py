@@ -75,23 +75,24 @@ def _mean_weights(network: TransformerXL, run: EvalRun, split: str) -> list[dict
     the split is too short to fill the memory.
     """
     tokens, eos_id = run.streams.tokens(split), run.streams.tokenizer.eos_id
-    warm_up = network.burn_in(run.tgt_len, run.reach)  # no less than the segments until all memory is full
+    batch_size, tgt_len, reach = run.shape
+    warm_up = network.burn_in(tgt_len, reach)  # no less than the segments until all memory is full
     sums: list[dict[str, torch.Tensor]] = [{} for _ in network.blocks]
     memory: Memory | None = None
     segments = 0
-    shape = run.loaded.config.evaluation.batch_size, run.tgt_len
-    for step, batch in enumerate(evaluation_batches(tokens, eos_id, *shape, warm_up, network.alignment())):
+    batches = evaluation_batches(tokens, eos_id, batch_size, tgt_len, warm_up, network.alignment())
+    for step, batch in enumerate(batches):
         inputs = torch.from_numpy(batch.inputs).to(run.device.device)
         sampled = step >= warm_up and bool(batch.scored.all())
         with run.device.autocast():
-            output = network(inputs, memory, reach=run.reach, inference=True, with_weights=sampled)
+            output = network(inputs, memory, reach=reach, inference=True, with_weights=sampled)
         if sampled:
             segments += len(inputs)
             compressed_lengths = _compressed_lengths(network, memory)
             for block_sums, weights, compressed in zip(sums, output.weights, compressed_lengths, strict=True):
                 if weights is not None:
                     mean = weights.float().mean(dim=(0, 2)).sum(dim=0)  # over heads and queries, then rows: [K]
-                    _add_by_part(block_sums, mean, compressed, run.tgt_len)
+                    _add_by_part(block_sums, mean, compressed, tgt_len)
         memory = output.memory
         if segments >= _SEGMENTS:
             break

@@ -21,7 +21,7 @@ from parnas.model.supernet import SuperNet
 from parnas.runs.files import to_json, write_text
 from parnas.runs.records import ComparisonRow
 from parnas.runs.run import PLAIN, Run
-from parnas.training.latency import Candidate, Shape, measure_latencies
+from parnas.training.latency import Candidate, measure_latencies
 from parnas.training.perplexity import TotalLoss
 from parnas.training.progress import Reporter
 
@@ -101,7 +101,7 @@ def compare(folders: Sequence[Path], options: EvalOptions, reporter: Reporter) -
     # 2. Score each run by its protocols.
     rows = [row for run in runs for row in _make_rows(run, split, protocols[run.name], reporter)]
     # 3. Measure latency, networks taking turns; other protocols than the plain one have no costs.
-    shapes = {run.name: Shape(1, run.tgt_len, run.reach) for run in runs}
+    shapes = {run.name: run.shape._replace(batch_size=1) for run in runs}
     networks = {run.name: Candidate(run.network, run.streams.tokens("valid")) for run in runs}
     latencies = measure_latencies({run.name: (networks[run.name], shapes[run.name], run.device) for run in runs})
     for number, row in enumerate(rows):
@@ -165,7 +165,7 @@ def _list_warnings(run: EvalRun, split: str, protocols: Sequence[EvalProtocol], 
     """Yield a warning if lengths differ from training, and one if untuned settings are used on the test split."""
     config = run.loaded.config
     trained = {"tgt_len": config.data.tgt_len, **config.model.reach._asdict()}
-    lengths = {"tgt_len": run.tgt_len, **run.reach._asdict()}
+    lengths = {"tgt_len": run.shape.tgt_len, **run.shape.reach._asdict()}
     changed = [f"{key} {lengths[key]} (trained with {trained[key]})" for key in lengths if lengths[key] != trained[key]]
     if changed:
         yield f"read with {', '.join(changed)}"
@@ -210,10 +210,10 @@ def _describe_run(run: EvalRun) -> ComparisonRow:
         settings="",
         parameters=parameters,
         without_embeddings=parameters - network.embedding_parameters(),
-        multiply_adds_per_token=round(network.multiply_adds(run.tgt_len, run.reach, counts)),
-        tgt_len=run.tgt_len,
-        mem_len=run.reach.mem_len,
-        cmem_len=run.reach.cmem_len if network.compresses() else 0,
+        multiply_adds_per_token=round(network.multiply_adds(run.shape.tgt_len, run.shape.reach, counts)),
+        tgt_len=run.shape.tgt_len,
+        mem_len=run.shape.reach.mem_len,
+        cmem_len=run.shape.reach.cmem_len if network.compresses() else 0,
         precision=run.device.precision,
         train_tokens_per_s=median_rate(run.source),
     )

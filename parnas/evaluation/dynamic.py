@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from parnas.config.schema import DynamicConfig, Reach
+from parnas.config.schema import DynamicConfig, Shape
 from parnas.data.batching import TrainingBatches
 from parnas.model.memory import Memory
 from parnas.model.supernet import SuperNet
@@ -24,16 +24,7 @@ def dynamic_weights(model: TransformerXL) -> list[nn.Parameter]:
     return [weight for weight in weights.values() if weight.numel()]  # a full softmax has empty cluster weights
 
 
-def gradient_rms(
-    model: TransformerXL,
-    tokens: np.ndarray,
-    device: Device,
-    *,
-    batch_size: int,
-    tgt_len: int,
-    reach: Reach,
-    batches: int,
-) -> list[Tensor]:
+def gradient_rms(model: TransformerXL, tokens: np.ndarray, device: Device, shape: Shape, batches: int) -> list[Tensor]:
     """Return √MS_g, the root mean square of each weight's gradient over training batches, for the `dynamic_weights`.
 
     There is one tensor per parameter, of its shape. A gradient is that of a batch's mean loss, with the trained weights
@@ -43,16 +34,15 @@ def gradient_rms(
         model: the network.
         tokens: the training text, [N].
         device: where to compute.
-        batch_size: rows of a batch; fewer if the text is too short to fill them.
-        tgt_len: tokens of a segment.
-        reach: memory lengths.
+        shape: rows of a batch, tokens of a segment and memory lengths; a text too short to fill the rows is read in
+            fewer rows.
         batches: number of batches to average over, from the beginning of the text; fewer if the text has fewer.
 
     Raises:
         ParnasError: the text is shorter than one segment.
     """
-    rows = max(1, min(batch_size, (len(tokens) - 1) // tgt_len))
-    weights, text = dynamic_weights(model), TrainingBatches(tokens, rows, tgt_len)
+    rows = max(1, min(shape.batch_size, (len(tokens) - 1) // shape.tgt_len))
+    weights, text = dynamic_weights(model), TrainingBatches(tokens, rows, shape.tgt_len)
     squares = [torch.zeros_like(weight) for weight in weights]
     memory: Memory | None = None
     count = min(batches, text.segments)
@@ -60,7 +50,7 @@ def gradient_rms(
     for step in range(count):
         inputs, targets = (torch.from_numpy(part).to(device.device) for part in text.batch(step)[:2])
         with device.autocast():
-            nll, memory = model.nll(inputs, targets, memory, reach=reach)
+            nll, memory = model.nll(inputs, targets, memory, reach=shape.reach)
         for square, gradient in zip(squares, _gradients(nll.mean(), weights), strict=True):
             if gradient is not None:
                 square.addcmul_(gradient, gradient)

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from parnas.config.loader import check_config
-from parnas.config.schema import Reach
+from parnas.config.schema import Reach, Shape
 from parnas.data.datasets import SPLITS
 from parnas.data.streams import TokenStreams, prepare
 from parnas.errors import ParnasError
@@ -68,7 +68,7 @@ class EvalOptions:
 
 @dataclass(frozen=True)
 class EvalRun:
-    """A run that is ready to be scored: its network, text, device, segment length and memory lengths."""
+    """A run that is ready to be scored: its network, text, device, batch size, segment length and memory lengths."""
 
     name: str  # as in tables
     source: Run
@@ -76,20 +76,13 @@ class EvalRun:
     network: TransformerXL
     streams: TokenStreams
     device: Device
-    tgt_len: int
-    reach: Reach
+    shape: Shape
 
     def score(self, split: str, reach: Reach | None = None) -> Tensor:
         """Return the loss of each token of a split in nats, [N]; `reach` replaces the memory lengths of the run."""
-        return score_tokens(
-            self.network,
-            self.streams.tokens(split),
-            self.streams.tokenizer.eos_id,
-            self.device,
-            batch_size=self.loaded.config.evaluation.batch_size,
-            tgt_len=self.tgt_len,
-            reach=reach or self.reach,
-        )
+        shape = self.shape._replace(reach=reach or self.shape.reach)
+        tokens, eos_id = self.streams.tokens(split), self.streams.tokenizer.eos_id
+        return score_tokens(self.network, tokens, eos_id, self.device, shape)
 
     @property
     def tokenizer_identity(self) -> str:
@@ -154,7 +147,7 @@ def _open_run(name: str, run: Run, loaded: LoadedRun, threads: int | None) -> Ev
     check_same_text(streams.header, loaded.header, name)
     derived = isinstance(loaded.model, SuperNet) and ESTIMATORS[loaded.config.search.estimator].one_hot
     network = loaded.discrete() if derived else loaded.model
-    return EvalRun(name, run, loaded, network.to(device.device), streams, device, *loaded.config.evaluated_lengths)
+    return EvalRun(name, run, loaded, network.to(device.device), streams, device, loaded.config.evaluation_shape)
 
 
 def several_tokenizers(runs: Sequence[EvalRun]) -> bool:

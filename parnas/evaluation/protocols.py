@@ -89,17 +89,8 @@ def score_protocols(
     for protocol in protocols:
         if protocol.stride:
             reporter.note(f"scoring {run.name} on {split}, {protocol.name}")
-            nats = score_sliding(
-                run.network,
-                tokens,
-                run.streams.tokenizer.eos_id,
-                run.device,
-                batch_size=run.loaded.config.evaluation.batch_size,
-                tgt_len=run.tgt_len,
-                reach=run.reach,
-                stride=protocol.stride,
-            )
-            yield protocol, nats
+            eos_id = run.streams.tokenizer.eos_id
+            yield protocol, score_sliding(run.network, tokens, eos_id, run.device, run.shape, protocol.stride)
     sequential = sorted((each for each in protocols if not each.stride), key=lambda each: each.dynamic is not None)
     for dynamic, group in groupby(sequential, lambda protocol: protocol.dynamic):
         members = list(group)
@@ -127,7 +118,7 @@ class SequentialReader:
         """
         run, rms = self.run, self._gradient_rms(dynamic)
         kind = "dynamic evaluation" if dynamic else "sequential evaluation"
-        self.reporter.start(Loop(f"{kind} of {title}", 0, -(-len(self.tokens) // run.tgt_len), "segments"))
+        self.reporter.start(Loop(f"{kind} of {title}", 0, -(-len(self.tokens) // run.shape.tgt_len), "segments"))
         try:
             with nullcontext() if dynamic is None else dynamic_evaluation(run.network, dynamic, rms) as update:
                 return score_sequentially(
@@ -135,8 +126,8 @@ class SequentialReader:
                     self.tokens,
                     run.streams.tokenizer.eos_id,
                     run.device,
-                    tgt_len=run.tgt_len,
-                    reach=run.reach,
+                    tgt_len=run.shape.tgt_len,
+                    reach=run.shape.reach,
                     update=update,
                     caches=[ContinuousCache(cache.size or 1, cache.theta) for cache in caches],
                     advance=self.reporter.advance,
@@ -154,9 +145,7 @@ class SequentialReader:
                 self.run.network,
                 self.run.streams.tokens("train"),
                 self.run.device,
-                batch_size=self.run.loaded.config.data.batch_size,
-                tgt_len=self.run.tgt_len,
-                reach=self.run.reach,
-                batches=dynamic.batches,
+                self.run.shape._replace(batch_size=self.run.loaded.config.data.batch_size),
+                dynamic.batches,
             )
         return self._rms[dynamic.batches]

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from parnas.config.schema import Reach
+from parnas.config.schema import Reach, Shape
 from parnas.data.batching import evaluation_batches
 from parnas.errors import ParnasError
 from parnas.evaluation.continuous_cache import ContinuousCache
@@ -23,15 +23,7 @@ from parnas.training.perplexity import score_batches
 
 
 def score_sliding(
-    model: TransformerXL,
-    tokens: np.ndarray,
-    first: int,
-    device: Device,
-    *,
-    batch_size: int,
-    tgt_len: int,
-    reach: Reach,
-    stride: int,
+    model: TransformerXL, tokens: np.ndarray, first: int, device: Device, shape: Shape, stride: int
 ) -> Tensor:
     """Score a text in overlapping segments (sliding window) and return the loss of each token in nats, [N].
 
@@ -43,6 +35,7 @@ def score_sliding(
     Raises:
         ParnasError: `stride` does not divide `tgt_len`.
     """
+    batch_size, tgt_len, reach = shape
     if tgt_len % stride:
         raise ParnasError(
             f"evaluation.stride is {stride}, but segments have {tgt_len} tokens; give a divisor of {tgt_len}."

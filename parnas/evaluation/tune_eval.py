@@ -248,7 +248,7 @@ def _edge_notes(chosen: Mapping[str, ChosenTrialRecord], grid: Grid) -> Iterator
 def _describe_weights(run: EvalRun) -> dict[str, Any]:
     """Return the architecture, the training step of the weights, `tgt_len` and the memory lengths of a run, by name."""
     arch = str(run.loaded.architecture.canonical())
-    return {"arch": arch, "step": run.loaded.step, "tgt_len": run.tgt_len, **run.reach._asdict()}
+    return {"arch": arch, "step": run.loaded.step, "tgt_len": run.shape.tgt_len, **run.shape.reach._asdict()}
 
 
 def read_tuned_protocols(run: EvalRun) -> tuple[list[EvalProtocol], list[str]]:

@@ -37,7 +37,7 @@ from parnas.nas.random_sampling import draw_networks
 from parnas.runs.files import read_json, write_json
 from parnas.runs.run import describe_machine
 from parnas.training.device import Device, choose_device
-from parnas.training.latency import Candidate, Shape, prepare_scoring, prepare_training, time_in_turns
+from parnas.training.latency import Candidate, prepare_scoring, prepare_training, time_in_turns
 from parnas.training.progress import Reporter
 from parnas.training.session import resolve_cutoffs
 
@@ -203,7 +203,7 @@ def _measure_layers(
     drawn = draw_architectures(config, check, equal)
     torch.manual_seed(config.runtime.seed)
     networks = share_layers([(), *equal, *drawn], config.model, streams.header.vocab_size, device)
-    shape = Shape(config.data.batch_size, config.data.tgt_len, config.model.reach)
+    shape = config.training_shape
     tokens = streams.tokens("valid")
 
     # 2. Time them in turns.

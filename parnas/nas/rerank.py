@@ -58,15 +58,8 @@ def shared_weight_losses(
 
     def loss_of(architecture: Architecture) -> TotalLoss:
         # A discrete network with copies of the shared weights, evaluated like any trained network.
-        return measure_loss(
-            supernet.extract(architecture),
-            text,
-            streams.tokenizer.eos_id,
-            device,
-            batch_size=config.evaluation.batch_size,
-            tgt_len=config.data.tgt_len,
-            reach=config.model.reach,
-        )
+        network = supernet.extract(architecture)
+        return measure_loss(network, text, streams.tokenizer.eos_id, device, config.validation_shape)
 
     return loss_of
 

@@ -7,13 +7,13 @@ from typing import NamedTuple, TypeVar, cast
 import numpy as np
 import torch
 
-from parnas.config.schema import Reach
+from parnas.config.schema import Shape
 from parnas.model.blocks import Block
 from parnas.model.memory import Memory
 from parnas.model.transformer_xl import TransformerXL
 from parnas.training.device import Device
 
-__all__ = ["Candidate", "Shape", "measure_latencies", "prepare_scoring", "prepare_training", "time_in_turns"]
+__all__ = ["Candidate", "measure_latencies", "prepare_scoring", "prepare_training", "time_in_turns"]
 
 _Key = TypeVar("_Key", bound=Hashable)
 
@@ -30,14 +30,6 @@ class Latency(NamedTuple):
 
     median: float
     p95: float
-
-
-class Shape(NamedTuple):
-    """The size of one timed call: `batch_size` rows of `tgt_len` tokens, with memory of the full lengths in `reach`."""
-
-    batch_size: int
-    tgt_len: int
-    reach: Reach
 
 
 def measure_latencies(

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from parnas.config.schema import Reach
+from parnas.config.schema import Shape
 from parnas.data.batching import EvaluationBatch, evaluation_batches
 from parnas.data.streams import SplitCounts
 from parnas.model.memory import Memory
@@ -67,37 +67,20 @@ class TotalLoss:
         )
 
 
-def measure_loss(
-    model: TransformerXL,
-    tokens: np.ndarray,
-    first: int,
-    device: Device,
-    *,
-    batch_size: int,
-    tgt_len: int,
-    reach: Reach,
-) -> TotalLoss:
-    """Return the total loss of `model` over all of `tokens`; arguments as for `score_tokens`."""
-    return TotalLoss.of(score_tokens(model, tokens, first, device, batch_size=batch_size, tgt_len=tgt_len, reach=reach))
+def measure_loss(model: TransformerXL, tokens: np.ndarray, first: int, device: Device, shape: Shape) -> TotalLoss:
+    """Return the loss of `model` over the text `tokens`, whose tokens are preceded by `first`; see `score_tokens`."""
+    return TotalLoss.of(score_tokens(model, tokens, first, device, shape))
 
 
-def score_tokens(
-    model: TransformerXL,
-    tokens: np.ndarray,
-    first: int,
-    device: Device,
-    *,
-    batch_size: int,
-    tgt_len: int,
-    reach: Reach,
-) -> Tensor:
-    """Return the negative log-likelihood of each token in nats, [N] in float32, on the device.
+def score_tokens(model: TransformerXL, tokens: np.ndarray, first: int, device: Device, shape: Shape) -> Tensor:
+    """Return the negative log-likelihood of each of the N `tokens` in nats: [N], in float32, on the device.
 
     The model reads the token `first` before `tokens`, to predict the first of them. For speed the text is divided into
     `batch_size` rows that are read in parallel. Each row but the first begins with unscored text of the row before it,
-    as much as memory can reach back, so that `batch_size` changes the result by rounding only. Blocks of a SuperNet mix
-    their candidates with the weights pi.
+    as much as memory can reach back, so that the batch size changes the result by rounding errors alone. Blocks of a
+    SuperNet mix their candidates with the weights pi.
     """
+    batch_size, tgt_len, reach = shape
     memory: Memory | None = None
 
     def score(inputs: Tensor, targets: Tensor) -> Tensor:

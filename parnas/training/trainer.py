@@ -234,9 +234,7 @@ class TrainingTask:
             streams.tokens("valid"),
             streams.tokenizer.eos_id,
             self.session.device,
-            batch_size=config.evaluation.batch_size,
-            tgt_len=config.data.tgt_len,
-            reach=config.model.reach,
+            config.validation_shape,
         )
 
     def local_memory(self, memory: Memory | None, rows: int) -> Memory | None:

@@ -49,7 +49,7 @@ def test_attention_by_age_equals_a_sum_over_keys(compressive_run: Run, changes: 
     """Read in one row, segment by segment, with the weights of each query added up by hand."""
     (run,) = open_runs([compressive_run.folder], EvalOptions(**changes))
     table = attention_by_age([run], "valid")
-    network, tgt_len, reach = run.network.eval(), run.tgt_len, run.reach
+    network, tgt_len, reach = run.network.eval(), run.shape.tgt_len, run.shape.reach
     assert set(table["block"]) == {1, 2}
     assert list(table["layer"].unique()) == ["c", "s"]
     totals = table.groupby("block")["weight"].sum()
@@ -226,9 +226,9 @@ def test_lengths_come_from_the_command_then_the_evaluation_then_training(corpus:
         small_config(corpus, model__arch="c", train__steps=2, **MEMORY, **evaluation), tmp_path / "run", Silent()
     )
     (eval_run,) = open_runs([run.folder], EvalOptions())
-    assert eval_run.reach == Reach(8, 3, 9, True)
+    assert eval_run.shape.reach == Reach(8, 3, 9, True)
     (eval_run,) = open_runs([run.folder], EvalOptions(mem_len=5, cmem_len=0, clamp_len=4, same_length=False))
-    assert eval_run.reach == Reach(5, 0, 4, False)
+    assert eval_run.shape.reach == Reach(5, 0, 4, False)
 
 
 def test_a_block_is_named_by_its_place_in_the_string(corpus: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from conftest import small_config
 from torch import Tensor
 
 from parnas.architecture import Architecture
-from parnas.config.schema import DynamicConfig, ModelConfig, Reach
+from parnas.config.schema import DynamicConfig, ModelConfig, Reach, Shape
 from parnas.data.batching import TrainingBatches
 from parnas.data.streams import TokenStreams, prepare
 from parnas.errors import ParnasError
@@ -24,7 +24,8 @@ from parnas.training.device import Device
 from parnas.training.perplexity import score_tokens
 
 CPU, BF16 = (Device(torch.device("cpu"), precision) for precision in ("fp32", "bf16"))
-LENGTHS = {"tgt_len": 8, "reach": Reach(12)}
+REACH = Reach(12)
+LENGTHS = {"tgt_len": 8, "reach": REACH}
 
 
 @pytest.fixture(scope="module")
@@ -52,11 +53,11 @@ def model(streams: TokenStreams) -> TransformerXL:
 
 @pytest.fixture(scope="module")
 def rms(model: TransformerXL, streams: TokenStreams) -> list[Tensor]:
-    return gradient_rms(model, streams.tokens("train"), CPU, batch_size=4, batches=3, **LENGTHS)
+    return gradient_rms(model, streams.tokens("train"), CPU, Shape(4, 8, REACH), batches=3)
 
 
 def plain(model: TransformerXL, tokens: np.ndarray, batch_size: int = 1) -> Tensor:
-    return score_tokens(model, tokens, 0, CPU, batch_size=batch_size, **LENGTHS)
+    return score_tokens(model, tokens, 0, CPU, Shape(batch_size, 8, REACH))
 
 
 def segments(tokens: np.ndarray, length: int) -> list[tuple[Tensor, Tensor]]:
@@ -126,9 +127,7 @@ def test_mean_squared_gradients_equal_those_of_a_loop(
 def test_segments_too_long_for_all_rows_are_read_in_fewer(model: TransformerXL, streams: TokenStreams) -> None:
     tokens = streams.tokens("train")[:200]
     third = (len(tokens) - 1) // 3
-    roots = [
-        gradient_rms(model, tokens, CPU, batch_size=rows, tgt_len=third, reach=Reach(12), batches=1) for rows in (8, 3)
-    ]
+    roots = [gradient_rms(model, tokens, CPU, Shape(rows, third, REACH), batches=1) for rows in (8, 3)]
     assert all(torch.equal(*each) for each in zip(*roots, strict=True))
 
 
@@ -137,7 +136,7 @@ def test_without_a_learning_rate_nothing_changes(
     model: TransformerXL, tokens: np.ndarray, rms: list[Tensor], device: Device
 ) -> None:
     """Keys of memory are computed again, which rounds differently."""
-    expected = score_tokens(model, tokens, 0, device, batch_size=1, **LENGTHS)
+    expected = score_tokens(model, tokens, 0, device, Shape(1, 8, REACH))
     with dynamic_evaluation(model, DynamicConfig(lr=0.0, decay=0.1), rms) as update:
         scores = score_sequentially(model, tokens, 0, device, update=update, **LENGTHS)
     close = {"rtol": 1e-5, "atol": 1e-5} if device is CPU else {"rtol": 0.05, "atol": 0.05}
@@ -251,15 +250,15 @@ def test_sliding_evaluation_equals_reading_each_window_by_itself(
 ) -> None:
     expected = torch.tensor(slow_sliding(model, tokens, stride))
     for batch_size in (1, 3):
-        nats = score_sliding(model, tokens, 0, CPU, batch_size=batch_size, stride=stride, **LENGTHS)
+        nats = score_sliding(model, tokens, 0, CPU, Shape(batch_size, 8, REACH), stride)
         torch.testing.assert_close(nats, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_stride_of_a_whole_segment_is_the_plain_evaluation(model: TransformerXL, tokens: np.ndarray) -> None:
-    nats = score_sliding(model, tokens, 0, CPU, batch_size=3, stride=8, **LENGTHS)
+    nats = score_sliding(model, tokens, 0, CPU, Shape(3, 8, REACH), stride=8)
     assert torch.equal(nats, plain(model, tokens, batch_size=3))
 
 
 def test_a_stride_that_does_not_divide_the_segment_is_refused(model: TransformerXL, tokens: np.ndarray) -> None:
     with pytest.raises(ParnasError, match=r"evaluation\.stride is 3"):
-        score_sliding(model, tokens, 0, CPU, batch_size=1, stride=3, **LENGTHS)
+        score_sliding(model, tokens, 0, CPU, Shape(1, 8, REACH), stride=3)

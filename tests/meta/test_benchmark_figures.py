@@ -16,7 +16,7 @@ from search_quality import NO_TARGET, Job, Search, Truth, agreement, derived_tab
 
 from parnas.architecture import Architecture
 from parnas.config.loader import Config
-from parnas.config.schema import Reach
+from parnas.config.schema import Reach, Shape
 from parnas.data.streams import prepare
 from parnas.nas.cost import make_costs
 from parnas.runs.files import read_json, write_json
@@ -103,8 +103,8 @@ def test_the_comparison_reads_the_test_split(retrain_run: Run, corpus: Path, mon
     row = comparison.train(small_config(corpus), job)
     found, streams = load(retrain_run.folder), prepare(retrain_run.config().data)
     device, text, summary = choose_device(found.config.runtime), streams.tokens("test"), retrain_run.summary()
-    shape = {"batch_size": 1, "tgt_len": 8, "reach": Reach(8)}
-    expected = measure_loss(found.model, text, streams.tokenizer.eos_id, device, **shape).perplexity
+    shape = Shape(1, 8, Reach(8))
+    expected = measure_loss(found.model, text, streams.tokenizer.eos_id, device, shape).perplexity
     assert row.test_ppl == pytest.approx(expected, rel=1e-5)
     assert row[:5] == (*job, summary.valid.ppl)
     assert row.test_ppl != pytest.approx(row.valid_ppl, rel=1e-3)

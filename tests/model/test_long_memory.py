@@ -11,7 +11,7 @@ from helpers.slow_compressive import settings
 from helpers.training_helpers import Phase, assert_resumes
 
 from parnas.architecture import Architecture
-from parnas.config.schema import RuntimeConfig
+from parnas.config.schema import RuntimeConfig, Shape
 from parnas.data.batching import evaluation_batches
 from parnas.errors import ParnasError
 from parnas.model.compressive import COMPRESSORS
@@ -22,7 +22,7 @@ from parnas.nas.latency_table import profile, read_profile
 from parnas.nas.search import search
 from parnas.runs.run import Run
 from parnas.training.device import choose_device
-from parnas.training.latency import Candidate, Shape, prepare_training, read_memory
+from parnas.training.latency import Candidate, prepare_training, read_memory
 from parnas.training.loaded_run import load
 from parnas.training.perplexity import measure_loss
 from parnas.training.progress import Silent
@@ -108,8 +108,8 @@ def test_perplexity_does_not_depend_on_the_batch_size(function: str, tgt_len: in
     distance = "tokens" if mem_len > tgt_len or function == "conv" else "slots"
     network = make_network("cfsc", **settings(function, mem_len=mem_len, ratio=4, cmem_len=3, distance=distance))
     tokens = random_ids(1, 400)[0].numpy()
-    given = {"tgt_len": tgt_len, "reach": network.config.reach}
-    alone, *others = (measure_loss(network, tokens, 3, CPU, batch_size=size, **given).nats for size in (1, 32))
+    shapes = [Shape(size, tgt_len, network.config.reach) for size in (1, 32)]
+    alone, *others = (measure_loss(network, tokens, 3, CPU, shape).nats for shape in shapes)
     assert others == pytest.approx([alone], rel=1e-6)
     batches = list(evaluation_batches(tokens, 3, 32, tgt_len, network.burn_in(tgt_len, network.config.reach), 4))
     assert len(batches[0].inputs) > 2  # else nothing was tested
@@ -245,7 +245,7 @@ def test_perplexity_does_not_depend_on_the_segments_where_memory_spans_the_text(
     network = make_network(arch, **settings(mem_len=90, cmem_len=3))
     tokens = random_ids(1, 90)[0].numpy()
     found = [
-        measure_loss(network, tokens, 3, CPU, batch_size=1, tgt_len=tgt_len, reach=network.config.reach).nats
+        measure_loss(network, tokens, 3, CPU, Shape(1, tgt_len, network.config.reach)).nats
         for tgt_len in (90, 1, 7, 32)
     ]
     assert found == pytest.approx([found[0]] * 4, rel=1e-6)

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from conftest import small_config
 
-from parnas.config.schema import Reach
+from parnas.config.schema import Reach, Shape
 from parnas.data.streams import prepare
 from parnas.errors import ParnasError
 from parnas.model.transformer_xl import TransformerXL
@@ -153,10 +153,10 @@ def test_a_second_look_adds_inherited_loss_and_pi(search_run: Run, tmp_path: Pat
     found = load(run.folder, supernet_weights=True)
     streams = prepare(found.config.data)
     eos_id, text = streams.tokenizer.eos_id, held_out(found.config, streams)
-    device, shape = choose_device(found.config.runtime), {"batch_size": 1, "tgt_len": 8, "reach": Reach(8)}
+    device, shape = choose_device(found.config.runtime), Shape(1, 8, Reach(8))
     estimates = {}
     for each in by_pi[:5]:
-        loss = measure_loss(found.model.extract(each.architecture), text, eos_id, device, **shape).per_token
+        loss = measure_loss(found.model.extract(each.architecture), text, eos_id, device, shape).per_token
         estimates[each.architecture] = loss - found.config.search.entropy_end * math.log(each.probability)
     first = sorted(estimates, key=estimates.__getitem__)
     assert [each.architecture for each in asked.ranking] == [*first, *(each.architecture for each in by_pi[5:])]

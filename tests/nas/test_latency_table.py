@@ -17,7 +17,7 @@ from conftest import small_config
 from helpers.model_helpers import model_config
 
 from parnas.architecture import Architecture
-from parnas.config.schema import Reach
+from parnas.config.schema import Reach, Shape
 from parnas.errors import ParnasError
 from parnas.model import layers
 from parnas.model.heads import SoftmaxHead
@@ -147,7 +147,7 @@ def test_both_modes_read_a_full_memory_of_their_own_kind(mem_len: int, monkeypat
     monkeypatch.setattr(torch.Tensor, "backward", spy_backward)
     config = model_config(mem_len=3)  # the caller's length counts, not the configured one
     network = share_layers([("s", "f")], config, 20, CPU)[("s", "f")]
-    candidate, shape = latency.Candidate(network, np.arange(40) % 20), latency.Shape(2, 4, Reach(mem_len))
+    candidate, shape = latency.Candidate(network, np.arange(40) % 20), Shape(2, 4, Reach(mem_len))
     latency.prepare_scoring(candidate, CPU, shape)()
     assert given.pop() == ((2, 4), ((2, 6, 16), None) if mem_len else None, True, False, False)
     assert not backwards
@@ -160,7 +160,7 @@ def test_both_modes_read_a_full_memory_of_their_own_kind(mem_len: int, monkeypat
 def test_the_network_without_layers_works_in_both_modes() -> None:
     for norm in ("pre", "post"):
         network = share_layers([()], model_config(norm=norm), 20, CPU)[()]
-        candidate, shape = latency.Candidate(network, np.arange(40) % 20), latency.Shape(2, 4, Reach(6))
+        candidate, shape = latency.Candidate(network, np.arange(40) % 20), Shape(2, 4, Reach(6))
         for prepare in (latency.prepare_scoring, latency.prepare_training):
             prepare(candidate, CPU, shape)()
 
@@ -176,11 +176,11 @@ def test_networks_share_the_nth_layer_of_a_name() -> None:
 
 
 def test_what_is_timed_has_the_configured_shape(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shapes: list[latency.Shape] = []
+    shapes: list[Shape] = []
     for name in ("prepare_scoring", "prepare_training"):
         original = getattr(latency, name)
 
-        def spy(candidate: object, device: object, shape: latency.Shape, original=original) -> object:  # type: ignore[no-untyped-def]
+        def spy(candidate: object, device: object, shape: Shape, original=original) -> object:  # type: ignore[no-untyped-def]
             shapes.append(shape)
             return original(candidate, device, shape)
 

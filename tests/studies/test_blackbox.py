@@ -18,7 +18,7 @@ from optuna.trial import TrialState
 
 from parnas.architecture import Architecture
 from parnas.config.loader import Config, dump_config
-from parnas.config.schema import Reach
+from parnas.config.schema import Reach, Shape
 from parnas.data.streams import prepare
 from parnas.errors import Diverged, ParnasError
 from parnas.nas.cost import Costs, count_costs, write_costs
@@ -162,10 +162,10 @@ def test_inherited_values_are_those_of_extracting_and_scoring(search_run: Run) -
     task = inheriting_task(search_run.config(), search_run.folder, Silent())
     loaded = load(search_run.folder, supernet_weights=True)
     streams, device = prepare(loaded.config.data), choose_device(loaded.config.runtime)
-    shape = {"batch_size": 2, "tgt_len": 8, "reach": Reach(8)}
+    shape = Shape(2, 8, Reach(8))
     for arch in (Architecture("fss"), Architecture("sif")):
         network, text = loaded.model.extract(arch), streams.tokens("valid")
-        expected = measure_loss(network, text, streams.tokenizer.eos_id, device, **shape).perplexity
+        expected = measure_loss(network, text, streams.tokenizer.eos_id, device, shape).perplexity
         assert task.perplexity(0, arch) == pytest.approx(expected, rel=1e-5)
 
 

@@ -9,13 +9,13 @@ import torch
 from conftest import small_config
 
 from parnas.architecture import Architecture
-from parnas.config.schema import ModelConfig, Reach
+from parnas.config.schema import ModelConfig, Reach, Shape
 from parnas.data.batching import evaluation_batches
 from parnas.data.streams import SplitCounts, TokenStreams, prepare
 from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import TransformerXL
 from parnas.training.device import Device
-from parnas.training.latency import Candidate, Shape, measure_latencies
+from parnas.training.latency import Candidate, measure_latencies
 from parnas.training.perplexity import TotalLoss, measure_loss, score_batches
 
 CPU = Device(torch.device("cpu"), "fp32")
@@ -42,7 +42,7 @@ def loss_of(
     model: TransformerXL, streams: TokenStreams, batch_size: int, tgt_len: int = 8, mem_len: int = 12
 ) -> TotalLoss:
     tokens, first = streams.tokens("valid"), streams.tokenizer.eos_id
-    return measure_loss(model, tokens, first, CPU, batch_size=batch_size, tgt_len=tgt_len, reach=Reach(mem_len))
+    return measure_loss(model, tokens, first, CPU, Shape(batch_size, tgt_len, Reach(mem_len)))
 
 
 def slow_loss(model: TransformerXL, streams: TokenStreams, tgt_len: int, mem_len: int) -> tuple[float, int]:
