@@ -41,6 +41,7 @@ PLANS = {
     "short": Plan(2, 60, {}),
     "full": Plan(3, 100, {}),
 }
+PHASES = ("search", "retrain")
 WAYS = {"one process, two threads": (1, 2), "two processes, one thread each": (2, 1)}
 
 
@@ -93,9 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         config = make_config(plan, folder)
         path = folder / "config.yaml"
         path.write_text(dump_config(config))
-        speeds: dict[str, dict[str, list[float]]] = {
-            phase: {way: [] for way in WAYS} for phase in ("search", "retrain")
-        }
+        speeds: dict[str, dict[str, list[float]]] = {phase: {way: [] for way in WAYS} for phase in PHASES}
         for number in range(plan.rounds):
             for phase, by_way in speeds.items():
                 for index, (way, (processes, threads)) in enumerate(WAYS.items()):

@@ -13,14 +13,14 @@ from parnas.model.transformer_xl import TransformerXL
 
 
 @pytest.mark.slow
-def test_two_processes_are_measured_beside_one(tmp_path: Path) -> None:
+def test_two_processes_are_measured_beside_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "PHASES", ("retrain",))
     ranks.main(["--tiny", "--out", str(tmp_path)])
     result = json.loads((tmp_path / "ranks-cpu.json").read_text())
-    assert [row["training"] for row in result["rows"]] == ["search", "retrain"]
-    for row in result["rows"]:
-        one, two = (speeds[0] for speeds in result["tokens_per_s"][row["training"]].values())
-        assert row["two over one"] == pytest.approx(two / one)
-        assert row["gradients, MB"] > 0
+    (row,) = result["rows"]
+    one, two = (speeds[0] for speeds in result["tokens_per_s"]["retrain"].values())
+    assert row["two over one"] == pytest.approx(two / one)
+    assert row["gradients, MB"] > 0
 
 
 def test_the_gradients_of_all_weights_are_counted() -> None:

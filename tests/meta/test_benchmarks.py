@@ -235,7 +235,9 @@ def test_tables_go_with_the_result_and_only_once(tmp_path):
     assert second["tables"] == []
 
 
-def test_choices_are_taken_back_one_at_a_time(tmp_path):
+def test_choices_are_taken_back_one_at_a_time(tmp_path, monkeypatch):
+    # Compiling takes long; `test_compiled_network_trains_as_the_eager_one` compiles the same network.
+    monkeypatch.delitem(choices.IN_PROCESSES, choices.COMPILED)
     choices.main(["--tiny", "--out", str(tmp_path)])
     result = read_json(tmp_path / "choices-cpu.json")
     names = {(record["measured"], record["choice taken back"]) for record in result["records"]}
