@@ -11,7 +11,6 @@ import resource
 import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
@@ -25,8 +24,8 @@ from parnas.config.schema import RuntimeConfig
 from parnas.errors import ParnasError
 from parnas.runs.files import write_json
 from parnas.runs.run import describe_machine, package_version
-from parnas.training import latency
 from parnas.training.device import Device, choose_device
+from parnas.training.latency import time_in_turns
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -51,17 +50,13 @@ def take_turns(
 ) -> dict[Name, list[float]]:
     """Return the seconds of `rounds` calls of each candidate; the candidates alternate (A B A B ...).
 
-    The first `warm_up` calls of each are not timed. On a CUDA `device` a call ends when its kernels have finished; see
-    `parnas.training.latency.take_turns`. Raises `ParnasError` for fewer than one round.
+    The first `warm_up` calls of each candidate are not timed. On a CUDA `device` a call ends when its kernels have
+    finished. Raises `ParnasError` for fewer than one round.
     """
     if rounds < 1:
         raise ParnasError(f"{rounds} rounds measure nothing; give 1 or more.")
-    synchronize = partial(torch.cuda.synchronize, device) if device is not None and device.type == "cuda" else _ready
-    return latency.take_turns(candidates, rounds, warm_up, synchronize)
-
-
-def _ready() -> None:
-    """Do nothing: a CPU has no queue to wait for."""
+    times = time_in_turns(candidates, Device(device or torch.device("cpu"), "fp32"), rounds, warm_up)
+    return {name: (ms / 1000).tolist() for name, ms in times.items()}
 
 
 def matrix_rate(precision: torch.dtype, device: torch.device, size: int | None = None, rounds: int = 5) -> float:

@@ -6,8 +6,7 @@ from tabulate import tabulate
 
 from parnas.config.loader import Config, load_config
 from parnas.data.token_frequencies import PUBLISHED, zipf
-from parnas.runs.files import read_json, write_text
-from parnas.training.resource_plan import (
+from parnas.planning.resource_plan import (
     CONTEXT_BYTES,
     GB,
     MARGIN,
@@ -19,6 +18,7 @@ from parnas.training.resource_plan import (
     flops_of,
     plan_phase,
 )
+from parnas.runs.files import read_json, write_text
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "planning.md"
@@ -57,7 +57,7 @@ vocabulary has its published or configured size, and token frequencies follow Zi
 
 ## Accuracy
 
-The counted bytes of tensors are exact (`tests/training/test_memory_estimate.py`). On a CPU the measured peak memory of
+The counted bytes of tensors are exact (`tests/planning/test_memory_estimate.py`). On a CPU the measured peak memory of
 the process is {least:.2f} to {most:.2f} times the plan if the system maps each tensor separately (`benchmarks/plan.py`).
 With the heap that trainings on a CPU use, fragmentation makes it {kept_least:.2f} to {kept_most:.2f} times the plan.
 **Nothing was measured on a GPU**, whose allocator differs.

@@ -10,9 +10,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from parnas.architecture import Architecture, describe_layer
+from parnas.planning.resource_plan import GB, MARGIN, Machine, PhasePlan, Plan
 from parnas.runs.run import PLAIN
 from parnas.training.progress import describe_metrics, pi_bar
-from parnas.training.resource_plan import GB, MARGIN, Machine, PhasePlan, Plan
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -287,9 +287,9 @@ def _memory_rows(phase: PhasePlan, machine: Machine) -> Iterator[tuple[str, str]
     yield f"memory of {gpus}", f"{phase.rows} row{'s' * (phase.rows > 1)}"
     sizes = {
         **phase.bytes,
-        "  activations saved for backward": phase.kept_bytes,
-        "  of these, in the softmax": phase.softmax_bytes,
-        "  gradients of activations": phase.gradient_bytes,
+        "  activations saved for backward": phase.estimate.saved_activations,
+        "  of these, in the softmax": phase.estimate.softmax,
+        "  gradients of activations": phase.estimate.gradients,
         "total": sum(phase.bytes.values()),
         f"with CUDA and {MARGIN:.0%} margin": phase.needed_bytes,
     }

@@ -1,1 +1,1 @@
-"""The training loop of both phases, with its device, optimizers, checkpoints and measures; also resource plans."""
+"""The training loop of both phases, with its device, optimizers, checkpoints and measures."""

@@ -1,4 +1,4 @@
-"""Measure the latency of networks, with calls that alternate between the networks."""
+"""Measure the latency of networks, timing all of them alternately so that they meet the same state of the machine."""
 
 import time
 from collections.abc import Callable, Hashable, Mapping
@@ -19,7 +19,7 @@ _Key = TypeVar("_Key", bound=Hashable)
 
 
 class Candidate(NamedTuple):
-    """A network to time, and the token ids that it reads, repeated where they are too few."""
+    """A network to time, and the token ids that it reads; too few tokens are repeated."""
 
     model: TransformerXL
     tokens: np.ndarray
@@ -35,9 +35,9 @@ class Latency(NamedTuple):
 def measure_latencies(
     candidates: Mapping[str, tuple[Candidate, Shape, Device]], rounds: int = 100
 ) -> dict[str, Latency]:
-    """Return the latency of each network, on its device, for scoring a segment of its shape with full memory.
+    """Return the latency of each candidate, by name, for scoring one segment of its shape with full memory.
 
-    Networks on one device are timed in turns, `rounds` times each (see `time_in_turns`).
+    Candidates on the same device are timed in turns, `rounds` times each (see `time_in_turns`).
     """
     calls = {name: prepare_scoring(candidate, device, shape) for name, (candidate, shape, device) in candidates.items()}
     devices = {str(device.device): device for _, _, device in candidates.values()}
@@ -48,39 +48,30 @@ def measure_latencies(
     return {name: Latency(float(np.median(ms)), float(np.percentile(ms, 95))) for name, ms in times.items()}
 
 
-def time_in_turns(calls: Mapping[_Key, Callable[[], object]], device: Device, rounds: int) -> dict[_Key, np.ndarray]:
-    """Return the milliseconds that each of `calls` took in each of `rounds` rounds, [rounds], after a warm-up.
-
-    In a round every function is called once (see `take_turns`).
-    """
-    seconds = take_turns(calls, rounds, max(3, rounds // 10), device.synchronize)
-    return {key: 1000 * np.array(times) for key, times in seconds.items()}
-
-
-def take_turns(
-    calls: Mapping[_Key, Callable[[], object]], rounds: int, warm_up: int, synchronize: Callable[[], None]
-) -> dict[_Key, list[float]]:
-    """Return the seconds that each of `calls` took in each of `rounds` rounds, after `warm_up` rounds without timing.
+def time_in_turns(
+    calls: Mapping[_Key, Callable[[], object]], device: Device, rounds: int, warm_up: int | None = None
+) -> dict[_Key, np.ndarray]:
+    """Return the milliseconds that each function in `calls` took in each of `rounds` rounds, [rounds], by its key.
 
     A round calls every function once (A B A B …), so that a change of the machine's speed affects all of them alike.
-    `synchronize` waits until the device is idle.
+    The first `warm_up` rounds are not timed: by default a tenth of `rounds`, but at least 3, in addition to `rounds`.
     """
-    seconds: dict[_Key, list[float]] = {key: [] for key in calls}
+    warm_up = max(3, rounds // 10) if warm_up is None else warm_up
+    times = {key: np.zeros(warm_up + rounds) for key in calls}
     for number in range(warm_up + rounds):
         for key, call in calls.items():
-            synchronize()
+            device.synchronize()
             started = time.perf_counter()
             call()
-            synchronize()
-            if number >= warm_up:
-                seconds[key].append(time.perf_counter() - started)
-    return seconds
+            device.synchronize()
+            times[key][number] = 1000 * (time.perf_counter() - started)
+    return {key: ms[warm_up:] for key, ms in times.items()}
 
 
 def prepare_scoring(candidate: Candidate, device: Device, shape: Shape) -> Callable[[], None]:
-    """Return a function that computes the loss of one segment with full memory, stored as keys and values.
+    """Return a function that computes the loss of one segment with full memory, of which keys and values are stored.
 
-    Moves the network to `device` and puts it in evaluation mode.
+    The network is moved to `device` and put in evaluation mode.
     """
     model = candidate.model.to(device.device).eval()
     segment, memory = read_memory(candidate, device, shape, inference=True)
@@ -93,9 +84,9 @@ def prepare_scoring(candidate: Candidate, device: Device, shape: Shape) -> Calla
 
 
 def prepare_training(candidate: Candidate, device: Device, shape: Shape) -> Callable[[], None]:
-    """Return a function that runs forward and backward pass of a segment with full memory and drops the gradients.
+    """Return a function that runs forward and backward pass of one segment with full memory and drops the gradients.
 
-    Moves the network to `device` and puts it in training mode.
+    The network is moved to `device` and put in training mode.
     """
     model = candidate.model.to(device.device).train()
     segment, memory = read_memory(candidate, device, shape, inference=False)
@@ -114,9 +105,10 @@ def prepare_training(candidate: Candidate, device: Device, shape: Shape) -> Call
 def read_memory(
     candidate: Candidate, device: Device, shape: Shape, inference: bool
 ) -> tuple[torch.Tensor, Memory | None]:
-    """Return the ids of a segment [B, T], and the full memory made by reading the tokens before it.
+    """Return the token ids of a segment [B, T], and the full memory that the network has after the tokens before it.
 
-    The memory is `None` if no block uses one; with `inference` it is stored as keys and values.
+    The memory is `None` if no block uses memory. With `inference`, it consists of keys and values instead of hidden
+    states.
     """
     batch_size, tgt_len, reach = shape
     model = candidate.model

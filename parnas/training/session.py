@@ -16,19 +16,20 @@ from parnas.data.corpora import NAMES
 from parnas.data.streams import StreamHeader, TokenStreams, prepare
 from parnas.errors import ParnasError
 from parnas.model.cutoffs import HEAD_SHARE, optimal_cutoffs
+from parnas.model.summary import summarise
 from parnas.model.transformer_xl import TransformerXL
 from parnas.runs.files import atomic_folder, expand_user, write_json, write_text
 from parnas.runs.records import BestValidation, Kind, RunSummary
 from parnas.runs.run import OTHER_PHASE_SETTINGS, STREAMS, Run
 from parnas.training.checkpoints import list_checkpoints
 from parnas.training.device import Device, choose_device, seed_process
-from parnas.training.model_summary import summarise
 from parnas.training.progress import Reporter, Silent
 from parnas.training.trainer import Session, Trainer, TrainingTask
 
 __all__ = [
     "check_same_results",
     "check_same_text",
+    "find_cutoffs",
     "flatten",
     "open_session",
     "refuse_changes",

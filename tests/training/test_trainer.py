@@ -17,13 +17,13 @@ from parnas.data.batching import Batch, TrainingBatches
 from parnas.data.streams import prepare
 from parnas.errors import ParnasError
 from parnas.model.gates import DetachedGates
+from parnas.model.summary import parts_of
 from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import TransformerXL
 from parnas.nas.search import SearchTask, search
 from parnas.runs.run import METRICS, Run
 from parnas.training.checkpoints import list_checkpoints
 from parnas.training.loaded_run import load
-from parnas.training.model_summary import parts_of
 from parnas.training.optimizers import gradient_norm, make_adamw, step_clipped
 from parnas.training.progress import Silent
 from parnas.training.retrain import RetrainTask, retrain

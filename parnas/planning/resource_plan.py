@@ -1,18 +1,18 @@
 """Resource plan: whether a training fits its GPUs, how long it takes and what it costs, before it starts.
 
-Memory is estimated (`memory_estimate.py`) and tokens follow from the settings. Tokens per second must be measured: by a
-short run, whose rate is scaled by FLOPs per token if it trained another network, or given by the user. FLOPs are those
-of `TransformerXL.multiply_adds`: matrix products only, keys and values of memory counted once.
+Memory is estimated (`memory_estimate.py`), and the number of tokens follows from the settings. The speed in tokens per
+second is measured in a short run (and scaled by FLOPs per token if that run trained another network) or given by the
+user. FLOPs count the matrix products of `TransformerXL.multiply_adds`, with keys and values of memory counted once.
 
 N GPUs share the batch (DistributedDataParallel) and average the gradients; each GPU sends and receives 2 (N - 1) / N
-times the bytes of the gradients (ring all-reduce; Patarasuk & Yuan 2009). This overlaps with the backward pass, about
-two thirds of a step, so only the time by which it exceeds the backward pass is added. Validation, checkpoints and
-data loading are not included.
+times the bytes of the gradients (ring all-reduce; Patarasuk & Yuan 2009). Averaging overlaps with the backward pass,
+which takes about two thirds of a step, so a step is longer only by the time by which averaging exceeds its backward
+pass. Validation, checkpoints and data loading are not included.
 """
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple, cast
@@ -28,21 +28,21 @@ from parnas.model.blocks import Block
 from parnas.model.estimators import ESTIMATORS, IDENTITY_WEIGHT, arch_batch_size
 from parnas.model.supernet import StochasticBlock, SuperNet
 from parnas.model.transformer_xl import TransformerXL
+from parnas.planning.memory_estimate import MIXED, MemoryEstimate, count_retraining, count_search, without_data
 from parnas.runs.files import write_json
 from parnas.runs.records import Kind
 from parnas.runs.run import STREAMS, Run
 from parnas.training.loaded_run import run_architecture
-from parnas.training.memory_estimate import MIXED, MemoryEstimate, count_retraining, count_search, without_data
 from parnas.training.session import find_cutoffs
 
 __all__ = ["GB", "MARGIN", "Machine", "PhasePlan", "Plan", "choose_rate", "make_machine", "plan"]
 
 MARGIN = 0.1  # share added to the estimate, for rounding and fragmentation of torch's allocator and kernels' workspace
 CONTEXT_BYTES = 1_000_000_000  # used by CUDA, its libraries and NCCL in each process, outside torch's allocator
-_NODE = 8  # GPUs connected by NVLink
+_NODE = 8  # GPUs of one machine, connected by NVLink
 NVLINK_GB_PER_S, NETWORK_GB_PER_S = 200.0, 25.0
 """Bandwidth of all-reduce: about two thirds of an A100's 300 GB/s in each direction, and one 200 Gb/s link."""
-_BACKWARD_SHARE = 2 / 3  # of a step: the backward pass has two matrix products for each one of the forward pass
+_BACKWARD_SHARE = 2 / 3  # of a step's time: the backward pass has two matrix products for each one of the forward pass
 GB = 1e9
 
 
@@ -51,8 +51,8 @@ class Machine:
     """The GPUs to train on."""
 
     gpus: int = 1
-    memory_gb: float | None = None  # of each
-    bandwidth_gb_per_s: float | None = None  # of each; None: NVLink's for up to eight GPUs, else the network's
+    memory_gb: float | None = None  # of each GPU; None: not known
+    bandwidth_gb_per_s: float | None = None  # of each GPU; None: NVLink's for up to eight GPUs, else the network's
     price_per_hour: float | None = None  # of one GPU, in any currency
 
     @property
@@ -63,11 +63,11 @@ class Machine:
 
 
 class Rate(NamedTuple):
-    """The speed of training on one GPU, and where it comes from."""
+    """The measured speed of training on one GPU."""
 
     tokens_per_s: float
-    flops_per_token: float | None  # of the measured network; None: it is the network to retrain
-    source: str
+    flops_per_token: float | None  # of the measured network; None: the measured network is the one to retrain
+    source: str  # description of the measurement, as text for the notes of a plan
 
 
 @dataclass(frozen=True)
@@ -75,16 +75,14 @@ class PhasePlan:
     """The resources that one phase, search or retraining, needs."""
 
     phase: Kind
-    network: str  # description
+    network: str  # description as text
     parameters: int
     rows: int  # of the batch, on each GPU
+    estimate: MemoryEstimate  # of a training step on one GPU
     bytes: Mapping[str, int]  # on each GPU, by use; see `memory_by_use`
-    kept_bytes: int  # activations saved for the backward pass
-    softmax_bytes: int  # the part of `kept_bytes` that softmax and loss save
-    gradient_bytes: int
     needed_bytes: int  # on each GPU, see `required_bytes`
-    fits: bool | None  # None: the memory of the GPUs is not known
-    advice: tuple[str, ...]
+    fits: bool | None  # whether `needed_bytes` fit; None: the memory of the GPUs is not known
+    advice: tuple[str, ...]  # on settings
     flops_per_token: float
     steps: int
     tokens: int
@@ -143,45 +141,45 @@ def plan_phase(config: Config, phase: Kind, counts: Sequence[int], machine: Mach
     rows = config.data.batch_size // machine.gpus
     estimate = estimate_step(config, phase, counts, rows)
     bytes_by_use = memory_by_use(estimate, machine.gpus)
+    needed = required_bytes(bytes_by_use)
+    fits = None if machine.memory_gb is None else needed <= machine.memory_gb * GB
+    advice = [*advise_rows(config, machine.gpus)] if phase == "search" else []
+    if fits is False:
+        advice += _advise_memory(config, phase, counts, machine)
+    flops = flops_of(config, phase, counts)
     steps = config.search.steps if phase == "search" else config.train.steps
     step_tokens = config.data.batch_size * config.data.tgt_len
-    flops = flops_of(config, phase, counts)
-    fits = None if machine.memory_gb is None else required_bytes(bytes_by_use) <= machine.memory_gb * GB
-    phase_plan = PhasePlan(
+    speed = scale = hours = price = None
+    if rate is not None:
+        scale = (rate.flops_per_token or flops) / flops
+        speed = throughput(rate.tokens_per_s * scale, machine.gpus, step_tokens, estimate.parameters, machine.bandwidth)
+        hours = steps * step_tokens / speed / 3600
+        price = None if machine.price_per_hour is None else machine.price_per_hour * machine.gpus * hours
+    return PhasePlan(
         phase,
         _describe_network(config, phase),
-        estimate.parameters // 4,
+        estimate.parameters // 4,  # of four bytes
         rows,
+        estimate,
         bytes_by_use,
-        estimate.saved_activations,
-        estimate.softmax,
-        estimate.gradients,
-        required_bytes(bytes_by_use),
+        needed,
         fits,
-        (
-            *(advise_rows(config, machine.gpus) if phase == "search" else ()),
-            *(_advise_memory(config, phase, counts, machine) if fits is False else ()),
-        ),
+        tuple(advice),
         flops,
         steps,
         steps * step_tokens,
+        speed,
+        scale,
+        hours,
+        price,
     )
-    return phase_plan if rate is None else _add_time(phase_plan, machine, rate, step_tokens)
-
-
-def _add_time(plan: PhasePlan, machine: Machine, rate: Rate, step_tokens: int) -> PhasePlan:
-    """Return the plan with tokens per second, hours and price; each step trains on `step_tokens` tokens."""
-    scale = (rate.flops_per_token or plan.flops_per_token) / plan.flops_per_token
-    speed = throughput(rate.tokens_per_s * scale, machine.gpus, step_tokens, 4 * plan.parameters, machine.bandwidth)
-    hours = plan.tokens / speed / 3600
-    price = None if machine.price_per_hour is None else machine.price_per_hour * machine.gpus * hours
-    return replace(plan, tokens_per_s=speed, scaled_by=scale, hours=hours, price=price)
 
 
 def throughput(tokens_per_s: float, gpus: int, step_tokens: int, gradient_bytes: int, bandwidth: float) -> float:
-    """Return the tokens per second of `gpus` GPUs together, of which one alone reaches `tokens_per_s`.
+    """Return the tokens per second of `gpus` GPUs together, where a single GPU reaches `tokens_per_s`.
 
-    Each step trains on `step_tokens` tokens and averages `gradient_bytes` at `bandwidth` bytes per second.
+    Each step trains on `step_tokens` tokens, then the GPUs average `gradient_bytes` bytes of gradients, which each GPU
+    sends at `bandwidth` bytes per second.
     """
     computing = step_tokens / (tokens_per_s * gpus)
     averaging = 2 * (gpus - 1) / gpus * gradient_bytes / bandwidth
@@ -189,7 +187,7 @@ def throughput(tokens_per_s: float, gpus: int, step_tokens: int, gradient_bytes:
 
 
 def memory_by_use(estimate: MemoryEstimate, gpus: int) -> dict[str, int]:
-    """Return the estimated bytes on one GPU at the peak of a training step, by use; `required_bytes` sums them."""
+    """Return the estimated bytes on one GPU at the peak of a training step, by the name of their use."""
     held = {"parameters": estimate.parameters, "moments of the optimizer": estimate.moments}
     if estimate.average:
         held["average of the weights"] = estimate.average
@@ -199,7 +197,7 @@ def memory_by_use(estimate: MemoryEstimate, gpus: int) -> dict[str, int]:
 
 
 def required_bytes(bytes_by_use: Mapping[str, int]) -> int:
-    """Return the bytes of memory that a GPU needs: the sum of `bytes_by_use`, a margin of 10 %, and 1 GB for CUDA."""
+    """Return the bytes of memory that a GPU needs: the sum of `bytes_by_use`, 10 % of that as margin, 1 GB for CUDA."""
     return round((1 + MARGIN) * sum(bytes_by_use.values())) + CONTEXT_BYTES
 
 
@@ -255,7 +253,8 @@ def _advise_memory(config: Config, phase: Kind, counts: Sequence[int], machine: 
 def rows_that_fit(rows: int, taken: int, fewer: int, taken_by_fewer: int, limit: float) -> int:
     """Return how many rows, at most `rows`, fit into `limit` bytes; 0 if not even `fewer` rows fit.
 
-    `rows` rows take `taken` bytes and `fewer` rows `taken_by_fewer`; for numbers in between, interpolate linearly.
+    A step on `rows` rows takes `taken` bytes, and one on `fewer` rows takes `taken_by_fewer` bytes; the bytes for
+    numbers of rows in between are interpolated linearly.
     """
     if taken <= limit:
         return rows
@@ -267,9 +266,10 @@ def rows_that_fit(rows: int, taken: int, fewer: int, taken_by_fewer: int, limit:
 def flops_of(config: Config, phase: Kind, counts: Sequence[int]) -> float:
     """Return the FLOPs to train on one token: two per multiply-add of the forward pass, and four for the backward pass.
 
-    In a search each block counts the mean of its candidates under a uniform pi, or their sum if the estimator runs all
-    of them; architecture steps on held-out text are added. `runtime.checkpoint_activations` adds a second forward pass
-    of the whole network, which is slightly too much because the softmax is not recomputed.
+    In a search, a block counts as the mean of its candidates under a uniform pi, or as the sum of its candidates if the
+    estimator runs all of them; FLOPs of architecture steps on held-out text are added. With
+    `runtime.checkpoint_activations` a second forward pass of the whole network is added, which is slightly too much,
+    because the softmax is not recomputed.
     """
     tgt_len, reach = config.data.tgt_len, config.model.reach
     passes = 4 if config.runtime.checkpoint_activations else 3
@@ -289,16 +289,20 @@ def flops_of(config: Config, phase: Kind, counts: Sequence[int]) -> float:
 
 
 def _mean_over_paths(values: Sequence[float], names: Sequence[str], estimator: str) -> float:
-    """Return the mean of `values` of a block's candidates `names`, weighted as a path is sampled under a uniform pi."""
+    """Return the mean of `values` of a block's candidates `names`, weighted by their probability under a uniform pi.
+
+    The estimator `uniform` samples identity less often than other candidates.
+    """
     weights = [IDENTITY_WEIGHT if estimator == "uniform" and name == IDENTITY else 1.0 for name in names]
     return math.fsum(weight * value for weight, value in zip(weights, values, strict=True)) / sum(weights)
 
 
 def arch_step_passes(search: SearchConfig) -> float:
-    """Return the cost of architecture steps per weight step, in forward passes over a whole batch.
+    """Return the cost of architecture steps on held-out text per weight step, in forward passes over a whole batch.
 
-    A step on held-out text counts as two passes over its rows: with `uniform` the forward passes of two paths, with
-    other estimators a forward and a backward pass, without gradients of the weights.
+    An architecture step reads a part of a batch and counts as two forward passes over its rows: with the estimator
+    `uniform`, the forward passes of two paths; with other estimators, a forward pass and a backward pass that computes
+    no gradients of the weights.
     """
     if not search.alpha_share:
         return 0.0
@@ -325,7 +329,7 @@ def choose_rate(measured: Path | None, tokens_per_s: float | None, note: Note = 
         ParnasError: both were given, the run has no metrics, or the number is not positive.
     """
     if measured is not None and tokens_per_s is not None:
-        raise ParnasError("Give --from RUN or --tokens-per-s, not both.")
+        raise ParnasError("--from RUN and --tokens-per-s both give the speed; leave out one of them.")
     if measured is not None:
         return read_rate(Run(measured), note)
     if tokens_per_s is None:
@@ -336,10 +340,12 @@ def choose_rate(measured: Path | None, tokens_per_s: float | None, note: Note = 
 
 
 def read_rate(run: Run, note: Note = silent) -> Rate:
-    """Return the median tokens per second of a run divided by its number of GPUs, and its network's FLOPs per token."""
+    """Return a run's speed on one GPU, the median over its metrics, with the FLOPs per token of the run's network."""
     records = [record for record in run.metrics() if record.tokens_per_s]
     if not records:
-        raise ParnasError(f"{run.folder} has no metrics of training yet; train it for at least train.log_every steps.")
+        raise ParnasError(
+            f"{run.folder} has no metrics of training yet; train the run for at least train.log_every steps."
+        )
     config, environment = run.config(), run.environment()
     size = StreamHeader.read(run.folder / STREAMS).vocab_size
     counts = estimate_token_counts(config.data, note).counts
@@ -361,16 +367,20 @@ def _describe_network(config: Config, phase: Kind) -> str:
 
 
 def _notes_on(machine: Machine, rate: Rate | None, text: str) -> list[str]:
-    """Return the assumptions behind the memory, time and price of a plan; the first is `text`, on the training text."""
+    """Return the assumptions behind a plan, as sentences; the first one, on the training text, is passed as `text`."""
     notes = [
         text,
-        f"memory is estimated, plus {MARGIN:.0%} for kernels' workspace and fragmentation, and "
+        f"memory is the estimated peak of a step, plus {MARGIN:.0%} for kernels' workspace and fragmentation, and "
         f"{CONTEXT_BYTES / GB:.0f} GB for CUDA",
     ]
     if rate is None:
-        return [*notes, "no time without a measured speed: train 200 steps on one such GPU, then give --from RUN"]
+        return [
+            *notes,
+            "no time without a measured speed: train 200 steps on one GPU of this kind, then give --from RUN",
+        ]
     notes.append(
-        f"{rate.tokens_per_s:,.0f} tokens/s of one GPU, from {rate.source}; time is without validation and checkpoints"
+        f"one GPU trains on {rate.tokens_per_s:,.0f} tokens/s, from {rate.source}; time excludes validation and "
+        "checkpoints"
     )
     if machine.gpus > 1:
         notes.append(f"gradients are averaged at {machine.bandwidth / GB:g} GB/s per GPU, during the backward pass")

@@ -4,7 +4,7 @@
 with full memory, loss, backward) under torch's FakeTensorMode, which keeps shapes, types, autocast and what autograd
 saves, but computes nothing. Not counted: workspace inside kernels, copies in Muon's update, rounding and fragmentation
 of the allocator, the memory of driver and GPU processes (about half a GB), and validation, which needs less.
-`tests/training/test_memory_estimate.py` compares the estimate with steps on real tensors, `benchmarks/plan.py` with the
+`tests/planning/test_memory_estimate.py` compares the estimate with steps on real tensors, `benchmarks/plan.py` with the
 memory that training processes took.
 """
 

@@ -1,0 +1,1 @@
+"""Resource plan of a training: memory, time and price, computed before it starts."""
