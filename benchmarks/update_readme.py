@@ -3,7 +3,7 @@
     python benchmarks/update_readme.py SEARCH_RUN COMPARISON_FOLDER RETRAIN_RUN...
 
 The comparison folder is what `parnas evaluate SEARCH_RUN RETRAIN_RUN... --out COMPARISON_FOLDER` wrote. Afterwards
-docs/make_results.py and docs/make_readme.py write the pages.
+docs/make/results.py and docs/make/readme.py write the pages.
 """
 
 import shutil

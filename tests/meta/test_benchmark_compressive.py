@@ -120,8 +120,8 @@ def test_tables_are_means_over_seeds_and_the_page_tells_them(tmp_path, monkeypat
         == lines["max_pool, 3:1"]
     )
     assert lines["conv, attention, 3:1"]["± sd"] == "–"
-    monkeypatch.syspath_prepend(str(ROOT / "docs"))
-    page = runpy.run_path(str(ROOT / "docs" / "make_compressive.py"))
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "make"))
+    page = runpy.run_path(str(ROOT / "docs" / "make" / "compressive.py"))
     sentences = list(page["judge_table"]({"networks": table}))
     figures = (
         ("31.00 ± 1.41 (2 seeds)",),

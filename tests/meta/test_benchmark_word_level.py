@@ -69,8 +69,8 @@ def test_every_figure_of_the_page_is_copied_from_the_runs(
     assert {path.name for path in (tmp_path / "images").iterdir()} == {
         f"wikitext2-word-cpu-{kind}" for kind in ("curves.png", "pi.gif", "pi-lines.png")
     }
-    monkeypatch.syspath_prepend(str(ROOT / "docs"))
-    page = runpy.run_path(str(ROOT / "docs" / "make_results.py"), init_globals={})
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "make"))
+    page = runpy.run_path(str(ROOT / "docs" / "make" / "results.py"), init_globals={})
     shutil.copy(ROOT / "benchmarks" / "results" / "wikitext2-par.json", results)
     page["render"].__globals__["RESULTS"] = results
     written = page["render"]()
@@ -126,8 +126,8 @@ def test_retrainings_by_an_earlier_recipe_stay_beside_those_of_today(
     again = word_level.set_aside(now, word_level.recipes(now["earlier"][0]))
     assert [word_level.recipes(each) for each in again["earlier"]] == [word_level.recipes(now)], "each recipe once"
     now = read_json(path)
-    monkeypatch.syspath_prepend(str(ROOT / "docs"))
-    page = runpy.run_path(str(ROOT / "docs" / "make_results.py"), init_globals={})
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "make"))
+    page = runpy.run_path(str(ROOT / "docs" / "make" / "results.py"), init_globals={})
     today = now["runs"]["derived"]["settings"]
     monkeypatch.setitem(page["render_earlier"].__globals__, "recipe_of", lambda _: today)
     _, written, gone, told = page["render_earlier"](now)
@@ -157,8 +157,8 @@ def test_a_string_may_come_from_the_search_of_another_result(
     assert read_json(path)["search"] == {**both[folder.name]["search"], "of": folder.name}
     for row in both[folder.name]["comparison"]["valid"]:
         row["word_ppl"] *= 0.8
-    monkeypatch.syspath_prepend(str(ROOT / "docs"))
-    page = runpy.run_path(str(ROOT / "docs" / "make_results.py"), init_globals={})
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "make"))
+    page = runpy.run_path(str(ROOT / "docs" / "make" / "results.py"), init_globals={})
     written = "\n".join(page["render_pipeline"](both[pieces.name], both))
     assert "`wikitext2-pieces-cpu` uses the architecture that `wikitext2-word-cpu` derived, `sfs`" in written
     assert "+25.0 % in valid" in written

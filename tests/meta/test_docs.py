@@ -30,15 +30,15 @@ PAGES = [
 
 @pytest.mark.parametrize("name", PAGES)
 def test_pages_are_made_from_the_models_and_the_results(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "docs"))
-    page = runpy.run_path(str(ROOT / "docs" / f"make_{name}.py"))["render"]()
-    assert (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") == page, f"run docs/make_{name}.py"
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "make"))
+    page = runpy.run_path(str(ROOT / "docs" / "make" / f"{name}.py"))["render"]()
+    assert (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") == page, f"run docs/make/{name}.py"
 
 
 def test_the_readme_has_the_figures_of_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "docs"))
-    readme = runpy.run_path(str(ROOT / "docs" / "make_readme.py"))["render"]()
-    assert (ROOT / "README.md").read_text(encoding="utf-8") == readme, "run docs/make_readme.py"
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "make"))
+    readme = runpy.run_path(str(ROOT / "docs" / "make" / "readme.py"))["render"]()
+    assert (ROOT / "README.md").read_text(encoding="utf-8") == readme, "run docs/make/readme.py"
     assert "\n<!-- results: begin -->\n| question |" in readme
 
 

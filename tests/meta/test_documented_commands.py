@@ -35,7 +35,7 @@ NOT_RUN = {
     "python benchmarks/update_readme.py": "writes into the project",
     "python benchmarks/tuning_pruners.py": "wants a long study; tests/meta/test_benchmark_pruners.py replays one",
     "python benchmarks/word_level.py": "writes into the project; tests/meta/test_benchmark_word_level.py runs it",
-    "python docs/make_results.py": "writes into the project; tests/meta/test_docs.py compares what it makes",
+    "python docs/make/results.py": "writes into the project; tests/meta/test_docs.py compares what it makes",
     "parnas demo": "takes minutes; tests/cli/test_demo.py runs it",
     "parnas pipeline": "takes minutes; tests/studies/test_pipeline.py runs it",
     "tensorboard --logdir": "does not end; tests/training/test_tensorboard.py reads what it would show",

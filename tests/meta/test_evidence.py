@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+MAKERS = Path(__file__).resolve().parents[2] / "docs" / "make"
 REACHED, MISSED = "reached", "**missed**"
 
 
 @pytest.fixture
 def page(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The functions of docs/make_evidence.py, by name."""
-    monkeypatch.syspath_prepend(str(DOCS))
-    return runpy.run_path(str(DOCS / "make_evidence.py"))
+    """The functions of docs/make/evidence.py, by name."""
+    monkeypatch.syspath_prepend(str(MAKERS))
+    return runpy.run_path(str(MAKERS / "evidence.py"))
 
 
 def timed(network: str, string: str, share: float, whole: float, ppl: float = 50.0) -> dict[str, Any]:

@@ -3,7 +3,7 @@
     python tests/soak/soak.py                          the whole, some minutes on two cores
     python tests/soak/soak.py --kills 4 --tries 1 --out FOLDER
 
-Writes `reliability.json`, which `python docs/make_reliability.py` makes docs/reliability.md from.
+Writes `reliability.json`, which `python docs/make/reliability.py` makes docs/reliability.md from.
 """
 
 import argparse

@@ -1,14 +1,14 @@
-"""Write docs/compressive.md from the results of the benchmarks: `python docs/make_compressive.py`."""
+"""Write docs/compressive.md from the results of the benchmarks: `python docs/make/compressive.py`."""
 
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from make_performance import RESULTS, render_part
+from performance import RESULTS, render_part
 
 from parnas.runs.files import read_json, write_text
 
-PAGE = Path(__file__).with_name("compressive.md")
+PAGE = Path(__file__).resolve().parents[1] / "compressive.md"
 PARTS = "compressive", "compressive_search", "compressive_step"
 INTRODUCTION = """# Use long memory
 
@@ -89,7 +89,7 @@ validation split. Percentages are relative to *plain, same span*. *2:1* to *4:1*
   appear at every ratio and seed, such as the gain of `max_pool`, rather than a single row.
 * The test split was not read.
 
-`python docs/make_compressive.py` writes this page from `benchmarks/results/`.
+`python docs/make/compressive.py` writes this page from `benchmarks/results/`.
 
 """
 PICTURES = {

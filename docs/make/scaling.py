@@ -1,12 +1,12 @@
-"""Write docs/scaling.md with the measured efficiency: `python docs/make_scaling.py`."""
+"""Write docs/scaling.md with the measured efficiency: `python docs/make/scaling.py`."""
 
 from pathlib import Path
 
-from make_performance import RESULTS
+from performance import RESULTS
 
 from parnas.runs.files import read_json, write_text
 
-PAGE = Path(__file__).with_name("scaling.md")
+PAGE = Path(__file__).resolve().parents[1] / "scaling.md"
 
 TEXT = r"""# Use many GPUs or machines
 
@@ -114,7 +114,7 @@ One worker evaluates one network at a time on one device. On a machine with seve
 
 If a worker is killed while it writes to a journal, the others wait thirty seconds for its lock, once.
 
-`python docs/make_scaling.py` writes this page.
+`python docs/make/scaling.py` writes this page.
 """
 
 

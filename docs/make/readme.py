@@ -1,4 +1,4 @@
-"""Write the table of results in README.md from the results of the benchmarks: `python docs/make_readme.py`."""
+"""Write the table of results in README.md from the results of the benchmarks: `python docs/make/readme.py`."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -6,12 +6,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from make_performance import RESULTS
-from make_results import FORERUNNER, plain
+from performance import RESULTS
+from results import FORERUNNER, plain
 
 from parnas.runs.files import read_json, write_text
 
-README = Path(__file__).resolve().parent.parent / "README.md"
+README = Path(__file__).resolve().parents[2] / "README.md"
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 
 

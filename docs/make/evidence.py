@@ -1,16 +1,16 @@
-"""Write docs/evidence.md from the results of the benchmarks: `python docs/make_evidence.py`."""
+"""Write docs/evidence.md from the results of the benchmarks: `python docs/make/evidence.py`."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from make_performance import RESULTS, mark, render_part
+from performance import RESULTS, mark, render_part
 
 from parnas.config.schema import SearchConfig
 from parnas.runs.files import read_json, write_text
 
-PAGE = Path(__file__).with_name("evidence.md")
+PAGE = Path(__file__).resolve().parents[1] / "evidence.md"
 DEFAULT = SearchConfig().estimator
 CEILING_SHARE = 0.9  # goal of a ranking: this share of the agreement between two seeds of the table
 MOST_LATENCY = 0.65  # of the interleaved network's blocks
@@ -60,7 +60,7 @@ network and with its training from the same seed.
 * **Uniform paths with identity as frequent as other layers** sample deep networks too rarely and rank them too low.
 * **Selecting by pi or by shared-weight loss alone** ranks worse than [their sum](how-it-works.md#from-pi-to-an-architecture).
 
-`python docs/make_evidence.py` writes this page from `benchmarks/results/`.
+`python docs/make/evidence.py` writes this page from `benchmarks/results/`.
 """
 NOTES = {
     "comparison": "![perplexity against latency, with the Pareto front](images/comparison.png)\n\n"

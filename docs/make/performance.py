@@ -1,4 +1,4 @@
-"""Write docs/performance.md from the result files of the benchmarks: `python docs/make_performance.py`."""
+"""Write docs/performance.md from the result files of the benchmarks: `python docs/make/performance.py`."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 from parnas.runs.files import read_json, write_text
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "performance.md"
 RESULTS = ROOT / "benchmarks" / "results"
 PARTS = (
@@ -86,7 +86,7 @@ vocabulary of 12,000 pieces, batch 32, segment 32, memory 16.
 | cutoffs | seconds to find the cutoffs of an adaptive softmax for the vocabulary of WikiText-103 |
 | softmax | perplexity and CPU time of trainings with different cutoffs |
 
-`python docs/make_performance.py` writes this page from `benchmarks/results/`.
+`python docs/make/performance.py` writes this page from `benchmarks/results/`.
 """
 
 

@@ -1,16 +1,16 @@
-"""Write docs/reliability.md from the results of the soak test: `python docs/make_reliability.py`."""
+"""Write docs/reliability.md from the results of the soak test: `python docs/make/reliability.py`."""
 
 from pathlib import Path
 from typing import Any
 
-from make_performance import RESULTS
+from performance import RESULTS
 from tabulate import tabulate
 
 from parnas.runs.files import read_json, write_text
 from parnas.training.checkpoints import KEEP
 from parnas.training.session import MAY_CHANGE
 
-PAGE = Path(__file__).with_name("reliability.md")
+PAGE = Path(__file__).resolve().parents[1] / "reliability.md"
 
 TEXT = """# Reliability
 
@@ -82,7 +82,7 @@ the same command. Among the {kills} times that it sent SIGKILL at a random momen
 command printed a message without traceback and ended with the documented exit code. CI runs a shorter form. Power
 failures were not tested.
 
-`python docs/make_reliability.py` writes this page from `benchmarks/results/`.
+`python docs/make/reliability.py` writes this page from `benchmarks/results/`.
 """
 
 

@@ -1,13 +1,13 @@
-"""Write what ending trials early saves into docs/tuning.md, from its benchmark: `python docs/make_tuning.py`."""
+"""Write what ending trials early saves into docs/tuning.md, from its benchmark: `python docs/make/tuning.py`."""
 
 from pathlib import Path
 from typing import Any
 
-from make_performance import RESULTS
+from performance import RESULTS
 
 from parnas.runs.files import read_json, write_text
 
-PAGE = Path(__file__).with_name("tuning.md")
+PAGE = Path(__file__).resolve().parents[1] / "tuning.md"
 BEGIN, END = "<!-- pruners: begin -->", "<!-- pruners: end -->"
 
 

@@ -1,10 +1,10 @@
-"""Write docs/results.md from the results of the benchmarks: `python docs/make_results.py`."""
+"""Write docs/results.md from the results of the benchmarks: `python docs/make/results.py`."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from make_performance import RESULTS, mark
+from performance import RESULTS, mark
 from tabulate import tabulate
 
 from parnas.architecture import ATTENTION, Architecture
@@ -13,7 +13,7 @@ from parnas.runs.files import read_json, to_json, write_text
 from parnas.runs.run import PLAIN
 from parnas.training.session import flatten
 
-PAGE = Path(__file__).with_name("results.md")
+PAGE = Path(__file__).resolve().parents[1] / "results.md"
 CONFIGS = {
     "wikitext2-word-cpu": "two CPU cores, at most two hours per phase",
     "wikitext2-word": "two CPU cores, at most three hours per phase",
@@ -67,7 +67,7 @@ To repeat the first result:
 
     parnas pipeline wikitext2-word-cpu --finalists 2 --tune-eval --test --run runs/wikitext2-word-cpu
     python benchmarks/word_level.py runs/wikitext2-word-cpu
-    python docs/make_results.py
+    python docs/make/results.py
 
 The first command searches, selects the number of attention layers by short trainings ([the amount of
 attention](how-it-works.md#the-amount-of-attention)), trains the derived network and the interleaved network of equal

@@ -1,4 +1,4 @@
-"""Write docs/planning.md, whose figures `parnas plan` counts: `python docs/make_planning.py`."""
+"""Write docs/planning.md, whose figures `parnas plan` counts: `python docs/make/planning.py`."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from parnas.planning.resource_plan import (
 )
 from parnas.runs.files import read_json, write_text
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "planning.md"
 MEASURED = ROOT / "benchmarks" / "results" / "plan-cpu.json"
 PUBLISHED_TOKENS_PER_S = 59_961  # one A100, mixed precision, training: NVIDIA DeepLearningExamples, Transformer-XL base
@@ -73,7 +73,7 @@ of activations, gradients and temporary tensors, in GB at their peak.
 
 With few rows on each of 64 GPUs, averaging the gradients takes longer than the backward pass and determines the time.
 
-`python docs/make_planning.py` writes this page.
+`python docs/make/planning.py` writes this page.
 """
 
 
