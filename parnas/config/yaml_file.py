@@ -1,4 +1,4 @@
-"""Reading text files of a bounded size, and YAML with readable numbers and errors; loading executes nothing."""
+"""Read text files of bounded size, and read and write YAML in which `1e4` is a number; reading executes nothing."""
 
 import re
 from pathlib import Path
@@ -11,22 +11,20 @@ from parnas.errors import ParnasError
 __all__ = ["MAX_BYTES", "read_text", "read_yaml", "to_yaml"]
 
 MAX_BYTES = 4 << 20
-"""Largest YAML file; composing one of this size takes seconds."""
+"""Largest size of a YAML file; parsing a file of this size takes seconds."""
 
 MAX_SIZE = 100_000
-"""Largest number of nodes, aliases expanded; each 100 characters of a scalar count as one more."""
-
-_MERGE = "tag:yaml.org,2002:merge"
+"""Largest number of values in a YAML text; each 100 characters of a string count as one more."""
 
 
 def read_text(path: Path, max_bytes: int) -> str:
-    """Read a UTF-8 file; raises `ParnasError` if it is too large, in another encoding, or not a regular file."""
-    if path.exists() and not path.is_file():
-        raise ParnasError(f"{path} is no file; give one.")  # a device or a pipe may never end
+    """Read a UTF-8 file; raise `ParnasError` if it is too large, in another encoding, or not a regular file."""
+    if path.exists() and not path.is_file():  # reading a device or a pipe may never end
+        raise ParnasError(f"{path} is not a regular file; give the path of a file.")
     with path.open("rb") as file:
         content = file.read(max_bytes + 1)
     if len(content) > max_bytes:
-        raise ParnasError(f"{path} is larger than {max_bytes:,} bytes, the limit for such a file; restore it.")
+        raise ParnasError(f"{path} is larger than {max_bytes:,} bytes, the limit; give a smaller file.")
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -34,53 +32,32 @@ def read_text(path: Path, max_bytes: int) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe loader in which `1e4` is a number, a repeated key is an error, and lists become tuples."""
+    """Safe loader in which `1e4` is a number, lists become tuples, and repeated keys and aliases are errors."""
 
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.size = 0
-        self.sizes: dict[yaml.Node, int] = {}  # nodes in each completed node
-        self.own_keys: dict[yaml.Node, int] = {}  # keys of each mapping, without merged ones
+    size = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Count the nodes while composing, so that a text whose aliases multiply is refused before construction."""
-        event, before = self.peek_event(), self.size  # type: ignore[no-untyped-call]
-        node = super().compose_node(parent, index)
-        if node is None:
-            return None
-        if not isinstance(event, yaml.AliasEvent):
-            self.size += 1 + (len(node.value) // 100 if isinstance(node, yaml.ScalarNode) else 0)
-            self.sizes[node] = self.size - before
-        elif node in self.sizes:
-            self.size += self.sizes[node]
-        else:
-            raise _yaml_error("an alias refers to a node that contains it", event)
+        """Count the values, so that a text with too many, or with aliases that multiply them, is refused early."""
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        self.size += 1 + len(getattr(event, "value", "")) // 100
         if self.size > MAX_SIZE:
-            raise _yaml_error(f"it has more than {MAX_SIZE:,} values, aliases expanded", event)
-        return node
-
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        """Count the mapping's own keys, since merging mixes them with others."""
-        node = super().compose_mapping_node(anchor)
-        self.own_keys[node] = sum(key.tag != _MERGE for key, _ in node.value)
-        return node
+            raise _yaml_error(f"it has more than {MAX_SIZE:,} values", event)
+        if isinstance(event, yaml.AliasEvent):
+            raise _yaml_error(f"the alias *{event.anchor} is not supported; write the value instead", event)
+        return super().compose_node(parent, index)
 
 
-def _yaml_error(problem: str, event: Any) -> yaml.YAMLError:
-    return yaml.composer.ComposerError(None, None, problem, event.start_mark)
+def _yaml_error(problem: str, place: Any) -> yaml.YAMLError:
+    """Return an error at the line and column where an event or a node starts."""
+    return yaml.MarkedYAMLError(None, None, problem, place.start_mark)
 
 
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
-    loader.flatten_mapping(node)  # puts merged pairs first, of which later ones win
     result: dict[Any, Any] = {}
-    own: set[Any] = set()
-    first_own = len(node.value) - loader.own_keys[node]
-    for number, (key_node, value_node) in enumerate(node.value):
+    for key_node, value_node in node.value:
         key = loader.construct_object(key_node, deep=True)
-        if key in own:
-            raise yaml.constructor.ConstructorError(None, None, f"{key!r} is given twice", key_node.start_mark)
-        if number >= first_own:
-            own.add(key)
+        if key in result:
+            raise _yaml_error(f"{key!r} is given twice", key_node)
         result[key] = loader.construct_object(value_node, deep=True)
     return result
 
@@ -100,7 +77,10 @@ _Loader.add_constructor("!exponent", _exponent)
 
 
 class _Dumper(yaml.SafeDumper):
-    """Safe dumper that quotes strings which `_Loader` would read as numbers, and escapes all line ends."""
+    """Safe dumper without aliases that quotes strings which `_Loader` would read as numbers, and escapes line ends."""
+
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
+        return True
 
 
 def _string(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
@@ -116,11 +96,11 @@ for _side in (_Loader, _Dumper):
 
 
 def read_yaml(text: str, source: str) -> Any:
-    """Parse YAML without constructing objects; raises `ParnasError` naming `source` for broken or oversized text."""
+    """Parse YAML to plain values; raise `ParnasError`, naming `source`, if it is invalid, too large or has aliases."""
     try:
         return yaml.load(text, Loader=_Loader)
     except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-        # All but the first come from PyYAML's constructors, for tags that do not fit: !!int '' raises an IndexError.
+        # PyYAML itself raises the errors after the first one, for tags that do not fit: !!int '' raises an IndexError.
         reason = " ".join(str(error).split())
         raise ParnasError(f"{source} is not valid YAML: {reason}") from error
 

@@ -209,32 +209,20 @@ def test_any_text_is_yaml_or_refused(cases: Cases) -> None:
     @example("? - ")
     def check(text: str) -> None:
         found = cases.attempt(lambda: (read_yaml(text, "the text"),))
-        if found is not None and "<<" not in text and "!" not in text and not re.search(r"\d[eE]", text):
+        if found is not None and "!" not in text and not re.search(r"\d[eE]", text):
             assert repr(found[0]) == repr(yaml.load(text, Loader=TupleLoader))
 
     check()
 
 
-def test_aliases_count_as_often_as_they_repeat(cases: Cases) -> None:
-    """Texts whose expanded size is known: those above the limit are refused, before anything is made of them."""
+def test_texts_with_too_many_values_are_refused(cases: Cases) -> None:
+    """Texts of known size: those above the limit are refused."""
 
-    @settings(max_examples=100)
-    @given(st.integers(1, 40), st.integers(1, 30), st.sampled_from(["list", "mapping", "merge", "long"]))
-    def check(levels: int, width: int, kind: str) -> None:
-        lines = ["a0: &a0 " + {"list": "[x]", "mapping": "{k: x}", "merge": "{k: x}", "long": "x" * 1000}[kind]]
-        size = {"list": 2, "mapping": 3, "merge": 3, "long": 11}[kind]
-        total = size
-        for level in range(1, levels + 1):
-            aliases = [f"*a{level - 1}"] * width
-            inner = ", ".join(f"k{number}: {alias}" for number, alias in enumerate(aliases))
-            content = {"mapping": f"{{{inner}}}", "merge": f"{{<<: [{', '.join(aliases)}]}}"}.get(
-                kind, f"[{', '.join(aliases)}]"
-            )
-            lines.append(f"a{level}: &a{level} {content}")
-            size = 1 + width * (size + (kind == "mapping")) + (2 if kind == "merge" else 0)
-            total += size
-        total += 1 + len(lines)
-        found = cases.attempt(lambda: read_yaml("\n".join(lines), "the text"))
-        assert (found is None) == (total > MAX_SIZE)
+    @settings(max_examples=30)
+    @given(st.integers(1, 40), st.integers(1, 6000), st.sampled_from([("[x]", 2), ("{k: x}", 3), ("x" * 1000, 11)]))
+    def check(lines: int, width: int, content: tuple[str, int]) -> None:
+        text, size = content
+        found = cases.attempt(lambda: read_yaml(f"- [{f'{text}, ' * width}]\n" * lines, "the text"))
+        assert (found is None) == (1 + lines * (1 + width * size) > MAX_SIZE)
 
     check()
