@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pydantic_core
+
 from parnas.config.yaml_file import read_text
 from parnas.errors import ParnasError
 
@@ -28,10 +30,7 @@ __all__ = [
 ]
 
 MAX_JSON_BYTES = 256 << 20
-"""Largest JSON file; the tokenizer of a million words takes a tenth of it."""
-
-_MAX_INTEGER = 2**64
-"""Bound of the magnitude of JSON integers, so that they can be converted to floats."""
+"""Largest size of a JSON file; a tokenizer with a million words takes a tenth of it."""
 
 
 def expand_user(name: str) -> Path:
@@ -43,7 +42,7 @@ def expand_user(name: str) -> Path:
 
 
 def flush_to_disk(path: Path) -> None:
-    """Flush a file or a folder with fsync; for a folder this makes a rename inside it durable."""
+    """Flush a file or a folder to disk by fsync; flushing a folder makes renames inside it durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -53,9 +52,9 @@ def flush_to_disk(path: Path) -> None:
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """Yield a temporary path to write to, with the same suffix; on exit it is flushed and renamed to `path`.
+    """Yield a temporary path with the suffix of `path`; on exit, flush the file written there and rename it to `path`.
 
-    If the body raises, the temporary file is removed and an earlier `path` stays.
+    If the body raises an exception, the temporary file is deleted and an existing `path` stays unchanged.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.stem}.{os.getpid()}.tmp{path.suffix}")
@@ -75,12 +74,12 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` as indented JSON, atomically; see `to_json`."""
+    """Write `value` as indented JSON, atomically, with null for non-finite numbers."""
     write_text(path, to_json(value, indent=2) + "\n")
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
-    """Return standard JSON, in which non-finite numbers are null."""
+    """Return `value` as standard JSON, with null for non-finite numbers."""
     return json.dumps(_finite(value), indent=indent, ensure_ascii=False, allow_nan=False)
 
 
@@ -110,41 +109,18 @@ def read_json_object(path: Path) -> dict[str, Any]:
     return content
 
 
-def from_json(text: str) -> Any:
-    """Parse JSON; non-finite numbers become `None`, as in `to_json`.
-
-    Raises:
-        ValueError: Invalid JSON, integers beyond 64 bits, lone surrogates, or nesting beyond Python's recursion limit.
-    """
-    try:
-        value = _DECODER.decode(text)
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
-    if "\\ud" in text or "\\uD" in text:
-        json.dumps(value, ensure_ascii=False).encode("utf-8")  # lone surrogates raise UnicodeEncodeError
-    return value
-
-
-def _finite_number(text: str) -> float | None:
-    return value if math.isfinite(value := float(text)) else None
-
-
-def _small_integer(text: str) -> int:
-    if len(text) > 21 or abs(value := int(text)) >= _MAX_INTEGER:
-        raise ValueError(f"{text[:20]}... is too large a number")
-    return value
-
-
-_DECODER = json.JSONDecoder(parse_constant=_finite_number, parse_float=_finite_number, parse_int=_small_integer)
+def from_json(text: str | bytes) -> Any:
+    """Parse standard JSON; raise `ValueError` for anything else, such as NaN, lone surrogates or very deep nesting."""
+    return pydantic_core.from_json(text, allow_inf_nan=False)
 
 
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """Yield a temporary folder to fill; on exit it is flushed and renamed to `path`.
+    """Yield a temporary folder to fill; on exit, flush it and rename it to `path`, replacing an existing folder.
 
-    If the body raises, the temporary folder is removed. An existing `path` is replaced. One writer at a time.
+    If the body raises an exception, the temporary folder is deleted. Only one process may write `path` at a time.
     """
-    for leftover in path.parent.glob(f".{glob.escape(path.name)}.[0-9]*.tmp"):  # of a killed writer
+    for leftover in path.parent.glob(f".{glob.escape(path.name)}.[0-9]*.tmp"):  # of a process that was killed
         shutil.rmtree(leftover, ignore_errors=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     temporary.mkdir(parents=True)
@@ -192,6 +168,6 @@ def refuse_outside_link(path: Path, folder: Path) -> None:
 
 
 def is_outside(path: Path, folder: Path) -> bool:
-    """Return whether a path inside a folder resolves, through links, to a place outside."""
+    """Return whether a path inside a folder is, or lies behind, a link to a place outside the folder."""
     root = os.path.realpath(folder)
     return os.path.commonpath([root, os.path.realpath(path)]) != root

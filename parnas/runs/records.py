@@ -111,7 +111,7 @@ class PiRecord(Record):
     """One line of `pi.jsonl`."""
 
     step: _Count
-    tau: Annotated[float, Strict()]
+    tau: Annotated[float, Strict(), Field(allow_inf_nan=False)]
     pi: list[list[_Probability]]  # [blocks, candidates]
     arch: str | None = None  # the architecture that derive would return
 

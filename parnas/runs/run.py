@@ -260,7 +260,7 @@ class Run:
         lines = path.read_bytes().removesuffix(b"\n").split(b"\n")
         for number, line in enumerate(lines, 1):
             try:
-                record = from_json(line.decode("utf-8"))
+                record = from_json(line)
             except ValueError as error:
                 if number == len(lines):
                     break
