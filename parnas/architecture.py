@@ -1,9 +1,9 @@
-"""The architecture: one layer name per block, and the grammar it is written in.
+"""The architecture of a network: one layer name per block, written in this grammar.
 
     expression := item+            item := name | '(' expression ')' [ '*' count ] | name '*' count
     name := letter [ ':' option '=' number ( ',' option '=' number )* ]
 
-so that `sfsf`, `(sf)*2`, `s*1 f (sf)` and `s:heads=2 f` all name networks; white space ends a name with options.
+Examples are `sfsf`, `(sf)*2`, `s*1 f (sf)` and `s:heads=2 f`; white space ends a name with options.
 Presets are names of whole expressions: `interleaved-N`, `compressive-N`, `sandwich-N-K`, `all-f-N` and
 `random-N-SEED`, where N is the number of blocks.
 """
@@ -32,7 +32,7 @@ __all__ = [
 
 
 class Letter(NamedTuple):
-    """The kind of layer that a letter names, and the names of its options."""
+    """A kind of layer: its description and the names of its options."""
 
     description: str
     options: tuple[str, ...] = ()
@@ -45,10 +45,10 @@ LETTERS = {
     FEED_FORWARD: Letter("feed-forward", ("d_inner",)),
     IDENTITY: Letter("identity"),
 }
-"""All letters; `parnas.model.layers.register_layer` adds to them."""
+"""All letters that name layers; `parnas.model.layers.register_layer` adds to them."""
 MAX_BLOCKS = 1000
 _MAX_NAME = 99  # characters of a layer's name
-MAX_TEXT = MAX_BLOCKS * (_MAX_NAME + 1)  # what `str` makes of the longest architecture can be read
+MAX_TEXT = MAX_BLOCKS * (_MAX_NAME + 1)  # characters, enough for the longest architecture with spaces between names
 
 _TOKEN = re.compile(r"\s*(?:([a-z](?::[^\s()*]*)?)|([()])|\*\s*(\d{1,6}))")
 _OPTION = re.compile(r"([a-z][a-z0-9_]*)=0*([1-9][0-9]{0,5})")
@@ -60,19 +60,19 @@ _HELP = (
 
 
 class LayerName(NamedTuple):
-    """A letter and its options, in the order in which the letter lists them: `s:heads=2,d_head=16`."""
+    """A layer's letter and options, such as `s:heads=2,d_head=16`; options are in the order of `Letter.options`."""
 
     letter: str
     options: tuple[tuple[str, int], ...] = ()
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse one name; raises `ParnasError` that lists the allowed letters or options."""
+        """Parse one layer name; raise `ParnasError`, listing the allowed letters or options, if it is not valid."""
         letter, colon, listed = text.partition(":")
         if letter not in LETTERS:
             raise ParnasError(
-                f"Unknown layer letter {_shorten(letter)}; known are {', '.join(LETTERS)}. Your own come from "
-                "PARNAS_LAYERS or register_layer: see docs/layers.md."
+                f"Unknown layer letter {_shorten(letter)}; known are {', '.join(LETTERS)}. To add a layer of "
+                "your own, see PARNAS_LAYERS and register_layer in docs/layers.md."
             )
         known = LETTERS[letter].options
         allowed = f"{letter} takes {', '.join(known)}" if known else f"{letter} takes no options"
@@ -80,7 +80,7 @@ class LayerName(NamedTuple):
         for option in listed.split(",") if colon else ():
             match = _OPTION.fullmatch(option)
             if not match:
-                raise ParnasError(f"{_shorten(option)} is no option=NUMBER from 1 to 999999; {allowed}.")
+                raise ParnasError(f"{_shorten(option)} is not of the form option=NUMBER, from 1 to 999999; {allowed}.")
             if match[1] not in known or match[1] in given:
                 problem = "given twice" if match[1] in given else "unknown"
                 raise ParnasError(f"Option {_shorten(match[1])} is {problem}; {allowed}.")
@@ -96,7 +96,7 @@ class LayerName(NamedTuple):
 
 
 def drop_identity(layers: Iterable[str]) -> tuple[str, ...]:
-    """Return the layers without identity: the same for architectures that differ in identity layers only."""
+    """Return the layers without identity layers, which do not change what a network computes."""
     return tuple(layer for layer in layers if layer != IDENTITY)
 
 
@@ -108,24 +108,24 @@ def describe_layer(name: str) -> str:
 
 @dataclass(frozen=True, init=False)
 class Architecture:
-    """The layers of a network by name; iterating yields one name per block."""
+    """The layer names of a network, one per block; iterating yields them in order."""
 
     layers: tuple[str, ...]
 
     def __init__(self, layers: Sequence[str]) -> None:
-        """Make an architecture of layer names, or of a string of letters; raises `ParnasError` for unknown ones."""
+        """Make an architecture of layer names, or of a string of letters; raise `ParnasError` for unknown letters."""
         if not 1 <= len(layers) <= MAX_BLOCKS:
             raise ParnasError(f"An architecture has 1 to {MAX_BLOCKS} blocks, not {len(layers)}. {_HELP}")
         object.__setattr__(self, "layers", tuple(str(LayerName.parse(name)) for name in layers))
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse an expression or a preset; raises `ParnasError` naming the position of the error."""
+        """Parse an expression or a preset; raise `ParnasError` with the position of the error if it is not valid."""
         if not isinstance(text, str):  # from a YAML file
             raise ParnasError(f"The architecture is {text!r:.40}, not a string. {_HELP}")
         text = text.strip()
         if len(text) > MAX_TEXT:
-            raise ParnasError(f"The architecture is {len(text)} characters long; at most {MAX_TEXT} are read. {_HELP}")
+            raise ParnasError(f"The architecture is {len(text)} characters long; the limit is {MAX_TEXT}. {_HELP}")
         if preset := _PRESET.fullmatch(text):
             return cls(_preset(preset[1], [int(number) for number in preset[2][1:].split("-")], text))
         return cls(_expand(text))
@@ -153,18 +153,19 @@ class Architecture:
 
 
 def _expand(text: str) -> list[str]:
-    """Expand groups and repeats; open groups are on a stack, so that depth needs no recursion."""
-    groups: list[list[list[str]]] = [[]]  # of items, which are lists of names
-    position = 0
-    repeatable = False  # whether `*` may follow
+    """Return the layer names of an expression with its groups and repeats written out."""
+    groups: list[list[str]] = [[]]  # a stack of the open groups' names, so that deep nesting needs no recursion
+    position = repeatable = 0  # `*` repeats this many names, the last ones; 0: it must not follow
     errors: list[str] = []  # about names; raised only if the expression itself is valid
     while position < len(text):
         token = _read_token(text, position)
         name, bracket, count = token.groups()
         if name:
-            groups[-1].append([_read_name(name, token.start(1) + 1, errors)])
+            groups[-1].append(_read_name(name, token.start(1) + 1, errors))
+            repeatable = 1
         elif bracket == "(":
             groups.append([])
+            repeatable = 0
         elif bracket == ")":
             if len(groups) == 1:
                 raise ParnasError(
@@ -173,35 +174,36 @@ def _expand(text: str) -> list[str]:
             inner = groups.pop()
             if not inner:
                 raise ParnasError(f"The architecture has an empty group, at character {token.end()}. {_HELP}")
-            groups[-1].append([name for item in inner for name in item])
+            groups[-1] += inner
+            repeatable = len(inner)
         else:
             if not repeatable:
                 raise ParnasError(f"Nothing to repeat before '*' at character {token.start() + 1}. {_HELP}")
-            last = groups[-1].pop()
-            if not 1 <= int(count) * len(last) <= MAX_BLOCKS:
+            last = groups[-1][-repeatable:]
+            if not 1 <= int(count) * repeatable <= MAX_BLOCKS:
                 shown = "".join(last)[:12]
                 raise ParnasError(f"{shown!r} repeated {count} times is not 1 to {MAX_BLOCKS} blocks. {_HELP}")
-            groups[-1].append(last * int(count))
-        if sum(map(len, groups[-1])) > MAX_BLOCKS:
+            groups[-1] += last * (int(count) - 1)
+            repeatable = 0
+        if len(groups[-1]) > MAX_BLOCKS:
             raise ParnasError(f"The architecture has more than {MAX_BLOCKS} blocks. {_HELP}")
-        repeatable = bool(name) or bracket == ")"
         position = token.end()
     if len(groups) > 1:
         raise ParnasError(f"The architecture leaves {len(groups) - 1} bracket(s) open. {_HELP}")
     if errors:
         raise ParnasError(errors[0])
-    return [name for item in groups[0] for name in item]
+    return groups[0]
 
 
 def _read_token(text: str, position: int) -> re.Match[str]:
-    """Return the match of a layer name, a bracket or a repeat that begins at a position."""
+    """Return the regex match of the layer name, the bracket or the repeat that begins at `position`."""
     if token := _TOKEN.match(text, position):
         return token
     raise ParnasError(f"Cannot read the architecture at character {position + 1}: {text[position:][:12]!r}. {_HELP}")
 
 
 def _read_name(text: str, position: int, errors: list[str]) -> str:
-    """Return the layer name as `LayerName` writes it, or add its error to `errors` and return the text."""
+    """Return a layer name with its options in order; if it is not valid, append to `errors` and return `text`."""
     try:
         return str(LayerName.parse(text))
     except ParnasError as error:
@@ -232,5 +234,5 @@ def _preset(name: str, numbers: list[int], text: str) -> Sequence[str]:
     # Sandwich ordering, Press et al. 2020 (arXiv 1911.03864): s^K (sf)^(N/2-K) f^K.
     ends = numbers[1]
     if blocks % 2 or ends > blocks // 2:
-        raise ParnasError(f"sandwich-N-K needs an even N and a K of at most N/2, unlike {text!r}.")
+        raise ParnasError(f"sandwich-N-K needs an even N and a K of at most N/2, but N is {blocks} and K {ends}.")
     return ATTENTION * ends + (ATTENTION + FEED_FORWARD) * (blocks // 2 - ends) + FEED_FORWARD * ends

@@ -6,10 +6,10 @@ __all__ = ["Diverged", "OutOfMemory", "OverBudget", "ParnasError", "says_out_of_
 
 
 class ParnasError(Exception):
-    """An error in input, configuration or environment; its text says what is wrong and how to fix it.
+    """An error in input, configuration or environment; its message says what is wrong and how to fix it.
 
-    The command line prints the text without a traceback and exits with code 2. `errors` are the single lines of a text
-    that lists several errors.
+    The command line prints the message without a traceback and exits with code 2. If the message lists several errors,
+    `errors` holds them one by one.
     """
 
     def __init__(self, *message: str, errors: Sequence[str] = ()) -> None:
@@ -18,7 +18,7 @@ class ParnasError(Exception):
 
 
 class OverBudget(ParnasError):
-    """No network meets the cost target; `cheapest` is the cost of the cheapest one, in the unit of the target."""
+    """No network meets the cost target; `cheapest` is the cost of the cheapest network, in the unit of the target."""
 
     def __init__(self, message: str, cheapest: float) -> None:
         super().__init__(message)
@@ -40,7 +40,7 @@ _OUT_OF_MEMORY = (
     "Cannot allocate memory",
     "ALLOC_FAILED",
 )
-"""Messages of torch and the libraries below it if an allocation fails; some come as a plain RuntimeError."""
+"""Parts of the messages with which torch and its libraries report a failed allocation, some as a RuntimeError."""
 
 
 def says_out_of_memory(error: BaseException) -> bool:
