@@ -14,10 +14,7 @@ if TYPE_CHECKING:
 else:
     import importlib
 
-    _PLACES = {
-        **dict.fromkeys(
-            ("derive", "draw", "evaluate", "load", "pipeline", "retrain", "search", "tune", "tune_eval"), "api"
-        ),
+    _MODULES = {
         "Config": "config.loader",
         "Grid": "evaluation.tune_eval",
         "LoadedRun": "training.loaded_run",
@@ -26,31 +23,16 @@ else:
     }
 
     def __getattr__(name):
-        """Import torch only when the Python interface is used."""
+        """Import the module of a public name on first use, so that `import parnas` does not import torch."""
         if name == "__version__":
             return importlib.import_module("parnas.runs.run").package_version("parnas")
-        if name not in _PLACES:
+        if name not in __all__:
             raise AttributeError(f"module 'parnas' has no attribute {name!r}")
-        return getattr(importlib.import_module(f"parnas.{_PLACES[name]}"), name)
+        return getattr(importlib.import_module(f"parnas.{_MODULES.get(name, 'api')}"), name)
 
     def __dir__():
-        return sorted({*globals(), *_PLACES, "__version__"})
+        return sorted({*globals(), *__all__})
 
 
-__all__ = [
-    "Config",
-    "Grid",
-    "LoadedRun",
-    "ParnasError",
-    "TrainedRun",
-    "__version__",
-    "derive",
-    "draw",
-    "evaluate",
-    "load",
-    "pipeline",
-    "retrain",
-    "search",
-    "tune",
-    "tune_eval",
-]
+__all__ = ["Config", "Grid", "LoadedRun", "ParnasError", "TrainedRun", "__version__"]
+__all__ += ["derive", "draw", "evaluate", "load", "pipeline", "retrain", "search", "tune", "tune_eval"]  # in parnas.api
