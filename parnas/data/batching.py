@@ -1,4 +1,4 @@
-"""Batches of a token stream: N tokens in B rows of segments of T tokens, for training or evaluation."""
+"""Batches of a token stream for training or evaluation: N tokens are read in B rows, in segments of T tokens."""
 
 import math
 from collections.abc import Iterator
@@ -16,43 +16,43 @@ __all__ = ["Batch", "EvaluationBatch", "Shuffle", "TrainingBatches", "evaluation
 Int64s = NDArray[np.int64]
 
 _MAX_BURN_IN = 0.5
-"""Largest number of burn-in segments of an evaluation, as a share of the segments of the text."""
+"""Largest number of segments that an evaluation reads twice to fill memory, as a share of the text's segments."""
 
 
 class Batch(NamedTuple):
-    """The data of a training step, [B, T] each; the first batch of an epoch is read without memory."""
+    """The token ids of a training step."""
 
-    inputs: Int64s
-    targets: Int64s
-    starts_epoch: bool
+    inputs: Int64s  # [B, T]
+    targets: Int64s  # [B, T]
+    starts_epoch: bool  # then memory of earlier batches is not used
 
 
 class Shuffle(NamedTuple):
-    """Partial shuffling (Press 2019, arXiv 1903.04167): each epoch reads each row from another position.
+    """Partial shuffling (Press 2019, arXiv 1903.04167): in each epoch, each row begins at another position.
 
-    After its end, a row continues at its beginning. The positions depend on the seed and the epoch alone.
+    A row that reaches its last token continues at its first. The positions depend on the seed and the epoch alone.
     """
 
     seed: int = 0
-    partial: bool = False
+    partial: bool = False  # false: rows begin at their first token
 
     @classmethod
     def from_config(cls, config: Config) -> Self:
-        """Return the shuffling that `data.shuffle` selects."""
+        """Return the shuffling that the settings `data.shuffle` and `runtime.seed` select."""
         return cls(config.runtime.seed, config.data.shuffle == "partial")
 
     def offsets(self, epoch: int, rows: int, tokens: int) -> Int64s:
-        """Return the position in each row, of `tokens` tokens, at which the epoch begins, [rows]."""
+        """Return the positions [rows] at which the rows begin in an epoch; a row has `tokens` tokens."""
         return np.random.default_rng([self.seed, epoch]).integers(tokens, size=rows)
 
 
 class EvaluationBatch(NamedTuple):
-    """The data of an evaluation step: also which targets to score, and their positions in the text; [B, T] each."""
+    """The data of an evaluation step, [B, T] each."""
 
-    inputs: Int64s
-    targets: Int64s
-    scored: NDArray[np.bool_]
-    positions: Int64s
+    inputs: Int64s  # token ids
+    targets: Int64s  # token ids
+    scored: NDArray[np.bool_]  # whether the target counts; false for burn-in and after the end of the text
+    positions: Int64s  # positions of the targets in the text
 
 
 class TrainingBatches:
@@ -60,7 +60,7 @@ class TrainingBatches:
 
     Each row has `segments` = (N - 1) // (B T) segments of T tokens; row b + 1 follows row b in the stream. Targets are
     the inputs shifted by one token, across the ends of segments and rows. So in an epoch every token is a target once,
-    except the first of the stream and fewer than B T at its end.
+    except the first token of the stream and fewer than B T tokens at its end.
     """
 
     def __init__(
@@ -78,9 +78,9 @@ class TrainingBatches:
             tokens: The stream [N], memory-mapped or not.
             batch_size: Number of rows B.
             tgt_len: Length of a segment T.
-            rows: The rows that this process reads in a distributed training.
-            shuffle: Where rows begin; by default at their first token.
-            source: Name of the stream in the error message.
+            rows: The rows that this process reads in a distributed training; by default all.
+            shuffle: Positions at which rows begin in each epoch; by default their first tokens.
+            source: Name of the stream for the error message.
 
         Raises:
             ParnasError: N does not fill one segment in every row.
@@ -89,7 +89,7 @@ class TrainingBatches:
         self.segments = (len(tokens) - 1) // (batch_size * tgt_len)
         if self.segments < 1:
             raise ParnasError(
-                f"The {source} has {len(tokens):,} tokens, but {batch_size} rows of {tgt_len} need "
+                f"The {source} has {len(tokens):,} tokens, but {batch_size} rows of {tgt_len} tokens need "
                 f"{batch_size * tgt_len + 1:,}. Give more text, or lower data.batch_size or data.tgt_len."
             )
         self._batch_size, self._tgt_len, used = batch_size, tgt_len, batch_size * tgt_len * self.segments
@@ -98,13 +98,13 @@ class TrainingBatches:
         self._targets = np.asarray(tokens[1 : used + 1]).reshape(batch_size, -1)[self._own]
 
     def batch(self, step: int) -> Batch:
-        """Return the batch of a training step, counted from 0 over all epochs; it depends on `step` alone."""
+        """Return the batch of a training step; steps count from 0 over all epochs."""
         epoch, segment = divmod(step, self.segments)
         index = self._index(epoch, segment * self._tgt_len, (segment + 1) * self._tgt_len)
         return Batch(self._inputs[index].astype(np.int64), self._targets[index].astype(np.int64), segment == 0)
 
     def _index(self, epoch: int, start: int, stop: int) -> tuple[Any, Any]:
-        """Return the index, by rows and columns, of the tokens that an epoch reads from `start` to `stop`."""
+        """Return an index, by rows and columns, of the tokens that columns `start` to `stop` of an epoch read."""
         if not self._shuffle.partial:
             return slice(None), slice(start, stop)
         rows, length = self._inputs.shape
@@ -122,10 +122,10 @@ def evaluation_batches(
     reads segments b R to b R + R + burn_in. All rows start with empty memory. Row 0 scores all its segments. The other
     rows fill their memory on their first `burn_in` segments, which the row before scores.
 
-    The scores equal those of batch size 1: the segments are the same for any B, and after `burn_in` = (attention
-    layers) * ceil(mem_len / T) segments, a row no longer depends on where it began, because a layer's memory holds
-    `mem_len` outputs of the layer below, which themselves reach back over as many positions. Rows begin at multiples
-    of `alignment` tokens, for networks that compress positions in groups.
+    The scores equal those of batch size 1. The segments are the same for any B, and after `burn_in` = (attention
+    layers) * ceil(mem_len / T) segments the scores of a row no longer depend on where the row began: a layer's memory
+    holds `mem_len` outputs of the layer below, each of which depends on `mem_len` positions of the layer below it.
+    Rows begin at multiples of `alignment` tokens, for networks that compress positions in groups.
 
     Burn-in is limited to a share of the text (`_MAX_BURN_IN`), by fewer rows than `batch_size` if needed. Positions
     after the end of the stream hold token 0 and are not scored.
@@ -150,13 +150,13 @@ def evaluation_batches(
 
 
 def split_share(tokens: Tokens, share: float) -> tuple[Tokens, Tokens]:
-    """Split a training stream [N] into the tokens for the weights and the held-out rest, its last `share` (0 to 1)."""
+    """Split a training stream [N] into the tokens that train the weights and the held-out last `share` (0 to 1)."""
     cut = len(tokens) - round(len(tokens) * share)
     return tokens[:cut], tokens[cut:]
 
 
 def _share_out(segments: int, batch_size: int, burn_in: int, multiple: int) -> tuple[int, int]:
-    """Return the number of rows, and of the segments that each row but row 0 scores, a multiple of `multiple`."""
+    """Return the number of rows, and the number of segments that a row after row 0 scores, divisible by `multiple`."""
     rows = 1 + min(batch_size - 1, int(_MAX_BURN_IN * segments) // burn_in if burn_in else segments - 1)
     per_row = max(1, -(-(segments - burn_in) // (rows * multiple))) * multiple
     # Rounding up may leave the last rows without a segment to score.
@@ -164,5 +164,5 @@ def _share_out(segments: int, batch_size: int, burn_in: int, multiple: int) -> t
 
 
 def _take(tokens: Tokens, positions: Int64s) -> Int64s:
-    """Return the tokens at these positions, which are clipped to the stream."""
+    """Return the tokens at positions of a stream; positions outside it give its first or last token."""
     return np.asarray(tokens[np.clip(positions, 0, len(tokens) - 1)], np.int64)

@@ -1,4 +1,4 @@
-"""The cache folder: downloads, the text of pydoc, token streams, and hashes and other values computed from files."""
+"""The cache folder: downloads, corpora, token streams, and values computed from files, such as hashes."""
 
 import hashlib
 import os
@@ -14,18 +14,18 @@ from parnas.runs.files import expand_user, read_json, write_json
 __all__ = ["Note", "cache_dir", "locked", "silent"]
 
 RECENT_NS = 2_000_000_000
-"""A file changed less than this before it was read may change again within the same tick of the file system's clock."""
+"""Nanoseconds in which a file may change twice with the same modification time, since file systems round times."""
 
 Note = Callable[[str], None]
-"""A function that gets a short line of progress, such as "training tokenizer"."""
+"""A function that displays a short line of progress, such as "training tokenizer"."""
 
 
 def silent(_: str) -> None:
-    """Ignore a line of progress."""
+    """Display nothing, as a `Note` function."""
 
 
 def cache_dir() -> Path:
-    """Return `$PARNAS_CACHE`, or the user's cache folder for parnas."""
+    """Return the folder that the variable `PARNAS_CACHE` names or, without it, the user's cache folder for parnas."""
     if given := os.environ.get("PARNAS_CACHE"):
         return expand_user(given)
     from platformdirs import user_cache_dir
@@ -38,7 +38,7 @@ def locked(path: Path, note: Note = silent) -> Iterator[None]:
     """Lock `path` in the cache against other processes; wait if another process holds the lock.
 
     Raises:
-        ParnasError: The cache cannot be written, or the body raises an `OSError` (full, read-only, no permission).
+        ParnasError: The lock or the body raises an `OSError`: the disk is full, or the cache is not writable.
     """
     from filelock import FileLock, Timeout
 
@@ -48,7 +48,7 @@ def locked(path: Path, note: Note = silent) -> Iterator[None]:
         try:
             lock.acquire(blocking=False)
         except Timeout:
-            note(f"waiting for another process that makes {path}")
+            note(f"waiting for another process that writes {path}")
         with lock:
             yield
     except OSError as error:
@@ -57,19 +57,19 @@ def locked(path: Path, note: Note = silent) -> Iterator[None]:
         ) from error
 
 
-def cached_fact(path: Path, fact: str, compute: Callable[[], Any]) -> Any:
-    """Return `compute()`, a JSON value computed from a file, from the cache as long as the file stays the same.
+def cached_value(path: Path, name: str, compute: Callable[[], Any]) -> Any:
+    """Return a value computed from a file; it is computed again only if the file has changed.
 
-    A file is the same while its path, size, inode, modification time and status time are; programs can restore all of
-    these but the last. The value of a file that has just changed, or changes meanwhile, is not cached.
+    A file has changed if its path, size, inode, modification time or status-change time has; programs can reset all of
+    these but the last. The value of a file that changed in the last seconds, or during the computation, is not cached.
 
     Args:
         path: The file.
-        fact: Name of the value, with the version of the computation.
-        compute: Reads the file; its errors pass through.
+        name: Name of the value, unique for each way to compute it.
+        compute: Function that reads the file and returns a JSON value; its exceptions are passed on.
     """
     identity, now = _identity(path), time.time_ns()
-    entry = cache_dir() / "files" / f"{hashlib.sha256(repr((identity[0], fact)).encode()).hexdigest()[:32]}.json"
+    entry = cache_dir() / "files" / f"{hashlib.sha256(repr((identity[0], name)).encode()).hexdigest()[:32]}.json"
     with suppress(ParnasError, OSError, TypeError, KeyError):
         cached = read_json(entry)
         if cached["file"] == identity:
@@ -78,21 +78,21 @@ def cached_fact(path: Path, fact: str, compute: Callable[[], Any]) -> Any:
     _, _, _, *times = identity
     if _identity(path) == identity and max(times) < now - RECENT_NS:
         with suppress(OSError):
-            write_json(entry, {"file": identity, "fact": fact, "value": value})
+            write_json(entry, {"file": identity, "name": name, "value": value})
     return value
 
 
 def file_hash(path: Path, algorithm: str) -> str:
-    """Return the hex digest of a file, cached as long as the file stays the same."""
+    """Return the hex digest of a file by an algorithm of `hashlib`, cached until the file changes."""
 
     def compute() -> str:
         with path.open("rb") as file:
             return hashlib.file_digest(file, algorithm).hexdigest()
 
-    return str(cached_fact(path, algorithm, compute))
+    return str(cached_value(path, algorithm, compute))
 
 
 def _identity(path: Path) -> list[Any]:
-    """Return path, size, inode and times of a file."""
+    """Return path, size in bytes, inode, modification time and status-change time (ns) of a file."""
     status = path.stat()
     return [str(path.resolve()), status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns]

@@ -1,4 +1,4 @@
-"""Corpora: the checked train, valid and test split of a named text, a folder or a file."""
+"""Corpora: find a text by name, folder or file, check it, and divide it into train, valid and test."""
 
 import difflib
 import hashlib
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from parnas.data.cache import Note, cached_fact, file_hash, silent
+from parnas.data.cache import Note, cached_value, file_hash, silent
 from parnas.data.datasets import DATASETS, SPLITS, find_dataset, first_file, split_names
 from parnas.data.pydoc_text import gather_pydoc
 from parnas.data.text import TextSlice
@@ -21,7 +21,7 @@ from parnas.runs.files import expand_user
 __all__ = ["NAMES"]
 
 _HELD_OUT_SHARE = 0.05
-"""Share of the lines of a single text file for valid, and as much for test."""
+"""Share of the lines of a single text file that becomes valid; test gets the same share."""
 
 _PYDOC = "pydoc"
 NAMES = (*DATASETS, _PYDOC)
@@ -43,7 +43,7 @@ class Corpus:
 def find_corpus(name: str, note: Note = silent) -> Corpus:
     """Return the corpus of a name (`DATASETS`, or pydoc), a folder (train.txt, valid.txt, test.txt) or a text file.
 
-    A text file is split 90/5/5 by lines; all files of a path must be UTF-8. A dataset is read from
+    A text file is split 90/5/5 by lines. Files and folders of the user must be in UTF-8. A dataset is read from
     `$PARNAS_DATA/<name>/`, else downloaded into the cache, and its published hashes are checked in both cases.
 
     Raises:
@@ -64,10 +64,10 @@ def find_corpus(name: str, note: Note = silent) -> Corpus:
 
 
 def _splits_of_path(path: Path) -> dict[str, TextSlice]:
-    """Return the splits of the user's folder or file, after a check that they are UTF-8."""
+    """Return the splits of the user's folder or file; raise `ParnasError` if a file is not UTF-8 text."""
     splits = _splits_of_folder(path) if path.is_dir() else _splits_of_file(path)
     for file in {text.path: None for text in splits.values()}:
-        cached_fact(file, "is UTF-8", partial(_check_text, TextSlice.whole(file)))
+        cached_value(file, "is UTF-8", partial(_check_text, TextSlice.whole(file)))
     return splits
 
 
@@ -87,7 +87,7 @@ def _splits_of_folder(folder: Path) -> dict[str, TextSlice]:
 
 
 def _splits_of_file(path: Path) -> dict[str, TextSlice]:
-    """Return the splits of a file: the last lines are test, the lines before them valid, at least one line each."""
+    """Return the splits of a text file: train first, then valid, then test, each with at least one line."""
     if not path.exists():
         near = difflib.get_close_matches(str(path), NAMES, 1)
         raise ParnasError(
@@ -97,24 +97,24 @@ def _splits_of_file(path: Path) -> dict[str, TextSlice]:
     whole = TextSlice.whole(path)
     if not whole.bytes:
         raise ParnasError(f"{path} is empty; put text into it.")
-    cuts = [0, *cached_fact(path, f"lines held out: {_HELD_OUT_SHARE}", partial(_held_out, whole)), whole.bytes]
+    cuts = [0, *cached_value(path, f"lines held out: {_HELD_OUT_SHARE}", partial(_held_out, whole)), whole.bytes]
     return {split: TextSlice(path, *cuts[i : i + 2]) for i, split in enumerate(SPLITS)}
 
 
 def _held_out(text: TextSlice) -> tuple[int, int]:
-    """Return the byte offsets at which valid and test begin."""
+    """Return the byte offsets in a text at which its splits valid and test begin."""
     starts = _line_starts(text)
     held_out = max(1, round(len(starts) * _HELD_OUT_SHARE))
     if len(starts) <= 2 * held_out:
         raise ParnasError(
             f"{text.path} is too short to be split by lines into train, valid and test: it has {len(starts)} line(s), "
-            "and 3 is the least. Give more text, or a folder with train.txt, valid.txt and test.txt."
+            "but needs at least 3. Give more text, or a folder with train.txt, valid.txt and test.txt."
         )
     return starts[-2 * held_out], starts[-held_out]
 
 
 def _line_starts(text: TextSlice) -> "array[int]":
-    """Return the byte offset of the first byte of every line."""
+    """Return the byte offset at which each line of a text begins."""
     starts = array("q", [0])
     offset = 0
     for block in text.blocks():
@@ -127,25 +127,25 @@ def _line_starts(text: TextSlice) -> "array[int]":
 
 
 def _check_text(text: TextSlice) -> None:
-    """Raise `ParnasError` with the first wrong byte if a file is no UTF-8 text."""
+    """Raise `ParnasError` with the position of the first invalid byte if a text is not UTF-8."""
     offset = 0
     for block in text.blocks():
         if (nul := block.find(b"\0")) >= 0:
             raise ParnasError(
-                f"{text.path} is no UTF-8 text: there is a NUL at byte {offset + nul:,}. It may be binary, or UTF-16; "
+                f"{text.path} is not UTF-8 text: there is a NUL at byte {offset + nul:,}. It may be binary, or UTF-16; "
                 "give plain text, saved as UTF-8."
             )
         try:
             block.decode("utf-8")
         except UnicodeDecodeError as error:
             raise ParnasError(
-                f"{text.path} is no UTF-8 text: byte {offset + error.start:,} is 0x{block[error.start]:02X} "
+                f"{text.path} is not UTF-8 text: byte {offset + error.start:,} is 0x{block[error.start]:02X} "
                 f"({error.reason}). Save it as UTF-8, for example by: iconv -f latin1 -t utf-8"
             ) from error
         offset += len(block)
 
 
 def _fingerprint(splits: Mapping[str, TextSlice]) -> str:
-    """Return the SHA-256 of the contents of the splits."""
+    """Return a SHA-256 of the contents of the splits, independent of their paths."""
     content = {split: [file_hash(text.path, "sha256"), text.start, text.stop] for split, text in splits.items()}
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()

@@ -1,15 +1,15 @@
-"""The named corpora on the web: their addresses, published hashes and files; download and checks."""
+"""Datasets on the web: their addresses, files and published hashes, and the functions that download and check them."""
 
 import os
+import shutil
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path, PurePosixPath
-from typing import IO
 
-from parnas.data.cache import Note, cache_dir, cached_fact, file_hash, locked, silent
+from parnas.data.cache import Note, cache_dir, cached_value, file_hash, locked, silent
 from parnas.data.text import TextSlice
 from parnas.errors import ParnasError
 from parnas.runs.files import atomic_folder, expand_user
@@ -17,7 +17,6 @@ from parnas.runs.files import atomic_folder, expand_user
 __all__ = ["SPLITS"]
 
 SPLITS = ("train", "valid", "test")
-_LARGEST_FILE = 1 << 30
 _TIMEOUT_SECONDS = 30
 
 
@@ -26,9 +25,9 @@ class DatasetFile:
     """A text file of a dataset.
 
     Attributes:
-        names: Names under which it is published; the first is its name in the cache.
-        hash: Its published `algorithm:hexdigest`.
-        lines: Its number of line ends, checked if no hash is published.
+        names: Accepted file names; the file has the first one in the cache.
+        hash: Published hash of the file, as `algorithm:hexdigest`.
+        lines: Number of line ends in the file, checked if no hash is published.
     """
 
     names: tuple[str, ...]
@@ -38,11 +37,11 @@ class DatasetFile:
 
 @dataclass(frozen=True)
 class Dataset:
-    """An archive on the web with a text file for each split, or a single file that is cut at byte offsets.
+    """A zip archive on the web with a text file for each split, or with one file that is cut at byte offsets.
 
     Attributes:
-        hash: Published hash of the zip archive.
-        byte_split: Bytes of train, valid and test if `files` holds one file.
+        hash: Published hash of the archive, as `algorithm:hexdigest`.
+        byte_split: Lengths in bytes of train, valid and test if `files` holds one file.
     """
 
     name: str
@@ -53,11 +52,11 @@ class Dataset:
 
     @property
     def archive_name(self) -> str:
-        """File name of the archive."""
+        """File name of the archive, from its address."""
         return PurePosixPath(self.url).name
 
     def slices(self, paths: list[Path]) -> dict[str, TextSlice]:
-        """Return the three splits, given the path of each of `files`."""
+        """Return the three splits, given the paths of `files` in the same order."""
         if self.byte_split is None:
             return {split: TextSlice.whole(path) for split, path in zip(SPLITS, paths, strict=True)}
         cuts = pairwise(accumulate(self.byte_split, initial=0))
@@ -80,7 +79,7 @@ def _hutter(name: str, archive_sha256: str, file_hash: str) -> Dataset:
 
 
 def split_names(split: str) -> tuple[str, str]:
-    """Return the accepted file names of a split."""
+    """Return the accepted file names of a split: ours, and that of WikiText."""
     return f"{split}.txt", f"wiki.{split}.tokens"
 
 
@@ -129,7 +128,7 @@ def find_dataset(dataset: Dataset, note: Note = silent) -> dict[str, TextSlice]:
 
 
 def _read_given(dataset: Dataset, folder: Path, note: Note) -> dict[str, TextSlice]:
-    """Return the splits in the user's folder, or in the archive that it holds."""
+    """Return the splits in the user's folder, or in an archive in that folder; raise `ParnasError` without either."""
     paths = [path for file in dataset.files if (path := first_file(folder, file.names)) is not None]
     if len(paths) == len(dataset.files):
         return _checked(dataset, paths)
@@ -143,7 +142,7 @@ def _read_given(dataset: Dataset, folder: Path, note: Note) -> dict[str, TextSli
 
 
 def _unpacked(dataset: Dataset, archive: Path | None, note: Note) -> dict[str, TextSlice]:
-    """Return the splits in the cache; if they are missing, unpack `archive` or a download there first."""
+    """Return the splits in the cache; if they are missing, first unpack `archive` there, by default a download."""
     folder = cache_dir() / "corpora" / dataset.name
     with locked(folder, note):
         if not folder.is_dir():
@@ -152,7 +151,7 @@ def _unpacked(dataset: Dataset, archive: Path | None, note: Note) -> dict[str, T
 
 
 def _download(dataset: Dataset, note: Note) -> Path:
-    """Return the archive in the cache, after a download if it is missing."""
+    """Return the path of the archive in the cache; download it first if it is missing."""
     import pooch
     from requests import RequestException
 
@@ -180,36 +179,28 @@ def _download(dataset: Dataset, note: Note) -> Path:
 
 
 def _unpack(dataset: Dataset, archive: Path, folder: Path) -> None:
-    """Copy the dataset's files out of a zip archive, under their names in the cache, into a new `folder`."""
-    _check_hash(archive, dataset.hash)
+    """Copy the files of a dataset from a zip archive into a new folder in the cache."""
+    _check_hash(archive, dataset.hash)  # after this check, sizes in the archive can be trusted
     try:
         with zipfile.ZipFile(archive) as zipped, atomic_folder(folder) as unfinished:
             members = {PurePosixPath(name).name: name for name in zipped.namelist()}
             for file in dataset.files:
                 member = next(members[name] for name in file.names if name in members)
                 with zipped.open(member) as source, (unfinished / file.names[0]).open("wb") as target:
-                    _copy_at_most(source, target, _LARGEST_FILE)
+                    shutil.copyfileobj(source, target)
     except (zipfile.BadZipFile, StopIteration) as error:
         raise ParnasError(f"{archive} is not the zip archive of {dataset.name}; delete it and try again.") from error
 
 
-def _copy_at_most(source: IO[bytes], target: IO[bytes], limit: int) -> None:
-    """Copy a file of at most `limit` bytes: a zip bomb must not fill the disk."""
-    while chunk := source.read(1 << 20):
-        if target.tell() + len(chunk) > limit:
-            raise ParnasError(f"The archive holds a file larger than {limit:,} bytes; it is not what was published.")
-        target.write(chunk)
-
-
 def _checked(dataset: Dataset, paths: list[Path]) -> dict[str, TextSlice]:
-    """Return the splits in these files after a check of their published hashes, or numbers of lines."""
+    """Return the splits in these files; raise `ParnasError` if a published hash or number of lines differs."""
     for file, path in zip(dataset.files, paths, strict=True):
         if not path.is_file():
-            raise ParnasError(f"{path} is missing; delete the folder {path.parent}, and it is made again.")
+            raise ParnasError(f"{path} is missing; delete the folder {path.parent} to have it made again.")
         if file.hash is not None:
             _check_hash(path, file.hash)
         elif file.lines is not None:
-            lines = cached_fact(path, "number of line ends", partial(_count_line_ends, path))
+            lines = cached_value(path, "number of line ends", partial(_count_line_ends, path))
             if lines != file.lines:
                 raise ParnasError(
                     f"{path} is not part of {dataset.name} as published: it has {lines:,} lines, not {file.lines:,}. "

@@ -1,4 +1,4 @@
-"""The corpus pydoc: the English prose of the documentation inside this Python, gathered without running its code."""
+"""The corpus pydoc: English prose from the documentation of the installed Python, read without running any code."""
 
 import ast
 import hashlib
@@ -26,10 +26,10 @@ _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def gather_pydoc(note: Note = silent) -> Path:
-    """Return a cache folder with train.txt, valid.txt and test.txt, written once for each version of Python.
+    """Return a folder in the cache with train.txt, valid.txt and test.txt, written once for each version of Python.
 
     Each line is a paragraph. A document (a topic of `help()`, or a module's docstrings) lies in one split as a whole.
-    Paragraphs occur once, so that no split repeats another.
+    Each paragraph occurs only once, so that no split repeats text of another.
 
     Raises:
         ParnasError: Python is installed without its sources, or the cache cannot be written.
@@ -42,7 +42,7 @@ def gather_pydoc(note: Note = silent) -> Path:
             if not all(splits.values()):
                 raise ParnasError(
                     "This Python came without the sources of its standard library, so there is no corpus pydoc; "
-                    "give data.corpus another one, such as a text file."
+                    "set data.corpus to another corpus, such as a text file."
                 )
             with atomic_folder(folder) as unfinished:
                 for split, paragraphs in splits.items():
@@ -51,7 +51,7 @@ def gather_pydoc(note: Note = silent) -> Path:
 
 
 def _unique_paragraphs(documents: Iterator[tuple[str, str]]) -> dict[str, list[str]]:
-    """Return the paragraphs of each named document without those of earlier documents; empty documents are left out."""
+    """Return the paragraphs by document that no earlier document has; leave out documents without such paragraphs."""
     seen: set[str] = set()
     unique = {}
     for name, text in documents:
@@ -73,7 +73,7 @@ def prose(text: str) -> Iterator[str]:
 
 
 def _split_documents(documents: dict[str, list[str]]) -> dict[str, list[str]]:
-    """Divide whole documents into splits, about 90/5/5 by characters, in the order of the hashes of their names."""
+    """Assign whole documents to the splits, about 90/5/5 by characters, in the order of the hashes of their names."""
     splits: dict[str, list[str]] = {split: [] for split in SHARES}
     sizes = dict.fromkeys(SHARES, 0)
     for name in sorted(documents, key=lambda name: hashlib.sha256(name.encode()).digest()):
@@ -85,7 +85,7 @@ def _split_documents(documents: dict[str, list[str]]) -> dict[str, list[str]]:
 
 
 def _documents() -> Iterator[tuple[str, str]]:
-    """Yield name and text of the topics of `help()`, then of the docstrings of each standard module."""
+    """Yield (name, text) for each topic of `help()`, then for the docstrings of each module of the standard library."""
     with suppress(ImportError):  # some systems package the topics separately; the docstrings remain
         yield from sorted(import_module("pydoc_data.topics").topics.items())
     root = Path(sysconfig.get_path("stdlib"))
@@ -96,7 +96,7 @@ def _documents() -> Iterator[tuple[str, str]]:
 
 
 def _docstrings(path: Path) -> list[str]:
-    """Return the docstrings of a Python file by line; an empty list if it cannot be parsed."""
+    """Return the docstrings of a Python file in order; an empty list if the file cannot be read or parsed."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

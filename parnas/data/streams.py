@@ -1,6 +1,6 @@
-"""Token streams: a corpus as memory-mapped token ids, encoded once and kept in the cache.
+"""Token streams: the token ids of a corpus, encoded once, stored in the cache and memory-mapped.
 
-The folder of a corpus and a tokenizer, `<cache>/streams/<key>/`, holds `header.json`, `train.bin`, `valid.bin`,
+The folder of a corpus and a tokenizer, `<cache>/streams/<key>/`, contains `header.json`, `train.bin`, `valid.bin`,
 `test.bin` (raw little-endian ids) and `tokenizer/`.
 """
 
@@ -34,14 +34,14 @@ _Count = Annotated[int, Field(ge=0, strict=True)]
 _SplitName = Annotated[str, Field(pattern=f"^({'|'.join(SPLITS)})$")]
 
 _FORMAT = 3
-"""Increase it with every change that gives other files for the same corpus and settings."""
+"""Version of the files. Increase it if a change of the code gives other files for the same corpus and settings."""
 
 _HEADER_FILE = "header.json"
 _CHUNK = 1 << 22
-"""Tokens that are counted or renumbered at once; numpy's copies of them are several times as large."""
+"""Number of tokens that are counted or renumbered at once; numpy's copies of them take several times their memory."""
 
 _THREADS = 4
-"""Blocks encoded at the same time. With fewer, cores wait for Python: WikiText-2 takes a tenth longer with 2."""
+"""Number of blocks encoded at the same time; with 2 instead of 4, encoding WikiText-2 takes a tenth longer."""
 
 
 class SplitCounts(Record, extra="forbid"):
@@ -49,33 +49,33 @@ class SplitCounts(Record, extra="forbid"):
 
     tokens: _Count
     words: _Count  # separated by whitespace, without line ends
-    line_ends: _Count  # predicted line ends: tokens `eos_id`
+    line_ends: _Count  # tokens `eos_id`
     lines: _Count  # lines of the text, a last one without a newline included
     bytes: _Count
-    unknown: _Count  # tokens for text without an id of its own
+    unknown: _Count  # tokens for words or characters outside the vocabulary
 
 
 class StreamHeader(Record, extra="forbid"):
-    """The source of a corpus's token streams, and their sizes."""
+    """The content of `header.json`: the corpus and the tokenizer of token streams, and their sizes."""
 
     corpus: str
-    fingerprint: str  # see `Corpus`
+    fingerprint: str  # see `Corpus.fingerprint`
     tokenizer: dict[str, Any]  # settings of the tokenizer (`TokenizerConfig`)
     vocab_size: Annotated[int, Field(ge=1, lt=2**31, strict=True)]
     dtype: Literal["<u2", "<u4"]
     loses: tuple[str, ...]
-    """Information that the tokenizer drops: "case" if it is folded, "unknown" if a split has unknown tokens."""
+    """Information that tokens lack: "case" if the text was lower-cased, "unknown" if a split has unknown tokens."""
     splits: Annotated[dict[_SplitName, SplitCounts], Field(min_length=3)]
 
     @classmethod
     def read(cls, path: Path) -> "StreamHeader":
-        """Read a header; raise `ParnasError` for a missing or broken file."""
+        """Read a header from a JSON file; raise `ParnasError` if the file is missing or broken."""
         return cls.parse(read_json(path), str(path))
 
 
 @dataclass(frozen=True)
 class TokenStreams:
-    """Three splits as token ids on disk."""
+    """The token ids of a corpus's three splits, in files."""
 
     folder: Path
     header: StreamHeader
@@ -89,7 +89,7 @@ class TokenStreams:
             path = _tokens_file(folder, split)
             expected = counts.tokens * np.dtype(header.dtype).itemsize
             if not path.is_file() or path.stat().st_size != expected:
-                raise ParnasError(f"{path} is not {expected:,} bytes long; delete {folder}, and it is made again.")
+                raise ParnasError(f"{path} is not {expected:,} bytes long; delete {folder} to have it made again.")
         return cls(folder, header, load_tokenizer(folder / "tokenizer"))
 
     def tokens(self, split: str) -> Tokens:
@@ -97,18 +97,18 @@ class TokenStreams:
         return np.memmap(_tokens_file(self.folder, split), dtype=self.header.dtype, mode="r")
 
     def train_counts(self) -> NDArray[np.int64]:
-        """Count each token in the training split [V]; ids are sorted by frequency, so the counts never rise."""
+        """Return the number of occurrences of each token id in the training split [V], the largest first."""
         return _count_tokens(_tokens_file(self.folder, "train"), self.header.dtype, self.header.vocab_size)
 
 
 def prepare(config: DataConfig, note: Note = silent) -> TokenStreams:
-    """Return the token streams of a configuration from the cache; make them first if they are missing or damaged.
+    """Return the token streams of a corpus from the cache; make them first if they are missing or damaged.
 
-    They are made under a lock and appear as a whole, so any number of processes may call this at once.
+    Several processes may call this function at once: a lock lets one of them make the streams, and the others wait.
 
     Args:
         config: The corpus and the tokenizer.
-        note: Gets a line for each step that takes time.
+        note: Function that displays a line of progress for each step that takes time.
 
     Raises:
         ParnasError: The corpus or the settings of the tokenizer are wrong, or the disk is full.
@@ -127,7 +127,7 @@ def prepare(config: DataConfig, note: Note = silent) -> TokenStreams:
 
 
 def encode_file(text: TextSlice, tokenizer: Tokenizer, target: Path, dtype: str) -> SplitCounts:
-    """Write the ids of a text to `target` as raw `dtype` and return its size."""
+    """Write the token ids of a text to the file `target` as raw `dtype`, and return the size of the text."""
     totals: Counter[str] = Counter()
     with target.open("wb") as file:
         for block in _encode(text, tokenizer):
@@ -151,8 +151,8 @@ def _make(folder: Path, corpus: Corpus, config: DataConfig, settings: dict[str, 
         splits[split] = encode_file(text, tokenizer, _tokens_file(folder, split), dtype)
         if splits[split].tokens < 2:
             raise ParnasError(
-                f"The {split} split of {corpus.name} is too short: it gives {splits[split].tokens} token(s), and 2 is "
-                "the least. Give more text."
+                f"The {split} split of {corpus.name} is too short: it has {splits[split].tokens} token(s), but needs "
+                "at least 2. Give more text."
             )
     if isinstance(tokenizer, PieceTokenizer):
         tokenizer = _sort_by_frequency(folder, tokenizer, dtype)
@@ -171,15 +171,15 @@ def _make(folder: Path, corpus: Corpus, config: DataConfig, settings: dict[str, 
 
 
 class _EncodedBlock(NamedTuple):
-    """A block of text in tokens."""
+    """The token ids of a block of text, and the numbers of its tokens, words and bytes."""
 
     ids: NDArray[np.int32]
-    counts: dict[str, int]  # all of `SplitCounts` but the lines
+    counts: dict[str, int]  # the fields of `SplitCounts` except `lines`
     ends_line: bool
 
 
 def _sort_by_frequency(folder: Path, tokenizer: PieceTokenizer, dtype: str) -> PieceTokenizer:
-    """Renumber the tokens of all splits by frequency, which is far faster than encoding them again."""
+    """Renumber the tokens in the files of all splits by frequency, which is far faster than encoding again."""
     counts = _count_tokens(_tokens_file(folder, "train"), dtype, tokenizer.vocab_size)
     tokenizer, new_ids = tokenizer.sorted_by(counts)
     for split in SPLITS:
@@ -191,7 +191,7 @@ def _sort_by_frequency(folder: Path, tokenizer: PieceTokenizer, dtype: str) -> P
 
 
 def _count_tokens(path: Path, dtype: str, vocab_size: int) -> NDArray[np.int64]:
-    """Count each token of a file [V]."""
+    """Return the number of occurrences of each token id in a file [V]."""
     counts = np.zeros(vocab_size, np.int64)
     tokens = np.memmap(path, dtype, "r")
     for start in range(0, len(tokens), _CHUNK):
@@ -200,7 +200,7 @@ def _count_tokens(path: Path, dtype: str, vocab_size: int) -> NDArray[np.int64]:
 
 
 def _encode_block(tokenizer: Tokenizer, block: bytes) -> _EncodedBlock:
-    """Encode a block and measure it."""
+    """Encode a block of text, and count its tokens, words and bytes."""
     ids, unknown = tokenizer.encode_block(block)
     counts = {
         "tokens": len(ids),
@@ -213,10 +213,10 @@ def _encode_block(tokenizer: Tokenizer, block: bytes) -> _EncodedBlock:
 
 
 def _encode(text: TextSlice, tokenizer: Tokenizer) -> Iterator[_EncodedBlock]:
-    """Yield the encoded blocks of a text in sequence.
+    """Yield the encoded blocks of a text in order.
 
-    sentencepiece has its own threads for a block; meanwhile these threads prepare the next blocks and count the words
-    of the previous ones. Only a few blocks are in memory at a time; `pool.map` would read the whole text.
+    sentencepiece encodes a block in threads of its own; meanwhile the threads of this function prepare the next blocks
+    and count the words of earlier ones. Only a few blocks are in memory at a time; `pool.map` would read all of them.
     """
     waiting: deque[Future[_EncodedBlock]] = deque()
     with ThreadPoolExecutor(_THREADS) as pool:
@@ -229,5 +229,5 @@ def _encode(text: TextSlice, tokenizer: Tokenizer) -> Iterator[_EncodedBlock]:
 
 
 def _tokens_file(folder: Path, split: str) -> Path:
-    """Return the path of the ids of a split."""
+    """Return the path of the file with the token ids of a split."""
     return folder / f"{split}.bin"

@@ -1,4 +1,4 @@
-"""Read text files in bounded memory: blocks, lines and numbers of words."""
+"""Read text files block by block, in bounded memory: bytes, lines and numbers of words."""
 
 import builtins
 import re
@@ -28,7 +28,7 @@ class TextSlice:
 
     @classmethod
     def whole(cls, path: Path) -> "TextSlice":
-        """Return the slice of a whole file."""
+        """Return the slice that covers a whole file."""
         return cls(path, 0, path.stat().st_size)
 
     @property
@@ -37,9 +37,9 @@ class TextSlice:
         return self.stop - self.start
 
     def blocks(self, size: int = _BLOCK_BYTES) -> Iterator[builtins.bytes]:
-        """Yield the slice in blocks of about `size` bytes; joined, they are the slice.
+        """Yield the bytes of the slice, in order, in blocks of about `size` bytes.
 
-        A block ends after a line end; without one, before its last space; else between two characters.
+        A block ends after a line end; if it has none, before its last space; else between two characters.
         Lines shorter than `size` bytes are not divided.
         """
         carry = b""
@@ -55,19 +55,19 @@ class TextSlice:
                     yield block[:cut]
 
     def lines(self) -> Iterator[list[str]]:
-        """Yield the lines of each block, as `split_lines` returns them.
+        """Yield a list of lines for each block of the slice; see `split_lines`.
 
-        A character divided by an end of the slice (enwik8 is cut at byte offsets) is read as U+FFFD.
+        A character that a slice's end divides is read as U+FFFD (the splits of enwik8 are cut at byte offsets).
         """
         for block in self.blocks():
             yield split_lines(block.decode("utf-8", errors="replace"))
 
 
 def split_lines(text: str) -> list[str]:
-    r"""Return the lines with their "\n"; joined, they are `text`.
+    r"""Split a text into lines that keep their "\n".
 
-    A line longer than `LONGEST_LINE` characters is cut before spaces, or anywhere if it has none. Only its last piece
-    has a "\n", and so gets an `<eos>`.
+    A line longer than `LONGEST_LINE` characters is cut before a space, or anywhere if it has none. Only the last piece
+    of the line has the "\n", so a tokenizer writes one `<eos>` for the line.
     """
     lines: list[str] = _LINE.findall(text)
     if all(len(line) <= LONGEST_LINE for line in lines):
@@ -87,7 +87,7 @@ def count_words(block: bytes) -> int:
 
 
 def _last_boundary(block: bytes) -> int:
-    """Return the position at which to cut a block; 0 where all of it goes to the next one."""
+    """Return the position at which to cut a block of text; 0 if it has to be joined with the next one."""
     if cut := block.rfind(b"\n") + 1:
         return cut
     if (cut := block.rfind(b" ")) > 0:
@@ -99,7 +99,7 @@ def _last_boundary(block: bytes) -> int:
 
 
 def _pieces(line: str) -> Iterator[str]:
-    """Yield the pieces of a long line."""
+    """Yield a line in pieces of at most `LONGEST_LINE` characters, cut before spaces where possible."""
     start = 0
     while len(line) - start > LONGEST_LINE:
         space = line.rfind(" ", start + 1, start + LONGEST_LINE)

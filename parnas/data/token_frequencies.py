@@ -1,4 +1,4 @@
-"""Token counts: of a corpus, estimated if it is not on this machine, or from a file."""
+"""Token counts: counted in a corpus, estimated if the corpus is not on this machine, or read from a file."""
 
 import os
 from pathlib import Path
@@ -23,23 +23,23 @@ PUBLISHED = {
     ("enwik8", "byte"): 205,
     ("text8", "byte"): 28,
 }
-"""Vocabulary sizes of datasets with all their words, or bytes."""
+"""Number of different words, or bytes, of each dataset."""
 
 
 class _TokenCounts(NamedTuple):
     """The token counts of a text, and a description of their source."""
 
-    counts: NDArray[np.int64]  # [V] occurrences, or in proportion to them; they never rise
+    counts: NDArray[np.int64]  # [V] occurrences of each token, or numbers proportional to them, the largest first
     source: str
 
 
 def estimate_token_counts(config: DataConfig, note: Note = silent) -> _TokenCounts:
-    """Return the token counts of a corpus on this machine; else estimate them by Zipf's law from its vocabulary size.
+    """Return the token counts of a corpus; if it is not on this machine, estimate them by Zipf's law.
 
-    Nothing is downloaded.
+    Nothing is downloaded. The estimate needs the vocabulary size, which is configured or published.
 
     Raises:
-        ParnasError: The corpus is not here, and the size of its vocabulary is neither published nor configured.
+        ParnasError: The corpus is not on this machine, and its vocabulary size is neither configured nor published.
     """
     if is_local(config.corpus):
         return _TokenCounts(prepare(config, note).train_counts(), "counted in the text")
@@ -48,8 +48,8 @@ def estimate_token_counts(config: DataConfig, note: Note = silent) -> _TokenCoun
     size = settings.vocab_size or published or (DEFAULT_VOCAB_SIZE if settings.kind == "sentencepiece" else None)
     if size is None:
         raise ParnasError(
-            f"{config.corpus} is not on this machine, and its vocabulary is not known; fetch it by 'parnas data "
-            f"{config.corpus}', or set data.tokenizer.vocab_size."
+            f"{config.corpus} is not on this machine, and its vocabulary size is not known; download the corpus by "
+            f"'parnas data {config.corpus}', or set data.tokenizer.vocab_size."
         )
     return _TokenCounts(zipf(size), f"{config.corpus} is not on this machine: frequencies by Zipf's law")
 
@@ -64,7 +64,7 @@ def is_local(corpus: str) -> bool:
 
 
 def zipf(size: int) -> NDArray[np.int64]:
-    """Return counts of `size` words by Zipf's law, up to a factor, the most frequent first: [size].
+    """Return estimated relative counts of `size` words by Zipf's law, the largest first, [size].
 
     Counts are proportional to 1 / rank up to rank 8000, then to rank^-1.65: two regimes, as Ferrer i Cancho & Solé 2001
     found. This exponent gives the rarest of WikiText-103's 267,735 words its true count, 3 of 103 million. In
@@ -84,5 +84,5 @@ def read_counts(path: Path) -> NDArray[np.int64]:
     except FileNotFoundError as error:
         raise ParnasError(f"There is no run folder or file {path}.") from error
     except (ValueError, OverflowError) as error:
-        raise ParnasError(f"{path} is no list of counts: each line must end in a whole number ({error}).") from error
+        raise ParnasError(f"{path} is not a list of counts: each line must end in a whole number ({error}).") from error
     return np.sort(counts)[::-1]

@@ -26,24 +26,24 @@ __all__ = ["MODEL_FILE", "SETTINGS_FILE", "Tokenizer", "load_tokenizer"]
 _Ids = NDArray[np.int32]
 
 SETTINGS_FILE, MODEL_FILE = "tokenizer.json", "sentencepiece.model"
-DEFAULT_VOCAB_SIZE = 8000  # of pieces
+DEFAULT_VOCAB_SIZE = 8000  # pieces of a sentencepiece tokenizer
 _UNKNOWN = "<unk>"
 _NEWLINE = ord("\n")
 
 _SAMPLE_BYTES = 24 << 20
-"""Size of the text that sentencepiece is trained on, at most. Its training takes about 25 times that in memory."""
+"""Largest text that sentencepiece is trained on; the training takes about 25 times as much memory."""
 
-# The trainer's result depends on its number of threads, so a fixed one gives all machines the same pieces.
+# The pieces depend on the number of threads, so the number is fixed to get the same pieces on all machines.
 _TRAINER_THREADS = 16
 _SPACE_MARK = "▁"
 _UNKNOWN_PIECE = 0
 
 
 class Encoded(NamedTuple):
-    """Token ids [N], and how many of them encode text without an id of its own."""
+    """Token ids [N] of a text, and how many of them encode unknown words or characters."""
 
     ids: _Ids
-    unknown: int
+    unknown: int  # a word `<unk>` in the text itself does not count
 
 
 class Tokenizer(ABC):
@@ -52,8 +52,8 @@ class Tokenizer(ABC):
     Attributes:
         vocab_size: Number of ids, `eos_id` among them.
         eos_id: Id of the line end.
-        unknown_id: Id of all text without an id of its own, `None` if there can be no such text.
-        folds_case: Whether upper and lower case get the same ids.
+        unknown_id: Id of all words or characters outside the vocabulary; `None` if every text can be encoded.
+        folds_case: Whether upper-case and lower-case text gets the same ids.
     """
 
     kind: ClassVar[str]
@@ -68,23 +68,31 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
-        r"""Return the text of token ids, with "\n" for `eos_id`; the inverse of `encode` except for what is lost."""
+        r"""Return the text of token ids, with "\n" for `eos_id`; unknown words, case and spaces may be lost."""
 
     @abstractmethod
     def spellings(self) -> list[str]:
         r"""Return the text of each id [V], with a space before a word that follows white space; "\n" for `eos_id`."""
 
-    @abstractmethod
     def save(self, folder: Path) -> None:
-        """Write plain data from which `load_tokenizer` makes an equal tokenizer."""
+        """Write files without code, from which `load_tokenizer` makes an equal tokenizer."""
+        write_json(folder / SETTINGS_FILE, {"kind": self.kind, "lowercase": self.folds_case, **self._settings()})
+
+    @abstractmethod
+    def _settings(self) -> dict[str, Any]:
+        """Return the settings in `tokenizer.json` that only this kind of tokenizer has."""
 
     @classmethod
     @abstractmethod
-    def load(cls, folder: Path) -> Self:
-        """Load the tokenizer of this class that was saved in `folder`; see `load_tokenizer`."""
+    def load(cls, settings: dict[str, Any], folder: Path) -> Self:
+        """Make a tokenizer from the content of `tokenizer.json` and, for sentencepiece, the model in `folder`.
+
+        Raises:
+            ValueError: A setting is not valid.
+        """
 
     def encode_block(self, block: bytes) -> Encoded:
-        """Encode UTF-8 bytes of a file."""
+        """Encode a block of a file in UTF-8."""
         return self.encode_text(block.decode("utf-8", errors="replace"))
 
     def encode(self, text: str) -> list[int]:
@@ -94,12 +102,12 @@ class Tokenizer(ABC):
 
 
 class WordTokenizer(Tokenizer):
-    r"""Whitespace-separated words, and `<eos>` after each line: the literature's WikiText setting."""
+    r"""Words separated by white space, and `<eos>` after each line, as usual for WikiText."""
 
     kind = "word"
 
     def __init__(self, symbols: list[str], lowercase: bool) -> None:
-        r"""Make a tokenizer from the word of each id, with "\n" for `<eos>` and `<unk>` for all other words."""
+        r"""Make a tokenizer from the word of each id [V]; one is "\n", the line end, one `<unk>`, for unknown words."""
         self._symbols = symbols
         self._ids = {symbol: number for number, symbol in enumerate(symbols)}
         self.vocab_size = len(symbols)
@@ -109,7 +117,7 @@ class WordTokenizer(Tokenizer):
 
     @classmethod
     def train(cls, config: TokenizerConfig, train: TextSlice) -> Self:
-        """Keep all words of the training text, or `<eos>`, `<unk>` and the `vocab_size - 2` most frequent words."""
+        """Return a tokenizer with the `vocab_size - 2` most frequent words of a text; with all words if not set."""
         counts: Counter[str] = Counter()
         for lines in train.lines():
             for line in lines:
@@ -126,7 +134,7 @@ class WordTokenizer(Tokenizer):
         return cls(sorted(final, key=lambda symbol: (-final[symbol], symbol)), config.lowercase)
 
     def encode_text(self, text: str) -> Encoded:
-        """Encode the words of a text."""
+        """Encode a text as words."""
         get, missing = self._ids.get, self.vocab_size
         numbers: list[int] = []
         for line in split_lines(text):
@@ -141,34 +149,32 @@ class WordTokenizer(Tokenizer):
         return Encoded(ids, int(unknown.sum()))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Join words by spaces, and lines by line ends."""
+        """Return the words of token ids, joined by spaces and divided into lines."""
         return " ".join(self._symbols[number] for number in ids).replace(" \n", "\n").replace("\n ", "\n")
 
     def spellings(self) -> list[str]:
         """Return each word with a space before it."""
         return [symbol if symbol == "\n" else f" {symbol}" for symbol in self._symbols]
 
-    def save(self, folder: Path) -> None:
-        """Write the words as JSON."""
-        write_json(folder / SETTINGS_FILE, {"kind": self.kind, "lowercase": self.folds_case, "symbols": self._symbols})
+    def _settings(self) -> dict[str, Any]:
+        return {"symbols": self._symbols}
 
     @classmethod
-    def load(cls, folder: Path) -> Self:
-        """Load words; raise `ValueError` if they are not different strings."""
-        settings = read_json(folder / SETTINGS_FILE)
-        symbols, lowercase = settings["symbols"], settings["lowercase"]
+    def load(cls, settings: dict[str, Any], folder: Path) -> Self:  # noqa: ARG003
+        """Make a word tokenizer from its settings; raise `ValueError` if the words are not different strings."""
+        symbols = settings["symbols"]
         listed = isinstance(symbols, list) and all(isinstance(symbol, str) for symbol in symbols)
         if not listed or len(set(symbols)) != len(symbols):
-            raise ValueError("its symbols are not different strings")
-        return cls(symbols, bool(lowercase))
+            raise ValueError("symbols must be a list of different strings")
+        return cls(symbols, bool(settings["lowercase"]))
 
 
 class ByteTokenizer(Tokenizer):
-    r"""The bytes of the text, for enwik8 and text8; the newline is `<eos>`.
+    r"""The bytes of the text as tokens, for enwik8 and text8; the newline is `<eos>`.
 
     The vocabulary holds the bytes of all splits, so that no byte is unknown, and the newline. The set of bytes reveals
-    next to nothing about a held-out text. The literature counts the same way, except that text8 has 28 symbols here
-    instead of 27, because generation and evaluation need an `<eos>`; enwik8 has 205.
+    next to nothing about a held-out text. The vocabulary of enwik8 has 205 bytes, as in the literature. That of text8
+    has 28 instead of 27, because generation and evaluation need an `<eos>`.
     """
 
     kind = "byte"
@@ -184,7 +190,7 @@ class ByteTokenizer(Tokenizer):
 
     @classmethod
     def train(cls, config: TokenizerConfig, train: TextSlice, held_out: Iterable[TextSlice]) -> Self:
-        """Sort the bytes by frequency in `train`; bytes of `held_out` alone come last. Fold the case of ASCII only."""
+        """Return a tokenizer with the bytes of all splits, by frequency in `train`; `lowercase` changes ASCII only."""
         counts = _byte_counts(train, config.lowercase)
         occurs = (counts + sum(_byte_counts(text, config.lowercase) for text in held_out)) > 0
         occurs[_NEWLINE] = True
@@ -192,56 +198,53 @@ class ByteTokenizer(Tokenizer):
         return cls(order[occurs[order]].tolist(), config.lowercase)
 
     def encode_text(self, text: str) -> Encoded:
-        """Encode the bytes of a text."""
+        """Encode a text as bytes."""
         return self.encode_block(text.encode("utf-8"))
 
     def encode_block(self, block: bytes) -> Encoded:
-        """Encode bytes; raise `ParnasError` for one that the training text lacks."""
+        """Encode bytes; raise `ParnasError` for a byte that is not in the vocabulary."""
         values = np.frombuffer(block.lower() if self.folds_case else block, np.uint8)
         ids = self._table[values]
         if (ids < 0).any():
             missing = ", ".join(f"0x{value:02X}" for value in np.unique(values[ids < 0]))
-            raise ParnasError(f"The byte(s) {missing} do not occur in the text that this tokenizer was made for.")
+            raise ParnasError(f"The byte(s) {missing} are not in the tokenizer's vocabulary; remove them.")
         return Encoded(ids, 0)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Decode bytes as UTF-8, with U+FFFD for invalid ones."""
+        """Return the text of token ids, decoded as UTF-8, with U+FFFD for invalid bytes."""
         return self._values[np.asarray(ids, np.int64)].tobytes().decode("utf-8", errors="replace")
 
     def spellings(self) -> list[str]:
-        """Return each ASCII character, and the numbers of other bytes, which could be taken for white space."""
+        """Return the text of each id [V]: an ASCII character, or the number of another byte, such as `<195>`."""
         return [chr(value) if value < 128 else f"<{value}>" for value in self._values.tolist()]
 
-    def save(self, folder: Path) -> None:
-        """Write the bytes as JSON."""
-        settings = {"kind": self.kind, "lowercase": self.folds_case, "bytes": self._values.tolist()}
-        write_json(folder / SETTINGS_FILE, settings)
+    def _settings(self) -> dict[str, Any]:
+        return {"bytes": self._values.tolist()}
 
     @classmethod
-    def load(cls, folder: Path) -> Self:
-        """Load bytes; raise `ValueError` if they are not different or lack the newline."""
-        settings = read_json(folder / SETTINGS_FILE)
-        values, lowercase = settings["bytes"], settings["lowercase"]
+    def load(cls, settings: dict[str, Any], folder: Path) -> Self:  # noqa: ARG003
+        """Make a byte tokenizer from its settings; raise `ValueError` if bytes are repeated or lack the newline."""
+        values = settings["bytes"]
         listed = isinstance(values, list) and all(type(value) is int and 0 <= value < 256 for value in values)
         if not listed or len(set(values)) != len(values) or _NEWLINE not in values:
-            raise ValueError("its bytes are not different numbers below 256 with the newline among them")
-        return cls(values, bool(lowercase))
+            raise ValueError("bytes must be a list of different numbers from 0 to 255, including 10, the newline")
+        return cls(values, bool(settings["lowercase"]))
 
 
 class PieceTokenizer(Tokenizer):
     """Pieces of sentencepiece, unigram or BPE (Kudo & Richardson 2018), and `<eos>` after each line.
 
-    With byte fallback and without folding of case nothing is lost: `decode(encode(text)) == text`. Folding of case
-    normalises by NFKC_CF, joins runs of spaces and drops those at the ends of lines.
+    With byte fallback and without `lowercase`, nothing is lost: `decode(encode(text)) == text`. With `lowercase`, text
+    is normalised by NFKC_CF, runs of spaces are joined, and spaces at the ends of lines are dropped.
     """
 
     kind = "sentencepiece"
 
     def __init__(self, model: bytes, pieces: NDArray[np.int64], byte_fallback: bool, lowercase: bool) -> None:
-        """Make a tokenizer from a serialized sentencepiece model and its piece number for each of our ids [V].
+        """Make a tokenizer from a serialized sentencepiece model and the number of the model's piece for each id [V].
 
-        With byte fallback, sentencepiece's unknown piece (0) never occurs and stands for `<eos>`; else the number after
-        the last piece does.
+        sentencepiece has no piece for `<eos>`. With byte fallback, `<eos>` takes the number of the unknown piece (0),
+        which then never occurs; else the number after the last piece.
         """
         from sentencepiece import SentencePieceProcessor
 
@@ -254,7 +257,7 @@ class PieceTokenizer(Tokenizer):
         self._ids[pieces] = np.arange(len(pieces))
         self._eos = np.array([eos_piece], np.int32).tobytes()
         if (self._ids < 0).any() or len(pieces) != self._processor.vocab_size() + (not byte_fallback):
-            raise ValueError("its numbers do not fit the sentencepiece model")
+            raise ValueError("pieces must have a number for each piece of the sentencepiece model")
         self.vocab_size = len(pieces)
         self.eos_id = int(self._ids[eos_piece])
         self.unknown_id = None if byte_fallback else int(self._ids[_UNKNOWN_PIECE])
@@ -262,30 +265,31 @@ class PieceTokenizer(Tokenizer):
 
     @classmethod
     def train(cls, config: TokenizerConfig, train: TextSlice) -> Self:
-        """Train sentencepiece on at most `_SAMPLE_BYTES` of evenly spread lines; `sorted_by` sorts the ids."""
+        """Train sentencepiece on lines spread evenly over a text; `sorted_by` later sorts the ids by frequency."""
         vocab_size = config.vocab_size or DEFAULT_VOCAB_SIZE
         model = _train_model(config, vocab_size, train)
         return cls(model, np.arange(vocab_size), config.byte_fallback, config.lowercase)
 
     def sorted_by(self, counts: NDArray[np.int64]) -> tuple[Self, _Ids]:
-        """Return the tokenizer with ids sorted by these counts of its ids [V], and the new id of each id [V]."""
+        """Return a tokenizer with ids sorted by their counts [V], the largest first, and the new id of each id [V]."""
         order = np.argsort(-counts, kind="stable")
         new_ids = np.empty(len(order), np.int32)
         new_ids[order] = np.arange(len(order))
         return type(self)(self._model, self._pieces[order], self._byte_fallback, self.folds_case), new_ids
 
     def encode_text(self, text: str) -> Encoded:
-        """Encode the pieces of a text."""
+        """Encode a text as pieces."""
         lines = text.split("\n")
         if max(map(len, lines)) < LONGEST_LINE:
             encoded = self._encode_lines(lines)
         else:
             encoded = [np.concatenate(self._encode_lines(split_lines(line) or [""])) for line in lines]
-        ids = self._ids[np.frombuffer(self._eos.join(encoded), np.int32)]  # bytes join several times as fast as arrays
+        # Joining bytes is several times as fast as joining arrays.
+        ids = self._ids[np.frombuffer(self._eos.join(encoded), np.int32)]
         return Encoded(ids, 0 if self.unknown_id is None else int(np.count_nonzero(ids == self.unknown_id)))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Decode pieces line by line."""
+        """Return the text of token ids, decoded line by line."""
         text = ""
         for line_end, group in groupby(ids, key=lambda number: number == self.eos_id):
             numbers = list(group)
@@ -293,58 +297,59 @@ class PieceTokenizer(Tokenizer):
         return text
 
     def spellings(self) -> list[str]:
-        """Return each piece with "▁" as a space."""
+        """Return the text of each id [V]: its piece, with a space instead of "▁"."""
         pieces = [self._processor.id_to_piece(piece) for piece in range(self._processor.vocab_size())]
         texts = [*(piece.replace(_SPACE_MARK, " ") for piece in pieces), "\n"]  # the last one is `<eos>`, or unused
         return ["\n" if number == self.eos_id else texts[piece] for number, piece in enumerate(self._pieces.tolist())]
 
     def save(self, folder: Path) -> None:
-        """Write the sentencepiece model, and the settings and the numbers of its pieces as JSON."""
+        """Write `tokenizer.json` and the sentencepiece model."""
+        super().save(folder)
         (folder / MODEL_FILE).write_bytes(self._model)
-        settings = {
-            "kind": self.kind,
-            "lowercase": self.folds_case,
-            "byte_fallback": self._byte_fallback,
-            "pieces": self._pieces.tolist(),
-        }
-        write_json(folder / SETTINGS_FILE, settings)
+
+    def _settings(self) -> dict[str, Any]:
+        return {"byte_fallback": self._byte_fallback, "pieces": self._pieces.tolist()}
 
     @classmethod
-    def load(cls, folder: Path) -> Self:
-        """Load the model; raise `ValueError` if the numbers of the pieces do not fit it."""
-        settings = read_json(folder / SETTINGS_FILE)
+    def load(cls, settings: dict[str, Any], folder: Path) -> Self:
+        """Make a tokenizer from its settings and model; raise `ValueError` if piece numbers do not fit the model."""
         model = (folder / MODEL_FILE).read_bytes()
         pieces = np.array(settings["pieces"])
         if pieces.dtype != np.int64 or pieces.ndim != 1 or not np.array_equal(np.sort(pieces), np.arange(len(pieces))):
-            raise ValueError("its numbers are not 0 to V - 1 in some order")
+            raise ValueError("pieces must be the numbers 0 to V - 1 in some order")
         tokenizer = cls(model, pieces, bool(settings["byte_fallback"]), bool(settings["lowercase"]))
         tokenizer.spellings()  # raises an error for pieces that are not UTF-8
         return tokenizer
 
     def _encode_lines(self, lines: list[str]) -> list[Any]:
-        """Return the pieces of each line, without line ends, as int32 arrays."""
+        """Return the piece numbers of each line, which has no line end, as an int32 array."""
         encoded: list[Any] = self._processor.encode(lines, return_type="numpy", num_threads=-1)
-        if self._byte_fallback and not self.folds_case:  # so that nothing is lost
+        if self._byte_fallback and not self.folds_case:  # these settings promise to keep all text, also "▁"
             for index, line in enumerate(lines):
                 if _SPACE_MARK in line:
                     encoded[index] = self._encode_space_marks(line)
         return encoded
 
     def _encode_space_marks(self, text: str) -> NDArray[np.int32]:
-        """Return the pieces of a text with "▁" as bytes; sentencepiece would take it for a space."""
+        """Return the piece numbers of a text with "▁" as three byte pieces, since sentencepiece reads it as a space."""
         mark = [self._processor.piece_to_id(f"<0x{value:02X}>") for value in _SPACE_MARK.encode()]
         first, *rest = (self._processor.encode(part) for part in text.split(_SPACE_MARK))
         return np.array(first + [piece for part in rest for piece in mark + part], np.int32)
 
 
 def train_tokenizer(config: TokenizerConfig, train: TextSlice, held_out: Iterable[TextSlice] = ()) -> Tokenizer:
-    """Train a tokenizer, deterministically.
+    """Train a tokenizer on a text, deterministically.
 
-    Words and bytes are sorted by frequency. Pieces are not yet: their frequencies are known once the text is encoded
-    (`PieceTokenizer.sorted_by`). The byte tokenizer also includes the bytes of `held_out`, the other splits.
+    The ids of words and bytes are sorted by frequency. Those of pieces are sorted later, by `PieceTokenizer.sorted_by`,
+    because the frequencies of pieces are known only once the text is encoded.
+
+    Args:
+        config: The kind of tokenizer and its settings.
+        train: The training split.
+        held_out: The other splits, whose bytes the byte tokenizer includes.
 
     Raises:
-        ParnasError: The vocabulary is larger than the text supports.
+        ParnasError: `vocab_size` is larger than the text supports.
     """
     if config.kind == "word":
         return WordTokenizer.train(config, train)
@@ -354,11 +359,11 @@ def train_tokenizer(config: TokenizerConfig, train: TextSlice, held_out: Iterabl
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """Load a tokenizer from the folder of `Tokenizer.save`; raise `ParnasError` if files are missing or broken."""
+    """Load the tokenizer that `Tokenizer.save` wrote; raise `ParnasError` if a file is missing or broken."""
     settings = read_json(folder / SETTINGS_FILE)
     kinds: dict[str, type[Tokenizer]] = {kind.kind: kind for kind in (WordTokenizer, ByteTokenizer, PieceTokenizer)}
     try:
-        return kinds[settings["kind"]].load(folder)
+        return kinds[settings["kind"]].load(settings, folder)
     except (KeyError, TypeError, ValueError, OverflowError, IndexError, OSError, RuntimeError) as error:
         raise ParnasError(
             f"The tokenizer in {folder} is broken ({error!r:.300}); restore its files, or make it again."
@@ -366,7 +371,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
 
 def _byte_counts(text: TextSlice, lowercase: bool) -> NDArray[np.int64]:
-    """Count each byte value of a text [256]."""
+    """Return the number of occurrences of each byte value in a text [256]."""
     counts = np.zeros(256, np.int64)
     for block in text.blocks():
         counts += np.bincount(np.frombuffer(block.lower() if lowercase else block, np.uint8), minlength=256)
@@ -374,19 +379,19 @@ def _byte_counts(text: TextSlice, lowercase: bool) -> NDArray[np.int64]:
 
 
 def _vocabulary_too_large(wanted: int, largest: int) -> ParnasError:
-    """Return the error for a vocabulary of more symbols than the text has."""
+    """Return the error for a vocabulary that is larger than the training text supports."""
     return ParnasError(
         f"data.tokenizer.vocab_size is {wanted:,}, but the training text supports at most {largest:,}; "
-        "lower it, or give more text."
+        "lower data.tokenizer.vocab_size, or give more text."
     )
 
 
 def _train_model(config: TokenizerConfig, vocab_size: int, train: TextSlice) -> bytes:
-    """Return a serialized sentencepiece model."""
+    """Train sentencepiece and return the serialized model; raise `ParnasError` if the text is too small."""
     from sentencepiece import SentencePieceTrainer
 
     extra = 0 if config.byte_fallback else 1
-    # A symbol with the space before it is a piece too; else each symbol would need a separate "▁".
+    # Symbols are also pieces together with a space before them; else each symbol would need a separate "▁".
     symbols = [spelling for symbol in (_UNKNOWN, *config.user_symbols) for spelling in (symbol, _SPACE_MARK + symbol)]
     model = io.BytesIO()
     try:
@@ -422,10 +427,10 @@ def _train_model(config: TokenizerConfig, vocab_size: int, train: TextSlice) -> 
 
 
 def _sample(train: TextSlice) -> Iterator[str]:
-    """Yield every n-th line, with n as small as `_SAMPLE_BYTES` allows, without the spaces at its end.
+    """Yield every n-th line of a text, without spaces at its end; n is the smallest that `_SAMPLE_BYTES` allows.
 
-    Spaces at the ends of lines, as in WikiText, would make a separate "▁" so frequent that unigram also cuts it off
-    words.
+    Spaces at the ends of lines, as in WikiText, would make a single "▁" so frequent that unigram would also separate
+    it from words.
     """
     step = -(-train.bytes // _SAMPLE_BYTES)
     for line in islice(chain.from_iterable(train.lines()), 0, None, step):

@@ -224,13 +224,6 @@ def test_members_land_under_our_names_whatever_theirs(declare: Declare, tmp_path
     }
 
 
-def test_a_member_without_end_is_refused(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(datasets, "_LARGEST_FILE", 5)
-    declare("wikitext-2")
-    with pytest.raises(ParnasError, match="5 bytes"):
-        find_corpus("wikitext-2")
-
-
 def test_a_cache_that_cannot_be_written_is_an_error(
     declare: Declare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -215,7 +215,7 @@ def test_a_full_disk_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_split_too_short_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ParnasError, match=r"valid .* 1 .* 2 "):
+    with pytest.raises(ParnasError, match=r"valid .* 1 .* 2\b"):
         prepare(config(write_corpus(tmp_path / "mine", valid="\n"), kind="word"))
 
 

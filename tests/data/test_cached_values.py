@@ -8,7 +8,7 @@ import pytest
 from helpers.data_helpers import english, write_corpus
 
 from parnas.data import cache
-from parnas.data.cache import cached_fact
+from parnas.data.cache import cached_value
 from parnas.data.corpora import find_corpus
 from parnas.errors import ParnasError
 
@@ -44,25 +44,25 @@ class Reader:
 @pytest.mark.usefixtures("old")
 def test_a_file_that_stays_is_read_once_for_each_fact(path: Path) -> None:
     read = Reader(path)
-    assert [cached_fact(path, "text", read) for _ in range(3)] == ["one"] * 3
+    assert [cached_value(path, "text", read) for _ in range(3)] == ["one"] * 3
     assert read.times == 1
-    assert cached_fact(path, "other", read) == "one"
+    assert cached_value(path, "other", read) == "one"
     assert read.times == 2
 
 
 @pytest.mark.usefixtures("old")
 def test_a_changed_file_is_noticed(path: Path) -> None:
     read = Reader(path)
-    cached_fact(path, "text", read)
+    cached_value(path, "text", read)
     path.write_text("longer")
-    assert cached_fact(path, "text", read) == "longer"
+    assert cached_value(path, "text", read) == "longer"
 
 
 @pytest.mark.usefixtures("old")
 @pytest.mark.parametrize("in_place", [True, False])
 def test_a_change_that_puts_size_and_time_back_is_noticed(path: Path, in_place: bool) -> None:
     read, status = Reader(path), path.stat()
-    cached_fact(path, "text", read)
+    cached_value(path, "text", read)
     time.sleep(0.02)  # more than a tick of the file system's clock
     if in_place:
         path.write_text("two")
@@ -71,15 +71,15 @@ def test_a_change_that_puts_size_and_time_back_is_noticed(path: Path, in_place: 
         (path.parent / "new").rename(path)
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     assert (path.stat().st_size, path.stat().st_mtime_ns) == (status.st_size, status.st_mtime_ns)
-    assert cached_fact(path, "text", read) == "two"
+    assert cached_value(path, "text", read) == "two"
 
 
 def test_of_a_file_just_written_nothing_is_cached(path: Path) -> None:
     read = Reader(path)
-    assert [cached_fact(path, "text", read) for _ in range(2)] == ["one"] * 2
+    assert [cached_value(path, "text", read) for _ in range(2)] == ["one"] * 2
     assert read.times == 2
     path.write_text("two")
-    assert cached_fact(path, "text", read) == "two"
+    assert cached_value(path, "text", read) == "two"
 
 
 @pytest.mark.usefixtures("old")
@@ -89,8 +89,8 @@ def test_of_a_file_that_changes_while_it_is_read_nothing_is_cached(path: Path) -
         path.write_text("two, longer")
         return text
 
-    assert cached_fact(path, "text", read_and_change) == "one"
-    assert cached_fact(path, "text", path.read_text) == "two, longer"
+    assert cached_value(path, "text", read_and_change) == "one"
+    assert cached_value(path, "text", path.read_text) == "two, longer"
 
 
 @pytest.mark.usefixtures("old")
@@ -100,13 +100,13 @@ def test_a_failure_is_not_cached_and_a_damaged_entry_is_replaced(path: Path, tmp
 
     for _ in range(2):
         with pytest.raises(ParnasError, match="no"):
-            cached_fact(path, "text", fail)
+            cached_value(path, "text", fail)
     read = Reader(path)
-    cached_fact(path, "text", read)
+    cached_value(path, "text", read)
     (entry,) = (tmp_path / "cache" / "files").iterdir()
     for damage in ("{", "[]", '{"file": 1}'):
         entry.write_text(damage)
-        assert cached_fact(path, "text", read) == "one"
+        assert cached_value(path, "text", read) == "one"
     assert read.times == 4
 
 
@@ -117,7 +117,7 @@ def test_a_cache_that_cannot_be_written_only_forgets(
     (tmp_path / "file").touch()
     monkeypatch.setenv("PARNAS_CACHE", str(tmp_path / "file"))
     read = Reader(path)
-    assert [cached_fact(path, "text", read) for _ in range(2)] == ["one"] * 2
+    assert [cached_value(path, "text", read) for _ in range(2)] == ["one"] * 2
     assert read.times == 2
 
 
