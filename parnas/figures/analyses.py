@@ -17,7 +17,6 @@ from parnas.figures.style import (
     LABEL_SIZE,
     MARKERS,
     SMALL_SIZE,
-    add_axes,
     new_figure,
     save_png,
     shorten,
@@ -54,25 +53,22 @@ def _draw_ages(run: str, table: pd.DataFrame, path: Path) -> Path:
     blocks = list(table.groupby(["block", "layer"], sort=False))
     columns = min(4, len(blocks))
     rows = math.ceil(len(blocks) / columns)
-    width, height = max(4.2, 0.85 + 2.1 * columns), 1.25 + 1.6 * rows
-    figure = new_figure(width, height)
+    figure = new_figure(max(4.2, 0.85 + 2.1 * columns), 0.9 + 1.6 * rows)
     grid = figure.subplots(rows, columns, sharey=True, squeeze=False).ravel()
-    figure.subplots_adjust(0.75 / width, 0.4 / height, 1 - 0.15 / width, 1 - 0.85 / height, 0.12, 0.45)
     for axes, (_, ages) in zip(grid, blocks, strict=False):
-        tidy(axes)
+        tidy(axes).grid(False, axis="x")
         colours = [_PART_COLOURS[part] for part in ages["part"]]
         axes.bar(range(len(ages)), ages["per_position"], color=colours, width=0.85)
         axes.set_title(f"block {ages['block'].iloc[0]}: {ages['layer'].iloc[0]}")
-        axes.grid(False, axis="x")
         axes.set_xticks([])
     for axes in grid[len(blocks) :]:
         axes.remove()
     parts = [part for part in _PART_COLOURS if part in set(table["part"])]
     handles = [Patch(color=_PART_COLOURS[part]) for part in parts]
-    figure.legend(handles, parts, ncols=3, loc="upper left", bbox_to_anchor=(0.0, 1 - 0.28 / height))
-    figure.text(0.1 / width, 1 - 0.18 / height, shorten(run, _LONGEST_NAME), va="center")
-    figure.supylabel("average weight of a position", fontsize=SMALL_SIZE, x=0.1 / width, ha="left")
-    figure.supxlabel("the oldest at the left", y=0.08 / height, va="bottom")
+    title = shorten(run, _LONGEST_NAME)
+    figure.legend(handles, parts, ncols=3, loc="outside upper left", title=title, alignment="left")
+    figure.supylabel("mean weight of a position", fontsize=SMALL_SIZE)
+    figure.supxlabel("the oldest at the left")
     return save_png(figure, path)
 
 
@@ -84,11 +80,8 @@ def draw_frequency(table: pd.DataFrame, folder: Path) -> list[Path]:
     """
     runs = [(str(run), rows) for run, rows in table.groupby("run", sort=False)]
     panels = 1 if len(runs) == 1 else 2
-    width, below = 4.6 * panels, 0.6 + 0.18 * len(runs)
-    height = 2.9 + below
-    figure = new_figure(width, height)
+    figure = new_figure(4.6 * panels, 3.2 + 0.18 * len(runs))
     grid = figure.subplots(1, panels, squeeze=False)[0]
-    figure.subplots_adjust(0.65 / width, below / height, 1 - 0.15 / width, 1 - 0.35 / height, 0.2)
     labels, first = list(runs[0][1]["occurrences"]), runs[0][1]["ppl"].to_numpy()
     bar = 0.8 / len(runs)
     for number, ((_, rows), colour) in enumerate(zip(runs, cycle(RUN_COLOURS), strict=False)):
@@ -97,16 +90,16 @@ def draw_frequency(table: pd.DataFrame, folder: Path) -> list[Path]:
         if panels == 2:
             grid[1].bar(places, 100 * (1 - rows["ppl"].to_numpy() / first), width=bar, color=colour)
     grid[0].set_yscale("log")
+    grid[0].yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
     titles = ["perplexity per word, by occurrences in training", f"per cent better than {shorten(runs[0][0], 30)}"]
     for axes, title in zip(grid, titles, strict=False):
-        tidy(axes)
-        axes.grid(False, axis="x")
+        tidy(axes).grid(False, axis="x")
         axes.set_xticks(range(len(labels)), [label.replace(" ", "\n", 1) for label in labels], fontsize=SMALL_SIZE)
         axes.set_title(title, fontsize=LABEL_SIZE, pad=6)
     if panels == 2:
         grid[1].axhline(0, color=INK, linewidth=0.6)
     handles = [Patch(color=colour) for _, colour in zip(runs, cycle(RUN_COLOURS), strict=False)]
-    figure.legend(handles, [shorten(run, _LONGEST_NAME) for run, _ in runs], loc="lower left")
+    figure.legend(handles, [shorten(run, _LONGEST_NAME) for run, _ in runs], loc="outside lower left")
     return [save_png(figure, folder / "frequency.png")]
 
 
@@ -117,9 +110,8 @@ def draw_memory(table: pd.DataFrame, folder: Path) -> list[Path]:
     The axis of the positions is logarithmic, so the perplexity without memory is not drawn but given in the legend.
     """
     lines = list(table.groupby(["run", "varied"], sort=False))
-    below = 0.7 + 0.18 * len(lines)
-    figure = new_figure(6.6, 3.2 + below)
-    axes = add_axes(figure, 0.75, 0.2, below, 0.15)
+    figure = new_figure(6.6, 3.7 + 0.18 * len(lines))
+    axes = tidy(figure.add_subplot())
     handles, names = [], []
     for (_, rows), colour, marker in zip(lines, cycle(RUN_COLOURS), cycle(MARKERS), strict=False):
         seen, unseen = rows[rows["sees"] > 0], rows[rows["sees"] == 0]
@@ -131,7 +123,7 @@ def draw_memory(table: pd.DataFrame, folder: Path) -> list[Path]:
     axes.minorticks_off()
     axes.set_xlabel("positions of memory that attention sees")
     axes.set_ylabel("perplexity per token")
-    figure.legend(handles, names, loc="lower left")
+    figure.legend(handles, names, loc="outside lower left")
     return [save_png(figure, folder / "memory.png")]
 
 

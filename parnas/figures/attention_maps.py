@@ -22,7 +22,7 @@ _TOKEN, _TOKEN_SIZE = 0.13, 6.5  # inches for a token, and points of its name
 _LEAST, _LARGEST = 1.0, 4.0  # inches of a map; the larger one where names are not written
 _MOST = 64  # tokens whose names are written
 _MOST_PIXELS, _LONGEST_SIDE = 100_000_000, 30_000  # of a picture, and of a side of it
-_LEFT, _RIGHT, _TOP, _GAP = 0.95, 0.65, 0.45, 0.22  # inches
+_AROUND, _GAP = 1.5, 0.22  # inches for labels and scale around all maps, and between two maps
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,9 @@ def draw_attention_maps(maps: Sequence[AttentionMap], path: Path) -> Path:
     heads = max(len(each.weights) for each in maps)
     cell = _inches(max(len(each.keys) for each in maps)), _inches(max(len(each.queries) for each in maps))
     written = [name for each in maps if len(each.keys) <= _MOST for name in each.keys]
-    names = 0.1 + 0.057 * max(map(len, written), default=0)  # inches below the lowest row
-    width = _LEFT + heads * cell[0] + (heads - 1) * _GAP + _RIGHT
-    height = _TOP + len(maps) * cell[1] + (len(maps) - 1) * _GAP + names + 0.3
+    names = 0.057 * max(map(len, written), default=0)  # inches of the longest name of a key or query
+    width = _AROUND + names + heads * (cell[0] + _GAP)
+    height = 0.7 + names + len(maps) * (cell[1] + _GAP)
     across, down = round(width * PNG_DPI), round(height * PNG_DPI)
     if max(across, down) > _LONGEST_SIDE or across * down > _MOST_PIXELS:
         raise ParnasError(
@@ -59,23 +59,22 @@ def draw_attention_maps(maps: Sequence[AttentionMap], path: Path) -> Path:
             "which is too large; draw fewer layers at once, or use a shorter text."
         )
     figure = new_figure(width, height)
+    grid = figure.subplots(len(maps), heads, squeeze=False)
     for row, each in enumerate(maps):
-        bottom = height - _TOP - (row + 1) * cell[1] - row * _GAP
-        for head, weights in enumerate(each.weights):
-            left = _LEFT + head * (cell[0] + _GAP)
-            axes = figure.add_axes((left / width, bottom / height, cell[0] / width, cell[1] / height))
-            _draw_map(axes, each, weights, row == len(maps) - 1, head == 0)
-            if row == 0:
-                axes.set_title(f"head {head + 1}", pad=4)
+        for head, axes in enumerate(grid[row]):
+            if head < len(each.weights):
+                _draw_map(axes, each, each.weights[head], row == len(maps) - 1, head == 0)
+            else:
+                axes.set_axis_off()
         label = f"block {each.block}\n{each.layer}".replace(":", "\n").replace(",", "\n")
-        figure.text(0.06 / width, (bottom + cell[1]) / height, label, fontsize=SMALL_SIZE, va="top")
-    place = (width - _RIGHT + 0.15) / width, (height - _TOP - cell[1]) / height, 0.1 / width, cell[1] / height
-    scale = figure.add_axes(place)
-    figure.colorbar(ScalarMappable(_NORM, COLOURS), cax=scale, ticks=_TICKS).outline.set_edgecolor(FRAME)
-    scale.set_yticklabels([f"{tick:g}" for tick in _TICKS])
-    scale.tick_params(labelsize=_TOKEN_SIZE, color=FRAME, labelcolor=INK)
-    scale.set_title("weight", pad=4)
-    figure.text(0.5, 0.06 / height, "keys, the oldest at the left", ha="center")
+        grid[row, 0].set_ylabel(label, fontsize=SMALL_SIZE, rotation=0, ha="right", va="center")
+    for head, axes in enumerate(grid[0], 1):
+        axes.set_title(f"head {head}", pad=4)
+    scale = figure.colorbar(ScalarMappable(_NORM, COLOURS), ax=grid, ticks=_TICKS, format="%g", fraction=0.15 / width)
+    scale.outline.set_edgecolor(FRAME)
+    scale.ax.tick_params(labelsize=_TOKEN_SIZE, color=FRAME, labelcolor=INK)
+    scale.ax.set_title("weight", pad=6, loc="left")
+    figure.supxlabel("keys, the oldest at the left")
     return save_png(figure, path)
 
 

@@ -18,13 +18,13 @@ from parnas.figures.style import (
     MARKERS,
     MONOSPACE,
     NOTE_SIZE,
-    add_axes,
     drawable,
     format_step,
     new_figure,
     save_png,
     shorten,
     styled,
+    tidy,
 )
 from parnas.runs.records import MetricsRecord
 from parnas.runs.run import METRICS, Run, name_runs
@@ -34,9 +34,8 @@ __all__ = ["draw_learning_curves"]
 _MOST_MARKERS = 12  # on one line
 _LONGEST_NAME, _LONGEST_STRING = 44, 40
 _WIDTH, _PLOT_HEIGHT = 8.0, 4.0  # inches
-_LEFT, _RIGHT, _TOP, _BOTTOM = 0.75, 0.2, 0.2, 0.6  # inches around the plot
 _ROW_HEIGHT = 0.143  # inches of a line of the legend, which lies below
-_CHARACTER, _HANDLE = 0.0628, 0.4  # inches of a character and of a line sample in the legend
+_CHARACTER, _HANDLE = 0.0628, 0.5  # inches of a character, and of a line sample with its margin, in the legend
 _CUT_ABOVE = 2.0  # times the highest validation, above which the first steps of training are cut off
 
 Points = list[tuple[int, float]]  # step, perplexity
@@ -102,8 +101,8 @@ def draw_learning_curves(runs: Sequence[Run], path: Path) -> Path:
 
 @styled
 def draw_curves(curves: Sequence[Curves], path: Path, warnings: Iterable[str] = ()) -> Path:
-    """Draw curves as a PNG; below them an explanation of the lines and the sentences of `warnings`."""
-    return save_png(plot_curves(curves, notes=[" ".join(curve_notes(curves)), *warnings]), path)
+    """Draw curves as a PNG; below them stand an explanation of the lines and the sentences of `warnings`."""
+    return save_png(plot_curves(curves, notes=[*curve_notes(curves), *warnings]), path)
 
 
 @styled
@@ -121,13 +120,11 @@ def plot_curves(
         label: Label of the y axis.
         log: Whether the y axis is logarithmic.
         width: Width of the figure in inches.
-        notes: Lines of text below the legend.
+        notes: Lines of text between the plot and the legend.
     """
     curves = sorted(curves, key=lambda run: run.last)
-    legend_height = _ROW_HEIGHT * (len(curves) + len(notes) + 1.2)
-    height = _TOP + min(_PLOT_HEIGHT, 0.7 * width) + _BOTTOM + legend_height
-    figure = new_figure(width, height)
-    axes = add_axes(figure, _LEFT, _RIGHT, _BOTTOM + legend_height, _TOP)
+    figure = new_figure(width, min(_PLOT_HEIGHT, 0.8 * width) + _ROW_HEIGHT * (len(curves) + len(notes) + 1))
+    axes = tidy(figure.add_subplot())
     handles = [_plot_run(axes, run, index) for index, run in enumerate(curves)]
     axes.set_xlabel("step")
     axes.set_ylabel(label)
@@ -136,9 +133,9 @@ def plot_curves(
     if log:
         _set_log_axis(axes)
     if (limit := _cut(curves)) is not None:
-        axes.set_ylim(top=limit)
-    _plot_legend(figure, handles, curves, legend_height / height)
-    figure.text(_LEFT / width, 0.1 / height, "\n".join(notes), fontsize=NOTE_SIZE, linespacing=1.4)
+        lowest = min(value for run in curves for _, value in (*run.train, *run.valid, *run.argmax))
+        axes.set_ylim(0.95 * lowest, limit)
+    _plot_legend(figure, handles, curves, notes)
     return figure
 
 
@@ -186,15 +183,14 @@ def _set_log_axis(axes: Axes) -> None:
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
 
 
-def _plot_legend(figure: Figure, handles: Sequence[Line2D], curves: Sequence[Curves], top: float) -> None:
-    """Write the legend below the plot as a table: line, last validation, name and, in a wide figure, architecture.
+def _plot_legend(figure: Figure, handles: Sequence[Line2D], curves: Sequence[Curves], notes: Sequence[str]) -> None:
+    """Write below the plot the notes and a table of the runs: line, last validation, name, architecture.
 
-    `top` is the upper end of the legend as a share of the figure's height.
+    A narrow figure has no room for the architectures.
     """
     width = figure.get_figwidth()
     narrow = width < _WIDTH
-    left = 0.1 if narrow else _LEFT
-    longest = int((width - left - _HANDLE) / _CHARACTER) - 10 if narrow else _LONGEST_NAME
+    longest = int((width - _HANDLE) / _CHARACTER) - 10 if narrow else _LONGEST_NAME
     rows = [
         (
             f"{run.last:,.2f}" if run.valid else "–",
@@ -207,11 +203,11 @@ def _plot_legend(figure: Figure, handles: Sequence[Line2D], curves: Sequence[Cur
     figure.legend(
         handles,
         [f"{last:>{last_width}}  {name:<{name_width}}  {string}" for last, name, string in rows],
-        loc="upper left",
-        bbox_to_anchor=(left / width, top),
+        loc="outside lower left",
+        title="\n".join(notes),
+        title_fontproperties={"size": NOTE_SIZE},
+        alignment="left",
         prop={"family": MONOSPACE, "size": NOTE_SIZE},
-        borderpad=0,
-        borderaxespad=0,
         labelspacing=0.35,
     )
 

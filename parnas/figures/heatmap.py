@@ -200,6 +200,7 @@ def _new_axes(
     area = float(np.clip(_COLUMN_WIDTH * blocks, *_AREA_WIDTHS))
     width, height = left + area + _RIGHT, _TOP + _ROW_HEIGHT * len(space) + _BOTTOM
     figure = new_figure(width / 72, height / 72, dpi if width_px is None else 72 * width_px / width)
+    figure.set_layout_engine("none")  # the width of a column decides which values are written into its cells
     bottom, inner_height = _BOTTOM / height, 1 - (_TOP + _BOTTOM) / height
     axes = figure.add_axes((left / width, bottom, area / width, inner_height))
     axes.set_xlim(0, blocks)

@@ -24,12 +24,11 @@ from parnas.runs.pi_history import PiHistory
 
 _MOST_COLUMNS = 8
 # Inches; each panel's size includes the room for its title and labels.
-_PANEL_WIDTH, _PANEL_HEIGHT = 1.45, 1.3
+_PANEL_WIDTH, _PANEL_HEIGHT = 1.5, 1.35
 _MONITOR_WIDTH, _MONITOR_HEIGHT = 2.9, 1.7
-_LEFT, _RIGHT, _TOP, _BOTTOM = 0.6, 0.2, 0.55, 0.45
-_LEGEND_ROW = 0.19  # further rows of the legend
+_MARGIN, _LEGEND_ROW = 0.5, 0.17  # labels beside the panels, and a row of the legend above them
 _CHARACTER, _HANDLE = 0.08, 0.55  # about the width of a character in the legend, and of a line with its margins
-_LONGEST_TITLE = 20  # characters over a panel
+_LONGEST_TITLE = 19  # characters over a panel
 
 
 MONITORED = {
@@ -58,10 +57,9 @@ def plot_pi_lines(history: PiHistory, columns: int = _MOST_COLUMNS, most_points:
     columns = min(columns, -(-history.blocks // -(-history.blocks // columns)))  # few panels of the last row empty
     handles, colours = candidate_handles(history.space), candidate_colours(history.space)
     entry = _HANDLE + _CHARACTER * max(len(str(handle.get_label())) for handle in handles)
-    width = _LEFT + _PANEL_WIDTH * columns + _RIGHT
-    legend_columns = min(len(handles), max(1, int(width / entry)))
-    top = _TOP + _LEGEND_ROW * (-(-len(handles) // legend_columns) - 1)
-    figure, panels = _panel_grid(history.blocks, columns, (_PANEL_WIDTH, _PANEL_HEIGHT), top, sharey=True)
+    legend_columns = min(len(handles), max(1, int((_MARGIN + _PANEL_WIDTH * columns) / entry)))
+    legend_height = _LEGEND_ROW * -(-len(handles) // legend_columns)
+    figure, panels = _panel_grid(history.blocks, columns, (_PANEL_WIDTH, _PANEL_HEIGHT), legend_height, sharey=True)
     shown = thin(len(history), most_points or len(history))
     marker = "o" if len(shown) == 1 else ""  # a line would not show a single step
     for block, axes in enumerate(panels):
@@ -75,17 +73,15 @@ def plot_pi_lines(history: PiHistory, columns: int = _MOST_COLUMNS, most_points:
         _label_steps(axes, int(history.steps[0]), int(history.steps[-1]))
     panels[0].set_ylim(-0.03, 1.03)
     panels[0].set_yticks([0, 0.5, 1], ["0", "0.5", "1"])
-    height = figure.get_figheight()
-    figure.supylabel("pi", x=0.08 / width, ha="left")
-    place = (0.5, 1 - 0.05 / height)
-    figure.legend(handles=handles, loc="upper center", bbox_to_anchor=place, ncols=legend_columns, fontsize=LABEL_SIZE)
+    figure.supylabel("pi")
+    figure.legend(handles=handles, loc="outside upper center", ncols=legend_columns, fontsize=LABEL_SIZE)
     return figure
 
 
 @styled
 def plot_monitor(values: Mapping[str, Sequence[tuple[int, float]]], columns: int = 3) -> Figure:
     """Return a figure with a panel for each of `values`: lists of step and value, by their key in `MONITORED`."""
-    figure, panels = _panel_grid(len(values), min(columns, len(values)), (_MONITOR_WIDTH, _MONITOR_HEIGHT), 0.45)
+    figure, panels = _panel_grid(len(values), min(columns, len(values)), (_MONITOR_WIDTH, _MONITOR_HEIGHT))
     ends = [step for points in values.values() for step in (points[0][0], points[-1][0])]
     for axes, (key, points) in zip(panels, values.items(), strict=True):
         steps, ys = zip(*points, strict=True)
@@ -97,27 +93,23 @@ def plot_monitor(values: Mapping[str, Sequence[tuple[int, float]]], columns: int
 
 
 def _panel_grid(
-    count: int, columns: int, panel: tuple[float, float], top: float, sharey: bool = False
+    count: int, columns: int, panel: tuple[float, float], legend_height: float = 0, sharey: bool = False
 ) -> tuple[Figure, list[Axes]]:
-    """Create a figure of `count` panels in `columns` columns, `top` inches below its upper edge.
+    """Create a figure of `count` panels in `columns` columns, with room for a legend; return it and its panels.
 
-    `panel` is the width and height of a panel with its labels, in inches; with `sharey` all have the same y axis.
+    `panel` is the width and height of a panel with its labels, and `legend_height` that of the legend, in inches.
+    With `sharey` all panels have the same y axis.
     """
     rows = -(-count // columns)
-    width, height = _LEFT + panel[0] * columns + _RIGHT, top + panel[1] * rows + _BOTTOM
-    figure = new_figure(width, height)
+    figure = new_figure(_MARGIN + panel[0] * columns, _MARGIN + panel[1] * rows + legend_height)
     grid = figure.subplots(rows, columns, sharey=sharey, squeeze=False).ravel()
-    gap = 0.18 if sharey else 0.3
-    vertical = 0.4 if sharey else 0.65
-    figure.subplots_adjust(_LEFT / width, _BOTTOM / height, 1 - _RIGHT / width, 1 - top / height, gap, vertical)
     for axes in grid[count:]:
         axes.remove()
     for axes in grid[:count]:
-        tidy(axes)
-        axes.grid(False, axis="x")
+        tidy(axes).grid(False, axis="x")
     for axes in grid[: max(0, count - columns)]:
         axes.tick_params(labelbottom=False)
-    figure.supxlabel("step", y=0.08 / height, va="bottom")
+    figure.supxlabel("step")
     return figure, list(grid[:count])
 
 

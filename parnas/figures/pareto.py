@@ -20,18 +20,17 @@ from parnas.figures.style import (
     MARKERS,
     NOTE_SIZE,
     SMALL_SIZE,
-    add_axes,
     new_figure,
     save_png,
     shorten,
     styled,
+    tidy,
 )
 
 __all__ = ["ParetoPoint", "draw_pareto"]
 
 _WIDTH, _HEIGHT = 6.4, 4.5  # inches
-_LEFT, _RIGHT, _TOP, _BOTTOM = 0.7, 0.2, 0.2, 0.5  # inches around the plot
-_NOTE_HEIGHT = 0.16  # inches of a line below it
+_NOTE_HEIGHT = 0.16  # inches of a line below the plot
 _LONGEST_NAME, _LONGEST_NOTE = 28, 75  # characters
 # Places of a label: directions from its marker, and distances in points.
 _DIRECTIONS = [(1, 0.4), (-1, 0.4), (1, -0.6), (-1, -0.6), (0, 1), (0, -1), (1, 1.5), (-1, 1.5), (1, -1.5), (-1, -1.5)]
@@ -88,10 +87,8 @@ def plot_pareto(
     notes: Sequence[str] = (),
 ) -> Figure:
     """Return a figure, `width` inches wide, of finite perplexities against costs; `notes` are lines of text below."""
-    bottom = _BOTTOM + _NOTE_HEIGHT * len(notes)
-    height = min(_HEIGHT, 0.9 * width) + _NOTE_HEIGHT * len(notes)
-    figure = new_figure(width, height)
-    axes = add_axes(figure, _LEFT, _RIGHT, bottom, _TOP)
+    figure = new_figure(width, min(_HEIGHT, 0.9 * width) + _NOTE_HEIGHT * len(notes))
+    axes = tidy(figure.add_subplot())
     for row in rows:
         if row.random:
             _plot_point(axes, row, GREY, "o", 3.5)
@@ -103,7 +100,11 @@ def plot_pareto(
     _plot_front(axes, pareto_front(rows))
     axes.set_xlabel(cost_label)
     axes.set_ylabel(ppl_label)
-    figure.text(_LEFT / width, 0.08 / height, "\n".join(notes), fontsize=NOTE_SIZE)
+    if notes:
+        figure.supxlabel("\n".join(notes), x=0.02, ha="left", fontsize=NOTE_SIZE)
+    # Names are placed by their distances in pixels, so the layout must be final before.
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
     _label_points(figure, axes, [(row, colour) for row, colour, _ in named], rows)
     return figure
 

@@ -31,6 +31,8 @@ styled = matplotlib.rc_context(
         "text.color": INK,
         "font.size": LABEL_SIZE,
         "figure.labelsize": LABEL_SIZE,
+        "figure.constrained_layout.w_pad": 0.08,  # inches
+        "figure.constrained_layout.h_pad": 0.08,
         "axes.labelsize": LABEL_SIZE,
         "axes.labelcolor": INK,
         "axes.titlesize": SMALL_SIZE,
@@ -43,27 +45,23 @@ styled = matplotlib.rc_context(
 
 
 def new_figure(width: float, height: float, dpi: float = PNG_DPI) -> Figure:
-    """Create a figure of `width` × `height` inches with an Agg canvas of its own, outside pyplot's global state."""
-    figure = Figure(figsize=(width, height), dpi=dpi, facecolor="white")
+    """Create a figure of `width` × `height` inches with an Agg canvas of its own, outside pyplot's global state.
+
+    matplotlib's constrained layout places the axes so that labels and legends fit beside them.
+    """
+    figure = Figure(figsize=(width, height), dpi=dpi, facecolor="white", layout="constrained")
     FigureCanvasAgg(figure)
     return figure
 
 
-def add_axes(figure: Figure, left: float, right: float, bottom: float, top: float) -> Axes:
-    """Add axes in the common style to a figure, with the given margins to its edges in inches."""
-    width, height = figure.get_size_inches()
-    axes = figure.add_axes((left / width, bottom / height, 1 - (left + right) / width, 1 - (bottom + top) / height))
-    tidy(axes)
-    return axes
-
-
-def tidy(axes: Axes) -> None:
-    """Set the common style of axes: small dark tick labels, a pale grid behind the data, no frame at top and right."""
+def tidy(axes: Axes) -> Axes:
+    """Give axes the common style and return them: small dark tick labels, a pale grid, no frame at top and right."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(FRAME)
     axes.grid(True, color=PALE, linewidth=0.6)
     axes.set_axisbelow(True)
     axes.tick_params(which="both", colors=INK, color=FRAME, labelsize=SMALL_SIZE)
+    return axes
 
 
 def candidate_label(name: str) -> str:

@@ -12,15 +12,14 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from parnas.errors import ParnasError
 from parnas.figures.colours import RUN_COLOURS
-from parnas.figures.style import GREY, INK, SMALL_SIZE, add_axes, new_figure, save_png, shorten, styled
+from parnas.figures.style import GREY, INK, SMALL_SIZE, new_figure, save_png, shorten, styled, tidy
 from parnas.runs.files import read_json_object
 from parnas.runs.run import TUNING
 
 __all__ = ["draw_tuning"]
 
 _WIDTH, _HEIGHT = 6.4, 3.6  # inches
-_LEFT, _RIGHT, _TOP, _BOTTOM = 0.75, 0.2, 0.35, 0.5  # inches around the plot
-_BAR_HEIGHT, _BAR_TOP, _NAME_WIDTH = 0.32, 0.15, 2.3  # inches
+_BAR_HEIGHT, _AXIS_HEIGHT = 0.32, 0.6  # inches
 _LONGEST_NAME = 30  # characters
 _BLUE, _VERMILION = RUN_COLOURS[:2]
 _FAR = 1.5  # interquartile ranges above the upper quartile, beyond which a loss is drawn at the upper edge
@@ -54,7 +53,7 @@ def draw_history(trials: Sequence[Mapping[str, Any]], configured: Mapping[str, A
         path: The PNG to write.
     """
     figure = new_figure(_WIDTH, _HEIGHT)
-    axes = add_axes(figure, _LEFT, _RIGHT, _BOTTOM, _TOP)
+    axes = tidy(figure.add_subplot())
     complete = [(each["number"], float(each["loss"])) for each in trials if each["state"] == "complete"]
     early = [(each["number"], float(each["loss"])) for each in trials if each["state"] == "pruned"]
     edge = _upper_edge([loss for _, loss in complete], [loss for _, loss in early])
@@ -85,11 +84,8 @@ def draw_history(trials: Sequence[Mapping[str, Any]], configured: Mapping[str, A
     axes.set_ylabel("validation loss, nats per token")
     figure.legend(
         handles=[handle for handle in handles if handle is not None],
-        loc="upper left",
-        bbox_to_anchor=(_LEFT / _WIDTH, 1 - 0.06 / _HEIGHT),
+        loc="outside upper center",
         ncols=len(handles),
-        borderaxespad=0,
-        borderpad=0,
         handlelength=1.4,
         handletextpad=0.4,
         columnspacing=1.2,
@@ -129,14 +125,13 @@ def draw_importance(shares: Mapping[str, float] | None, counts: tuple[int, int],
         path: The PNG to write.
     """
     ordered = sorted((shares or {}).items(), key=lambda each: -each[1])
-    height = _BAR_TOP + _BAR_HEIGHT * max(2, len(ordered)) + _BOTTOM
-    figure = new_figure(_WIDTH, height)
+    figure = new_figure(_WIDTH, _AXIS_HEIGHT + _BAR_HEIGHT * max(2, len(ordered)))
     if not ordered:
         message = "{} trials, {} of them trained to the end, are too few to estimate\n".format(*counts)
         message += "which settings matter; 20 trials, 5 of them trained to the end, are needed."
         figure.text(0.5, 0.5, message, ha="center", va="center")
         return save_png(figure, path)
-    axes = add_axes(figure, _NAME_WIDTH, 0.55, _BOTTOM, _BAR_TOP)
+    axes = tidy(figure.add_subplot())
     axes.grid(False, axis="y")
     places = range(len(ordered))
     bars = axes.barh(places, [share for _, share in ordered], height=0.62, color=_BLUE)

@@ -63,11 +63,12 @@ def search_run(tmp_path):
 
 @pytest.fixture
 def legend(monkeypatch):
-    """The texts below the curves, as they are when the picture is saved."""
+    """The entries of the legend and then the notes, as they are when the picture is saved."""
     texts = []
 
     def record(figure, path):
-        texts.extend(text.get_text() for text in [*figure.legends[0].get_texts(), *figure.texts])
+        below = figure.legends[0]
+        texts.extend(text.get_text() for text in [*below.get_texts(), below.get_title()])
         return style.save_png(figure, path)
 
     monkeypatch.setattr(curves, "save_png", record)
