@@ -66,16 +66,16 @@ class EvaluatedNetwork(NamedTuple):
     valid_ppl: float  # per token of the validation split
     cost: float  # of the blocks, in the unit of search.cost.metric
     trial: int
-    source: str  # of the perplexity: "trained" from scratch, or with weights "inherited" from a SuperNet
+    source: str  # of the weights that were evaluated: "trained" from scratch, or "inherited" from a SuperNet
 
 
 @dataclass(frozen=True)
 class BlackboxTask:
-    """What the trials of a study draw and measure: the search space, the two objectives, and the settings of both."""
+    """The search space of a black-box study, its two objectives (perplexity and cost), and their settings."""
 
     candidates: tuple[tuple[str, ...], ...]  # layer names for each block
     costs: Costs
-    perplexity: Callable[[int, Architecture], float]  # given a trial's number and architecture
+    perplexity: Callable[[int, Architecture], float]  # of a network, given the number of the trial and the network
     source: str  # as in `EvaluatedNetwork`
     fingerprint: Mapping[str, Any]  # all that the values of a trial depend on; equal for all workers of a study
     config: Config
@@ -136,7 +136,7 @@ def _refuse_other_supernet(run: Run, config: Config) -> None:
 
 
 def _resolve(config: Config, reporter: Reporter) -> tuple[Config, TokenStreams]:
-    """Return the configuration with text and softmax cutoffs resolved, as a training would store it, and the text."""
+    """Return the configuration with the corpus and the softmax cutoffs filled in, and the tokens of the text."""
     config = resolve_corpus(config)
     streams = prepare(config.data, reporter.note)
     return resolve_cutoffs(config, streams), streams
@@ -150,7 +150,7 @@ def _make_task(
     perplexity: Callable[[int, Architecture], float],
     costs: Costs,
 ) -> BlackboxTask:
-    """Return a task, and compute its fingerprint from configuration, text, costs and the entries of `more`."""
+    """Return a task with the fingerprint of its configuration, text and costs, and with the entries of `more` in it."""
     free = {"train"} if source == "inherited" else set[str]()
     fingerprint = {"trials": source, "text": streams.header.fingerprint, **_search_settings(config, free), **more}
     fingerprint |= {"metric": costs.metric, "costs": dict(costs.per_layer)}  # each machine has its own latencies
@@ -160,9 +160,9 @@ def _make_task(
 
 
 def _search_settings(config: Config, free: Collection[str]) -> dict[str, Any]:
-    """Return the settings that a trial's perplexity and cost depend on, by dotted key.
+    """Return the settings that the perplexity and the cost of a trial depend on, by dotted key.
 
-    `free` holds sections that do not matter in addition to those that never do.
+    `free` holds sections to leave out besides those that never have an influence.
     """
     settings = binding_settings(config, {*FREE_SETTINGS, "model.arch", "search", "evaluation", *free})
     return settings | {f"search.{key}": config.model_dump(mode="json")["search"][key] for key in ("space", "blocks")}
@@ -186,9 +186,9 @@ def blackbox(study: optuna.Study, task: BlackboxTask, trials: int, reporter: Rep
     def objective(trial: Trial) -> Sequence[float]:
         layers = [trial.suggest_categorical(f"block {n}", names) for n, names in enumerate(task.candidates, 1)]
         name = _network_name(layers)
-        if not name:  # identity alone is no language model
+        if not name:  # a network needs at least one layer that is not identity
             trial.set_user_attr(NAME, name)
-            raise TrialPruned("all layers are identity, which is no network; skipped")
+            raise TrialPruned("skipped, since all layers are identity")
 
         def evaluate() -> Sequence[float]:
             return task.perplexity(trial.number, Architecture(layers)), task.costs.cost(layers)
@@ -202,15 +202,15 @@ def blackbox(study: optuna.Study, task: BlackboxTask, trials: int, reporter: Rep
 
 
 def _network_name(layers: Sequence[str]) -> str:
-    """Return the layer string without identity, or "" if no layer is left; it names the network that is evaluated."""
+    """Return the layer string of a network without identity layers, or "" if all layers are identity."""
     layers = drop_identity(layers)
     return str(Architecture(layers)) if layers else ""
 
 
 def evaluated_networks(study: optuna.Study, source: str) -> list[EvaluatedNetwork]:
-    """Return each evaluated network of a study once, in the order of the trials.
+    """Return the networks that a study has evaluated, each one once, in the order of the trials.
 
-    `source` is the source of all perplexities, as in `EvaluatedNetwork`.
+    `source` says which weights the study evaluates: "trained" from scratch, or "inherited" from a SuperNet.
     """
     networks: dict[str, EvaluatedNetwork] = {}
     for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
@@ -222,23 +222,22 @@ def evaluated_networks(study: optuna.Study, source: str) -> list[EvaluatedNetwor
 
 
 def pareto_front(networks: Sequence[EvaluatedNetwork]) -> list[EvaluatedNetwork]:
-    """Return the Pareto front of perplexity and cost, cheapest first.
+    """Return the Pareto front of perplexity and cost, the cheapest network first.
 
-    These are the networks for which no other network is at least as good in both and better in one.
+    A network is on the front if no other network is at least as good in perplexity and in cost, and better in one.
     """
     front: list[EvaluatedNetwork] = []
-    for network in sorted(networks, key=lambda each: (each.cost, each.valid_ppl, each.trial)):
-        last = front[-1] if front else None
-        equal = last is not None and (network.valid_ppl, network.cost) == (last.valid_ppl, last.cost)
-        if last is None or network.valid_ppl < last.valid_ppl or equal:
-            front.append(network)
+    for each in sorted(networks, key=lambda network: (network.cost, network.valid_ppl, network.trial)):
+        if not front or each.valid_ppl < front[-1].valid_ppl or each[1:3] == front[-1][1:3]:  # perplexity and cost
+            front.append(each)
     return front
 
 
 def best_within(networks: Sequence[EvaluatedNetwork], max_cost: float | None) -> EvaluatedNetwork | None:
-    """Return the network of least perplexity that costs at most `max_cost`, or `None` if all cost more.
+    """Return the network with the lowest perplexity that costs at most `max_cost`, or `None` if all cost more.
 
-    Of networks with equal perplexity it is the cheapest. `max_cost` is in the cost metric's unit, `None` for no limit.
+    Of networks with equal perplexity, return the cheapest. `max_cost` has the unit of the cost metric; `None` for no
+    limit.
     """
     affordable = [network for network in networks if max_cost is None or network.cost <= max_cost]
     return min(affordable, key=lambda each: (each.valid_ppl, each.cost, each.trial), default=None)
@@ -249,22 +248,23 @@ def write_results(
 ) -> tuple[list[EvaluatedNetwork], EvaluatedNetwork | None]:
     """Write the Pareto front to `pareto.csv` and the best network within the cost target to `arch.yaml`; return both.
 
-    `cost_target` is a fraction of the interleaved network's cost, `None` for no limit. If all networks cost more, the
-    best is `None`, and no `arch.yaml` is written. Networks whose training diverged are left out.
+    `study` is the name of the study. `cost_target` is a fraction of the interleaved network's cost, `None` for no
+    limit. If all networks cost more, the best is `None`, and no `arch.yaml` is written. Networks that diverged in
+    training are left out.
     """
     networks = [network for network in networks if math.isfinite(network.valid_ppl)]
     front = pareto_front(networks)
     best = best_within(networks, None if cost_target is None else cost_target * task.costs.interleaved)
     table = pd.DataFrame(front, columns=EvaluatedNetwork._fields)
     write_text(folder / "pareto.csv", table.to_csv(index=False, lineterminator="\n"))
-    (folder / "arch.yaml").unlink(missing_ok=True)  # of an earlier call, which may have allowed more
+    (folder / "arch.yaml").unlink(missing_ok=True)  # an earlier call may have had a higher cost target
     if best is not None:
         _write_arch(best, task, study, cost_target, folder / "arch.yaml")
     return front, best
 
 
 def _write_arch(best: EvaluatedNetwork, task: BlackboxTask, study: str, cost_target: float | None, path: Path) -> None:
-    """Write the best network, with its perplexity, cost and origin, as an `arch.yaml` for `parnas retrain`."""
+    """Write the best network to an `arch.yaml` for `parnas retrain`, with its perplexity, its cost and its trial."""
     architecture = Architecture.parse(best.network)
     with torch.device("meta"):
         network = TransformerXL.build(task.config.model, architecture, task.vocab_size)

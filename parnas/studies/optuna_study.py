@@ -6,7 +6,6 @@ journal file has no heartbeats. This module opens storages, refuses a study of a
 its own sampler seed, and evaluates trials with equal parameters only once.
 """
 
-import importlib.util
 import json
 import time
 import warnings
@@ -26,7 +25,7 @@ from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.study import MaxTrialsCallback
 from optuna.trial import FrozenTrial, Trial, TrialState
 from sqlalchemy import event
-from sqlalchemy.engine import URL, make_url
+from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from parnas.config.loader import Config
@@ -38,13 +37,14 @@ from parnas.training.session import flatten
 SamplerName = Literal["tpe", "nsga2"]
 _FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)  # trials in these states count as finished
 NAME, REUSED, FINGERPRINT = "name", "reused_from", "fingerprint"  # user attributes of trials and studies
-_MAX_RETRIES = 2  # of a trial that ends with an error or with its worker
-_MAX_LOST = 20  # trials of one worker that could not be stored
-HEARTBEAT_SECONDS, GRACE_SECONDS = 20, 120
-OPENING_TRIES, RETRY_SECONDS, AWAY_SECONDS = 5, 0.5, 600.0
-_SQLITE_LOCK_SECONDS = 60  # to wait for the writes of other workers
-_JOURNAL_LOCK_SECONDS = 30  # after which the lock of a journal is broken, as its worker must be dead
-_DRIVER_PACKAGES = {"psycopg": "'psycopg[binary]'", "psycopg2": "psycopg2-binary", "MySQLdb": "mysqlclient"}
+_MAX_RETRIES = 2  # how often a trial is repeated that ended with an error or whose worker died
+_MAX_LOST = 20  # a worker stops with an error after it could not store the results of this many trials
+HEARTBEAT_SECONDS, GRACE_SECONDS = 20, 120  # interval of heartbeats; without one for the grace time a trial has failed
+OPENING_TRIES, RETRY_SECONDS = 5, 0.5  # attempts to open a database, and the pause between attempts
+AWAY_SECONDS = 600.0  # how long to wait for a database server that does not answer
+_SQLITE_LOCK_SECONDS = 60  # how long to wait for the writes of other workers
+_JOURNAL_LOCK_SECONDS = 30  # an older lock of a journal file is removed, since the worker that holds it must be dead
+_ADDRESSES = "give sqlite:///FILE, journal:FILE or postgresql://USER@HOST/DATABASE"
 FREE_SETTINGS = {"data.corpus", "runtime.device", "runtime.threads", "runtime.compile"}
 """Settings that may differ between the workers of a study, since no value of a trial depends on them."""
 FREE_SETTINGS |= {"train.log_every", "train.eval_every", "train.save_every"}
@@ -59,11 +59,11 @@ class StudySettings:
     command: str  # subcommand of parnas that starts such studies
     fingerprint: Mapping[str, Any]  # all that the values of a trial depend on
     hint: str  # what to do if the fingerprint differs
-    seed: int
+    seed: int  # of the sampler
     objectives: int = 1  # values of a trial, all minimised
     sampler: SamplerName = "tpe"
     pruner: BasePruner | None = None
-    first: Mapping[str, Any] | None = None  # parameters of the first trial; `None`: the sampler draws them
+    first: Mapping[str, Any] | None = None  # parameters of the first trial; `None`: drawn by the sampler
 
 
 def binding_settings(config: Config, free: Collection[str]) -> dict[str, Any]:
@@ -75,8 +75,8 @@ def binding_settings(config: Config, free: Collection[str]) -> dict[str, Any]:
 def open_shared_study(storage: str, name: str, settings: StudySettings, note: _Notify | None = None) -> optuna.Study:
     """Open the study `name` in a storage, or start it if the storage has none of this name.
 
-    `note` receives messages while a server is waited for. Raises `ParnasError` if the storage cannot be opened, or if
-    the study was started with another configuration or by another command.
+    `note` receives a message if a database server does not answer. Raises `ParnasError` if the storage cannot be
+    opened, or if the study was started with another configuration or by another command.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
@@ -89,7 +89,9 @@ def open_shared_study(storage: str, name: str, settings: StudySettings, note: _N
         load_if_exists=True,
     )
     fingerprint = json.loads(json.dumps(settings.fingerprint))
-    trials = study.get_trials(deepcopy=False)  # read first: another worker writes the fingerprint before any trial
+    # The trials are read before the fingerprint: a worker stores the fingerprint before it starts a trial, so a study
+    # that has trials but no fingerprint is not one of parnas.
+    trials = study.get_trials(deepcopy=False)
     if len(study.directions) != settings.objectives or (trials and FINGERPRINT not in study.user_attrs):
         raise ParnasError(
             f"The study {name} was not started by parnas {settings.command} and cannot be resumed; {settings.hint}."
@@ -103,18 +105,19 @@ def open_shared_study(storage: str, name: str, settings: StudySettings, note: _N
 
 
 def refuse_other_fingerprint(before: Mapping[str, Any], now: Mapping[str, Any], name: str, hint: str) -> None:
-    """Raise `ParnasError`, with the settings that differ, unless two fingerprints of the study `name` are equal.
+    """Raise `ParnasError` with the settings that differ if a worker's fingerprint is not that of the study `name`.
 
-    `before` is the stored fingerprint, `now` the worker's. If they differ, values of old and new trials are not
-    comparable. `hint` says what to do.
+    `before` is the fingerprint that the study stores, `now` the worker's. If they differ, the values of earlier and new
+    trials are not comparable. `hint` tells the user what to do.
     """
     if before == now:
         return
     changed = [key for key in before if key in now and before[key] != now[key]]
-    changed = changed or [*(before.keys() ^ now.keys())]  # only then: absent keys follow from changed ones
+    # Keys that only one fingerprint has are listed only if no value differs: usually they follow from such a value.
+    changed = changed or [*(before.keys() ^ now.keys())]
     lines = [f"  - {key}: {before.get(key)} before, {now.get(key)} now" for key in changed]
     if changed == ["costs"] and now.get("metric") == "latency":
-        lines.append("Each machine has its own latencies: give all workers one search.cost.table, or another metric.")
+        lines.append("Latencies differ between machines: give all workers one search.cost.table, or another metric.")
     raise ParnasError(f"The study {name} was started with another configuration; {hint}:\n" + "\n".join(lines))
 
 
@@ -159,7 +162,7 @@ def run_trials(
         except TrialPruned as pruned:
             reporter.note(f"trial {trial.number}: {pruned}")
             raise
-        except UpdateFinishedTrialError:  # another worker has given it up
+        except UpdateFinishedTrialError:  # another worker has marked this trial as failed
             raise
         except (Exception, KeyboardInterrupt) as error:
             errors.append(error)
@@ -192,17 +195,17 @@ def run_trials(
 
 
 def _note_lost_trial(study: optuna.Study, current: list[Trial], error: Exception, reporter: Reporter) -> None:
-    """Report why the result of a trial could not be stored, if the next trial may succeed; otherwise raise the error.
+    """Report why the result of a trial could not be stored; raise `error` if the next trial would not be stored either.
 
-    `current` holds the trial that was running, if any; `error` is what Optuna raised.
+    `current` holds the trial that was running, if any; `error` is the exception that Optuna raised.
     """
     causes = [*_causes_of(error)]
     for cause in causes:
-        if isinstance(cause, ParnasError):  # the server did not come back in time
+        if isinstance(cause, ParnasError):  # the server did not answer for `AWAY_SECONDS`
             raise cause
     trials = study.get_trials(deepcopy=False)
     if any(trials[trial.number].state == TrialState.FAIL for trial in current):
-        reporter.note(f"trial {current[0].number} was given up by another worker, which saw no heartbeat of it")
+        reporter.note(f"trial {current[0].number} was marked as failed by another worker, which saw no heartbeat of it")
     elif any(isinstance(cause, StorageInternalError | SQLAlchemyError) for cause in causes):
         reporter.note(f"the storage did not answer ({_first_line(causes[-1])}); its last trial may be repeated")
     else:
@@ -217,9 +220,10 @@ def _causes_of(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def evaluate_once(trial: Trial, name: str, evaluate: Callable[[], Sequence[float]]) -> Sequence[float]:
-    """Return the values of a trial: those of a finished trial with the same `name`, else the result of `evaluate`.
+    """Return the values of a trial: those of a finished trial with equal parameters, else the result of `evaluate`.
 
-    `name` identifies the parameters of a trial. Raises `TrialPruned` if the trial with the same name was pruned.
+    `name` describes the parameters; trials with equal names have equal parameters. Raises `TrialPruned` if the earlier
+    trial with this name was pruned.
     """
     trial.set_user_attr(NAME, name)
     for other in finished_trials(trial.study):
@@ -273,22 +277,21 @@ def open_storage(url: str, note: _Notify | None = None) -> BaseStorage:
     kind, _, place = url.partition(":")
     if kind == "journal" and place:
         Path(place).parent.mkdir(parents=True, exist_ok=True)
-        # Not Optuna's default lock, a link to the file: if the link leads nowhere from its folder or from another
-        # machine, the lock of a killed worker is never broken.
+        # Optuna's default lock is a symbolic link to the file. If that link is broken, as seen from its folder or from
+        # another machine, Optuna never removes the lock of a killed worker.
         return JournalStorage(JournalFileBackend(place, JournalFileOpenLock(place, _JOURNAL_LOCK_SECONDS)))
     if kind == "sqlite" and len(place) > len("///"):
         Path(place.removeprefix("///")).parent.mkdir(parents=True, exist_ok=True)
         storage = _open_database(url, {"connect_args": {"timeout": _SQLITE_LOCK_SECONDS, "isolation_level": None}})
-        # Lock when a transaction begins, since Optuna reads a state before it changes it.
+        # Lock at the beginning of a transaction: Optuna reads the state of a trial, then changes it, and no other
+        # worker may change it in between.
         event.listen(storage.engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
         return storage
     if kind != "sqlite" and place.startswith("//"):
         storage = _open_database(url, {"pool_pre_ping": True})
         _wait_for_server(storage, note)
         return storage
-    raise ParnasError(
-        f"{url} is no storage (--storage); give sqlite:///FILE, journal:FILE or postgresql://USER@HOST/DATABASE."
-    )
+    raise ParnasError(f"{url!r} is not the address of a storage (--storage); {_ADDRESSES}.")
 
 
 class _Database(RDBStorage):
@@ -303,12 +306,15 @@ class _Database(RDBStorage):
 def _open_database(url: str, engine_kwargs: dict[str, Any]) -> _Database:
     """Open a database, in several attempts, since another worker may be creating its tables at the same time.
 
-    Raises `ParnasError` if the address is invalid, a driver is missing, or the last attempt fails.
+    PostgreSQL is opened with the driver psycopg 3 unless the address names another. Raises `ParnasError` if the address
+    is invalid, a driver is missing, or the last attempt fails.
     """
     try:
-        address = with_driver(make_url(url))
-    except (ArgumentError, ValueError) as error:  # ValueError: the port is no number
-        raise ParnasError(f"--storage is no address of a database: {error}") from error
+        address = make_url(url)
+    except (ArgumentError, ValueError) as error:  # ValueError: the port is not a number
+        raise ParnasError(f"--storage is not the address of a database ({error}); {_ADDRESSES}.") from error
+    if address.drivername in ("postgresql", "postgres"):  # SQLAlchemy's default driver is psycopg2
+        address = address.set(drivername="postgresql+psycopg")
     shown = address.render_as_string(hide_password=True)
     for attempt in range(1, OPENING_TRIES + 1):
         try:
@@ -320,10 +326,10 @@ def _open_database(url: str, engine_kwargs: dict[str, Any]) -> _Database:
                 heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(_MAX_RETRIES),
             )
         except ArgumentError as error:
-            raise ParnasError(f"--storage is no address of a database: {error}") from error
+            raise ParnasError(f"--storage is not the address of a database ({error}); {_ADDRESSES}.") from error
         except ImportError as error:
             module = getattr(error.__cause__, "name", None) or "its driver"
-            package = _DRIVER_PACKAGES.get(module, module)
+            package = "'psycopg[binary]'" if module == "psycopg" else module
             raise ParnasError(f"{shown} needs a driver that is not installed: pip install {package}") from error
         except (SQLAlchemyError, OptunaError) as error:
             if attempt == OPENING_TRIES:
@@ -359,18 +365,7 @@ def _wait_for_server(storage: RDBStorage, note: _Notify | None) -> None:
     event.listen(storage.engine, "do_connect", connect)
 
 
-def with_driver(address: URL) -> URL:
-    """Return a database address with a driver: for PostgreSQL psycopg 3, or psycopg2 if only that is installed.
-
-    Other addresses, and those that name a driver, are returned unchanged.
-    """
-    if address.drivername not in ("postgresql", "postgres"):
-        return address
-    old = importlib.util.find_spec("psycopg") is None and importlib.util.find_spec("psycopg2") is not None
-    return address.set(drivername="postgresql+psycopg2" if old else "postgresql+psycopg")
-
-
 def _first_line(error: BaseException) -> str:
-    """Return the first line of an error message; for an error of Optuna's storage, the line of the database."""
+    """Return the first line of an error's message; for an error of Optuna's storage, that of the database's error."""
     cause = error.__cause__ if isinstance(error, StorageInternalError) and error.__cause__ is not None else error
     return next(iter(str(cause).splitlines()), type(cause).__name__)

@@ -305,7 +305,7 @@ def test_the_command_that_trains_writes_an_arch_file_for_retrain(corpus: Path, t
         ([], "Give either --train-steps"),
         (["--train-steps", "2", "--supernet", "x"], "Give either --train-steps"),
         (["--supernet", "nowhere"], "There is no run folder nowhere"),
-        (["--train-steps", "2", "--storage", "s.db"], "is no storage"),
+        (["--train-steps", "2", "--storage", "s.db"], "--storage"),
     ],
 )
 def test_errors_of_the_command(
