@@ -38,7 +38,8 @@ from parnas.runs.resolve import Settings, read_overrides
 from parnas.runs.run import Run
 from parnas.runs.trained_run import RunLike, TrainedRun, open_run
 from parnas.studies import tuning
-from parnas.studies.pipeline import EQUAL_COST, PipelineResult, read_baselines, run_pipeline
+from parnas.studies.baselines import EQUAL_COST, read_baselines
+from parnas.studies.pipeline import PipelineResult, run_pipeline
 from parnas.studies.tuning import TuningResult
 from parnas.studies.tuning_space import Phase, SpaceLike, resolve_space
 from parnas.training import loaded_run
@@ -279,7 +280,7 @@ def tune(
         space: values of each setting by dotted key, as a text such as "log:1e-4..1e-2" or "0..0.5", or a list; or a
             YAML file of these. By default the space of the run folder, else the usual settings.
         trials: number of trials, of all workers of the study together.
-        prune: end trials early that are worse than the median.
+        prune: end a trial early if its loss exceeds the median loss of the other trials at the same step.
         storage: Optuna's storage URL; by default a file in the run folder.
         study: name of the study in the storage.
         run: the folder to write, or whose study to resume.

@@ -239,7 +239,8 @@ def pipeline(
 ) -> None:
     """Search, derive, retrain beside baselines and compare, with one command."""
     refuse_torchrun("pipeline")
-    from parnas.studies.pipeline import read_baselines, run_pipeline
+    from parnas.studies.baselines import read_baselines
+    from parnas.studies.pipeline import run_pipeline
 
     names = read_baselines(baselines)
     config, folder = resolve_arguments(settings, run, False, "pipeline")
@@ -260,7 +261,8 @@ def demo(
     """Run all main steps on an embedded corpus, in minutes."""
     refuse_torchrun("demo")
     from parnas.config.loader import PRESETS, load_config
-    from parnas.studies.pipeline import ALL_F, INTERLEAVED, run_pipeline
+    from parnas.studies.baselines import ALL_F, INTERLEAVED
+    from parnas.studies.pipeline import run_pipeline
 
     folder = run or make_run_folder("demo")
     again = f"parnas demo --run {shlex.quote(str(folder))}"

@@ -167,7 +167,8 @@ def tune(
     space: Annotated[Path | None, Option(metavar="FILE", help="YAML file with KEY: VALUES; --set adds to it.")] = None,
     trials: Annotated[int, Option(min=1, help="Number of finished trials, of all workers together.")] = 30,
     prune: Annotated[
-        bool, Option("--prune/--no-prune", help="Whether to end trials early that are behind the median.")
+        bool,
+        Option("--prune/--no-prune", help="Whether to end a trial early if its loss exceeds the others' median."),
     ] = True,
     storage: Annotated[
         str | None,

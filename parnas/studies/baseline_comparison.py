@@ -1,7 +1,8 @@
 """Comparison of the derived network with its baselines, all trained with the same settings and from several seeds.
 
-Each difference of perplexity from a baseline has a 95 % confidence interval over the seeds (Student's t, paired by
-seed). Random networks of the same cost show how much better the derived network is than a network chosen by chance.
+The difference between the perplexities of the derived network and of a baseline has a 95 % confidence interval over the
+seeds (Student's t, paired by seed). Random networks of the same cost show how much better the derived network is than a
+network chosen by chance.
 """
 
 import math
@@ -29,28 +30,28 @@ _LEVEL = 0.95  # confidence level of the intervals
 
 
 class _Difference(NamedTuple):
-    """By how many per cent a network's perplexity exceeds a baseline's; negative if the network is better."""
+    """The perplexity of a network minus a baseline's, in per cent of the latter; negative if the network is better."""
 
     mean: float  # over the seeds; nan if a perplexity is not finite
-    low: float | None  # lower end of the 95 % interval of the mean; `None` for fewer than two pairs
-    high: float | None  # upper end
-    pairs: int  # of trainings with the same seed
+    low: float | None  # lower end of the 95 % confidence interval of the mean; `None` for fewer than two pairs
+    high: float | None  # upper end of the interval
+    pairs: int  # number of seeds from which both networks were trained
 
     @property
     def verdict(self) -> str:
-        """Whether the interval shows that the derived network is better, worse, or neither, as text."""
+        """A phrase that says whether the derived network is better or worse according to the interval, or neither."""
         if math.isnan(self.mean):
-            return "not every perplexity is finite, so no difference can be told"
+            return "no difference, since a perplexity is not finite"
         if self.low is None or self.high is None:
             return "one seed, so no interval"
         return "better" if self.high < 0 else "worse" if self.low > 0 else "no significant difference"
 
 
 def paired_difference(ours: Mapping[int, float], theirs: Mapping[int, float]) -> _Difference:
-    """Return by how many per cent one network's perplexity exceeds another network's, with a 95 % interval.
+    """Return the mean difference between the perplexities of two networks in per cent, with a 95 % interval.
 
-    `ours` and `theirs` are perplexities by seed. The mean is taken of 100 · (ours / theirs - 1) over the n seeds that
-    both have; the interval is mean ± t(0.975, n - 1) · sd / √n with Student's t.
+    `ours` and `theirs` are perplexities by seed. The difference for a seed is 100 · (ours / theirs - 1). The mean is
+    taken over the n seeds that both networks have; the interval is mean ± t(0.975, n - 1) · sd / √n with Student's t.
     """
     percent = [_percent_above(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
     mean, pairs = fmean(percent), len(percent)
@@ -61,13 +62,13 @@ def paired_difference(ours: Mapping[int, float], theirs: Mapping[int, float]) ->
 
 
 def _percent_above(ours: float, theirs: float) -> float:
-    """Return by how many per cent perplexity `ours` exceeds perplexity `theirs`; nan if either is not finite."""
+    """Return the difference between two perplexities in per cent of `theirs`; nan if either is not finite."""
     return 100 * (ours / theirs - 1) if math.isfinite(ours) and math.isfinite(theirs) else math.nan
 
 
 @dataclass(frozen=True)
 class NetworkResult:
-    """A trained network of the comparison: its name, cost, and the perplexity that it reached with each seed."""
+    """A trained network of the comparison: its name, its cost, and its perplexity for each seed."""
 
     name: str
     arch: str
@@ -93,7 +94,7 @@ class NetworkResult:
 
 @dataclass(frozen=True)
 class _Verdict:
-    """How the derived network compares with one baseline, or with all random networks."""
+    """The result of comparing the derived network with one baseline, or with all random networks."""
 
     against: str  # name of the baseline, or "random"
     difference: _Difference
@@ -102,7 +103,7 @@ class _Verdict:
 
 @dataclass(frozen=True)
 class BaselineComparison:
-    """The perplexities of the derived network and its baselines, with notes on the baselines and on divergence."""
+    """The perplexities of the derived network and its baselines, with notes on the baselines and on diverged runs."""
 
     networks: tuple[NetworkResult, ...]
     notes: tuple[str, ...]
@@ -125,7 +126,7 @@ class BaselineComparison:
         return {"metric": self.metric, "networks": networks, "answers": answers, "notes": list(self.notes)}
 
     def write(self, folder: Path) -> list[Path]:
-        """Write `baselines.csv` (a row per network) and `baselines.json` (verdicts and notes too); return the paths."""
+        """Write `baselines.csv` (a row per network) and `baselines.json` (with the verdicts), and return the paths."""
         table = pd.DataFrame([each.to_dict() for each in self.networks])
         write_text(folder / "baselines.csv", table.to_csv(index=False, lineterminator="\n"))
         write_json(folder / "baselines.json", self.to_dict())
@@ -137,24 +138,17 @@ def compare_baselines(
 ) -> BaselineComparison:
     """Train the derived network and its baselines from each seed, and return the perplexities that they reach.
 
-    Random networks are trained from the first seed only. Each training has a subfolder `NAME-seed-SEED`; finished
-    trainings are loaded, others started or resumed. A network that has several names is trained once per seed. All
-    networks are trained from the first seed before any is trained from the second. A training that diverges counts as
-    infinite perplexity and is repeated by the next call.
+    Random networks are trained from the first seed only. Each training has a subfolder `NAME-seed-SEED` of `folder`;
+    finished trainings are loaded, others started or resumed. A network that has several names is trained once per seed.
+    All networks are trained from the first seed before any is trained from the second. The perplexity of a training
+    that diverges counts as infinite, and the next call repeats the training. `config` is the configuration of the
+    search with its corpus and cutoffs filled in.
 
-    Args:
-        baselines: the networks to train.
-        config: the configuration of the search, with its text and cutoffs resolved.
-        folder: holds the subfolders.
-        seeds: the values of `runtime.seed` to train with.
-        reporter: receives the progress.
-
-    Raises:
-        ParnasError: the folder holds other files, or trainings of another configuration.
+    Raises `ParnasError` if the folder holds other files, or trainings of another configuration.
     """
     config = config.replace(model__arch=None)
     prepare_folder(folder, config)
-    first_names: dict[Architecture, str] = {}  # that name the subfolders of a network
+    first_names: dict[Architecture, str] = {}  # the name of a network that its subfolders have
     for each in baselines.networks:
         first_names.setdefault(each.architecture, each.name)
     trainings = [(each, seed) for seed in seeds for each in baselines.networks if seed == seeds[0] or not each.random]
@@ -171,7 +165,7 @@ def compare_baselines(
         if first_names[each.architecture] != each.name
     ]
     notes += [
-        f"{name} from seed {seed} diverged, and counts as infinite"
+        f"{name} from seed {seed} diverged; its perplexity counts as infinite"
         for name, ppl in reached.items()
         for seed in ppl
         if ppl[seed] == math.inf
@@ -218,7 +212,7 @@ def _compare_with_random(derived: NetworkResult, random: Sequence[NetworkResult]
         f"derived against the median of {len(random)} random networks of its cost: {size}better than {worse} of "
         f"{len(random)}"
     )
-    if len(derived.ppl) > 1:  # the others have one seed, which may be a good or a bad one
+    if len(derived.ppl) > 1:  # random networks have one seed, which may be better or worse than the mean of the seeds
         same_seed = sum(derived.ppl[seed] < ppl for each in random for seed, ppl in each.ppl.items())
-        text += f" in the mean of its {len(derived.ppl)} seeds, than {same_seed} by the seed that they have"
+        text += f" by its mean over {len(derived.ppl)} seeds, than {same_seed} by the one seed that they have too"
     return _Verdict(RANDOM, difference, text)

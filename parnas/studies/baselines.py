@@ -1,11 +1,13 @@
-"""The baselines of a derived network: interleaved and sandwich networks, and random networks of the same cost.
+"""The baselines of a derived network: hand-designed networks, and random networks of the same cost.
 
-Costs are predicted as in the search that derived the network. `baseline_comparison.py` trains the networks.
+Costs are predicted as in the search that derived the network. `baseline_comparison.py` trains the baselines of
+`find_baselines`, `pipeline.py` those of `hand_designed`.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count as count_from
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -18,17 +20,12 @@ from parnas.nas.random_sampling import draw_networks
 from parnas.runs.run import Run
 from parnas.training.progress import Reporter
 
-__all__ = ["Baselines", "find_baselines"]
+__all__ = ["ALL_F", "EQUAL_COST", "INTERLEAVED", "Baselines", "find_baselines", "read_baselines"]
 
 DERIVED, INTERLEAVED, SANDWICH, SHALLOWER, RANDOM = "derived", "interleaved", "sandwich", "shallower", "random"
-_WIDTHS = (
-    0.03,
-    0.06,
-    0.12,
-    0.24,
-    0.48,
-    math.inf,
-)  # half widths of the cost bands from which random networks are drawn, as fractions of the derived network's cost
+EQUAL_COST, ALL_F = "equal-cost", "all-f"
+_WIDTHS = (0.03, 0.06, 0.12, 0.24, 0.48, math.inf)
+"""Half widths of the cost bands from which random networks are drawn, as fractions of the derived network's cost."""
 
 
 class Baseline(NamedTuple):
@@ -42,7 +39,7 @@ class Baseline(NamedTuple):
 
 @dataclass(frozen=True)
 class Baselines:
-    """The derived network and its baselines, with notes on their choice."""
+    """The derived network and its baselines, with notes on the choice of the baselines."""
 
     networks: tuple[Baseline, ...]
     notes: tuple[str, ...]
@@ -58,7 +55,7 @@ def find_baselines(run: Run, count: int, seed: int, reporter: Reporter) -> Basel
     """Return the derived network of a finished search and its baselines, `count` of which are random.
 
     The derived network is read from `arch.yaml` in the run folder; without that file it is derived now. `seed` decides
-    which random networks are drawn. Raises `ParnasError` if `run` is no search or is not finished.
+    which random networks are drawn. Raises `ParnasError` if `run` is not a search or not finished.
     """
     if run.kind() != "search":
         raise ParnasError(f"{run.folder} is a {run.kind()}; give the folder of a search.")
@@ -78,16 +75,15 @@ def find_baselines(run: Run, count: int, seed: int, reporter: Reporter) -> Basel
 def choose_baselines(
     derived: Architecture, costs: Costs, spaces: Sequence[Sequence[str]], count: int, seed: int
 ) -> Baselines:
-    """Return the derived network with fixed baselines and `count` random networks of its cost.
+    """Return the derived network, its hand-designed baselines and `count` random networks of its cost.
 
-    The fixed baselines, with as many blocks as the search has unless noted, are:
+    The hand-designed baselines have the number of blocks of the search, except where another number is given:
 
     * the interleaved network
-    * the sandwich (Press et al. 2020, arXiv 1911.03864) with a third of its pairs of layers at the ends, one block less
-      if the number of blocks is odd
-    * the interleaved network of as many blocks as cost no more than the derived network
-    * if the search may choose compressive memory, the interleaved network with compressive memory in all attention
-      layers
+    * if the search has the candidate `c`, the interleaved network with `c` for all attention layers
+    * the sandwich (Press et al. 2020, arXiv 1911.03864) with a third of its pairs of layers at the ends; if the number
+      of blocks is odd, it has one block less
+    * the deepest interleaved network that costs no more than the derived network
 
     Args:
         derived: the derived network.
@@ -114,7 +110,7 @@ def choose_baselines(
         name = f"{SANDWICH}-{2 * pairs}-{max(1, round(pairs / 3))}"
         chosen[name] = Architecture.parse(name)
         if blocks % 2:
-            notes.append(f"{name} has one block less than the others may have, since a sandwich needs an even number")
+            notes.append(f"{name} has one block less than the search, since a sandwich needs an even number of blocks")
     chosen[SHALLOWER] = deepest_interleaved(costs, costs.cost(derived), blocks)
     if costs.cost(chosen[SHALLOWER]) > _with_tolerance(costs.cost(derived)):
         notes.append("even one block of the interleaved network costs more than the derived network")
@@ -136,8 +132,40 @@ def deepest_interleaved(costs: Costs, max_cost: float, blocks: int) -> Architect
     return next((each for each in networks if costs.cost(each) <= _with_tolerance(max_cost)), networks[-1])
 
 
+def read_baselines(names: str | Iterable[str]) -> list[str]:
+    """Return the distinct names of baselines in a list or in a comma-separated text such as `equal-cost,all-f`.
+
+    Raises `ParnasError` for a name that `hand_designed` does not know.
+    """
+    known = EQUAL_COST, INTERLEAVED, ALL_F
+    listed = names.split(",") if isinstance(names, str) else names
+    distinct = list(dict.fromkeys(name.strip() for name in listed if name.strip()))
+    if unknown := [name for name in distinct if name not in known]:
+        raise ParnasError(f"There is no baseline {unknown[0]!r} (--baselines); give some of {', '.join(known)}.")
+    return distinct
+
+
+def hand_designed(names: Sequence[str], derived: Architecture, costs: Costs, blocks: int) -> Mapping[str, str]:
+    """Return the layer strings of the named baselines for a derived network, by name.
+
+    * `equal-cost`: the shortest interleaved network that costs at least as much as the derived network
+    * `interleaved`: the interleaved network of `blocks` blocks, the number of blocks of the search
+    * `all-f`: `blocks` feed-forward layers
+    """
+    strings = {INTERLEAVED: f"interleaved-{blocks}", ALL_F: f"all-f-{blocks}"}
+    if EQUAL_COST in names:
+        strings[EQUAL_COST] = str(shortest_interleaved(costs, costs.cost(derived)))
+    return {name: strings[name] for name in names}
+
+
+def shortest_interleaved(costs: Costs, min_cost: float) -> Architecture:
+    """Return the interleaved network with the fewest blocks that costs at least `min_cost`."""
+    networks = (Architecture.parse(f"interleaved-{depth}") for depth in count_from(1))
+    return next(each for each in networks if _with_tolerance(costs.cost(each)) >= min_cost)
+
+
 def _with_tolerance(cost: float) -> float:
-    """Return a cost raised by the rounding error of adding layer costs in another order."""
+    """Return a cost increased by the largest rounding error that adding layer costs in another order can cause."""
     return cost * (1 + float(TOLERANCE))
 
 
@@ -149,17 +177,14 @@ def _draw_of_equal_cost(
     seed: int,
     without: Sequence[Architecture],
 ) -> tuple[list[Architecture], list[str]]:
-    """Return up to `count` different random networks of about the derived network's cost, and notes on them.
+    """Return up to `count` different random networks of about the derived network's cost, and notes on their choice.
 
-    Networks within ± 3 % of its cost are drawn first. Where there are too few, the band of costs is doubled repeatedly.
-    A smaller `count` returns the beginning of the same list. Networks in `without` are not drawn. `spaces` holds the
+    Networks within ± 3 % of this cost are drawn first; while there are too few, the width of the band is doubled. A
+    smaller `count` returns the beginning of the same list. Networks in `without` are not drawn. `spaces` holds the
     candidates of each block.
     """
     cost = costs.cost(derived)
-    layer_costs = {
-        **costs.per_layer,
-        IDENTITY: 0.0,
-    }  # networks are trained without identity
+    layer_costs = {**costs.per_layer, IDENTITY: 0.0}  # networks are trained without identity layers
     networks, width = list[Architecture](), _WIDTHS[0]
     for width in _WIDTHS:
         low, high = max(0.0, cost * (1 - width)), cost * (1 + width) if width < math.inf else math.inf
@@ -170,8 +195,8 @@ def _draw_of_equal_cost(
             break
     notes = []
     if width > _WIDTHS[0]:
-        reach = f"within ± {width:.0%} of its cost" if width < math.inf else "of any cost"
-        notes.append(f"the random networks are {reach}, since fewer than {count} are within ± {_WIDTHS[0]:.0%}")
+        band = f"within ± {width:.0%} of the derived network's cost" if width < math.inf else "of any cost"
+        notes.append(f"the random networks are {band}, since fewer than {count} are within ± {_WIDTHS[0]:.0%}")
     if len(networks) < count:
-        notes.append(f"there are only {len(networks)} other networks in the whole space, not {count}")
+        notes.append(f"the search space has only {len(networks)} other networks, not {count}")
     return networks, notes

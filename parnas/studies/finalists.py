@@ -36,7 +36,7 @@ class Finalist(NamedTuple):
     steps: int  # of the short training
 
     def to_dict(self) -> dict[str, Any]:
-        """Return architecture, limits on layers (`max`), cost share, perplexity and steps as plain values."""
+        """Return the content of `finalists.json` for this finalist; `max` holds the limits on its numbers of layers."""
         arch, costs = self.derivation.architecture, self.derivation.costs
         return {
             "arch": str(arch),
@@ -48,12 +48,12 @@ class Finalist(NamedTuple):
 
 
 def fewer_attention_variants(run: Run, derivation: Derivation, reporter: Reporter) -> Iterator[Derivation]:
-    """Yield the derivation of `run`, then the best derivations with fewer and fewer attention layers.
+    """Yield `derivation`, the derivation of `run`, then the best derivations with fewer and fewer attention layers.
 
-    Each derivation is limited to one attention layer less than the previous derivation has. The last derivation has no
-    attention, or no network meets the next limits. Plain and compressive attention have separate limits: that of the
-    kind with more layers is lowered, and the other kind is limited to its present number of layers, so that it cannot
-    replace the removed layer.
+    Each further derivation may have one attention layer less than the previous one. The series ends with a network
+    without attention, or when no network meets the next limits. Plain and compressive attention have separate limits:
+    the limit of the kind with more layers is lowered, and the other kind is limited to its current number of layers, so
+    that it cannot replace the removed layer.
     """
     space = run.config().search.candidates
     kinds = [kind for kind in (ATTENTION, COMPRESSIVE) if any(is_limited(name, kind) for name in space)]
@@ -65,9 +65,10 @@ def fewer_attention_variants(run: Run, derivation: Derivation, reporter: Reporte
         most = max(counts, key=counts.__getitem__)
         constraints = replace(derivation.constraints, limits=counts | {most: counts[most] - 1})
         try:
-            derive(run, replace(constraints, rerank_top_k=0))  # reads no text; fails if no network meets them
+            # Without re-ranking this reads no text; it fails if no network meets the constraints.
+            derive(run, replace(constraints, rerank_top_k=0))
         except ParnasError as error:
-            reporter.note(f"no network has less attention: {error}")
+            reporter.note(f"no network of the search has fewer attention layers: {error}")
             return
         derivation = derive(run, constraints, reporter)
 
@@ -84,7 +85,7 @@ def train_finalists(
     """
     derivations = list(islice(fewer_attention_variants(run, derivation, reporter), count))
     if len(derivations) < count:
-        reporter.note(f"the search has {len(derivations)} finalist(s) in place of {count}")
+        reporter.note(f"the search has only {len(derivations)} finalist(s), not {count}")
     if len(derivations) < 2:
         return []
     short, finalists = shorten(config), list[Finalist]()
@@ -113,6 +114,6 @@ def refuse_other_network(folder: Path, arch: str) -> None:
     run = Run(folder)
     if run.started() and (trained := run.config().model.arch) != arch:
         raise ParnasError(
-            f"{folder} holds a training of {trained}, but now the network is {arch}. Give --finalists as before, or "
-            f"remove {folder} to train {arch}."
+            f"{folder} holds a training of {trained}, but the network to train is now {arch}. Give the options of the "
+            f"earlier call, such as --finalists, or remove {folder}."
         )

@@ -4,13 +4,11 @@ Perplexities are compared on the validation split and, if requested, on the test
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count
 from pathlib import Path
 from typing import Any
 
-from parnas.architecture import Architecture
 from parnas.config.loader import Config
 from parnas.errors import ParnasError
 from parnas.evaluation.comparison import Comparison, compare, median_rate
@@ -21,26 +19,20 @@ from parnas.figures.curves import draw_learning_curves
 from parnas.figures.draw import draw_report, draw_run
 from parnas.figures.heatmap import AnimationOptions
 from parnas.figures.report.data import COMPARISON
-from parnas.nas.cost import Costs, costs_of_run
+from parnas.nas.cost import costs_of_run
 from parnas.nas.derive import Derivation, derive, write_derivation
 from parnas.nas.search import search
 from parnas.runs.files import read_json
 from parnas.runs.records import parse_rows
 from parnas.runs.run import TUNED_EVAL, Run
 from parnas.runs.trained_run import TrainedRun
+from parnas.studies.baselines import DERIVED, hand_designed
 from parnas.studies.finalists import Finalist, refuse_other_network, train_finalists
 from parnas.studies.train_or_load import train_once
 from parnas.training.progress import Reporter
 from parnas.training.retrain import retrain
 
-__all__ = ["ALL_F", "EQUAL_COST", "INTERLEAVED", "PipelineResult", "read_baselines", "run_pipeline"]
-
-EQUAL_COST, INTERLEAVED, ALL_F = "equal-cost", "interleaved", "all-f"
-_BASELINES = {
-    EQUAL_COST: "the shortest interleaved network that costs at least as much as the derived one",
-    INTERLEAVED: "the interleaved network of the searched depth",
-    ALL_F: "feed-forward layers alone",
-}
+__all__ = ["PipelineResult", "run_pipeline"]
 
 
 @dataclass(frozen=True)
@@ -51,7 +43,7 @@ class PipelineResult:
     search: TrainedRun
     derivation: Derivation
     finalists: tuple[Finalist, ...]
-    """The finalists, the best first, which is `derivation`; empty if no finalists were trained."""
+    """The finalists, best first, so that the first has the `derivation`; empty if no finalists were trained."""
     runs: Mapping[str, TrainedRun] = field(repr=False)
     """The retrainings, by name: `derived`, then the baselines."""
     comparison: Comparison = field(repr=False)
@@ -70,18 +62,6 @@ class PipelineResult:
         return result if self.test is None else {**result, "test": self.test.to_dict()}
 
 
-def read_baselines(names: str | Iterable[str]) -> list[str]:
-    """Return the distinct names of baselines in a list or in a comma-separated text such as `equal-cost,all-f`.
-
-    Raises `ParnasError` for a name that is not among `_BASELINES`.
-    """
-    listed = names.split(",") if isinstance(names, str) else names
-    distinct = list(dict.fromkeys(name.strip() for name in listed if name.strip()))
-    if unknown := [name for name in distinct if name not in _BASELINES]:
-        raise ParnasError(f"There is no baseline {unknown[0]!r} (--baselines); give some of {', '.join(_BASELINES)}.")
-    return distinct
-
-
 def run_pipeline(
     config: Config,
     baselines: Sequence[str],
@@ -96,13 +76,13 @@ def run_pipeline(
 
     Args:
         config: the configuration of all phases, without `model.arch`.
-        baselines: names of the baselines to retrain and compare with the derived network.
+        baselines: names of the baselines to retrain and to compare with the derived network; see `hand_designed`.
         folder: the folder of the pipeline; each training has a subfolder.
         reporter: receives the progress.
-        finalists: train up to this many networks briefly, the derived network and others with less and less attention,
-            and take the best of them as the derived network; 1 for no such trainings.
+        finalists: train up to this many networks briefly, the derived network and others with fewer and fewer attention
+            layers, and take the best of them as the derived network; 1 for no such trainings.
         tune_eval: also evaluate dynamically and with a cache, with settings tuned on the validation split.
-        test: also compare on the test split, into the subfolder `test`; a comparison that exists there is kept.
+        test: also compare on the test split, in the subfolder `test`; a comparison that exists there is kept.
 
     Raises:
         ParnasError: `config` has an architecture, `finalists` is less than 1, or `folder` holds trainings of another
@@ -114,7 +94,7 @@ def run_pipeline(
         )
     if finalists < 1:
         raise ParnasError(f"finalists (--finalists) is {finalists}; give 1 or more.")
-    # 1. Search, and derive a network; short trainings may prefer one with less attention.
+    # 1. Search and derive a network, or select a network with less attention by short trainings.
     searched = train_once(search, config, folder / "search", reporter)
     derivation, trained_finalists = derive(searched), list[Finalist]()
     if finalists > 1:
@@ -124,10 +104,10 @@ def run_pipeline(
         strings = tuple(str(finalist.derivation.architecture) for finalist in trained_finalists)
         derivation = replace(trained_finalists[0].derivation, finalists=strings)
 
-    # 2. Retrain it beside the baselines.
+    # 2. Retrain the derived network and the baselines.
     costs = derivation.costs or costs_of_run(searched.folder, searched.config(), config.search.cost.metric, reporter)
-    networks = {"derived": str(derivation.architecture)}
-    networks |= baseline_strings(baselines, derivation.architecture, costs, config.search.blocks)
+    networks = {DERIVED: str(derivation.architecture)}
+    networks |= hand_designed(baselines, derivation.architecture, costs, config.search.blocks)
     for name, arch in networks.items():
         refuse_other_network(folder / name, arch)
     write_derivation(derivation, searched, searched.folder / "arch.yaml")
@@ -136,7 +116,7 @@ def run_pipeline(
         reporter.note(f"{name}: training {arch}")
         runs[name] = train_once(retrain, config.replace(model__arch=arch), folder / name, reporter)
 
-    # 3. Compare them, on the test split only once.
+    # 3. Compare them: on the validation split in each call, on the test split only once.
     folders = [run.folder for run in runs.values()]
     for run in runs.values() if tune_eval else []:
         if not (run.folder / TUNED_EVAL).is_file():
@@ -169,17 +149,17 @@ def run_pipeline(
 
 
 def _refuse_retrained_networks(path: Path, runs: Mapping[str, Run]) -> None:
-    """Raise `ParnasError` if a stored comparison on the test split has results of a run that was trained again since.
+    """Raise `ParnasError` if a run has been trained again since it was compared on the test split.
 
-    `path` is the JSON file of the comparison. A run is the same training if architecture, steps and median tokens per
-    second are equal: no two trainings are equally fast.
+    `path` is the JSON file of that comparison. A run has not been trained again if its architecture, steps and median
+    tokens per second are those of the file, since no two trainings have exactly the same speed.
     """
     for row in parse_rows(read_json(path), str(path), f"remove {path.parent}"):
         if (run := runs.get(row.run)) is None:
             continue
         if row.split != "test":
             raise ParnasError(
-                f"{path} is of the split {row.split}, not test; remove {path.parent}, or move it elsewhere."
+                f"{path} has results on the split {row.split}, not test; remove {path.parent}, or move it elsewhere."
             )
         trained = run.summary()
         rates = math.nan if row.train_tokens_per_s is None else row.train_tokens_per_s, median_rate(run)
@@ -189,20 +169,3 @@ def _refuse_retrained_networks(path: Path, runs: Mapping[str, Run]) -> None:
                 f"{path.parent} holds results of an earlier training of {row.run}; remove {path.parent}, and give "
                 "--test to evaluate on the test split again."
             )
-
-
-def baseline_strings(names: Sequence[str], derived: Architecture, costs: Costs, blocks: int) -> Mapping[str, str]:
-    """Return the layer string of each named baseline (see `_BASELINES`) for a derived network, by name.
-
-    `blocks` is the number of blocks of the search.
-    """
-    strings = {INTERLEAVED: f"interleaved-{blocks}", ALL_F: f"all-f-{blocks}"}
-    if EQUAL_COST in names:
-        strings[EQUAL_COST] = str(interleaved_of_cost(costs.cost(derived), costs))
-    return {name: strings[name] for name in names}
-
-
-def interleaved_of_cost(cost: float, costs: Costs) -> Architecture:
-    """Return the interleaved network with the fewest blocks that cost at least `cost`, in the cost metric's unit."""
-    networks = (Architecture.parse(f"interleaved-{blocks}") for blocks in count(1))
-    return next(network for network in networks if costs.cost(network) >= cost * (1 - 1e-9))  # sums are rounded

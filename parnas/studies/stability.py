@@ -33,16 +33,16 @@ from parnas.training.session import resolve_corpus, resolve_cutoffs
 
 __all__ = ["Stability", "stability"]
 
-_MIN_PI = 1e-38  # smaller probabilities count as this in logarithms; float32 hardly distinguishes them from 0
+_MIN_PI = 1e-38  # lower bound of probabilities in logarithms, about the smallest normal float32
 
 
 @dataclass(frozen=True)
 class _BlockVotes:
-    """How the seeds chose the layer of one block: votes and mean probabilities of its candidates."""
+    """The votes of all seeds for the candidates of one block, and the mean probabilities of the candidates."""
 
     votes: dict[str, int]  # number of seeds whose derived network has the candidate
     mean_pi: dict[str, float]  # mean over the seeds of the candidate's probability
-    mean_log_pi: dict[str, float]  # mean over the seeds of its logarithm, in nats
+    mean_log_pi: dict[str, float]  # mean over the seeds of the logarithm of this probability, in nats
     consensus: str  # layer of the consensus architecture; see `compare_seeds`
     majority: str | None  # the candidate of more seeds than any other; `None` for a tie
 
@@ -67,7 +67,7 @@ class Stability:
 
     @property
     def majority_agrees(self) -> bool:
-        """Whether in every block the consensus layer has more votes than any other candidate."""
+        """Whether the consensus layer has more votes than any other candidate in every block."""
         return all(block.agrees for block in self.blocks)
 
     def hamming(self) -> list[list[int]]:
@@ -130,7 +130,7 @@ def stability(config: Config, folder: Path, seeds: int, reporter: Reporter) -> S
         reporter.note(f"seed {seed}, {len(runs) + 1} of {seeds}")
         runs.append(train_once(search, config.replace(runtime__seed=seed), folder / f"seed-{seed}", reporter))
     derivations = [derive(run, reporter=reporter) for run in runs]
-    first = derivations[0]  # all have the target and the costs of one configuration on one machine
+    first = derivations[0]  # cost target and costs are the same for all seeds
     blocks, count = [each.blocks for each in derivations], config.search.rerank_count
 
     def rerank_by_mean_loss(choices: Sequence[LayerString]) -> LayerString:
@@ -161,8 +161,8 @@ def compare_seeds(
         blocks: for each seed and block, the derived layer and the probabilities of all candidates.
         costs: the cost of each layer; `None` for no cost target.
         target: the cost target as a share of the interleaved network's cost; `None` for no target.
-        count: how many of the most probable architectures `rerank_choices` receives.
-        rerank_choices: returns the consensus, given these architectures; `None`: it is the most probable one.
+        count: the number of architectures, the most probable ones, that `rerank_choices` receives.
+        rerank_choices: selects the consensus among these architectures; `None`: it is the most probable one.
 
     Raises:
         ParnasError: the candidates of a block differ between the searches.
@@ -206,11 +206,8 @@ def _count_votes(choices: Sequence[BlockChoice], log_pi: Mapping[str, float], co
 
 
 def edit_distance(one: Sequence[str], other: Sequence[str]) -> int:
-    """Return the Levenshtein distance of two architectures.
-
-    This is the least number of layers to insert, remove or replace to make them equal.
-    """
-    row = list(range(len(other) + 1))  # distances of the layers read so far to each beginning of `other`
+    """Return the Levenshtein distance: the least number of layers to insert, remove or replace to make both equal."""
+    row = list(range(len(other) + 1))  # edit distances between the layers read so far and each prefix of `other`
     for read, layer in enumerate(one, 1):
         before, row = row, [read]
         for index, counterpart in enumerate(other):

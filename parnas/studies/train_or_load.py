@@ -12,7 +12,7 @@ from parnas.training.progress import Reporter
 from parnas.training.session import check_same_results, refuse_changes
 
 _Train = Callable[[Config, Path, Reporter, bool], Run]
-"""`search` or `retrain`, with arguments: configuration, run folder, reporter, whether a run to resume must exist."""
+"""`search` or `retrain`; arguments: configuration, run folder, reporter, whether the run must exist already."""
 
 
 def prepare_folder(folder: Path, config: Config, allowed: Collection[str] = ()) -> None:
@@ -27,7 +27,7 @@ def prepare_folder(folder: Path, config: Config, allowed: Collection[str] = ()) 
         try:
             base.refuse_used()
         except ParnasError:
-            if not path.is_file():  # else another worker has just written it
+            if not path.is_file():  # otherwise another worker has just written it
                 raise
         else:
             folder.mkdir(parents=True, exist_ok=True)
@@ -38,8 +38,8 @@ def prepare_folder(folder: Path, config: Config, allowed: Collection[str] = ()) 
 def train_once(train: _Train, config: Config, folder: Path, reporter: Reporter) -> Run:
     """Return the finished run of a training in `folder`: load it if it is finished, otherwise start or resume it.
 
-    Raises `ParnasError` if the run was started with another configuration. For a finished run, settings that it does
-    not read may differ: those of a retraining if it is a search, and conversely.
+    Raises `ParnasError` if the run was started with another configuration. Settings that a finished run does not read
+    may differ: those of retraining for a search, and those of the search for a retraining.
     """
     run = Run(folder)
     if run.finished():
@@ -54,7 +54,7 @@ def reached_perplexity(train: Callable[[], Run], reporter: Reporter) -> float:
     try:
         run = train()
     except Diverged as error:
-        reporter.note(f"{error} It counts as infinite here.")
+        reporter.note(f"{error} The perplexity counts as infinite.")
         return math.inf
     ppl = run.summary().valid.ppl
-    return math.inf if math.isnan(ppl) else ppl  # JSON has no infinity
+    return math.inf if math.isnan(ppl) else ppl  # `summary.json` cannot store infinity

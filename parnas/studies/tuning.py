@@ -1,7 +1,8 @@
 """Tuning of settings by Optuna: each trial trains with other settings, and the validation loss is minimised.
 
-A trial whose best loss so far is worse than the median of the others at that step is pruned. The test split is never
-read. `optuna_study.py` has the parts that black-box search uses too: storages, several workers, retries of lost trials.
+A trial is pruned (ended early) if its lowest validation loss so far exceeds the median loss of the complete trials at
+the same step. The test split is never read. `optuna_study.py` has the parts that black-box search uses too: storages,
+several workers, retries of lost trials.
 """
 
 import math
@@ -60,14 +61,14 @@ from parnas.training.session import flatten, resolve_corpus
 __all__ = ["TuneOptions", "TuningResult", "tune"]
 
 STORAGE, STUDY = "study.db", "tune"  # default storage, a file in the run folder, and default name of the study
-_BEST, _TRIALS = "best.yaml", "trials"  # result files in the run folder; the second without its ending
+_BEST, _TRIALS = "best.yaml", "trials"  # result files in the run folder; trials.csv and trials.md
 _STATES = ("complete", "pruned", "diverged", "skipped")
-FOLDER = "folder"  # attribute of a trial: where it trains
+FOLDER = "folder"  # user attribute of a trial: the name of its run folder
 TRAIN: Mapping[Phase, Callable[[Config, Path, Reporter, bool], Run]] = {"retrain": retrain, "search": search}
 STARTUP_TRIALS = 5  # complete trials before any is pruned
 _NEVER_FROZEN = 3 / 4  # a search that never freezes alpha is not pruned before this fraction of its steps
 _TOP_SHARE, _MIN_TOP = 0.25, 5
-"""PED-ANOVA compares the best trials, a share of 0.25, with all; from fewer than 5 it cannot estimate a density."""
+"""Share of the trials that PED-ANOVA counts as best, and the least number of best trials that it needs."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +78,8 @@ class TuneOptions:
     phase: Phase
     space: Space
     trials: int  # finished trials of all workers together
-    storage: str | None = None  # address; `None`: a file in the run folder
-    study: str | None = None  # name in the storage; `None`: `STUDY`
+    storage: str | None = None  # address of the storage; `None`: a file in the run folder
+    study: str | None = None  # name of the study in the storage; `None`: `STUDY`
     prune: bool = True
 
 
@@ -88,7 +89,7 @@ class TrialResult(NamedTuple):
     number: int
     state: str  # one of `_STATES`; skipped: the settings are invalid together, so nothing was trained
     loss: float | None  # final validation loss in nats per token; of a pruned trial the last that was measured
-    step: int | None  # of the last validation
+    step: int | None  # training step of the last validation
     seconds: float | None
     folder: str | None  # name of its run folder within the study's folder
     settings: Mapping[str, Any]  # by dotted key
@@ -108,7 +109,7 @@ class TuningResult:
     config: Config | None = field(repr=False)
     """The configuration with the settings of the best trial; `None` without a best trial."""
     configured: TrialResult | None = field(repr=False)
-    """The trial with the settings of the given configuration; `None` if there was none."""
+    """The trial with the settings of the configuration to tune; `None` if there is no such trial."""
     importance: Mapping[str, float] | None = field(repr=False)
     """Share of each setting in the differences of loss, by dotted key; see `importance`. `None` for too few trials."""
 
@@ -187,7 +188,7 @@ def tune(config: Config, options: TuneOptions, folder: Path, reporter: Reporter)
     storage = options.storage or f"sqlite:///{folder / STORAGE}"
     study = open_shared_study(storage, options.study or STUDY, settings, reporter.note)
     if outside := objective.outside():
-        reporter.note(f"the configuration as it is will not be tried, since the space leaves out its {outside}")
+        reporter.note(f"no trial will use the settings of the configuration: the space does not contain its {outside}")
     write_text(folder / SPACE, dump_space(options.space))
     try:
         run_trials(study, objective, options.trials, reporter, after=objective.drop_checkpoints)
@@ -199,9 +200,9 @@ def tune(config: Config, options: TuneOptions, folder: Path, reporter: Reporter)
 
 
 def _fingerprint(config: Config, options: TuneOptions, streams: TokenStreams, reporter: Reporter) -> dict[str, Any]:
-    """Return everything but the tuned settings that the loss of a trial depends on, by name.
+    """Return all values that the loss of a trial depends on, except the tuned settings, by name.
 
-    Workers of one study must agree in it.
+    All workers of a study must have equal fingerprints.
     """
     free = {*FREE_SETTINGS, *options.space, *OTHER_PHASE_SETTINGS[options.phase], "evaluation"}
     values = {"phase": options.phase, "text": streams.header.fingerprint, "space": describe_space(options.space)}
@@ -216,8 +217,8 @@ def _fingerprint(config: Config, options: TuneOptions, streams: TokenStreams, re
 def _refuse_misfits(config: Config, options: TuneOptions, streams: TokenStreams) -> None:
     """Raise `ParnasError` with all values of the space that do not fit the vocabulary or the length of the text.
 
-    Each end of a range and each choice is tested in the configuration. If the configuration itself does not fit,
-    nothing is raised here, since other tuned settings may correct that; each trial then checks its settings.
+    Each end of a range and each value of a list is tested in the configuration. If the configuration itself does not
+    fit, nothing is raised here, since other tuned settings may correct that; each trial then checks its settings.
     """
 
     def misfit(settings: Mapping[str, Any]) -> str:
@@ -230,9 +231,8 @@ def _refuse_misfits(config: Config, options: TuneOptions, streams: TokenStreams)
     extremes = [(key, value) for key, dimension in options.space.items() for value in dimension.extremes()]
     misfits = [f"{key} {to_label(value)}: {problem}" for key, value in extremes if (problem := misfit({key: value}))]
     if misfits and not misfit({}):
-        raise ParnasError(
-            "\n  - ".join([f"{len(misfits)} of the values to tune do not fit the text; choose others:", *misfits])
-        )
+        heading = f"{len(misfits)} of the values to tune do not fit the text; choose others:"
+        raise ParnasError("\n  - ".join([heading, *misfits]))
 
 
 def _refuse_misfit(config: Config, phase: Phase, streams: TokenStreams) -> None:
@@ -248,9 +248,9 @@ def _refuse_misfit(config: Config, phase: Phase, streams: TokenStreams) -> None:
 def make_pruner(config: Config, options: TuneOptions) -> BasePruner:
     """Return the pruner of a study: the median rule (Golovin et al. 2017, section 3.2.1), or none if `prune` is false.
 
-    It prunes from `first_pruning_step` on, where losses of trials become comparable. Successive halving is not used: it
-    would end three quarters of the trials at their first validations, although a trial with a high learning rate, which
-    falls to zero linearly, or with averaged weights may be worse in the middle of its training and better at the end.
+    Trials are pruned from `first_pruning_step` on, when their losses become comparable. Successive halving is not used:
+    it would end three quarters of the trials at their first validations. But a trial with a high learning rate (which
+    falls to zero linearly) or with averaged weights may be worse in the middle of its training and better at the end.
     """
     if not options.prune:
         return NopPruner()
@@ -259,7 +259,7 @@ def make_pruner(config: Config, options: TuneOptions) -> BasePruner:
 
 
 def first_pruning_step(config: Config, phase: Phase, space: Space) -> int:
-    """Return the step from which on a trial may be pruned, for all settings that the space allows.
+    """Return the first step at which a trial may be pruned, the same for all settings in the space.
 
     For a retraining it is a quarter of the steps. For a search it is the step at which alpha is frozen or, if alpha is
     never frozen, three quarters of the steps: before that, the shared weights are trained for several networks.
@@ -291,7 +291,7 @@ class TuningObjective:
 
         Raises `TrialPruned` if the settings are invalid together or do not fit the text, or if the trial is pruned.
         """
-        folder = self._trial_folder(trial)  # before FOLDER of a retried trial is overwritten
+        folder = self._trial_folder(trial)  # reads the attribute FOLDER of a retry, which `_train` overwrites
         settings = {key: dimension.draw(trial, key) for key, dimension in self.options.space.items()}
         name = " ".join(f"{key}={to_label(value)}" for key, value in settings.items())  # as on the command line
         try:
@@ -318,7 +318,7 @@ class TuningObjective:
         trial.set_user_attr(FOLDER, folder.name)
         self.reporter.note(f"trial {trial.number}: {name}")
         progress = _TrialReporter(self.reporter, trial, phase)
-        if Run(folder).finished():  # by a worker that could not store the loss
+        if Run(folder).finished():  # by a worker that could not store the loss in the study
             progress.report_earlier(folder)
         try:
             summary = train_once(TRAIN[phase], config, folder, progress).summary()
@@ -326,7 +326,7 @@ class TuningObjective:
             Run(folder).write_log(str(pruned))
             raise
         except (Diverged, OutOfMemory) as error:
-            self.reporter.note(f"{error} Its loss counts as infinite here.")
+            self.reporter.note(f"{error} The loss of the trial counts as infinite.")
             return math.inf
         measured = summary.valid if phase == "retrain" else summary.argmax
         if measured is None:
@@ -334,11 +334,11 @@ class TuningObjective:
         return measured.loss
 
     def _trial_folder(self, trial: Trial) -> Path:
-        """Return the run folder of a trial: `trial-NUMBER`, or that of the lost trial if this retry can resume it."""
+        """Return the run folder of a trial: `trial-NUMBER`, or for a retry the lost trial's, if that can be resumed."""
         earlier = str(trial.user_attrs.get(FOLDER, ""))
         run = Run(self.folder / Path(earlier).name)
         if earlier and (run.finished() or any(run.checkpoints.glob("step-*"))):
-            with suppress(ParnasError), run.locked():  # a worker that was given up may still train in it
+            with suppress(ParnasError), run.locked():  # fails while the worker of the lost trial still trains in it
                 return run.folder
         return self.folder / f"trial-{trial.number}"
 
@@ -353,16 +353,13 @@ class TuningObjective:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def configured_parameters(self) -> Mapping[str, Any] | None:
-        """Return the Optuna parameters for the settings of the configuration.
-
-        It is `None` if the space does not contain these settings.
-        """
+        """Return the Optuna parameters of the settings of the configuration; `None` if they are outside the space."""
         space = self.options.space
         parameters = {key: space[key].to_parameter(value) for key, value in self._configured().items()}
         return None if None in parameters.values() else parameters
 
     def outside(self) -> str:
-        """Return as text the settings of the configuration that lie outside the space, or "" if it contains all."""
+        """Return the settings of the configuration that lie outside the space, as text; "" if there are none."""
         configured = self._configured().items()
         left_out = {key: value for key, value in configured if self.options.space[key].to_parameter(value) is None}
         if left_out == {"model.arch": None}:  # no architecture was given
@@ -417,7 +414,8 @@ class _TrialReporter(CombinedReporter):
         self.trial.report(loss, step)
         if step < self.steps and self.trial.should_prune():
             raise TrialPruned(
-                f"pruned after step {step} with a loss of {loss:.4f}: its least loss so far is behind the median"
+                f"pruned after step {step} (loss {loss:.4f}): its lowest loss so far exceeds the median of the "
+                "complete trials at this step"
             )
 
 
@@ -468,7 +466,7 @@ def _describe_trial(trial: FrozenTrial, trials: Sequence[FrozenTrial], objective
 
 
 def _was_skipped(trial: FrozenTrial) -> bool:
-    """Return whether a trial ended before training, as its settings were invalid together or did not fit the text."""
+    """Return whether a trial was not trained, since its settings were invalid together or did not fit the text."""
     return trial.state == TrialState.PRUNED and not trial.intermediate_values and REUSED not in trial.user_attrs
 
 
@@ -476,8 +474,8 @@ def importance(trials: Sequence[FrozenTrial], space: Space) -> dict[str, float] 
     """Return the importance of each setting by dotted key, as shares that add up to 1; `None` for too few trials.
 
     A setting is important if its values in the best trials are distributed differently from its values in all trials
-    (PED-ANOVA, Watanabe et al. 2023). The best trials are a quarter of all, or the complete ones if these are fewer.
-    Pruned and diverged trials count as the worst; skipped trials are left out.
+    (PED-ANOVA, Watanabe et al. 2023). The best trials are the quarter with the lowest losses, or all complete trials if
+    these are fewer. Pruned and diverged trials are ranked below all complete trials; skipped trials are left out.
     """
     losses = [float(trial.values[0]) for trial in trials if _is_finite(trial)]
     drawn = [trial for trial in trials if trial.params.keys() == space.keys() and not _was_skipped(trial)]

@@ -30,8 +30,8 @@ SPACE = "space.yaml"  # file in the folder of a study with its space
 Phase = Literal["retrain", "search"]
 _NUMBER = r"[-+]?(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?"
 _RANGE = re.compile(rf"(log:)?\s*({_NUMBER})\s*\.\.\s*({_NUMBER})")
-_SIGNIFICANT_DIGITS = 4  # drawn numbers are rounded to so many, which keeps configurations readable
-_COMBINATIONS = 50  # draws of the other settings; a value is valid if it is so with at least one of them
+_SIGNIFICANT_DIGITS = 4  # of drawn numbers, which keeps configurations readable
+_COMBINATIONS = 50  # random draws of the other tuned settings; a value must be valid with at least one of them
 
 # Settings that no trial may change.
 _TOKEN_SETTINGS = ("data.corpus", "data.tokenizer")
@@ -105,7 +105,7 @@ Space: TypeAlias = Mapping[str, _Dimension]
 """The settings to tune: the range or list of values of each, by dotted key."""
 SpaceLike: TypeAlias = Mapping[str, Any] | str | Path | None
 """A space as users give it: the path of a YAML file, or a mapping of keys (dotted or nested by section) to texts such
-as `log:1e-4..1e-2` or lists; `None` for none."""
+as `log:1e-4..1e-2` or lists; `None`: not given."""
 
 
 def to_label(value: Any) -> str:
@@ -116,7 +116,7 @@ def to_label(value: Any) -> str:
 def resolve_space(given: SpaceLike, options: Mapping[str, Any], config: Config, phase: Phase, folder: Path) -> Space:
     """Return the space to tune, from the first of these sources that exists.
 
-    1. `given` (a file or a mapping) and `options`, if either is given; for a key in both, `options` counts
+    1. `given` (a file or a mapping) and `options`, if either is given; `options` replaces equal keys of `given`
     2. `space.yaml` in `folder`, which an earlier call has written
     3. the default of the phase; see `default_space`
 
@@ -193,10 +193,10 @@ def _why_untunable(key: str, phase: Phase) -> str | None:
         _TOKEN_SETTINGS: "changes the tokens, so that losses per token are not comparable; leave it out",
         _IRRELEVANT_SETTINGS: "does not change the trained weights; leave it out",
         OTHER_PHASE_SETTINGS[phase]: f"has no effect on {phase}; leave it out, or give the other --phase",
-        ("search.cost.target",): "decides how large the network may be, so that the largest would win; leave it out, "
-        "and set it",
-        ("train.steps", "search.steps"): "decides how long is trained, so that the longest would win; leave it out, "
-        "and set it",
+        ("search.cost.target",): "limits the cost of the network, and the highest limit would always be best; set it "
+        "in the configuration",
+        ("train.steps", "search.steps"): "decides how long is trained, and the longest training would always be best; "
+        "set it in the configuration",
     }
     for sections, reason in reasons.items():
         if any(f"{key}.".startswith(f"{section}.") for section in sections):
@@ -219,7 +219,7 @@ def _read_dimension(key: str, values: Any) -> _Dimension:
     distinct = {to_label(value): value for value in (as_configured(key, value) for value in listed)}
     if len(distinct) < 2:
         count = "one value" if distinct else "no value"
-        raise ParnasError(f"has {count}; give LOW..HIGH, log:LOW..HIGH or VALUE,VALUE")
+        raise ParnasError(f"has {count}, but needs two; give LOW..HIGH, log:LOW..HIGH or VALUE,VALUE")
     return ValueList(tuple(distinct.values()))
 
 
@@ -252,16 +252,16 @@ def as_configured(key: str, value: Any) -> Any:
     if isinstance(value, int) and not isinstance(value, bool) and float in _value_types(key):
         return float(value)
     if key == "model.arch" and isinstance(value, str):
-        with suppress(ParnasError):  # the configuration reports it
+        with suppress(ParnasError):  # an invalid architecture is reported by the configuration
             return str(Architecture.parse(value))
     return value
 
 
 def _check_space(space: Space, config: Config) -> Iterator[str]:
-    """Yield the configuration errors of every end of a range and every value of a list that is never valid.
+    """Yield the configuration errors of each end of a range and each value of a list that no trial could use.
 
-    A value counts as valid if it is valid with the other settings as configured, or with one of several random draws
-    of the other settings to tune.
+    A trial could use a value if it is valid with the other settings as configured, or with one of several random draws
+    of the other tuned settings.
     """
     for key, dimension in space.items():
         for value in dimension.extremes():
@@ -271,8 +271,8 @@ def _check_space(space: Space, config: Config) -> Iterator[str]:
 
 
 def _valid_with_others(key: str, value: Any, space: Space, config: Config) -> bool:
-    """Return whether a value of the setting `key` is valid with one of several random draws of the other settings."""
-    optuna.logging.set_verbosity(optuna.logging.ERROR)  # it would report each study that is created
+    """Return whether a value of the setting `key` is valid with at least one random draw of the other settings."""
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # Optuna would log each study that is created
     study = optuna.create_study(sampler=RandomSampler(seed=0))
     others = {other: dimension for other, dimension in space.items() if other != key}
     trials = (study.ask() for _ in range(_COMBINATIONS if others else 0))

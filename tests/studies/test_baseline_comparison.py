@@ -65,8 +65,8 @@ def test_a_difference_of_three_pairs() -> None:
         ({1: 110.0, 2: 110.1}, "worse"),
         ({1: 90.0, 2: 99.0}, "no significant difference"),
         ({1: 90.0}, "one seed, so no interval"),
-        ({1: 90.0, 2: math.inf}, "not every perplexity is finite, so no difference can be told"),
-        ({1: math.inf}, "not every perplexity is finite, so no difference can be told"),
+        ({1: 90.0, 2: math.inf}, "no difference, since a perplexity is not finite"),
+        ({1: math.inf}, "no difference, since a perplexity is not finite"),
     ],
 )
 def test_verdicts(ours: Mapping[int, float], verdict: str) -> None:
@@ -95,7 +95,8 @@ def test_verdicts_on_every_baseline_and_on_random_networks() -> None:
     assert answers[0].difference == paired_difference({0: 58, 1: 62}, {0: 61, 1: 63})
     assert answers[2].difference.mean == pytest.approx(100 * (60 / 64 - 1))
     rest = answers[2].text.partition("random networks of its cost: -6.25 % perplexity; ")[2]
-    assert rest == "better than 2 of 3 in the mean of its 2 seeds, than 3 by the seed that they have"
+    assert rest.startswith("better than 2 of 3 ")
+    assert "than 3 by the one seed" in rest
     assert [each.against for each in compare_networks(named)] == ["interleaved", "sandwich-4-1"]
 
 
@@ -114,8 +115,8 @@ def test_infinite_perplexities_are_shown_and_stored_as_what_they_are(tmp_path: P
     out = capsys.readouterr().out
     assert "inf" in out
     assert "nan" not in out
-    assert "no difference can be told" in out
-    assert "random networks of its cost: better than 1 of 1 in the mean of its 2 seeds" in out
+    assert "a perplexity is not finite" in out
+    assert "random networks of its cost: better than 1 of 1 by its mean over 2 seeds" in out
 
 
 # A whole comparison.
@@ -280,7 +281,7 @@ def test_a_network_that_diverges_counts_as_infinite(
     monkeypatch.setattr(TransformerXL, "score", poisoned)
     assert run_command("baselines", searched.folder, "--random", 2, "--seeds", 2, "--run", tmp_path / "run") == 0
     content = json.loads((tmp_path / "run" / "baselines.json").read_text())
-    assert "random-1 from seed 5 diverged, and counts as infinite" in content["notes"]
+    assert any("random-1 from seed 5 diverged" in note for note in content["notes"])
     assert content["networks"][4]["valid_ppl"] == {"5": None}
     assert content["networks"][:4] == json.loads((compared / "baselines.json").read_text())["networks"][:4]
     assert content["answers"][-1]["percent"]["mean"] is None

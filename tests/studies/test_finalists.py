@@ -79,7 +79,8 @@ def test_a_note_if_no_network_has_less_attention_and_other_errors_are_raised(
             list(proposed)
     else:
         assert len(list(proposed)) == 1
-        assert notes.notes == ["no network has less attention: it cannot be"]
+        (note,) = notes.notes
+        assert note.endswith(": it cannot be")
 
 
 @pytest.mark.parametrize(
@@ -143,7 +144,9 @@ def test_a_single_finalist_is_not_trained(
     proposed.append("fff")
     notes = Notes()
     assert train_finalists(search_run, as_derived("fff"), 3, search_run.config(), tmp_path, notes) == []
-    assert notes.notes == ["the search has 1 finalist(s) in place of 3"]
+    (note,) = notes.notes
+    assert "1 finalist(s)" in note
+    assert "3" in note
     assert not trained
 
 

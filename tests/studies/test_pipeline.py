@@ -21,7 +21,8 @@ from parnas.nas.cost import make_costs
 from parnas.nas.search import search
 from parnas.runs.files import read_json
 from parnas.runs.run import Run
-from parnas.studies.pipeline import baseline_strings, interleaved_of_cost, read_baselines, run_pipeline
+from parnas.studies.baselines import hand_designed, read_baselines, shortest_interleaved
+from parnas.studies.pipeline import run_pipeline
 from parnas.studies.train_or_load import train_once
 from parnas.training.progress import Silent
 from parnas.training.retrain import retrain
@@ -34,13 +35,13 @@ COSTS = make_costs("macs", {"s": 3.0, "f": 1.0, "i": 0.0}, 6)
     [("s", "s"), ("ff", "s"), ("sf", "sf"), ("sff", "sfs"), ("ssff", "sfsf"), ("ssss", "sfsfsf")],
 )
 def test_equal_cost_is_the_shortest_interleaved_network_that_costs_as_much(derived: str, expected: str) -> None:
-    assert str(interleaved_of_cost(COSTS.cost(Architecture(derived)), COSTS)) == expected
+    assert str(shortest_interleaved(COSTS, COSTS.cost(Architecture(derived)))) == expected
 
 
 def test_baselines_are_named_and_refused() -> None:
     assert read_baselines("all-f, equal-cost,all-f") == ["all-f", "equal-cost"]
     assert read_baselines("") == []
-    strings = baseline_strings(["interleaved", "equal-cost"], Architecture("sff"), COSTS, 6)
+    strings = hand_designed(["interleaved", "equal-cost"], Architecture("sff"), COSTS, 6)
     assert strings == {"interleaved": "interleaved-6", "equal-cost": "sfs"}
     with pytest.raises(ParnasError, match=r"no baseline 'sandwich'.*equal-cost"):
         read_baselines("equal-cost,sandwich")
@@ -99,7 +100,7 @@ def test_the_pipeline_is_resumed_and_reads_the_test_split_once(
     assert "all/test is kept" in third.output.replace("\n", "")
     assert "on the test split" in Path("all/report.html").read_text(encoding="utf-8")
     before = Path("all/test/comparison.json").read_text()
-    for content, message in (([*rows[:1], {"a": 1}], "has no valid run"), (None, "is of the split valid")):
+    for content, message in (([*rows[:1], {"a": 1}], "has no valid run"), (None, "split valid")):
         changed = read_json(Path("all/comparison.json")) if content is None else content
         Path("all/test/comparison.json").write_text(json.dumps(changed))
         refused = CliRunner().invoke(app, command)
