@@ -1,4 +1,4 @@
-"""Attention weights: how they are distributed over old and new positions, and maps of them for a single text.
+"""Attention weights: their distribution over older and newer positions, and maps of the weights for a single text.
 
 Shapes: B batch, H heads, T tokens of a segment or text, K keys (compressed memory, memory, segment).
 """
@@ -24,9 +24,9 @@ from parnas.training.loaded_run import LoadedRun
 _PARTS = "compressed memory", "memory", "segment"
 _BUCKETS = 6
 """Buckets into which the keys of each part are divided, as in Rae et al. 2020 (arXiv 1911.05507, figure 2)."""
-_SEGMENTS = 64  # average the weights over at least as many segments
-_MAX_TEXT = 512  # tokens
-COMPRESSED = "…"  # label of a compressed position
+_SEGMENTS = 64  # weights are averaged over at least this many segments
+_MAX_TEXT = 512  # largest number of tokens of a text for `attention_maps`
+COMPRESSED = "…"  # label of a compressed position in a map
 
 
 def attention_by_age(runs: Sequence[EvalRun], split: str) -> pd.DataFrame:
@@ -76,7 +76,7 @@ def _mean_weights(network: TransformerXL, run: EvalRun, split: str) -> list[dict
     """
     tokens, eos_id = run.streams.tokens(split), run.streams.tokenizer.eos_id
     batch_size, tgt_len, reach = run.shape
-    warm_up = network.burn_in(tgt_len, reach)  # no less than the segments until all memory is full
+    warm_up = network.burn_in(tgt_len, reach)  # segments that fill the memory, or more
     sums: list[dict[str, torch.Tensor]] = [{} for _ in network.blocks]
     memory: Memory | None = None
     segments = 0
@@ -98,17 +98,17 @@ def _mean_weights(network: TransformerXL, run: EvalRun, split: str) -> list[dict
             break
     if not segments:
         raise ParnasError(
-            f"The {split} split of {run.name} ends before the network's memory is full, and attention is measured with "
-            "full memory only; give a shorter memory (--mem-len, --cmem-len) or a longer split (--split)."
+            f"The {split} split is too short to fill the memory of {run.name}, and attention is measured with full "
+            "memory; give a shorter memory (--mem-len, --cmem-len) or a longer split (--split)."
         )
     return [{part: (weights / segments).cpu().numpy() for part, weights in block_sums.items()} for block_sums in sums]
 
 
 def _add_by_part(sums: dict[str, torch.Tensor], weights: torch.Tensor, compressed: int, tgt_len: int) -> None:
-    """Split the weights of all keys, [K], into parts (`_PARTS`) and add each to its entry in `sums`.
+    """Split the attention weights of all keys, [K], into parts (`_PARTS`) and add each part to its entry in `sums`.
 
-    `compressed` is the number of keys of compressed memory. If a memory has grown or shrunk since the last call, its
-    newest positions are added to the newest positions of the sum.
+    `compressed` is the number of keys of compressed memory. If a memory has grown or shrunk since the last call, the
+    old and new weights are aligned at the newest position.
     """
     lengths = [compressed, len(weights) - compressed - tgt_len, tgt_len]
     for part, new in zip(_PARTS, weights.split(lengths), strict=True):
@@ -121,17 +121,10 @@ def _add_by_part(sums: dict[str, torch.Tensor], weights: torch.Tensor, compresse
 
 @torch.no_grad()
 def attention_maps(loaded: LoadedRun, text: str, before: str = "") -> list[AttentionMap]:
-    """Read a text as one segment and return the attention maps of each layer with attention.
+    """Read a text of 1 to 512 tokens as one segment and return the attention maps of each layer with attention.
 
-    If the run is a search, its derived network reads the text.
-
-    Args:
-        loaded: the run.
-        text: the text, of 1 to 512 tokens.
-        before: a text that is read first, to fill the memory.
-
-    Raises:
-        ParnasError: the text is empty or too long, or the network has no attention.
+    The text `before` is read first, to fill the memory. For a search, the derived network reads the texts. Raises
+    `ParnasError` if the text is empty or too long, or if the network has no attention.
     """
     network = loaded.discrete()
     ids, ids_before = (torch.tensor([loaded.tokenizer.encode(part)], dtype=torch.long) for part in (text, before))
@@ -143,7 +136,7 @@ def attention_maps(loaded: LoadedRun, text: str, before: str = "") -> list[Atten
     for segment in ids_before.split(loaded.config.data.tgt_len, dim=1) if ids_before.shape[1] else ():
         memory = network(segment, memory).memory
     output = network(ids, memory, with_weights=True)
-    # 2. Name the keys of each layer: it sees the last tokens before the text, and the text.
+    # 2. Label the keys of each layer: the last tokens of `before`, then the tokens of the text.
     spellings = loaded.tokenizer.spellings()
     names = [spellings[token] for token in (*ids_before[0].tolist(), *ids[0].tolist())]
     maps = []

@@ -1,4 +1,4 @@
-"""Comparison of runs: one table of their perplexities and costs, measured on the same split and machine."""
+"""Comparison of runs: one table of perplexities and costs, measured on the same split and machine."""
 
 import json
 import math
@@ -61,10 +61,10 @@ class Comparison:
         return paths
 
     def _file_rows(self, folder: Path) -> list[dict[str, Any]]:
-        """Return the rows of `comparison.json`: the table's, with `folder`, `split` and `conditions` (the options).
+        """Return the rows of `comparison.json`: those of the table, with `folder`, `split` and `conditions` (options).
 
-        The `folder` in a row is the path of its run folder relative to the folder of the file, so that it stays valid
-        if both folders are moved together.
+        `folder` is the path of the run folder relative to the folder of the file, so that it stays valid if both are
+        moved together.
         """
         shared = {"split": self.split, "conditions": self.options.to_dict()}
         relative = [os.path.relpath(run.resolve(), folder.resolve()).replace(os.sep, "/") for run in self.folders]
@@ -91,7 +91,7 @@ def compare(folders: Sequence[Path], options: EvalOptions, reporter: Reporter) -
     # 1. Choose the protocols of all runs, so that mistakes show before anything is measured.
     notes = [
         f"split {split}; words include the line ends, since they are predicted",
-        "latency: scoring one segment of one row with full memory, networks taking turns, median and 95 %",
+        "latency: median and 95th percentile of scoring one segment, batch size 1, full memory, networks alternating",
     ]
     protocols = {}
     for run in runs:
@@ -100,7 +100,7 @@ def compare(folders: Sequence[Path], options: EvalOptions, reporter: Reporter) -
         notes += [f"{run.name}: {note}" for note in (*changes, *warnings)]
     # 2. Score each run by its protocols.
     rows = [row for run in runs for row in _make_rows(run, split, protocols[run.name], reporter)]
-    # 3. Measure latency, networks taking turns; other protocols than the plain one have no costs.
+    # 3. Measure latency, alternating between the networks. Only rows of the plain protocol have costs.
     shapes = {run.name: run.shape._replace(batch_size=1) for run in runs}
     networks = {run.name: Candidate(run.network, run.streams.tokens("valid")) for run in runs}
     latencies = measure_latencies({run.name: (networks[run.name], shapes[run.name], run.device) for run in runs})
@@ -108,13 +108,11 @@ def compare(folders: Sequence[Path], options: EvalOptions, reporter: Reporter) -
         if row.evaluation == PLAIN:
             median, p95 = latencies[row.run]
             rows[number] = row.model_copy(update={"latency_ms": median, "latency_p95_ms": p95})
-    # 4. Make the table, without the columns that do not apply.
-    notes += [
-        f"{row.run}: {row.evaluation} gives no finite loss" for row in rows if not math.isfinite(row.ppl or math.nan)
-    ]
-    table = pd.DataFrame([row.to_dict() for row in rows]).astype(
-        {"multiply_adds_per_token": "Int64"}
-    )  # whole numbers beside missing ones
+    # 4. Make the table, without columns that have no values or are not comparable.
+    diverged = (row for row in rows if not math.isfinite(row.ppl or math.nan))
+    notes += [f"{row.run}: {row.evaluation} gives no finite loss" for row in diverged]
+    table = pd.DataFrame([row.to_dict() for row in rows])
+    table = table.astype({"multiply_adds_per_token": "Int64"})  # integers, some of them missing
     if any(protocols.values()):
         notes.append("results of different evaluation protocols are not comparable: compare rows of one protocol only")
     else:
@@ -155,7 +153,7 @@ def _refuse_unread_settings(evaluation: EvaluationConfig, options: EvalOptions) 
         switch, enabled = sections.get(section, ("", True))
         if section in sections and options.tuned:
             raise ParnasError(
-                f"{key} has no effect with tuned (--tuned), which uses settings of tune-eval; leave out either."
+                f"{key} has no effect with tuned (--tuned), which uses the settings of tune-eval; give one of them."
             )
         if not enabled and key != f"{section}.{switch}":
             raise ParnasError(f"{key} has no effect without {section}.{switch}, which enables the protocol; give both.")
@@ -168,7 +166,7 @@ def _list_warnings(run: EvalRun, split: str, protocols: Sequence[EvalProtocol], 
     lengths = {"tgt_len": run.shape.tgt_len, **run.shape.reach._asdict()}
     changed = [f"{key} {lengths[key]} (trained with {trained[key]})" for key in lengths if lengths[key] != trained[key]]
     if changed:
-        yield f"read with {', '.join(changed)}"
+        yield f"evaluated with {', '.join(changed)}"
     if split == "test" and not options.tuned and any(protocol.dynamic or protocol.cache for protocol in protocols):
         yield (
             "the settings were not tuned; parnas tune-eval chooses them on the validation split, and --tuned uses "
@@ -179,7 +177,7 @@ def _list_warnings(run: EvalRun, split: str, protocols: Sequence[EvalProtocol], 
 def _make_rows(run: EvalRun, split: str, protocols: Sequence[EvalProtocol], reporter: Reporter) -> list[ComparisonRow]:
     """Score a run by the plain protocol and by each of `protocols`, and return a table row for each.
 
-    Only the row of the plain protocol has costs; its latency is added later.
+    Only the row of the plain protocol has costs; `compare` adds the latency.
     """
     reporter.note(f"scoring {run.name} on {split}")
     counts = run.streams.header.splits[split]
@@ -227,6 +225,6 @@ def _describe_run(run: EvalRun) -> ComparisonRow:
 
 
 def median_rate(run: Run) -> float:
-    """Return the median of the tokens per second that a run logged in training; nan if it logged none."""
+    """Return the median training speed that a run logged, in tokens per second; nan if it logged none."""
     rates = [line.tokens_per_s for line in run.metrics() if line.split == "train" and line.tokens_per_s is not None]
     return float(np.median(rates)) if rates else math.nan

@@ -17,9 +17,8 @@ class ContinuousCache:
 
         p_cache(w) ∝ Σ_i 1{w followed h_i} exp(theta h · h_i),
 
-    summed over the `size` positions i before it (equations 2 and 3). Only the probability of the true next token is
-    computed. At the first position of a text, where the cache is empty, the network's
-    probability is used instead.
+    summed over the `size` positions i before it (equations 2 and 3). It is computed for the true next token only. At
+    the first position of a text, where the cache is empty, the network's probability is used instead.
     """
 
     def __init__(self, size: int, theta: float) -> None:
@@ -28,19 +27,13 @@ class ContinuousCache:
         self._followers: Tensor | None = None  # [C] the token after each state
 
     def log_probs(self, hidden: Tensor, targets: Tensor, model_log_probs: Tensor) -> Tensor:
-        """Return log p_cache of each token of a segment, [T], and add the segment to the cache.
+        """Return log p_cache of each target of a segment, [T] in nats, and add the segment to the cache.
 
-        The cache of each token includes the earlier tokens of the same segment.
-
-        Args:
-            hidden: the hidden states that predict the targets, [T, D].
-            targets: the true next tokens, [T].
-            model_log_probs: the network's log-probabilities of the targets, [T]; returned where the cache is empty.
-
-        Returns:
-            Natural logarithms, -inf for tokens that are not in the cache.
+        `hidden` [T, D] holds the hidden states from which the network predicts `targets` [T]. A target that is not in
+        the cache has -inf. Where the cache is empty, the network's own log-probability in `model_log_probs` [T] is
+        returned.
         """
-        # 1. Append the segment, so that later positions of it see earlier ones.
+        # 1. Append the segment, so that its later positions see its earlier ones.
         hidden = hidden.float()
         states = hidden if self._states is None else torch.cat([self._states, hidden])
         followers = targets if self._followers is None else torch.cat([self._followers, targets])
@@ -58,14 +51,10 @@ class ContinuousCache:
 
 
 def mix(nats: Tensor, cache_log_probs: Tensor, weight: float) -> Tensor:
-    """Return the loss of each token in nats, [N], under a mixture of the probabilities of network and cache.
+    """Return the loss of each token in nats, [N], if the probabilities of the network and of the cache are mixed.
 
-    The loss is -log((1 - weight) exp(-nats) + weight exp(cache_log_probs)), equation 4.
-
-    Args:
-        nats: the network's loss of each token, [N].
-        cache_log_probs: the cache's log-probability of each token, [N].
-        weight: of the cache's probability, from 0 to below 1.
+    The loss is -log((1 - weight) exp(-nats) + weight exp(cache_log_probs)), equation 4, where `nats` [N] is the loss of
+    the network and `weight`, from 0 to below 1, that of the cache's probability.
     """
     if not weight:
         return nats

@@ -27,19 +27,10 @@ def dynamic_weights(model: TransformerXL) -> list[nn.Parameter]:
 def gradient_rms(model: TransformerXL, tokens: np.ndarray, device: Device, shape: Shape, batches: int) -> list[Tensor]:
     """Return √MS_g, the root mean square of each weight's gradient over training batches, for the `dynamic_weights`.
 
-    There is one tensor per parameter, of its shape. A gradient is that of a batch's mean loss, with the trained weights
-    and without dropout.
-
-    Args:
-        model: the network.
-        tokens: the training text, [N].
-        device: where to compute.
-        shape: rows of a batch, tokens of a segment and memory lengths; a text too short to fill the rows is read in
-            fewer rows.
-        batches: number of batches to average over, from the beginning of the text; fewer if the text has fewer.
-
-    Raises:
-        ParnasError: the text is shorter than one segment.
+    There is one tensor per parameter, of its shape. The gradients are those of the mean loss of a batch, with the
+    trained weights and without dropout, for the first `batches` batches of the training text `tokens` [N]. A text that
+    is too short for `shape.batch_size` rows is read in fewer rows. Raises `ParnasError` if the text is shorter than one
+    segment.
     """
     rows = max(1, min(shape.batch_size, (len(tokens) - 1) // shape.tgt_len))
     weights, text = dynamic_weights(model), TrainingBatches(tokens, rows, shape.tgt_len)
@@ -61,7 +52,7 @@ def gradient_rms(model: TransformerXL, tokens: np.ndarray, device: Device, shape
 def dynamic_evaluation(
     model: TransformerXL, settings: DynamicConfig, rms: Sequence[Tensor]
 ) -> Iterator[Callable[[Tensor], None]]:
-    """Yield a function that updates the weights, given the mean loss of a segment; restore the weights at exit.
+    """Yield a function that updates the weights, given the mean loss of a segment; restore the trained weights at exit.
 
     With g the gradient of that loss and theta_0 the trained weights, the function changes each weight theta to
 
@@ -74,7 +65,7 @@ def dynamic_evaluation(
     weights = dynamic_weights(model)
     trained_weights = [weight.detach().clone() for weight in weights]
     lr = settings.lr or 0.0
-    # 1. The learning rate and the decay of each weight are fixed before reading.
+    # 1. Compute the learning rate and the decay of each weight once, before the text is read.
     if settings.update == "rms":
         mean = torch.stack([root.mean() for root in rms]).mean().clamp(min=torch.finfo(torch.float32).tiny)
         rates = [lr / (root + settings.epsilon * mean) for root in rms]
@@ -103,9 +94,9 @@ def dynamic_evaluation(
 
 
 def _gradients(loss: Tensor, weights: Sequence[nn.Parameter]) -> tuple[Tensor | None, ...]:
-    """Return the gradient of a loss for each weight.
+    """Return the gradient of a loss for each weight, or `None` for a weight that the loss does not depend on.
 
-    It is `None` for a weight that the loss does not depend on, such as those of softmax clusters without a target.
+    An example of such weights are those of a softmax cluster to which no target of the segment belongs.
     """
     with torch.autocast(loss.device.type, enabled=False):  # PyTorch advises against autocast in backward passes
         return torch.autograd.grad(loss, weights, allow_unused=True)

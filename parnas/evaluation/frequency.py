@@ -15,22 +15,22 @@ from parnas.training.perplexity import exp_or_infinity
 
 _EDGES = 100, 1_000, 10_000
 BUCKETS = "10,000 and more", "1,000 to 9,999", "100 to 999", "under 100"
-"""Buckets of words by occurrences in the training text, limits from Rae et al. 2020 (arXiv 1911.05507, table 5)."""
+"""Buckets of words by their occurrences in the training text, as in Rae et al. 2020 (arXiv 1911.05507, table 5)."""
 
 
 def perplexity_by_frequency(runs: Sequence[EvalRun], split: str) -> pd.DataFrame:
-    """Return the perplexity of words that are frequent, less frequent and rare in each run's training text.
+    """Return a table of perplexity by the frequency of words in the training text of each run.
 
-    Each row is a run and a frequency bucket (`BUCKETS`, or `all`): `occurrences` names the bucket, `words` is how many
-    words of the split fall into it, and `ppl` is their perplexity per word. Words are separated by white space; a line
-    end counts as a word. A word's loss is the sum over its tokens. Unknown text counts as the word `<unk>`.
+    Each row is a run and a bucket of words (`BUCKETS`, or `all`): `occurrences` names the bucket, `words` is the number
+    of words of the split in the bucket, and `ppl` is their perplexity per word. Words are separated by white space; a
+    line end counts as a word. The loss of a word is the sum over its tokens. Unknown text counts as the word `<unk>`.
     """
     rows = []
     for run in runs:
         tokens, tokenizer = np.asarray(run.streams.tokens(split)), run.streams.tokenizer
         starts = word_starts(tokens, tokenizer)
         word_nats = np.add.reduceat(run.score(split).double().cpu().numpy(), starts)  # [words]
-        train_tokens = np.asarray(run.streams.tokens("train"))  # read the memory map once
+        train_tokens = np.asarray(run.streams.tokens("train"))  # a memory map; read it from disk once
         counts = Counter(spell_words(train_tokens, word_starts(train_tokens, tokenizer), tokenizer))
         frequencies = np.array([counts[word] for word in spell_words(tokens, starts, tokenizer)])
         buckets = len(_EDGES) - np.digitize(frequencies, _EDGES)
@@ -61,7 +61,7 @@ def word_starts(tokens: NDArray[Any], tokenizer: Tokenizer) -> NDArray[np.int64]
 
 def spell_words(tokens: NDArray[Any], starts: NDArray[np.int64], tokenizer: Tokenizer) -> list[str]:
     """Return the words that begin at the positions `starts`, without white space; a line end becomes a newline."""
-    spellings, cache = tokenizer.spellings(), dict[bytes, str]()
+    spellings, cache = tokenizer.spellings(), dict[bytes, str]()  # words by the bytes of their token ids
     data, size = tokens.tobytes(), tokens.itemsize
     words = []
     for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(tokens)], strict=True):

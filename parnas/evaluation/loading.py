@@ -31,7 +31,7 @@ LENGTHS = tuple(f"evaluation.{name}" for name in _NAMED_SETTINGS[1:])
 
 @dataclass(frozen=True)
 class EvalOptions:
-    """Options of an evaluation, which replace settings of the runs; `None` keeps the setting of each run."""
+    """Options of an evaluation; they replace settings of the runs, and `None` keeps the setting of each run."""
 
     split: str | None = None  # `None`: evaluation.split of the first run
     tgt_len: int | None = None
@@ -39,7 +39,7 @@ class EvalOptions:
     cmem_len: int | None = None
     clamp_len: int | None = None
     same_length: bool | None = None
-    best: bool = False  # weights of the least validation loss instead of the last ones
+    best: bool = False  # evaluate the weights with the lowest validation loss instead of the last weights
     changes: Mapping[str, Any] = field(default_factory=dict)  # settings by dotted key, such as evaluation.stride
     tuned: bool = False  # also score by the protocols that were tuned for each run
 
@@ -49,7 +49,7 @@ class EvalOptions:
         for key in self.changes:
             section, _, name = key.partition(".")
             if section != "evaluation":
-                raise ParnasError(f"{key} is fixed by the run; give settings of the section evaluation only.")
+                raise ParnasError(f"{key} is not a setting of evaluation; give settings of the section evaluation.")
             if name in _NAMED_SETTINGS and getattr(self, name) is not None:
                 raise ParnasError(f"{key} is also given as {name} (--{name.replace('_', '-')}); give one of the two.")
         if self.split not in (None, *SPLITS):
@@ -86,13 +86,13 @@ class EvalRun:
 
     @property
     def tokenizer_identity(self) -> str:
-        """A key that is equal for two runs if and only if their text and tokenizer, and so their tokens, are equal."""
+        """A key that is equal for two runs if and only if they have the same text and tokenizer, so the same tokens."""
         header = self.loaded.header
         return repr((header.fingerprint, header.tokenizer, header.vocab_size))
 
     @property
     def lost_information(self) -> str:
-        """A list, as text, of what the tokenizer drops; unknown words are listed with their number in each split."""
+        """The information that the tokenizer loses, with the number of unknown words in each split, as text."""
         header = self.loaded.header
         unknown = ", ".join(f"{counts.unknown} in {split}" for split, counts in header.splits.items())
         return ", ".join({"unknown": f"unknown words ({unknown})"}.get(kind, kind) for kind in header.loses)
@@ -115,7 +115,7 @@ def open_runs(folders: Sequence[Path], options: EvalOptions) -> list[EvalRun]:
         corpora = zip(folders, all_loaded, strict=True)
         listed = "".join(f"\n  - {folder}: {loaded.header.corpus}" for folder, loaded in corpora)
         raise ParnasError(f"The runs have different texts and cannot be compared; give only runs of one text:{listed}")
-    threads = all_loaded[0].config.runtime.threads  # holds for the whole process, so one number for all runs
+    threads = all_loaded[0].config.runtime.threads  # one number for the whole process, so for all runs
     eval_runs = [
         _open_run(name, run, loaded, threads)
         for name, run, loaded in zip(name_runs(runs), runs, all_loaded, strict=True)
@@ -151,5 +151,5 @@ def _open_run(name: str, run: Run, loaded: LoadedRun, threads: int | None) -> Ev
 
 
 def several_tokenizers(runs: Sequence[EvalRun]) -> bool:
-    """Return whether some runs have different tokens, so that their losses per token are not comparable."""
+    """Return whether the runs have different tokens, so that their losses per token are not comparable."""
     return len({run.tokenizer_identity for run in runs}) > 1

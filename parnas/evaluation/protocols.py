@@ -22,12 +22,15 @@ from parnas.runs.run import PLAIN
 from parnas.training.progress import Loop, Reporter
 
 _RMS_ONLY = ("evaluation.dynamic.epsilon", "evaluation.dynamic.batches")
-"""Settings that have an effect with `evaluation.dynamic.update=rms` only."""
+"""Settings that have no effect unless `evaluation.dynamic.update` is `rms`."""
 
 
 @dataclass(frozen=True)
 class EvalProtocol:
-    """An evaluation protocol and its settings, plain if all are `None`. Only results of one protocol are comparable."""
+    """An evaluation protocol and its settings; the plain protocol if all are `None`.
+
+    Results of different protocols are not comparable.
+    """
 
     stride: int | None = None
     dynamic: DynamicConfig | None = None
@@ -69,7 +72,7 @@ def configured_protocols(evaluation: EvaluationConfig) -> list[EvalProtocol]:
 
 
 def refuse_unused_rms_settings(dynamic: DynamicConfig, changed_keys: Iterable[str]) -> None:
-    """Raise `ParnasError` if the update is `sgd` and `changed_keys` has a setting that only the update `rms` uses."""
+    """Raise `ParnasError` if `changed_keys` has a setting of the update `rms`, but dynamic evaluation uses `sgd`."""
     if dynamic.update == "sgd" and (unused := [key for key in changed_keys if key in _RMS_ONLY]):
         raise ParnasError(
             f"{unused[0]} has no effect with evaluation.dynamic.update=sgd; leave it out, or give "
@@ -101,7 +104,7 @@ def score_protocols(
 
 
 class SequentialReader:
-    """Scores one text of a run from first to last token, any number of times with different protocol settings.
+    """Scores a text of one run from first to last token, once per call, with the protocol settings of the call.
 
     The root mean squares of the training gradients, which dynamic evaluation needs, are computed once and kept.
     """
@@ -113,8 +116,8 @@ class SequentialReader:
     def read(self, title: str, dynamic: DynamicConfig | None, caches: Sequence[CacheConfig] = ()) -> Tensor:
         """Score the text once, with dynamic evaluation unless `dynamic` is `None`.
 
-        Returns the network's loss of each token in nats, and below it the log-probability of each token by each cache,
-        [1 + caches, N]; see `score_sequentially`. `title` is shown with the progress.
+        Return [1 + caches, N]: in the first row the network's loss of each token in nats, in the others the
+        log-probability of each token in one cache; see `score_sequentially`. `title` is shown with the progress.
         """
         run, rms = self.run, self._gradient_rms(dynamic)
         kind = "dynamic evaluation" if dynamic else "sequential evaluation"
@@ -136,11 +139,11 @@ class SequentialReader:
             self.reporter.stop()
 
     def _gradient_rms(self, dynamic: DynamicConfig | None) -> list[Tensor]:
-        """Return the result of `gradient_rms` for the run, computed at the first call; empty if it is not needed."""
+        """Return the `gradient_rms` of the run, computed at the first call; empty if `dynamic` does not need it."""
         if dynamic is None or dynamic.update == "sgd":
             return []
         if dynamic.batches not in self._rms:
-            self.reporter.note(f"gradients of {self.run.name} on {dynamic.batches} training batches")
+            self.reporter.note(f"measuring gradients of {self.run.name} on {dynamic.batches} training batches")
             self._rms[dynamic.batches] = gradient_rms(
                 self.run.network,
                 self.run.streams.tokens("train"),

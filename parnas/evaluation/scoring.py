@@ -27,13 +27,10 @@ def score_sliding(
 ) -> Tensor:
     """Score a text in overlapping segments (sliding window) and return the loss of each token in nats, [N].
 
-    Each segment of `tgt_len` tokens begins `stride` tokens after the previous segment, and only its last `stride`
-    tokens are scored. So each token has at least `tgt_len - stride` tokens of its segment as context, and the
-    memory of positions before the segment. A stride of `tgt_len` is the plain evaluation. `first` is the token before
-    the text.
-
-    Raises:
-        ParnasError: `stride` does not divide `tgt_len`.
+    Each segment of `tgt_len` tokens begins `stride` tokens after the previous segment, and its last `stride` tokens are
+    scored. So the context of each token is at least `tgt_len - stride` tokens of its segment, and the memory of
+    positions before the segment. A stride of `tgt_len` is the plain evaluation. `first` is the token before the text.
+    Raises `ParnasError` if `stride` does not divide `tgt_len`.
     """
     batch_size, tgt_len, reach = shape
     if tgt_len % stride:
@@ -56,7 +53,8 @@ def score_sliding(
         # 3. Score the newest stride.
         return model.score(output.hidden[:, -stride:], targets)
 
-    # The memory that a segment is read with must itself be warm, so rows begin earlier by the rest of a segment.
+    # Memory must be full before the first token of the first scored segment, which begins strides - 1 strides before
+    # its scored tokens; so each row begins this much earlier than in plain evaluation.
     burn_in = model.burn_in(stride, reach) + strides - 1
     batches = evaluation_batches(tokens, first, batch_size, stride, burn_in, model.alignment())
     return score_batches(model, read, batches, len(tokens), device)
@@ -86,13 +84,13 @@ def score_sequentially(
         device: where to compute.
         tgt_len: tokens of a segment.
         reach: memory lengths.
-        update: called with the mean loss of each segment after it is scored; it may change the weights.
-        caches: empty caches to score the text with and to fill.
+        update: called with the mean loss of each segment after the segment is scored; may change the weights.
+        caches: caches to score the text with and to fill, empty at first.
         advance: called with the number of segments scored so far.
 
     Returns:
-        The network's loss of each token in nats in the first row, and in each further row the natural log-probability
-        of each token by one cache, [1 + C, N].
+        [1 + C, N]: in the first row the network's loss of each token in nats, in each further row the log-probability
+        of each token in one cache, in nats.
     """
     memory: Memory | None = None
     done = 0

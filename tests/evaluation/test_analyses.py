@@ -265,7 +265,7 @@ def test_the_command_writes_tables_and_pictures(
     assert not left, "what an earlier comparison had is none of this one's"
 
 
-@pytest.mark.parametrize("listed, message", [("attention,age", "names 'age'"), (" ,", "is empty")])
+@pytest.mark.parametrize("listed, message", [("attention,age", "'age'"), (" ,", "is empty")])
 def test_other_analyses_are_refused_before_anything_is_read(
     listed: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

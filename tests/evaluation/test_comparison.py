@@ -158,7 +158,7 @@ def test_lengths_may_be_settings_and_are_noted_where_training_had_others(retrain
     assert by_option.table.loc[0, "ppl"] == by_setting.table.loc[0, "ppl"]
     assert by_setting.table.loc[0, "mem_len"] == 20
     for comparison in (by_option, by_setting):
-        assert f"{retrain_run.name}: read with mem_len 20 (trained with 8)" in comparison.notes
+        assert f"{retrain_run.name}: evaluated with mem_len 20 (trained with 8)" in comparison.notes
 
 
 def test_settings_of_other_sections_are_refused(retrain_run: Run) -> None:

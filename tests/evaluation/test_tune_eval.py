@@ -115,7 +115,7 @@ def test_settings_of_evaluate_that_nothing_reads_are_refused(trained: Run) -> No
     for changes, tuned, message in (
         ({"evaluation.dynamic.decay": 0.1}, False, r"dynamic\.decay has no effect without evaluation\.dynamic\.lr"),
         ({**SGD, "evaluation.dynamic.epsilon": 2.0}, False, r"no effect with evaluation\.dynamic\.update=sgd"),
-        ({"evaluation.stride": 3}, False, "stride is 3, which does not divide segments of 8"),
+        ({"evaluation.stride": 3}, False, r"stride is 3\D*8"),
         ({"evaluation.cache.theta": 0.1}, False, r"cache\.theta has no effect without evaluation\.cache\.size"),
         ({"evaluation.cache.size": 9}, True, r"cache\.size has no effect with tuned"),
     ):
@@ -179,7 +179,7 @@ def test_mistakes_of_the_command_line(trained: Run, capsys: pytest.CaptureFixtur
     assert "name one" in refusal(capsys, "tune-eval", "evaluation.stride=2")
     assert "did you mean evaluation.stride" in refusal(capsys, "evaluate", folder, "evaluation.strude=2")
     assert "train.lr" in refusal(capsys, "evaluate", folder, "train.lr=2")
-    assert "evaluation.stride is 3, which does not divide" in refusal(capsys, "evaluate", folder, "evaluation.stride=3")
+    assert "evaluation.stride is 3" in refusal(capsys, "evaluate", folder, "evaluation.stride=3")
 
 
 def test_a_run_may_be_resumed_with_other_evaluation_settings(trained: Run) -> None:
