@@ -179,7 +179,7 @@ def test_examples_with_options(text, meaning):
         ("x:heads=2", "Unknown layer letter 'x'"),
         ("s:heads= 2", "at character 9: ' 2'"),
         ("s:" + "," * 500, "is not of the form option=NUMBER"),
-        ("s:" + "h" * 5000, "'hhhhhhhhhhhhhhhhhhhhh...' is no option"),
+        ("s:" + "h" * 5000, "'hhhhhhhhhhhhhhhhhhhhh...' is not of the form option"),
         ("s" * 1_000_000, "1000000 characters long"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The configuration: a frozen tree of the sections in `schema.py`, read from YAML and overridden by dotted keys."""
+"""The configuration: the sections of `schema.py`, read from YAML files and changed by overrides with dotted keys."""
 
 import difflib
 import re
@@ -38,7 +38,7 @@ __all__ = [
     "walk_fields",
 ]
 
-_MAX_ERRORS = 100  # listed in a message
+_MAX_ERRORS = 100  # errors listed in one message
 _MAX_ERROR_LENGTH = 500  # characters of one error
 
 Override: TypeAlias = str | tuple[str, Any]
@@ -48,7 +48,7 @@ Override: TypeAlias = str | tuple[str, Any]
 class Config(Section):
     """The whole configuration of a run."""
 
-    # Type checkers without pydantic's plugin need the keyword `default`.
+    # `default` is a keyword because type checkers without pydantic's plugin do not find a positional default.
 
     data: DataConfig = Field(default=DataConfig(), description="Text, tokens and batches.")
     model: ModelConfig = Field(default=ModelConfig(), description="The network, in both phases.")
@@ -69,23 +69,23 @@ class Config(Section):
 
     @property
     def evaluation_shape(self) -> Shape:
-        """Batch size, segment length and reach of section `evaluation`; its empty lengths are those of training."""
+        """Batch size, segment length and reach of an evaluation; null in section `evaluation`: as in training."""
         trained = {"tgt_len": self.data.tgt_len, **self.model.reach._asdict()}
         evaluated = {key: getattr(self.evaluation, key) for key in trained}
         lengths = {key: trained[key] if value is None else value for key, value in evaluated.items()}
         return Shape(self.evaluation.batch_size, lengths.pop("tgt_len"), Reach(**lengths))
 
     def cross_field_errors(self) -> Iterator[FieldError]:
-        """Yield errors of `evaluation.stride` and `evaluation.same_length` given the lengths of segment and memory."""
+        """Yield errors if `evaluation.stride` or `evaluation.same_length` does not fit the segment or memory length."""
         stride, (_, tgt_len, reach) = self.evaluation.stride, self.evaluation_shape
         if stride and tgt_len % stride:
-            problem = f"is {stride}, which does not divide segments of {tgt_len} tokens (tgt_len); give one that does"
+            problem = f"is {stride}, which does not divide tgt_len, {tgt_len} tokens; give a divisor of {tgt_len}"
             yield "evaluation.stride", problem
         if reach.same_length and not reach.mem_len:
-            yield "evaluation.same_length", "is true, but mem_len is 0, so queries would see nothing; change one"
+            yield "evaluation.same_length", "is true, but mem_len is 0, so attention would see nothing; change one"
 
     def replace(self, **changes: Any) -> "Config":
-        """Return a copy with dotted keys changed, the dots written as `__`: `replace(model__d_model=64)`."""
+        """Return a copy with changed settings; dots of their keys are written as `__`: `replace(model__d_model=64)`."""
         tree = self.model_dump()
         for key, value in changes.items():
             _set_key(tree, key.split("__"), value)
@@ -96,7 +96,7 @@ PRESETS = Path(__file__).parent / "presets"
 
 
 def find_config(name: str | Path) -> Path:
-    """Return an existing path as it is; else the preset that `NAME`, `NAME.yaml` or `configs/NAME.yaml` names."""
+    """Return `name` if it is the path of a file, else the path of the preset NAME, NAME.yaml or configs/NAME.yaml."""
     path = Path(name)
     if path.is_file():
         return path
@@ -108,11 +108,11 @@ def find_config(name: str | Path) -> Path:
 
 
 def load_config(name: str | Path, overrides: Sequence[Override] = ()) -> Config:
-    """Read a YAML file, apply overrides such as `section.key=value`, and validate all settings at once.
+    """Read a YAML file or a preset, apply overrides such as `section.key=value`, and validate all settings.
 
     Raises:
-        ParnasError: lists every error with its key, the given value, the allowed ones and, for an unknown key, the
-            nearest known one.
+        ParnasError: A setting is not valid. The message lists each error with the key, the given value, the allowed
+            values and, for an unknown key, the most similar known key.
     """
     path = find_config(name)
     tree = read_yaml(read_text(path, MAX_BYTES), str(path))
@@ -124,7 +124,7 @@ def load_config(name: str | Path, overrides: Sequence[Override] = ()) -> Config:
 
 
 def check_config(settings: Mapping[Any, Any], source: str, overrides: Sequence[Override] = ()) -> Config:
-    """Apply overrides to nested sections and validate them; raises `ParnasError` naming `source` and all errors."""
+    """Apply overrides to nested sections and validate them; raise `ParnasError` that names `source` and all errors."""
     tree: dict[Any, Any] = to_yaml_values(settings)
     errors, omitted, removed = [], 0, set[str]()
     for override in overrides:
@@ -143,8 +143,8 @@ def check_config(settings: Mapping[Any, Any], source: str, overrides: Sequence[O
         omitted += len(details) - len(listed)
         lines = [line for detail in listed for line in _describe(detail)]
         errors += [line for line in lines if removed.isdisjoint(re.findall(r"\w+", line))]
-        # Errors across fields show only once every single field is valid: remove the wrong values and validate
-        # again. Errors that then name a removed key are about its default, which nobody gave: skip them.
+        # pydantic checks several fields together only if each of them is valid. To find those errors too, remove the
+        # wrong values and validate again. Errors that then name a removed key concern its default: skip them.
         names_by_detail = [(detail["type"], _remove_key(tree, detail["loc"])) for detail in details]
         if not any(names for _, names in names_by_detail):
             break
@@ -157,12 +157,12 @@ def check_config(settings: Mapping[Any, Any], source: str, overrides: Sequence[O
 
 
 def dump_config(config: Config) -> str:
-    """Return all settings as YAML, as a run folder stores them."""
+    """Return all settings as YAML, the content of `config.yaml` in a run folder."""
     return to_yaml(config.model_dump(mode="json"))
 
 
 def walk_fields(section: type[Section] = Config, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every dotted key with its pydantic `FieldInfo`, sections before their keys."""
+    """Yield (dotted key, pydantic `FieldInfo`) of each section and setting, a section before its settings."""
     for name, field in section.model_fields.items():
         yield prefix + name, field
         if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
@@ -170,13 +170,13 @@ def walk_fields(section: type[Section] = Config, prefix: str = "") -> Iterator[t
 
 
 def read_override(text: str) -> tuple[str, Any]:
-    """Split `section.key=value` into key and parsed value; the key is empty if either is missing."""
+    """Split `section.key=value` into the key and the parsed value; return an empty key for text without both."""
     key, equals, value = text.partition("=")
     return (key, read_yaml(value, f"The value of {key}")) if equals and key else ("", None)
 
 
 def to_yaml_values(tree: Any) -> Any:
-    """Copy nested values, also those that YAML aliases share, with lists as tuples and paths as strings."""
+    """Return a deep copy of nested values, with lists as tuples and paths as strings."""
     if isinstance(tree, Mapping):
         return {key: to_yaml_values(value) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
@@ -185,18 +185,18 @@ def to_yaml_values(tree: Any) -> Any:
 
 
 def _set_key(tree: dict[Any, Any], keys: Sequence[str], value: Any) -> str | None:
-    """Set a nested key in place; returns the problem if a key before the last holds no section."""
+    """Set a nested key in place; return an error text if a key before the last is not a section, else `None`."""
     for key in keys[:-1]:
         inner = tree.setdefault(key, {})
         if not isinstance(inner, dict):
-            return f"{key} is no section"
+            return f"{key} is not a section"
         tree = inner
     tree[keys[-1]] = value
     return None
 
 
 def _remove_key(tree: Any, location: Sequence[int | str]) -> set[str]:
-    """Remove the deepest existing key of a location; returns its name and, if it is a section, those inside it."""
+    """Remove the deepest existing key of a location; return its name and, for a section, the names of its keys."""
     for key in location[:-1]:
         if not isinstance(tree, dict) or not isinstance(tree.get(key), dict):
             break
@@ -209,7 +209,7 @@ def _remove_key(tree: Any, location: Sequence[int | str]) -> set[str]:
 
 
 def _describe(detail: Any) -> list[str]:
-    """Return a line for each error in an entry of pydantic's `ValidationError.errors()`."""
+    """Return a line of text for each error that an entry of pydantic's `ValidationError.errors()` reports."""
     if detail["type"] == "extra_forbidden":
         return [_describe_unknown_key(".".join(map(str, detail["loc"])))]
     key = _known_part(detail["loc"])
@@ -222,7 +222,7 @@ def _describe(detail: Any) -> list[str]:
 
 
 def _describe_unknown_key(key: str) -> str:
-    """Name an unknown key and the nearest known one: of the same name, else in its section, else anywhere."""
+    """Return the error of an unknown key, with a known key of the same name or, without one, a similar name."""
     section, _, name = key.rpartition(".")
     names = {known: known.rpartition(".")[2] for known in _known_keys()}
     siblings = {other: known for known, other in names.items() if known.rpartition(".")[0] == section}
@@ -239,13 +239,13 @@ def _known_keys() -> tuple[str, ...]:
     return tuple(key for key, _ in walk_fields())
 
 
-_REPR = reprlib.Repr()  # shows the beginning of a value, however large the whole
+_REPR = reprlib.Repr()  # shows the beginning of a value without formatting all of it
 _REPR.maxstring = _REPR.maxother = _REPR.maxlong = 57
 _REPR.maxdict = _REPR.maxlist = _REPR.maxtuple = _REPR.maxset = 20
 
 
 def _known_part(location: Sequence[int | str]) -> str:
-    """Return the dotted key of a location, without the parts that pydantic adds for unions and tuples."""
+    """Return the dotted key of an error location, without the parts that pydantic adds for unions and tuples."""
     parts = [str(part) for part in location]
     while parts and ".".join(parts) not in _known_keys():
         parts.pop()

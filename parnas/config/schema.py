@@ -27,7 +27,7 @@ __all__ = [
     "unite",
 ]
 
-_MAX_WIDTH = 999_999  # as in the options of layer names
+_MAX_WIDTH = 999_999  # the largest number in the options of layer names
 _MAX_CANDIDATES = 100  # per block
 AUTO_CLUSTERS = 3  # clusters of the adaptive softmax where model.cutoffs is auto or min_macs
 
@@ -37,7 +37,7 @@ FieldError: TypeAlias = tuple[str, str]
 
 
 class CrossFieldErrors(ValueError):
-    """Settings of a section that contradict each other; pydantic passes it on in the context of its own error."""
+    """Settings of a section that contradict each other; pydantic stores this error in the context of its own error."""
 
     def __init__(self, errors: Sequence[FieldError]) -> None:
         super().__init__("; ".join(map(str, errors)))
@@ -45,12 +45,12 @@ class CrossFieldErrors(ValueError):
 
 
 class Section(BaseModel):
-    """Base of every section: frozen, strictly typed, closed to unknown keys."""
+    """Base class of the sections: frozen, strictly typed, and without unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     def cross_field_errors(self) -> Iterator[FieldError]:
-        """Yield the errors that no single field shows."""
+        """Yield the errors that only a comparison of several settings finds."""
         return iter(())
 
     @model_validator(mode="after")
@@ -58,7 +58,7 @@ class Section(BaseModel):
         too_large = [
             (key, f"is {value!r:.40}; give a number of at most 2^63 - 1")
             for key, value in self
-            if isinstance(value, int) and value >= 2**63  # beyond what floats, numpy and torch take
+            if isinstance(value, int) and value >= 2**63  # too large for int64 of numpy and torch
         ]
         if errors := too_large or list(self.cross_field_errors()):
             raise CrossFieldErrors(errors)
@@ -72,10 +72,10 @@ class TokenizerConfig(Section):
     """Section `data.tokenizer`."""
 
     kind: Literal["sentencepiece", "word", "byte"] = Field(
-        "sentencepiece", description="sentencepiece pieces, whitespace words with <eos>, or bytes."
+        "sentencepiece", description="Tokens: sentencepiece pieces, words separated by white space, or bytes."
     )
     vocab_size: int | None = Field(
-        None, ge=2, description="Number of pieces (null: 8000), or of the most frequent words (null: all). Bytes: null."
+        None, ge=2, description="Number of sentencepiece pieces (null: 8000) or of words (null: all); null for bytes."
     )
     model_type: Literal["unigram", "bpe"] = Field("unigram", description="Algorithm of sentencepiece.")
     lowercase: bool = Field(False, description="Fold case (sentencepiece: by NFKC_CF); this loses information.")
@@ -87,10 +87,10 @@ class TokenizerConfig(Section):
     )
 
     def cross_field_errors(self) -> Iterator[FieldError]:
-        """Yield the error of a `vocab_size` that the kind of tokenizer cannot have."""
+        """Yield an error if the kind of tokenizer cannot have this `vocab_size`."""
         size = self.vocab_size
         if size is not None and self.kind == "byte":
-            yield "vocab_size", f"is {size}, but a byte tokenizer has the bytes of its text; leave it null"
+            yield "vocab_size", f"is {size}, but the vocabulary of a byte tokenizer is the bytes of its text; give null"
         if size is not None and size < 300 and self.kind == "sentencepiece" and self.byte_fallback:
             yield "vocab_size", f"is {size}, but byte_fallback alone takes 256 pieces; give 300 or more"
 
@@ -106,7 +106,7 @@ class DataConfig(Section):
     )
     tokenizer: TokenizerConfig = Field(TokenizerConfig(), description="Conversion of text to tokens.")
     batch_size: int = Field(
-        32, ge=1, description="Rows of a batch; each row continues where it ended in the batch before."
+        32, ge=1, description="Rows of a batch; each row continues where it ended in the previous batch."
     )
     tgt_len: int = Field(32, ge=1, description="Tokens of a segment, in each row.")
     shuffle: Literal["none", "partial"] = Field(
@@ -124,8 +124,8 @@ class Reach(NamedTuple):
 
     mem_len: int = 0  # positions of memory
     cmem_len: int = 0  # positions of compressed memory, in layers that have one
-    clamp_len: int | None = None  # larger distances count as this one
-    same_length: bool = False  # every query sees equally many positions
+    clamp_len: int | None = None  # larger distances between query and key are treated as this one
+    same_length: bool = False  # every query attends to equally many positions
 
 
 class Shape(NamedTuple):
@@ -142,7 +142,7 @@ class MemoryConfig(Section):
     cmem_len: int = Field(
         32, ge=1, description="Positions of compressed memory that a layer c attends to besides memory."
     )
-    ratio: int = Field(4, ge=2, description="Positions of memory per position of compressed memory.")
+    ratio: int = Field(4, ge=2, description="Number of positions of memory that are compressed into one position.")
     function: Literal["max_pool", "mean_pool", "conv", "dilated_conv", "most_used"] = Field(
         "conv",
         description="Compression function (Rae et al. 2020, section 3.1): the maximum or mean of each feature, a "
@@ -174,12 +174,14 @@ class ModelConfig(Section):
     clamp_len: int | None = Field(
         None,
         ge=1,
-        description="Larger distances count as this one (Dai et al. 2019, as in their code); null: no clamping.",
+        description="Larger distances between query and key are treated as this one, as in the code of Dai et al. "
+        "2019; null: no limit.",
     )
     same_length: bool = Field(
         False,
-        description="Every query sees equally far back: mem_len positions with its own, and the compressed memory that "
-        "the last query of the previous segment saw. Otherwise later queries of a segment see more.",
+        description="Every query attends to equally many positions: the last mem_len, its own included, and the "
+        "compressed memory that the last query of the previous segment saw. If false, later queries of a segment "
+        "attend to more.",
     )
     memory: MemoryConfig = Field(MemoryConfig(), description="Compressed memory of layers c.")
     dropout: float = Field(0.1, ge=0, lt=1, description="Dropout probability of embeddings and layer outputs.")
@@ -192,18 +194,22 @@ class ModelConfig(Section):
     )
     cutoffs: tuple[int, ...] | Literal["auto", "min_macs"] = Field(
         (),
-        description="Where the clusters of the adaptive softmax end, without the vocabulary size; empty: full softmax; "
+        description="Token ids at which clusters of the adaptive softmax end, except the last; empty: full softmax; "
         "auto: three clusters, the fewest multiply-adds with a head that holds 75 % of the text's tokens and a last "
         "cluster that holds 6.25 % at most; min_macs: three clusters, the fewest multiply-adds, at a worse perplexity.",
     )
     proj_factor: int | None = Field(
-        None, ge=1, description="Each cluster of the adaptive softmax is this many times narrower; null: as div_val."
+        None,
+        ge=1,
+        description="Factor by which the width of each further cluster of the adaptive softmax falls; null: div_val.",
     )
     proj_dims: tuple[int, ...] | None = Field(
-        None, description="Widths of the tail clusters, one for each cutoff; replaces proj_factor."
+        None, description="Widths of the clusters after the head, one for each cutoff; replaces proj_factor."
     )
     tie_weights: bool = Field(True, description="Share the weights of embedding and softmax.")
-    div_val: int = Field(1, ge=1, description="Each cluster of the input embedding is this many times narrower.")
+    div_val: int = Field(
+        1, ge=1, description="Factor by which the width of each further cluster of the input embedding falls."
+    )
 
     @property
     def head_width(self) -> int:
@@ -212,7 +218,7 @@ class ModelConfig(Section):
 
     @property
     def reach(self) -> Reach:
-        """How far attention looks back in training."""
+        """Lengths that determine how far attention looks back in training."""
         return Reach(self.mem_len, self.memory.cmem_len, self.clamp_len, self.same_length)
 
     def embedding_dims(self) -> list[int]:
@@ -226,11 +232,11 @@ class ModelConfig(Section):
         return self._cluster_widths(self.proj_factor or self.div_val)
 
     def _cluster_widths(self, factor: int) -> list[int]:
-        """Return d_model, divided by `factor` once more for each further cluster."""
+        """Return the width of each cluster: d_model for the first, then the previous width divided by `factor`."""
         return list(accumulate(self.cutoffs, lambda width, _: width // factor, initial=self.d_model))
 
     def cross_field_errors(self) -> Iterator[FieldError]:
-        """Yield errors of heads, architecture, memory and clusters."""
+        """Yield errors of the number of heads, the architecture, `same_length` and the clusters of the softmax."""
         if self.d_head is None and self.d_model % self.n_heads:
             problem = f"is {self.n_heads}, which does not divide d_model {self.d_model}; change one or give d_head"
             yield "n_heads", problem
@@ -240,16 +246,16 @@ class ModelConfig(Section):
             except ParnasError as error:
                 yield "arch", f"is {self.arch[:40]!r}: {error}"
         if self.same_length and not self.mem_len:
-            yield "same_length", "is true, but mem_len is 0, so queries would see nothing; change one"
+            yield "same_length", "is true, but mem_len is 0, so attention would see nothing; change one"
         yield from self._cluster_errors()
 
     def _cluster_errors(self) -> Iterator[FieldError]:
         if self.cutoffs == ():
             for key in ("div_val", "proj_factor"):
                 if (value := getattr(self, key) or 1) > 1:
-                    yield key, f"is {value}, but without cutoffs there is one cluster; give cutoffs or leave it out"
+                    yield key, f"is {value}, but without cutoffs there is one cluster; give cutoffs, or leave out {key}"
             if self.proj_dims is not None:
-                yield "proj_dims", "needs cutoffs, one for each width"
+                yield "proj_dims", "is given without cutoffs; give one cutoff for each width"
             return
         if isinstance(self.cutoffs, str):
             tails = AUTO_CLUSTERS - 1
@@ -280,9 +286,12 @@ Space = Sequence[str] | Sequence[Sequence[str]]
 
 
 def spread_space(space: Space, blocks: int) -> tuple[tuple[str, ...], ...]:
-    """Return the candidates of each block, given one list for all blocks or one for each.
+    """Return the candidates of each block, given one list of layer names for all blocks or one list for each block.
 
-    Names are written as `str(LayerName)` does. Raises `ParnasError` for an invalid name or too many candidates.
+    Options of the names are put into their standard order.
+
+    Raises:
+        ParnasError: A name is not valid, or a block has too many candidates.
     """
     shared = all(isinstance(name, str) for name in space)
     rows: Sequence[Sequence[str]] = [cast(Sequence[str], space)] if shared else space
@@ -293,12 +302,12 @@ def spread_space(space: Space, blocks: int) -> tuple[tuple[str, ...], ...]:
 
 
 def unite(spaces: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    """Return all candidates of the blocks, in order of first appearance."""
+    """Return the different candidates of all blocks, in order of first appearance."""
     return tuple(dict.fromkeys(name for space in spaces for name in space))
 
 
 def _space_problem(space: Space, blocks: int) -> str | None:
-    """Return the error of `search.space` for that number of blocks, with the allowed values; `None` if it is valid."""
+    """Return the error of `search.space` for this number of blocks, with the allowed values; `None` if it is valid."""
     known = ", ".join(LETTERS)
     try:
         rows = spread_space(space, blocks)
@@ -326,7 +335,7 @@ class CostConfig(Section):
 
     metric: Literal["latency", "macs", "parameters"] = Field(
         "latency",
-        description="Cost of a layer: its inference latency on this device, its multiply-adds or its parameters.",
+        description="Measure of a layer's cost: inference latency on this device, multiply-adds or parameters.",
     )
     target: float | None = Field(
         0.65,
@@ -341,7 +350,7 @@ class CostConfig(Section):
         "expected cost under pi exceeds the target (PLANER, section 3); null: 2, but 0 for the estimator uniform.",
     )
     ramp: float = Field(
-        0.5, ge=0, le=1, description="Share of alpha's training over which the weight rises linearly from 0."
+        0.5, ge=0, le=1, description="Share of alpha's training over which the penalty's weight rises linearly from 0."
     )
     table: str | None = Field(
         None, description="Latency table of parnas profile; null: measured once per machine and shape."
@@ -367,7 +376,9 @@ class SearchConfig(Section):
     steps: int = Field(2000, ge=1, description="Training steps of the SuperNet.")
     warmup_steps: int = Field(100, ge=0, description="Steps over which the learning rate of the weights rises.")
     lr: float = Field(2e-3, gt=0, description="Peak learning rate of the weights.")
-    alpha_start_step: int = Field(200, ge=0, description="First step at which alpha is trained (FBNet, section 3).")
+    alpha_start_step: int = Field(
+        200, ge=0, description="First step that trains alpha; before it only weights are trained (FBNet, section 3)."
+    )
     alpha_lr: float = Field(
         0.02, gt=0, description="Initial learning rate of alpha; it falls linearly to zero while alpha is trained."
     )
@@ -382,15 +393,18 @@ class SearchConfig(Section):
         0.6,
         gt=0,
         le=1,
-        description="Of the estimator uniform: fraction of the steps trained by uniform path sampling, in which alpha "
-        "learns. Then alpha is frozen and the weights are fine-tuned on the selected path; a share tau of its blocks "
-        "is still sampled from pi in each step.",
+        description="For the estimator uniform: fraction of the steps trained by uniform path sampling, in which alpha "
+        "is trained too. Then alpha is frozen and the weights are fine-tuned on the selected path; a share tau of the "
+        "blocks is still sampled from pi in each step.",
     )
-    tau_start: float = Field(1.0, gt=0, description="Temperature at the first step.")
-    tau_end: float = Field(0.1, gt=0, description="Temperature at the last step; the lower bound if it is learnable.")
+    tau_start: float = Field(1.0, gt=0, description="Temperature tau at the first step.")
+    tau_end: float = Field(
+        0.1, gt=0, description="Temperature tau at the last step; its lower bound if it is learnable."
+    )
     tau_schedule: Literal["exponential", "linear", "cosine", "learnable"] = Field(
         "exponential",
-        description="Schedule from tau_start to tau_end; learnable: a parameter between the two, trained with alpha.",
+        description="Schedule from tau_start to tau_end; learnable: tau is a parameter between them, trained with "
+        "alpha.",
     )
     alpha_every: int = Field(4, ge=1, description="Weight steps per architecture step, if alpha has a held-out split.")
     entropy_start: float = Field(
@@ -402,76 +416,75 @@ class SearchConfig(Section):
     entropy_end: float = Field(
         0.02,
         ge=0,
-        description="The same at the last architecture step; linear in between. With uniform and no cost penalty "
-        "it also weighs log pi in re-ranking.",
+        description="Weight of the entropy bonus at the last architecture step; linear in between. For the estimator "
+        "uniform without a cost penalty it is also the weight of log pi in re-ranking.",
     )
     rerank_top_k: int | None = Field(
         None,
         ge=0,
         description="Number of most probable networks within the cost target that are re-ranked by held-out loss "
         "with shared weights and by pi, once alpha is frozen (Guo et al. 2020, section 3.3); derive returns the best. "
-        "0: the most probable one, without re-ranking; null: 16 for uniform, else 0.",
+        "0: derive returns the most probable one, without re-ranking; null: 16 for uniform, else 0.",
     )
     candidate_dropout: float = Field(
         0.0,
         ge=0,
         lt=1,
-        description="Probability that a candidate of a block is left out of the sampling in a step, so that others are "
-        "trained too (Bender et al. 2018, section 3.2).",
+        description="Probability that a candidate of a block is left out of the sampling in a step, so that the other "
+        "candidates are trained too (Bender et al. 2018, section 3.2).",
     )
     cost: CostConfig = Field(CostConfig(), description="Cost of an architecture and its target.")
 
     @property
     def block_spaces(self) -> tuple[tuple[str, ...], ...]:
-        """The candidates of each block, by name."""
+        """The layer names of each block's candidates."""
         return spread_space(self.space, self.blocks)
 
     @property
     def candidates(self) -> tuple[str, ...]:
-        """All candidates of all blocks, in order of first appearance: the columns of pi."""
+        """The different candidates of all blocks, in order of first appearance: the columns of pi."""
         return unite(self.block_spaces)
 
     @property
     def alpha_share(self) -> float:
-        """Share of the training text held out for alpha."""
+        """Share of the training text held out for alpha, with the default of the estimator."""
         return (0.1 if self.estimator == "uniform" else 0.0) if self.alpha_split is None else self.alpha_split
 
     @property
     def cost_weight(self) -> float:
-        """Weight of the cost penalty.
+        """Weight of the cost penalty, in nats per token.
 
-        The default is 2, and 0 for the estimator uniform: there derive enforces the target exactly, and a penalty would
-        only move pi until all candidates are equal in loss plus cost, so that it no longer shows which has the lower
-        loss.
+        The default is 2, but 0 for the estimator uniform. Its derive keeps to the cost target without a penalty, and
+        with a penalty pi would show the sum of loss and cost of a candidate instead of its loss.
         """
         return (0.0 if self.estimator == "uniform" else 2.0) if self.cost.weight is None else self.cost.weight
 
     @property
     def rerank_count(self) -> int:
-        """Number of networks to re-rank."""
+        """Number of most probable networks to re-rank, with the default of the estimator."""
         return (16 if self.estimator == "uniform" else 0) if self.rerank_top_k is None else self.rerank_top_k
 
     @property
     def rerank_pi_weight(self) -> float:
         """Weight of log pi in the re-ranking score, in nats per token (parnas/nas/rerank.py).
 
-        It is 0 where a cost penalty shaped pi too, or weights followed alpha.
+        It is 0 if a cost penalty also trained alpha, or if the weights were trained on paths that depend on alpha.
         """
         return self.entropy_end if self.estimator == "uniform" and not self.cost_weight else 0.0
 
     @property
     def alpha_end_step(self) -> int:
-        """First step at which alpha is frozen."""
+        """First step at which alpha is frozen; the number of steps for all estimators but uniform."""
         return round(self.uniform_fraction * self.steps) if self.estimator == "uniform" else self.steps
 
     def cross_field_errors(self) -> Iterator[FieldError]:
-        """Yield errors of the search space, the estimator uniform, and the schedules."""
+        """Yield errors of the search space, of settings that the estimator uniform excludes, and of schedules."""
         if problem := _space_problem(self.space, self.blocks):
             yield "space", problem
         if self.estimator == "uniform":
             yield from self._uniform_errors()
         if self.tau_end > self.tau_start:
-            yield "tau_end", f"is {self.tau_end}, above tau_start {self.tau_start}; the temperature falls"
+            yield "tau_end", f"is {self.tau_end}, above tau_start {self.tau_start}; the temperature must not rise"
         if self.alpha_start_step >= self.alpha_end_step:
             end = f"alpha's training ends after {self.alpha_end_step} of {self.steps} steps"
             yield "alpha_start_step", f"is {self.alpha_start_step}, but {end}; lower it"
@@ -482,7 +495,7 @@ class SearchConfig(Section):
         if value := self.candidate_dropout:
             yield "candidate_dropout", f"is {value}, but estimator uniform samples uniformly; leave it at 0"
         if self.tau_start > 1:
-            problem = f"is {self.tau_start}, but for estimator uniform tau is a share of the blocks; give 1 at most"
+            problem = f"is {self.tau_start}, but for estimator uniform tau is a share of the blocks; give at most 1"
             yield "tau_start", problem
         if self.tau_schedule == "learnable":
             problem = "is learnable, but estimator uniform has no gradient of tau; give exponential, linear or cosine"
@@ -521,9 +534,9 @@ class TrainConfig(Section):
         0.0,
         ge=0,
         lt=1,
-        description="Share of the steps, at the end, over which the weights are averaged (Izmailov et al. 2018, arXiv "
-        "1803.05407): validation and checkpoints use the mean. The learning rate then stays constant, so that the run "
-        "can be lengthened without loss. 0: no averaging. Retraining only.",
+        description="Share of the steps, at the end of training, over which the weights are averaged (Izmailov et al. "
+        "2018, arXiv 1803.05407): validation and checkpoints use the mean. The learning rate then stays constant, so "
+        "that the run can be lengthened without loss. 0: no averaging. Retraining only.",
     )
     label_smoothing: float = Field(
         0.0,
@@ -537,13 +550,13 @@ class TrainConfig(Section):
         1,
         ge=1,
         description="Micro-batches per batch, for gradient accumulation: the same gradients in less memory; both "
-        "phases. If it does not divide the rows of a process, the largest common divisor is taken.",
+        "phases. If it does not divide the number of rows of a process, their greatest common divisor is used.",
     )
     max_skipped_steps: int = Field(
         0,
         ge=0,
-        description="Steps with a non-finite loss or gradient that a run may skip, each with memory cleared after it,"
-        " before it stops with a diagnosis; both phases. If only alpha's gradient is not finite, only "
+        description="Number of steps with a non-finite loss or gradient that a run may skip before it stops with an "
+        "error; memory is cleared after a skipped step; both phases. If only alpha's gradient is not finite, only "
         "alpha stays unchanged.",
     )
     log_every: int = Field(50, ge=1, description="Steps between two lines of metrics; both phases.")
@@ -560,10 +573,14 @@ class DynamicConfig(Section):
     lr: float | None = Field(
         None,
         ge=0,
-        description="Learning rate after each segment; null: no dynamic evaluation. `parnas tune-eval` finds it.",
+        description="Learning rate of the update after each segment; null: no dynamic evaluation. `parnas tune-eval` "
+        "finds a value.",
     )
     decay: float = Field(
-        0.0, ge=0, le=1, description="Decay towards the trained weights after each segment, as a share of the distance."
+        0.0,
+        ge=0,
+        le=1,
+        description="Share of the distance to the trained weights by which weights return to them after each segment.",
     )
     update: Literal["rms", "sgd"] = Field(
         "rms",
@@ -573,10 +590,10 @@ class DynamicConfig(Section):
     epsilon: float = Field(
         1.0,
         gt=0,
-        description="Added to that root, for weights with small gradients in training, such as those of rare tokens; a "
-        "multiple of the mean root, so that it is comparable between networks.",
+        description="Added to the root of the mean square of a weight's gradients, which is small for rare tokens; a "
+        "multiple of the mean root over all weights, so that it is comparable between networks.",
     )
-    batches: int = Field(100, ge=1, description="Training batches from which the mean squares are estimated.")
+    batches: int = Field(100, ge=1, description="Training batches from which mean squares of gradients are estimated.")
 
 
 class CacheConfig(Section):
@@ -584,28 +601,35 @@ class CacheConfig(Section):
 
     size: int | None = Field(None, ge=1, description="Positions that the cache holds; null: no cache.")
     theta: float = Field(
-        0.1, ge=0, description="Sharpness of the similarity of hidden states; 0: all positions count equally."
+        0.1,
+        ge=0,
+        description="Factor of the similarity of hidden states in the softmax; 0: all positions weigh the same.",
     )
     weight: float = Field(
-        0.1, ge=0, lt=1, description="Weight of the cache's probability; the network's is 1 minus it."
+        0.1,
+        ge=0,
+        lt=1,
+        description="Weight of the cache's probability; the network's probability has 1 minus this weight.",
     )
 
 
 class EvaluationConfig(Section):
     """Section `evaluation`."""
 
-    split: Literal["train", "valid", "test"] = Field("valid", description="Split that evaluate reads.")
+    split: Literal["train", "valid", "test"] = Field("valid", description="Split of the text that evaluate reads.")
     tgt_len: int | None = Field(None, ge=1, description="Tokens of a segment; null: as trained.")
     mem_len: int | None = Field(None, ge=0, description="Positions of memory; null: as trained.")
     cmem_len: int | None = Field(None, ge=0, description="Positions of compressed memory; null: as trained.")
-    clamp_len: int | None = Field(None, ge=1, description="Larger distances count as this one; null: as trained.")
-    same_length: bool | None = Field(None, description="Every query sees equally far back; null: as trained.")
+    clamp_len: int | None = Field(None, ge=1, description="Larger distances are treated as this one; null: as trained.")
+    same_length: bool | None = Field(
+        None, description="Every query attends to equally many positions; null: as trained."
+    )
     batch_size: int = Field(32, ge=1, description="Rows read in parallel; changes the speed, not the result.")
     stride: int | None = Field(
         None,
         ge=1,
-        description="Sliding-window evaluation, besides the plain one: the last `stride` tokens of each window are "
-        "scored, those before them are context; must divide the segment. null: off.",
+        description="Sliding-window evaluation, besides the plain one: of each window of tgt_len tokens, the last "
+        "`stride` are scored, the others are context; must divide tgt_len; null: off.",
     )
     dynamic: DynamicConfig = Field(
         default=DynamicConfig(),

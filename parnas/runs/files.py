@@ -110,8 +110,8 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def from_json(text: str | bytes) -> Any:
-    """Parse standard JSON; raise `ValueError` for anything else, such as NaN, lone surrogates or very deep nesting."""
-    return pydantic_core.from_json(text, allow_inf_nan=False)
+    """Parse JSON, also NaN and infinities; raise `ValueError` if it is invalid, has lone surrogates or nests deeply."""
+    return pydantic_core.from_json(text)
 
 
 @contextmanager

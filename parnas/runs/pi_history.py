@@ -17,17 +17,21 @@ __all__ = ["PiHistory"]
 
 @dataclass(frozen=True)
 class PiHistory:
-    """Probabilities pi at N logged steps, of B blocks with C candidates."""
+    """The probabilities pi that a search logged at N steps, for B blocks with C candidates."""
 
     space: tuple[str, ...]  # [C] layer names
     steps: NDArray[np.int64]  # [N]
-    taus: NDArray[np.float64]  # [N]
+    taus: NDArray[np.float64]  # [N] temperatures
     pi: NDArray[np.float64]  # [N, B, C]
-    derived: tuple[tuple[str, ...], ...]  # [N][B] layers that derive would return; the argmax where not logged
+    derived: tuple[tuple[str, ...], ...]  # [N][B] layers that derive would select; the argmax of pi if not logged
 
     @classmethod
     def from_records(cls, records: Sequence[PiRecord], space: Sequence[str], source: str = PI) -> Self:
-        """Stack the records; raise `ParnasError` with `source` if there are none or they do not fit `space` [C]."""
+        """Stack records of `pi.jsonl` into arrays.
+
+        Raises:
+            ParnasError: There is no record, or one does not fit the layers `space` [C]; the message names `source`.
+        """
         if not records:
             raise ParnasError(f"{source} holds no line yet; the search writes one every train.log_every steps.")
         steps = np.array([record.step for record in records], dtype=np.int64)
@@ -36,28 +40,35 @@ class PiHistory:
             pi = np.array([record.pi for record in records], dtype=np.float64)
         except ValueError as error:
             raise ParnasError(
-                f"{source} has a line whose pi differs in shape from the other lines; remove it."
+                f"{source} has a line whose pi differs in shape from that of the other lines; remove that line."
             ) from error
         if pi.ndim != 3 or pi.shape[1] == 0 or pi.shape[2] != len(space):
             raise ParnasError(
-                f"{source} holds pi of shape {list(pi.shape[1:])}, which does not fit the candidates "
-                f"{', '.join(space)}; correct search.space in config.yaml."
+                f"{source} holds pi of shape {list(pi.shape[1:])}, but search.space in config.yaml has "
+                f"{len(space)} candidates ({', '.join(space)}); correct search.space."
             )
         derived = tuple(
             Architecture.parse(record.arch).layers if record.arch else tuple(space[column] for column in argmax)
             for record, argmax in zip(records, pi.argmax(axis=2), strict=True)
         )
-        if any(len(layers) != pi.shape[1] or not set(layers) <= set(space) for layers in derived):
-            raise ParnasError(f"{source} has a line whose arch does not fit its pi; remove that line.")
+        for number, layers in enumerate(derived, 1):
+            if len(layers) != pi.shape[1] or not set(layers) <= set(space):
+                raise ParnasError(
+                    f"{source}, line {number}, has an arch of {len(layers)} layers, {Architecture(layers)!s:.80}; "
+                    f"expected {pi.shape[1]} layers among {', '.join(space)}. Remove that line."
+                )
         return cls(tuple(space), steps, taus, pi, derived)
 
     @classmethod
     def from_run(cls, run: Run) -> Self:
-        """Read the history of a search; raise `ParnasError` if it is missing or has another number of blocks."""
+        """Read `pi.jsonl` of a search; raise `ParnasError` if it is missing or does not fit the configuration."""
         search = run.config().search
         history = cls.from_records(run.pi_records(), search.candidates, str(run.folder / PI))
         if history.blocks != search.blocks:
-            raise ParnasError(f"{run.folder / PI} has {history.blocks} blocks, not {search.blocks}; restore it.")
+            raise ParnasError(
+                f"{run.folder / PI} has pi of {history.blocks} blocks, but search.blocks in config.yaml is "
+                f"{search.blocks}; restore the file that was changed."
+            )
         return history
 
     @property
@@ -69,5 +80,5 @@ class PiHistory:
         return len(self.steps)
 
     def string(self, index: int) -> str:
-        """Return the derived architecture of a logged step as text."""
+        """Return the architecture derived at a logged step as text; `index` counts the logged steps from 0."""
         return str(Architecture(self.derived[index]))

@@ -1,7 +1,7 @@
 """The files of a run folder as typed records, with the unit of each value.
 
 JSON has no infinity and no "not a number": both are written as null and read as `nan`. `None` means that the file lacks
-the value. Records keep values that they do not declare, so that files of other versions still load.
+the value. Records keep keys that they do not declare, so that files of other versions of parnas can be read.
 """
 
 import math
@@ -46,18 +46,22 @@ _Float = Annotated[float, Strict(), BeforeValidator(_null_to_nan)]
 _OptionalFloat = Annotated[Annotated[float, Strict()] | None, BeforeValidator(_null_to_nan)]
 """A number; null in the file becomes `nan`, and a missing key `None`."""
 _Probability = Annotated[float, Strict(), Field(ge=0, le=1 + 1e-6)]
-"""A softmax of single precision may return values just above 1."""
+"""A probability; the bound is slightly above 1, as a softmax in single precision may return such values."""
 _Count = Annotated[int, Strict(), Field(ge=0, lt=2**63)]
 
 
 class Record(BaseModel):
-    """Base of the records: frozen, and open to values of other versions."""
+    """Base class of the records: frozen; it keeps keys that it does not declare."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
     @classmethod
     def parse(cls, content: object, source: str, hint: str = "restore it") -> Self:
-        """Return the record of a file's content; raise `ParnasError` with `source`, the first wrong key and `hint`."""
+        """Return the record that JSON content describes.
+
+        Raises:
+            ParnasError: The content is not valid; the message has `source`, the first wrong key and `hint`.
+        """
         if not isinstance(content, dict):
             raise ParnasError(f"{source} holds no JSON object; {hint}.")
         try:
@@ -68,7 +72,7 @@ class Record(BaseModel):
             raise ParnasError(f"{source} has no valid {key:.80} ({first['msg']}); {hint}.") from error
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the values that were given, by their keys in the file."""
+        """Return the values that were given or read, by their keys in the file, without defaults."""
         return self.model_dump(exclude_unset=True)
 
 
@@ -76,7 +80,7 @@ class Record(BaseModel):
 
 
 class MetricsRecord(Record):
-    """A line of `metrics.jsonl`: means over the training steps since the line before, or results of a validation."""
+    """A line of `metrics.jsonl`: means over the training steps since the previous line, or results of a validation."""
 
     step: _Count
     split: _Split
@@ -87,11 +91,11 @@ class MetricsRecord(Record):
     compression_loss: _OptionalFloat = None  # auxiliary loss of compressed memory
     lr: _OptionalFloat = None
     tau: _OptionalFloat = None  # temperature of a search
-    gradient_norm: _OptionalFloat = None  # largest norm of these steps, before clipping
+    gradient_norm: _OptionalFloat = None  # largest norm since the previous line, before clipping
     tokens_per_s: _OptionalFloat = None
     step_ms: _OptionalFloat = None
-    processes: _Count | None = None  # processes of a distributed training; `None` for one
-    # Validation of a search: the SuperNet weighted by pi, and the network that derive would return.
+    processes: _Count | None = None  # number in a distributed training; `None` for one process
+    # Validation of a search: mixture is the SuperNet weighted by pi, argmax the network that derive would select.
     mixture_loss: _OptionalFloat = None
     mixture_ppl: _OptionalFloat = None
     argmax_loss: _OptionalFloat = None
@@ -100,8 +104,8 @@ class MetricsRecord(Record):
     # State of a search, logged with the training steps.
     entropy: _OptionalFloat = None  # entropy of pi in nats, mean over the blocks
     identity_share: _OptionalFloat = None  # probability of identity, mean over the blocks
-    argmax: str | None = None  # the architecture that derive would return
-    argmax_changes: _Count | None = None  # lines so far whose `argmax` differs from the line before
+    argmax: str | None = None  # the architecture that derive would select
+    argmax_changes: _Count | None = None  # number of lines so far whose `argmax` differs from the previous line
     expected_cost: _OptionalFloat = None
     """Expected cost of the blocks under pi, as a share of the interleaved network's cost."""
     expected_latency_ms: _OptionalFloat = None
@@ -113,14 +117,14 @@ class PiRecord(Record):
     step: _Count
     tau: Annotated[float, Strict(), Field(allow_inf_nan=False)]
     pi: list[list[_Probability]]  # [blocks, candidates]
-    arch: str | None = None  # the architecture that derive would return
+    arch: str | None = None  # the architecture that derive would select
 
 
 # summary.json
 
 
 class SplitLoss(Record):
-    """The loss of a network on one split, and the numbers of tokens, words and bytes that it is divided by."""
+    """The loss of a network on one split, and the numbers of tokens, words and bytes of the split."""
 
     loss: _Float = math.nan  # nats per token
     ppl: _Float = math.nan  # perplexity per token
@@ -133,14 +137,14 @@ class SplitLoss(Record):
 
 
 class BestValidation(Record):
-    """The validation with the least loss."""
+    """The validation with the lowest loss."""
 
     step: _Count
     loss: _Float
 
 
 class RunSummary(Record):
-    """The content of `summary.json`, which a finished run has."""
+    """The content of `summary.json`, which a run writes when it finishes."""
 
     kind: Kind
     arch: str
@@ -150,11 +154,11 @@ class RunSummary(Record):
     parameters_without_embeddings: _Count | None = None
     best: BestValidation | None = None
     skipped_steps: _Count = 0
-    """Steps without an update because a loss or gradient was not finite; alpha's alone leaves the weights' update."""
-    valid: SplitLoss  # loss of the trained network; in a search `mixture` or `argmax`, as the estimator trains
+    """Steps that did not update the weights, or alpha, because a loss or gradient was not finite."""
+    valid: SplitLoss  # loss of the trained network; for a search equal to `mixture` or `argmax`, by estimator
     mixture: SplitLoss | None = None  # in a search: the SuperNet weighted by pi
     argmax: SplitLoss | None = None
-    """In a search: the architecture that derive would return, with the SuperNet's weights."""
+    """In a search: the architecture that derive would select, with the shared weights."""
 
 
 # environment.json
@@ -182,21 +186,21 @@ class Environment(Record):
 class CostRecord(Record):
     """Predicted cost of an architecture's blocks."""
 
-    metric: str
+    metric: str  # latency, macs or parameters
     unit: str
-    blocks: _Float
+    blocks: _Float  # cost of the architecture
     interleaved: _Float  # cost of the interleaved network of the same depth
     share: _Float  # `blocks` over `interleaved`
     target: _OptionalFloat = None  # largest share allowed
 
 
 class BlockRecord(Record):
-    """Probabilities of a block's candidates, and the layer chosen."""
+    """The layer selected for a block, and the probabilities of the block's candidates."""
 
     layer: str
     pi: dict[str, _Float] = {}
     entropy: _OptionalFloat = None  # nats
-    margin: _OptionalFloat = None  # probability of the layer minus the probability of the best other candidate
+    margin: _OptionalFloat = None  # probability of the layer minus the highest probability of another candidate
 
 
 class RankedRecord(Record):
@@ -204,10 +208,10 @@ class RankedRecord(Record):
 
     arch: str
     probability: _OptionalFloat = None
-    behind: _OptionalFloat = None  # log-probability of the most probable architecture minus its own, in nats
+    behind: _OptionalFloat = None  # log-probability of the most probable architecture minus that of this one, nats
     cost: _OptionalFloat = None  # share of the interleaved network's cost
-    loss: _OptionalFloat = None  # held-out loss with the SuperNet's weights, in nats per token, if it was re-ranked
-    estimate: _OptionalFloat = None  # loss estimated for the re-ranking, in nats per token
+    loss: _OptionalFloat = None  # held-out loss with the shared weights, in nats per token, if it was re-ranked
+    estimate: _OptionalFloat = None  # loss predicted for re-ranking, in nats per token
 
 
 class DerivationRecord(Record):
@@ -216,30 +220,30 @@ class DerivationRecord(Record):
     arch: str
     method: str | None = None
     constraints: dict[str, Any] | None = None
-    """The options of derive that were given, without those left to the search's configuration."""
+    """The options that derive was given; without an option, the search's configuration applies."""
     run: str | None = None
     step: _Count | None = None
-    counts: dict[str, _Count] = {}  # blocks of each layer
+    counts: dict[str, _Count] = {}  # number of blocks by layer
     parameters: _Count | None = None
-    cost: CostRecord | _Float | None = None  # in a black-box search the cost of the blocks alone
+    cost: CostRecord | _Float | None = None  # a black-box search writes the cost of the blocks as a number
     blocks: list[BlockRecord] = []
     ranking: list[RankedRecord] = []  # the most probable architectures, the derived one first
     warnings: list[str] = []
-    finalists: list[str] = []  # architectures that short trainings compared, the derived one first
+    finalists: list[str] = []  # architectures compared by short trainings, the derived one first
 
 
 # rerank.json
 
 
 class RerankedNetwork(Record):
-    """An architecture and its held-out loss with the SuperNet's weights, in nats per token."""
+    """An architecture and its held-out loss with the shared weights."""
 
     arch: str
-    loss: _Float
+    loss: _Float  # nats per token
 
 
 class RerankRecord(Record):
-    """The content of `rerank.json`: the most probable architectures at the step at which alpha is frozen."""
+    """The content of `rerank.json`: the most probable architectures at the step that freezes alpha, with losses."""
 
     step: _Count
     networks: list[RerankedNetwork]
@@ -249,7 +253,7 @@ class RerankRecord(Record):
 
 
 class EvalTrialRecord(Record):
-    """The loss of a run by one evaluation protocol with one choice of settings."""
+    """The loss of a run under one evaluation protocol with one choice of its settings."""
 
     evaluation: str  # name of the protocol
     settings: str = ""  # its settings as text
@@ -258,14 +262,14 @@ class EvalTrialRecord(Record):
 
 
 class ChosenTrialRecord(EvalTrialRecord):
-    """The trial of a protocol with the lowest loss."""
+    """The trial with the lowest loss among those of one evaluation protocol."""
 
     dynamic: DynamicConfig | None = None
     cache: CacheConfig | None = None
 
 
 class TunedEvalRecord(Record):
-    """The content of `tuned_eval.json`: the best settings of dynamic evaluation and the cache, by protocol."""
+    """The content of `tuned_eval.json`: the best settings of dynamic evaluation and the cache for each protocol."""
 
     arch: str
     step: _Count  # training steps of the weights
@@ -286,7 +290,7 @@ class TunedEvalRecord(Record):
 
 
 class ComparisonRow(Record):
-    """A row of the table of evaluate: the results of a run by one evaluation protocol."""
+    """A row of the table of evaluate: the results of a run under one evaluation protocol."""
 
     run: str
     network: str = ""  # `discrete`, `SuperNet`, or `derived, in SuperNet`
@@ -314,11 +318,11 @@ class ComparisonRow(Record):
     latency_p95_ms: _OptionalFloat = None
     split: str | None = None
     folder: str | None = None  # run folder, relative to the folder of the comparison
-    conditions: dict[str, Any] | None = None  # the options of evaluate that were given
+    conditions: dict[str, Any] | None = None  # the options that evaluate was given
 
 
 def parse_rows(content: object, source: str, hint: str = "run parnas evaluate again") -> list[ComparisonRow]:
-    """Return the rows of a `comparison.json`; raise `ParnasError` with `source` and `hint` for wrong ones."""
+    """Return the rows of a `comparison.json`; raise `ParnasError` with `source` and `hint` if one is not valid."""
     if not isinstance(content, list) or not content:
-        raise ParnasError(f"{source} has no rows of a comparison; {hint}.")
+        raise ParnasError(f"{source} is not a list of rows of a comparison; {hint}.")
     return [ComparisonRow.parse(row, f"{source}, row {number},", hint) for number, row in enumerate(content, 1)]

@@ -41,20 +41,22 @@ def resolve_config_and_run(
     """Return the configuration and the run folder of a training.
 
     Args:
-        settings: The configuration; `None` for the run's own with `resume`, else for the demo's.
-        overrides: Settings by dotted key.
-        run: The run folder; `None` for a new `runs/COMMAND-NAME`, numbered if that exists.
-        resume: Require `run`.
-        command: The command that trains, which names a new folder.
+        settings: The configuration; by default that of `run` with `resume`, else the preset demo.
+        overrides: Settings that replace those of the configuration.
+        run: The run folder; by default a new `runs/COMMAND-NAME`, with a number appended if it exists.
+        resume: Whether a run is to be resumed, which requires `run`.
+        command: The command that trains; the name of a new folder begins with it.
         arch: An architecture, or a file or run folder with one; replaces `model.arch`.
 
     Raises:
-        ParnasError: `run` is missing, or the configuration or the architecture is wrong.
+        ParnasError: `run` is required but not given, or the configuration or the architecture is not valid.
     """
     if resume and run is None:
         raise ParnasError("resume (--resume) needs run (--run FOLDER), the folder of the run to resume.")
     if run is None and is_distributed():
-        raise ParnasError("torchrun needs run (--run FOLDER), so that all processes use the same run.")
+        raise ParnasError(
+            "A training with torchrun needs run (--run FOLDER), so that all processes write to the same folder."
+        )
     if settings is None:
         settings = Run(run).config() if resume and run is not None else "demo"
     if arch is not None:
@@ -73,14 +75,20 @@ def resolve_config_and_study(
     storage: str | None,
     study: str | None,
 ) -> tuple[Config, Path]:
-    """Return the configuration and the folder of a tuning: without `run` the folder of the named study, or a new one.
+    """Return the configuration and the folder of a tuning.
 
-    Without settings, an existing folder's own configuration is used. Raises `ParnasError` for conflicting options.
+    Without `run`, the folder is that of the named study, or a new one. Without `settings`, the configuration is that in
+    the folder, or the preset demo.
+
+    Raises:
+        ParnasError: Options contradict each other, or the configuration or the architecture is not valid.
     """
     if phase not in get_args(Kind):
         raise ParnasError(f"phase (--phase) is {phase!r:.40}; give retrain or search.")
     if arch is not None and phase == "search":
-        raise ParnasError("arch (--arch) is for phase retrain (--phase); a search derives its own.")
+        raise ParnasError(
+            "arch (--arch) is given, but phase (--phase) is search, which finds an architecture; leave out one of them."
+        )
     if (storage is None) != (study is None):
         raise ParnasError("storage and study (--storage, --study) go together; give both, or neither.")
     folder = study_folder("tune", study) if run is None and study is not None else run
@@ -89,7 +97,7 @@ def resolve_config_and_study(
 
 
 def read_config(settings: Settings, overrides: list[Override]) -> Config:
-    """Return a configuration with overrides applied; raise `ParnasError` with all errors."""
+    """Return the configuration with `overrides` applied; raise `ParnasError` that lists all errors."""
     if isinstance(settings, (str, Path)):
         return load_config(settings, overrides)
     tree = settings.model_dump() if isinstance(settings, Config) else settings
@@ -97,7 +105,7 @@ def read_config(settings: Settings, overrides: list[Override]) -> Config:
 
 
 def read_overrides(changes: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted key and the value of each setting; `changes` has dotted keys, or sections inside each other."""
+    """Yield dotted key and value of each setting in `changes`, a dictionary of dotted keys or nested sections."""
     for key, value in changes.items():
         if isinstance(value, Mapping):
             yield from read_overrides(value, f"{prefix}{key}.")
@@ -106,7 +114,7 @@ def read_overrides(changes: Mapping[str, Any], prefix: str = "") -> Iterator[tup
 
 
 def resolve_arch(text: str) -> str:
-    """Return the architecture that a text names: an architecture, a preset, an `arch.yaml` or a run folder."""
+    """Return the architecture given by an expression, a preset, the path of an `arch.yaml` or a run folder."""
     path = Path(text)
     exists = os.path.exists(path)  # noqa: PTH110 (`Path.exists` raises for texts longer than any file name)
     try:
@@ -124,7 +132,7 @@ def resolve_arch(text: str) -> str:
 
 
 def make_run_folder(stem: str) -> Path:
-    """Make `runs/STEM`, or `runs/STEM-2` and so on, so that two commands never get the same folder."""
+    """Make and return the folder `runs/STEM` or, if it exists, the first of `runs/STEM-2` and so on that does not."""
     for number in itertools.count(1):
         folder = Path("runs") / (stem if number == 1 else f"{stem}-{number}")
         with suppress(FileExistsError):
@@ -134,14 +142,14 @@ def make_run_folder(stem: str) -> Path:
 
 
 def study_folder(command: str, study: str) -> Path:
-    """Return the default folder of a command's results for a named study."""
+    """Return the folder `runs/COMMAND-STUDY`, with characters that file names may lack replaced by "-"."""
     name = re.sub(r"[^\w.-]+", "-", study)
     return Path("runs") / f"{command}-{name}"
 
 
 @contextmanager
 def remove_if_empty(folder: Path | None) -> Iterator[None]:
-    """Delete the run folder if the body fails and has written no file; do nothing for `None`."""
+    """Delete a run folder if the body raises an exception before it has written a file; do nothing for `None`."""
     try:
         yield
     except BaseException:
@@ -151,5 +159,5 @@ def remove_if_empty(folder: Path | None) -> Iterator[None]:
 
 
 def is_distributed() -> bool:
-    """Return whether torchrun has started several processes."""
+    """Return whether torchrun started this process as one of several."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1

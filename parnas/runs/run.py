@@ -61,20 +61,20 @@ OTHER_PHASE_SETTINGS: dict[str, tuple[str, ...]] = {
     "retrain": ("search",),
     "search": ("train.lr", "train.steps", "train.warmup_steps", "train.average", "model.arch"),
 }
-"""Settings and sections that a kind of run does not read."""
+"""Settings and sections of the configuration that each kind of run does not use."""
 METRICS, PI, STREAMS, ENVIRONMENT, LOCK = "metrics.jsonl", "pi.jsonl", "streams.json", "environment.json", ".lock"
 SUMMARY, ARCH_FILE, TUNED_EVAL = "summary.json", "arch.yaml", "tuned_eval.json"
 SUPERNET, RERANK = "supernet", "rerank.json"
-"""Written by a search when it freezes alpha: the shared weights, and the held-out losses of the top candidates."""
+"""Names of what a search writes when it freezes alpha: the shared weights, and the losses of re-ranked networks."""
 SPEED_KEYS = ("tokens_per_s", "step_ms")
-"""Values of metrics that depend on the machine; all others are equal when a training is repeated."""
+"""Keys of `metrics.jsonl` that depend on the machine's speed; all others are equal if a training is repeated."""
 TUNING = "tuning.json"
-"""Result of a tuning study, whose folder is no run and has no summary.json."""
+"""Name of the result of a tuning study. The folder of a study is not a run folder and has no summary.json."""
 PLAIN = "plain"
 """Name of the plain evaluation protocol: the text is read once, in segments, with the trained weights."""
 _FIRST_FILES = {"config.yaml", "costs.json", "run.log", "tokenizer", "tensorboard", "checkpoints"}
 _FIRST_FILES |= {ENVIRONMENT, STREAMS, METRICS, PI, SUPERNET, RERANK}
-"""Files that a run may hold before its first checkpoint."""
+"""Files and folders that a run may contain before its first checkpoint."""
 
 
 class Run:
@@ -103,22 +103,22 @@ class Run:
         write_text(self.folder / "config.yaml", dump_config(config))
 
     def started(self) -> bool:
-        """Return whether a training has written its first files, of which `streams.json` is the last."""
+        """Return whether the training has begun: `streams.json` exists, the last of the first files."""
         return (self.folder / STREAMS).is_file()
 
     def refuse_used(self) -> None:
-        """Raise `ParnasError` if the folder holds anything but a run that was stopped before its first checkpoint."""
+        """Raise `ParnasError` unless the folder is empty or holds a run that stopped before its first checkpoint."""
         names = {path.name for path in self.folder.iterdir()} if self.folder.is_dir() else set()
         names = {name for name in names if name != LOCK and not (name.startswith(".") and ".tmp" in name)}
         has_checkpoint = any(self.checkpoints.glob("step-*"))
         if names and (has_checkpoint or ENVIRONMENT not in names or not names <= _FIRST_FILES):
             raise ParnasError(
-                f"{self.folder} already holds files that are no unfinished run; choose another folder (--run)."
+                f"{self.folder} already has files that no unfinished run leaves; choose another folder (--run)."
             )
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the folder against training by other processes; the lock ends with the process.
+        """Lock the folder against training by other processes until the context or the process ends.
 
         Raises:
             ParnasError: Another process holds the lock, or links lead out of the folder.
@@ -136,11 +136,11 @@ class Run:
 
     @property
     def name(self) -> str:
-        """Name of the folder."""
+        """Name of the run folder, without its path."""
         return self.folder.resolve().name
 
     def _existing(self, name: str, maker: str = "search or retrain") -> Path:
-        """Return the path of a file; raise `ParnasError` with the command that writes it, if it is missing."""
+        """Return the path of a file in the run folder; if it is missing, raise `ParnasError` that names `maker`."""
         path = self.folder / name
         if not self.folder.is_dir():
             raise ParnasError(f"There is no run folder {self.folder}.")
@@ -152,24 +152,24 @@ class Run:
     def _read(
         self, name: str, record: type[_AnyRecord], maker: str = "search or retrain", hint: str = "restore it"
     ) -> _AnyRecord:
-        """Return the record of a JSON file; see `_existing` for `maker` and `Record.parse` for `hint`."""
+        """Return the record in a JSON file; errors name `maker`, the command that writes it, or end in `hint`."""
         path = self._existing(name, maker)
         return record.parse(read_json(path), str(path), hint)
 
     def config(self) -> Config:
-        """Return the resolved configuration."""
+        """Return the complete configuration of the run, from `config.yaml`."""
         path = self._existing("config.yaml")
         tree = read_yaml(read_text(path, MAX_BYTES), str(path))
         if not isinstance(tree, dict):
-            raise ParnasError(f"{path} holds no configuration.")
+            raise ParnasError(f"{path} holds no sections of a configuration, such as 'model:'; restore it.")
         return check_config(tree, str(path))
 
     def environment(self) -> Environment:
-        """Return the kind of run, versions, device, precision and command line."""
+        """Return the content of `environment.json`: kind of run, versions, device, precision and command line."""
         return self._read(ENVIRONMENT, Environment)
 
     def kind(self) -> Kind:
-        """Return the command that made the run: `search` or `retrain`."""
+        """Return the kind of the run: `search` or `retrain`."""
         return self.environment().kind
 
     def derivation(self) -> DerivationRecord:
@@ -177,10 +177,10 @@ class Run:
         return read_derivation(self._existing(ARCH_FILE, f"parnas derive {self.folder}"))
 
     def architecture(self, by_pi: bool = False) -> Architecture | None:
-        """Return the architecture of the run; `None` if there is none yet.
+        """Return the architecture of the run; `None` if a search has not logged one yet.
 
         For a retraining this is `model.arch`. For a search it is the architecture in `arch.yaml` or, without that file
-        or with `by_pi`, in the last line of `pi.jsonl`.
+        or with `by_pi`, the architecture in the last line of `pi.jsonl`.
 
         Raises:
             ParnasError: The architecture is not in the search space.
@@ -200,15 +200,15 @@ class Run:
         return architecture
 
     def summary(self) -> RunSummary:
-        """Return the final metrics; raise `ParnasError` before the run has finished."""
-        return self._read(SUMMARY, RunSummary, "a run that ends")
+        """Return the content of `summary.json`; raise `ParnasError` if the run has not finished."""
+        return self._read(SUMMARY, RunSummary, "a finished run")
 
     def write_summary(self, summary: RunSummary) -> None:
         """Write `summary.json`, which marks the run as finished."""
         write_json(self.folder / SUMMARY, summary.to_dict())
 
     def reranked(self) -> RerankRecord | None:
-        """Return the losses of the re-ranked architectures; `None` if a search has not frozen alpha yet."""
+        """Return the losses of the re-ranked architectures; `None` if there is no `rerank.json`."""
         hint = "restore it, or delete it to re-rank again"
         return self._read(RERANK, RerankRecord, hint=hint) if (self.folder / RERANK).is_file() else None
 
@@ -230,13 +230,13 @@ class Run:
         return (self.folder / SUMMARY).is_file()
 
     def append(self, name: str, record: Record | Mapping[str, Any]) -> None:
-        """Append one line to a JSONL file, in one write."""
+        """Append a record as one line to a JSONL file of the run, in a single write."""
         content = record.to_dict() if isinstance(record, Record) else record
         with (self.folder / name).open("a", encoding="utf-8") as file:
             file.write(to_json(content) + "\n")
 
     def write_log(self, text: str) -> None:
-        """Append text with the time of day to `run.log`."""
+        """Append a line with date, time and text to `run.log`."""
         with (self.folder / "run.log").open("a", encoding="utf-8") as file:
             file.write(f"{datetime.now():%Y-%m-%d %H:%M:%S} {text}\n")
 
@@ -253,7 +253,7 @@ class Run:
         return [record.parse(line, f"{path}, line {n},", "remove that line") for n, line in enumerate(lines, 1)]
 
     def raw_lines(self, name: str) -> list[dict[str, Any]]:
-        """Return the lines of a JSONL file as plain values, without an incomplete last line."""
+        """Return the lines of a JSONL file as dictionaries; an incomplete last line is left out."""
         path = self._existing(name, "search" if name == PI else "search or retrain")
         records = []
         # Split bytes: a line may end within a character, and str.splitlines also splits at characters inside strings.
@@ -264,21 +264,21 @@ class Run:
             except ValueError as error:
                 if number == len(lines):
                     break
-                raise ParnasError(f"{path} is broken at line {number}; remove that line.") from error
+                raise ParnasError(f"{path} is not valid JSON at line {number}; remove that line.") from error
             if not isinstance(record, dict) or type(step := record.get("step")) is not int or not 0 <= step < 2**63:
                 raise ParnasError(f"{path} holds no JSON object with a step at line {number}; remove that line.")
             records.append(record)
         return records
 
     def flush(self) -> None:
-        """Flush the lines of metrics and pi to disk."""
+        """Flush `metrics.jsonl` and `pi.jsonl` to disk."""
         for name in (METRICS, PI):
             if (self.folder / name).is_file():
                 flush_to_disk(self.folder / name)
         flush_to_disk(self.folder)
 
     def truncate_after(self, step: int) -> None:
-        """Remove the lines after `step`, so that a resumed run writes each line once."""
+        """Remove lines of metrics and pi after `step`, since a run that resumes there writes them again."""
         for name in (METRICS, PI):
             path = self.folder / name
             if path.is_file():
@@ -287,12 +287,12 @@ class Run:
 
 
 def _refuse_other_blocks(architecture: Architecture, spaces: Sequence[Sequence[str]], path: str, hint: str) -> None:
-    """Raise `ParnasError` if a layer of the architecture in a file is not among the candidates of its block."""
+    """Raise `ParnasError` if the architecture in the file `path` does not consist of candidates of each block."""
     blocks = len(spaces)
     if len(architecture) != blocks:
         raise ParnasError(
-            f"{path} says {architecture!s:.80}, of {len(architecture)} block(s), but the SuperNet has {blocks}, each "
-            f"of which needs its layer, identity (i) included; {hint}."
+            f"{path} says {architecture!s:.80}, of {len(architecture)} block(s), but the SuperNet has {blocks} "
+            f"blocks; each needs a layer, which may be identity (i); {hint}."
         )
     for number, (layer, space) in enumerate(zip(architecture, spaces, strict=True), 1):
         if layer not in space:
@@ -303,7 +303,7 @@ def _refuse_other_blocks(architecture: Architecture, spaces: Sequence[Sequence[s
 
 
 def read_derivation(path: Path) -> DerivationRecord:
-    """Return the content of an `arch.yaml`; raise `ParnasError` if its `arch` cannot be parsed."""
+    """Return the content of an `arch.yaml`; raise `ParnasError` if the file is not valid."""
     content = read_yaml(read_text(path, MAX_BYTES), str(path))
     if not isinstance(content, dict) or not isinstance(content.get("arch"), str):
         raise ParnasError(f"{path} has no line 'arch: STRING'; give a file that parnas derive wrote.")
@@ -315,7 +315,7 @@ def read_derivation(path: Path) -> DerivationRecord:
 
 
 def name_runs(runs: Sequence[Run]) -> list[str]:
-    """Return the names of the runs, or their paths if two have the same name."""
+    """Return the names of the run folders, or the paths of all if two have the same name."""
     names = [run.name for run in runs]
     return names if len(set(names)) == len(names) else [str(run.folder) for run in runs]
 
@@ -343,7 +343,7 @@ def package_version(name: str) -> str | None:
 
 @cache  # the running source does not change, and studies describe the machine in every run
 def _git_commit() -> str | None:
-    """Return the commit of the running source; `None` for an installed package."""
+    """Return the git commit of the running source; `None` if it is not in a repository."""
     command = ["git", "-C", str(Path(__file__).resolve().parent), "rev-parse", "HEAD"]
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)

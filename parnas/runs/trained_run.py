@@ -21,12 +21,12 @@ class TrainedRun:
     kind: str
     """`search` or `retrain`."""
     arch: str
-    """The trained architecture; for a search as in `arch.yaml` or, without that file, the last line of `pi.jsonl`."""
+    """The trained architecture; for a search that of `arch.yaml` or, without the file, the last line of `pi.jsonl`."""
     summary: RunSummary = field(repr=False)
     """The content of `summary.json`: `steps`, `seconds`, `parameters`, and the validation losses `valid.loss` (nats per
     token), `valid.ppl`, `valid.word_ppl` and `valid.bits_per_byte`."""
     metrics: pd.DataFrame = field(repr=False, compare=False)
-    """A row for each line of `metrics.jsonl`, with the fields of `MetricsRecord`; missing values are NaN."""
+    """A row for each line of `metrics.jsonl`, with the fields of `MetricsRecord` as columns; missing values are NaN."""
     pi: pd.DataFrame | None = field(repr=False, compare=False)
     """For a search, a row for each logged step, block and candidate: `step`, `tau`, `block` (from 1), `layer`, `pi`.
     The pi of a block sum to 1."""
@@ -51,7 +51,7 @@ RunLike: TypeAlias = str | Path | Run | TrainedRun
 
 
 def _pi_frame(run: Run) -> pd.DataFrame:
-    """Return the probabilities of a search as a tidy table; see `TrainedRun.pi`."""
+    """Return the logged probabilities of a search as a data frame; see `TrainedRun.pi`."""
     history, spaces = PiHistory.from_run(run), run.config().search.block_spaces
     cells = [(block, layer, history.space.index(layer)) for block, layers in enumerate(spaces, 1) for layer in layers]
     rows = [
@@ -63,7 +63,7 @@ def _pi_frame(run: Run) -> pd.DataFrame:
 
 
 def open_run(run: RunLike) -> Run:
-    """Return the run folder of a path, a run or a finished run."""
+    """Return a `Run`, given its folder, a `TrainedRun` or a `Run`."""
     if isinstance(run, Run):
         return run
     return Run(run.folder if isinstance(run, TrainedRun) else run)

@@ -192,7 +192,7 @@ def test_values_of_the_wrong_kind_or_size_are_refused(complaints, text, key):
         ("{cutoffs: [0, 5]}", "cutoffs is [0, 5]; give positive numbers that rise"),
         ("{div_val: 2}", "div_val is 2, but without cutoffs there is one cluster"),
         ("{proj_factor: 4}", "proj_factor is 4, but without cutoffs there is one cluster"),
-        ("{proj_dims: [4]}", "proj_dims needs cutoffs"),
+        ("{proj_dims: [4]}", "proj_dims is given without cutoffs"),
         ("{cutoffs: [5], proj_dims: [4, 2], tie_weights: false}", "proj_dims is [4, 2]; give 1 positive width(s)"),
         ("{cutoffs: [5], proj_dims: [0], tie_weights: false}", "proj_dims is [0]; give 1 positive width(s)"),
         ("{cutoffs: min_macs, proj_dims: [4], tie_weights: false}", "proj_dims is [4]; give 2 positive width(s)"),
@@ -268,7 +268,7 @@ def test_all_mistakes_are_reported_at_once(complaints):
     starts = [
         "'nonsense' is not of the form section.key=value",
         "data.batch_size is 'none'",
-        "data.tokenizer.vocab_size is 500, but a byte tokenizer",
+        "data.tokenizer.vocab_size is 500",
         "model.cutoffs is [5, 5]",
         "model.d_iner is no known key; did you mean model.d_inner?",
         "model.dropout is 2; it should be less than 1",

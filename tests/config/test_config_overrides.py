@@ -33,7 +33,7 @@ def test_overrides_go_before_the_file(load):
         ("model.d_model", "'model.d_model' is not of the form section.key=value"),
         ("=4", "'=4' is not of the form section.key=value"),
         ("model.d_modle=4", "model.d_modle is no known key; did you mean model.d_model?"),
-        ("model.d_model.x=4", "'model.d_model.x=4': d_model is no section"),
+        ("model.d_model.x=4", "'model.d_model.x=4': d_model is not a section"),
         ("model.d_model=4.5", "model.d_model is 4.5; it should be a valid integer"),
     ],
 )
