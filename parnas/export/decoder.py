@@ -27,8 +27,8 @@ def to_x_transformers(source: Source, folder: Path) -> None:
     """Write `decoder.py`, which builds the layers of a network in x-transformers, and `decoder.json`, the arguments.
 
     Raises:
-        ParnasError: x-transformers is not installed, cannot build these layers (see `decoder_arguments`), or builds
-            others in the installed version.
+        ParnasError: x-transformers is not installed, cannot build these layers (see `decoder_arguments`), or its
+            installed version builds other layers.
     """
     config = source.loaded.config
     arguments = decoder_arguments(source.architecture, config.model)
@@ -92,7 +92,7 @@ def build_decoder(architecture: Architecture | str, config: ModelConfig) -> Any:
     """Build an `x_transformers.Decoder` with the layers of an architecture and random weights.
 
     Raises:
-        ParnasError: x-transformers is not installed, or cannot have these layers (see `decoder_arguments`).
+        ParnasError: x-transformers is not installed, or cannot build these layers (see `decoder_arguments`).
     """
     require_package("x_transformers", "x-transformers")
     from x_transformers import Decoder
@@ -102,11 +102,11 @@ def build_decoder(architecture: Architecture | str, config: ModelConfig) -> Any:
 
 
 def _factor(width: int, dim: int) -> float:
-    """Return a factor with int(dim * factor) == width, since x-transformers sets the width of feed-forward so."""
+    """Return a factor from which x-transformers computes the inner width of feed-forward, `int(dim * factor)`."""
     exact = width / dim
     return exact if int(dim * exact) == width else (width + 0.5) / dim
 
 
 def _one_or_each(values: list[Any]) -> Any:
-    """Return the first value if all are equal, else a tuple of all: x-transformers accepts one or one per layer."""
+    """Return one value if all are equal, else a tuple with one per layer; x-transformers accepts both."""
     return values[0] if len(set(values)) == 1 else tuple(values)

@@ -1,4 +1,4 @@
-"""`parnas export`: write the network of a run for other programs, and compare the outputs of both."""
+"""`parnas export`: write the network of a run for other programs, and compare the export's outputs with it."""
 
 import shutil
 from collections.abc import Callable
@@ -21,9 +21,9 @@ from parnas.training.checkpoints import WEIGHTS
 from parnas.training.loaded_run import load
 
 _MAX_DIFFERENCE = 1e-4
-"""Largest accepted difference between a log-probability of the export and of the network, in nats.
+"""Largest accepted difference, in nats, between a log-probability from an export and from the network.
 
-Differences from the rounding of float32 stay far below it."""
+Rounding of float32 causes far smaller differences."""
 _WEIGHTS_README = """
 ## Use
 
@@ -42,11 +42,11 @@ tables). The embedding is multiplied by the square root of the width.
 
 
 def _to_safetensors(source: Source, folder: Path) -> float:
-    """Write weights and settings, and load them; return the largest difference in a log-probability, in nats."""
+    """Write weights and settings, load them again, and return the `largest_difference` of the two networks, in nats."""
     readme = _WEIGHTS_README.format(weights=WEIGHTS, tensors=_describe_tensors(source.network))
     write_common(source, "safetensors", folder, readme)
-    save_model(source.network, str(folder / WEIGHTS), {"format": "pt"})  # shared tables once
-    shutil.copymode(folder / CONFIG, folder / WEIGHTS)  # safetensors makes it unreadable for others
+    save_model(source.network, str(folder / WEIGHTS), {"format": "pt"})  # writes tied weights once
+    shutil.copymode(folder / CONFIG, folder / WEIGHTS)  # safetensors makes the file unreadable for other users
     model = load_exported(folder).model
 
     def step(tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
@@ -57,7 +57,7 @@ def _to_safetensors(source: Source, folder: Path) -> float:
 
 
 def _describe_tensors(network: TransformerXL) -> str:
-    """Return a Markdown table of tensor names and shapes; names of the same tensor are in one row."""
+    """Return a Markdown table of tensor names and shapes; all names of a tied tensor are in one row."""
     names: dict[Tensor, list[str]] = {}
     for name, parameter in network.named_parameters(remove_duplicate=False):
         names.setdefault(parameter, []).append(f"`{name}`")
@@ -82,39 +82,41 @@ TARGETS = {
 
 @dataclass(frozen=True)
 class ExportResult:
-    """The files of an export, and how far its outputs differ from those of the network."""
+    """The files of an export, and the largest difference of its outputs from those of the network."""
 
     run: Path  # run folder
     folder: Path
     target: str
     architecture: str
     files: tuple[str, ...]  # in the folder
-    difference: float | None  # largest difference in a log-probability, in nats; `None` without weights
+    difference: float | None  # see `largest_difference`, in nats; `None` for an export without weights
 
     def describe(self) -> str:
-        """Return a line of text: the architecture, the target and the difference."""
-        difference = "" if self.difference is None else f", at most {self.difference:.1e} nats from the network"
+        """Return a line of text that names the architecture, the target and the difference of outputs."""
+        difference = (
+            "" if self.difference is None else f", log-probabilities differ by at most {self.difference:.1e} nats"
+        )
         return f"exported {self.architecture} as {self.target}{difference}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return run, target, architecture and difference as plain values."""
+        """Return run, target, architecture and difference of outputs for JSON."""
         arch = self.architecture
         return {"run": str(self.run), "target": self.target, "arch": arch, "difference": self.difference}
 
 
 def export_run(run: Run | str | Path, target: str, out: str | Path | None = None, best: bool = False) -> ExportResult:
-    """Write the network of a run in another format, and compare the outputs of what was written with the network's.
+    """Write the network of a run in another format, and check that the export returns the same log-probabilities.
 
     Args:
-        run: A retraining, or a search; of a search, its derived network with the SuperNet's weights is exported.
+        run: A retraining, or a search, of which the derived network with the shared weights is exported.
         target: `safetensors`, `x-transformers`, `pt2` or `onnx`.
         out: A new or empty folder, an earlier export to replace, or a link to one; by default `RUN/exports/TARGET`.
         best: Export the weights with the lowest validation loss, instead of the last ones.
 
     Raises:
-        ParnasError: The target is unknown or not possible for these layers, a package is missing, the folder holds
-            other files, or a log-probability differs by more than 1e-4 nats. In all these cases the folder stays as
-            it was.
+        ParnasError: The target is unknown or not possible for these layers, a package is missing, the folder contains
+            other files, or a log-probability of the export differs from the network's by more than 1e-4 nats. In all
+            these cases the folder stays unchanged.
     """
     if target not in TARGETS:
         raise ParnasError(f"The target (--to) is {target!r}; give {', '.join(TARGETS)}.")
@@ -129,8 +131,9 @@ def export_run(run: Run | str | Path, target: str, out: str | Path | None = None
         difference = TARGETS[target].write(source, temporary)
         if difference is not None and difference > _MAX_DIFFERENCE:
             raise ParnasError(
-                f"The export as {target} differs from the network by {difference:.2g} nats in a log-probability, above "
-                f"{_MAX_DIFFERENCE:g}, and was removed. Try another torch or onnxruntime, or --to safetensors."
+                f"A log-probability of the {target} export differs from the network's by {difference:.2g} nats, "
+                f"more than {_MAX_DIFFERENCE:g}; the export was removed. Try another version of torch or "
+                "onnxruntime, or --to safetensors."
             )
     files = tuple(sorted(path.relative_to(resolved).as_posix() for path in resolved.rglob("*") if path.is_file()))
     return ExportResult(run.folder, folder, target, str(source.architecture), files, difference)
@@ -139,17 +142,15 @@ def export_run(run: Run | str | Path, target: str, out: str | Path | None = None
 def _refuse_used(folder: Path) -> None:
     """Raise `ParnasError` unless a folder does not exist, is empty, or holds an earlier export and no other files."""
     if Path.cwd().is_relative_to(folder):
-        raise ParnasError(f"{folder} is the current folder, or contains it, and would be replaced; name a new folder.")
+        raise ParnasError(f"{folder} would be replaced, but is or contains the current folder; name a new folder.")
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
     target = read_target(folder)
     if target not in TARGETS:
-        raise ParnasError(
-            f"{folder} is not empty and is no export that could be replaced; choose another folder (--out)."
-        )
+        raise ParnasError(f"{folder} is neither empty nor an earlier export to replace; choose another folder (--out).")
     files = {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
     if others := sorted(files - TARGETS[target].files - COMMON_FILES):
         raise ParnasError(
-            f"{folder} is an export to be replaced, but also holds other files, such as {others[0]}; move them away, "
+            f"{folder} holds an earlier export to replace, but also other files, such as {others[0]}; move them away, "
             "or choose another folder (--out)."
         )

@@ -6,11 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from parnas.architecture import Architecture
-from parnas.config.loader import to_yaml_values
-from parnas.config.schema import ModelConfig
+from parnas.config.loader import check_config
 from parnas.data.tokenizers import MODEL_FILE, SETTINGS_FILE, Tokenizer, load_tokenizer
 from parnas.errors import ParnasError
 from parnas.model.transformer_xl import TransformerXL
@@ -21,14 +18,14 @@ from parnas.training.loaded_run import LoadedRun, generate_text
 
 CONFIG, _README, _TOKENIZER = "config.json", "README.md", "tokenizer"
 COMMON_FILES = {CONFIG, _README, _TOKENIZER, f"{_TOKENIZER}/{SETTINGS_FILE}", f"{_TOKENIZER}/{MODEL_FILE}"}
-"""Files that an export of any target may hold."""
+"""Files and folders that an export to any target may contain."""
 _KEYS = {"target", "vocab_size", "eos_id", "tgt_len", "model", "trained", "parnas"}
-"""Keys that identify the `config.json` of an export."""
+"""Keys in `config.json` by which the folder of an export is recognised."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """The network to export, with float32 weights on the CPU in evaluation mode, and its run."""
+    """The network to export, with float32 weights, on the CPU and in evaluation mode, and the run that trained it."""
 
     run: Run
     loaded: LoadedRun
@@ -77,7 +74,7 @@ def write_common(
 
 
 def read_target(folder: Path) -> str | None:
-    """Return the target that a folder's `config.json` names; `None` if the folder holds no export."""
+    """Return the target named in the `config.json` of a folder; `None` if the folder is not an export."""
     try:
         content = read_json_object(folder / CONFIG)
     except (ParnasError, OSError):
@@ -103,7 +100,7 @@ def load_exported(folder: str | Path) -> ExportedNetwork:
     """Load the network and tokenizer that `parnas export --to safetensors` wrote; nothing in the folder is executed.
 
     Raises:
-        ParnasError: A file is missing, or the settings do not fit the weights.
+        ParnasError: A file is missing or not valid, or the weights do not fit the settings.
     """
     path = Path(folder)
     if not (path / CONFIG).is_file() or not (path / WEIGHTS).is_file():
@@ -111,11 +108,11 @@ def load_exported(folder: str | Path) -> ExportedNetwork:
     refuse_outside_links(path)
     content = read_json_object(path / CONFIG)
     try:
-        config = ModelConfig.model_validate(to_yaml_values(content["model"]))
+        config = check_config({"model": content["model"]}, CONFIG).model
         architecture = Architecture.parse(content["arch"])
-    except (KeyError, ValidationError, ParnasError) as error:
+    except (KeyError, ParnasError) as error:
         reason = f"{type(error).__name__}: {error!s:.300}"
-        raise ParnasError(f"{path / CONFIG} was not written by an export ({reason}); export again.") from error
+        raise ParnasError(f"{path / CONFIG} is not the configuration of an export ({reason}); export again.") from error
     tokenizer = load_tokenizer(path / _TOKENIZER)
     build = partial(TransformerXL.build, config, architecture, tokenizer.vocab_size)
     check_size(build, path)

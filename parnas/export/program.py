@@ -15,7 +15,7 @@ from parnas.export.folder import Source, require_package, write_common
 from parnas.export.segment import SegmentNetwork, SegmentState, Step, largest_difference
 
 PT2, ONNX = "network.pt2", "network.onnx"
-_MAX_SIZE = 2**24  # rows or tokens; without a bound, torch 2.6 rejects the largest integer
+_MAX_SIZE = 2**24  # largest number of rows or tokens; torch 2.6 requires a bound below the largest integer
 _OUTPUTS_README = """
 `log_probs` [rows, length, {vocab_size}] are the natural logarithms of the next token's probabilities, after each token.
 Pass the returned lengths and memory to the next call; set a row's `lengths` to 0 to begin a new text in it. Computed in
@@ -52,17 +52,17 @@ _ONNX_README = (
 
 
 def to_pt2(source: Source, folder: Path) -> float:
-    """Write the network as a program of torch.export; return its largest difference in a log-probability, in nats."""
+    """Write the network as a torch.export program; return its `largest_difference` from the network, in nats."""
     network = SegmentNetwork(source.network, source.architecture)
     write_pt2(trace(network), folder / PT2)
     return _finish(source, network, "pt2", folder, _PT2_README, load_pt2(folder / PT2))
 
 
 def to_onnx(source: Source, folder: Path) -> float:
-    """Write the network as an ONNX model; return its largest difference in a log-probability, in nats.
+    """Write the network as an ONNX model; return its `largest_difference` from the network, in nats.
 
     Raises:
-        ParnasError: A package is missing, or a layer cannot be exported.
+        ParnasError: A package for ONNX is missing, or a layer cannot be exported.
     """
     for package in ("onnx", "onnxscript", "onnxruntime"):
         require_package(package, "onnx")
@@ -72,9 +72,9 @@ def to_onnx(source: Source, folder: Path) -> float:
 
 
 def _finish(source: Source, network: SegmentNetwork, target: str, folder: Path, readme: str, step: Step) -> float:
-    """Write the files that every target has; return the largest difference in a log-probability, in nats.
+    """Write the files that every target has, and compare the written program with the network.
 
-    `step` runs the written program, which is compared with `source.network`.
+    `step` runs the written program. Returns the `largest_difference` between program and `source.network`, in nats.
     """
     widths = network.widths()
     memory = {"mem_len": network.mem_len, "widths": widths}
@@ -84,7 +84,7 @@ def _finish(source: Source, network: SegmentNetwork, target: str, folder: Path, 
 
 
 def trace(network: SegmentNetwork) -> ExportedProgram:
-    """Trace a network by torch.export, for any number of rows and tokens.
+    """Trace a network with torch.export, for any batch size and segment length.
 
     Raises:
         ParnasError: torch.export cannot trace one of the layers.
@@ -156,9 +156,9 @@ def _memory_names(count: int) -> list[str]:
 
 @contextmanager
 def _exporter(failure: str, hint: str) -> Iterator[None]:
-    """Hide an exporter's warnings, which concern its internals, and turn its errors into `ParnasError`.
+    """Hide the warnings of torch's exporters, which concern their internals, and turn errors into `ParnasError`.
 
-    The message consists of `failure`, the error in brackets, and `hint`, what to do.
+    The message of the error consists of `failure`, the original error in brackets, and `hint`, the advice.
     """
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)

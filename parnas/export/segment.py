@@ -1,7 +1,7 @@
 """A network as a function of a segment and the memory, in operations that torch.export and ONNX support.
 
-Memory has a fixed length; its last `lengths` positions are filled, the others are masked. So the first segments of a
-text give the same results as in the original network, whose memory starts empty.
+Memory has a fixed length here; in each row its last `lengths` positions are filled, and the others are masked. So the
+first segments of a text give the same results as in `TransformerXL`, whose memory starts empty.
 Shapes: B batch, T segment, M memory, K = M + T keys, H heads, E head width, D model width, V vocabulary.
 """
 
@@ -27,7 +27,7 @@ Step: TypeAlias = Callable[[Tensor, Any], tuple[Tensor, Any]]
 
 
 class SegmentState(NamedTuple):
-    """The memory that is passed from segment to segment, and how much of it is filled in each row."""
+    """The memory that is passed from segment to segment, and the number of its filled positions in each row."""
 
     lengths: Tensor  # [B] int64: filled positions of memory, 0 … M
     memory: tuple[Tensor, ...]  # keys and values of each self-attention layer [B, M, 2·H·E], the newest last
@@ -58,14 +58,14 @@ class SegmentNetwork(nn.Module):
         return widths if self.mem_len else []
 
     def empty(self, rows: int) -> SegmentState:
-        """Return the state before the first segment of `rows` rows: memory of zeros, none of it filled."""
+        """Return the state before the first segment for a batch of `rows` rows: zeros, with no position filled."""
         memory = tuple(torch.zeros(rows, self.mem_len, width) for width in self.widths())
         return SegmentState(torch.zeros(rows, dtype=torch.int64), memory)
 
     def forward(
         self, tokens: Tensor, lengths: Tensor, memory: tuple[Tensor, ...]
     ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-        """Return log-probabilities, next lengths and next memory for a segment of ids [B, T]; see the class."""
+        """Return log-probabilities [B, T, V], next lengths and next memory for a segment of token ids [B, T]."""
         network, tgt_len = self.network, tokens.shape[1]
         reach = network.config.reach
         x = _embed(network.embedding, tokens)
@@ -83,9 +83,9 @@ class SegmentNetwork(nn.Module):
         return log_probs, (lengths + tgt_len).clamp(max=self.mem_len), tuple(next_memory) if self.mem_len else ()
 
     def _mask(self, tgt_len: int, lengths: Tensor) -> Tensor:
-        """Return a mask [B, 1, T, K], true for keys that a query must not see.
+        """Return a mask [B, 1, T, K] that is true for keys to which a query must not attend.
 
-        These are later keys, unfilled memory and, with `same_length`, keys `mem_len` or more positions back.
+        These are keys after the query, unfilled memory and, with `same_length`, keys `mem_len` or more positions back.
         """
         keys = torch.arange(-self.mem_len, tgt_len, device=lengths.device)  # relative to the segment's first token
         distances = torch.arange(tgt_len, device=lengths.device)[:, None] - keys  # [T, K]
@@ -96,7 +96,7 @@ class SegmentNetwork(nn.Module):
 
 
 def _embed(embedding: Embedding, tokens: Tensor) -> Tensor:
-    """Embed ids [B, T] to [B, T, D]; every cluster embeds all ids, since traced shapes must not depend on values."""
+    """Embed ids [B, T] to [B, T, D]; each cluster embeds all ids, because traced shapes must not depend on ids."""
     if not embedding.projections:
         return cast(Tensor, embedding(tokens))
     x = torch.zeros(())
@@ -112,8 +112,8 @@ def _attend(
 ) -> tuple[Tensor, Tensor]:
     """Return the output of self-attention for x [B, T, D], and the keys and values [B, K, 2·H·E].
 
-    The formula of Dai et al. 2019, section 3.3, without the views and in-place operations of `parnas.model.fused`.
-    `masked` [B, 1, T, K] is true for keys that must not be seen.
+    This is the formula of Dai et al. 2019, section 3.3, without the views and in-place operations of
+    `parnas.model.fused`. `masked` [B, 1, T, K] is true for keys to which a query must not attend.
     """
     segment = layer.normed(x)
     new = layer.key_value(segment)
@@ -134,9 +134,8 @@ def _attend(
 def _shift(by_distance: Tensor) -> Tensor:
     """Reorder scores from columns for distances K - 1 … 0 to columns for keys, both [B, H, T, K].
 
-    Keys after the query get arbitrary values, which the caller masks.
-
-    The query at t finds the score of key k in column T - 1 - t + k (Dai et al. 2019, appendix B).
+    The score of the query at t for key k is in column T - 1 - t + k (Dai et al. 2019, appendix B). Keys after the query
+    get arbitrary values, which the caller masks.
     """
     tgt_len, keys = by_distance.shape[2:]
     positions = torch.arange(keys, device=by_distance.device)
@@ -146,10 +145,16 @@ def _shift(by_distance: Tensor) -> Tensor:
 
 @torch.no_grad()
 def largest_difference(network: TransformerXL, step: Step, start: Callable[[int], Any], tgt_len: int) -> float:
-    """Return the largest difference of a log-probability in nats between a network and an exported `step` function.
+    """Return the largest absolute difference, in nats, between log-probabilities of a network and of its export.
 
-    Both read the same random text with memory, in 1 row and in 2 rows: at most 8 segments of different lengths of up to
-    64 tokens. `start` takes the number of rows and returns the state of `step` before the first segment.
+    Network and export read the same random tokens with memory, first with batch size 1, then with 2: at most 8 segments
+    of different lengths of up to 64 tokens. A difference that is not finite is returned as infinity.
+
+    Args:
+        network: The original network.
+        step: Function that runs the export.
+        start: Function that takes the batch size and returns the state of `step` before the first segment.
+        tgt_len: Segment length of the training.
     """
     whole = min(tgt_len, 64)
     lengths = [whole, 1, whole // 2 + 1, *[whole] * math.ceil(network.config.mem_len / whole)][:8]

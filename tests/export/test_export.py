@@ -188,7 +188,7 @@ def test_weights_come_back_without_the_run(corpus: Path, tmp_path: Path) -> None
     ("damage", "message"),
     [
         (lambda folder: (folder / "config.json").unlink(), "no config.json"),
-        (lambda folder: write_text(folder / "config.json", "{}"), "config.json was .*KeyError: 'model'"),
+        (lambda folder: write_text(folder / "config.json", "{}"), "config.json is .*KeyError: 'model'"),
         (lambda folder: write_text(folder / "model.safetensors", "x"), "weights"),
         (lambda folder: change_arch(folder, "sfsf"), "weights"),
         (lambda folder: change_arch(folder, "sq"), "letter 'q'"),
@@ -246,10 +246,13 @@ def test_the_written_program_builds_the_same_decoder(search_run: Run, tmp_path: 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda folder: write_text(folder / "config.json", "{}"), "no export"),
-        (lambda folder: write_text(folder / "config.json", '{"target": "safetensors", "model": {}}'), "no export"),
-        (lambda folder: write_text(folder / "config.json", "no JSON"), "no export"),
-        (lambda folder: (folder / "config.json").unlink(), "no export"),
+        (lambda folder: write_text(folder / "config.json", "{}"), "nor an earlier export"),
+        (
+            lambda folder: write_text(folder / "config.json", '{"target": "safetensors", "model": {}}'),
+            "nor an earlier export",
+        ),
+        (lambda folder: write_text(folder / "config.json", "no JSON"), "nor an earlier export"),
+        (lambda folder: (folder / "config.json").unlink(), "nor an earlier export"),
         (lambda folder: write_text(folder / "precious.bin", "x"), "precious.bin"),
         (lambda folder: write_text(folder / "tokenizer" / "notes.txt", "x"), "tokenizer/notes.txt"),
         (lambda folder: write_text(folder / "network.pt2", "x"), "network.pt2"),
@@ -288,11 +291,11 @@ def test_the_current_folder_is_not_replaced(retrain_run: Run, tmp_path: Path, mo
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
     for folder in (".", "..", tmp_path):
-        with pytest.raises(ParnasError, match="is the current folder"):
+        with pytest.raises(ParnasError, match="contains the current folder"):
             export_run(retrain_run, "safetensors", folder)
     export_run(retrain_run, "safetensors", "./new")
     monkeypatch.chdir("new")
-    with pytest.raises(ParnasError, match="is the current folder"):
+    with pytest.raises(ParnasError, match="contains the current folder"):
         export_run(retrain_run, "safetensors", ".")
     assert load_exported(".").architecture == Architecture.parse("sfs")
 
@@ -372,13 +375,13 @@ def test_a_missing_package_is_named_with_the_command_to_install_it(
 def test_the_command_exports_and_refuses(trained: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command("export", trained.folder, "--to", "safetensors", "--best") == 0
     shown = capsys.readouterr().out
-    assert "exported sfs as safetensors, at most 0.0e+00 nats from the network" in shown
+    assert "exported sfs as safetensors, log-probabilities differ by at most 0.0e+00 nats" in shown
     assert f"written: {trained.folder}/exports/safetensors/model.safetensors" in shown
     assert run_command("export", trained.folder, "--to", "safetensors", "--json") == 0  # replaces the one before
     result = json.loads(capsys.readouterr().out)
     assert (result["run"], result["arch"], result["difference"]) == (str(trained.folder), "sfs", 0)
     assert "give safetensors, x-transformers, pt2, onnx" in refusal(capsys, "export", trained.folder, "--to", "gguf")
     other = ("export", trained.folder, "--to", "safetensors", "--out", trained.folder)
-    assert "is no export" in refusal(capsys, *other)
+    assert "neither empty nor an earlier export" in refusal(capsys, *other)
     assert "There is no run folder" in refusal(capsys, "export", tmp_path / "none", "--to", "pt2")
     assert set(package.TARGETS) == {"safetensors", "x-transformers", "pt2", "onnx"}
