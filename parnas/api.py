@@ -10,7 +10,7 @@
 >>> len(parnas.load(trained).generate("The old lobster", tokens=5)) > len("The old lobster")
 True
 
-`small` are settings that train within a second; docs/python.md has them.
+`small` holds settings with which a training takes less than a second; docs/python.md lists them.
 """
 
 import signal
@@ -51,8 +51,8 @@ from parnas.training.progress import Reporter, TensorBoard, make_reporter
 __all__ = ["derive", "draw", "evaluate", "load", "pipeline", "retrain", "search", "tune", "tune_eval"]
 
 Progress: TypeAlias = bool | Reporter
-"""`True` shows the display of the command line, `False` nothing; both write TensorBoard files into the run folder. Or a
-`Reporter` (`parnas.training.progress`) that receives the progress."""
+"""`True` shows progress like the command line, `False` shows nothing; both write TensorBoard files into the run folder.
+A `Reporter` (`parnas.training.progress`) receives the progress instead."""
 ArchLike: TypeAlias = str | Path | Architecture | Derivation | Run | TrainedRun
 
 
@@ -70,14 +70,14 @@ def search(
         config: a YAML file, the name of a shipped configuration such as "demo" (the default), nested sections as a
             dictionary, or a `Config`.
         overrides: settings by dotted key (docs/configuration.md).
-        run: the run folder; an unfinished search of the same configuration in it is resumed. By default
-            `runs/search-CONFIG`, with a number appended where that is taken.
-        resume: refuse to start a new search; without `config`, use that of the run.
-        progress: show progress; see `Progress`.
+        run: the run folder; an unfinished search with the same configuration in it is resumed. By default a new
+            folder `runs/search-CONFIG`, with a number appended if it exists.
+        resume: require that `run` holds a search to resume; without `config`, its configuration is used.
+        progress: whether to show progress; see `Progress`.
 
     Raises:
-        ParnasError: settings are not valid (all are listed), the folder holds something else, or the text is missing.
-        KeyboardInterrupt: an interrupt, after a checkpoint was saved.
+        ParnasError: settings are not valid (the message lists all), the folder has other files, or the text is missing.
+        KeyboardInterrupt: the search was interrupted; a checkpoint has been saved.
 
     >>> searched = parnas.search("demo", {**small, "search.steps": 30})
     >>> searched.folder.name, searched.summary.steps
@@ -105,17 +105,17 @@ def retrain(
     """Train a discrete architecture from scratch (`parnas retrain`).
 
     Args:
-        config: as for `search`.
+        config: the configuration, given as for `search`.
         arch: an architecture such as "sfsff" or "(sf)*8", a preset such as "interleaved-6", the result of `derive`, an
             `arch.yaml`, or a run (for a search its `arch.yaml`, or the argmax of its last pi). By default `model.arch`
             of the configuration.
-        overrides: as for `search`.
-        run: as for `search`.
-        resume: as for `search`.
-        progress: as for `search`.
+        overrides: settings by dotted key (docs/configuration.md).
+        run: the run folder, by default a new `runs/retrain-CONFIG`; an unfinished retraining in it is resumed.
+        resume: require that `run` holds a retraining to resume; without `config`, its configuration is used.
+        progress: whether to show progress; see `Progress`.
 
     Raises:
-        ParnasError: as for `search`, or the architecture is not valid.
+        ParnasError: the architecture or settings are not valid, the folder has other files, or the text is missing.
 
     >>> trained = parnas.retrain("demo", "sfs", small)
     >>> trained.arch, trained.kind
@@ -144,17 +144,17 @@ def derive(
     """Return the most probable architecture of a search within a cost target (`parnas derive`).
 
     Args:
-        run: a search, finished or not.
-        cost_target: largest cost as a share of the interleaved network's; by default that of the search.
-        metric: "latency", "macs" or "parameters"; by default that of the search.
-        limits: largest number of blocks with a layer, such as {"s": 4}.
-        top_k: number of networks to rank.
-        rerank_top_k: number of most probable networks to re-rank with the SuperNet's weights; 0 skips re-ranking.
-        out: a folder, such as the run's own, to write `arch.yaml` to; by default nothing is written.
-        progress: as for `search`.
+        run: the run folder of a search, finished or not.
+        cost_target: largest cost as a share of the interleaved network's cost; by default that of the search.
+        metric: the measure of cost: "latency", "macs" or "parameters"; by default that of the search.
+        limits: largest number of blocks by layer, such as {"s": 4}.
+        top_k: number of most probable networks to list.
+        rerank_top_k: number of most probable networks to re-rank with the shared weights; 0 skips re-ranking.
+        out: a folder to write `arch.yaml` to, such as the run folder; by default nothing is written.
+        progress: whether to show progress; see `Progress`.
 
     Raises:
-        ParnasError: the run is no search, or no architecture meets the constraints.
+        ParnasError: the run is not a search, or no architecture meets the constraints.
 
     >>> derivation = parnas.derive(searched, limits={"s": 1}, rerank_top_k=0)
     >>> derivation.architecture.counts()["s"] <= 1
@@ -189,24 +189,24 @@ def evaluate(
     """Measure perplexities and costs of runs under equal conditions (`parnas evaluate`).
 
     Args:
-        runs: one or several runs.
-        split: the text; by default `evaluation.split` of the first run.
-        tgt_len: tokens read at once; by default as trained, like all lengths.
+        runs: one or several run folders.
+        split: the split to evaluate; by default `evaluation.split` of the first run.
+        tgt_len: tokens of a segment; by default as in training, like the four arguments below.
         mem_len: positions of memory.
         cmem_len: positions of compressed memory.
         clamp_len: largest distance that attention distinguishes.
         same_length: let every token attend to equally many positions.
-        best: use the weights with the lowest validation loss.
-        overrides: settings of `evaluation` by dotted key.
-        tuned: also use the protocols that `tune_eval` chose for each run.
-        out: a folder for the table as CSV, Markdown and JSON.
-        progress: as for `search`.
+        best: use the weights with the lowest validation loss instead of the last ones.
+        overrides: settings of section `evaluation` by dotted key.
+        tuned: also evaluate with the settings that `tune_eval` chose for each run.
+        out: a folder to write the table to, as CSV, Markdown and JSON; by default nothing is written.
+        progress: whether to show progress; see `Progress`.
 
     Returns:
         A comparison whose `table` has a row for each run and evaluation protocol: always `plain`, and `sliding`,
         `dynamic`, `cache` or `dynamic + cache` where the settings ask for them. Compare rows of one protocol only.
         Columns are those of the command: `ppl` and `word_ppl` per token and word, `bits_per_byte`, `parameters`,
-        `multiply_adds_per_token`, `latency_ms` (to score one segment of one row) and others.
+        `multiply_adds_per_token`, `latency_ms` (of one segment with batch size 1) and others.
 
     Raises:
         ParnasError: the runs cannot be compared.
@@ -240,11 +240,11 @@ def tune_eval(
     Writes `tuned_eval.json` into the run folder, which `evaluate(..., tuned=True)` reads.
 
     Args:
-        run: a run.
-        grid: the values to try.
-        overrides: other settings of `evaluation`, such as `evaluation.cache.size` (positions).
-        best: use the weights with the lowest validation loss.
-        progress: as for `search`.
+        run: the run folder of a search or retraining.
+        grid: the values to try; by default those of `parnas.Grid()`.
+        overrides: other settings of section `evaluation`, such as `evaluation.cache.size` (positions).
+        best: use the weights with the lowest validation loss instead of the last ones.
+        progress: whether to show progress; see `Progress`.
 
     >>> tuning = parnas.tune_eval(trained, parnas.Grid(lr=[1e-4], decay=[0.0], theta=[0.1], tokens=500))
     >>> sorted(tuning.chosen)
@@ -270,24 +270,24 @@ def tune(
     run: str | Path | None = None,
     progress: Progress = False,
 ) -> TuningResult:
-    """Optimise settings with Optuna, by validation loss (`parnas tune`).
+    """Choose values of settings by validation loss, with Optuna (`parnas tune`).
 
     Args:
-        config: as for `search`.
-        arch: as for `retrain`.
-        overrides: as for `search`.
+        config: the configuration, given as for `search`.
+        arch: the architecture to train in phase "retrain", given as for `retrain`.
+        overrides: settings by dotted key (docs/configuration.md).
         phase: the phase to tune, "retrain" or "search".
         space: values of each setting by dotted key, as a text such as "log:1e-4..1e-2" or "0..0.5", or a list; or a
-            YAML file of these. By default the space of the run folder, else the usual settings.
-        trials: number of trials, of all workers of the study together.
+            YAML file of these. By default the space in the run folder, else learning rate, weight decay and dropouts.
+        trials: number of trials, counted over all processes of the study.
         prune: end a trial early if its loss exceeds the median loss of the other trials at the same step.
         storage: Optuna's storage URL; by default a file in the run folder.
         study: name of the study in the storage.
-        run: the folder to write, or whose study to resume.
-        progress: as for `search`.
+        run: the folder to write; a study in it is resumed. By default a new folder `runs/tune-CONFIG`.
+        progress: whether to show progress; see `Progress`.
 
     Raises:
-        ParnasError: settings are not valid, or the folder or study was started with others.
+        ParnasError: settings are not valid, or differ from those with which the folder or study was started.
 
     >>> tuned = parnas.tune("demo", "sfs", small, space={"train.lr": "log:1e-3..1e-1"}, trials=2, run="runs/tuned")
     >>> tuned.table[["trial", "state"]].values.tolist()
@@ -322,18 +322,18 @@ def pipeline(
     """Search, derive, retrain next to baselines, compare and draw (`parnas pipeline`).
 
     Args:
-        config: as for `search`.
-        overrides: as for `search`.
-        run: the folder of all runs; an unfinished pipeline in it is resumed.
-        baselines: any of "equal-cost", "interleaved" and "all-f".
-        finalists: train up to this many networks, with ever less attention, for an eighth of the steps, and retrain the
-            best.
-        tune_eval: also evaluate dynamically and with a cache.
-        test: read the test split at the end, once.
-        progress: as for `search`.
+        config: the configuration, given as for `search`.
+        overrides: settings by dotted key (docs/configuration.md).
+        run: the folder of all runs, by default a new `runs/pipeline-CONFIG`; an unfinished pipeline in it is resumed.
+        baselines: the networks to compare with: any of "equal-cost", "interleaved" and "all-f".
+        finalists: train up to this many networks, with fewer and fewer attention layers, for an eighth of the steps,
+            and retrain the best.
+        tune_eval: also evaluate with dynamic evaluation and the cache, at the best settings.
+        test: also evaluate on the test split, once at the end.
+        progress: whether to show progress; see `Progress`.
 
     Raises:
-        ParnasError: as for `search`.
+        ParnasError: settings are not valid (the message lists all), the folder has other files, or the text is missing.
 
     >>> whole = parnas.pipeline("demo", {**small, "search.steps": 12}, baselines=["all-f"], run="runs/whole")
     >>> list(whole.runs), whole.runs["all-f"].arch
@@ -353,9 +353,9 @@ def draw(run: RunLike, *, frame_ms: int = FRAME_MS, width: int | None = None) ->
     """Draw every picture of a run into its folder `figures` (`parnas plot`).
 
     Args:
-        run: a run.
+        run: the run folder of a search or retraining.
         frame_ms: milliseconds per frame of the animation.
-        width: width of the animation in pixels; by default chosen by the number of blocks.
+        width: width of the animation in pixels; by default it depends on the number of blocks.
 
     Returns:
         The path of each picture by file name, such as `pi.gif`.
@@ -371,12 +371,12 @@ def load(run: RunLike, supernet_weights: bool = False, best: bool = False) -> Lo
     """Load a run's network from its newest checkpoint, with its tokenizer, on the CPU and in evaluation mode.
 
     Args:
-        run: a run.
-        supernet_weights: load a search's shared weights from before the fine-tuning of the selected path, where stored.
-        best: load the checkpoint with the lowest validation loss.
+        run: the run folder of a search or retraining.
+        supernet_weights: load the shared weights that a search stored before it fine-tuned the selected path.
+        best: load the checkpoint with the lowest validation loss instead of the newest.
 
     Raises:
-        ParnasError: the folder has no intact checkpoint, or lacks a file.
+        ParnasError: the folder has no intact checkpoint, or lacks another file.
 
     >>> loaded = parnas.load(trained)
     >>> loaded.architecture.layers
@@ -396,7 +396,7 @@ def _resolve(
     arch: ArchLike | None = None,
     resume: bool = False,
 ) -> tuple[Config, Path]:
-    """Return the configuration and the run folder of a training; see `parnas.runs.resolve`."""
+    """Return the configuration and the run folder of a training; see `resolve_config_and_run`."""
     changes: list[Override] = [*read_overrides(overrides or {})]
     return resolve.resolve_config_and_run(config, changes, _path(run), resume, command, _arch_text(arch))
 
@@ -421,7 +421,7 @@ def _reporter(progress: Progress) -> Reporter:
 
 @contextmanager
 def _resumable(folder: Path, new: bool, more_arguments: str = "") -> Iterator[None]:
-    """On an interrupt, raise `KeyboardInterrupt` with the arguments that resume; delete a `new` folder left empty."""
+    """On an interrupt, raise `KeyboardInterrupt` with the arguments to resume; delete a `new` folder that is empty."""
     with resolve.remove_if_empty(folder if new else None):
         try:
             yield
