@@ -32,7 +32,7 @@ _LEAST_FREE_GB = 2.0  # for the cache of a corpus and some checkpoints
 
 @dataclass(frozen=True)
 class Finding:
-    """A line of the output: a named value, with advice if the user should change something."""
+    """A line of `parnas doctor`: a named value, with advice if the user should change something."""
 
     topic: str
     name: str
@@ -54,7 +54,7 @@ def _versions() -> Iterator[Finding]:
         if match is None or match[2] not in (None, *_EXTRAS):
             continue
         name, extra = match.groups()
-        advice = "missing: reinstall parnas"
+        advice = "missing; reinstall parnas"
         if extra is not None:
             advice = f"{_EXTRAS[extra]}: pip install -e '.[{extra}]' in its repository"
         version = package_version(name)

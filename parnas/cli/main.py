@@ -44,7 +44,7 @@ _command = register(app, MAIN_STEPS)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line on `arguments`, by default those of the process; exits as `exit_on_error` describes."""
+    """Run the command line on `arguments`, by default those of the process; exit with code 2 after an error."""
     with exit_on_error():
         app(args=list(sys.argv[1:] if arguments is None else arguments), prog_name="parnas")
 
@@ -106,7 +106,7 @@ def derive(
         Option("--max", metavar="LAYER=COUNT", help="Largest number of blocks with a layer, such as s=4."),
     ] = None,
     top_k: Annotated[
-        int | None, Option(min=1, help="Number of networks to list; default: those that are re-ranked, or one.")
+        int | None, Option(min=1, help="Number of networks to list; default: as many as are re-ranked, at least one.")
     ] = None,
     rerank_top_k: Annotated[
         int | None,
@@ -160,7 +160,7 @@ def evaluate(
     cmem_len: Annotated[int | None, Option(min=0, help="Positions of compressed memory; default: as trained.")] = None,
     clamp_len: Annotated[
         int | None,
-        Option(min=1, help="Largest distance between positions; larger ones count as this; default: as trained."),
+        Option(min=1, help="Largest distance between positions, also used for larger distances; default: as trained."),
     ] = None,
     same_length: Annotated[
         bool | None,
@@ -234,10 +234,11 @@ def pipeline(
         bool, Option("--tune-eval", help="Also evaluate with dynamic evaluation and a cache, tuned by tune-eval.")
     ] = False,
     test: Annotated[
-        bool, Option("--test", help="Evaluate on the test split at the end, once, into FOLDER/test.")
+        bool,
+        Option("--test", help="At the end, also evaluate on the test split, into FOLDER/test."),
     ] = False,
 ) -> None:
-    """Search, derive, retrain beside baselines and compare, with one command."""
+    """Search, derive, retrain the derived network and baselines, and compare them, with one command."""
     refuse_torchrun("pipeline")
     from parnas.studies.baselines import read_baselines
     from parnas.studies.pipeline import run_pipeline

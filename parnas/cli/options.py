@@ -18,7 +18,7 @@ MAIN_STEPS, STUDIES, TOOLS = "Main steps", "Studies", "Tools"
 
 _CONFIG_HELP = "YAML file or name of a shipped configuration (default: demo), and overrides."
 _RUN_HELP = "Folder to write or to resume; default: runs/COMMAND-CONFIG, with a number if that is taken."
-_RESUME_HELP = "Resume the run in --run and never start over; without CONFIG, with its own configuration."
+_RESUME_HELP = "Resume the run in --run; an error if there is none. Without CONFIG, its own configuration is used."
 _ARCH_HELP = (
     "Architecture such as (sf)*8 or 's:heads=2 f', an arch.yaml, a run folder, or a preset: interleaved-N, "
     "sandwich-N-K, all-f-N, random-N-SEED; default: model.arch."

@@ -144,7 +144,7 @@ def show_front(front: Sequence["EvaluatedNetwork"], interleaved: float) -> None:
         + [_cell(value) for value in (each.cost, each.trial, each.source)]
         for each in front
     ]
-    titles = ["network", "ppl/token", "cost", "blocks", "trial", "source"]
+    titles = ["network", "ppl/token", "cost share", "cost", "trial", "source"]
     Console().print(_make_table(titles, rows, left=["network", "source"]))
 
 
@@ -172,7 +172,7 @@ def _explain_cost_share(metric: str) -> str:
 
 
 def show_analysis(analysis: "Analysis") -> None:
-    """Print the table of an analysis and its notes; word frequencies get a column per run, ages are summed up."""
+    """Print an analysis: attention as sums over ages, word frequencies with a column per run, and the notes."""
     from pandas.api.types import is_numeric_dtype
 
     frame, console = analysis.table, Console()
@@ -200,7 +200,7 @@ def _cell(value: object) -> str:
 
 
 def show_profile(profile: "Profile") -> None:
-    """Print the latency of each layer, and how well their sum predicts whole networks."""
+    """Print the latency of each layer, and for some networks the sum of their layers beside the measured latency."""
     Console().print(profile_table(profile))
     shapes = ", ".join(f"{name} {value}" for name, value in profile.shapes.items())
     machine = f"for a whole batch on {profile.machine['device_name']}, {profile.precision}; {shapes}"
@@ -212,7 +212,7 @@ def show_profile(profile: "Profile") -> None:
 
 
 def profile_table(profile: "Profile") -> Table:
-    """Return the latency of each layer and of the rest of the network, in ms and relative to a feed-forward layer."""
+    """Return a table of the latency of each layer and of all else, in ms and relative to a feed-forward layer."""
     modes = [mode for mode in (profile.inference, profile.training) if mode is not None]
     rows = []
     for name in ["fixed", *profile.inference.layers]:
@@ -282,9 +282,9 @@ def show_plan(plan: Plan) -> None:
 
 
 def _memory_rows(phase: PhasePlan, machine: Machine) -> Iterator[tuple[str, str]]:
-    """Yield name and size of each part of one GPU's memory; names of parts of the activations begin with spaces."""
+    """Yield name and size of each part of one GPU's memory; names of parts of another part begin with spaces."""
     gpus = "1 GPU" if machine.gpus == 1 else f"each of {machine.gpus} GPUs"
-    yield f"memory of {gpus}", f"{phase.rows} row{'s' * (phase.rows > 1)}"
+    yield f"memory of {gpus}", f"batch size {phase.rows}"
     sizes = {
         **phase.bytes,
         "  activations saved for backward": phase.estimate.saved_activations,
@@ -298,7 +298,7 @@ def _memory_rows(phase: PhasePlan, machine: Machine) -> Iterator[tuple[str, str]
 
 
 def _work_rows(phase: PhasePlan, machine: Machine) -> Iterator[tuple[str, str]]:
-    """Yield name and value of parameters, FLOPs and tokens of a phase, and of time and price if they are known."""
+    """Yield names and values of a phase: parameters, FLOPs and tokens, and time and price if they are known."""
     yield "parameters", f"{phase.parameters:,}"
     yield "training FLOPs per token", f"{phase.flops_per_token / 1e6:,.1f} million"
     yield "tokens to train on", f"{phase.tokens:,}"
@@ -318,7 +318,7 @@ _SHOWN_TRIALS = 5
 
 
 def show_tuned(tuned: "TuningResult") -> None:
-    """Print the best trials beside the configured settings, the counts of trials, and the importance of settings."""
+    """Print the best trials (`*`: with the configured settings), the counts of trials and the settings' importance."""
     complete = sorted((each for each in tuned.trials if each.state == "complete"), key=lambda each: each.loss or 0.0)
     settings = [each.settings for each in complete]
     distinct = [each for place, each in enumerate(complete) if each.settings not in settings[:place]]
@@ -343,7 +343,9 @@ def show_tuned(tuned: "TuningResult") -> None:
     print(f"best: trial {tuned.best.number}, validation loss {tuned.best.loss:.4f} nats per token{gained}")
 
 
-QUALITY = {
+# Title and format by key of `Comparison.table`. A table shows the keys that the comparison has, in this order; keys
+# that are not listed here are only in the files that `evaluate` writes.
+QUALITY_COLUMNS = {
     "network": ("network", "{}"),
     "arch": ("architecture", "{}"),
     "evaluation": ("evaluation", "{}"),
@@ -352,7 +354,7 @@ QUALITY = {
     "word_ppl": ("ppl/word", "{:.2f}"),
     "parameters": ("parameters", "{:,.0f}"),
 }
-COST = {
+COST_COLUMNS = {
     "without_embeddings": ("w/o embed.", "{:,.0f}"),
     "multiply_adds_per_token": ("MACs/tok", "{:,.0f}"),
     "latency_ms": ("ms/seg.", "{:.2f}"),
@@ -366,11 +368,12 @@ COST = {
 
 
 def show_comparison(comparison: "Comparison") -> None:
-    """Print a comparison as two tables that fit a terminal, perplexities and costs, and its notes."""
+    """Print a comparison as a table of perplexities and one of costs, which fit a terminal, and its notes."""
     console, table = Console(), comparison.table
     plain = table[table["evaluation"] == PLAIN]
-    quality = {key: column for key, column in QUALITY.items() if key != "evaluation" or len(plain) < len(table)}
-    console.print(comparison_table(table, quality), comparison_table(plain, COST))  # costs are of the plain evaluation
+    quality = {key: column for key, column in QUALITY_COLUMNS.items() if key != "evaluation" or len(plain) < len(table)}
+    # Cost does not depend on the evaluation protocol, so each run is listed once.
+    console.print(comparison_table(table, quality), comparison_table(plain, COST_COLUMNS))
     first = table.iloc[0]
     divisors = ", ".join(f"{first[key]:,.0f} {key}" for key in ("tokens", "words", "bytes") if key in first)
     rows = table.to_dict("records")
@@ -379,7 +382,7 @@ def show_comparison(comparison: "Comparison") -> None:
 
 
 def show_eval_tuning(tuning: "TunedEvalRecord") -> None:
-    """Print the chosen settings of each protocol beside the plain evaluation, and the notes."""
+    """Print a row for the plain evaluation and one for the chosen settings of each protocol, and the notes."""
     rows = []
     for trial in (tuning.plain, *tuning.chosen.values()):
         tried = sum(each.evaluation == trial.evaluation for each in tuning.trials)

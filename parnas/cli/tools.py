@@ -1,4 +1,4 @@
-"""Commands that show and export runs, and that prepare a training: memory, latency, data and the machine."""
+"""Commands that show and export runs, and commands that prepare a training: plan, profile, cutoffs, data, doctor."""
 
 import shlex
 from dataclasses import asdict
@@ -85,16 +85,20 @@ def export(
 def profile(
     output: Output,
     settings: Settings = None,
-    batch_size: Annotated[int | None, Option(help="Rows of a batch; default: as configured.")] = None,
+    batch_size: Annotated[int | None, Option(help="Batch size; default: as configured.")] = None,
     tgt_len: Annotated[int | None, Option(help="Tokens of a segment; default: as configured.")] = None,
     mem_len: Annotated[int | None, Option(help="Positions of memory; default: as configured.")] = None,
     rounds: Annotated[int, Option(min=1, help="Number of timings of each network.")] = 50,
     check: Annotated[
-        int, Option(min=0, help="Number of random networks whose predicted latency is compared; 0: none.")
+        int,
+        Option(
+            min=0,
+            help="Number of random networks whose sum of layers is compared with their latency; 0: none.",
+        ),
     ] = 20,
     out: Out = None,
 ) -> None:
-    """Measure the latency of each layer on this machine, and how well their sum predicts whole networks."""
+    """Measure the latency of each layer on this machine, and compare sums of layers with whole networks."""
     shape = {"data.batch_size": batch_size, "data.tgt_len": tgt_len, "model.mem_len": mem_len}
     overrides = [f"{key}={value}" for key, value in shape.items() if value is not None]
     config, folder = resolve_arguments([*(settings or []), *overrides], out, False, "profile")
@@ -118,9 +122,10 @@ def plan(
         float | None, Option(metavar="GB", help="Memory of each GPU in 10^9 bytes, to check the fit.")
     ] = None,
     measured: Annotated[
-        Path | None, Option("--from", metavar="RUN", help="Run on one such GPU, for its tokens per second.")
+        Path | None,
+        Option("--from", metavar="RUN", help="Run on one GPU of this kind, whose speed is used."),
     ] = None,
-    tokens_per_s: Annotated[float | None, Option(help="Tokens per second of one GPU retraining this network.")] = None,
+    tokens_per_s: Annotated[float | None, Option(help="Tokens per second when one GPU retrains this network.")] = None,
     bandwidth: Annotated[
         float | None,
         Option(metavar="GB_PER_S", help="Bandwidth of each GPU; default: 200 for up to eight GPUs, else 25."),
@@ -130,7 +135,7 @@ def plan(
 ) -> None:
     """Estimate memory, days and price of both phases before training.
 
-    Memory is counted; days and price need a measured speed. Without an architecture, retraining is that of the
+    Memory is counted; days and price need a measured speed. Without an architecture, the plan is for retraining the
     interleaved network.
     """
     config, _ = resolve_arguments(settings, out or Path(), False, "plan", arch)
@@ -152,7 +157,8 @@ def cutoffs(
     d_model: Annotated[int | None, Option(min=1, help="Width of the network; for COUNTS only, default 512.")] = None,
     proj_factor: Annotated[int | None, Option(min=1, help="model.proj_factor; for COUNTS only, default 4.")] = None,
     min_macs: Annotated[
-        bool, Option("--min-macs", help="As model.cutoffs=min_macs: the fewest multiply-adds with any head.")
+        bool,
+        Option("--min-macs", help="Allow any head, for the fewest multiply-adds; as model.cutoffs=min_macs."),
     ] = False,
 ) -> None:
     """Find the optimal cutoffs of an adaptive softmax."""

@@ -1,4 +1,4 @@
-"""Following a run of another process by the files that it writes."""
+"""Follow a run of another process by reading the files that it writes."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from parnas.runs.records import MetricsRecord, PiRecord
 from parnas.runs.run import METRICS, PI, Run
 from parnas.training.progress import Loop, Reporter
 
-_POLL_SECONDS = 1.0  # or ten times the duration of reading, if that is more
+_POLL_SECONDS = 1.0  # between two readings; ten times the duration of a reading, if that is longer
 SILENT_SECONDS = 120.0
 
 
@@ -72,7 +72,7 @@ def watch(run: Run, reporter: Reporter, sleep: Callable[[float], None] = time.sl
             elif not warned and time.time() - max(stamps)[0] / 1e9 > SILENT_SECONDS:
                 reporter.note(
                     f"warning: nothing was written for {SILENT_SECONDS / 60:.0f} minutes: the run may be validating, "
-                    "or have been stopped"
+                    "or may have been stopped"
                 )
                 warned = True
     finally:

@@ -1,1 +1,1 @@
-"""Figures of runs, drawn from the files of their folders; needs no torch, and loads matplotlib only to draw."""
+"""Figures of runs, drawn from the files of run folders; no module here imports torch."""

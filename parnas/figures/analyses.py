@@ -1,4 +1,4 @@
-"""Figures of the tables of `parnas evaluate --analyse`: attention by age, word frequency, memory length."""
+"""Figures of `parnas evaluate --analyse`: attention by age, perplexity by word frequency and by memory length."""
 
 import math
 import re
@@ -45,7 +45,7 @@ def draw_attention(table: pd.DataFrame, folder: Path) -> list[Path]:
 
 
 def _file_name(run: str) -> str:
-    """Return the name of a run with a hyphen for all but ASCII letters, digits, `_`, `.` and `-`."""
+    """Return the name of a run with a hyphen for each sequence of characters that file names should not have."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", run)
 
 

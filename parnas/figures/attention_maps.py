@@ -17,11 +17,11 @@ from parnas.figures.style import FRAME, INK, MONOSPACE, PNG_DPI, SMALL_SIZE, new
 
 __all__ = ["AttentionMap"]
 
-_NORM, _TICKS = PowerNorm(0.5, 0, 1), [0, 0.05, 0.2, 0.5, 1]  # square root: most weights of many are small
-_TOKEN, _TOKEN_SIZE = 0.13, 6.5  # inches for a token, and points of its name
-_LEAST, _LARGEST = 1.0, 4.0  # inches of a map; the larger one where names are not written
-_MOST = 64  # tokens whose names are written
-_MOST_PIXELS, _LONGEST_SIDE = 100_000_000, 30_000  # of a picture, and of a side of it
+_NORM, _TICKS = PowerNorm(0.5, 0, 1), [0, 0.05, 0.2, 0.5, 1]  # square root scale, because most weights are small
+_TOKEN, _TOKEN_SIZE = 0.13, 6.5  # inches per token in a map; font size of a token's name in points
+_LEAST, _LARGEST = 1.0, 4.0  # least side of a map, and largest side of a map without token names, in inches
+_MOST = 64  # tokens in a map up to which their names are written
+_MOST_PIXELS, _LONGEST_SIDE = 100_000_000, 30_000  # of a picture, and of its width or height
 _AROUND, _GAP = 1.5, 0.22  # inches for labels and scale around all maps, and between two maps
 
 
@@ -31,7 +31,7 @@ class AttentionMap:
 
     block: int  # position in the architecture string, from 1
     layer: str
-    weights: NDArray[np.float32]  # [H, T, K]; the weights of a query add up to 1; keys after it have 0
+    weights: NDArray[np.float32]  # [H, T, K], by head, query and key; each query's weights add up to 1
     queries: tuple[str, ...]  # [T] tokens of the text
     keys: tuple[str, ...]  # [K] names of compressed memory, then tokens of memory, then `queries`
 

@@ -1,4 +1,4 @@
-"""Colours of runs and candidates, the same in every figure, on the page and on the terminal; needs no matplotlib."""
+"""Colours of runs and candidates, shared by figures, HTML report and terminal; does not import matplotlib."""
 
 from collections.abc import Sequence
 from itertools import cycle
@@ -10,10 +10,10 @@ __all__ = ["candidate_colours"]
 
 # The palette of Okabe & Ito (2008) without its yellow, too pale for lines on white.
 RUN_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#000000", "#56b4e9", "#e69f00")
-# Their blue and vermilion, which no common colour blindness confuses, their green, and grey for "no layer".
+# Blue and vermilion of the same palette, which people with any common colour blindness can tell apart, and green.
 LETTER_COLOURS = {ATTENTION: "#0072b2", COMPRESSIVE: "#009e73", FEED_FORWARD: "#d55e00", IDENTITY: "#6e6e6e"}
 _OTHER_COLOURS = ("#cc79a7", "#e69f00", "#56b4e9", "#000000")  # for registered layers
-_PALEST = 0.5  # share of white in the last variant of a letter
+_PALEST = 0.5  # share of white in the palest colour of layers with the same letter
 LIGHT, DARK = "#ffffff", "#171b22"  # backgrounds of the page
 # Least contrast with the background on the light and the dark page; WCAG 2.2 AA asks for 3 for lines and 4.5 for text,
 # and thin lines on dark need more.
@@ -28,7 +28,7 @@ class _Shade(NamedTuple):
 
 
 def candidate_colours(space: Sequence[str]) -> dict[str, str]:
-    """Return a colour `#rrggbb` by layer name: layers with the same letter share a hue, each paler than the last."""
+    """Return a colour `#rrggbb` by layer name: layers of one letter share a hue, each paler than the one before."""
     variants: dict[str, list[str]] = {}
     for name in space:
         variants.setdefault(name[0], []).append(name)

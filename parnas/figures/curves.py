@@ -36,7 +36,7 @@ _LONGEST_NAME, _LONGEST_STRING = 44, 40
 _WIDTH, _PLOT_HEIGHT = 8.0, 4.0  # inches
 _ROW_HEIGHT = 0.143  # inches of a line of the legend, which lies below
 _CHARACTER, _HANDLE = 0.0628, 0.5  # inches of a character, and of a line sample with its margin, in the legend
-_CUT_ABOVE = 2.0  # times the highest validation, above which the first steps of training are cut off
+_CUT_ABOVE = 2.0  # multiple of the highest validation above which training curves are cut off
 
 Points = list[tuple[int, float]]  # step, perplexity
 
@@ -50,8 +50,8 @@ class Curves:
         string: Architecture in the legend.
         train: Perplexity of the training batches.
         valid: Perplexity of the validation split.
-        argmax: Validation perplexity of a search's derived network with the SuperNet's weights; empty if `valid`
-            already holds it, instead of the validation of the SuperNet weighted by pi.
+        argmax: Validation perplexity of a search's derived network with the shared weights. It is empty if `valid`
+            holds the same values; otherwise `valid` is of the SuperNet weighted by pi.
     """
 
     name: str
@@ -141,18 +141,18 @@ def plot_curves(
 
 def curve_notes(curves: Sequence[Curves]) -> list[str]:
     """Return sentences that explain the lines in a figure of `curves`."""
-    notes = ["Thick lines: validation, its last value in front of the name. Thin: training."]
+    notes = ["Thick lines: validation, with its last value before the name. Thin lines: training."]
     if any(run.argmax for run in curves):
-        notes.append("Dotted: validation of a search's derived network.")
+        notes.append("Dotted lines: validation of a search's derived network.")
     if (limit := _cut(curves)) is not None:
-        notes.append(f"Training above {limit:,.0f} is cut off.")
+        notes.append(f"Training curves are cut off above {limit:,.0f}.")
     return notes
 
 
 def _cut(curves: Sequence[Curves]) -> float | None:
-    """Return the value above which the y axis is cut off, or `None` if it shows everything.
+    """Return the value at which the y axis of a figure of `curves` ends, or `None` if it shows all values.
 
-    It is cut off if training begins far above every validation, which would press the curves together.
+    Training that begins far above every validation would press the other curves together.
     """
     validated = [value for run in curves for _, value in (*run.valid, *run.argmax)]
     limit = _CUT_ABOVE * max(validated, default=math.inf)
@@ -160,7 +160,7 @@ def _cut(curves: Sequence[Curves]) -> float | None:
 
 
 def _plot_run(axes: Axes, run: Curves, index: int) -> Line2D:
-    """Plot the curves of one run; return the line of validation, which stands for the run in the legend."""
+    """Plot the curves of one run; return its line of validation, which the legend shows."""
     colour = RUN_COLOURS[index % len(RUN_COLOURS)]
     marker = MARKERS[index % len(MARKERS)]
     every = max(1, len(run.valid) // _MOST_MARKERS)
@@ -173,7 +173,7 @@ def _plot_run(axes: Axes, run: Curves, index: int) -> Line2D:
 
 
 def _set_log_axis(axes: Axes) -> None:
-    """Make the y axis logarithmic; its ticks are 1, 2 and 5 times powers of ten, or closer if fewer than three fit."""
+    """Make the y axis logarithmic, with ticks at 1, 2 and 5 times powers of ten, or evenly spaced if they are few."""
     axes.set_yscale("log")
     locator = LogLocator(subs=(1, 2, 5), numticks=12)
     low, high = axes.get_ylim()

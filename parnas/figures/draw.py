@@ -30,9 +30,9 @@ def draw_run(run: Run, options: AnimationOptions = DEFAULTS) -> list[Path]:
 
 
 def draw_report(paths: Sequence[Path], folder: Path, note: Callable[[str], None]) -> list[Path]:
-    """Write `report.html` on `paths` into `folder` at the end of a command, and return its path in a list.
+    """Write `report.html` on the runs in `paths` into `folder`, and return its path in a list.
 
-    A folder that cannot be reported does not fail the command: `note` prints a warning, and the list is empty.
+    If there can be no report, `note` receives a warning and the list is empty, so that the calling command goes on.
     """
     from parnas.figures.report.page import write_report
 

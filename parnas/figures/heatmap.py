@@ -1,4 +1,4 @@
-"""Heatmaps of candidates (rows) by blocks (columns): pi as a GIF and as single frames, and the votes of seeds."""
+"""Heatmaps of candidates (rows) by blocks (columns): pi over the steps, and how many seeds chose each candidate."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,16 +43,16 @@ _WHITE_TEXT_ABOVE = 0.55
 _GIF_DPI = 100
 LAST_FRAME_MS = 2500
 
-# Layout in points, so that one picture holds at every resolution.
+# Layout in points, so that it is the same at every resolution.
 _LEFT, _RIGHT, _TOP, _BOTTOM = 106.0, 62.0, 52.0, 38.0
-_LABEL_ADVANCE, _LONGEST_LABEL = 5.5, 48  # width of a character in the names at the left, and the most of them
+_LABEL_ADVANCE, _LONGEST_LABEL = 5.5, 48  # width of a character in the names at the left; their longest in characters
 _ROW_HEIGHT = 30.0
 _COLUMN_WIDTH = 32.0
-_AREA_WIDTHS = (250.0, 700.0)  # least and most of the heatmap itself
+_AREA_WIDTHS = (250.0, 700.0)  # least and largest width of the cells together
 _STRING_SIZE, _VALUE_SIZE = 11.0, 7.5
 _MONOSPACE_ADVANCE = 0.603  # width of a character as a share of its size
-_UPRIGHT_WIDTH, _TURNED_WIDTH = 20.0, 10.0  # least column that holds a value upright, or turned by a quarter
-_NUMBER_WIDTH = 16.0  # least distance between two numbers of blocks
+_UPRIGHT_WIDTH, _TURNED_WIDTH = 20.0, 10.0  # least width of a column with upright, or vertical, values
+_NUMBER_WIDTH = 16.0  # least distance between two block numbers
 
 FRAME_MS = 80
 _CONSENSUS = "#e69f00"  # the frame around the consensus, an orange that no layer has
@@ -63,11 +63,11 @@ class AnimationOptions:
     """Frame time, width and number of frames of the animation; raises `ParnasError` for a value out of range."""
 
     frame_ms: int = FRAME_MS
-    """Time of a frame in milliseconds; GIF stores multiples of 10. The last frame is held longer."""
+    """Duration of a frame in milliseconds; GIF stores multiples of 10. The last frame is shown longer."""
     width_px: int | None = None
     """Width of the picture in pixels; everything scales with it. `None` chooses it by the number of blocks."""
     max_frames: int = 200
-    """Most frames shown; the first and the last logged step are always among them."""
+    """Largest number of frames; the first and the last logged step are always among them."""
 
     def __post_init__(self) -> None:
         if not 20 <= self.frame_ms <= 10_000:
@@ -104,7 +104,7 @@ class Heatmap:
         self._background = self._canvas.copy_from_bbox(figure.bbox)
 
     def picture(self, index: int) -> Image.Image:
-        """Return the frame of a logged step, the `index`-th of the history from 0, as an RGB picture."""
+        """Return the heatmap of one logged step as an RGB picture; `index` counts the logged steps from 0."""
         self._show(index)
         self._canvas.restore_region(self._background)
         for artist in (self.cells, self.title, self.string, *self.values):
@@ -138,7 +138,7 @@ class Heatmap:
 
 
 def draw_pi_animation(history: PiHistory, path: Path, options: AnimationOptions = DEFAULTS) -> Path:
-    """Write the heatmaps of the logged steps, evenly thinned to `options.max_frames`, as an endless GIF."""
+    """Write the heatmaps of at most `options.max_frames` logged steps, evenly spread, as a GIF that repeats."""
     heatmap = Heatmap(history, options.width_px)
     indices = thin(len(history), options.max_frames)
     palette = _palette(history.space)
@@ -171,7 +171,9 @@ def draw_votes(folder: Path) -> Path:
         votes = np.array([[block["votes"].get(candidate, 0) for candidate in space] for block in blocks])  # [B, C]
         chosen = [space.index(block["consensus"]) for block in blocks]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ParnasError(f"{folder / 'stability.json'} is not a file of parnas stability; run it again.") from error
+        raise ParnasError(
+            f"{folder / 'stability.json'} was not written by parnas stability; run parnas stability again."
+        ) from error
     axes, column = _new_axes(space, len(blocks), "share")
     axes.pcolormesh(votes.T / seeds, cmap=COLOURS, norm=_NORM, edgecolors="white", linewidth=0.8)
     for block, row in enumerate(votes):

@@ -1,4 +1,4 @@
-"""Small panels of a search over its steps: pi of each block, and the values that monitor the search."""
+"""Figures with many small panels over the steps of a search: pi of each block, and values such as entropy of pi."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,7 +28,7 @@ _PANEL_WIDTH, _PANEL_HEIGHT = 1.5, 1.35
 _MONITOR_WIDTH, _MONITOR_HEIGHT = 2.9, 1.7
 _MARGIN, _LEGEND_ROW = 0.5, 0.17  # labels beside the panels, and a row of the legend above them
 _CHARACTER, _HANDLE = 0.08, 0.55  # about the width of a character in the legend, and of a line with its margins
-_LONGEST_TITLE = 19  # characters over a panel
+_LONGEST_TITLE = 19  # characters of the title of a panel
 
 
 MONITORED = {
@@ -36,7 +36,7 @@ MONITORED = {
     "identity_share": ("Share of identity", "pi of identity, mean over blocks"),
     "argmax_changes": ("Changes of the architecture", "number of changes so far"),
     "expected_cost": ("Expected cost", "interleaved = 1"),
-    "gap": ("Mixture loss minus derived", "nats of validation loss"),
+    "gap": ("Mixture minus derived network", "validation loss in nats"),
     "tau": ("Temperature", "tau"),
 }
 """Title and unit of the values in `metrics.jsonl` that show how a search proceeds."""
@@ -52,9 +52,9 @@ def draw_pi_lines(history: PiHistory, path: Path) -> Path:
 def plot_pi_lines(history: PiHistory, columns: int = _MOST_COLUMNS, most_points: int | None = None) -> Figure:
     """Return a figure of pi of every candidate over the steps, with a panel per block in up to `columns` columns.
 
-    It shows at most `most_points` steps, evenly spread; all of them for `None`.
+    The lines show at most `most_points` steps, evenly spread, or all steps for `None`.
     """
-    columns = min(columns, -(-history.blocks // -(-history.blocks // columns)))  # few panels of the last row empty
+    columns = min(columns, -(-history.blocks // -(-history.blocks // columns)))  # fills the last row as far as possible
     handles, colours = candidate_handles(history.space), candidate_colours(history.space)
     entry = _HANDLE + _CHARACTER * max(len(str(handle.get_label())) for handle in handles)
     legend_columns = min(len(handles), max(1, int((_MARGIN + _PANEL_WIDTH * columns) / entry)))

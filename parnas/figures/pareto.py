@@ -35,7 +35,7 @@ _LONGEST_NAME, _LONGEST_NOTE = 28, 75  # characters
 # Places of a label: directions from its marker, and distances in points.
 _DIRECTIONS = [(1, 0.4), (-1, 0.4), (1, -0.6), (-1, -0.6), (0, 1), (0, -1), (1, 1.5), (-1, 1.5), (1, -1.5), (-1, -1.5)]
 _DISTANCES = (7.0, 16.0, 28.0, 42.0, 58.0)
-_LEADER = 10.0  # points from the marker to its label from which on a line joins them
+_LEADER = 10.0  # distance of a label from its marker, in points, from which a line joins them
 _THIN = 1.5  # points to each side of a line that a label should not touch
 
 
@@ -63,13 +63,13 @@ def draw_pareto(
 ) -> Path:
     """Draw perplexity against cost as a PNG, one marker per network, with the Pareto front as steps.
 
-    Bars show ± one standard deviation. Networks whose perplexity or cost is not finite are only named below the plot;
-    raises `ParnasError` if there are no others.
+    Bars show ± one standard deviation. Networks whose perplexity or cost is not finite are named below the plot instead
+    of drawn; raises `ParnasError` if no network is left to draw.
     """
     shown = [row for row in rows if math.isfinite(row.ppl) and math.isfinite(row.cost)]
     if not shown:
         raise ParnasError(
-            "No network has a finite perplexity, so there is nothing to draw; if trainings diverged, lower train.lr."
+            "No network has a finite perplexity and cost, so none can be drawn; if trainings diverged, lower train.lr."
         )
     missing = ", ".join(row.name for row in rows if row not in shown)
     notes = [" ".join(pareto_notes(shown))]

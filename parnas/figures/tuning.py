@@ -1,4 +1,4 @@
-"""Results of a tuning study: the losses of its trials in order, and the importance of each setting."""
+"""Figures of a tuning study: the losses of its trials in order, and the importance of each setting."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ def draw_tuning(folder: Path) -> list[Path]:
         counts = len(states), states.count("complete")
         shares = draw_importance(content["importance"], counts, folder / "figures" / "importance.png")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ParnasError(f"{path} is not a file of parnas tune; run it again.") from error
+        raise ParnasError(f"{path} was not written by parnas tune; run parnas tune again.") from error
     return [history, shares]
 
 

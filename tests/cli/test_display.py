@@ -9,7 +9,7 @@ from conftest import small_config
 from optuna.distributions import FloatDistribution
 from rich.console import Console
 
-from parnas.cli.tables import COST, QUALITY, check_table, comparison_table, profile_table, show_tuned
+from parnas.cli.tables import COST_COLUMNS, QUALITY_COLUMNS, check_table, comparison_table, profile_table, show_tuned
 from parnas.nas.latency_table import Check, CheckedNetwork, ModeTable, Profile, Timing
 from parnas.runs.records import MetricsRecord, PiRecord
 from parnas.studies.tuning import TrialResult, TuningResult
@@ -123,7 +123,7 @@ def test_tables_of_large_numbers_fit_a_terminal() -> None:
         "mem_len": 150,
     }
     frame = pd.DataFrame([row, {**row, "run": "derived"}, {**row, "run": "[red]x"}])
-    quality, cost = (shown(comparison_table(frame, columns)) for columns in (QUALITY, COST))
+    quality, cost = (shown(comparison_table(frame, columns)) for columns in (QUALITY_COLUMNS, COST_COLUMNS))
     for part in ("interleaved", "[red]x", "SuperNet", "1.4680", "66.13", "206.50", "151,107,538"):
         assert part in quality
     for part in ("derived", "123,456,789", "123.45", "234.56", "123,456", "12,345", "150"):

@@ -155,7 +155,7 @@ def test_the_commands(trained: Run, tmp_path: Path, capsys: pytest.CaptureFixtur
     rows = json.loads((out / "comparison.json").read_text())
     assert [row["evaluation"] for row in rows] == ["plain", "sliding", "cache", "dynamic", "dynamic + cache"]
     page = (out / "report.html").read_text()
-    assert "The same by dynamic evaluation with a continuous cache" in page
+    assert "The same networks with dynamic evaluation and a continuous cache" in page
     assert "evaluation.stride=4" in page
     assert "--tuned" in page
 

@@ -35,7 +35,7 @@ def test_the_result_names_better_and_worse_measures(tmp_path: Path) -> None:
     assert "64.20 perplexity per token, 0.5 % lower (better) than the interleaved network's 64.50" in page.text
     assert "4.10 ms per segment, 2.5 % higher (worse) than the interleaved network's 4.00 ms" in page.text
     assert "Derive warned: block 2 is undecided" in page.text
-    assert "One training each: a small difference may be chance." in page.text
+    assert "Each network was trained once" in page.text
     assert "on the test split" in page.text
 
 
@@ -80,7 +80,7 @@ def test_an_unfair_or_empty_comparison_has_a_note(tmp_path: Path) -> None:
     (tmp_path / "search" / "arch.yaml").write_text("arch: sfi\n")
     rows = [row("one", "sfi", steps=10), row("two", "sfs", steps=20)]
     page = page_of(tmp_path / "search", write_comparison(tmp_path / "other", rows))
-    assert "They were trained for 10 and 20 steps." in page.text
+    assert "Steps of training: derived network 10, interleaved 20." in page.text
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_headlines(arch: str, text: str) -> None:
 
 def test_a_search_without_derive_says_what_derive_would_choose(tmp_path: Path) -> None:
     page = page_of(make_search(tmp_path / "search", derived=None).folder)
-    assert "Nothing was derived yet" in page.text
+    assert "No network was derived yet" in page.text
     assert f"parnas derive {tmp_path}/search" in page.text
     assert "block 1: self-attention" in page.text
 
@@ -209,7 +209,7 @@ def test_figures_of_the_network_that_the_search_ended_with_are_not_given_to_anot
     (run.folder / "arch.yaml").write_text("arch: fff\n")
     page = page_of(run.folder)
     assert "With the SuperNet's weights" not in page.text
-    assert "The search ended with another network, sfi, and validated only that one." in page.text
+    assert "The search ended with another network, sfi, and validated that one." in page.text
     assert "search ended with sfi and validated that network" in page.text
     assert "180.50" not in page.text
     (run.folder / "arch.yaml").write_text("arch: sifi\n")  # identity does nothing

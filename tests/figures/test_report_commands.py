@@ -74,7 +74,7 @@ def test_later_commands_on_the_runs_of_the_demo_are_shown(tmp_path: Path) -> Non
 
 def test_derive_is_shown_with_its_constraints(tmp_path: Path) -> None:
     run = make_search(tmp_path / "search")
-    assert f"parnas derive {run.folder} # whether with --cost-target" in commands_of(run.folder)
+    assert f"parnas derive {run.folder} # arch.yaml does not record" in commands_of(run.folder)
     arch = run.folder / "arch.yaml"
     arch.write_text("arch: sfi\nconstraints: {}\n")
     assert f"parnas derive {run.folder}" in commands_of(run.folder)

@@ -67,7 +67,7 @@ def test_evaluate_writes_where_its_runs_are(retrain_run: Run, tmp_path: Path) ->
 
 def test_comparisons_without_folders_and_runs_that_are_gone_still_give_a_table(tmp_path: Path) -> None:
     page = page_of(write_comparison(tmp_path / "old", [row("derived", "sfi"), row("interleaved", "sfs")]))
-    assert "The run folders of the comparison are not where it names them" in page.text
+    assert "The run folders that the comparison names do not exist any more" in page.text
     assert "No finite loss" not in page.text
     make_all(tmp_path)
     shutil.rmtree(tmp_path / "derived")
@@ -79,7 +79,7 @@ def test_comparisons_without_folders_and_runs_that_are_gone_still_give_a_table(t
 def test_a_comparison_moved_away_from_its_runs_says_so(tmp_path: Path) -> None:
     folder = make_all(tmp_path / "here")
     page = page_of(Path(shutil.move(folder, tmp_path / "alone")))
-    assert page.text.count("The run folders of the comparison are not where it names them") == 4
+    assert page.text.count("The run folders that the comparison names do not exist any more") == 4
     assert not re.search("older version|No finite loss|No search|not known", page.text)
 
 
@@ -179,7 +179,7 @@ def test_links_out_of_a_comparison_are_refused(name: str, tmp_path: Path, capsys
 def test_a_pipe_in_place_of_a_picture_is_refused(tmp_path: Path, capsys) -> None:
     folder = make_all(tmp_path)
     os.mkfifo(folder / "memory.png")
-    assert "memory.png is no file" in refusal(capsys, "report", folder)
+    assert "memory.png is a folder or a device" in refusal(capsys, "report", folder)
 
 
 def test_nothing_of_a_folder_becomes_markup(tmp_path: Path) -> None:

@@ -30,8 +30,8 @@ def compared(tmp_path: Path) -> Path:
 
 def test_each_protocol_has_a_table_with_its_own_best(compared: Path) -> None:
     plain, dynamic = network_tables(read_report_data([compared]))
-    assert dynamic.caption == "The same by dynamic evaluation on the test split"
-    assert any("are comparable within this table only" in note for note in dynamic.notes)
+    assert dynamic.caption == "The same networks with dynamic evaluation on the test split"
+    assert any("comparable within this table" in note for note in dynamic.notes)
     assert any("derived: lr 1e-05" in note for note in dynamic.notes)
     assert "latency_ms" not in {column.key for column in dynamic.columns}
     for table, least in ((plain, 64.2), (dynamic, 32.1)):

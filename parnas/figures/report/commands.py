@@ -26,13 +26,13 @@ _EVALUATE_OPTIONS = {
     "best": "--best",
     "tuned": "--tuned",
 }
-_PIPELINES = ("demo", "pipeline")  # commands that include derive and evaluate
+_PIPELINES = ("demo", "pipeline")  # commands that also run derive and evaluate
 
 
 def reproduction_commands(data: ReportData) -> list[str]:
-    """Return the commands that made the runs, their `arch.yaml` files and the comparisons, each once.
+    """Return the commands that made the runs, their `arch.yaml` files and the comparisons, without duplicates.
 
-    What the files do not record is a comment after `#`.
+    A comment after `#` names what the run folders do not record.
     """
     lines = [line for run in data.runs for line in (_training(run), _derivation(run))]
     lines += [_evaluation(comparison) for comparison in data.comparisons if not _from_pipeline(comparison)]
@@ -67,14 +67,15 @@ def _training(run: RunData) -> str:
         return hide_command(words)
     if run.environment.command_line:
         folder = hide(" ".join(str(run.run.folder).split()))  # in one line
-        return f"# {folder} was made from Python: parnas.{run.kind}(…) with its configuration above"
+        return f"# {folder} was made from Python: parnas.{run.kind}(…) with the configuration shown above"
     return ""
 
 
 def _derivation(run: RunData) -> str:
-    """Return the `parnas derive` command of a run; empty without `arch.yaml`, or if a pipeline wrote it.
+    """Return the `parnas derive` command that wrote the `arch.yaml` of a run.
 
-    A comment follows if the file does not record the constraints, as one written by a person.
+    The text is empty without `arch.yaml`, or if a pipeline wrote it. A comment follows the command if the file does
+    not record its constraints, for example because a person wrote it.
     """
     derivation = run.derivation
     if derivation is None:
@@ -84,7 +85,8 @@ def _derivation(run: RunData) -> str:
         return ""
     words = ["parnas", "derive", str(run.run.folder)]
     if constraints is None:
-        return hide_command(words) + "  # whether with --cost-target, --max or --rerank-top-k is not known"
+        unknown = "arch.yaml does not record whether --cost-target, --max or --rerank-top-k was given"
+        return f"{hide_command(words)}  # {unknown}"
     words += _options(constraints, _DERIVE_OPTIONS)
     limits = constraints.get("max")
     for name, most in limits.items() if isinstance(limits, Mapping) else ():

@@ -31,7 +31,7 @@ _HINT = "give run folders, or a folder that evaluate --out, baselines or blackbo
 
 @dataclass(frozen=True)
 class RunData:
-    """The contents of the files of one run."""
+    """The run folder of one run, read completely."""
 
     run: Run
     name: str  # unique on the page
@@ -50,7 +50,7 @@ class RunData:
 
     @cached_property
     def architecture(self) -> Architecture | None:
-        """The architecture that was trained or derived, or that derive would return for the last pi."""
+        """The trained architecture; of a search the derived one, or before derive the one of the last logged pi."""
         if self.kind != "search":
             return Architecture.parse(self.config.model.arch) if self.config.model.arch else None
         if self.derivation:
@@ -82,7 +82,7 @@ class NetworkRow:
     network: str  # `discrete`, `SuperNet` or `derived, in SuperNet`, as in `ComparisonRow`
     arch: str
     figures: Mapping[str, float]  # finite values by the keys of `ComparisonRow`
-    run: RunData | None  # `None` where its folder is not known
+    run: RunData | None  # `None` if the folder of the run is not known
     evaluation: str = PLAIN
     settings: str = ""  # of the evaluation protocol
 
@@ -94,9 +94,9 @@ class ComparisonData:
     folder: Path
     rows: tuple[NetworkRow, ...]  # of the plain evaluation
     others: tuple[NetworkRow, ...]  # of other protocols, whose perplexities are not comparable with `rows`
-    split: str | None  # that was evaluated; `None` if not recorded
+    split: str | None  # evaluated split of the text; `None` if not recorded
     missing: tuple[str, ...]  # run folders that the comparison names but that do not exist
-    conditions: Mapping[str, Any] | None  # options of evaluate that were given
+    conditions: Mapping[str, Any] | None  # options that were given to `parnas evaluate`
 
     @property
     def runs(self) -> list[RunData]:
@@ -227,13 +227,13 @@ def finite_values(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _contents(path: Path) -> set[str]:
-    """Return which files that a report can show a folder holds; raises `ParnasError` if there are none."""
+    """Return the names of the files in a folder that a report can show; raises `ParnasError` if there are none."""
     if not path.is_dir():
         raise ParnasError(f"There is no run folder {path}; {_HINT}.")
     names = {name for name in (ENVIRONMENT, COMPARISON, BASELINES, FRONT) if (path / name).is_file()}
     if not names and (path / "config.yaml").is_file():
         raise ParnasError(
-            f"{path} has a config.yaml but no {ENVIRONMENT}: no search or retrain was run there. Run it, or {_HINT}."
+            f"{path} has a config.yaml but no {ENVIRONMENT}: no training was started there. Start one, or {_HINT}."
         )
     if not names:
         raise ParnasError(f"{path} holds neither a run nor a comparison; {_HINT}.")
@@ -243,12 +243,12 @@ def _contents(path: Path) -> set[str]:
 def _refuse_links(folder: Path) -> None:
     """Raise `ParnasError` if a file to be read is a link that leaves its folder or is not a regular file.
 
-    This is for the files of comparisons and studies; `Run` checks the files of runs.
+    Only files of comparisons and studies are checked here; `Run` checks the files of runs.
     """
     for path in (*(folder / name for name in (COMPARISON, BASELINES, FRONT)), *analysis_files(folder)):
         refuse_outside_link(path, folder)
-        if path.exists() and not path.is_file():
-            raise ParnasError(f"{path} is no file but a folder or a device; remove it.")  # reading a pipe may never end
+        if path.exists() and not path.is_file():  # reading a pipe would never end
+            raise ParnasError(f"{path} is a folder or a device, but a file is expected; remove it.")
 
 
 def _read_run(run: Run, name: str) -> RunData:
@@ -300,7 +300,7 @@ def _comparison(path: Path, rows: Sequence[ComparisonRow], read: Mapping[str, Ru
 
 
 def _argmax_validation(search: RunData) -> dict[str, Any]:
-    """Return a search's last validation of its derived network in the SuperNet; empty if it validated another one."""
+    """Return the last validation of a search's derived network with the shared weights; empty if there is none."""
     architecture = search.architecture or ()
     if search.summary:
         validated = validated_architecture(search) is None
@@ -318,7 +318,7 @@ def _read_front(path: Path) -> CostFront:
     try:
         return read(path)
     except (KeyError, TypeError, ValueError) as error:
-        raise ParnasError(f"{path} is not a file of parnas {command}; run it again.") from error
+        raise ParnasError(f"{path} was not written by parnas {command}; run parnas {command} again.") from error
 
 
 def _read_baselines(path: Path) -> CostFront:

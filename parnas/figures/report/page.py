@@ -49,7 +49,7 @@ def write_report(paths: Sequence[Path], out: Path | None = None) -> Path:
 
     Args:
         paths: Folders of runs, or folders that `evaluate --out`, `baselines` or `blackbox` wrote.
-        out: Folder of the page; by default the folder in `paths` if there is only one, else `runs/report`.
+        out: Folder of the page; by default the only folder in `paths`, or `runs/report` if there are several.
 
     Returns:
         The path of the page.
@@ -170,4 +170,4 @@ def _explain_absence(data: ReportData) -> str:
     """Return the sentence that a section without runs shows: why there are none, and what to give."""
     if not data.comparisons:
         return "No run is among the folders given here; give run folders too."
-    return "The run folders of the comparison are not where it names them; give their present folders, too."
+    return "The run folders that the comparison names do not exist any more; give their new folders, too."

@@ -63,7 +63,7 @@ def search_result(search: RunData, data: ReportData) -> _SearchResult | None:
         result.cautions.extend(f"Derive warned: {text}." for text in search.derivation.warnings)
     else:
         command = f"parnas derive {_quote(search)}"
-        result.cautions.append(f"Nothing was derived yet: derive would choose this network now; {command} writes it.")
+        result.cautions.append(f"No network was derived yet; derive would select this one now: {command}.")
     if search.summary is None:
         result.cautions.append("The search has not ended: pi may change until then.")
     _compare(result, search, data)
@@ -72,6 +72,7 @@ def search_result(search: RunData, data: ReportData) -> _SearchResult | None:
 
 def headline(architecture: Architecture) -> str:
     """Return in how many blocks an architecture has attention, as a sentence such as `In 4 of its 12 blocks.`."""
+    # A new layer that is a kind of attention is added here by its letter; `describe_blocks` names all layers anyway.
     attention, count = sum(layer[0] in (ATTENTION, COMPRESSIVE) for layer in architecture), len(architecture)
     if count == 1:
         return "In its only block." if attention else "Not in its only block."
@@ -122,17 +123,19 @@ def _compare(result: _SearchResult, search: RunData, data: ReportData) -> None:
     _add_measures(result, *pair, name)
     steps = [row.figures.get("steps") for row in pair]
     if None not in steps and steps[0] != steps[1]:
-        result.cautions.append(f"They were trained for {steps[0]:,.0f} and {steps[1]:,.0f} steps.")
+        result.cautions.append(f"Steps of training: derived network {steps[0]:,.0f}, interleaved {steps[1]:,.0f}.")
     if any("latency_ms" not in row.figures for row in pair):
         result.sentences.append("Latency was not measured.")
         folders = " ".join(_quote(row.run) for row in pair if row.run)
         result.cautions.append(f"To measure latency: parnas evaluate {folders or 'RUN…'}.")
     command = f"parnas baselines {_quote(search)}"
-    result.cautions.append(f"One training each: a small difference may be chance. {command} trains several seeds.")
+    result.cautions.append(
+        f"Each network was trained once, so a small difference may be chance; {command} trains several seeds."
+    )
 
 
 def _trained_networks(search: RunData, data: ReportData) -> list[list[NetworkRow]]:
-    """Return lists of discrete networks trained on the search's text: one per comparison, last the finished runs."""
+    """Return lists of discrete networks trained on the search's text: one per comparison, then the finished runs."""
     comparisons = [each.rows for each in data.comparisons if all(run.text == search.text for run in each.runs)]
     alone = [run_row(run) for run in data.runs if run.text == search.text and run.summary]
     return [[row for row in rows if row.network == "discrete"] for rows in (*comparisons, alone)]
@@ -147,10 +150,10 @@ def _interleaved(depth: int) -> Architecture:
 
 
 def _interleaved_depth(derived: Architecture, tables: Sequence[Sequence[NetworkRow]]) -> int:
-    """Return the depth of the interleaved network to compare with.
+    """Return the number of blocks of the interleaved network with which the derived network is compared.
 
-    It is the depth of the derived network, or the largest in `tables` if they hold interleaved networks of other
-    depths only.
+    It is that of the derived network, except if all interleaved networks in `tables` have other numbers of blocks:
+    then it is the largest of those.
     """
     networks = {drop_identity(parse_architecture(row.arch) or ()) for rows in tables for row in rows}
     others = networks - {(), drop_identity(derived)}
@@ -163,7 +166,7 @@ def _add_measures(result: _SearchResult, derived: NetworkRow, other: NetworkRow,
     key = shared_perplexity([derived.figures, other.figures], [row.run for row in (derived, other) if row.run])
     measures = list(_COSTS)
     if key is None:
-        result.sentences.append("No finite perplexity of both the derived and the interleaved network is here.")
+        result.sentences.append("No perplexity is finite and comparable for the derived and the interleaved network.")
     else:
         measures.insert(0, (key, PERPLEXITIES[key], "", ",.4f" if key == "bits_per_byte" else ",.2f"))
     for measure, title, unit, form in measures:
@@ -186,14 +189,14 @@ def _add_measures(result: _SearchResult, derived: NetworkRow, other: NetworkRow,
 
 
 def _describe_alone(result: _SearchResult, search: RunData, derived: NetworkRow | None, interleaved: bool) -> None:
-    """Add to `result` what is known of the derived network if no table holds both it and the interleaved network."""
+    """Add to `result` the derived network's perplexity, and the commands that would make a comparison possible."""
     config = shlex.quote(str(search.run.folder / "config.yaml"))
     if derived is None:
         inherited = run_row(search).figures.get("ppl")
         if inherited is not None and search.summary:
             result.sentences.append(f"With the SuperNet's weights it reaches {inherited:,.2f} perplexity per token.")
         elif validated := validated_architecture(search):
-            result.sentences.append(f"The search ended with another network, {validated}, and validated only that one.")
+            result.sentences.append(f"The search ended with another network, {validated}, and validated that one.")
         result.sentences.append("The derived network has not been trained from scratch in the runs given here.")
         command = f"parnas retrain {config} --arch {_quote(search)}/arch.yaml --run runs/derived"
         result.cautions.append(f"To train the derived network: {command}.")
@@ -210,7 +213,7 @@ def _describe_alone(result: _SearchResult, search: RunData, derived: NetworkRow 
 
 def _describe_perplexity(derived: NetworkRow) -> str:
     if (ppl := derived.figures.get("ppl")) is None:
-        return "Its training from scratch has no finite perplexity per token."
+        return "It was trained from scratch, but has no finite perplexity per token."
     return f"Trained from scratch, it reaches {ppl:,.2f} perplexity per token."
 
 

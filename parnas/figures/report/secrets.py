@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Sequence
 
 HIDDEN = "***"
-# Words of a name; `data.tokenizer.kind` and `train_tokens_per_s` are settings and figures.
+# Parts of a name that make it a secret's, such as `token`, but not in `data.tokenizer.kind` or `train_tokens_per_s`.
 _SECRET = re.compile(
     r"password|passwd|pwd|passphrase|secret|credential|token(?!iz|s?_per|s?_len)|(?<!mon)(?<!tur)key(?!board|word)"
 )
@@ -41,7 +41,7 @@ def hide(text: str) -> str:
 def hide_command(words: Sequence[str]) -> str:
     """Return the words of a command line as one text, quoted for a shell, with `***` for secrets."""
     shown: list[str] = []
-    follows = False  # the value of an option
+    follows = False  # whether the next word is the value of a secret option
     for word in words:
         name, equals, _ = word.partition("=")
         if follows:
@@ -58,7 +58,8 @@ def hide_command(words: Sequence[str]) -> str:
 def _hide_after(pattern: re.Pattern[str], text: str) -> str:
     """Replace the value after each secret's name that `pattern` finds by `***`.
 
-    A quoted value ends at its closing quote; any other at the end of the line after a colon, else of the word.
+    A quoted value ends at its closing quote. Any other value ends at the end of the line if it follows a colon, else at
+    the end of the word.
     """
     parts, at = [], 0
     for name in pattern.finditer(text):

@@ -59,9 +59,9 @@ _COLUMNS = (
 )
 _COMPARED = ("ppl", "word_ppl", "bits_per_byte", "latency_ms")  # columns whose least value is marked
 _DIVISORS = {"ppl": "tokens", "word_ppl": "words", "bits_per_byte": "bytes"}
-_LENGTHS = ("tgt_len", "mem_len", "cmem_len")  # in a note where all networks have the same
+_LENGTHS = ("tgt_len", "mem_len", "cmem_len")  # shown in a note instead of columns if all networks have the same
 _PROTOCOL_KEYS = {*_DIVISORS, *_DIVISORS.values(), *_LENGTHS, "parameters", "steps"}
-_PROTOCOLS = {"cache": "a continuous cache", "dynamic + cache": "dynamic evaluation with a continuous cache"}
+_PROTOCOLS = {"cache": "a continuous cache", "dynamic + cache": "dynamic evaluation and a continuous cache"}
 _SPLITS = {"valid": "validation", "train": "training"}
 _TITLES = {
     "attention": "Age of the positions that each block attends to",
@@ -78,7 +78,7 @@ class _NetworkTable(NamedTuple):
     caption: str
     columns: list[_TableColumn]
     rows: Sequence[NetworkRow]
-    least: dict[str, float]  # lowest value by column, where values are comparable
+    least: dict[str, float]  # lowest value by column, only for columns whose values are comparable
     notes: list[str]
 
 
@@ -119,10 +119,10 @@ def _protocol_table(comparison: ComparisonData, protocol: str) -> _NetworkTable:
     """Return the table of one protocol other than plain evaluation, comparable only within itself."""
     rows = [row for row in comparison.others if row.evaluation == protocol]
     figures = [{key: row.figures[key] for key in row.figures.keys() & _PROTOCOL_KEYS} for row in rows]
-    notes = ["Another evaluation protocol: its figures are comparable within this table only."]
+    notes = ["Figures of this evaluation protocol are comparable within this table, but not with other tables."]
     if settings := "; ".join(f"{row.name}: {row.settings}" for row in rows if row.settings):
         notes.append(f"Settings: {settings}.")
-    caption = f"The same by {_PROTOCOLS.get(protocol, f'{protocol} evaluation')}{_split(comparison)}"
+    caption = f"The same networks with {_PROTOCOLS.get(protocol, f'{protocol} evaluation')}{_split(comparison)}"
     return _table(caption, [replace(row, figures=each) for row, each in zip(rows, figures, strict=True)], notes)
 
 
@@ -134,7 +134,7 @@ def _run_table(runs: Sequence[RunData], caption: str) -> _NetworkTable:
     elif len({run.tokens for run in runs}) > 1:
         notes.append("The runs have different tokenizers: perplexities per token are not comparable.")
     notes += [
-        f"{run.name} ended with {validated} and validated that network: the derived one has no figures here."
+        f"{run.name} ended with {validated} and validated that network; its derived network has no figures here."
         for run in runs
         if run.kind == "search" and (validated := validated_architecture(run))
     ]
