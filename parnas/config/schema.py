@@ -199,17 +199,13 @@ class ModelConfig(Section):
         "cluster that holds 6.25 % at most; min_macs: three clusters, the fewest multiply-adds, at a worse perplexity.",
     )
     proj_factor: int | None = Field(
-        None,
-        ge=1,
-        description="Factor by which the width of each further cluster of the adaptive softmax falls; null: div_val.",
+        None, ge=1, description="Divisor of the width from each cluster of the softmax to the next; null: div_val."
     )
     proj_dims: tuple[int, ...] | None = Field(
         None, description="Widths of the clusters after the head, one for each cutoff; replaces proj_factor."
     )
     tie_weights: bool = Field(True, description="Share the weights of embedding and softmax.")
-    div_val: int = Field(
-        1, ge=1, description="Factor by which the width of each further cluster of the input embedding falls."
-    )
+    div_val: int = Field(1, ge=1, description="Divisor of the width from each cluster of the embedding to the next.")
 
     @property
     def head_width(self) -> int:
@@ -376,9 +372,7 @@ class SearchConfig(Section):
     steps: int = Field(2000, ge=1, description="Training steps of the SuperNet.")
     warmup_steps: int = Field(100, ge=0, description="Steps over which the learning rate of the weights rises.")
     lr: float = Field(2e-3, gt=0, description="Peak learning rate of the weights.")
-    alpha_start_step: int = Field(
-        200, ge=0, description="First step that trains alpha; before it only weights are trained (FBNet, section 3)."
-    )
+    alpha_start_step: int = Field(200, ge=0, description="Step from which alpha is trained too (FBNet, section 3).")
     alpha_lr: float = Field(
         0.02, gt=0, description="Initial learning rate of alpha; it falls linearly to zero while alpha is trained."
     )
@@ -398,13 +392,10 @@ class SearchConfig(Section):
         "blocks is still sampled from pi in each step.",
     )
     tau_start: float = Field(1.0, gt=0, description="Temperature tau at the first step.")
-    tau_end: float = Field(
-        0.1, gt=0, description="Temperature tau at the last step; its lower bound if it is learnable."
-    )
+    tau_end: float = Field(0.1, gt=0, description="Temperature tau at the last step; the lower bound if learnable.")
     tau_schedule: Literal["exponential", "linear", "cosine", "learnable"] = Field(
         "exponential",
-        description="Schedule from tau_start to tau_end; learnable: tau is a parameter between them, trained with "
-        "alpha.",
+        description="Schedule from tau_start to tau_end; learnable: a parameter in this range, trained with alpha.",
     )
     alpha_every: int = Field(4, ge=1, description="Weight steps per architecture step, if alpha has a held-out split.")
     entropy_start: float = Field(
@@ -601,15 +592,10 @@ class CacheConfig(Section):
 
     size: int | None = Field(None, ge=1, description="Positions that the cache holds; null: no cache.")
     theta: float = Field(
-        0.1,
-        ge=0,
-        description="Factor of the similarity of hidden states in the softmax; 0: all positions weigh the same.",
+        0.1, ge=0, description="Factor of the similarity of hidden states; 0: all positions weigh the same."
     )
     weight: float = Field(
-        0.1,
-        ge=0,
-        lt=1,
-        description="Weight of the cache's probability; the network's probability has 1 minus this weight.",
+        0.1, ge=0, lt=1, description="Weight of the cache's probability; 1 minus it is the weight of the network's."
     )
 
 
@@ -621,9 +607,7 @@ class EvaluationConfig(Section):
     mem_len: int | None = Field(None, ge=0, description="Positions of memory; null: as trained.")
     cmem_len: int | None = Field(None, ge=0, description="Positions of compressed memory; null: as trained.")
     clamp_len: int | None = Field(None, ge=1, description="Larger distances are treated as this one; null: as trained.")
-    same_length: bool | None = Field(
-        None, description="Every query attends to equally many positions; null: as trained."
-    )
+    same_length: bool | None = Field(None, description="Queries attend to equally many positions; null: as trained.")
     batch_size: int = Field(32, ge=1, description="Rows read in parallel; changes the speed, not the result.")
     stride: int | None = Field(
         None,

@@ -85,11 +85,7 @@ class Tokenizer(ABC):
     @classmethod
     @abstractmethod
     def load(cls, settings: dict[str, Any], folder: Path) -> Self:
-        """Make a tokenizer from the content of `tokenizer.json` and, for sentencepiece, the model in `folder`.
-
-        Raises:
-            ValueError: A setting is not valid.
-        """
+        """Make a tokenizer from the content of `tokenizer.json`; raise `ValueError` if a setting is not valid."""
 
     def encode_block(self, block: bytes) -> Encoded:
         """Encode a block of a file in UTF-8."""
@@ -338,15 +334,10 @@ class PieceTokenizer(Tokenizer):
 
 
 def train_tokenizer(config: TokenizerConfig, train: TextSlice, held_out: Iterable[TextSlice] = ()) -> Tokenizer:
-    """Train a tokenizer on a text, deterministically.
+    """Train a tokenizer on the split `train`, deterministically; a byte tokenizer also includes bytes of `held_out`.
 
     The ids of words and bytes are sorted by frequency. Those of pieces are sorted later, by `PieceTokenizer.sorted_by`,
     because the frequencies of pieces are known only once the text is encoded.
-
-    Args:
-        config: The kind of tokenizer and its settings.
-        train: The training split.
-        held_out: The other splits, whose bytes the byte tokenizer includes.
 
     Raises:
         ParnasError: `vocab_size` is larger than the text supports.

@@ -148,13 +148,8 @@ def largest_difference(network: TransformerXL, step: Step, start: Callable[[int]
     """Return the largest absolute difference, in nats, between log-probabilities of a network and of its export.
 
     Network and export read the same random tokens with memory, first with batch size 1, then with 2: at most 8 segments
-    of different lengths of up to 64 tokens. A difference that is not finite is returned as infinity.
-
-    Args:
-        network: The original network.
-        step: Function that runs the export.
-        start: Function that takes the batch size and returns the state of `step` before the first segment.
-        tgt_len: Segment length of the training.
+    of different lengths of up to 64 tokens. `step` runs the export; `start` takes the batch size and returns the state
+    of `step` before the first segment. If a log-probability is not finite, the result is infinity.
     """
     whole = min(tgt_len, 64)
     lengths = [whole, 1, whole // 2 + 1, *[whole] * math.ceil(network.config.mem_len / whole)][:8]

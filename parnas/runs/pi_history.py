@@ -27,11 +27,7 @@ class PiHistory:
 
     @classmethod
     def from_records(cls, records: Sequence[PiRecord], space: Sequence[str], source: str = PI) -> Self:
-        """Stack records of `pi.jsonl` into arrays.
-
-        Raises:
-            ParnasError: There is no record, or one does not fit the layers `space` [C]; the message names `source`.
-        """
+        """Stack records of the file `source`; raise `ParnasError` if one does not fit the layers `space` [C]."""
         if not records:
             raise ParnasError(f"{source} holds no line yet; the search writes one every train.log_every steps.")
         steps = np.array([record.step for record in records], dtype=np.int64)
@@ -65,10 +61,10 @@ class PiHistory:
         search = run.config().search
         history = cls.from_records(run.pi_records(), search.candidates, str(run.folder / PI))
         if history.blocks != search.blocks:
-            raise ParnasError(
-                f"{run.folder / PI} has pi of {history.blocks} blocks, but search.blocks in config.yaml is "
-                f"{search.blocks}; restore the file that was changed."
+            problem = (
+                f"has pi of {history.blocks} blocks, but search.blocks is {search.blocks}; restore it or config.yaml."
             )
+            raise ParnasError(f"{run.folder / PI} {problem}")
         return history
 
     @property

@@ -57,11 +57,7 @@ class Record(BaseModel):
 
     @classmethod
     def parse(cls, content: object, source: str, hint: str = "restore it") -> Self:
-        """Return the record that JSON content describes.
-
-        Raises:
-            ParnasError: The content is not valid; the message has `source`, the first wrong key and `hint`.
-        """
+        """Return the record of JSON content; raise `ParnasError` with `source`, the first wrong key and `hint`."""
         if not isinstance(content, dict):
             raise ParnasError(f"{source} holds no JSON object; {hint}.")
         try:
