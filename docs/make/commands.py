@@ -35,8 +35,8 @@ ENDING = """## Exit codes
 | 0 | success | |
 | 2 | wrong arguments or settings, an unusable file, a full disk, out of memory, a loss that is not finite | follow the message |
 | 130 | interrupted by Ctrl-C (SIGINT); the training is saved | run the command that the message names |
-| 138 | stopped by SIGUSR1 (on Linux; elsewhere 128 + its number), which clusters send before they preempt a job; saved | the same |
-| 143 | stopped by SIGTERM; saved | the same |
+| 138 | stopped by SIGUSR1 (on Linux; elsewhere 128 + its number), which clusters send before they preempt a job; the training is saved | run the command that the message names |
+| 143 | stopped by SIGTERM; the training is saved | run the command that the message names |
 | 1 | a bug, with a traceback | report it with the traceback |
 
 A command that ends with 2, 130, 138 or 143 prints one message to standard error and no traceback. Under torchrun each
@@ -59,7 +59,7 @@ GRID = ", ".join(
 MORE = {
     "search": (
         "Writes `pi.jsonl`, checkpoints and `figures/pi.gif` into the run folder. The same command with the same `--run` "
-        "resumes an unfinished run. The objective: [how it works](how-it-works.md#the-objective).",
+        "resumes an unfinished run. What alpha and the weights minimise: [how it works](how-it-works.md#the-objective).",
         "parnas search configs/demo.yaml search.steps=600 --run runs/search",
     ),
     "derive": (
@@ -79,7 +79,7 @@ MORE = {
         "parnas evaluate runs/search runs/derived --split test --out runs/comparison",
     ),
     "pipeline": (
-        "The same command with the same `--run` resumes in any phase. The folder gets `search/`, `finalists/`, "
+        "The same command with the same `--run` resumes an interrupted pipeline in the phase that it had reached. The folder gets `search/`, `finalists/`, "
         "`derived/`, a run for each baseline, the comparison on the validation split and `report.html`. About "
         "`--finalists`: [how it works](how-it-works.md#the-amount-of-attention).",
         "parnas pipeline configs/demo.yaml --finalists 2 --baselines equal-cost,all-f --run runs/pipeline",
@@ -105,11 +105,11 @@ MORE = {
         "parnas tune configs/demo.yaml --arch sfsfff --trials 4 --set train.lr=log:1e-3..1e-2 --run runs/tuned",
     ),
     "tune-eval": (
-        f"Tries by default {GRID}, for a cache of {CACHE_SIZE:,} positions, and writes all results to `tuned_eval.json` in "
+        f"By default the command tries the values {GRID}, for a cache of {CACHE_SIZE:,} positions. It writes all results to `tuned_eval.json` in "
         "the run folder. The meaning of the settings: [evaluation.md](evaluation.md).",
         "parnas tune-eval runs/derived",
     ),
-    "watch": ("Ctrl-C ends it and leaves the run alone.", "parnas watch runs/search --once"),
+    "watch": ("Ctrl-C ends the display, not the training.", "parnas watch runs/search --once"),
     "plot": ("", "parnas plot runs/search runs/derived"),
     "report": ("What the page shows: [report.md](report.md).", "parnas report runs/search runs/derived"),
     "export": (
@@ -125,7 +125,7 @@ MORE = {
         "parnas plan configs/wikitext103-par.yaml --gpus 8 --memory 16",
     ),
     "cutoffs": (
-        "`model.cutoffs: auto` and `min_macs` call the same function.",
+        "The settings `model.cutoffs: auto` and `min_macs` choose cutoffs by the same function.",
         "parnas cutoffs runs/search --clusters 3",
     ),
     "data": ("", "parnas data wikitext-2 data.tokenizer.kind=word"),

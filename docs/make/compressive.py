@@ -30,22 +30,22 @@ In the small networks measured below, compressive memory lowers the perplexity b
     * `conv`: a convolution whose width and stride are `ratio`, initialised as the mean;
     * `dilated_conv`: the same convolution over every second position, so that its windows overlap;
     * `most_used`: keeps the positions that received the most attention. For this comparison, each query's attention to
-      memory and segment is rescaled to sum to 1, without compressed memory. Otherwise a choice would depend on earlier
-      choices, and so on the whole text before.
-* **Losses** (`model.memory.loss`) train the two convolutions. The first two train only the compression, with a separate
-  optimizer and separate clipping:
+      memory and segment is rescaled to sum to 1, without compressed memory. Otherwise the positions kept would depend on
+      those kept earlier, and so on the whole text before.
+* **Losses** (`model.memory.loss`) train the two convolutions. `attention` and `autoencode` train only the compression, with a
+  separate optimizer and separate clipping:
     * `attention`: the mean squared difference between attention over the compressed and over the original positions
       (the paper has a norm instead of the mean square);
     * `autoencode`: the mean squared error of a decoder that reconstructs the original positions;
-    * `bptt`: no auxiliary loss; the gradient of the next segment's loss reaches the compression.
+    * `bptt`: no additional loss; the compression learns from the gradient of the next segment's loss.
 * **Distances** (`model.memory.distance`) between a query and a compressed position: `slots` counts the visible positions
   between them, as in the paper; `tokens` takes the mean distance of the compressed tokens, which needs encodings for
   `ratio` times as many distances.
-* **Groups.** Only complete groups of `ratio` positions are compressed; the rest waits in memory. The result is therefore
+* **Groups.** Only complete groups of `ratio` positions are compressed; an incomplete group waits in memory. The result is therefore
   independent of how the text is divided into segments.
 * **Lengths** may differ between training and evaluation: `--mem-len`, `--cmem-len`, `--tgt-len`, `--clamp-len N`
-  (distances above N count as N) and `--same-length` (every query attends equally far back). The last two mean the same
-  as in the code of Dai et al. and can be used in training (`model.clamp_len`, `model.same_length`).
+  (distances above N count as N) and `--same-length` (every query attends equally far back). `clamp_len` and `same_length`
+  mean the same as in the code of Dai et al. and are also settings of training (`model.clamp_len`, `model.same_length`).
 
 `tests/slow_compressive.py` implements the paper's algorithms 1 and 2 one vector at a time. The tests compare memories,
 losses and gradients with it for every function, loss and kind of distance.
@@ -54,21 +54,21 @@ losses and gradients with it for every function, loss and kind of distance.
 
 `parnas evaluate --analyse` writes tables and pictures:
 
-* `attention`: mean attention weight per block by the age of the attended position, in six ranges of age each for
+* `attention`: mean attention weight per block by the age of the attended position, in six ranges of age for each of
   compressed memory, memory and segment; measured on at least 64 segments with full memory.
 * `frequency`: perplexity per word by the frequency of the word in the training text, for any tokenizer. The loss of a
   word is the sum over its tokens. A line end counts as a word; unknown words count as `<unk>`.
 * `memory`: perplexity with 0 to 4 times the memory length of training, the gain of each extension, and the shortest
   length beyond which memory gains less than 1 %.
 
-The pictures compare three networks of the experiment below, with the first seed each:
+The pictures compare three networks of the experiment below, each trained from the first seed:
 
 {pictures}
 ## Results
 
 `benchmarks/compressive.yaml` trains networks of three attention and three feed-forward layers on WikiText-2, in
 lower-cased sentencepiece pieces. Memory has 16 positions and compressed memory 16. Perplexities are per piece on the
-validation split. Percentages are relative to *plain, same span*. *2:1* to *4:1* is `ratio`.
+validation split. Percentages are relative to *plain, same span*; *2:1*, *3:1* and *4:1* mean `ratio` 2, 3 and 4.
 
 | plain memory | `mem_len` |
 | --- | --- |
@@ -86,7 +86,7 @@ validation split. Percentages are relative to *plain, same span*. *2:1* to *4:1*
   the paper, after long training on longer texts, `conv` with `attention` was best and gained more: perplexity 17.1
   against 18.1 on the test split of WikiText-103, and about a fifth less on rare words.
 * Each network has one or two seeds. The standard deviation over two seeds is {spread} in perplexity. Trust effects that
-  appear at every ratio and seed, such as the gain of `max_pool`, rather than a single row.
+  appear at every ratio and seed, such as the gain of `max_pool`, rather than a single row of the table.
 * The test split was not read.
 
 `python docs/make/compressive.py` writes this page from `benchmarks/results/`.
@@ -136,7 +136,7 @@ def judge_table(result: dict[str, Any]) -> Iterator[str]:
     for title, line in (("The best", ranked[0]), ("The worst", ranked[-1])):
         yield f"{title} of {len(ranked)} compressed memories, *{line['memory']}*: {describe(line)}, {compared(line)}."
     in_slots = [line for line in compressed if not line["memory"].endswith("tokens")]
-    yield f"Mean of each function and loss over all ratios (number of trainings): {'; '.join(by_function(in_slots))}."
+    yield f"Mean perplexity of each function and loss over all ratios (number of trainings): {'; '.join(by_function(in_slots))}."
     default = next(line for line in compressed if line["memory"] == "conv, attention, 3:1")
     gains = {
         words: 100 * (1 - as_number(default[f"words {words}"]) / as_number(base[f"words {words}"]))
@@ -168,7 +168,7 @@ def judge_search(result: dict[str, Any]) -> Iterator[str]:
     yield (
         f"A search over `[s, c, f, i]` derived `{arch}` (`i` blocks do nothing) at {result['share']:.3f} of the interleaved "
         f"network's latency "
-        f"(target {result['target']}), with compressed memory in {arch.count('c')} of {len(arch)} blocks. The probability "
+        f"(target {result['target']}), with compressed memory in {arch.count('c')} of {len(arch)} blocks. The final probability "
         f"of `c` is between {min(weights):.2f} and {max(weights):.2f} in all blocks."
     )
     trained = "; ".join(f"{line['network']} `{line['string']}` {line['ppl']:.2f}" for line in result["networks"])
@@ -187,7 +187,7 @@ def judge_step(result: dict[str, Any]) -> Iterator[str]:
         for row in setting["rows"]
         if row["memory"].startswith("most_used")
     )
-    yield f"With `most_used`, which needs the attention weights, it takes at most {exempt:.2f} times as long."
+    yield f"With `most_used`, which needs the attention weights, a training step takes at most {exempt:.2f} times as long."
 
 
 def describe(line: dict[str, Any]) -> str:

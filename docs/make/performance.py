@@ -25,18 +25,19 @@ PARTS = (
 INTRODUCTION = """# Speed
 
 On two CPU cores, parnas trains the same network 1.5 to 2.4 times as fast as Hugging Face transformers (*train_step* below),
-and a search step takes about as long as a step of an ordinary training (*search_step*). **Nothing has been
+and a search step takes about as long as a training step of one network (*search_step*). **Nothing has been
 measured on a GPU**; `benchmarks/gpu_round.py` is prepared for it.
 
 `make bench` and `make bench-quality` make short runs of most benchmarks; `python benchmarks/NAME.py` makes the full run
-of one. The networks of a table take turns in one process, and the tables come from different machines, so compare
+of one. The variants in a table are timed in turns in one process, and the tables come from different machines, so compare
 numbers within a table, not across tables.
 
 ## Goals
 
 The goals were set before the measurements. *Plain mixture* is a step in which all candidates of all blocks run, in
-float32 and without the optimisations below. Its goal is its speed in an earlier measurement on another machine, scaled by
-the speed of matrix products; if it is missed, the ratio to it looks better than it is.
+float32 and without the optimisations below. The goal for the plain mixture is its speed in an earlier measurement on another
+machine, scaled by the speed of matrix products. Where the plain mixture misses this goal, speeds relative to it look better
+than they are.
 
 {verdicts}
 
@@ -44,8 +45,8 @@ the speed of matrix products; if it is missed, the ratio to it looks better than
 
 * **One candidate per block.** With the default estimator `uniform`, a weight step runs one path. Every fourth step is
   followed by an architecture step, which runs two paths forward on a few rows. `single_path` runs one path and, forward
-  only, one other candidate of one block. Its gradient of alpha has the same expectation as `straight_through`, which runs
-  all candidates, but a higher variance (`tests/model/test_estimators.py`). `gdas` runs only the path and is biased.
+  only, one other candidate of one block. The resulting gradient of alpha has the same expectation as `straight_through`, which runs
+  all candidates, but a higher variance (`tests/model/test_estimators.py`). `gdas` runs only the path; its gradient is biased.
 * **Hand-written gradients** where autograd copies more than it computes: attention, with the relative shift as a view,
   and the cross-entropy of the adaptive softmax, which keeps one matrix instead of three (`parnas/model/fused.py`). The
   tests compare both with the plain forms in `benchmarks/plain.py`.
@@ -55,7 +56,7 @@ the speed of matrix products; if it is missed, the ratio to it looks better than
   compiles a kernel for each new shape.
 * **Gradient clipping inside the optimizer** saves a pass over the parameters. Loss and gradient norm are read only when
   they are logged.
-* **Cached keys and values**: memory holds them in inference. Encodings of distances are computed once per length.
+* **Cached keys and values**: in inference, memory holds them instead of hidden states. Encodings of distances are computed once per length.
 * **Parallel encoding** of the text on all cores. Token counts and encoded text are cached until the corpus file changes.
 
 These were slower or no faster, and are not used:
@@ -77,12 +78,12 @@ vocabulary of 12,000 pieces, batch 32, segment 32, memory 16.
 | --- | --- |
 | time_to_quality | seconds from the start of a command with an empty cache to a validation at 1.488 bits per byte, the result of the earlier TensorFlow program |
 | search_step | one step of a search with each estimator, with pi fixed to uniform or to the interleaved path; *training*: a step of the interleaved network; *baseline*: the plain mixture |
-| estimators | searches of about the same time; bits per byte of the most probable network (*argmax*) and of the mixture by pi, with shared weights, one seed |
-| train_step | the same network, token ids and adaptive softmax in three libraries; *share of peak*: FLOP/s of the model relative to one large matrix product; *loss difference*: between parnas and transformers with equal weights |
-| choices | a training step as built, and with one optimisation removed; above 1 the optimisation helps |
+| estimators | searches of about the same time; bits per byte of the most probable network (*argmax*) and of the mixture of all candidates by pi, with the shared weights, one seed |
+| train_step | the same network, token ids and adaptive softmax in three libraries; *share of peak*: FLOP/s of the model relative to one large matrix product; *loss difference*: parnas minus transformers with equal weights, in nats per token, without sign |
+| choices | a training step as built, and with one optimisation removed; a ratio above 1 means that the optimisation helps |
 | inference | latency of scoring one segment with full memory |
 | data | encoding speed, memory of `parnas data`, and time to the first training step |
-| scaling | time and memory of a step as one shape grows; an exponent p says that twice the shape costs 2^p times as much |
+| scaling | time and memory of a step as one shape grows; an exponent p means that doubling the shape costs 2^p times as much |
 | cutoffs | seconds to find the cutoffs of an adaptive softmax for the vocabulary of WikiText-103 |
 | softmax | perplexity and CPU time of trainings with different cutoffs |
 
@@ -139,7 +140,7 @@ def judge_search_step(result: dict[str, Any]) -> Iterator[str]:
         if goal["precision"] == "bf16" and goal["situation"] == "uniform":
             speed, least = goal["tokens/s over baseline"], goal["at least"]
             verdict = mark(goal["fast enough"])
-            yield f"It processes {speed:.1f} times the tokens/s of the plain mixture (goal: {least:.0f}, {verdict})."
+            yield f"This search step processes {speed:.1f} times the tokens/s of the plain mixture (goal: {least:.0f}, {verdict})."
     baseline = result["baseline"]
     for dropout, speed in baseline["steps_per_second"].items():
         yield (
@@ -157,7 +158,7 @@ def judge_train_step(result: dict[str, Any]) -> Iterator[str]:
         apart = ours["loss_difference"]
         yield (
             f"A training step of 12 blocks in {precision}: {ratio:.2f} times the tokens/s of transformers (goal: {goal}, "
-            f"{mark(ratio >= goal)}); the losses differ by {apart:.0e}."
+            f"{mark(ratio >= goal)}); with equal weights their losses differ by {apart:.0e} nats per token."
         )
     share = records["WT103 base, 2 layers", "blocks", "parnas", "bf16"]["share_of_peak"]
     yield (

@@ -33,45 +33,48 @@ CONFIGS = {
 
 TEXT = """# Plan a training
 
-`parnas plan` says before a training how much GPU memory it needs, whether it fits, and what it will cost:
+`parnas plan` says before a training how much GPU memory it needs, whether the GPU has enough, and what time and price to
+expect:
 
     parnas plan configs/wikitext103-large.yaml --gpus 8 --memory 80 --from runs/short --price-per-hour 2
 
-It prints, for the search and for the retraining, the memory of each GPU, the settings that would help if it does not fit,
+It prints, for the search and for the retraining, the memory of each GPU, the settings to change if the GPU has too little,
 and time and price. Nothing is trained or downloaded and no GPU is needed. If the text is not on this machine, the
 vocabulary has its published or configured size, and token frequencies follow Zipf's law.
 
 * **Memory is counted.** A whole training step runs on tensors that have shapes and types but no data, and the bytes of the
   live tensors are added up after each operation. The count includes full memory of earlier segments, the moments of the
   optimizer (two per weight for AdamW, one for Muon), averaged weights, gradient buckets, `train.accumulate` and
-  `runtime.checkpoint_activations`. For a search it is a step of the configured estimator, with the largest path.
+  `runtime.checkpoint_activations`. For a search, the step is that of the configured estimator, on the path that needs most memory.
   Precision is bf16 unless `runtime.precision` is fp32.
-* **A margin of {margin:.0%} and {context:.0f} GB** covers what is not counted: workspaces of kernels, temporary copies of
+* **A margin of {margin:.0%} and {context:.0f} GB** covers memory that is not counted: workspaces of kernels, temporary copies of
   Muon, rounding and fragmentation of the allocator, CUDA and NCCL. `torch.compile` is ignored.
-* **Speed must be measured.** `--from RUN` takes the median of a short run of some 200 steps, `--tokens-per-s` a number
-  from you. For other networks it is scaled by the FLOPs per token of matrix products. This assumes equal utilisation,
-  which is lower for small networks and for few rows per GPU, so measure with the planned optimizer and rows per GPU.
+* **Speed must be measured.** `--from RUN` takes the median speed of a short run of some 200 steps, `--tokens-per-s` takes
+  a number. For another network than the measured one, the speed is scaled by the FLOPs per token of matrix products. This
+  assumes equal utilisation of the GPU, which is lower for small networks and few sequences per GPU, so measure with the
+  planned optimizer and number of sequences per GPU.
   Validation and checkpoints are not included.
 * **Several GPUs** scale linearly, except for the part of the gradient averaging that takes longer than the backward pass.
-  `--bandwidth` is {nvlink:.0f} GB/s for up to eight GPUs (NVLink) and {network:.0f} GB/s beyond.
+  The default of `--bandwidth` is {nvlink:.0f} GB/s for up to eight GPUs (NVLink) and {network:.0f} GB/s for more.
 
 ## Accuracy
 
 The counted bytes of tensors are exact (`tests/planning/test_memory_estimate.py`). On a CPU the measured peak memory of
-the process is {least:.2f} to {most:.2f} times the plan if the system maps each tensor separately (`benchmarks/plan.py`).
-With the heap that trainings on a CPU use, fragmentation makes it {kept_least:.2f} to {kept_most:.2f} times the plan.
+the process is {least:.2f} to {most:.2f} times the planned memory if the system maps each tensor separately (`benchmarks/plan.py`).
+With the heap that trainings on a CPU use, fragmentation makes it {kept_least:.2f} to {kept_most:.2f} times the planned memory.
 **Nothing was measured on a GPU**, whose allocator differs.
 
 ## Example: WikiText-103
 
 **This is a projection, not a measurement.** The base network is assumed to reach the {speed:,} tokens/s that NVIDIA
-published for its variant on one A100 (DeepLearningExamples, PyTorch/LanguageModeling/Transformer-XL); the other rows
-are scaled from that as above. *Rows each* is the batch size per GPU. *GB per GPU* includes the margin; *step* is the part
-of activations, gradients and temporary tensors, in GB at their peak.
+published for its variant on one A100 (DeepLearningExamples, PyTorch/LanguageModeling/Transformer-XL); the speeds of the
+other rows are scaled from this one by FLOPs per token. *Rows each* is the batch size per GPU. *GB per GPU* includes the
+margin; *step* is the part of activations, gradients and temporary tensors, in GB at their peak.
 
 {table}
 
-With few rows on each of 64 GPUs, averaging the gradients takes longer than the backward pass and determines the time.
+If each of 64 GPUs has only a few sequences, averaging the gradients takes longer than the backward pass and determines
+the time.
 
 `python docs/make/planning.py` writes this page.
 """

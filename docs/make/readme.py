@@ -49,14 +49,14 @@ def comparison_rows(comparison: Mapping[str, Any]) -> Iterator[Row]:
         f"Is the derived network (`{derived['string']}`) cheaper than the interleaved network (`{interleaved['string']}`)?",
         f"{latency:.0%} of its latency; perplexity {derived['valid ppl']:.1f} against {interleaved['valid ppl']:.1f}, "
         f"{gain:+.2f} % ({interval})",
-        f"{'Yes' if latency < 1 else 'No'}. In perplexity {verdict}.",
+        f"{'Yes' if latency < 1 else 'No'}. Perplexity: {verdict}.",
     )
     ppl = [row["valid ppl"] for name, row in networks.items() if name.startswith("random")]
     change = 100 * (derived["valid ppl"] / median(ppl) - 1)
     worse = sum(derived["valid ppl"] < each for each in ppl)
     yield Row(
         "Is it better than random networks of the same cost?",
-        f"perplexity {change:+.2f} % relative to their median, and lower than {worse} of {len(ppl)}",
+        f"perplexity {change:+.2f} % relative to their median, and lower than the perplexity of {worse} of {len(ppl)}",
         "Yes, by a small margin." if change < 0 else "No.",
     )
     gain, interval, verdict = against(comparison, "shallower", seeds)
@@ -68,7 +68,7 @@ def comparison_rows(comparison: Mapping[str, Any]) -> Iterator[Row]:
     gain, _, _ = against(comparison, "interleaved, longer", seeds)
     yield Row(
         "Is it better than the interleaved network trained for the time of search and retraining together?",
-        f"perplexity {gain:+.0f} %",
+        f"perplexity {gain:+.0f} % relative to the longer training",
         "No. These trainings are short, and more steps help most." if gain > 0 else "Yes.",
     )
 
@@ -78,7 +78,13 @@ def against(comparison: Mapping[str, Any], name: str, seeds: int) -> tuple[float
     pattern = rf"derived against {name} \(.*: ([+-][\d.]+) % perplexity, 95 % interval ([+-][\d.]+) to ([+-][\d.]+) %"
     (match,) = [found for answer in comparison["answers"] if (found := re.match(pattern, answer))]
     gain, low, high = map(float, match.groups())
-    verdict = f"{seeds} seeds show no difference" if low <= 0 <= high else "it is better" if high < 0 else "it is worse"
+    verdict = (
+        f"no significant difference over {seeds} seeds"
+        if low <= 0 <= high
+        else "it is better"
+        if high < 0
+        else "it is worse"
+    )
     return gain, f"95 % interval {low:+.2f} to {high:+.2f} %", verdict
 
 
@@ -92,8 +98,8 @@ def ranking_row(quality: Mapping[str, Any]) -> Row:
     ]
     return Row(
         "Does a search rank networks in the same order as training each of them from scratch?",
-        f"rank correlation (Kendall's tau) {tau:.2f}; between two seeds of the trainings {ceiling:.2f}",
-        "Nearly as reliably as a second training of each network." if tau >= 0.9 * ceiling else "Only in part.",
+        f"rank correlation (Kendall's tau) of search and trainings {tau:.2f}; of trainings from two seeds {ceiling:.2f}",
+        "Almost as reliably as a second training of each network." if tau >= 0.9 * ceiling else "Only in part.",
     )
 
 
@@ -103,10 +109,10 @@ def word_row(words: Mapping[str, Any]) -> Row:
     valid = {row["run"]: row["word_ppl"] for row in plain(words, "valid")}
     change = 100 * (ppl["derived"] / ppl["equal-cost"] - 1)
     return Row(
-        "WikiText-2 by words, from scratch, two CPU cores",
+        "How good is a derived network on WikiText-2 by words, trained from scratch on two CPU cores?",
         f"perplexity {valid['derived']:.2f} in validation, {ppl['derived']:.2f} in test; {change:+.1f} % relative to the "
         f"interleaved network of equal cost (one seed)",
-        f"The blocks cost {words['search']['derivation']['cost']['share']:.0%} of the 12 interleaved blocks. "
+        f"Its blocks cost {words['search']['derivation']['cost']['share']:.0%} of 12 interleaved blocks. "
         f"At that cost the interleaved network is {'slightly better' if change > 0 else 'worse'}.",
     )
 
@@ -115,7 +121,7 @@ def forerunner_row(record: Mapping[str, Any]) -> Row:
     """Return the row of the search with the settings of the TensorFlow program, which has no cost target."""
     (row,) = [row for row in record["comparison"] if row["run"] == "derived"]
     return Row(
-        "WikiText-2 in sentencepiece pieces, with the sizes of an earlier TensorFlow implementation, without a cost target",
+        "How good is a derived network on WikiText-2 in sentencepiece pieces, with the sizes of an earlier TensorFlow implementation and no cost target?",
         f"{row['bits_per_byte']:.3f} bits per byte after {row['train_seconds'] / 60:.0f} minutes on two cores; the earlier "
         f"implementation {FORERUNNER} after 37 minutes on a GPU",
         "Better, in less time." if row["bits_per_byte"] < FORERUNNER else "Worse.",

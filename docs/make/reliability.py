@@ -27,18 +27,19 @@ weights:
   loss. The last {keep} and the best are kept. A checkpoint holds everything that changes during training: weights,
   optimizers, alpha, tau, the state of the estimator, step, memories, best loss and all random generators.
 * **Writing a checkpoint** happens in the background, into a temporary folder that is flushed and then renamed. Its manifest
-  holds the SHA-256 of each file. A checkpoint that fails verification is skipped with a warning. Metrics after the step
-  of the checkpoint are removed, so every step appears once.
+  holds the SHA-256 of each file. A checkpoint that fails verification is skipped with a warning. On resuming, metrics after
+  the step of the checkpoint are removed, so every step appears once.
 * **Cost of checkpoints**, as a share of the training time with one every {every} steps, on a CPU: {stalls}
   (`python benchmarks/saving.py`).
 * **Exact on a CPU.** Losses, pi and final weights are the same as without interruption, given the same configuration,
   versions, machine and number of threads. On a GPU, kernels add gradients in varying order, so losses differ in the last
   digits; this was not measured.
 * **Settings that may change** when a run resumes: {may_change}. `train.accumulate` changes the weights by rounding and
-  by other samples of dropout; `train.steps` may only grow, also for a finished run, and changes the learning rates of
-  the remaining steps. The others leave the weights as they would have been. Any other change is refused with a list.
-* **One process per folder.** The folder is locked during a training, and the lock ends with the process. Network drives
-  without working locks are not protected.
+  by different dropout masks; `train.steps` may only grow, also for a finished run, and changes the learning rates of
+  the remaining steps. The other settings of this list do not change the weights. A change of any setting outside this list
+  is an error that lists the changes.
+* **One process per folder.** The folder is locked during a training, and the lock ends with the process. A folder on a
+  network drive without working locks is not protected.
 
 ## Signals and clusters
 
@@ -56,8 +57,8 @@ With torchrun, `--max-restarts` restarts processes that died ([scaling](scaling.
 If a loss or gradient is infinite or NaN, the run ends before any weight is updated. The message names the step, the first
 affected block, the last good checkpoint and the settings to lower. `train.max_skipped_steps: 3` skips up to three such
 steps instead, each time emptying the memory of earlier segments. If the machine runs out of memory, the message names the
-step, the block and the settings to lower: `data.batch_size` (or raise `train.accumulate`),
-`runtime.checkpoint_activations`, `data.tgt_len`, `model.mem_len`.
+step, the block and the settings to change: a lower `data.batch_size`, `data.tgt_len` or `model.mem_len`, a higher
+`train.accumulate`, or `runtime.checkpoint_activations`.
 
 ## Determinism
 
@@ -73,8 +74,8 @@ architecture and weights on the same machine with the same versions and number o
 ## Soak test
 
 `make soak` disturbs a search and a retraining of a small network, which run in separate processes, and resumes them with
-the same command. Among the {kills} times that it sent SIGKILL at a random moment, a checkpoint was half written
-{while_saving} times. **{verdict}**
+the same command. It sent SIGKILL {kills} times at a random moment; {while_saving} times a checkpoint was half written.
+**{verdict}**
 
 {table}
 
@@ -91,7 +92,7 @@ def render() -> str:
     soak = read_json(RESULTS / "reliability.json")
     whole = soak["bit_identical"] and soak["one_message"] and not soak["lost_lines"]
     verdict = (
-        f"All {soak['tries']} disturbed runs reached the same end, and no line of metrics or pi was lost or repeated."
+        f"After all {soak['tries']} disturbances the runs reached the same end, and no line of metrics or pi was lost or repeated."
         if whole
         else "Not all disturbed runs reached the same end: see the table."
     )
@@ -119,7 +120,7 @@ def describe_stall(megabytes: float, share: float) -> str:
 
 def describe(row: dict[str, Any]) -> dict[str, Any]:
     """Return a row of the table."""
-    detail = ", ".join(f"{count} {name}" for name, count in row["detail"].items())
+    detail = ", ".join(f"{count} {name}" for name, count in row["detail"].items()).replace("1 runs", "all of one run")
     return {
         "fault": row["fault"] + (f" ({detail})" if detail else ""),
         "reaction": row["what"],

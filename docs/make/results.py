@@ -53,8 +53,9 @@ PUBLISHED = (
 )
 INTRODUCTION = """# Results on WikiText-2
 
-With a vocabulary of words, after less than two hours of training on two CPU cores, the derived network reaches a test perplexity of about
-80, and 53 with dynamic evaluation and a cache. The interleaved network of equal cost is as good or slightly better.
+With a vocabulary of words, after less than two hours of training on two CPU cores, the derived network reaches a test
+perplexity of about 80, and of 53 with dynamic evaluation and a cache. The interleaved network of equal cost is as good or
+slightly better.
 
 * **Perplexities are per word, as in the literature**: 33,278 cased words, no other training data, and the line end
   predicted and counted as a word (217,646 words in validation, 245,569 in test). In the *plain* protocol each word is
@@ -71,8 +72,8 @@ To repeat the first result:
 
 The first command searches, selects the number of attention layers by short trainings ([the amount of
 attention](how-it-works.md#the-amount-of-attention)), trains the derived network and the interleaved network of equal
-cost (*equal-cost*) from scratch, and compares them. The others copy the results from the run folder to
-`benchmarks/results/` and write this page from it; only the published figures are typed by hand.
+cost (*equal-cost*) from scratch, and compares them. The other commands copy the results from the run folder to
+`benchmarks/results/` and write this page from them; only the published figures are typed by hand.
 """
 
 
@@ -240,7 +241,7 @@ def describe_same_architecture(result: Mapping[str, Any], searched: Mapping[str,
         ]
     ]
     if not alike:
-        return f"`{searched['name']}` was not trained with this recipe, so there is no comparison."
+        return f"`{searched['name']}` was not trained with this recipe, so the effect of the tokens cannot be compared."
     own, other = (
         [row["word_ppl"] for split in ("valid", "test") for row in plain(each, split) if row["run"] == "derived"]
         for each in (result, alike[0])
@@ -401,12 +402,13 @@ def render_ablation(result: dict[str, Any]) -> str:
             "validation perplexity per word, *time* the training time relative to the unchanged recipe on the same machine.",
             "Most changes were trained from one seed: ignore differences below twice the standard deviation of the recipe.\n",
             "* Averaged weights at a constant learning rate (`train.average`), partial shuffling (`data.shuffle`) and label",
-            "  smoothing help and are settings of parnas. Changes that do not help are in `benchmarks/tried.py` only.",
-            "* The unchanged recipe is an earlier one, whose dropout masks are shared by all positions (*locked*). The last row",
-            "  is the present recipe.",
-            "* The best dropout depends on the size. With the whole text and the larger network of the configurations, dropout",
-            "  0.2 without label smoothing is better (recipes above); here it is much worse unless weights are averaged.",
-            "* Learning rates were tuned for the optimizers and the averaged weights only, other settings for no change.\n",
+            "  smoothing help and are settings of parnas. The changes that do not help are not part of parnas; `benchmarks/tried.py` has them.",
+            "* *The recipe* is an earlier one, with one dropout mask for all positions of a segment (*locked*). The last row of the",
+            "  table is the present recipe.",
+            "* The best dropout depends on the sizes of text and network. With the whole text and the larger network of the",
+            "  configurations, dropout 0.2 without label smoothing is better (table of earlier recipes above); with the small network",
+            "  of this ablation it is much worse unless weights are averaged.",
+            "* Only changes of the optimizer and averaged weights were tried with several learning rates; no other setting was tuned.\n",
             f"Measured by `python benchmarks/ablation.py`, one thread each, on {' and '.join(result['devices'])}.\n",
             result["tables"][0].partition("\n\n")[2] + "\n",
         ]

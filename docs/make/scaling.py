@@ -25,21 +25,22 @@ The `--` keeps torchrun from reading `--run` as its own option. On several machi
 torchrun's `--nnodes` and `--rdzv-endpoint`; the run folder must be on a shared drive.
 
 * **N processes compute the same as one.** `data.batch_size` is the total over all processes; each has an equal share of
-  the rows and their memory. Gradients of the weights are averaged during the backward pass, gradients of the gates
+  the sequences and their memory. Gradients of the weights are averaged during the backward pass, gradients of the gates
   before alpha is updated. All processes sample the same paths. Without dropout, losses, pi and weights are the same
   as with one process, up to rounding (`tests/training/test_distributed.py`). Dropout masks differ between processes.
-* **The first process writes** the run folder, checkpoints and pictures. Validation is split by rows.
+* **The first process writes** the run folder, checkpoints and pictures. The processes share the sequences of a validation.
 * **Less memory**: `train.accumulate: 4` uses four micro-batches per step, and `runtime.checkpoint_activations` keeps
   only the input of each block. Both give the same gradients, except for the samples of dropout.
 * **Resuming** works as with one process ([reliability](reliability.md)), also with another number of processes.
-  Additional processes start their dropout from the seed.
-* **If a process dies**, the job ends, and the other processes name the lost step and the last good checkpoint. `torchrun
-  --max-restarts 3` runs the same command again, which resumes. After a signal to torchrun, all processes complete the
+  An additional process starts its random numbers for dropout from `runtime.seed`.
+* **If a process dies**, the job ends, and the other processes print the interrupted step and the last good checkpoint.
+  `torchrun --max-restarts 3` runs the same command again, which resumes the training. After a signal to torchrun, all processes complete the
   same step, save and exit.
 * **Memory, time and price**: `parnas plan CONFIG --gpus N` ([plan a training](planning.md)).
 
 The table shows the cost of averaging gradients on two cores in bf16 (`python benchmarks/ranks.py`): two processes with one
-thread each cannot be faster than one process with two threads. *gradients, MB* is averaged in every step.
+thread each cannot be faster than one process with two threads. *Two over one* is the ratio of
+their speeds, *gradients, MB* the size of the gradients that are averaged in every step.
 
 {table}
 
@@ -64,7 +65,8 @@ Debian's server listens on the loopback interface only. To allow a trusted netwo
     pg_ctlcluster 15 main restart
 
 Debian 12 has version 15; `pg_lsclusters` shows the version on your machine. The first worker creates the tables. Put the
-password into `~/.pgpass` of each worker's user. In `--storage`, others could see it in the list of processes:
+password into `~/.pgpass` of each worker's user. If it were part of `--storage`, other users could see it in the list of
+processes:
 
     echo "HOST:5432:parnas:parnas:PASSWORD" >> ~/.pgpass
     chmod 600 ~/.pgpass
@@ -80,22 +82,22 @@ On each machine, in a clone of this repository:
 One worker evaluates one network at a time on one device. On a machine with several GPUs start one worker for each, with
 `CUDA_VISIBLE_DEVICES` and a separate `--run`.
 
-* **Settings must be equal**: text, network, training, seed and costs. A worker with other settings is refused with a list
-  of the differences. Device, threads and the location of the text may differ.
+* **Settings must be equal**: text, network, training, seed and costs. A worker with other settings ends with an error that
+  lists the differences. Device, threads and the location of the text may differ.
 * **Costs**: `macs` and `parameters` are the same everywhere. With `search.cost.metric=latency` all workers need the same
   table, from `parnas profile` on the target machine: `search.cost.table=profile.json`.
 * **Precision**: set `runtime.precision`, because `auto` may differ between machines.
 * **Results**: each worker writes `pareto.csv` and `arch.yaml` of the whole study into its `--run` folder when the last
-  trial has finished. The same command on a finished study writes them again.
-* **More trials**: run the same command with a larger `--trials`. W workers may finish up to W − 1 trials more than that.
+  trial has finished. The same command on a finished study writes both files again.
+* **More trials**: run the same command with a larger `--trials`. W workers may finish up to W − 1 trials more than `--trials`.
   Workers that draw the same network at the same time both evaluate it.
 
 ### Failures
 
 * **A worker is killed.** With a database, every running trial sends a heartbeat. After two minutes without one, the trial
-  is marked as failed and queued again. A journal file has no heartbeats, so there the trial is not retried.
+  is marked as failed and queued again. A journal file has no heartbeats, so a killed trial is not retried there.
 * **A worker is interrupted or fails.** It queues its trial again itself. A trial that failed three times is not tried
-  again; interruptions do not count.
+  again; interruptions do not count as failures.
 * **A worker is suspended or cut off** for more than two minutes. Its trial has been queued again, so its result is not
   stored; the worker continues with another trial.
 * **The server is restarted or unreachable.** Workers continue evaluating and try to reach it for ten minutes. Then they
@@ -112,7 +114,8 @@ One worker evaluates one network at a time on one device. On a machine with seve
     parnas blackbox CONFIG --train-steps 2000 --trials 200 --storage journal:/shared/study.log --study wikitext2
     parnas blackbox CONFIG --train-steps 2000 --trials 200 --storage sqlite:///study.db --study wikitext2
 
-If a worker is killed while it writes to a journal, the others wait thirty seconds for its lock, once.
+If a worker is killed while it writes to a journal, the other workers wait once, for thirty seconds, until its lock
+expires.
 
 `python docs/make/scaling.py` writes this page.
 """

@@ -28,13 +28,13 @@ def render_block(result: dict[str, Any]) -> str:
         [
             f"The table replays a study of {trials} trainings of {model}, {steps[-1]} steps each with",
             f"{len(steps)} validations, in {result['orders']} orders for each rule. {', '.join(others)} and {last} were tuned.",
-            "*Steps trained* is the share of all steps, *best trial kept* how often the best trial was not pruned, *nats behind*",
-            "the mean distance of the selected trial's final loss to the best one, in nats per token.",
+            "*Steps trained* is the share of all steps, *best trial kept* the share of orders in which the best trial was not pruned,",
+            "*nats behind* the mean difference between the final losses of the selected trial and of the best trial, in nats per token.",
             "",
             result["tables"][0].partition("\n\n")[2],
             "",
-            f"The best trial was number {result['best_at_first']} of {trials} at its first validation. The rule of parnas "
-            f"gains at most {max(stricter) - mild:.4f} nats per token over the stricter rules here.",
+            f"At the first validation, the best trial ranked {result['best_at_first']} of {trials}. In this study the rule of parnas "
+            f"finds networks whose loss is at most {max(stricter) - mild:.4f} nats per token lower than with the stricter rules.",
         ]
     )
 
