@@ -90,7 +90,7 @@ def draw_frequency(table: pd.DataFrame, folder: Path) -> list[Path]:
         if panels == 2:
             grid[1].bar(places, 100 * (1 - rows["ppl"].to_numpy() / first), width=bar, color=colour)
     grid[0].set_yscale("log")
-    grid[0].yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+    grid[0].yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     titles = ["perplexity per word, by occurrences in training", f"per cent better than {shorten(runs[0][0], 30)}"]
     for axes, title in zip(grid, titles, strict=False):
         tidy(axes).grid(False, axis="x")

@@ -147,7 +147,7 @@ def test_values_that_go_together_with_others_alone_are_allowed() -> None:
     [
         (["--arch", "sf", "--set", "train.lr"], "give KEY=LOW..HIGH"),
         (["--arch", "sf", "--phase", "derive"], "give retrain or search"),
-        (["--arch", "sf", "--phase", "search"], "a search derives its own"),
+        (["--arch", "sf", "--phase", "search"], "phase (--phase) is search"),
         (["--arch", "sf", "--storage", "sqlite:///s.db"], "go together"),
         (["--arch", "sf", "--space", "none.yaml"], "There is no file none.yaml"),
         ([], "No architecture was given"),
