@@ -59,7 +59,7 @@ GRID = ", ".join(
 MORE = {
     "search": (
         "Writes `pi.jsonl`, checkpoints and `figures/pi.gif` into the run folder. The same command with the same `--run` "
-        "resumes an unfinished run. What alpha and the weights minimise: [how it works](how-it-works.md#the-objective).",
+        "resumes an unfinished run. The objective of weights and alpha: [how it works](how-it-works.md#the-objective).",
         "parnas search configs/demo.yaml search.steps=600 --run runs/search",
     ),
     "derive": (
