@@ -1,11 +1,11 @@
 """Estimate the memory of a training step: count the bytes of a step that runs on tensors without data.
 
-`MemoryTracker` adds up the storages that are alive after each operation. The step is a training step (forward
-with full memory, loss, backward) under torch's FakeTensorMode, which keeps shapes, types, autocast and what autograd
-saves, but computes nothing. Not counted: workspace inside kernels, copies in Muon's update, rounding and fragmentation
-of the allocator, the memory of driver and GPU processes (about half a GB), and validation, which needs less.
-`tests/planning/test_memory_estimate.py` compares the estimate with steps on real tensors, `benchmarks/plan.py` with the
-memory that training processes took.
+A training step (forward pass with full memory, loss, backward pass) runs under torch's FakeTensorMode, which keeps
+shapes, types, autocast and the tensors that autograd saves, but computes nothing. `MemoryTracker` adds up the storages
+that are alive after each operation. Not counted: workspace inside kernels, copies in Muon's update, rounding and
+fragmentation of the allocator, the memory of driver and GPU processes (about half a GB), and validation, which needs
+less than a training step. `tests/planning/test_memory_estimate.py` compares the estimate with steps on real tensors,
+`benchmarks/plan.py` compares it with the memory that training processes used.
 """
 
 import math
@@ -43,23 +43,23 @@ MIXED = ("soft", "straight_through")  # estimators that run all candidates
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes that one training step needs on one device, by use."""
+    """The bytes that one training step needs on one device, by their use."""
 
     parameters: int
     memory: int  # the network's full memory of earlier segments
     saved_activations: int  # saved for the backward pass
     softmax: int  # the part of `saved_activations` that softmax and loss save
     gradients: int
-    peak: int  # highest sum, at any moment, of activations, gradients and temporaries
+    peak: int  # largest sum, over all moments of the step, of activations, gradients and temporary tensors
     moments: int = 0  # state of the optimizer
-    average: int = 0  # running mean of the weights, where they are averaged
+    average: int = 0  # running mean of the weights; 0 if weights are not averaged
 
 
 class MemoryTracker(TorchDispatchMode):
-    """Counts the bytes of tensor storages that are alive: made by operations inside the context, or passed to `hold`.
+    """Counts the bytes of living tensor storages that operations inside the context made or `hold` received.
 
-    `live` is the present number of bytes, `peak` its maximum. `rows` lists how many indices each call of `nonzero`
-    returns, in order of the calls, because tensors without data cannot tell.
+    `live` is the present number of bytes, `peak` the largest number so far. `rows` lists how many indices each call of
+    `nonzero` returns, in order of the calls, since this number depends on data that the tensors do not have.
     """
 
     def __init__(self, rows: Iterable[int] = ()) -> None:
@@ -70,7 +70,7 @@ class MemoryTracker(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Run an operation and count the storages of its result."""
+        """Run an operation of torch and count the storages of its result."""
         if self.rows and func is torch.ops.aten.nonzero.default:
             result = args[0].new_zeros((self.rows.pop(0), args[0].dim()), dtype=torch.int64)
         else:
@@ -79,7 +79,7 @@ class MemoryTracker(TorchDispatchMode):
         return result
 
     def hold(self, tensors: Any) -> int:
-        """Count the storages of tensors in nested containers, except those already counted; return the bytes added."""
+        """Count the storages of tensors in nested containers, and return their bytes; skip storages counted before."""
         before = self.live
         for tensor in tree_leaves(tensors):
             if isinstance(tensor, Tensor):
@@ -104,8 +104,8 @@ class MemoryTracker(TorchDispatchMode):
 class Step:
     """A training step to estimate: the network, a batch of `rows` rows of `tgt_len` tokens, and the precision.
 
-    `tails` holds the share of the text's tokens in each tail cluster of the adaptive softmax and embedding, because
-    tensors without data cannot tell the cluster of a token; `None` for real tensors.
+    `tails` holds the share of the text's tokens in each tail cluster of the adaptive softmax and embedding, since
+    tokens without data do not determine their clusters; `None` for a step on real tensors.
     """
 
     network: TransformerXL
@@ -127,8 +127,8 @@ class Step:
     def rows_per_cluster(self, rows: int) -> tuple[list[int], list[int]]:
         """Return how many tokens of `rows` rows are in each cluster of the embedding, and in each tail of the softmax.
 
-        The first list is empty unless the clusters of the embedding have different widths (`div_val`); both are empty
-        without `tails`.
+        The first list is empty if all clusters of the embedding have the same width (see `div_val`). Without `tails`
+        both lists are empty.
         """
         tokens = rows * self.tgt_len
         tails = [round(share * tokens) for share in self.tails or ()]
@@ -147,12 +147,12 @@ class Step:
         return memory
 
     def count(self) -> MemoryEstimate:
-        """Return the bytes of the step, which runs the same passes as `GradientAccumulator.backward`."""
+        """Run the step with the same passes as `GradientAccumulator.backward`, and return the bytes it needs."""
         old, memories, weights = self.full_memory(), list[Memory](), list(self.network.parameters())
         rows, tracker, saved, softmax = self.rows // self.micro_batches, MemoryTracker(), 0, 0
         tracker.hold([weights, old, self.tokens, self.gates])
         with tracker:
-            # The first and the last micro-batch suffice: the others repeat the first and add their memories.
+            # The first and the last micro-batch suffice: those between repeat the first and add their memories.
             for number in sorted({0, self.micro_batches - 1}):
                 tracker.live += max(0, number - 1) * storage_bytes(memories)
                 own = slice(number * rows, (number + 1) * rows)
@@ -175,16 +175,16 @@ class Step:
 
 
 def storage_bytes(tensors: Any) -> int:
-    """Return the bytes of all tensors in nested containers; a storage that tensors share counts once."""
+    """Return the bytes of all tensors in nested containers; a storage that several tensors share is counted once."""
     return MemoryTracker().hold(tensors)
 
 
 @contextmanager
 def without_data() -> Iterator[None]:
-    """Give tensors created inside the context a shape and a dtype but no data. Networks made here cannot be trained.
+    """Context in which new tensors have a shape and a dtype but no data, so that new networks cannot be trained.
 
     Raises:
-        ParnasError: shapes in a layer depend on the data.
+        ParnasError: shapes in a layer depend on the values of tensors.
     """
     try:
         with FakeTensorMode():
@@ -199,7 +199,7 @@ def without_data() -> Iterator[None]:
 def _count_step(
     network: TransformerXL, config: Config, counts: Sequence[int], rows: int, precision: str, gates: Gates | None
 ) -> MemoryEstimate:
-    """Return the estimate of a step on `rows` rows, for a network that was made in the context `without_data`."""
+    """Return the estimate of a step on `rows` rows; `network` must be made inside the context `without_data`."""
     network.train().checkpoint_activations = config.runtime.checkpoint_activations
     tails, micro_batches = network.head.cluster_shares(counts), math.gcd(config.train.accumulate, rows)
     estimate = Step(network, rows, config.data.tgt_len, precision, gates, tails, micro_batches).count()
@@ -207,7 +207,7 @@ def _count_step(
 
 
 def _moment_bytes(network: TransformerXL, optimizer: str) -> int:
-    """Return the bytes of the optimizers' state: two moments for each weight of AdamW, one for each of Muon."""
+    """Return the bytes of the optimizers' state: two moments per weight that AdamW trains, one per weight of Muon."""
     compressing = network.compression_names()
     total = 0
     for name, weight in network.named_parameters():
@@ -230,10 +230,10 @@ def count_retraining(
 
 
 def count_search(config: Config, counts: Sequence[int], rows: int, precision: str) -> MemoryEstimate:
-    """Estimate the memory of a weight step of a search on `rows` rows, including what the architecture step keeps.
+    """Estimate the memory of a weight step of a search on `rows` rows, and of the memory that architecture steps keep.
 
-    Where the estimator samples a path, the estimate is for the path that saves most activations. Other arguments as for
-    `count_retraining`.
+    If the estimator samples a path, the estimate is for the path that saves most activations. `counts` [V] are the
+    frequencies of the tokens in the training text; `precision` is fp32 or bf16.
     """
     search, tgt_len = config.search, config.data.tgt_len
     with without_data():
@@ -251,7 +251,7 @@ def count_search(config: Config, counts: Sequence[int], rows: int, precision: st
 
 
 def _saved_by(name: str, model: ModelConfig, rows: int, tgt_len: int, precision: str) -> int:
-    """Return the activation bytes of a network of the single layer `name`, to rank layers by; 0 for identity."""
+    """Return the activation bytes that a network of the single layer `name` saves, by which layers are ranked."""
     if name == IDENTITY:
         return 0
     narrow = {"cutoffs": (), "div_val": 1, "proj_factor": None, "proj_dims": None, "tie_weights": True}
@@ -260,10 +260,10 @@ def _saved_by(name: str, model: ModelConfig, rows: int, tgt_len: int, precision:
 
 
 def path_gates(network: SuperNet, search: SearchConfig, saved: Mapping[str, int]) -> list[PathGate]:
-    """Return gates, one per block, that choose the candidate with the most `saved` bytes, in the estimator's form.
+    """Return gates, one per block, that choose the block's candidate with the most `saved` bytes.
 
-    Except with `uniform`, the gates depend on alpha and need a gradient. With `single_path`, one block also runs its
-    second candidate, as a probe.
+    The gates have the form that the search's estimator gives them: except with `uniform`, they depend on alpha and need
+    a gradient; with `single_path`, one block also runs its candidate with the second most bytes, as a probe.
     """
     weights = network.alpha().softmax(dim=-1)
     rows = (weights.detach() if search.estimator == "uniform" else weights).unbind()

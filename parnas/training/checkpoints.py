@@ -1,4 +1,4 @@
-"""Checkpoints: a folder with the weights, the training state and a manifest of their hashes."""
+"""Checkpoints: folders with the weights, the training state, and a manifest with the hashes of these two files."""
 
 import errno
 import hashlib
@@ -18,12 +18,11 @@ from torch.utils._pytree import tree_map_only
 
 from parnas.errors import ParnasError, says_out_of_memory
 from parnas.runs.files import atomic_folder, read_json, read_json_object, write_json
-from parnas.runs.run import package_version
 
 __all__ = ["MANIFEST", "WEIGHTS", "Snapshot", "check_size", "load_weights", "save_checkpoint"]
 
 WEIGHTS, STATE, MANIFEST = "model.safetensors", "state.pt", "manifest.json"
-KEEP = 5  # checkpoints in a folder, besides the best
+KEEP = 5  # newest checkpoints that stay in a folder; the best one stays too
 
 
 class Best(NamedTuple):
@@ -34,7 +33,7 @@ class Best(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """The content of a checkpoint, as copies on the CPU, so that training can continue while they are written."""
+    """The content of a checkpoint, copied to the CPU, so that training can continue while the copies are written."""
 
     step: int
     weights: dict[str, Tensor]
@@ -43,7 +42,7 @@ class Snapshot(NamedTuple):
 
     @classmethod
     def copy(cls, step: int, model: torch.nn.Module, state: Mapping[str, Any], best: Best | None = None) -> "Snapshot":
-        """Return a snapshot with copies of the weights of `model`, tied weights once, and of `state`."""
+        """Return a snapshot with copies of `state` and of the weights of `model`; tied weights are copied once."""
         weights, seen = {}, set[int]()
         for name, tensor in model.state_dict().items():
             if tensor.numel() == 0 or tensor.data_ptr() not in seen:
@@ -53,7 +52,10 @@ class Snapshot(NamedTuple):
 
 
 class CheckpointWriter:
-    """Writes checkpoints in a background thread, one at a time; `write` and `wait` raise an earlier error."""
+    """Writes checkpoints in a background thread, one at a time.
+
+    If writing a checkpoint fails in the thread, the next call of `write` or `wait` raises the error.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -66,7 +68,7 @@ class CheckpointWriter:
         self._pending = self._thread.submit(save_checkpoint, self.folder, snapshot)
 
     def wait(self) -> None:
-        """Wait until the last checkpoint is written; raise the error of writing it, if there was any."""
+        """Wait until the last checkpoint is written; raise the error if writing it failed."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
@@ -79,7 +81,7 @@ class CheckpointWriter:
 def save_checkpoint(folder: Path, snapshot: Snapshot) -> Path:
     """Write a snapshot atomically to `folder/step-NNNNNNNN` and return that path.
 
-    Afterwards remove all checkpoints but the best and the last five, the new one included.
+    Then remove old checkpoints from `folder`: the five newest, among them the new one, and the best one stay.
     """
     path = checkpoint_path(folder, snapshot.step)
     for left_by_a_killed_writer in folder.glob(".step-*.tmp"):
@@ -87,7 +89,7 @@ def save_checkpoint(folder: Path, snapshot: Snapshot) -> Path:
     with atomic_folder(path) as beside:
         _write(beside, snapshot)
         files = {name: _sha256(beside / name) for name in (WEIGHTS, STATE)}
-        content = {"step": snapshot.step, "sha256": files, "versions": _library_versions()}
+        content = {"step": snapshot.step, "sha256": files}
         best = None if snapshot.best is None else snapshot.best._asdict()
         write_json(beside / MANIFEST, {**content, "best": best})
     best_path = None if snapshot.best is None else checkpoint_path(folder, snapshot.best.step)
@@ -98,14 +100,14 @@ def save_checkpoint(folder: Path, snapshot: Snapshot) -> Path:
 
 
 def _write(folder: Path, snapshot: Snapshot) -> None:
-    """Write weights and state; turn the errors by which safetensors and torch report a full disk into `ParnasError`."""
+    """Write weights and state of a snapshot into `folder`; raise `ParnasError` if that fails, as on a full disk."""
     try:
         save_file(snapshot.weights, str(folder / WEIGHTS))
         torch.save(snapshot.state, folder / STATE)
     except (SafetensorError, RuntimeError) as error:
         raise ParnasError(
-            f"The checkpoint could not be written to {folder.parent}: {error}. Earlier checkpoints are "
-            "untouched; free disk space, then resume the run (--resume)."
+            f"The checkpoint could not be written to {folder.parent}: {error}. Earlier checkpoints are unchanged; "
+            "free disk space, then resume the run (--resume)."
         ) from error
 
 
@@ -115,7 +117,7 @@ def checkpoint_path(folder: Path, step: int) -> Path:
 
 
 def step_of(path: Path) -> int:
-    """Return the number of steps after which a checkpoint was written, which its path names."""
+    """Return the number of training steps before a checkpoint, read from the name of its folder, `step-NNNNNNNN`."""
     return int(path.name.removeprefix("step-"))
 
 
@@ -126,18 +128,22 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def newest_checkpoint(folder: Path, note: Callable[[str], None]) -> Path | None:
-    """Return the newest checkpoint whose files match its manifest, or `None`; `note` is called for each damaged one."""
+    """Return the newest checkpoint whose files match its manifest; `None` if there is none.
+
+    `note` is called with a line of text for each newer checkpoint, which is damaged.
+    """
     for path in reversed(list_checkpoints(folder)):
         if verify_checkpoint(path):
             return path
-        note(f"checkpoint {path} is damaged; using the one before it")
+        note(f"checkpoint {path} is damaged; the checkpoint before it is used instead")
     return None
 
 
 def best_checkpoint(folder: Path, note: Callable[[str], None]) -> Path | None:
-    """Return the checkpoint with the lowest validation loss, whose step the newest intact checkpoint records.
+    """Return the checkpoint with the lowest validation loss; the manifest of the newest intact one names its step.
 
-    Before the first validation this is the newest intact checkpoint itself; `None` if no checkpoint is intact.
+    If no validation was done yet, return the newest intact checkpoint; if no checkpoint is intact, return `None`.
+    `note` is called with a line of text for each damaged checkpoint that is newer than the newest intact one.
 
     Raises:
         ParnasError: the best checkpoint is missing or damaged.
@@ -150,13 +156,14 @@ def best_checkpoint(folder: Path, note: Callable[[str], None]) -> Path | None:
     path = checkpoint_path(folder, step if isinstance(step, int) else 0)
     if not verify_checkpoint(path):
         raise ParnasError(
-            f"The best checkpoint, {path}, is missing or damaged; restore it, or use the last one (without --best)."
+            f"The best checkpoint, {path}, is missing or damaged; restore it, or leave out --best to use the newest "
+            "checkpoint."
         )
     return path
 
 
 def verify_checkpoint(path: Path) -> bool:
-    """Return whether weights and state exist and have the hashes that the manifest lists."""
+    """Return whether the checkpoint `path` is intact: its files exist and have the hashes listed in its manifest."""
     try:
         hashes = read_json(path / MANIFEST)["sha256"]
         return all(_sha256(path / name) == hashes[name] for name in (WEIGHTS, STATE))
@@ -164,52 +171,43 @@ def verify_checkpoint(path: Path) -> bool:
         return False
 
 
-def describe_other_versions(path: Path) -> str | None:
-    """Return a warning that a checkpoint was written with another version of torch or numpy; `None` if not."""
-    before, now = read_json_object(path / MANIFEST).get("versions"), _library_versions()
-    before = before if isinstance(before, dict) else {}
-    changed = [f"{name} {before[name]}, now {now[name]}" for name in now if before.get(name, now[name]) != now[name]]
-    return (
-        f"{path.name} was written with {'; '.join(changed)}: the last digits of results may differ" if changed else None
-    )
-
-
-def _library_versions() -> dict[str, str | None]:
-    """Return the versions of torch and numpy, on which the numbers of a training depend."""
-    return {name: package_version(name) for name in ("torch", "numpy")}
-
-
 def load_weights(path: Path, model: torch.nn.Module) -> None:
-    """Load the weights of a checkpoint into `model`; raise `ParnasError` where names or shapes do not match."""
+    """Load the weights of the checkpoint `path` into `model`.
+
+    Raises:
+        ParnasError: names or shapes of the stored weights are not those of the network.
+    """
     try:
         load_model(model, str(path / WEIGHTS))
     except (RuntimeError, ValueError, SafetensorError) as error:
         if says_out_of_memory(error):
             raise
         raise ParnasError(
-            f"The weights in {path} do not fit the network that its configuration describes; restore both: {error}"
+            f"The weights in {path} do not fit the network that the run's configuration describes; restore weights "
+            f"and configuration: {error}"
         ) from error
 
 
 def check_size(build: Callable[[], torch.nn.Module], path: Path) -> None:
-    """Raise `ParnasError` where a network has more parameters than the weight file in `path` has bytes.
+    """Raise `ParnasError` if the network that `build` makes has more parameters than the weight file has bytes.
 
-    `build` makes the network, here without allocating memory, which a wrong size in a configuration could exhaust.
+    `path` is the checkpoint. The network is made without memory for its weights, because a wrong size in a damaged
+    configuration could exhaust the memory.
     """
     with torch.device("meta"):
         size = sum(parameter.numel() for parameter in build().parameters())
     if size > (path / WEIGHTS).stat().st_size:
         raise ParnasError(
-            f"The weights in {path} are too few for the network that its configuration describes, which has {size:,} "
-            "parameters; restore both."
+            f"The weights in {path} are fewer than the {size:,} parameters of the network that the run's configuration "
+            "describes; restore weights and configuration."
         )
 
 
 def load_state(path: Path) -> dict[str, Any]:
-    """Return the training state stored in a checkpoint, on the CPU; nothing in the file is executed.
+    """Return the training state stored in the checkpoint `path`, on the CPU; code in the file is not executed.
 
     Raises:
-        ParnasError: the file holds anything but a dictionary of tensors and plain values.
+        ParnasError: the file does not hold a dictionary of tensors and plain values.
     """
     try:
         state = torch.load(path / STATE, map_location="cpu", weights_only=True)
@@ -218,28 +216,28 @@ def load_state(path: Path) -> dict[str, Any]:
             raise
         reason = str(error).partition("\n")[0][:200]
         raise ParnasError(
-            f"{path / STATE} does not hold the state of a training; nothing in it was executed "
-            f"({type(error).__name__}: {reason}). Restore it, or remove {path} to resume from the previous checkpoint."
+            f"{path / STATE} does not hold the state of a training ({type(error).__name__}: {reason}); code in it was "
+            f"not executed. {_restore_or_remove(path)}"
         ) from error
     if not isinstance(state, dict):
-        raise ParnasError(
-            f"{path / STATE} does not hold the state of a training; restore it, or remove {path} to resume from the "
-            "previous checkpoint."
-        )
+        raise ParnasError(f"{path / STATE} does not hold the state of a training. {_restore_or_remove(path)}")
     return state
+
+
+def _restore_or_remove(path: Path) -> str:
+    return f"Restore the file, or remove the folder {path} to resume from the checkpoint before it."
 
 
 @contextmanager
 def restoring(path: Path) -> Iterator[None]:
-    """Turn exceptions inside the context, raised where a state from `path` does not fit, into a `ParnasError`."""
+    """Turn exceptions of restoring the state of the checkpoint `path` inside the context into a `ParnasError`."""
     try:
         yield
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
         if says_out_of_memory(error):
             raise
         raise ParnasError(
-            f"{path / STATE} does not fit this training ({error!r:.200}); restore it, or remove {path} to resume "
-            "from the previous checkpoint."
+            f"{path / STATE} does not fit this training ({error!r:.200}). {_restore_or_remove(path)}"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""The device that computes: its precision, its processes and its random number generators."""
+"""The device of a training or evaluation: its precision, its processes and its random number generators."""
 
 import ctypes
 import os
@@ -30,7 +30,7 @@ class Device:
     distributed: DistributedContext = SINGLE_PROCESS
 
     def autocast(self) -> torch.autocast:
-        """Return a context in which matrix products are computed in bf16 if that is `precision`, else in fp32."""
+        """Return a context in which matrix products are computed in the configured precision, bf16 or fp32."""
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16")
 
     def synchronize(self) -> None:
@@ -46,12 +46,12 @@ class Device:
 
 
 def choose_device(runtime: RuntimeConfig) -> Device:
-    """Return the configured device; also set the number of threads, configure malloc and join torchrun's processes.
+    """Return the configured device; also set the number of CPU threads, configure malloc and join torchrun's processes.
 
     Processes that torchrun starts on one machine get one GPU each, or equal shares of the CPU cores.
 
     Raises:
-        ParnasError: `runtime.device` does not name a device, or one that is not on this machine.
+        ParnasError: `runtime.device` is not the name of a device, or this machine does not have that device.
     """
     keep_freed_memory()
     if runtime.threads:
@@ -74,7 +74,7 @@ def choose_device(runtime: RuntimeConfig) -> Device:
         torch.cuda.set_device(device)
     precision = runtime.precision
     if precision == "auto":
-        # Not torch.cuda.is_bf16_supported(), which is true for emulated bf16 too.
+        # torch.cuda.is_bf16_supported() is also true for GPUs that emulate bf16, slowly.
         on_gpu = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
         fast = on_gpu or (device.type == "cpu" and _processor_has_bf16())
         precision = "bf16" if fast else "fp32"
@@ -82,7 +82,7 @@ def choose_device(runtime: RuntimeConfig) -> Device:
 
 
 def keep_freed_memory() -> None:
-    """Make glibc keep freed memory for the next tensor; no effect without glibc.
+    """Make glibc's malloc keep freed memory for the next tensor; do nothing on a system without glibc.
 
     By default glibc returns the memory of every tensor above some hundred kilobytes to the system, and a training step
     then spends much of its time in page faults (`benchmarks/choices.py`).
@@ -95,18 +95,19 @@ def keep_freed_memory() -> None:
 
 
 def seed_process(seed: int, rank: int) -> None:
-    """Seed torch's generators so that processes draw different dropout; the main process (rank 0) uses `seed` itself.
+    """Seed torch's generators, differently in each process, so that processes draw different dropout masks.
 
-    The others use a 32-bit hash of `seed` and `rank`, since torch's CPU generator ignores higher bits.
+    The main process (rank 0) uses `seed` itself. The others use a hash of `seed` and `rank`, of 32 bits because torch's
+    CPU generator ignores higher bits.
     """
     torch.manual_seed(seed if rank == 0 else int(np.random.SeedSequence([seed, rank]).generate_state(1)[0]))
 
 
 def random_states(device: Device) -> dict[str, Any]:
-    """Return the states of the random number generators, for a checkpoint.
+    """Return the states of the random number generators of torch, Python and numpy, for a checkpoint.
 
-    In the main process, the states of torch's generators are those of all processes, [processes, bytes]; the states of
-    Python's and numpy's generators are those of this process.
+    In the main process, which writes checkpoints, torch's states are those of all processes, [processes, bytes]. The
+    states of Python's and numpy's generators are those of the calling process.
     """
     cuda = torch.cuda.get_rng_state(device.device) if device.device.type == "cuda" else None
     kind, keys, *rest = cast(tuple[Any, ...], np.random.get_state(legacy=True))
@@ -119,9 +120,10 @@ def random_states(device: Device) -> dict[str, Any]:
 
 
 def restore_random_states(states: Mapping[str, Any], device: Device, new_seed: int) -> None:
-    """Restore states that `random_states` returned.
+    """Restore the states of the random number generators that `random_states` returned.
 
-    Where more processes resume a run than saved it, the additional ones seed torch's generators from `new_seed`.
+    If a run is resumed with more processes than before, the additional processes have no state; they seed torch's
+    generators from `new_seed`.
     """
     rank = device.distributed.rank
     if rank < len(states["cpu"]):

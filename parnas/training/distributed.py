@@ -1,4 +1,4 @@
-"""Data-parallel training: the processes that torchrun starts, and their collective operations."""
+"""Data-parallel training: the processes that torchrun starts, and collective operations between them."""
 
 import atexit
 import os
@@ -19,11 +19,11 @@ from parnas.errors import ParnasError
 
 __all__ = ["SINGLE_PROCESS", "DistributedContext"]
 
-_TIMEOUT = timedelta(minutes=30)  # long, since processes wait while one prepares text or measures latencies
+_TIMEOUT = timedelta(minutes=30)  # long, since others wait while the main process prepares text or measures latencies
 _LOST_PROCESS_SIGNS = (
     *("closed by peer", "reset by peer", "Broken pipe", "Timed out waiting", "ncclRemoteError", "was aborted"),
 )
-"""Parts of torch's messages about a process that does not answer."""
+"""Parts of the messages of torch's errors that mean that another process does not answer."""
 
 _cpu_group: list[dist.ProcessGroup] = []
 """The process group for tensors on the CPU; empty before the processes have joined and after they have left.
@@ -35,19 +35,19 @@ threads before the exit.
 
 
 class LostProcess(ParnasError):
-    """Raised where another process of the same training no longer answers."""
+    """Raised if another process of the same training no longer answers."""
 
 
 @dataclass(frozen=True)
 class DistributedContext:
-    """The rank of this process, the number of processes, and collectives, which have no effect in a single process.
+    """The rank of this process, the number of processes, and collective operations between the processes.
 
-    All processes must call the same methods in the same order. Collectives raise `LostProcess` where another process
-    has died.
+    All processes must call the same methods in the same order. A collective operation raises `LostProcess` if another
+    process has died, and has no effect if there is a single process.
     """
 
-    rank: int = 0
-    world_size: int = 1
+    rank: int = 0  # of this process
+    world_size: int = 1  # number of processes
 
     @property
     def is_main(self) -> bool:
@@ -58,13 +58,13 @@ class DistributedContext:
         """Return the slice of a batch of `rows` rows that this process reads; all slices have one size.
 
         Raises:
-            ParnasError: `rows` is not a multiple of the number of processes; the message names `setting`, which
-                determines it.
+            ParnasError: `rows` is not a multiple of the number of processes; the message names `setting`, the setting
+                that determines the number of rows.
         """
         if rows % self.world_size:
             raise ParnasError(
-                f"{setting} gives {rows} rows, which {self.world_size} processes cannot share evenly; choose a "
-                f"data.batch_size for which they are a multiple of {self.world_size}."
+                f"{setting} gives {rows} rows, which {self.world_size} processes cannot share evenly; change "
+                f"data.batch_size so that the number of these rows is a multiple of {self.world_size}."
             )
         each = rows // self.world_size
         return slice(self.rank * each, (self.rank + 1) * each)
@@ -72,7 +72,7 @@ class DistributedContext:
     def all_reduce_sum(self, tensors: Sequence[Tensor]) -> None:
         """Replace each tensor, in place, by its sum over all processes.
 
-        The tensors must have one dtype and one device; they are sent in one message.
+        All tensors must have the same dtype and device, since they are sent in one message.
         """
         if self.world_size == 1 or not tensors:
             return
@@ -83,17 +83,16 @@ class DistributedContext:
             tensor.detach().copy_(part.view_as(tensor))
 
     def all_reduce_mean(self, tensors: Sequence[Tensor]) -> None:
-        """Replace each tensor, in place, by its mean over all processes; requirements as for `all_reduce_sum`."""
+        """Replace each tensor, in place, by its mean over all processes; all must have the same dtype and device."""
         self.all_reduce_sum(tensors)
         if self.world_size > 1:
             for tensor in tensors:
                 tensor.detach().div_(self.world_size)
 
     def gather_rows(self, rows: Tensor) -> Tensor:
-        """Return the rows of all processes, concatenated, in the main process; in others, only the `rows` passed there.
+        """Return, in the main process, the `rows` of all processes concatenated; in other processes, their own `rows`.
 
-        The result is on the CPU. `rows` [rows, …] must have the same shape in all processes. Any dtype works, since
-        bytes are sent.
+        The result is on the CPU. `rows` [rows, …] must have the same shape in all processes and may have any dtype.
         """
         own = rows.detach().to("cpu").contiguous()
         if self.world_size == 1:
@@ -105,7 +104,7 @@ class DistributedContext:
         return own if parts is None else torch.cat([part.view(own.dtype) for part in parts])
 
     def max(self, number: int) -> int:
-        """Return the largest `number` of all processes; CPUs exchange it, so that no process waits for its GPU."""
+        """Return the largest `number` of all processes; the CPUs exchange it, so that they do not wait for the GPUs."""
         if self.world_size == 1:
             return number
         largest = torch.tensor([number])
@@ -119,9 +118,9 @@ class DistributedContext:
 
     @contextmanager
     def main_process_first(self) -> Iterator[None]:
-        """Make the other processes wait, at the end of the context, until the main process gets there.
+        """Make the other processes wait at the end of the context until the main process has reached its end too.
 
-        An error inside the context is raised again; all other processes then raise `ParnasError`.
+        If a process raises `ParnasError` or `OSError` inside the context, all others raise `ParnasError` at its end.
         """
         failure = None
         try:
@@ -132,20 +131,20 @@ class DistributedContext:
         if failure is not None:
             raise failure
         if failed:
-            raise ParnasError("The main process failed; see its message.")
+            raise ParnasError("Another process failed, usually the main process; its message says why.")
 
 
 SINGLE_PROCESS = DistributedContext()
 
 
 def _group_for(tensor: Tensor) -> dist.ProcessGroup | None:
-    """Return the process group for collectives on a tensor; `None` is torch's default group."""
+    """Return the process group for collective operations on a tensor; `None` means torch's default group."""
     return _cpu_group[0] if _cpu_group and tensor.device.type == "cpu" else None
 
 
 @contextmanager
 def detecting_lost_processes() -> Iterator[None]:
-    """Turn torch's errors inside the context about a process that does not answer into `LostProcess`."""
+    """Raise `LostProcess` instead of torch's error if another process does not answer inside the context."""
     try:
         yield
     except RuntimeError as error:
@@ -163,7 +162,7 @@ def launched_by_torchrun() -> bool:
 
 
 def join_processes(cuda: bool) -> DistributedContext:
-    """Join the other processes that torchrun started; without torchrun return the single-process context."""
+    """Join the other processes that torchrun started; without torchrun, return the context of a single process."""
     if not launched_by_torchrun():
         return SINGLE_PROCESS
     if not dist.is_initialized():
@@ -181,11 +180,12 @@ def join_processes(cuda: bool) -> DistributedContext:
 
 
 def own_store(store: Store, rank: int, count: int) -> Store:
-    """Return a view of torchrun's key-value store that only the `count` processes of the present start of a job share.
+    """Return a view of torchrun's key-value store for the `count` processes of the present start of a job alone.
 
-    torchrun reuses one store for all restarts, so that it still holds the addresses of processes that died; connecting
-    to such an address fails. Every start therefore puts its own prefix before all keys. The main process draws the
-    prefix at random. Each other process asks for it under a random key, so that it cannot read an old answer.
+    torchrun uses the same store after a restart, so that it still holds the addresses of processes that died, and
+    connecting to such an address fails. Every start therefore puts a new prefix before all keys. The main process draws
+    the prefix at random. Each other process asks for the prefix under a random key, so that it cannot read an answer
+    from an earlier start.
     """
     name = uuid4().hex
     if rank > 0:
@@ -198,7 +198,10 @@ def own_store(store: Store, rank: int, count: int) -> Store:
     until = time.monotonic() + _TIMEOUT.total_seconds()
     while missing:
         if time.monotonic() > until:
-            raise LostProcess(f"Not all processes of this job joined within {_TIMEOUT}; start the job again.")
+            raise LostProcess(
+                f"Only {count - len(missing)} of the {count} processes of this job joined within {_TIMEOUT} (h:mm:ss); "
+                "start the job again."
+            )
         for other in missing:
             if store.check([f"asks/{other}"]):
                 store.set(f"answer/{store.get(f'asks/{other}').decode()}", name)

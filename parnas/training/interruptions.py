@@ -1,4 +1,4 @@
-"""Everything that ends a training early: signals, lost processes, exhausted memory, and numbers that are not finite."""
+"""Events that end a training early: signals, lost processes, exhausted memory, and numbers that are not finite."""
 
 import os
 import signal
@@ -23,11 +23,11 @@ __all__ = ["NonFinite", "Stopped"]
 # Signals.
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-"""Ctrl-C; the signal that SLURM, docker and systemd send before they kill; that of SLURM's --signal=USR1@SECONDS."""
+"""Signals by Ctrl-C; by SLURM, docker and systemd before they kill a process; by SLURM's --signal=USR1@SECONDS."""
 
 
 class Stopped(Exception):
-    """Raised when a signal, of this `number`, has ended a training and its checkpoint is written."""
+    """Raised after a signal has ended a training and the last checkpoint is written; `number` is that of the signal."""
 
     def __init__(self, number: int, step: int) -> None:
         super().__init__(f"stopped by {signal.Signals(number).name} after step {step}, which is saved")
@@ -35,11 +35,11 @@ class Stopped(Exception):
 
 
 class StopSignals:
-    """Stores, inside the context, the number of a signal to end in `received` instead of ending the process.
+    """Context in which signals that usually end the process set `received` to the number of the signal instead.
 
-    A second Ctrl-C interrupts at once. Has no effect outside the main thread, which alone may handle signals. Signals
-    that were ignored before stay ignored. After a `LostProcess`, SIGTERM is ignored: torchrun sends it to the remaining
-    processes, which are about to end and must still report why.
+    A second Ctrl-C interrupts at once. The context has no effect outside the main thread, since no other thread can
+    handle signals. Signals that the process ignored before stay ignored. If the context ends by `LostProcess`, SIGTERM
+    is ignored from then on: torchrun sends it to the remaining processes, which must still report the lost process.
     """
 
     def __init__(self) -> None:
@@ -66,8 +66,8 @@ class StopSignals:
             raise KeyboardInterrupt
         self.received = number
         if number == signal.SIGINT:
-            # Not by print, which must not be entered a second time from within itself.
-            os.write(2, b"\nfinishing this step, then saving; Ctrl-C again to leave at once\n")
+            # The signal may interrupt a print, which must not be called a second time from within itself.
+            os.write(2, b"\nfinishing this step, then saving; press Ctrl-C again to end at once without saving\n")
 
 
 # Lost processes and exhausted memory.
@@ -80,9 +80,9 @@ def describe_last_checkpoint(path: Path | None) -> str:
 
 @contextmanager
 def explain_failures(step: Callable[[], int], last_checkpoint: Callable[[], Path | None]) -> Iterator[None]:
-    """Turn a lost process or exhausted memory inside the context into a `ParnasError` that says what to do.
+    """Raise `ParnasError` with advice if another process is lost, or memory is exhausted, inside the context.
 
-    `step` and `last_checkpoint` return the current step and the newest intact checkpoint, which the message names.
+    `step` and `last_checkpoint` are called to name the current step and the newest intact checkpoint in the message.
     """
     try:
         with detecting_lost_processes():
@@ -94,14 +94,14 @@ def explain_failures(step: Callable[[], int], last_checkpoint: Callable[[], Path
             raise
         raise OutOfMemory(
             f"Out of memory at step {step()}, in {_running_part(error)}. {describe_last_checkpoint(last_checkpoint())} "
-            "Lower data.batch_size, or raise train.accumulate, which reads each batch in parts; set "
-            "runtime.checkpoint_activations: true; lower data.tgt_len or model.mem_len; in a search use estimator "
+            "Raise train.accumulate, which reads each batch in parts, or lower data.batch_size; set "
+            "runtime.checkpoint_activations: true; lower data.tgt_len or model.mem_len; in a search, use estimator "
             "uniform or gdas."
         ) from error
 
 
 def _running_part(error: BaseException) -> str:
-    """Return the part of the network in which `error` was raised, such as "block 3", read from its traceback."""
+    """Return the part of the network in which `error` was raised, such as "block 3", according to its traceback."""
     for frame, _ in walk_tb(error.__traceback__):
         if frame.f_code is TransformerXL.forward.__code__ and "index" in frame.f_locals:
             return f"block {frame.f_locals['index'] + 1}"
@@ -112,7 +112,7 @@ def _running_part(error: BaseException) -> str:
 
 
 class NonFinite(Exception):
-    """Raised before an update because the step's `quantity`, "loss" or "gradient", is not finite."""
+    """Raised before an update of the weights if the step's loss or gradient is not finite; `quantity` says which."""
 
     def __init__(self, quantity: str) -> None:
         super().__init__(quantity)
@@ -120,10 +120,10 @@ class NonFinite(Exception):
 
 
 def first_non_finite(steps: Tensor) -> tuple[int, str] | None:
-    """Find the first step whose loss or gradient norm is not finite; return `None` if all are finite.
+    """Find the first step whose loss or gradient norm is not finite; return `None` if all values are finite.
 
-    `steps` [steps, 2] holds loss and gradient norm of consecutive steps. Returns how many steps before the last row the
-    failed step is, and "loss" or "gradient".
+    `steps` [steps, 2] holds loss and gradient norm of consecutive steps. The result is the number of steps from the
+    step found to the last one, and the quantity that is not finite, "loss" or "gradient".
     """
     failed = (~steps.isfinite().all(dim=1)).nonzero()
     if len(failed) == 0:
@@ -133,9 +133,9 @@ def first_non_finite(steps: Tensor) -> tuple[int, str] | None:
 
 
 def locate_gradient(model: TransformerXL) -> str:
-    """Return the part of the network nearest to the output with a gradient that is not finite, such as "block 3".
+    """Return the part of the network, such as "block 3", where gradients stop being finite.
 
-    Backpropagation starts at the output, so that the failure began in this part.
+    Backpropagation starts at the output, so this is the part nearest to the output with a gradient that is not finite.
     """
     tied = {id(parameter) for parameter in model.embedding.parameters()}  # receive gradients from both ends
     parts = {"the softmax": [parameter for parameter in model.head.parameters() if id(parameter) not in tied]}
@@ -148,7 +148,7 @@ def locate_gradient(model: TransformerXL) -> str:
 
 
 def locate_loss(model: TransformerXL, distributed: DistributedContext, read_again: Callable[[], Tensor]) -> str:
-    """Return the first part of the network, such as "block 3", whose output is not finite in any of the processes.
+    """Return the first part of the network, such as "block 3", whose output is not finite in at least one process.
 
     `read_again` repeats the forward pass of the failed batch and returns the loss.
     """

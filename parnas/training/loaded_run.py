@@ -1,4 +1,4 @@
-"""Load a run folder: rebuild its network, tokenizer and configuration, and generate text."""
+"""Load the network, tokenizer and configuration of a run from its folder, and generate text."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,13 +20,13 @@ __all__ = ["LoadedRun", "generate_text", "load", "run_architecture"]
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """A network and its tokenizer, rebuilt from a run folder alone."""
+    """The network of a run with its tokenizer and configuration, rebuilt from the run folder without the text."""
 
     model: TransformerXL  # in evaluation mode, on the CPU; a SuperNet for a search
     tokenizer: Tokenizer
     config: Config
     architecture: Architecture  # see `Run.architecture`
-    header: StreamHeader  # vocabulary and counts of the text that the run was trained on
+    header: StreamHeader  # facts about the training text: its tokenizer, vocabulary size and counts
     checkpoint: Path  # folder of the loaded weights
 
     @property
@@ -35,7 +35,7 @@ class LoadedRun:
         return step_of(self.checkpoint)
 
     def discrete(self) -> TransformerXL:
-        """Return the discrete network in evaluation mode; for a search, extract it with the SuperNet's weights."""
+        """Return the discrete network in evaluation mode; for a search, the derived network with the shared weights."""
         model = self.model
         return (model.extract(self.architecture) if isinstance(model, SuperNet) else model).eval()
 
@@ -54,22 +54,24 @@ def generate_text(
 
 
 def load(folder: str | Path, supernet_weights: bool = False, best: bool = False, by_pi: bool = False) -> LoadedRun:
-    """Rebuild the network of a run from its newest checkpoint, with its tokenizer and configuration.
+    """Load the network of a run with the weights of the newest checkpoint, and the run's tokenizer and configuration.
 
     Args:
         folder: the run folder.
-        supernet_weights: load the shared weights that a search stored before it fine-tuned the selected path; where it
+        supernet_weights: load the shared weights that a search stored before it fine-tuned the selected path; if it
             stored none, load the newest checkpoint.
-        best: load the checkpoint with the lowest validation loss.
-        by_pi: derive the architecture of a search from pi, even if an `arch.yaml` of the run names another.
+        best: load the checkpoint with the lowest validation loss instead of the newest one.
+        by_pi: derive the architecture of a search from pi, even if an `arch.yaml` in the folder names another one.
 
     Raises:
-        ParnasError: the folder has no intact checkpoint, or lacks a file that the network needs.
+        ParnasError: the folder has no intact checkpoint, or a file that the network needs is missing or damaged.
     """
     run = Run(folder)
     config = run.config()
     if not (run.folder / STREAMS).is_file() or not run.tokenizer.is_dir():
-        raise ParnasError(f"{folder} is incomplete: {STREAMS} or tokenizer/ is missing; restore it, or train again.")
+        raise ParnasError(
+            f"{folder} is incomplete: {STREAMS} or tokenizer/ is missing; restore the missing part, or train again."
+        )
     tokenizer = load_tokenizer(run.tokenizer)
     damaged: list[str] = []
     supernet = newest_checkpoint(run.supernet, damaged.append) if supernet_weights else None
@@ -100,7 +102,11 @@ def load(folder: str | Path, supernet_weights: bool = False, best: bool = False,
 
 
 def run_architecture(config: Config) -> Architecture:
-    """Return the architecture that `model.arch` names; raise `ParnasError` if it is not set or is identity alone."""
+    """Return the architecture that `model.arch` names.
+
+    Raises:
+        ParnasError: `model.arch` is not set, is not valid, or has no layers except identity.
+    """
     if config.model.arch is None:
         raise ParnasError(
             "No architecture was given; set model.arch, or give arch (--arch): a layer string such as sfsf, an "

@@ -1,4 +1,4 @@
-"""AdamW and Muon with clipped steps, the learning-rate schedule, and the average of weights."""
+"""The optimizers AdamW and Muon with gradient clipping, the average of weights, and the learning-rate schedule."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,21 +13,22 @@ __all__ = ["Schedule", "check_shapes", "gradient_norm", "suits_muon"]
 
 _MOMENTUM = 0.95  # of Muon, in Nesterov's form
 _ITERATIONS = 5  # of Newton-Schulz
-_COEFFICIENTS = 3.4445, -4.7750, 2.0315
+_COEFFICIENTS = 3.4445, -4.7750, 2.0315  # of x, x³ and x⁵ in a Newton-Schulz iteration (Jordan et al. 2024)
 _UPDATE_RMS = 0.2  # root mean square of Muon's updates, about that of AdamW's
 
 
 class Muon(torch.optim.Optimizer):
     """Optimizer that orthogonalises momentum: all singular values of an update are near 1 (Jordan et al. 2024, "Muon").
 
-    Updates are scaled to the root mean square of AdamW's, so that both share learning rate and weight decay (Liu et al.
-    2025, arXiv 2502.16982, equation 4). Matrices [rows, columns] only; a matrix without gradient does not change.
+    Updates are scaled to the root mean square of AdamW's updates, so that Muon and AdamW share learning rate and weight
+    decay (Liu et al. 2025, arXiv 2502.16982, equation 4). All parameters are matrices [rows, columns]. A matrix without
+    gradient does not change.
 
-    torch.optim.Muon makes the same update matrix by matrix; this class batches equal shapes, computes in the precision
-    of the training and can skip a step on the device (`benchmarks/muon.py` compares the two).
+    torch.optim.Muon makes the same update matrix by matrix; this class batches matrices of equal shape, computes in the
+    precision of the training and can skip a step on the device (`benchmarks/muon.py` compares the two classes).
 
-    Two attributes work as in torch's fused AdamW: gradients are divided by `grad_scale`, a scalar, and a step with
-    `found_inf` 1 leaves the weights unchanged while the momentum decays.
+    Two attributes work as in torch's fused AdamW: gradients are divided by the scalar `grad_scale`; where the scalar
+    `found_inf` is 1, a step leaves the weights unchanged and only decays the momentum.
     """
 
     grad_scale: Tensor | None = None
@@ -36,13 +37,13 @@ class Muon(torch.optim.Optimizer):
     def __init__(
         self, matrices: Iterable[nn.Parameter], lr: float, weight_decay: float, dtype: torch.dtype = torch.float32
     ) -> None:
-        """Make the optimizer; its matrix products are computed in `dtype`, for which bf16 is precise enough."""
+        """Make the optimizer; matrix products are computed in `dtype`, where bf16 is precise enough."""
         super().__init__(matrices, {"lr": lr, "weight_decay": weight_decay})
         self.dtype = dtype
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]  # noqa: ARG002
-        """Update all matrices; matrices of the same shape are orthogonalised in one batch."""
+        """Update all matrices that have a gradient; updates of the same shape are orthogonalised in one batch."""
         for group in self.param_groups:
             by_shape: dict[torch.Size, list[nn.Parameter]] = {}
             for matrix in group["params"]:
@@ -79,9 +80,9 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalise(matrices: Tensor) -> Tensor:
-    """Return `matrices` [N, rows, columns] with all singular values replaced by values of about 0.7 to 1.2.
+    """Return `matrices` [N, rows, columns] with all singular values moved close to 1, between about 0.7 and 1.2.
 
-    Newton-Schulz iterations of Jordan et al. 2024.
+    This takes five Newton-Schulz iterations (Jordan et al. 2024).
     """
     a, b, c = _COEFFICIENTS
     tall = matrices.shape[1] > matrices.shape[2]
@@ -94,12 +95,15 @@ def orthogonalise(matrices: Tensor) -> Tensor:
 
 
 def suits_muon(name: str, weight: nn.Parameter) -> bool:
-    """Return whether Muon can train a parameter: only matrices of layers, no embedding, softmax, bias, u, v or norm."""
+    """Return whether Muon can train the parameter `name`, which must be a matrix of a layer.
+
+    Embedding, softmax, biases, norms, and the vectors u and v of relative attention are left to AdamW.
+    """
     return name.startswith("blocks.") and weight.dim() == 2 and name.rpartition(".")[2] not in ("u", "v")
 
 
 def make_adamw(parameters: Mapping[str, nn.Parameter], lr: float, weight_decay: float) -> torch.optim.AdamW:
-    """Return an AdamW optimizer without weight decay on norms and biases (among them u and v of relative attention)."""
+    """Return an AdamW optimizer without weight decay on norms, biases, and u and v of relative attention."""
     decayed = {name for name, p in parameters.items() if p.dim() > 1 and name.rpartition(".")[2] not in ("u", "v")}
     groups = [
         {"params": [p for name, p in parameters.items() if name in decayed], "weight_decay": weight_decay},
@@ -114,7 +118,10 @@ def gradient_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
 
 
 def update_clipped(optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter], clip: float) -> Tensor:
-    """Clip the gradients of `parameters` to a norm of `clip`, update them, and return the norm before clipping."""
+    """Clip the gradients to a norm of at most `clip`, update the parameters, and return the norm before clipping.
+
+    `parameters` are those that `optimizer` trains.
+    """
     norm = gradient_norm(parameters)
     step_clipped(optimizer, norm, clip)
     return norm.detach()
@@ -126,10 +133,10 @@ def step_clipped(optimizer: torch.optim.Optimizer, norm: Tensor, clip: float, sk
     Args:
         optimizer: an AdamW of `make_adamw`, or a `Muon`.
         norm: the norm of the gradients before clipping, a scalar.
-        clip: the largest norm after clipping. The size of Muon's updates does not depend on the norm; there, clipping
+        clip: the largest norm after clipping. The size of Muon's updates does not depend on the norm; clipping then
             limits how much a single large gradient changes the momentum.
-        skip_non_finite: leave the parameters unchanged if the norm is not finite; the device decides, so that the CPU
-            does not wait for it.
+        skip_non_finite: leave the parameters unchanged if the norm is not finite. The GPU tests the norm itself, so
+            that the CPU does not wait for the result.
     """
     # The fused AdamW divides by grad_scale as it reads the gradients; scaling them here would be one more pass.
     optimizer.grad_scale = (norm / clip).clamp(min=1)  # type: ignore[attr-defined]
@@ -140,18 +147,21 @@ def step_clipped(optimizer: torch.optim.Optimizer, norm: Tensor, clip: float, sk
 
 
 def check_shapes(optimizer: torch.optim.Optimizer) -> None:
-    """Raise `ValueError` where a restored state has another shape than its parameter, which torch does not check."""
+    """Raise `ValueError` if a tensor of the optimizer's restored state has another shape than its parameter.
+
+    torch does not check this.
+    """
     for parameter, state in optimizer.state.items():
         for name in ("momentum",) if isinstance(optimizer, Muon) else ("exp_avg", "exp_avg_sq", "step"):
             if state[name].shape != (() if name == "step" else parameter.shape):
-                raise ValueError(f"the optimizer's {name} has another shape than its parameter")
+                raise ValueError(f"the optimizer's stored {name} has another shape than the parameter it belongs to")
 
 
 class WeightAverage:
-    """Running mean of the weights over all steps from step `first` on: stochastic weight averaging.
+    """Running mean of the weights over all steps from step `first` on: stochastic weight averaging (SWA).
 
     Izmailov et al. 2018, arXiv 1803.05407, section 3; here the weights after every step enter the mean. Training
-    continues from the weights, not from their mean; inside `in_place` the network holds the mean.
+    continues from the last weights, not from the mean. Inside the context `in_place` the network holds the mean.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], first: int) -> None:
@@ -161,7 +171,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def add(self, step: int) -> None:
-        """Add the present weights to the mean unless `step`, counted from 1, is before `first`."""
+        """Add the present weights to the mean; before step `first` do nothing. Steps are counted from 1."""
         if step < self.first:
             return
         self.count += 1
@@ -172,7 +182,7 @@ class WeightAverage:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Replace the network's weights by their mean inside the context; no effect while there is none."""
+        """Replace the network's weights by their mean inside the context; no effect before step `first`."""
         if not self.count:
             yield
             return
@@ -184,9 +194,9 @@ class WeightAverage:
             copy_weights(weights, self.parameters)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return first step and number of steps of the mean, and copies of the weights from which training continues.
+        """Return the first step of the mean, the number of steps in it, and copies of the last weights.
 
-        The mean itself is not in this state: a checkpoint stores it as the weights of the network.
+        The mean itself is not in this state: a checkpoint stores the mean as the weights of the network.
         """
         return {
             "first": self.first,
@@ -195,28 +205,29 @@ class WeightAverage:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state; the network must hold the weights of its checkpoint, which are the mean if there is one.
+        """Restore a state of `state_dict`, and copy the stored last weights into the network.
 
-        After `train.steps` was raised, `first` is later than when the state was saved. If `first` lies after all steps
-        of the saved mean, that mean is dropped; otherwise averaging continues with it.
+        Before the call, the network must hold the weights of the checkpoint, which are the mean if one was stored.
+        If `train.steps` was raised since, averaging starts at a later step: if that step lies after all steps of the
+        stored mean, the stored mean is dropped; otherwise averaging continues with it.
 
         Raises:
-            ValueError: the number of steps or the shapes of the weights are not valid.
+            ValueError: the stored number of averaged steps or the shapes of the stored weights are not valid.
         """
         first, count, weights = state["first"], state["count"], state["weights"]
         if type(count) is not int or count < 0:
-            raise ValueError(f"its number of averaged steps is {count!r:.40}")
+            raise ValueError(f"the stored number of averaged steps is {count!r:.40}; expected an integer from 0")
         if not count:
             return
         if [weight.shape for weight in weights] != [parameter.shape for parameter in self.parameters]:
-            raise ValueError("the weights stored with its average have other shapes than the network's")
+            raise ValueError("the last weights, stored beside their average, have other shapes than the network's")
         if self.first < first + count:
             self.first, self.mean, self.count = first, clone_weights(self.parameters), count
         copy_weights(weights, self.parameters)
 
 
 def clone_weights(weights: Sequence[Tensor]) -> list[Tensor]:
-    """Return detached copies of weights."""
+    """Return copies of `weights` that are not part of the autograd graph."""
     return [weight.detach().clone() for weight in weights]
 
 
@@ -233,8 +244,8 @@ def copy_weights(values: Sequence[Tensor], parameters: Sequence[nn.Parameter]) -
 class Schedule(NamedTuple):
     """The learning-rate schedule of a training phase; see `learning_rate`."""
 
-    steps: int
-    lr: float  # the peak
+    steps: int  # of the phase, warm-up included
+    lr: float  # the peak, after the warm-up
     warmup_steps: int
     averaged: int = 0  # number of last steps whose weights are averaged
 
@@ -245,22 +256,23 @@ class Schedule(NamedTuple):
         return cls(train.steps, train.lr, train.warmup_steps, averaged)
 
     def fit_warmup(self, note: Callable[[str], None]) -> "Schedule":
-        """Return this schedule; if its warm-up is not shorter than the training, shorten it to a tenth of the steps.
+        """Return the schedule with a warm-up that is shorter than the training.
 
-        `note` is called with a line of text if the warm-up is shortened.
+        Usually this is the schedule itself. A warm-up that is as long as the training or longer is shortened to a tenth
+        of the steps, and `note` is called with a line of text.
         """
         if self.warmup_steps < self.steps:
             return self
         warmup_steps = self.steps // 10
-        note(f"the warm-up of {self.warmup_steps} steps is shortened to {warmup_steps} of {self.steps}")
+        note(f"the warm-up of {self.warmup_steps} steps is shortened to {warmup_steps}; the training has {self.steps}")
         return self._replace(warmup_steps=warmup_steps)
 
 
 def learning_rate(step: int, schedule: Schedule) -> float:
     """Return the learning rate at `step` (0 ≤ step < steps): linear warm-up, then linear decay to zero.
 
-    In short runs linear decay ends at a lower loss than a half cosine (Bergsma et al. 2025, arXiv 2502.15938). Where
-    weights are averaged, the rate stays at its peak after the warm-up: averaging replaces the decay.
+    In short runs linear decay ends at a lower loss than a half cosine (Bergsma et al. 2025, arXiv 2502.15938). If the
+    weights of the last steps are averaged, the rate stays at its peak after the warm-up: averaging replaces the decay.
     """
     steps, peak, warmup_steps, averaged = schedule
     if step < warmup_steps:

@@ -1,4 +1,4 @@
-"""Perplexity: score every token once, without sampling noise; add up all losses, then divide once."""
+"""Perplexity of a text: score every token exactly once, add up all losses, then divide by the number of tokens."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -29,7 +29,7 @@ class TotalLoss:
 
     @classmethod
     def of(cls, nats: Tensor) -> Self:
-        """Return the total of the losses `nats` [N] of single tokens."""
+        """Return the total loss of a text, given the loss in nats of each token, [N]."""
         return cls(float(nats.double().sum()), len(nats))
 
     @property
@@ -43,18 +43,18 @@ class TotalLoss:
         return exp_or_infinity(self.per_token)
 
     def word_perplexity(self, counts: SplitCounts) -> float:
-        """Return the perplexity per word of the original text.
+        """Return the perplexity per word of the original text, with the word counts in `counts`.
 
         Words are separated by whitespace; a predicted line end counts as a word too.
         """
         return exp_or_infinity(self.nats / (counts.words + counts.line_ends))
 
     def bits_per_byte(self, counts: SplitCounts) -> float:
-        """Return the loss in bits per byte of the original text."""
+        """Return the loss in bits per byte of the original text, whose number of bytes is in `counts`."""
         return float(self.nats / math.log(2) / counts.bytes)
 
     def describe(self, counts: SplitCounts) -> SplitLoss:
-        """Return the loss in all measures (per token, word and byte), with the counts by which it is divided."""
+        """Return the loss per token, per word and per byte, with the counts of tokens, words and bytes."""
         return SplitLoss(
             loss=self.per_token,
             ppl=self.perplexity,
@@ -68,7 +68,7 @@ class TotalLoss:
 
 
 def measure_loss(model: TransformerXL, tokens: np.ndarray, first: int, device: Device, shape: Shape) -> TotalLoss:
-    """Return the loss of `model` over the text `tokens`, whose tokens are preceded by `first`; see `score_tokens`."""
+    """Return the loss of `model` over the text `tokens`, read after the token `first`; see `score_tokens`."""
     return TotalLoss.of(score_tokens(model, tokens, first, device, shape))
 
 
@@ -94,18 +94,18 @@ def score_tokens(model: TransformerXL, tokens: np.ndarray, first: int, device: D
 
 
 _BatchScorer: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-"""Function from the inputs and targets [B, T] of a batch to the losses in nats: [B, T] or, for S settings that are
-scored at once, [S, B, T]. It is called in the order of the text, so that it can keep memory between batches."""
+"""Function from inputs and targets [B, T] of a batch to the losses in nats: [B, T], or [S, B, T] if it scores the text
+by S settings at once. It is called with batches in the order of the text, so that it can keep memory between them."""
 
 
 @torch.no_grad()
 def score_batches(
     model: TransformerXL, score: _BatchScorer, batches: Iterable[EvaluationBatch], count: int, device: Device
 ) -> Tensor:
-    """Return the loss in nats that `score` computes for each of `count` tokens: [N] or [S, N], in float32.
+    """Return the loss in nats that `score` computes for each of the N = `count` tokens: [N] or [S, N], in float32.
 
-    Every token is scored exactly once, without dropout and, unless `score` enables them, without gradients. With
-    several processes each scores some of the rows, and all return the whole result.
+    Every token is scored exactly once, without dropout, and without gradients unless `score` enables them. With several
+    processes, each process scores some of the rows, and all processes return the whole result.
     """
     was_training = model.training
     model.eval()
@@ -121,7 +121,7 @@ def score_batches(
             inputs, targets, to = (torch.from_numpy(part).to(device.device) for part in own[:3])
             with device.autocast():
                 losses = score(inputs, targets)
-            if losses.shape[:-2] != nats.shape[:-1]:  # the first batch of several settings
+            if losses.shape[:-2] != nats.shape[:-1]:  # the first batch, if `score` has several settings
                 nats = nats.new_zeros(*losses.shape[:-2], count + 1)
             nats[..., to] = losses.float()
             scored += int(own[3].sum())
@@ -134,5 +134,5 @@ def score_batches(
 
 
 def exp_or_infinity(value: float) -> float:
-    """Return exp(value), or infinity where that is too large for a float."""
+    """Return exp(value), or infinity if exp(value) is too large for a float."""
     return math.inf if value > 700 else math.exp(value)

@@ -34,13 +34,13 @@ __all__ = [
 
 
 class Loop(NamedTuple):
-    """A loop whose progress is reported: its title, range of steps and unit."""
+    """A loop whose progress is reported: its title, range of steps, and the unit that the steps count."""
 
     title: str
-    first_step: int  # number of steps done before, 0 unless the loop is resumed
-    steps: int  # total, including the steps done before
-    unit: str = "steps"  # plural name of the steps
-    folder: Path | None = None  # the run folder of a training
+    first_step: int  # number of steps done before; 0 unless the loop is resumed
+    steps: int  # total number of steps, including those done before
+    unit: str = "steps"  # plural, such as "segments"
+    folder: Path | None = None  # the run folder; None unless the loop is a training
 
 
 class Reporter:
@@ -50,7 +50,7 @@ class Reporter:
         """Start to report a loop."""
 
     def advance(self, step: int) -> None:
-        """Report that `step` steps are done, after the training metrics of these steps."""
+        """Report that `step` steps are done; metrics of these steps were reported before."""
 
     def metrics(self, record: MetricsRecord) -> None:
         """Report a line of `metrics.jsonl`."""
@@ -85,7 +85,7 @@ _METRIC_FORMATS = {
 
 
 def describe_metrics(record: MetricsRecord) -> str:
-    """Return a line of `metrics.jsonl` as text for a terminal or a log."""
+    """Return the metrics of a record, a line of `metrics.jsonl`, as text for a terminal or a log."""
     values = ((template, getattr(record, key)) for key, template in _METRIC_FORMATS.items())
     known = [template.format(value) for template, value in values if value is not None]
     return "  ".join([f"{record.split:<5} loss {record.loss:.3f}  ppl {record.ppl:.2f}", *known])
@@ -105,7 +105,13 @@ def make_reporter(quiet: bool = False, verbose: bool = False) -> Reporter:
 
 
 def make_display(quiet: bool, every: bool, live: bool = True) -> Reporter:
-    """Return the display of `make_reporter`: live on a terminal, else plain lines; `every` prints all metrics."""
+    """Return a reporter for the terminal: a live display, or plain lines if stderr is no terminal or `live` is false.
+
+    Args:
+        quiet: print warnings only.
+        every: print all training metrics as plain lines, instead of ten lines per loop.
+        live: allow the live display.
+    """
     console = Console(stderr=True)
     if quiet:
         return _WarningReporter()
@@ -113,7 +119,7 @@ def make_display(quiet: bool, every: bool, live: bool = True) -> Reporter:
 
 
 def _call_all(method: str) -> Any:
-    """Return a method of `CombinedReporter` that calls the method of this name of each of its reporters."""
+    """Return a method for `CombinedReporter` that calls the method named `method` of each combined reporter."""
 
     def call(self: "CombinedReporter", *arguments: Any) -> None:
         for reporter in self.reporters:
@@ -123,7 +129,7 @@ def _call_all(method: str) -> Any:
 
 
 class CombinedReporter(Reporter):
-    """Passes every call on to several reporters."""
+    """Passes every report on to several reporters."""
 
     def __init__(self, *reporters: Reporter) -> None:
         self.reporters = reporters
@@ -142,9 +148,9 @@ class _WarningReporter(Reporter):
 
 
 class PlainReporter(Reporter):
-    """Prints plain lines: each note and validation, and the newest training metrics ten times per loop.
+    """Prints plain lines: each note, each validation, and the newest training metrics ten times per loop.
 
-    With `every`, it prints all training metrics.
+    With `every`, it prints all training metrics instead of ten.
     """
 
     def __init__(self, every: bool = False) -> None:
@@ -185,7 +191,7 @@ class PlainReporter(Reporter):
 
 
 class LiveReporter(Reporter):
-    """Redraws in place: progress, the latest metrics and, for each block, a coloured bar of its pi."""
+    """Redraws a live display in the terminal: progress, the latest metrics, and a coloured bar of pi for each block."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -236,14 +242,17 @@ class LiveReporter(Reporter):
             self.live = None
 
     def render(self) -> RenderableType:
-        """Return the present content of the display."""
+        """Return the present content of the live display."""
         lines = [Text(text) for text in self.latest.values()]
         blocks: list[RenderableType] = [Columns(self.bars, padding=(0, 3))] if self.bars else []
         return Group(self.progress, *lines, *blocks)
 
 
 def pi_bar(number: int, space: Sequence[str], pi: Sequence[float]) -> Text:
-    """Return a line on block `number`: a stacked bar of its `pi` over `space`, and the most probable candidate."""
+    """Return a line of text on block `number`: a stacked bar of its `pi`, and its most probable candidate.
+
+    `pi` holds the probability of each candidate in `space`.
+    """
     text = Text(f"{number:>3} ")
     edges = [round(_BAR_WIDTH * sum(pi[: index + 1])) for index in range(len(pi))]
     colours = list(candidate_colours(space).values())
@@ -254,11 +263,11 @@ def pi_bar(number: int, space: Sequence[str], pi: Sequence[float]) -> Text:
     return text
 
 
-_MAX_PICTURES = 50  # heatmaps of pi in a run
+_MAX_PICTURES = 50  # heatmaps of pi that TensorBoard receives in a run, about
 
 
 class TensorBoard(Reporter):
-    """Writes metrics and pi to the folder `tensorboard` of each run; no effect if TensorBoard cannot be imported."""
+    """Writes metrics and pi to the folder `tensorboard` of each run; does nothing if TensorBoard cannot be imported."""
 
     def __init__(self) -> None:
         self.writer: SummaryWriter | None = None
@@ -266,7 +275,7 @@ class TensorBoard(Reporter):
 
     @override
     def start(self, loop: Loop) -> None:
-        """Open the files of a run; entries of steps that a resumed run repeats are purged."""
+        """Open the TensorBoard files of a run; for a resumed run, delete entries of the steps that it repeats."""
         if loop.folder is None:
             return
         try:
@@ -288,7 +297,7 @@ class TensorBoard(Reporter):
 
     @override
     def pi(self, space: Sequence[str], record: PiRecord) -> None:
-        """Write each probability under the tag `pi/block-NN/LAYER`, and at intervals a heatmap of all."""
+        """Write each probability under the tag `pi/block-NN/LAYER`, and at intervals a heatmap of all probabilities."""
         if self.writer is None:
             return
         step, pi = record.step, record.pi
@@ -305,7 +314,7 @@ class TensorBoard(Reporter):
 
     @override
     def stop(self) -> None:
-        """Close the files."""
+        """Close the TensorBoard files of the run."""
         if self.writer is not None:
             self.writer.close()
             self.writer = None

@@ -30,13 +30,13 @@ def retrain(config: Config, folder: Path, reporter: Reporter, resume: bool = Fal
 
     Args:
         config: the configuration, with an architecture in `model.arch`.
-        folder: the run folder. With torchrun, every process passes the same one.
+        folder: the run folder. With torchrun, every process passes the same folder.
         reporter: receives the progress.
-        resume: raise an error if there is no retraining to resume, instead of beginning a new one.
+        resume: raise an error if `folder` holds no retraining to resume, instead of beginning a new one.
 
     Raises:
-        ParnasError: the folder holds a finished or different run, the text cannot be read, or the architecture is not
-            valid.
+        ParnasError: the folder holds a finished run or a run of another kind or configuration, the text cannot be read,
+            or the architecture is not valid.
     """
     architecture = run_architecture(config)
     with open_session(config, "retrain", folder, resume, reporter) as session:

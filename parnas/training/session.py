@@ -1,4 +1,4 @@
-"""Start, resume and finish a training phase in a run folder."""
+"""Start, resume and finish a training phase in a run folder; compare configurations of runs."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -43,18 +43,18 @@ MAY_CHANGE = {
     *("train.accumulate", "runtime.checkpoint_activations"),
     *(key for key, _ in walk_fields(EvaluationConfig, "evaluation.")),
 }
-"""Settings that may change when resuming. `train.steps` may grow, which changes the learning rates of later steps."""
+"""Settings that may change when a run is resumed; `train.steps` may only grow, which changes later learning rates."""
 
 
 @contextmanager
 def open_session(config: Config, kind: Kind, folder: Path, resume: bool, reporter: Reporter) -> Iterator[Session]:
-    """Prepare text, device and run folder for a training phase; the folder is locked inside the context.
+    """Prepare text, device and run folder for a training phase; other processes cannot train in the folder meanwhile.
 
-    If the folder holds an unfinished run with a checkpoint, the session resumes it.
+    If the folder holds an unfinished run with a checkpoint, the session resumes that run.
 
     Raises:
-        ParnasError: the folder is in use, or holds a finished run or one of another kind or configuration; or `resume`
-            is set and there is no run.
+        ParnasError: another process uses the folder; the folder holds a finished run, or a run of another kind or
+            configuration; or `resume` is set and the folder holds no run.
     """
     run, device = Run(folder), choose_device(config.runtime)
     distributed = device.distributed
@@ -68,7 +68,7 @@ def open_session(config: Config, kind: Kind, folder: Path, resume: bool, reporte
                 if resuming:
                     _check_resumable(run, kind, device, config)
                 elif resume:
-                    run.environment()  # raises, naming what is missing
+                    run.environment()  # raises an error that names the missing file
                 else:
                     run.refuse_used()
         resuming = distributed.any(resuming)
@@ -86,7 +86,7 @@ def open_session(config: Config, kind: Kind, folder: Path, resume: bool, reporte
 
 
 def _create_run(run: Run, kind: Kind, config: Config, device: Device, streams: TokenStreams) -> None:
-    """Write the first files of a run folder; `streams.json` comes last, since it marks the run as started."""
+    """Write the first files of a run folder; `streams.json` is the last, since it marks the run as started."""
     run.create(kind, config, device.describe())
     with atomic_folder(run.tokenizer) as beside:
         streams.tokenizer.save(beside)
@@ -94,14 +94,14 @@ def _create_run(run: Run, kind: Kind, config: Config, device: Device, streams: T
 
 
 def resolve_cutoffs(config: Config, streams: TokenStreams) -> Config:
-    """Return the configuration with `model.cutoffs: auto` or `min_macs` replaced by cutoffs for the training text."""
+    """Return the configuration; if `model.cutoffs` is `auto` or `min_macs`, with cutoffs computed for the text."""
     return find_cutoffs(config, streams.train_counts()) if isinstance(config.model.cutoffs, str) else config
 
 
 def find_cutoffs(config: Config, counts: NDArray[np.int64]) -> Config:
-    """Return the configuration with the softmax cutoffs that are optimal for tokens that occur `counts` [V] times.
+    """Return the configuration with the softmax cutoffs of the fewest multiply-adds for token frequencies `counts` [V].
 
-    `model.cutoffs` must be `auto`, or `min_macs` to minimise multiply-adds alone.
+    `model.cutoffs` must be `min_macs` or `auto`. With `auto`, the first clusters must also hold most of the text.
     """
     head_share = 0.0 if config.model.cutoffs == "min_macs" else HEAD_SHARE
     dims = config.replace(model__cutoffs=tuple(range(1, AUTO_CLUSTERS))).model.softmax_dims()
@@ -110,16 +110,20 @@ def find_cutoffs(config: Config, counts: NDArray[np.int64]) -> Config:
 
 
 def resolve_corpus(config: Config) -> Config:
-    """Return the configuration with an absolute path if `data.corpus` is one, so that a run resumes from any folder."""
+    """Return the configuration; if `data.corpus` is a path, with that path made absolute.
+
+    So a run can be resumed from any working directory.
+    """
     path = expand_user(config.data.corpus)
     named = config.data.corpus in NAMES or not path.exists()
     return config if named else config.replace(data__corpus=str(path.resolve()))
 
 
 def run_task(task: TrainingTask, architecture: Callable[[], Architecture]) -> Run:
-    """Train a task to its last step, from the newest checkpoint when resuming; write `summary.json` and return the run.
+    """Train a task to its last step, write `summary.json`, and return the run.
 
-    `architecture` returns the present architecture, which the log and the summary name.
+    A resumed session continues from the newest checkpoint. `architecture` is called to name the present architecture in
+    the log and in the summary.
     """
     session, trainer = task.session, Trainer(task)
     if session.resuming:
@@ -127,7 +131,7 @@ def run_task(task: TrainingTask, architecture: Callable[[], Architecture]) -> Ru
     elif session.device.distributed.is_main:
         _log_model(session, task.model, architecture())
     trainer.fit()
-    if not trainer.validation:  # the run was cut off after its last step
+    if not trainer.validation:  # the resumed run had been cut off after its last step
         trainer.validate()
     counts = session.streams.header.splits["valid"]
     total = sum(parameter.numel() for parameter in task.model.parameters())
@@ -149,9 +153,9 @@ def run_task(task: TrainingTask, architecture: Callable[[], Architecture]) -> Ru
 
 
 def _resume(trainer: Trainer) -> None:
-    """Restore the newest checkpoint; then drop later entries from the run folder and write the new configuration.
+    """Restore the newest checkpoint; then remove later metrics from the run folder and write the new configuration.
 
-    The folder changes only after the checkpoint was restored successfully.
+    If the checkpoint cannot be restored, the folder stays unchanged.
     """
     trainer.resume()
     session, run = trainer.session, trainer.session.run
@@ -164,7 +168,7 @@ def _resume(trainer: Trainer) -> None:
 
 
 def _log_model(session: Session, model: TransformerXL, architecture: Architecture) -> None:
-    """Write a table of the network's parts, with shapes, parameters and multiply-adds, to `run.log`."""
+    """Write a table of the network's parts to `run.log`, with the shapes, parameters and multiply-adds of each part."""
     data, counts = session.config.data, session.streams.train_counts().tolist()
     names = [name for name in architecture if name != IDENTITY]
     table = summarise(model, names, data.tgt_len, session.config.model.reach, counts)
@@ -173,13 +177,13 @@ def _log_model(session: Session, model: TransformerXL, architecture: Architectur
 
 
 def _check_resumable(run: Run, kind: Kind, device: Device, config: Config) -> None:
-    """Raise `ParnasError` where a run is finished, of another kind, or used another type of device or precision."""
+    """Raise `ParnasError` if `run` is finished, is of another `kind`, or used another type of device or precision."""
     environment = run.environment()
     if environment.kind != kind:
         raise ParnasError(f"{run.folder} is a {environment.kind} run, not a {kind} run; choose another folder (--run).")
     if run.finished() and not (kind == "retrain" and config.train.steps > run.config().train.steps):
         raise ParnasError(
-            f"{run.folder} is finished and stays as it is; choose another folder (--run) for a new training"
+            f"The run in {run.folder} is finished; choose another folder (--run) for a new training"
             + (", or raise train.steps to train for longer." if kind == "retrain" else ".")
         )
     now = {"device": device.device.type, "precision": device.precision}
@@ -193,7 +197,10 @@ def _check_resumable(run: Run, kind: Kind, device: Device, config: Config) -> No
 
 
 def _check_changes(run: Run, config: Config, note: Note) -> None:
-    """Report settings that differ from those of a run to resume; raise `ParnasError` for one that must not change."""
+    """Report the changed settings of a run to resume; raise `ParnasError` if one of them must not change.
+
+    `note` is called with a line of text for each setting in `config` that differs from the run's configuration.
+    """
     before = run.config()
     refuse_changes(run, config, MAY_CHANGE)
     if config.train.steps < before.train.steps:
@@ -202,11 +209,14 @@ def _check_changes(run: Run, config: Config, note: Note) -> None:
             f"{config.train.steps}."
         )
     for line in _changed_settings(before, config):
-        note(f"resuming with another {line}")
+        note(f"resuming with a changed setting: {line}")
 
 
 def check_same_results(run: Run, config: Config) -> None:
-    """Raise `ParnasError` if `config` differs from that of a finished run in a setting that the run's phase uses."""
+    """Raise `ParnasError` if `config` and the configuration of a finished run differ in a setting of the run's phase.
+
+    Settings of other phases do not change the results of the run.
+    """
     config = resolve_corpus(config)  # as the run's configuration was when it started
     if isinstance(config.model.cutoffs, str):
         config = resolve_cutoffs(config, prepare(config.data))
@@ -216,18 +226,19 @@ def check_same_results(run: Run, config: Config) -> None:
 
 
 def check_same_text(header: StreamHeader, before: StreamHeader, run: str) -> None:
-    """Raise `ParnasError` if text or tokenizer differ from those that `run` was trained with (`before`).
+    """Raise `ParnasError` if text or tokenizer of `header` differ from those of `before`, which `run` was trained with.
 
-    The same text may have another corpus name.
+    The name of the corpus may differ if the text is the same.
     """
     if header.model_copy(update={"corpus": before.corpus}) != before:
         raise ParnasError(
-            f"The text or tokenizer on this machine is not the one that {run} was trained with; restore it."
+            f"The text or the tokenizer on this machine is not the one that {run} was trained with; restore the text "
+            "of data.corpus."
         )
 
 
 def refuse_changes(run: Run, config: Config, allowed: Collection[str] = ()) -> None:
-    """Raise `ParnasError` if `config` differs from the configuration of `run` in other keys than the `allowed` ones."""
+    """Raise `ParnasError` if `config` and the configuration of `run` differ in a key outside `allowed`."""
     if changed := _changed_settings(run.config(), config, allowed):
         message = "\n  - ".join([f"{run.folder} was started with another configuration:", *changed])
         only_evaluation = all(line.startswith("evaluation.") for line in changed)
@@ -236,7 +247,10 @@ def refuse_changes(run: Run, config: Config, allowed: Collection[str] = ()) -> N
 
 
 def _changed_settings(before: Config, now: Config, ignored: Collection[str] = ()) -> list[str]:
-    """Return a line for each setting that differs, with its dotted key and both values, except the `ignored` keys."""
+    """Return a line with dotted key, value `before` and value `now` for each setting that differs.
+
+    Differences in the `ignored` keys are left out.
+    """
     old, new = flatten(before.model_dump()), flatten(now.model_dump())
     return [f"{key}: {old[key]} before, {new[key]} now" for key in old if old[key] != new[key] and key not in ignored]
 

@@ -29,7 +29,6 @@ from parnas.training.checkpoints import (
     CheckpointWriter,
     Snapshot,
     checkpoint_path,
-    describe_other_versions,
     load_state,
     load_weights,
     newest_checkpoint,
@@ -65,14 +64,14 @@ class Session:
     device: Device
     run: Run
     reporter: Reporter
-    resuming: bool = False  # whether to continue from the newest checkpoint in the run folder
+    resuming: bool = False  # whether training continues from the newest checkpoint in the run folder
 
     @property
     def checks_each_step(self) -> bool:
-        """Whether loss and gradient of each step are checked to be finite before the update.
+        """Whether loss and gradient are checked to be finite in each step, before the weights are updated.
 
-        True on the CPU, and where steps may be skipped. Otherwise they are checked with each line of metrics, so that
-        no step waits for the GPU.
+        This is so on the CPU and with `train.max_skipped_steps`. Otherwise the losses and gradients of many steps are
+        checked together, for each line of metrics, so that the CPU does not wait for the GPU in each step.
         """
         return self.device.device.type == "cpu" or self.config.train.max_skipped_steps > 0
 
@@ -82,14 +81,14 @@ class StepResult(NamedTuple):
 
     loss: Tensor  # mean of this process's rows, nats per token
     gradient_norm: Tensor  # before clipping
-    compression_loss: Tensor | None = None  # auxiliary loss of compressive memory
+    compression_loss: Tensor | None = None  # auxiliary loss of compressive memory; None without compressive memory
 
 
 class RecentSteps:
     """Loss and gradient norm of each step since the last line of metrics, on the device.
 
-    They are stored as rows of one tensor. A small tensor per step would outlive the step's large ones and fragment the
-    heap, so that memory would grow with each line of metrics.
+    They are stored as rows of one tensor. A separate small tensor for each step would outlive the large tensors of the
+    step and fragment the heap, so that the used memory would grow.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -97,7 +96,7 @@ class RecentSteps:
 
     @property
     def values(self) -> Tensor:
-        """Loss and gradient norm of each step, [steps, 2]; a view."""
+        """Loss and gradient norm of each step, [steps, 2]; a view, which later calls of `add` may overwrite."""
         return self._rows[: self._count]
 
     def add(self, loss: Tensor, gradient_norm: Tensor) -> None:
@@ -112,9 +111,9 @@ class RecentSteps:
         self._count = 0
 
     def restore(self, values: Tensor) -> None:
-        """Replace all steps by `values` from a checkpoint; raise `ValueError` if its shape is not [steps, 2]."""
+        """Replace all steps by `values` from a checkpoint; raise `ValueError` if their shape is not [steps, 2]."""
         if values.dim() != 2 or values.shape[1] != 2:
-            raise ValueError(f"its recent losses have the shape {tuple(values.shape)}, not [steps, 2]")
+            raise ValueError(f"the stored recent losses have the shape {tuple(values.shape)}, not [steps, 2]")
         self._rows, self._count = values.to(self._rows.device), len(values)
 
 
@@ -135,8 +134,8 @@ class TrainingTask:
         rows = config.data.batch_size // self.distributed.world_size
         if (count := self.weight_optimizer.accumulator.divide(rows)) < config.train.accumulate:
             session.reporter.note(
-                f"warning: train.accumulate {config.train.accumulate} does not divide the {rows} rows of a batch; "
-                f"using {count} micro-batch(es)"
+                f"warning: train.accumulate is {config.train.accumulate}, which does not divide the {rows} rows that "
+                f"each process reads of a batch; {count} micro-batch(es) are used"
             )
         self.schedule = schedule.fit_warmup(session.reporter.note)
         self.memory: Memory | None = None
@@ -148,18 +147,18 @@ class TrainingTask:
         raise NotImplementedError
 
     def end_step(self, step: int) -> None:
-        """Do what the task needs after each step; `step` is the number of steps so far, skipped ones included."""
+        """Do the task's own work after a step; `step` is the number of steps so far, skipped steps included."""
 
     def weights(self) -> dict[str, nn.Parameter]:
-        """Return the parameters that the weight optimizer trains, by name; a search leaves out alpha."""
+        """Return the parameters that the weight optimizer trains, by name: all parameters except alpha."""
         return dict(self.model.named_parameters())
 
     def trained(self) -> Sequence[Tensor]:
-        """Return all tensors that any optimizer of the task trains, alpha included."""
+        """Return all tensors that the optimizers of the task train, alpha included."""
         return list(self.model.parameters())
 
     def scheduled(self, step: int) -> dict[str, float]:
-        """Return the scheduled values of a step, such as the learning rate, by the name of their metric (`lr`)."""
+        """Return the values that a schedule sets for `step`, such as the learning rate, by metric name (`lr`)."""
         return {"lr": learning_rate(step, self.schedule)}
 
     def gates(self, step: int) -> Gates | None:  # noqa: ARG002
@@ -167,9 +166,9 @@ class TrainingTask:
         return None
 
     def validate(self) -> dict[str, TotalLoss]:
-        """Return total losses on the validation split by name; the loss `valid` decides which checkpoint is the best.
+        """Return the losses on the validation split, by name; the loss named `valid` decides which checkpoint is best.
 
-        A search overrides this to add the losses `mixture` and `argmax`.
+        A search overrides this method to add the losses `mixture` and `argmax`.
         """
         return {"valid": self.validation_loss(self.model)}
 
@@ -180,15 +179,16 @@ class TrainingTask:
         self.session.reporter.metrics(record)
 
     def discard_step(self) -> None:
-        """Drop the gradients of a skipped step, and the memory, whose values may not be finite either."""
+        """Drop the gradients of a skipped step, and the memory that it left, which may contain NaN or infinity."""
         self.memory = None
         for parameter in self.trained():
             parameter.grad = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that a resumed run needs besides the weights.
+        """Return the task's state that a resumed run needs besides the weights.
 
-        Only in the main process does it hold the memory of all rows of the batch.
+        In the main process, which writes checkpoints, it holds the memory of all rows of the batch; in other processes
+        it holds the memory of their own rows.
         """
         return {
             "weight_optimizer": self.weight_optimizer.state_dict(),
@@ -196,19 +196,24 @@ class TrainingTask:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state, written by any number of processes; raise `ValueError` if it does not fit the network."""
+        """Restore a state of `state_dict`, saved with any number of processes.
+
+        Raises:
+            ValueError: the state does not fit the network.
+        """
         self.weight_optimizer.load_state_dict(state["weight_optimizer"])
         self.memory = self.local_memory(state["memory"], self.session.config.data.batch_size)
         if self.memory is not None and len(self.memory) != len(self.model.blocks):
-            raise ValueError(f"its memory is of {len(self.memory)} blocks, not {len(self.model.blocks)}")
+            raise ValueError(f"the stored memory has {len(self.memory)} blocks, the network {len(self.model.blocks)}")
 
     # Shared by all tasks.
 
     def update_weights(self, batch: Batch, gates: Gates | None) -> StepResult:
-        """Train the weights on one batch; where `gates` depend on alpha, alpha accumulates a gradient too.
+        """Train the weights on one batch; if `gates` depend on alpha, also add to the gradient of alpha.
 
         Raises:
-            NonFinite: loss or gradient is not finite, and each step is checked; nothing was updated.
+            NonFinite: loss or gradient is not finite, so that nothing was updated. Without `Session.checks_each_step`
+                it is not raised; the update is then skipped on the device.
         """
         # 1. Forward and backward pass in micro-batches; keep the memory for the next segment.
         forward = self.weight_optimizer.accumulator.backward(batch, self.memory, gates)
@@ -222,30 +227,27 @@ class TrainingTask:
         return StepResult(forward.loss, norm, forward.compression)
 
     def read_again(self, step: int) -> Tensor:
-        """Return the loss of the batch of `step`, read again without memory, to find where it stops being finite."""
+        """Repeat the forward pass of the batch of `step`, without memory, and return its loss.
+
+        Hooks that are registered in the network can then find the part where values stop being finite.
+        """
         batch = self.batches.batch(step)
         return join_micro_batches(list(self.weight_optimizer.accumulator.forward(batch, None, self.gates(step)))).loss
 
     def validation_loss(self, model: TransformerXL) -> TotalLoss:
         """Return the loss of `model` on the whole validation split, with training's segment and memory lengths."""
-        config, streams = self.session.config, self.session.streams
-        return measure_loss(
-            model,
-            streams.tokens("valid"),
-            streams.tokenizer.eos_id,
-            self.session.device,
-            config.validation_shape,
-        )
+        streams, shape = self.session.streams, self.session.config.validation_shape
+        return measure_loss(model, streams.tokens("valid"), streams.tokenizer.eos_id, self.session.device, shape)
 
     def local_memory(self, memory: Memory | None, rows: int) -> Memory | None:
-        """Return this process's rows, on its device, of the `memory` of a whole batch of `rows` rows."""
+        """Return the part of `memory`, that of a whole batch of `rows` rows, for this process's rows, on its device."""
         own, device = self.distributed.local_slice(rows), self.session.device.device
         local: Memory | None = map_memory(lambda tensor: tensor[own].to(device), memory)
         return local
 
 
 class Trainer:
-    """Runs the steps of a task to the end of its schedule; logs, validates, saves checkpoints and resumes."""
+    """Trains a task to the last step of its schedule; logs metrics, validates, saves checkpoints and resumes."""
 
     def __init__(self, task: TrainingTask) -> None:
         self.task, self.session, self.schedule = task, task.session, task.schedule
@@ -256,10 +258,10 @@ class Trainer:
         self.skipped = 0  # steps without an update, because loss or gradient was not finite
         self.recent = RecentSteps(self.session.device.device)
         self.compression_loss: Tensor | None = None  # of the last step
-        self.logged_at, self.logged_step = time.perf_counter(), 0
-        self.validation: dict[str, TotalLoss] = {}  # the last one
+        self.logged_at, self.logged_step = time.perf_counter(), 0  # time and step of the last line of training metrics
+        self.validation: dict[str, TotalLoss] = {}  # losses of the last validation, by name
         self.best: Best | None = None
-        self.writer: CheckpointWriter | None = None  # from the first checkpoint on
+        self.writer: CheckpointWriter | None = None  # made with the first checkpoint
 
     # The loop.
 
@@ -267,8 +269,8 @@ class Trainer:
         """Train to the last step.
 
         Raises:
-            Stopped: a signal asked the process to end; a checkpoint of the step just finished is written.
-            Diverged: a loss, gradient or weight is not finite.
+            Stopped: the process received a signal to end; a checkpoint of the step just finished is written.
+            Diverged: a loss, a gradient or a weight is not finite.
         """
         train, reporter, task = self.session.config.train, self.session.reporter, self.task
         task.model.train()
@@ -306,7 +308,7 @@ class Trainer:
                 self.writer.close()
 
     def train_step(self, lr: float) -> None:
-        """Do one step of the task at the learning rate `lr`; skip its update where loss or gradient is not finite."""
+        """Do one step of the task at the learning rate `lr`; skip the update if loss or gradient is not finite."""
         self.task.weight_optimizer.set_learning_rate(lr)
         try:
             result = self.task.train_step(self.step)
@@ -321,7 +323,7 @@ class Trainer:
         self.average.add(self.step)
 
     def validate(self) -> None:
-        """Store the losses on the validation split in `validation`; where weights are averaged, those of their mean."""
+        """Store the losses on the validation split in `validation`, measured with the averaged weights if there are."""
         with self.average.in_place():
             self.validation = self.task.validate()
 
@@ -329,13 +331,13 @@ class Trainer:
 
     @contextmanager
     def _off_the_clock(self) -> Iterator[None]:
-        """Exclude the time inside the context from the logged tokens per second, which count training alone."""
+        """Exclude the time inside the context from the logged tokens per second, which are the speed of training."""
         began = time.perf_counter()
         yield
         self.logged_at += time.perf_counter() - began
 
     def _log_training(self, scheduled: Mapping[str, float]) -> None:
-        """Log the mean loss, the largest gradient norm and the speed of the steps since the last line of metrics."""
+        """Log the steps since the last line of metrics: their mean loss, largest gradient norm and speed."""
         self._check_recent()
         if self.compression_loss is not None:
             self.distributed.all_reduce_mean([self.compression_loss])
@@ -343,7 +345,7 @@ class Trainer:
         steps, seconds = self.step - self.logged_step, now - self.logged_at
         self.recent.clear()
         self.logged_at, self.logged_step = now, self.step
-        if not len(recent) or not self.distributed.is_main:  # all steps were skipped, or the main process logs
+        if not len(recent) or not self.distributed.is_main:  # all steps were skipped, or another process logs
             return
         loss = float(recent[:, 0].double().mean())
         optional: dict[str, Any] = {}
@@ -366,7 +368,7 @@ class Trainer:
         )
 
     def _log_validation(self, scheduled: Mapping[str, float]) -> None:
-        """Validate, set `best` if the loss is the lowest so far, and log the loss in all measures."""
+        """Validate, set `best` if the loss is the lowest so far, and log the loss per token, word and byte."""
         with self._off_the_clock():
             self._check_recent()
             self.validate()
@@ -395,7 +397,11 @@ class Trainer:
     # Checkpoints.
 
     def save(self) -> None:
-        """Start to write a checkpoint; raise `Diverged` if a recent loss, a gradient norm or a weight is not finite."""
+        """Start to write a checkpoint in the background, of finite numbers only.
+
+        Raises:
+            Diverged: a loss or gradient norm since the last line of metrics, or a weight, is not finite.
+        """
         with self._off_the_clock():
             # 1. Save only finite numbers, so that every checkpoint can be resumed from.
             self._check_recent()
@@ -413,28 +419,26 @@ class Trainer:
                 self.writer.write(snapshot)
 
     def finish_saving(self) -> None:
-        """Wait until the last checkpoint is written; raise the error of writing it, if there was any."""
+        """Wait until the last checkpoint is written; raise the error if writing it failed."""
         if self.writer is not None:
             self.writer.wait()
 
     def last_checkpoint(self) -> Path | None:
-        """Return the newest intact checkpoint, or `None`; first wait until the last one is written."""
+        """Return the newest intact checkpoint, or `None`; wait first if a checkpoint is being written."""
         self.finish_saving()
         return newest_checkpoint(self.session.run.checkpoints, self.session.reporter.note)
 
     def resume(self) -> None:
-        """Restore the newest intact checkpoint, which the main process chooses for all processes.
+        """Restore the newest intact checkpoint; the main process chooses it for all processes.
 
         Raises:
-            ParnasError: no checkpoint is intact, or its state does not fit this training.
+            ParnasError: no checkpoint is intact, or the state in the checkpoint does not fit this training.
         """
         folder, note = self.session.run.checkpoints, self.session.reporter.note
         newest = newest_checkpoint(folder, note) if self.distributed.is_main else None
         path = checkpoint_path(folder, self.distributed.max(-1 if newest is None else step_of(newest)))
         if not verify_checkpoint(path):
-            raise ParnasError(f"No checkpoint in {folder} is intact; remove that folder to train from the beginning.")
-        if difference := describe_other_versions(path):
-            note(f"warning: {difference}")
+            raise ParnasError(f"No checkpoint in {folder} is intact; remove this folder to train from the beginning.")
         with explain_failures(lambda: step_of(path), lambda: path):
             load_weights(path, self.task.model)
             state = load_state(path)
@@ -445,7 +449,7 @@ class Trainer:
     def state_dict(self) -> dict[str, Any]:
         """Return the content of a checkpoint besides the weights, as tensors and plain values."""
         return {
-            "step": self.step,  # which gives the position in the text too, see `TrainingBatches.batch`
+            "step": self.step,  # determines the position in the text too, see `TrainingBatches.batch`
             "seconds": self.seconds,
             "recent": self.recent.values,
             "skipped": self.skipped,
@@ -459,7 +463,7 @@ class Trainer:
         """Restore a state that `state_dict` returned; raise `ValueError` if it does not fit this training."""
         self.step, self.seconds, self.skipped = state["step"], float(state["seconds"]), state["skipped"]
         if type(self.step) is not int or not 0 <= self.step <= self.schedule.steps:
-            raise ValueError(f"its step is {self.step!r:.40}, not 0 to {self.schedule.steps}")
+            raise ValueError(f"the stored step is {self.step!r:.40}, but must be from 0 to {self.schedule.steps}")
         self.best = state["best"] and Best(*state["best"])
         self.recent.restore(state["recent"])
         self.average.load_state_dict(state["average"])
@@ -469,10 +473,10 @@ class Trainer:
     # Numbers that are not finite.
 
     def _check_recent(self) -> None:
-        """Average the losses since the last line of metrics over all processes, and check that they are finite.
+        """Average the losses since the last line of metrics over all processes, and check losses and gradient norms.
 
         Raises:
-            Diverged: a loss or gradient norm is not finite; the message names the first such step.
+            Diverged: a loss or gradient norm is not finite; the message names the first step with such a value.
         """
         if len(losses := self.recent.values[:, 0]):
             self.distributed.all_reduce_mean([losses])
@@ -483,18 +487,26 @@ class Trainer:
             raise self._diverged(quantity, step, place)
 
     def _skip_step(self, quantity: str) -> None:
-        """Discard a step; raise `Diverged` if as many as `train.max_skipped_steps` were discarded before."""
+        """Discard a step whose `quantity`, "loss" or "gradient", is not finite.
+
+        Raises:
+            Diverged: `train.max_skipped_steps` steps were discarded before.
+        """
         limit = self.session.config.train.max_skipped_steps
         if self.skipped >= limit:
             raise self._diverged(quantity, self.step + 1, f", first in {self._locate(quantity, self.step)}")
         self.skipped += 1
         self.session.reporter.note(
-            f"warning: step {self.step + 1} is skipped: its {quantity} is not finite ({self.skipped} of {limit})"
+            f"warning: step {self.step + 1} is skipped: its {quantity} is not finite (skip {self.skipped} of at most "
+            f"{limit}, train.max_skipped_steps)"
         )
         self.task.discard_step()
 
     def _locate(self, quantity: str, step: int) -> str:
-        """Return the part of the network where the loss of `step`, or the present gradient, stops being finite."""
+        """Return the part of the network, such as "block 3", where a loss or gradient stops being finite.
+
+        `quantity` is "loss", for the batch of `step`, or "gradient", for the gradients that the parameters hold now.
+        """
         if quantity != "loss":
             return locate_gradient(self.task.model)
         return locate_loss(self.task.model, self.distributed, lambda: self.task.read_again(step))

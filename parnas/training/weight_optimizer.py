@@ -1,4 +1,4 @@
-"""Training of the weights: gradients over micro-batches and processes, clipping, and updates of all but alpha."""
+"""Training of all parameters except alpha: gradients over micro-batches and processes, clipping, and updates."""
 
 import math
 import warnings
@@ -26,9 +26,9 @@ _COMPRESSION = "compression_optimizer"
 class Forward(NamedTuple):
     """The result of a forward pass over a batch or a micro-batch."""
 
-    loss: Tensor  # mean, nats per token
+    loss: Tensor  # mean over the tokens read by this process, nats per token
     memory: Memory  # after the batch, for the next segment
-    compression: Tensor | None  # auxiliary loss of compressive memory, where the network has one
+    compression: Tensor | None  # auxiliary loss of compressive memory; None without compressive memory
 
 
 class NetworkWithLoss(nn.Module):
@@ -39,7 +39,7 @@ class NetworkWithLoss(nn.Module):
         self.model, self.device = model, device
 
     def forward(self, inputs: Tensor, targets: Tensor, memory: Memory | None, gates: Gates | None) -> Forward:
-        """Return the mean loss of predicting the ids `targets` [B, T] from `inputs` [B, T], and the next memory."""
+        """Return the mean loss of predicting the ids `targets` [B, T] from `inputs` [B, T], and the new memory."""
         with self.device.autocast():
             output = self.model(inputs, memory, gates)
             nll = self.model.score(output.hidden, targets)
@@ -47,10 +47,11 @@ class NetworkWithLoss(nn.Module):
 
 
 class GradientAccumulator:
-    """Computes the gradients of a batch in up to `count` micro-batches: the same gradients, with less device memory.
+    """Computes the gradients of a batch in up to `count` micro-batches, which takes less memory of the device.
 
-    With several processes each reads its slice of the rows, and the gradients of `weights` are averaged over all
-    processes. A weight that no process used has no gradient.
+    The gradients are those of the mean loss of the whole batch. With several processes, each process reads its slice of
+    the rows, and the gradients of `weights` are averaged over all processes. A weight that no process used has no
+    gradient.
     """
 
     def __init__(self, model: TransformerXL, weights: Iterable[nn.Parameter], device: Device, count: int) -> None:
@@ -66,7 +67,7 @@ class GradientAccumulator:
                 )
 
     def divide(self, rows: int) -> int:
-        """Return the number of equal micro-batches for `rows`: the greatest common divisor of `count` and `rows`."""
+        """Return the number of micro-batches for `rows` rows: at most `count`, and all have equally many rows."""
         return math.gcd(self.count, rows)
 
     def forward(
@@ -76,7 +77,7 @@ class GradientAccumulator:
 
         Args:
             batch: this process's rows.
-            memory: memory of the same rows; ignored if the batch starts an epoch.
+            memory: memory of the same rows; an empty memory is used instead if the batch starts an epoch.
             gates: gates of the candidates; `None` for a discrete network.
             average_gradients: average the gradients of the weights over all processes in the backward pass.
         """
@@ -93,7 +94,10 @@ class GradientAccumulator:
             yield network(inputs[rows], targets[rows], memory if count == 1 else take_rows(memory, rows), gates)
 
     def backward(self, batch: Batch, memory: Memory | None, gates: Gates | None) -> Forward:
-        """Accumulate the gradients of a batch, averaged over processes; return losses and memory of this process."""
+        """Add the gradients of a batch, averaged over all processes, to `grad` of each weight.
+
+        The losses and the memory returned are those of this process.
+        """
         results = []
         for result in self.forward(batch, memory, gates, average_gradients=True):
             total = result.loss if result.compression is None else result.loss + result.compression
@@ -103,11 +107,12 @@ class GradientAccumulator:
         return join_micro_batches(results)
 
     def loss_of_gates(self, batch: Batch, memory: Memory | None, gates: Gates) -> tuple[Tensor, Memory]:
-        """Return a batch's mean loss over all processes as a function of the gates, and the memory after it.
+        """Return a scalar from which `gates` receive the gradient of the loss, and the memory after the batch.
 
-        The weights receive no gradient. If the gates require a gradient, each micro-batch is back-propagated directly,
-        so that only one graph is alive at a time. The returned scalar is then the linearisation
-        <gates, d loss / d gates>: it has the gradient of the loss, but not its value.
+        Let L be the mean loss of the batch over all processes. If `gates` require no gradient, the scalar is L itself.
+        Otherwise it is the linearisation <gates, dL/dgates>, where dL/dgates is a constant: the scalar has the gradient
+        of L, but another value. So each micro-batch can be back-propagated to the gates at once, and only one graph is
+        alive at a time. The weights receive no gradient.
         """
         detached, results = DetachedGates(gates), []
         for result in self.forward(batch, memory, detached.gates):
@@ -125,7 +130,7 @@ class GradientAccumulator:
 
 @contextmanager
 def _only_trainable(model: nn.Module, weights: Iterable[nn.Parameter]) -> Iterator[None]:
-    """Freeze all parameters but `weights` inside the context, so that DistributedDataParallel ignores the others."""
+    """Freeze all parameters except `weights` inside the context; DistributedDataParallel ignores frozen parameters."""
     own = {id(weight) for weight in weights}
     others = [parameter for parameter in model.parameters() if id(parameter) not in own and parameter.requires_grad]
     for parameter in others:
@@ -136,13 +141,13 @@ def _only_trainable(model: nn.Module, weights: Iterable[nn.Parameter]) -> Iterat
 
 
 def take_rows(memory: Memory | None, rows: slice) -> Memory | None:
-    """Return the memory of the rows `rows` of the batch; `None` if there is no memory."""
+    """Return the part of `memory` that belongs to the given rows of a batch; `None` if `memory` is `None`."""
     part: Memory | None = map_memory(lambda tensor: tensor[rows], memory)
     return part
 
 
 def join_micro_batches(results: list[Forward]) -> Forward:
-    """Return the result of a batch from the results of its micro-batches: mean losses, and the memory of all rows."""
+    """Join the results of micro-batches into that of the batch: the means of the losses, the memory of all rows."""
     if len(results) == 1:
         return results[0]
     compressions = [result.compression for result in results if result.compression is not None]
@@ -156,9 +161,9 @@ def join_micro_batches(results: list[Forward]) -> Forward:
 class WeightOptimizer:
     """Clips the gradients of the weights and updates the weights, by up to three torch optimizers.
 
-    AdamW trains all weights or, with `train.optimizer: muon`, all but the matrices of layers, which Muon trains. The
-    weights that compress memory have a separate AdamW and are clipped separately, so that their auxiliary loss does not
-    change the clipping of the other gradients.
+    AdamW trains all weights; with `train.optimizer: muon`, Muon trains the matrices of layers instead. The weights that
+    compress memory have a separate AdamW and are clipped separately, so that their auxiliary loss does not change the
+    clipping of the other gradients.
     """
 
     def __init__(
@@ -188,29 +193,31 @@ class WeightOptimizer:
                 group["lr"] = lr
 
     def gradient_norms(self) -> list[Tensor]:
-        """Return the gradient norm of the weights and, if some compress memory, the separate norm of those weights."""
+        """Return the gradient norm of the weights that do not compress memory and, if others do, the norm of those."""
         groups = [self.parameters, *([self.compression_parameters] if self.compression_parameters else [])]
         return [gradient_norm(parameters).detach() for parameters in groups]
 
     def step(self, norms: list[Tensor], skip_non_finite: bool) -> Tensor:
-        """Clip the gradients and update the weights; return the first of `norms`, or NaN if the second is not finite.
+        """Clip the gradients, update the weights, and return the gradient norm without the compressing weights.
+
+        If the norm of the weights that compress memory is not finite, the result is NaN.
 
         Args:
-            norms: the gradient norms that `gradient_norms` returned.
-            skip_non_finite: leave the weights unchanged if a norm is not finite; the device decides, so that the CPU
-                does not wait for it.
+            norms: the result of `gradient_norms`.
+            skip_non_finite: leave the weights unchanged if a norm is not finite. The GPU tests the norms itself, so
+                that the CPU does not wait for the result.
         """
         for name, optimizer in self.optimizers.items():
             norm = norms[1] if name == _COMPRESSION else norms[0]
             step_clipped(optimizer, norm, self.clip, skip_non_finite)
-        return norms[0] if len(norms) == 1 else norms[0] + 0 * norms[1]
+        return norms[0] if len(norms) == 1 else norms[0] + 0 * norms[1]  # 0 times infinity is NaN
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of each torch optimizer, by its name in `optimizers`."""
         return {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the torch optimizers; raise `ValueError` where a state has another shape than its parameter."""
+        """Restore the torch optimizers; raise `ValueError` if a stored tensor has another shape than its parameter."""
         for name, optimizer in self.optimizers.items():
             optimizer.load_state_dict(state[name])
             check_shapes(optimizer)

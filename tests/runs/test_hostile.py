@@ -115,7 +115,7 @@ def test_a_state_that_would_run_code_is_refused_and_runs_none(
         "torn": (list_checkpoints(unfinished_retraining.checkpoints)[-1] / "state.pt").read_bytes()[:5000],
     }
     put_into_checkpoints(unfinished_retraining, "state.pt", states[form])
-    assert "nothing in it was executed" in refusal(capsys, "retrain", "--resume", "--run", unfinished_retraining.folder)
+    assert "was not executed" in refusal(capsys, "retrain", "--resume", "--run", unfinished_retraining.folder)
     run_command("evaluate", unfinished_retraining.folder, "--out", "comparison")
     assert not target.exists()
     pickle.loads(bomb(target))

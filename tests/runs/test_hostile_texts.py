@@ -172,7 +172,7 @@ def test_a_network_that_would_fill_the_memory_is_refused_before_it_is_made(
     tree["model"] |= {"d_model": 99_999, "n_heads": 1}
     (searched.folder / "config.yaml").write_text(to_yaml(tree))
     (searched.folder / "rerank.json").unlink()
-    assert "are too few for the network" in refusal(capsys, *COMMANDS[command](searched.folder))
+    assert "are fewer than the" in refusal(capsys, *COMMANDS[command](searched.folder))
 
 
 def test_running_out_of_memory_is_one_message(searched: Run, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:

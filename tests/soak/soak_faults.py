@@ -103,7 +103,7 @@ def damaged_files(phases: list[Phase], folder: Path, tries: int, seed: int = 2) 
             assert checkpoint is not None
             damage(checkpoint / draw.choice(["model.safetensors", "state.pt", "manifest.json"]), draw)
             difference, ended = resume(phase, run)
-            row.count(difference, ended.told and "is damaged; using the one before it" in ended.errors)
+            row.count(difference, ended.told and "is damaged; the checkpoint before it is used" in ended.errors)
         rows.append(row)
     row = Row("half a line of metrics", "removes it, and writes each line once")
     for attempt in range(tries):

@@ -62,8 +62,8 @@ def test_bad_steps_are_skipped_up_to_a_limit(
     poison(monkeypatch, {11, 14})
     run = phase(config, tmp_path / "run", reporter)
     assert [note for note in reporter.notes if "skipped" in note] == [
-        "warning: step 11 is skipped: its gradient is not finite (1 of 2)",
-        "warning: step 14 is skipped: its gradient is not finite (2 of 2)",
+        "warning: step 11 is skipped: its gradient is not finite (skip 1 of at most 2, train.max_skipped_steps)",
+        "warning: step 14 is skipped: its gradient is not finite (skip 2 of at most 2, train.max_skipped_steps)",
     ]
     assert run.summary().skipped_steps == 2
     assert all(tensor.isfinite().all() for tensor in final_weights(run).values())
@@ -100,7 +100,7 @@ def test_a_non_finite_arch_step_is_skipped_and_forgotten(
     config, reporter = small_config(corpus, search__alpha_split=0.3, **changes), Notes()
     run = search(config, tmp_path / "run", reporter)
     assert [note for note in reporter.notes if "skipped" in note] == [
-        "warning: step 7 is skipped: its gradient of alpha is not finite (1 of 1)"
+        "warning: step 7 is skipped: its gradient of alpha is not finite (skip 1 of at most 1, train.max_skipped_steps)"
     ]
     assert all(np.isfinite(record.pi).all() for record in run.pi_records())
 

@@ -263,8 +263,8 @@ def test_an_error_of_the_main_process_ends_all_with_a_message_each(
     arguments = ["retrain", str(trained[1] / "plain.yaml"), "--run", str(trained[1] / "plain")]
     codes, errors = wait_for_ranks(start_ranks(2, tmp_path, call_command, arguments), tmp_path)
     assert codes == [2, 2]
-    assert "is finished and stays" in errors[0]
-    assert "[process 1] error: The main process failed; see its message." in errors[1]
+    assert "is finished; choose another folder" in errors[0]
+    assert "[process 1] error: Another process failed," in errors[1]
     assert "gloo" not in "".join(errors)
 
 
@@ -309,7 +309,7 @@ def test_torchrun_needs_a_run_folder(
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
     for command, message in (
-        (["search"], "torchrun needs run (--run FOLDER)"),
+        (["search"], "A training with torchrun needs run (--run FOLDER)"),
         (["stability"], "torchrun is for search and retrain"),
         (["baselines", str(tmp_path)], "torchrun is for search and retrain"),
         (["pipeline", "--run", str(tmp_path)], "torchrun is for search and retrain"),
