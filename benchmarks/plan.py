@@ -27,10 +27,10 @@ from parnas.model.gates import DetachedGates, Gates
 from parnas.model.memory import Memory
 from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import TransformerXL
-from parnas.planning.resource_plan import estimate_step, memory_by_use
 from parnas.runs.records import Kind
 from parnas.training.device import Device, keep_freed_memory
 from parnas.training.optimizers import gradient_norm, make_adamw, step_clipped
+from parnas.training.planning.resource_plan import estimate_step, memory_by_use
 from parnas.training.weight_optimizer import GradientAccumulator
 
 GOAL = 0.15  # largest allowed relative error of the plan

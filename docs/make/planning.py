@@ -6,7 +6,8 @@ from tabulate import tabulate
 
 from parnas.config.loader import Config, load_config
 from parnas.data.token_frequencies import PUBLISHED, zipf
-from parnas.planning.resource_plan import (
+from parnas.runs.files import read_json, write_text
+from parnas.training.planning.resource_plan import (
     CONTEXT_BYTES,
     GB,
     MARGIN,
@@ -18,7 +19,6 @@ from parnas.planning.resource_plan import (
     flops_of,
     plan_phase,
 )
-from parnas.runs.files import read_json, write_text
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "planning.md"
@@ -59,7 +59,7 @@ vocabulary has its published or configured size, and token frequencies follow Zi
 
 ## Accuracy
 
-The counted bytes of tensors are exact (`tests/planning/test_memory_estimate.py`). On a CPU the measured peak memory of
+The counted bytes of tensors are exact (`tests/training/planning/test_memory_estimate.py`). On a CPU the measured peak memory of
 the process is {least:.2f} to {most:.2f} times the planned memory if the system maps each tensor separately (`benchmarks/plan.py`).
 With the heap that trainings on a CPU use, fragmentation makes it {kept_least:.2f} to {kept_most:.2f} times the planned memory.
 **Nothing was measured on a GPU**, whose allocator differs.

@@ -10,8 +10,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from parnas.architecture import Architecture, describe_layer
-from parnas.planning.resource_plan import GB, MARGIN, Machine, PhasePlan, Plan
 from parnas.runs.run import PLAIN
+from parnas.training.planning.resource_plan import GB, MARGIN, Machine, PhasePlan, Plan
 from parnas.training.progress import describe_metrics, pi_bar
 
 if TYPE_CHECKING:

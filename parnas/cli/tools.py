@@ -140,7 +140,7 @@ def plan(
     """
     config, _ = resolve_arguments(settings, out or Path(), False, "plan", arch)
     from parnas.cli.tables import show_plan
-    from parnas.planning.resource_plan import choose_rate, make_machine, plan
+    from parnas.training.planning.resource_plan import choose_rate, make_machine, plan
 
     note = output.reporter().note
     machine = make_machine(gpus, memory, bandwidth, price_per_hour)

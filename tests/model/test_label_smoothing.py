@@ -13,7 +13,7 @@ from plain import plain_operations
 from parnas.model import fused
 from parnas.model.heads import Embedding, SoftmaxHead
 from parnas.nas.search import search
-from parnas.planning.memory_estimate import Step
+from parnas.training.planning.memory_estimate import Step
 from parnas.training.progress import Silent
 from parnas.training.retrain import retrain
 

@@ -21,8 +21,10 @@ from parnas.model.estimators import arch_batch_size
 from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import TransformerXL
 from parnas.nas.search import search
-from parnas.planning.memory_estimate import MemoryEstimate
-from parnas.planning.resource_plan import (
+from parnas.runs.run import Run
+from parnas.training.distributed import DistributedContext
+from parnas.training.planning.memory_estimate import MemoryEstimate
+from parnas.training.planning.resource_plan import (
     CONTEXT_BYTES,
     Machine,
     Rate,
@@ -39,8 +41,6 @@ from parnas.planning.resource_plan import (
     rows_that_fit,
     throughput,
 )
-from parnas.runs.run import Run
-from parnas.training.distributed import DistributedContext
 from parnas.training.progress import Silent
 
 SHALLOW = ["model.arch=sf", "search.blocks=2"]  # counting takes time in proportion to the blocks

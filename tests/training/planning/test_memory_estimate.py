@@ -22,7 +22,9 @@ from parnas.model.estimators import ESTIMATORS
 from parnas.model.gates import DetachedGates
 from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import TransformerXL
-from parnas.planning.memory_estimate import (
+from parnas.training.checkpoints import list_checkpoints, load_state
+from parnas.training.device import Device
+from parnas.training.planning.memory_estimate import (
     MIXED,
     MemoryEstimate,
     MemoryTracker,
@@ -33,8 +35,6 @@ from parnas.planning.memory_estimate import (
     storage_bytes,
     without_data,
 )
-from parnas.training.checkpoints import list_checkpoints, load_state
-from parnas.training.device import Device
 from parnas.training.progress import Silent
 from parnas.training.retrain import retrain
 from parnas.training.weight_optimizer import GradientAccumulator

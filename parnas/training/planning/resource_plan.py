@@ -28,11 +28,11 @@ from parnas.model.blocks import Block
 from parnas.model.estimators import ESTIMATORS, IDENTITY_WEIGHT, arch_batch_size
 from parnas.model.supernet import StochasticBlock, SuperNet
 from parnas.model.transformer_xl import TransformerXL
-from parnas.planning.memory_estimate import MIXED, MemoryEstimate, count_retraining, count_search, without_data
 from parnas.runs.files import write_json
 from parnas.runs.records import Kind
 from parnas.runs.run import STREAMS, Run
 from parnas.training.loaded_run import run_architecture
+from parnas.training.planning.memory_estimate import MIXED, MemoryEstimate, count_retraining, count_search, without_data
 from parnas.training.session import find_cutoffs
 
 __all__ = ["GB", "MARGIN", "Machine", "PhasePlan", "Plan", "choose_rate", "make_machine", "plan"]

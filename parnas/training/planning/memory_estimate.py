@@ -4,8 +4,8 @@ A training step (forward pass with full memory, loss, backward pass) runs under 
 shapes, types, autocast and the tensors that autograd saves, but computes nothing. `MemoryTracker` adds up the storages
 that are alive after each operation. Not counted: workspace inside kernels, copies in Muon's update, rounding and
 fragmentation of the allocator, the memory of driver and GPU processes (about half a GB), and validation, which needs
-less than a training step. `tests/planning/test_memory_estimate.py` compares the estimate with steps on real tensors,
-`benchmarks/plan.py` compares it with the memory that training processes used.
+less than a training step. `tests/training/planning/test_memory_estimate.py` compares the estimate with steps on real
+tensors, `benchmarks/plan.py` compares it with the memory that training processes used.
 """
 
 import math
