@@ -1,4 +1,4 @@
-"""Take the argmax of pi into arch.yaml. The same as `parnas derive`."""
+"""Select the best architecture of a search within the cost target, and write arch.yaml. Like `parnas derive`."""
 
 import sys
 

@@ -100,7 +100,7 @@ def render() -> str:
     saving = read_json(RESULTS / "saving-cpu.json")["rows"]
     share = next(key for key in saving[0] if key.startswith("share"))
     return TEXT.format(
-        keep=("no", "one", "two", "three", "four", "five")[KEEP],
+        keep=KEEP,
         stalls="; ".join(describe_stall(row["weights, MB"], row[share]) for row in saving),
         every=share.split()[-2],
         may_change=", ".join(f"`{key}`" for key in sorted(MAY_CHANGE) if not key.startswith("evaluation."))

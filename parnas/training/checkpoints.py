@@ -81,7 +81,7 @@ class CheckpointWriter:
 def save_checkpoint(folder: Path, snapshot: Snapshot) -> Path:
     """Write a snapshot atomically to `folder/step-NNNNNNNN` and return that path.
 
-    Then remove old checkpoints from `folder`: the five newest, among them the new one, and the best one stay.
+    Then remove old checkpoints from `folder`: the `KEEP` newest, among them the new one, and the best one stay.
     """
     path = checkpoint_path(folder, snapshot.step)
     for left_by_a_killed_writer in folder.glob(".step-*.tmp"):
