@@ -56,10 +56,10 @@ blocks of the interleaved network.
 
 ## Caveats
 
-* Four choices of the estimator `uniform` were made with a part of the reference table, so its results there may be slightly
-  too good: how often uniformly sampled paths contain identity, how an architecture step compares the losses of two paths,
-  the weight of the entropy term, and which two loss estimates re-ranking adds up. The comparison was not used for any
-  choice: its configuration and seeds were fixed before.
+* Four choices of the estimator `uniform` were made on part of the reference table, so its results on that table may be
+  slightly too good: how often uniformly sampled paths contain identity; how an architecture step compares the losses of two
+  paths; the weight of the entropy term; and which two estimates of a network's loss are added for re-ranking. The
+  comparison was not used for any choice: its configuration and seeds were fixed before.
 * Three seeds are few: most 95 % intervals contain 0. The intervals are not corrected for the number of comparisons.
 * In the comparison an attention layer costs as much as three feed-forward layers, because its heads are together wider than
   the model. Where attention is cheaper, a search can save less.
@@ -79,19 +79,19 @@ blocks of the interleaved network.
 NOTES = {
     "comparison": "![perplexity against latency, with the Pareto front](images/comparison.png)\n\n"
     "*Stack* is the measured latency of the blocks, without embedding and softmax. All networks were trained with the same "
-    "settings for the same number of steps, except *interleaved, longer*, which the picture omits. `benchmarks/comparison.yaml` has the settings; "
-    "`python benchmarks/comparison.py` with `--profile`, `--search`, `--train`, `--latency` and then without option "
-    "repeats the experiment.",
+    "settings for the same number of steps, except *interleaved, longer*, which the picture omits. `benchmarks/comparison.yaml` has the settings. "
+    "To repeat the experiment, run `python benchmarks/comparison.py` five times: with `--profile`, `--search`, `--train` and "
+    "`--latency`, then without an option.",
     "search_quality": "Rank correlations are with the mean perplexity over three seeds in the reference table; *one training* is the "
     "mean of the correlations with the perplexities of each single seed. *Ranked by* names a count, or an estimator and its score: *pi* (log-probability of the "
     "network), *inherited* (loss with the shared weights) or *estimate* (the sum by which re-ranking selects, see [how it "
     "works](how-it-works.md#from-pi-to-an-architecture)). In the table of derived architectures, *pi alone* means without re-ranking, and *best* is the network "
-    "with the lowest mean perplexity within the cost target. *Behind the best* is the difference in perplexity to this network, *seed deviation* the standard deviation "
-    "over seeds, averaged over all networks, and *of the best* the standard deviation of the best network. `python benchmarks/ground_truth.py` writes the reference table, "
-    "`benchmarks/results/ground_truth.csv`. `python benchmarks/search_quality.py` with `--profile`, `--search` and then "
-    "without option repeats the searches.",
+    "with the lowest mean perplexity within the cost target. *Behind the best* is how much higher the selected network's perplexity is than that of this best network. "
+    "*Seed deviation* is the standard deviation of perplexity over seeds, averaged over all networks; *of the best* is that of the best network alone. `python benchmarks/ground_truth.py` writes the reference table, "
+    "`benchmarks/results/ground_truth.csv`. To repeat the searches, run `python benchmarks/search_quality.py` three "
+    "times: with `--profile`, with `--search`, then without an option.",
     "blackbox_quality": "Each row lists the best network of each of five Optuna studies (TPE sampler) after *trainings* trainings. The "
-    "perplexity of each training is looked up in the reference table. *Behind the best* is the median difference to the best network within the cost target.",
+    "perplexity of each training is looked up in the reference table. *Behind the best* is how much higher its perplexity is than that of the best network within the cost target (median over the studies).",
     "collapse": "Each row adds one remedy to a search in which alpha learns from the first step. *Identity share* is the mean "
     "probability of identity over the blocks at the end of the search. *Bits per byte* is the result of the derived network with the shared weights.",
 }
@@ -202,8 +202,8 @@ def judge_ranking(result: dict[str, Any]) -> Iterator[str]:
     ceiling = result["ceiling"]["all"]
     aim = CEILING_SHARE * ceiling
     yield (
-        "**The reference table** is reliable: Kendall's tau (a rank correlation) between the rankings of all networks by two "
-        f"seeds is {ceiling:.2f} (goal: 0.8, {mark(ceiling >= 0.8)})."
+        "**The reference table** (every network of a small search space, trained from scratch) is reliable: two seeds rank its "
+        f"networks almost alike, with a Kendall's tau of {ceiling:.2f} (goal: 0.8, {mark(ceiling >= 0.8)})."
     )
     counts = [ranks[count, ""] for count in ("parameters", "multiply-adds")]
     for (by, target), row in ranks.items():
@@ -232,9 +232,9 @@ def judge_derived(result: dict[str, Any]) -> Iterator[str]:
             yield (
                 f"The networks derived with cost target {row['target']} have a perplexity {row['behind the best']} above that of "
                 f"the best network within the target and are at least as good as {row['at least as good as']} networks within it "
-                f"(medians over searches). The goal is a difference of at most the standard deviation over seeds: averaged over "
-                f"all networks {row['seed deviation']} ({mark(behind <= pooled)}), of the best network {row['of the best']} "
-                f"({mark(behind <= own)})."
+                f"(medians over searches). The goal is a difference of at most the standard deviation of the "
+                f"perplexity over seeds, which is {row['seed deviation']} averaged over all networks ({mark(behind <= pooled)}) and "
+                f"{row['of the best']} for the best network ({mark(behind <= own)})."
             )
 
 

@@ -129,7 +129,7 @@ def render_pipeline(result: Mapping[str, Any], results: Mapping[str, Mapping[str
         {change for run in result["runs"].values() for change in differences(run["settings"], recipe_of(name))}
     )
     if name in SEARCHED_EARLIER:
-        yield "The search and the finalists were trained with the first recipe in the table of recipes below.\n"
+        yield "The search and the finalists used the recipe in the first row of the table of earlier recipes below.\n"
     if changes:
         yield f"The retrainings used another recipe than the configuration: {', '.join(changes)}.\n"
     yield from render_finalists(result["finalists"])
@@ -374,8 +374,9 @@ def render_forerunner(record: Mapping[str, Any]) -> str:
             "## `wikitext2-par`: the sizes of the earlier TensorFlow program\n",
             "An earlier TensorFlow implementation of this method reached a perplexity of 39.41 per lower-cased piece after 37",
             f"minutes on a GPU, which equals {FORERUNNER} bits per byte. This configuration has the same tokenizer, batch,",
-            "segment, memory, widths, cutoffs and number of blocks, and no cost target. The recipe differs: no dropout, a higher",
-            "learning rate, fewer steps, predicted line ends, and bytes for unknown characters.\n",
+            "segment, memory, widths, cutoffs and number of blocks, and no cost target. Unlike that implementation it uses",
+            "no dropout, a higher learning rate and fewer steps, predicts a token at the end of each line, and encodes unknown",
+            "characters as bytes.\n",
             "    parnas search configs/wikitext2-par.yaml --run runs/par/search",
             "    parnas derive runs/par/search",
             "    parnas retrain configs/wikitext2-par.yaml --arch runs/par/search/arch.yaml --run runs/par/derived",

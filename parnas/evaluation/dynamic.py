@@ -59,8 +59,9 @@ def dynamic_evaluation(
         theta - lr g / (√MS_g + epsilon m) + decay √MS_g / m (theta_0 - theta),
 
     where `rms` holds √MS_g of each weight tensor (see `gradient_rms`), m is the average over tensors of each tensor's
-    mean √MS_g, and `decay √MS_g / m` is limited to 1. The paper's epsilon equals `epsilon m` here. With the setting
-    `update: sgd` (section 5 of the paper), theta becomes theta - lr g + decay (theta_0 - theta), and `rms` is not used.
+    mean √MS_g, and `decay √MS_g / m` is limited to 1. The paper adds a constant epsilon
+    to √MS_g instead of `epsilon m`. With the setting `update: sgd` (section 5 of the paper), theta becomes
+    theta - lr g + decay (theta_0 - theta), and `rms` is not used.
     """
     weights = dynamic_weights(model)
     trained_weights = [weight.detach().clone() for weight in weights]
