@@ -54,7 +54,8 @@ vocabulary has its published or configured size, and token frequencies follow Zi
   assumes equal utilisation of the GPU, which is lower for small networks and few sequences per GPU, so measure with the
   planned optimizer and number of sequences per GPU.
   Validation and checkpoints are not included.
-* **Several GPUs** scale linearly, except for the part of the gradient averaging that takes longer than the backward pass.
+* **Several GPUs**: the speed is assumed to grow with their number, except that each step is longer by the time by which
+  averaging the gradients exceeds the backward pass.
   The default of `--bandwidth` is {nvlink:.0f} GB/s for up to eight GPUs (NVLink) and {network:.0f} GB/s for more.
 
 ## Accuracy

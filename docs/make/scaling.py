@@ -30,17 +30,17 @@ torchrun's `--nnodes` and `--rdzv-endpoint`; the run folder must be on a shared 
   as with one process, up to rounding (`tests/training/test_distributed.py`). Dropout masks differ between processes.
 * **The first process writes** the run folder, checkpoints and pictures. The processes share the sequences of a validation.
 * **Less memory**: `train.accumulate: 4` uses four micro-batches per step, and `runtime.checkpoint_activations` keeps
-  only the input of each block. Both give the same gradients, except for the samples of dropout.
+  only the input of each block. Neither changes the gradients, except for the samples of dropout.
 * **Resuming** works as with one process ([reliability](reliability.md)), also with another number of processes.
   An additional process starts its random numbers for dropout from `runtime.seed`.
 * **If a process dies**, the job ends, and the other processes print the interrupted step and the last good checkpoint.
-  `torchrun --max-restarts 3` runs the same command again, which resumes the training. After a signal to torchrun, all processes complete the
-  same step, save and exit.
+  `torchrun --max-restarts 3` runs the same command again, which resumes the training. After a signal to torchrun, all
+  processes complete the same step, save and exit.
 * **Memory, time and price**: `parnas plan CONFIG --gpus N` ([plan a training](planning.md)).
 
-The table shows the cost of averaging gradients on two cores in bf16 (`python benchmarks/ranks.py`): two processes with one
-thread each cannot be faster than one process with two threads. *Two over one* is the ratio of
-their speeds, *gradients, MB* the size of the gradients that are averaged in every step.
+The table shows the cost of averaging gradients, measured on two cores in bf16 (`python benchmarks/ranks.py`). One process
+has two threads, two processes have one thread each, so two cannot be faster than one. *Two over one* is the speed of two
+processes divided by that of one, *gradients, MB* the size of the gradients averaged in every step.
 
 {table}
 
