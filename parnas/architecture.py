@@ -142,7 +142,7 @@ class Architecture:
         return {**dict.fromkeys(LETTERS, 0), **Counter(self.layers)}
 
     def __str__(self) -> str:
-        """Return letters without spaces, or names with options separated by spaces; `parse` reads both."""
+        """Return the layer names, separated by spaces if any of them has options; `parse` reads the result."""
         return (" " if any(len(name) > 1 for name in self) else "").join(self.layers)
 
     def __len__(self) -> int:
@@ -182,7 +182,10 @@ def _expand(text: str) -> list[str]:
             last = groups[-1][-repeatable:]
             if not 1 <= int(count) * repeatable <= MAX_BLOCKS:
                 shown = "".join(last)[:12]
-                raise ParnasError(f"{shown!r} repeated {count} times is not 1 to {MAX_BLOCKS} blocks. {_HELP}")
+                raise ParnasError(
+                    f"{shown!r} repeated {count} times gives {int(count) * repeatable} blocks; an architecture has 1 "
+                    f"to {MAX_BLOCKS}. {_HELP}"
+                )
             groups[-1] += last * (int(count) - 1)
             repeatable = 0
         if len(groups[-1]) > MAX_BLOCKS:

@@ -73,7 +73,7 @@ def test_the_largest_are_read(text):
         ("(*2)", "Nothing to repeat before '*' at character 2"),
         ("s*2*3", "Nothing to repeat before '*' at character 4"),
         ("s*0", "'s' repeated 0 times"),
-        ("(sf)*501", "'sf' repeated 501 times is not 1 to 1000"),
+        ("(sf)*501", "'sf' repeated 501 times gives 1002 blocks"),
         ("s*1001", "'s' repeated 1001 times"),
         ("s*", "at character 2: '*'"),
         ("s*-1", "at character 2: '*-1'"),

@@ -40,7 +40,7 @@ class Constraints:
 
     cost_target: float | None = None  # share of the interleaved network's cost; inf: no target
     metric: Metric | None = None
-    limits: Mapping[str, int] = field(default_factory=dict)  # largest number of blocks by layer
+    limits: Mapping[str, int] = field(default_factory=dict)  # by layer name: how many blocks may have the layer
     top_k: int | None = None  # length of the ranking; None: the number of networks that are re-ranked, at least one
     rerank_top_k: int | None = None  # number of networks to re-rank; 0: none
 
@@ -220,7 +220,7 @@ def choose(
         pi: for each block the probability of each candidate, by name.
         costs: cost of each layer; `None` for no cost target.
         target: largest cost, as a share of the interleaved network's cost; `None` for no target.
-        limits: largest number of blocks with a layer, by name.
+        limits: for each layer name, the largest number of blocks that may have this layer.
         count: number of architectures; the list is shorter if fewer exist.
 
     Raises:

@@ -70,8 +70,8 @@ def most_probable(
         pi: for each block the probability of each candidate; a candidate of probability 0 is never chosen.
         costs: cost of each layer by name, 0 or more, in any unit.
         budget: largest sum of costs, in the unit of `costs`; a relative excess of 1e-9 is allowed.
-        limits: the largest number of blocks with a layer, by name; the limit of a single letter counts its variants
-            too (`s` counts `s:heads=2`).
+        limits: for each layer name, the largest number of blocks that may have this layer; the limit of a single
+            letter also counts its variants (`s` counts `s:heads=2`).
         k: number of networks.
 
     Raises:
@@ -199,7 +199,7 @@ class _Knapsack:
 
     def __init__(self, blocks: list[list[_Item]], limits: tuple[int, ...]) -> None:
         self.blocks, self.limits = blocks, limits
-        # The least and the most that the blocks from the t-th on use of each resource, [blocks + 1][resources].
+        # The least and the most that `blocks[t:]` can use of each resource, [blocks + 1][resources].
         self.least = _uses_from(blocks, min)
         self.most = _uses_from(blocks, max)
         # Prices are integers in units of 1 / scale, fine enough for a price per unit of cost.
@@ -288,7 +288,7 @@ class _Knapsack:
         return undominated
 
     def _priced(self, part: _Item | _Label) -> int:
-        """Return loss + prices · uses of an item or label, multiplied by `scale` so that it is an integer."""
+        """Return the loss of an item or label plus the prices of its uses, times `scale`, which makes it an integer."""
         paid: int = sum(map(mul, self.prices, part.uses))
         return part.loss * self.scale + paid
 
@@ -319,14 +319,14 @@ class _Knapsack:
 
 
 def _uses_from(blocks: list[list[_Item]], extreme: Callable[[Iterable[int]], int]) -> list[tuple[int, ...]]:
-    """Return for each t how much the blocks from the t-th on use of each resource, if each has its `extreme` use.
+    """Return the least or most that `blocks[t:]` can use of each resource, [blocks + 1][resources].
 
-    `extreme` is `min` for the least use, `max` for the most: [blocks + 1][resources].
+    `extreme` is `min` for the least, `max` for the most; the last row is 0, for no blocks.
     """
     resources = [[[item.uses[r] for item in block] for block in blocks] for r in range(len(blocks[0][0].uses))]
     return list(zip(*(_sums_from([extreme(uses) for uses in by_block]) for by_block in resources), strict=True))
 
 
 def _sums_from(values: Sequence[int]) -> list[int]:
-    """Return for each t the sum of the values from index t on, and a final 0 for no values."""
+    """Return for each index t the sum of `values[t:]`; the last item is 0, the empty sum."""
     return list(accumulate(reversed(values), initial=0))[::-1]

@@ -110,7 +110,7 @@ class SearchTask(TrainingTask):
         return result
 
     def _backward_held_out(self, step: int, batches: TrainingBatches) -> None:
-        """Set the gradient of alpha from the next of `batches`, the held-out split."""
+        """Compute the gradient of alpha on the next batch of `batches`, which come from the held-out split."""
         # An estimator may evaluate several paths on the batch: all start from the same memory, the last one's is kept.
         batch, memory = batches.batch(self.arch_optimizer.updates_before(step)), self.arch_memory
 
