@@ -99,7 +99,7 @@ def _last_boundary(block: bytes) -> int:
 
 
 def _pieces(line: str) -> Iterator[str]:
-    """Yield a line in pieces of at most `LONGEST_LINE` characters, cut before spaces where possible."""
+    """Yield a line in parts of at most `LONGEST_LINE` characters, cut before spaces where possible."""
     start = 0
     while len(line) - start > LONGEST_LINE:
         space = line.rfind(" ", start + 1, start + LONGEST_LINE)

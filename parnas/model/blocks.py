@@ -119,7 +119,7 @@ class Block(nn.Module):
 
 
 class ResidualLayer(Block):
-    """A layer that adds a transformation of its input to it, with LayerNorm before (pre) or after the sum (post)."""
+    """A layer that returns x + transform(x), with LayerNorm before the transformation (pre) or after the sum (post)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

@@ -73,10 +73,10 @@ def optimal_cutoffs(
     best[0] = np.inf  # a head without words
     cuts = []
     for k in range(1, clusters):
-        # 1. forbid to end the first k clusters before they hold their share of the text
+        # 1. forbid cuts before which the first k clusters hold less than their share of the text
         least = np.searchsorted(mass, 1 - (1 - head_share) ** k)
         best[: min(int(least), words - (clusters - k))] = np.inf
-        # 2. add cluster k behind them
+        # 2. add cluster k after the first k clusters
         if k < clusters - 1:
             best, cut = _add_cluster(best, mass, d_model, dims[k])
             cuts.append(cut)
@@ -91,13 +91,12 @@ def optimal_cutoffs(
 
 
 def _add_cluster(best: _Floats, mass: _Floats, d_model: int, width: int) -> tuple[_Floats, _Indices]:
-    """Return the least cost of the first 0..V words with one more cluster, and where this cluster begins.
+    """Return best[k] of the module's docstring from `best`, which is best[k-1], and the last cut j of each minimum.
 
-    `best` has the least costs without the new cluster.
+    Item i of each array, [V + 1], is for the first i words; `mass` is P, and `width` the width of the added cluster.
 
-    All arrays have the shape [V + 1]; `width` is the width of the new cluster. The algorithm is divide and conquer, one
-    level at a time: a level solves the numbers of words midway between those already solved. Each last cut lies between
-    the cuts of the two neighbours, so that a level examines O(V) cuts.
+    The algorithm is divide and conquer, one level at a time: a level solves the i midway between those already solved.
+    The best j for such an i lies between the best j of its two neighbours, so that a level examines O(V) cuts.
     """
     words = len(best) - 1
     row = np.full(words + 1, np.inf)
@@ -116,10 +115,10 @@ def _add_cluster(best: _Floats, mass: _Floats, d_model: int, width: int) -> tupl
 def _cheapest_cut(
     best: _Floats, mass: _Floats, d_model: int, width: int, ends: _Indices, low: _Indices, high: _Indices
 ) -> tuple[_Floats, _Indices]:
-    """Return for each number of words in `ends` the least cost, and the cut before the last cluster that gives it.
+    """Return best[k][i] of the module's docstring for each i in `ends`, and the last cut j that gives this cost.
 
-    `low` and `high` give the range of cuts to try for each of `ends`; of equal costs the first cut is returned. The
-    cluster after the cut has the given width. `best` and `mass` are best[k-1] and P of the module's docstring.
+    For each i the cuts j from `low` to `high` are tried; of equally cheap cuts the first is returned. `best` is
+    best[k-1], `mass` is P, and `width` is e_k, the width of the cluster after the cut.
     """
     sizes = high - low + 1
     starts = np.cumsum(sizes) - sizes

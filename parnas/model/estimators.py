@@ -128,7 +128,7 @@ class Estimator:
         return loss_of_gates(self.sample_gates(alpha, tau, generator))
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the state to store in a checkpoint; empty for estimators without one."""
+        """Return the state to store in a checkpoint; an estimator without state returns an empty dict."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Tensor], device: torch.device) -> None:
@@ -142,7 +142,7 @@ class _Soft(Estimator):
     """`soft`: the gates are the soft weights, and every candidate runs."""
 
     def sample_gates(self, alpha: Tensor, tau: Tensor | float, generator: torch.Generator | None = None) -> Gates:
-        """Sample softmax((alpha + g) / tau), [N, C]."""
+        """Sample the soft weights softmax((alpha + g) / tau), [N, C], with Gumbel noise g."""
         return gumbel_softmax(alpha, tau, generator)
 
 

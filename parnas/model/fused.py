@@ -70,7 +70,7 @@ def relative_attention(
         u: content bias [H, E].
         v: position bias [H, E].
         dropout: probability of dropping an attention weight.
-        far: the far keys, if there are any; `position` [K - C, H, E] is then for the other keys only.
+        far: the C far keys of compressed memory, if any; `position` is then for the other keys only, [K - C, H, E].
         masked: mask [T, K], true where a query must not see a key; keys after the query are always masked.
     """
     fields = (None, 0, 1) if far is None else far
@@ -140,7 +140,10 @@ class _RelativeAttention(torch.autograd.Function):
         step: int,
         masked: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """Return values and weights as in `Attended`; arguments as for `relative_attention`."""
+        """Return values and weights as in `Attended`; arguments as for `relative_attention`.
+
+        `far`, `far_keys` and `step` are the fields `position`, `keys` and `step` of its argument `far`.
+        """
         batch, tgt_len, heads, width = query.shape
         keys, near_keys, scale = key_value.shape[1], len(position), 1 / math.sqrt(width)
         # 1. (q + u) / √E and (q + v) / √E: scaling the queries is cheaper than scaling the [T, K] scores. Heads come
