@@ -318,7 +318,7 @@ _SHOWN_TRIALS = 5
 
 
 def show_tuned(tuned: "TuningResult") -> None:
-    """Print the best trials (`*`: with the configured settings), the counts of trials and the settings' importance."""
+    """Print the best trials (`*`: as configured), the number of trials by state, and the importance of each setting."""
     complete = sorted((each for each in tuned.trials if each.state == "complete"), key=lambda each: each.loss or 0.0)
     settings = [each.settings for each in complete]
     distinct = [each for place, each in enumerate(complete) if each.settings not in settings[:place]]

@@ -69,7 +69,7 @@ class Config(Section):
 
     @property
     def evaluation_shape(self) -> Shape:
-        """Batch size, segment length and reach of an evaluation; null in section `evaluation`: as in training."""
+        """Batch size, segment length and reach of an evaluation; null in section `evaluation` means as in training."""
         trained = {"tgt_len": self.data.tgt_len, **self.model.reach._asdict()}
         evaluated = {key: getattr(self.evaluation, key) for key in trained}
         lengths = {key: trained[key] if value is None else value for key, value in evaluated.items()}

@@ -80,7 +80,7 @@ def plot_pi_lines(history: PiHistory, columns: int = _MOST_COLUMNS, most_points:
 
 @styled
 def plot_monitor(values: Mapping[str, Sequence[tuple[int, float]]], columns: int = 3) -> Figure:
-    """Return a figure with a panel for each of `values`: lists of step and value, by their key in `MONITORED`."""
+    """Return a figure with one panel per key; `values` holds (step, value) pairs by keys of `MONITORED`."""
     figure, panels = _panel_grid(len(values), min(columns, len(values)), (_MONITOR_WIDTH, _MONITOR_HEIGHT))
     ends = [step for points in values.values() for step in (points[0][0], points[-1][0])]
     for axes, (key, points) in zip(panels, values.items(), strict=True):

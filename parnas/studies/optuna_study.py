@@ -207,7 +207,9 @@ def _note_lost_trial(study: optuna.Study, current: list[Trial], error: Exception
     if any(trials[trial.number].state == TrialState.FAIL for trial in current):
         reporter.note(f"trial {current[0].number} was marked as failed by another worker, which saw no heartbeat of it")
     elif any(isinstance(cause, StorageInternalError | SQLAlchemyError) for cause in causes):
-        reporter.note(f"the storage did not answer ({_first_line(causes[-1])}); its last trial may be repeated")
+        reporter.note(
+            f"the storage did not answer ({_first_line(causes[-1])}); the last trial of this worker may be repeated"
+        )
     else:
         raise error
 
@@ -230,7 +232,7 @@ def evaluate_once(trial: Trial, name: str, evaluate: Callable[[], Sequence[float
         if other.user_attrs.get(NAME) == name and REUSED not in other.user_attrs:
             trial.set_user_attr(REUSED, other.number)
             if other.state == TrialState.PRUNED:
-                raise TrialPruned(f"{name} was pruned in trial {other.number}")
+                raise TrialPruned(f"repeats trial {other.number}, which was pruned: {name}")
             return list(other.values)
     return evaluate()
 

@@ -180,9 +180,9 @@ def join_processes(cuda: bool) -> DistributedContext:
 
 
 def own_store(store: Store, rank: int, count: int) -> Store:
-    """Return a view of torchrun's key-value store for the `count` processes of the present start of a job alone.
+    """Return a view of torchrun's key-value store that only the `count` processes of this start of the job use.
 
-    torchrun uses the same store after a restart, so that it still holds the addresses of processes that died, and
+    torchrun keeps the store when it restarts a job. The store then holds addresses of processes that died, and
     connecting to such an address fails. Every start therefore puts a new prefix before all keys. The main process draws
     the prefix at random. Each other process asks for the prefix under a random key, so that it cannot read an answer
     from an earlier start.

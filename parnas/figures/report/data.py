@@ -105,7 +105,7 @@ class ComparisonData:
 
     @cached_property
     def analyses(self) -> dict[str, pd.DataFrame]:
-        """The tables of analyses by name, except tables on other runs, which an earlier comparison may have left."""
+        """The tables of analyses by name, without those of runs not in `rows`, which an earlier comparison left."""
         names = {row.name for row in self.rows}
         paths = {name: self.folder / f"{name}.csv" for name in _ANALYSES}
         tables = {name: _read_table(path) for name, path in paths.items() if path.is_file()}

@@ -54,7 +54,7 @@ class _SearchResult:
 
 
 def search_result(search: RunData, data: ReportData) -> _SearchResult | None:
-    """Return the result of a search; `None` if it has logged no pi and was not derived."""
+    """Return the result of a search; `None` if it has logged no pi and no network was derived from it."""
     architecture = search.architecture
     if not architecture:
         return None
@@ -96,7 +96,7 @@ def describe_blocks(architecture: Architecture) -> str:
 
 
 def shared_perplexity(rows: Sequence[Mapping[str, float]], runs: Sequence[RunData] = ()) -> str | None:
-    """Return the first key of `PERPLEXITIES` in all rows that is comparable between the runs, else `None`."""
+    """Return the first of `PERPLEXITIES` that all rows have and that is comparable between all runs, else `None`."""
     keys = list(PERPLEXITIES)
     if len({run.tokens for run in runs}) > 1:
         keys.remove("ppl")

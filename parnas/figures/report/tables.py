@@ -116,7 +116,7 @@ def _plain_table(comparison: ComparisonData) -> _NetworkTable:
 
 
 def _protocol_table(comparison: ComparisonData, protocol: str) -> _NetworkTable:
-    """Return the table of one protocol other than plain evaluation, comparable only within itself."""
+    """Return the table of one protocol other than plain; its figures are not comparable with other tables."""
     rows = [row for row in comparison.others if row.evaluation == protocol]
     figures = [{key: row.figures[key] for key in row.figures.keys() & _PROTOCOL_KEYS} for row in rows]
     notes = ["Figures of this evaluation protocol are comparable within this table, but not with other tables."]
@@ -148,7 +148,7 @@ def _split(comparison: ComparisonData) -> str:
 
 
 def _table(caption: str, rows: Sequence[NetworkRow], notes: Sequence[str]) -> _NetworkTable:
-    """Return a table of the columns that have a value in some row; lengths that all rows share become a note."""
+    """Return a table of the columns with a value in some row; `_LENGTHS` that are equal in all rows become a note."""
     present = [column for column in _COLUMNS if any(column.key in row.figures for row in rows)]
     equal = [c for c in present if c.key in _LENGTHS and len({row.figures.get(c.key) for row in rows}) == 1]
     columns = [column for column in present if column not in equal]
@@ -218,7 +218,7 @@ def choice_table(run: RunData) -> pd.DataFrame | None:
     rows = []
     for number, block in enumerate(run.derivation.blocks, 1):
         pi = {f"pi of {name}": _format(block.pi.get(name)) for name in run.history.space}
-        measures = {"entropy": _format(block.entropy), "lead": _format(block.margin, "{:+.3f}")}
+        measures = {"entropy": _format(block.entropy), "margin": _format(block.margin, "{:+.3f}")}
         rows.append({"block": number, "layer": block.layer, **pi, **measures})
     return pd.DataFrame(rows)
 

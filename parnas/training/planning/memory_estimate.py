@@ -181,7 +181,7 @@ def storage_bytes(tensors: Any) -> int:
 
 @contextmanager
 def without_data() -> Iterator[None]:
-    """Context in which new tensors have a shape and a dtype but no data, so that new networks cannot be trained.
+    """Context in which new tensors have a shape and a dtype but no data; its networks serve for estimates only.
 
     Raises:
         ParnasError: shapes in a layer depend on the values of tensors.
@@ -207,7 +207,7 @@ def _count_step(
 
 
 def _moment_bytes(network: TransformerXL, optimizer: str) -> int:
-    """Return the bytes of the optimizers' state: two moments per weight that AdamW trains, one per weight of Muon."""
+    """Return the bytes of the optimizers' state: two moments per weight that AdamW trains, one if Muon trains it."""
     compressing = network.compression_names()
     total = 0
     for name, weight in network.named_parameters():
