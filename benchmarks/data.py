@@ -254,7 +254,7 @@ def print_tables(payload: Mapping[str, Any]) -> None:
     )
     started = {**payload["start"]["help"], **payload["start"]["first_step"]}
     harness.print_table(
-        "From start to the end of --help, or to the first step",
+        "Time from the start of a command to the end of its --help or to its first training step",
         [{"command": name, "s": of["median_seconds"], "largest": max(of["seconds"])} for name, of in started.items()],
     )
 

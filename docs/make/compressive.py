@@ -83,8 +83,8 @@ validation split. Percentages are relative to *plain, same span*; *2:1*, *3:1* a
 
 * The networks are small and were trained on 1.5 million pieces, a third of an epoch. At this size longer training gains
   far more than longer memory (*plain, same span, longer training*), so the ranking may differ for fully trained networks. In
-  the paper, after long training on longer texts, `conv` with `attention` was best and gained more: perplexity 17.1
-  against 18.1 on the test split of WikiText-103, and about a fifth less on rare words.
+  the paper, after long training on longer texts, `conv` with `attention` was best and gained more: perplexity 17.1 with
+  compressed and 18.1 with plain memory on the test split of WikiText-103, and about a fifth less on rare words.
 * Each network has one or two seeds. The standard deviation over two seeds is {spread} in perplexity. Trust effects that
   appear at every ratio and seed, such as the gain of `max_pool`, rather than a single row of the table.
 * The test split was not read.
@@ -124,7 +124,7 @@ def verdicts(results: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def judge_table(result: dict[str, Any]) -> Iterator[str]:
-    """Yield compressed beside plain memory, as differences in per cent."""
+    """Yield the perplexity with compressed memory, each with its difference to plain memory in per cent."""
     lines = result["networks"]
     base = next(line for line in lines if line["memory"] == "plain, same span")
     yield f"Plain, same span (the reference): {describe(base)}."
@@ -178,7 +178,7 @@ def judge_search(result: dict[str, Any]) -> Iterator[str]:
 def judge_step(result: dict[str, Any]) -> Iterator[str]:
     """Yield the time of a training step."""
     yield (
-        f"Except for `most_used`, a training step takes at most {result['slowest']:.2f} times as long as with plain memory "
+        f"Except for `most_used`, a training step with compressed memory takes at most {result['slowest']:.2f} times as long as with plain memory "
         f"of the same span (goal: {result['goal']:g})."
     )
     exempt = max(
@@ -187,7 +187,7 @@ def judge_step(result: dict[str, Any]) -> Iterator[str]:
         for row in setting["rows"]
         if row["memory"].startswith("most_used")
     )
-    yield f"With `most_used`, which needs the attention weights, a training step takes at most {exempt:.2f} times as long."
+    yield f"With `most_used`, which needs the attention weights, a step takes at most {exempt:.2f} times as long as with plain memory."
 
 
 def describe(line: dict[str, Any]) -> str:

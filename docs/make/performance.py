@@ -54,8 +54,8 @@ than they are.
 * **Reused memory**: freed memory is kept instead of returned to the system, which saves page faults.
 * **bf16 by autocast** if the processor supports it. The number of rows in each softmax tail is rounded up, because oneDNN
   compiles a kernel for each new shape.
-* **Gradient clipping inside the optimizer** saves a pass over the parameters. Loss and gradient norm are read only when
-  they are logged.
+* **Gradient clipping inside the optimizer** saves a pass over the parameters. On a GPU, loss and gradient norm are
+  copied to the CPU only when they are logged.
 * **Cached keys and values**: in inference, memory holds them instead of hidden states. Encodings of distances are computed once per length.
 * **Parallel encoding** of the text on all cores. Token counts and encoded text are cached until the corpus file changes.
 
@@ -157,7 +157,7 @@ def judge_train_step(result: dict[str, Any]) -> Iterator[str]:
         ratio = ours["tokens_per_second"] / theirs["tokens_per_second"]
         apart = ours["loss_difference"]
         yield (
-            f"A training step of 12 blocks in {precision}: {ratio:.2f} times the tokens/s of transformers (goal: {goal}, "
+            f"A training step of 12 blocks in {precision}: {ratio:.2f} times the tokens/s of Hugging Face transformers (goal: {goal}, "
             f"{mark(ratio >= goal)}); with equal weights their losses differ by {apart:.0e} nats per token."
         )
     share = records["WT103 base, 2 layers", "blocks", "parnas", "bf16"]["share_of_peak"]

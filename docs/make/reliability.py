@@ -54,11 +54,11 @@ With torchrun, `--max-restarts` restarts processes that died ([scaling](scaling.
 
 ## Infinite losses and too little memory
 
-If a loss or gradient is infinite or NaN, the run ends before any weight is updated. The message names the step, the first
-affected block, the last good checkpoint and the settings to lower. `train.max_skipped_steps: 3` skips up to three such
-steps instead, each time emptying the memory of earlier segments. If the machine runs out of memory, the message names the
-step, the block and the settings to change: a lower `data.batch_size`, `data.tgt_len` or `model.mem_len`, a higher
-`train.accumulate`, or `runtime.checkpoint_activations`.
+If a loss or gradient is infinite or NaN, the run ends before any weight is updated. The message names the step, the
+first affected block, the last good checkpoint and the settings to lower. `train.max_skipped_steps: 3` skips up to three
+such steps per run instead; each skip empties the memory of earlier segments. If the machine runs out of memory, the
+message names the step, the block and the settings to change: a lower `data.batch_size`, `data.tgt_len` or
+`model.mem_len`, a higher `train.accumulate`, or `runtime.checkpoint_activations`.
 
 ## Determinism
 
