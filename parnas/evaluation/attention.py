@@ -107,8 +107,8 @@ def _mean_weights(network: TransformerXL, run: EvalRun, split: str) -> list[dict
 def _add_by_part(sums: dict[str, torch.Tensor], weights: torch.Tensor, compressed: int, tgt_len: int) -> None:
     """Split the attention weights of all keys, [K], into parts (`_PARTS`) and add each part to its entry in `sums`.
 
-    `compressed` is the number of keys of compressed memory. If a memory has grown or shrunk since the last call, the
-    old and new weights are aligned at the newest position.
+    `compressed` is the number of keys of compressed memory. If a part has more or fewer keys than in `sums`, the
+    sums are added from the newest key backwards, as if the missing oldest keys had weight 0.
     """
     lengths = [compressed, len(weights) - compressed - tgt_len, tgt_len]
     for part, new in zip(_PARTS, weights.split(lengths), strict=True):

@@ -50,7 +50,7 @@ class LayerSwaps:
                 raise ParnasError(f"pi has block {block}, but the blocks are 1 to {len(spaces)}; give one of them.")
             if unknown := [name for name in probabilities if name not in spaces[block]]:
                 raise ParnasError(
-                    f"pi has layer {unknown[0]} in block {block}, but its candidates are {', '.join(spaces[block])}; "
+                    f"pi has layer {unknown[0]} in block {block}, whose candidates are {', '.join(spaces[block])}; "
                     "give one of them."
                 )
             values = probabilities.values()

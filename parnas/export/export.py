@@ -42,7 +42,7 @@ tables). The embedding is multiplied by the square root of the width.
 
 
 def _to_safetensors(source: Source, folder: Path) -> float:
-    """Write weights and settings, load them again, and return the `largest_difference` of the two networks, in nats."""
+    """Write weights and settings, load them again, and return the largest difference of log-probabilities, in nats."""
     readme = _WEIGHTS_README.format(weights=WEIGHTS, tensors=_describe_tensors(source.network))
     write_common(source, "safetensors", folder, readme)
     save_model(source.network, str(folder / WEIGHTS), {"format": "pt"})  # writes tied weights once

@@ -48,8 +48,8 @@ class SegmentNetwork(nn.Module):
         for name, block in zip(drop_identity(architecture), network.blocks, strict=True):
             if cast(Block, block).uses_memory and type(block) is not SelfAttention:
                 raise ParnasError(
-                    f"Layer {name} has another kind of memory than self-attention (s), so that only weights can be "
-                    "exported: --to safetensors."
+                    f"Layer {name} has another kind of memory than self-attention (s), so only weights can be "
+                    "exported; use --to safetensors."
                 )
 
     def widths(self) -> list[int]:

@@ -110,7 +110,7 @@ def plot_pareto(
 
 
 def pareto_notes(rows: Sequence[ParetoPoint]) -> list[str]:
-    """Return sentences that explain the dots, bars and steps in a figure of `rows`."""
+    """Return sentences that explain the grey dots, the bars and the stepped line in a figure of `rows`."""
     notes = []
     if count := sum(row.random for row in rows):
         notes.append(f"Grey dots: {count} random network{'s' * (count > 1)}.")

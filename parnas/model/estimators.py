@@ -172,7 +172,7 @@ class ProbedSinglePath(Estimator):
     """`single_path`: one candidate per block runs, and in one block a second one, the probe.
 
     The gradient of gate c is <d loss / d output, output_c - x>. It is known for the chosen candidate, which ran, and
-    for identity, whose output is x, so that it is 0. The state is `means` [N, C]: for each gate the running mean of the
+    0 for identity, whose output is x. The state is `means` [N, C]: for each gate the running mean of the
     gradients observed when its candidate was the probe.
     """
 

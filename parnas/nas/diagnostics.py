@@ -20,10 +20,10 @@ def entropies(pi: Tensor) -> Tensor:
 
 
 class Monitor:
-    """Compute diagnostics of pi at each log line of a search, and count the changes of the network to derive.
+    """Compute diagnostics of pi at each log line of a search, and count changes of the network `derive` would select.
 
     Attributes:
-        network: the layers of the network to derive at the last log line, without identity; `None` before the first.
+        network: the layers that `derive` would have selected at the last log line, without identity; `None` before it.
         changes: how many times `network` has changed from one log line to the next.
     """
 
@@ -33,12 +33,12 @@ class Monitor:
         self.changes = 0
 
     def observe(self, pi: Tensor, architecture: Architecture) -> dict[str, Any]:
-        """Return the diagnostics of one log line, given pi [blocks, candidates] and the architecture to derive.
+        """Return the diagnostics of one log line, given pi [blocks, candidates] and what `derive` would select.
 
         entropy          entropy of pi in nats, mean over the blocks
         identity_share   probability of identity, mean over the blocks
-        argmax           the architecture to derive
-        argmax_changes   number of changes of the network so far; moving identity does not change it
+        argmax           `architecture` as text
+        argmax_changes   number of changes of the selected network so far; moving identity does not count as a change
         """
         network = " ".join(drop_identity(architecture))  # moving identity is no change of the network
         self.changes += self.network not in (None, network)

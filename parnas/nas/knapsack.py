@@ -143,7 +143,7 @@ def exact_costs(names: Iterable[str], costs: Mapping[str, float]) -> tuple[dict[
 
 
 def _check_limits(limits: Mapping[str, int], names: Sequence[str]) -> None:
-    """Raise `ParnasError` if a limit is negative, or counts none of the candidates `names`."""
+    """Raise `ParnasError` if a limit is negative, or applies to none of the candidates `names`."""
     for key, limit in limits.items():
         if limit < 0:
             raise ParnasError(f"The limit of {key!r} is {limit}; give a number of blocks, 0 or more.")

@@ -278,7 +278,7 @@ def make_arch_batches(
 
 
 def _check_feasible(task: SearchTask) -> None:
-    """Raise `ParnasError` before the first step, and not after the last one, if no network meets the cost target."""
+    """Raise `ParnasError` if no network meets the cost target; called before the first step, so no training is lost."""
     try:
         task.architecture()
     except ParnasError as error:

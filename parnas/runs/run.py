@@ -140,7 +140,7 @@ class Run:
         return self.folder.resolve().name
 
     def _existing(self, name: str, maker: str = "search or retrain") -> Path:
-        """Return the path of a file in the run folder; if it is missing, raise `ParnasError` that names `maker`."""
+        """Return the path of a file in the run folder; if missing, raise `ParnasError` that names its `maker`."""
         path = self.folder / name
         if not self.folder.is_dir():
             raise ParnasError(f"There is no run folder {self.folder}.")

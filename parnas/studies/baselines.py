@@ -58,7 +58,7 @@ def find_baselines(run: Run, count: int, seed: int, reporter: Reporter) -> Basel
     which random networks are drawn. Raises `ParnasError` if `run` is not a search or not finished.
     """
     if run.kind() != "search":
-        raise ParnasError(f"{run.folder} is a {run.kind()}; give the folder of a search.")
+        raise ParnasError(f"{run.folder} is a {run.kind()} run; give the folder of a search.")
     if not run.finished():
         raise ParnasError(
             f"The search in {run.folder} is not finished; resume it with 'parnas search --run {run.folder} --resume'."

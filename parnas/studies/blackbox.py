@@ -109,7 +109,7 @@ def inheriting_task(config: Config, supernet: Path, reporter: Reporter) -> Black
     """
     run, loaded = Run(supernet), load(supernet, supernet_weights=True, by_pi=True)
     if not isinstance(loaded.model, SuperNet):
-        raise ParnasError(f"{supernet} is a {run.kind()} and has no SuperNet; give the folder of a search.")
+        raise ParnasError(f"{supernet} is a {run.kind()} run and has no SuperNet; give the folder of a search.")
     config, streams = _resolve(config, reporter)
     _refuse_other_supernet(run, config)
     check_same_text(streams.header, loaded.header, str(supernet))

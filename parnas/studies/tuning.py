@@ -188,7 +188,7 @@ def tune(config: Config, options: TuneOptions, folder: Path, reporter: Reporter)
     storage = options.storage or f"sqlite:///{folder / STORAGE}"
     study = open_shared_study(storage, options.study or STUDY, settings, reporter.note)
     if outside := objective.outside():
-        reporter.note(f"no trial will use the settings of the configuration: the space does not contain its {outside}")
+        reporter.note(f"no trial will use the configuration's own settings; outside the tuning space: {outside}")
     write_text(folder / SPACE, dump_space(options.space))
     try:
         run_trials(study, objective, options.trials, reporter, after=objective.drop_checkpoints)
@@ -299,7 +299,7 @@ class TuningObjective:
             _refuse_misfit(config, self.options.phase, self.streams)
         except ParnasError as error:
             trial.set_user_attr(NAME, name)
-            raise TrialPruned(f"{name}: {'; '.join(error.errors) or error}, skipped") from error
+            raise TrialPruned(f"skipped {name}: {'; '.join(error.errors) or error}") from error
         values = evaluate_once(trial, name, lambda: [self._train(trial, config, folder, name)])
         self.reporter.note(f"trial {trial.number}: loss {values[0]:.4f}  {name}")
         return values
@@ -330,7 +330,10 @@ class TuningObjective:
             return math.inf
         measured = summary.valid if phase == "retrain" else summary.argmax
         if measured is None:
-            raise ParnasError(f"summary.json in {folder} has no loss of the derived network; restore the file.")
+            raise ParnasError(
+                f"summary.json in {folder} has no argmax, the loss of the network that derive would select; "
+                "restore that file."
+            )
         return measured.loss
 
     def _trial_folder(self, trial: Trial) -> Path:
@@ -359,7 +362,7 @@ class TuningObjective:
         return None if None in parameters.values() else parameters
 
     def outside(self) -> str:
-        """Return the settings of the configuration that lie outside the space, as text; "" if there are none."""
+        """Return the tuned settings whose configured value is outside the space, as text; "" if there are none."""
         configured = self._configured().items()
         left_out = {key: value for key, value in configured if self.options.space[key].to_parameter(value) is None}
         if left_out == {"model.arch": None}:  # no architecture was given
@@ -390,7 +393,7 @@ class _TrialReporter(CombinedReporter):
             self.report_earlier(loop.folder)
 
     def metrics(self, record: MetricsRecord) -> None:
-        """Show a line of metrics, and report its loss to the study if it is a validation."""
+        """Show a line of metrics; if it is the result of a validation, report its loss to the study."""
         super().metrics(record)
         self._report(record)
 
@@ -409,7 +412,8 @@ class _TrialReporter(CombinedReporter):
         step, loss = record.step, record.loss if self.phase == "retrain" else record.argmax_loss
         if loss is None:
             raise ParnasError(
-                f"The validation at step {step} has no loss of the derived network; restore metrics.jsonl of the run."
+                f"metrics.jsonl of trial {self.trial.number} has no argmax_loss, the loss of the network that derive "
+                f"would select, for the validation at step {step}; restore that file."
             )
         self.trial.report(loss, step)
         if step < self.steps and self.trial.should_prune():

@@ -116,7 +116,7 @@ def to_label(value: Any) -> str:
 def resolve_space(given: SpaceLike, options: Mapping[str, Any], config: Config, phase: Phase, folder: Path) -> Space:
     """Return the space to tune, from the first of these sources that exists.
 
-    1. `given` (a file or a mapping) and `options`, if either is given; `options` replaces equal keys of `given`
+    1. `given` (a file or a mapping) and `options`, if either is given; the values in `options` count for keys in both
     2. `space.yaml` in `folder`, which an earlier call has written
     3. the default of the phase; see `default_space`
 
@@ -183,7 +183,9 @@ def read_space(wanted: Mapping[str, Any], config: Config, phase: Phase) -> Space
         lines = "\n".join(f"  - {line}" for line in errors)
         raise ParnasError(f"The settings to tune have {len(errors)} error(s):\n{lines}")
     if not space:
-        raise ParnasError("There is no setting to tune; give --set KEY=VALUES, or leave out --space for the default.")
+        raise ParnasError(
+            "There is no setting to tune; give --set KEY=VALUES, or leave out --space for the default settings."
+        )
     return space
 
 

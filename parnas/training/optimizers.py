@@ -194,9 +194,9 @@ class WeightAverage:
             copy_weights(weights, self.parameters)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the first step of the mean, the number of steps in it, and copies of the last weights.
+        """Return the first step of the mean, its number of steps, and copies of the network's weights at the last step.
 
-        The mean itself is not in this state: a checkpoint stores the mean as the weights of the network.
+        Training continues from these weights. The mean is not in this state: a checkpoint stores it as the network.
         """
         return {
             "first": self.first,
@@ -220,7 +220,7 @@ class WeightAverage:
         if not count:
             return
         if [weight.shape for weight in weights] != [parameter.shape for parameter in self.parameters]:
-            raise ValueError("the last weights, stored beside their average, have other shapes than the network's")
+            raise ValueError("the stored weights of the last step have other shapes than the network's")
         if self.first < first + count:
             self.first, self.mean, self.count = first, clone_weights(self.parameters), count
         copy_weights(weights, self.parameters)

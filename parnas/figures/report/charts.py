@@ -129,7 +129,7 @@ def latency_chart(comparison: ComparisonData, name: str) -> _Chart:
 
 
 def front_chart(front: CostFront, name: str) -> _Chart:
-    """Draw perplexity against cost for the networks of a study; a note lists the values, which no table holds."""
+    """Draw perplexity against cost for the networks of a study; a note lists the values, which are in no table."""
     notes = list(front.answers)
     if front.diverged:
         notes.append(f"Not finite, so not drawn: {', '.join(front.diverged)}.")

@@ -119,7 +119,7 @@ def _evaluation(comparison: ComparisonData) -> str:
 
 
 def _options(values: Mapping[str, Any], names: Mapping[str, str]) -> list[str]:
-    """Return command-line words for the `values` that are a number, a text or `True`; `names` gives their options."""
+    """Return each number, text or `True` in `values` as command-line words; `names` maps their keys to options."""
     words = []
     for key, option in names.items():
         value = values.get(key)

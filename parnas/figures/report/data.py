@@ -266,7 +266,7 @@ def _read_run(run: Run, name: str) -> RunData:
 def _read_rows(path: Path) -> list[ComparisonRow]:
     rows = parse_rows(read_json(path), str(path))
     if not any(row.evaluation == PLAIN for row in rows):
-        raise ParnasError(f"{path} has no row of the plain evaluation; run parnas evaluate again.")
+        raise ParnasError(f"{path} has no row of the plain evaluation protocol; run parnas evaluate again.")
     return rows
 
 
