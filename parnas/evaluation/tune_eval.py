@@ -113,7 +113,7 @@ def _write(run: Run, record: TunedEvalRecord) -> None:
 
 
 def _merge(earlier: TunedEvalRecord, record: TunedEvalRecord) -> TunedEvalRecord:
-    """Return `record` with the earlier trials of `dynamic` or `cache`, if it has no trials of that protocol."""
+    """Return `record`, with the trials of `earlier` added for `dynamic` or `cache` if `record` did not tune it."""
     kept = [name for name in _PROTOCOLS if name in earlier.chosen and name not in record.chosen]
     merged = {
         "chosen": {**{name: earlier.chosen[name] for name in kept}, **record.chosen},
@@ -219,9 +219,9 @@ def _try_caches(
 ) -> list[ChosenTrialRecord]:
     """Score the text once and return the trial without a cache, followed by the trials with each cache.
 
-    `dynamic` holds the settings of dynamic evaluation, or `None` for none. `caches` has a list for each theta, with a
-    cache for each weight: the weight does not change the cache's log-probabilities, so each theta needs only one
-    pass through the cache.
+    `dynamic` holds the settings of dynamic evaluation, or `None` for none. `caches` has one list for each theta (the
+    factor of similarity), with one cache for each mixing weight. The mixing weight only combines the cache's
+    probability with the network's, so one pass per theta serves the whole list.
     """
     nats, *log_probs = reader.read(f"{reader.run.name} on valid", dynamic, [by_weight[0] for by_weight in caches])
     trials = [_make_trial(EvalProtocol(dynamic=dynamic), nats)]

@@ -258,7 +258,7 @@ class EvalTrialRecord(Record):
 
 
 class ChosenTrialRecord(EvalTrialRecord):
-    """The trial with the lowest loss among those of one evaluation protocol."""
+    """The record of a trial of `tune-eval`, with its settings of dynamic evaluation and of the cache."""
 
     dynamic: DynamicConfig | None = None
     cache: CacheConfig | None = None
