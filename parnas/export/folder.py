@@ -47,7 +47,7 @@ def write_common(
 ) -> None:
     """Write the files that every target has: `config.json`, the tokenizer, and a README that ends with `readme`.
 
-    `settings` are added to `config.json`; only the given `target` has them.
+    `settings` are entries of `config.json` that only this target has.
     """
     loaded, arch, version = source.loaded, str(source.architecture), package_version("parnas")
     name, kind, tokenizer = source.run.name, source.run.kind(), loaded.tokenizer

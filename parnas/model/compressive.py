@@ -349,8 +349,8 @@ def _usage(weights: Tensor, positions: int) -> Tensor:
     """Return the mean attention that each of the oldest `positions` of memory and segment received, [B, positions].
 
     The mean is over heads, and over the queries that could see the position. `weights` [H, B, T, P + T] is the
-    attention to memory and segment; each query's weights are rescaled to sum to 1. Otherwise they would depend on the
-    attention to compressed memory, thus on which positions were kept earlier, and so on the whole text before.
+    attention to memory and segment. Each query's weights are rescaled to sum to 1, so that they do not depend on the
+    attention to compressed memory, and through the positions kept there on the whole text before.
     """
     tgt_len = weights.shape[2]
     memory = weights.shape[3] - tgt_len  # P

@@ -75,7 +75,7 @@ class Stability:
         return [[sum(map(operator.ne, one, other)) for other in self.strings] for one in self.strings]
 
     def edits(self) -> list[list[int]]:
-        """Return the edit distances, [N, N], of two seeds' architectures without identity; see `edit_distance`."""
+        """Return the `edit_distance` of each two seeds' architectures, compared without identity layers: [N, N]."""
         networks = [drop_identity(string) for string in self.strings]
         return [[edit_distance(one, other) for other in networks] for one in networks]
 

@@ -81,7 +81,7 @@ class CheckpointWriter:
 def save_checkpoint(folder: Path, snapshot: Snapshot) -> Path:
     """Write a snapshot atomically to `folder/step-NNNNNNNN` and return that path.
 
-    Then remove old checkpoints from `folder`: the `KEEP` newest, among them the new one, and the best one stay.
+    Then remove all checkpoints from `folder` except the best and the `KEEP` newest, which include the new one.
     """
     path = checkpoint_path(folder, snapshot.step)
     for left_by_a_killed_writer in folder.glob(".step-*.tmp"):

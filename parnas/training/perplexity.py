@@ -102,10 +102,11 @@ by S settings at once. It is called with batches in the order of the text, so th
 def score_batches(
     model: TransformerXL, score: _BatchScorer, batches: Iterable[EvaluationBatch], count: int, device: Device
 ) -> Tensor:
-    """Return the loss in nats that `score` computes for each of the N = `count` tokens: [N] or [S, N], in float32.
+    """Return the loss in nats that `score` computes for each of the N = `count` tokens, in float32.
 
-    Every token is scored exactly once, without dropout, and without gradients unless `score` enables them. With several
-    processes, each process scores some of the rows, and all processes return the whole result.
+    Its shape is [N], or [S, N] if `score` scores the text by S settings at once. Every token is scored exactly once,
+    without dropout, and without gradients unless `score` enables them. With several processes, each scores a part of
+    the rows of every batch, and all return the losses of all tokens.
     """
     was_training = model.training
     model.eval()

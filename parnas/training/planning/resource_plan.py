@@ -323,7 +323,7 @@ def make_machine(gpus: int, memory: float | None, bandwidth: float | None, price
 
 
 def choose_rate(measured: Path | None, tokens_per_s: float | None, note: Note = silent) -> Rate | None:
-    """Return the rate of the run `measured` or of the user's `tokens_per_s`; `None` without either.
+    """Return the training speed: of the run `measured`, or the given `tokens_per_s`; `None` if neither is given.
 
     Raises:
         ParnasError: both were given, the run has no metrics, or the number is not positive.
