@@ -217,8 +217,9 @@ def judge_ranking(result: dict[str, Any]) -> Iterator[str]:
             for title, among in SUBSETS.items():
                 tau, *others = (each[title] for each in (row, *counts))
                 yield (
-                    f"Kendall's tau among {among}: {tau:.2f} if ranked by this search, {others[0]:.2f} if ranked by the number of "
-                    f"parameters, {others[1]:.2f} by multiply-adds (goal: the search above the two counts, {mark(tau > max(others))})."
+                    f"Kendall's tau between the mean perplexities of {among} and a ranking by this search: {tau:.2f}; by the "
+                    f"number of parameters: {others[0]:.2f}; by multiply-adds: {others[1]:.2f} (goal: the search above both counts, "
+                    f"{mark(tau > max(others))})."
                 )
 
 
@@ -244,7 +245,7 @@ def judge_blackbox(result: dict[str, Any]) -> Iterator[str]:
     for record in result["records"]:
         if record["trainings"] == equal:
             yield (
-                f"A black-box search with as many steps as one search ({equal:g} trainings) and cost target {record['target']} "
+                f"A black-box search with as many training steps as one search (enough for {equal:g} trainings) and cost target {record['target']} "
                 f"finds a network whose perplexity is {record['behind the best']} above that of the best network within the "
                 f"target (median over studies)."
             )
