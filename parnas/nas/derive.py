@@ -302,7 +302,7 @@ def _resolve_target(
 def _find_warnings(run: Run, config: Config, blocks: Sequence[BlockChoice], step: int) -> list[str]:
     """Return warnings about blocks with nearly equal candidates, a collapsed search and an unfinished search."""
     warnings = [
-        f"block {number} is undecided: {block.layer} leads by {block.margin:.3f} only"
+        f"block {number} is undecided: the probability of {block.layer} leads by only {block.margin:.3f}"
         for number, block in enumerate(blocks, 1)
         if 0 <= block.margin < _SMALL_MARGIN
     ]

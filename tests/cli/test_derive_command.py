@@ -54,4 +54,6 @@ def test_top_candidates_are_re_ranked(undecided: Run, tmp_path: Path, count: int
 
 def test_the_file_warns_of_what_is_undecided(undecided: Run, tmp_path: Path) -> None:
     content = derived(undecided, tmp_path, "--rerank-top-k", "0")
-    assert list(content["warnings"]) == ["block 2 is undecided: s leads by 0.020 only"]
+    (warning,) = content["warnings"]
+    assert warning.startswith("block 2 is undecided")
+    assert "0.020" in warning

@@ -47,9 +47,9 @@ def test_derives_the_last_pi_and_warns_of_small_margins(search_run: Run, tmp_pat
     run = with_pi(search_run, tmp_path / "run", [[0.8, 0.1, 0.1], [0.31, 0.40, 0.29], [0.1, 0.2, 0.7]])
     derivation = derive(run)
     assert str(derivation.architecture) == "sfi"
-    assert [warning for warning in derivation.warnings if "undecided" in warning] == [
-        "block 2 is undecided: f leads by 0.090 only"
-    ]
+    (warning,) = (warning for warning in derivation.warnings if "undecided" in warning)
+    assert warning.startswith("block 2 is undecided")
+    assert "0.090" in warning
 
 
 def test_arch_file_holds_the_string_and_its_evidence(search_run: Run, tmp_path: Path) -> None:
