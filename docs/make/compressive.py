@@ -127,10 +127,10 @@ def judge_table(result: dict[str, Any]) -> Iterator[str]:
     """Yield the perplexity with compressed memory, each with its difference to plain memory in per cent."""
     lines = result["networks"]
     base = next(line for line in lines if line["memory"] == "plain, same span")
-    yield f"Plain, same span (the reference): {describe(base)}."
+    yield f"*Plain, same span*, the reference: {describe(base)}."
     for line in lines:
         if line["memory"].startswith("plain") and line is not base:
-            yield f"{line['memory'].capitalize()}: {describe(line)}, {compared(line)}."
+            yield f"*{line['memory'].capitalize()}*: {describe(line)}, {compared(line)}."
     compressed = [line for line in lines if not line["memory"].startswith("plain")]
     ranked = sorted(compressed, key=lambda line: float(line["ppl"]))
     for title, line in (("The best", ranked[0]), ("The worst", ranked[-1])):

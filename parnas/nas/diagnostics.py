@@ -23,7 +23,7 @@ class Monitor:
     """Compute diagnostics of pi at each log line of a search, and count changes of the network `derive` would select.
 
     Attributes:
-        network: the layers that `derive` would have selected at the last log line, without identity; `None` before it.
+        network: the layers that `derive` would select at the last log line, without identity; `None` before the first.
         changes: how many times `network` has changed from one log line to the next.
     """
 
