@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from parnas.config.schema import TrainConfig
 
-__all__ = ["Schedule", "check_shapes", "gradient_norm", "suits_muon"]
+__all__ = ["Schedule", "check_shapes", "gradient_norm"]
 
 _MOMENTUM = 0.95  # of Muon, in Nesterov's form
 _ITERATIONS = 5  # of Newton-Schulz

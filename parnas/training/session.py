@@ -29,7 +29,6 @@ from parnas.training.trainer import Session, Trainer, TrainingTask
 __all__ = [
     "check_same_results",
     "check_same_text",
-    "find_cutoffs",
     "flatten",
     "open_session",
     "refuse_changes",

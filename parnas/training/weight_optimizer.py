@@ -18,8 +18,6 @@ from parnas.model.transformer_xl import TransformerXL
 from parnas.training.device import Device
 from parnas.training.optimizers import Muon, check_shapes, gradient_norm, make_adamw, step_clipped, suits_muon
 
-__all__ = ["take_rows"]
-
 _COMPRESSION = "compression_optimizer"
 
 

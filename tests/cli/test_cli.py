@@ -178,7 +178,7 @@ def test_a_run_folder_in_use_is_not_overwritten(
     config_file: Path, search_run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = (search_run.folder / "metrics.jsonl").read_text()
-    assert "is finished and stays" in refusal(capsys, "search", config_file, "--run", search_run.folder)
+    assert "is finished" in refusal(capsys, "search", config_file, "--run", search_run.folder)
     assert (search_run.folder / "metrics.jsonl").read_text() == before
 
 
