@@ -1,4 +1,4 @@
-"""Figures of `parnas evaluate --analyse`: attention by age, perplexity by word frequency and by memory length."""
+"""Figures of `parnas evaluate --analyse`: attention by position age, perplexity by word frequency and memory length."""
 
 import math
 import re
@@ -45,7 +45,7 @@ def draw_attention(table: pd.DataFrame, folder: Path) -> list[Path]:
 
 
 def _file_name(run: str) -> str:
-    """Return the name of a run with a hyphen for each sequence of characters that file names should not have."""
+    """Return the name of a run with a hyphen for each sequence of characters outside A-Z, a-z, 0-9, `_`, `.`, `-`."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", run)
 
 
@@ -107,7 +107,7 @@ def draw_frequency(table: pd.DataFrame, folder: Path) -> list[Path]:
 def draw_memory(table: pd.DataFrame, folder: Path) -> list[Path]:
     """Draw perplexity per token by the number of memory positions that attention sees, as `memory.png`.
 
-    The axis of the positions is logarithmic, so the perplexity without memory is not drawn but given in the legend.
+    The x axis is logarithmic, so the perplexity at 0 positions is written in the legend instead of drawn.
     """
     lines = list(table.groupby(["run", "varied"], sort=False))
     figure = new_figure(6.6, 3.7 + 0.18 * len(lines))

@@ -79,14 +79,14 @@ def draw_attention_maps(maps: Sequence[AttentionMap], path: Path) -> Path:
 
 
 def _inches(tokens: int) -> float:
-    """Return the width or height in inches of a map that has `tokens` keys or queries."""
+    """Return the width in inches of a map with `tokens` keys, and the height of a map with `tokens` queries."""
     return min(max(_LEAST, _TOKEN * tokens), _LARGEST if tokens > _MOST else math.inf)
 
 
 def _draw_map(axes: Axes, each: AttentionMap, weights: NDArray[np.float32], lowest: bool, first: bool) -> None:
     """Draw the weights [T, K] of one head, the first query at the top.
 
-    Maps in the `lowest` row have the names of the keys below, and the `first` map of a row has those of the queries.
+    Keys are named below the maps of the `lowest` row, queries at the left of the `first` map of each row.
     """
     axes.pcolormesh(weights, cmap=COLOURS, norm=_NORM)
     axes.invert_yaxis()

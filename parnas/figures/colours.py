@@ -21,7 +21,7 @@ LINE_CONTRAST, TEXT_CONTRAST = (3.2, 5.0), (4.6, 5.0)
 
 
 class _Shade(NamedTuple):
-    """Two shades `#rrggbb` of a colour, for the light and the dark version of the page."""
+    """Two shades `#rrggbb` of a colour, for the light and the dark mode of the HTML report."""
 
     light: str
     dark: str
@@ -43,9 +43,9 @@ def candidate_colours(space: Sequence[str]) -> dict[str, str]:
 
 
 def shade_of(colour: str, least: tuple[float, float] = LINE_CONTRAST) -> _Shade:
-    """Return a colour with enough contrast: darkened for the light page, brightened for the dark page.
+    """Return two shades of a colour with enough contrast: darkened for the light page, brightened for the dark page.
 
-    `least` holds the least contrast ratios with the background of the light and of the dark page.
+    `least` holds the smallest allowed contrast ratio to the light background, and that to the dark background.
     """
     return _Shade(_with_contrast(colour, "#000000", LIGHT, least[0]), _with_contrast(colour, "#ffffff", DARK, least[1]))
 

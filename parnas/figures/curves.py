@@ -50,8 +50,8 @@ class Curves:
         string: Architecture in the legend.
         train: Perplexity of the training batches.
         valid: Perplexity of the validation split.
-        argmax: Validation perplexity of a search's derived network with the shared weights. It is empty if `valid`
-            holds the same values; otherwise `valid` is of the SuperNet weighted by pi.
+        argmax: Validation perplexity of a search's derived network with the shared weights; empty if `valid` holds
+            the same values. Otherwise `valid` is the perplexity of the SuperNet with candidates weighted by pi.
     """
 
     name: str
@@ -66,8 +66,8 @@ class Curves:
         curves = cls.from_records(run.metrics(), name, _architecture_text(run))
         if not curves.train and not curves.valid:
             raise ParnasError(
-                f"{run.folder / METRICS} holds no finite perplexity yet; training writes a line every "
-                "train.log_every steps."
+                f"{run.folder / METRICS} holds no finite perplexity yet; wait until the training has logged one, "
+                "which it does every train.log_every steps."
             )
         return curves
 
@@ -88,7 +88,7 @@ def draw_learning_curves(runs: Sequence[Run], path: Path) -> Path:
     """Draw the perplexity of runs over their steps as a PNG with a log axis: validation thick, training thin.
 
     The legend lists the runs, the one with the lowest last validation perplexity first. Raises `ParnasError` if
-    there is no run, or if one logged nothing.
+    `runs` is empty or a run logged no perplexity.
     """
     if not runs:
         raise ParnasError("There is no run to draw; give at least one run folder.")
@@ -101,7 +101,7 @@ def draw_learning_curves(runs: Sequence[Run], path: Path) -> Path:
 
 @styled
 def draw_curves(curves: Sequence[Curves], path: Path, warnings: Iterable[str] = ()) -> Path:
-    """Draw curves as a PNG; below them stand an explanation of the lines and the sentences of `warnings`."""
+    """Draw curves as a PNG; text below them explains the lines and repeats the sentences of `warnings`."""
     return save_png(plot_curves(curves, notes=[*curve_notes(curves), *warnings]), path)
 
 
@@ -116,7 +116,7 @@ def plot_curves(
     """Return a figure of curves above a legend with the last validation value, name and architecture of each run.
 
     Args:
-        curves: One for each run; the legend begins with the lowest last validation.
+        curves: One for each run; the legend begins with the run whose last validation value is lowest.
         label: Label of the y axis.
         log: Whether the y axis is logarithmic.
         width: Width of the figure in inches.
@@ -152,7 +152,7 @@ def curve_notes(curves: Sequence[Curves]) -> list[str]:
 def _cut(curves: Sequence[Curves]) -> float | None:
     """Return the value at which the y axis of a figure of `curves` ends, or `None` if it shows all values.
 
-    Training that begins far above every validation would press the other curves together.
+    Training values far above all validation values would squeeze the other curves together.
     """
     validated = [value for run in curves for _, value in (*run.valid, *run.argmax)]
     limit = _CUT_ABOVE * max(validated, default=math.inf)
@@ -160,7 +160,7 @@ def _cut(curves: Sequence[Curves]) -> float | None:
 
 
 def _plot_run(axes: Axes, run: Curves, index: int) -> Line2D:
-    """Plot the curves of one run; return its line of validation, which the legend shows."""
+    """Plot the curves of one run; return the validation line, for the legend."""
     colour = RUN_COLOURS[index % len(RUN_COLOURS)]
     marker = MARKERS[index % len(MARKERS)]
     every = max(1, len(run.valid) // _MOST_MARKERS)
@@ -173,7 +173,7 @@ def _plot_run(axes: Axes, run: Curves, index: int) -> Line2D:
 
 
 def _set_log_axis(axes: Axes) -> None:
-    """Make the y axis logarithmic, with ticks at 1, 2 and 5 times powers of ten, or evenly spaced if they are few."""
+    """Make the y axis logarithmic, with ticks at 1, 2 and 5 times powers of ten, or evenly spaced if fewer than 3."""
     axes.set_yscale("log")
     locator = LogLocator(subs=(1, 2, 5), numticks=12)
     low, high = axes.get_ylim()
@@ -186,7 +186,7 @@ def _set_log_axis(axes: Axes) -> None:
 def _plot_legend(figure: Figure, handles: Sequence[Line2D], curves: Sequence[Curves], notes: Sequence[str]) -> None:
     """Write below the plot the notes and a table of the runs: line, last validation, name, architecture.
 
-    A narrow figure has no room for the architectures.
+    The architectures are left out if the figure is narrower than `_WIDTH`.
     """
     width = figure.get_figwidth()
     narrow = width < _WIDTH

@@ -32,7 +32,7 @@ def draw_run(run: Run, options: AnimationOptions = DEFAULTS) -> list[Path]:
 def draw_report(paths: Sequence[Path], folder: Path, note: Callable[[str], None]) -> list[Path]:
     """Write `report.html` on the runs in `paths` into `folder`, and return its path in a list.
 
-    If there can be no report, `note` receives a warning and the list is empty, so that the calling command goes on.
+    If the report fails, `note` receives a warning and the list is empty, so that the calling command can continue.
     """
     from parnas.figures.report.page import write_report
 

@@ -125,7 +125,7 @@ class Heatmap:
             text.set_color("white" if value > _WHITE_TEXT_ABOVE else INK)
 
     def _value_texts(self, column: float) -> list[Text]:
-        """Add an empty text per block for its largest pi; none if columns of `column` points are too narrow."""
+        """Return an empty text for the largest pi of each block; none if the column width, in points, is too narrow."""
         if column < _TURNED_WIDTH:
             return []
         rotation = 0 if column >= _UPRIGHT_WIDTH else 90
@@ -163,7 +163,7 @@ def draw_pi_frames(history: PiHistory, folder: Path) -> list[Path]:
 
 @styled
 def draw_votes(folder: Path) -> Path:
-    """Draw `stability.json` as `figures/votes.png`: how many seeds chose each layer in each block; consensus framed."""
+    """Draw `stability.json` as `figures/votes.png`: votes of the seeds by layer and block, consensus framed."""
     content = read_json(folder / "stability.json")
     try:
         blocks, seeds, consensus = content["blocks"], len(content["seeds"]), str(Architecture(content["consensus"]))
@@ -239,7 +239,7 @@ def _longest_title(width: float) -> int:
 
 
 def _palette(space: Sequence[str]) -> Image.Image:
-    """Return the palette of the GIF, 256 colours: the colour scale, greys, and each candidate's colour up to white."""
+    """Return the palette of the GIF, 256 colours: colour scale, greys, and each candidate's colour mixed with white."""
     # Pillow looks colours up coarsely: greys closer together than this would turn white into the next grey.
     ramps = [np.linspace(to_rgb(INK), (1, 1, 1), 28)]
     steps = min(16, 96 // len(space))

@@ -114,7 +114,7 @@ def _panel_grid(
 
 
 def _label_steps(axes: Axes, first: int, last: int) -> None:
-    """Label only the first and the last step, inside the ends of the axis, so that labels of panels do not overlap."""
+    """Label the first and the last step, aligned inwards so that the labels of adjacent panels do not overlap."""
     steps = [first] if first == last else [first, last]
     axes.set_xticks(steps)
     axes.xaxis.set_major_formatter(FuncFormatter(format_step))

@@ -44,7 +44,7 @@ class ParetoPoint(NamedTuple):
 
     Attributes:
         name: Label of the network.
-        cost: In any unit.
+        cost: Cost in any unit, the same for all networks of a figure.
         ppl: Perplexity; for several seeds the mean of their perplexities.
         sd: Standard deviation of the perplexity over the seeds, `None` for a single seed.
         random: Whether the network was sampled at random; such networks are small grey dots without a name.
@@ -86,7 +86,7 @@ def plot_pareto(
     width: float = _WIDTH,
     notes: Sequence[str] = (),
 ) -> Figure:
-    """Return a figure, `width` inches wide, of finite perplexities against costs; `notes` are lines of text below."""
+    """Return a figure, `width` inches wide, of finite perplexities against costs; `notes` are lines below the plot."""
     figure = new_figure(width, min(_HEIGHT, 0.9 * width) + _NOTE_HEIGHT * len(notes))
     axes = tidy(figure.add_subplot())
     for row in rows:
@@ -145,7 +145,7 @@ def _plot_point(axes: Axes, row: ParetoPoint, colour: str, marker: str, size: fl
 
 
 def _plot_front(axes: Axes, front: Sequence[ParetoPoint]) -> None:
-    """Plot the lowest perplexity up to each cost as steps, from the first point of the front to the right edge."""
+    """Plot the Pareto front as steps: for each cost, the lowest perplexity among networks of at most this cost."""
     edge = axes.get_xlim()
     costs, perplexities = [row.cost for row in front], [row.ppl for row in front]
     axes.plot(
@@ -159,8 +159,8 @@ def _label_points(
 ) -> None:
     """Write the name of each network at the nearest place where it hides no marker, line or other name.
 
-    If there is no such place, it goes where it hides least. A line joins a distant name to its marker. Cheaper
-    networks choose first; among equal costs the one with the higher perplexity, as upper places are tried first.
+    Without such a place, the name is written where it hides least. A line joins a distant name to its marker. Names
+    are placed by rising cost and, for equal cost, by falling perplexity, as places above a marker are tried first.
     """
     area, renderer = axes.get_window_extent(), figure.canvas.get_renderer()  # type: ignore[attr-defined]
     taken = [*_marker_boxes(axes, shown), *_front_boxes(axes, pareto_front(shown))]
@@ -183,7 +183,7 @@ def _label_points(
 
 
 def _places(axes: Axes, row: ParetoPoint, colour: str) -> Iterator[Annotation]:
-    """Yield the label of a point at each possible place, the nearest first; the caller removes those not wanted."""
+    """Draw and yield the label of a point at each possible place, the nearest first; the caller removes all but one."""
     leader = {"arrowstyle": "-", "color": FRAME, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 3}
     for distance, (right, up) in product(_DISTANCES, _DIRECTIONS):
         yield axes.annotate(

@@ -89,7 +89,7 @@ def line_style(index: int) -> Literal["-", "--", ":", "-."]:
 
 
 def shorten(text: str, longest: int) -> str:
-    """Replace the middle of a text by an ellipsis where it is longer than `longest` characters."""
+    """Replace the middle of a text by an ellipsis if the text is longer than `longest` characters."""
     if len(text) <= longest:
         return text
     front = longest // 2
@@ -109,7 +109,7 @@ def drawable(value: Any) -> float | None:
 
 
 def format_step(step: float, _position: int | None = None) -> str:
-    """Return a step with thousands separators, or as a power of ten from 10^8; matplotlib passes `_position`."""
+    """Return a step with thousands separators, from 10^8 in scientific notation; matplotlib passes `_position`."""
     return f"{step:,.0f}" if abs(step) < 1e8 else f"{step:.1e}"
 
 

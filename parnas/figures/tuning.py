@@ -94,7 +94,7 @@ def draw_history(trials: Sequence[Mapping[str, Any]], configured: Mapping[str, A
 
 
 def _upper_edge(complete: Sequence[float], early: Sequence[float]) -> float:
-    """Return the largest loss of complete and pruned trials without outliers; outliers are drawn at this edge."""
+    """Return the upper end of the loss axis: the largest loss of complete or pruned trials that is no outlier."""
     losses = sorted(complete) or sorted(early) or [1.0]
     lower, middle, upper = np.quantile(losses, [0.25, 0.5, 0.75])
     bound = upper + _FAR * max(upper - lower, 0.02 * middle)
@@ -104,7 +104,7 @@ def _upper_edge(complete: Sequence[float], early: Sequence[float]) -> float:
 def _plot_points(
     axes: Axes, points: Sequence[tuple[int, float]], edge: float, marker: str, colour: str, label: str
 ) -> Line2D | None:
-    """Plot (trial, loss) points, those above `edge` as hollow markers at it; return a legend entry, `None` if empty."""
+    """Plot (trial, loss) points, hollow and at `edge` if above it; return a legend entry, `None` without points."""
     if not points:
         return None
     for hollow in (False, True):

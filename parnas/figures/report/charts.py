@@ -34,7 +34,7 @@ class _Chart(NamedTuple):
 
 
 def make_player(history: PiHistory, most_frames: int) -> dict[str, Any] | None:
-    """Return the template's values for the animated heatmap of pi; `None` if it would have too many cells.
+    """Return the template values of the animated heatmap of pi; `None` above `_MOST_CELLS` cells (blocks × candidates).
 
     `columns` holds the last step, for browsers without scripts; `data` holds all frames, at most `most_frames`.
     """
@@ -67,7 +67,7 @@ def make_player(history: PiHistory, most_frames: int) -> dict[str, Any] | None:
 
 
 def pi_chart(run: RunData, name: str) -> _Chart | None:
-    """Draw pi of each block over the steps; return `None` if no pi was logged or there are too many blocks."""
+    """Draw pi of each block over the steps; return `None` without logged pi or above `_MOST_PANELS` blocks."""
     history = run.history
     if history is None or history.blocks > _MOST_PANELS:
         return None
@@ -81,7 +81,7 @@ def pi_chart(run: RunData, name: str) -> _Chart | None:
 
 
 def monitor_chart(run: RunData, name: str) -> _Chart | None:
-    """Draw the values of `MONITORED`, such as the entropy of pi, that a search logged; return `None` without any."""
+    """Draw the values of `MONITORED`, such as the entropy of pi, that a search logged; `None` if it logged none."""
     values: dict[str, Points] = {}
     for key in MONITORED:
         by_step = {line.step: value for line in run.metrics if (value := drawable(getattr(line, key))) is not None}
@@ -95,7 +95,7 @@ def monitor_chart(run: RunData, name: str) -> _Chart | None:
 
 
 def learning_chart(runs: Sequence[RunData]) -> _Chart | None:
-    """Draw the learning curves of runs in a measure that is comparable between them; return `None` without any."""
+    """Draw the learning curves of runs in a measure that is comparable between them; `None` if no run logged it."""
     validated = [(run, lines[-1]) for run in runs if (lines := [v for v in run.validations if v.loss > 0])]
     key: str | None = "ppl"
     if len({run.tokens for run in runs}) > 1 and validated:
@@ -115,7 +115,7 @@ def learning_chart(runs: Sequence[RunData]) -> _Chart | None:
 
 
 def latency_chart(comparison: ComparisonData, name: str) -> _Chart:
-    """Draw perplexity against latency for a comparison; without a drawing if no network has both."""
+    """Draw perplexity against latency for a comparison; the chart has only a note if no network has both values."""
     title = "Perplexity against latency"
     known = [[key for key in PERPLEXITIES if {key, "latency_ms"} <= row.figures.keys()] for row in comparison.rows]
     key = next((key for key in PERPLEXITIES if any(key in keys for keys in known)), None)
@@ -129,7 +129,7 @@ def latency_chart(comparison: ComparisonData, name: str) -> _Chart:
 
 
 def front_chart(front: CostFront, name: str) -> _Chart:
-    """Draw perplexity against cost for the networks of a study; a note lists the values, which are in no table."""
+    """Draw perplexity against cost for the networks of a study; a note lists the values because no table shows them."""
     notes = list(front.answers)
     if front.diverged:
         notes.append(f"Not finite, so not drawn: {', '.join(front.diverged)}.")

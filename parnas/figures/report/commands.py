@@ -74,8 +74,8 @@ def _training(run: RunData) -> str:
 def _derivation(run: RunData) -> str:
     """Return the `parnas derive` command that wrote the `arch.yaml` of a run.
 
-    The text is empty without `arch.yaml`, or if a pipeline wrote it. A comment follows the command if the file does
-    not record its constraints, for example because a person wrote it.
+    The text is empty if there is no `arch.yaml` or a pipeline wrote it. A comment follows the command if `arch.yaml`
+    does not record the options of derive, for example because a person wrote the file.
     """
     derivation = run.derivation
     if derivation is None:
@@ -119,7 +119,7 @@ def _evaluation(comparison: ComparisonData) -> str:
 
 
 def _options(values: Mapping[str, Any], names: Mapping[str, str]) -> list[str]:
-    """Return each number, text or `True` in `values` as command-line words; `names` maps their keys to options."""
+    """Return each number, text or `True` in `values` as command-line words; `names` maps the keys to options."""
     words = []
     for key, option in names.items():
         value = values.get(key)

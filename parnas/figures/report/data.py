@@ -1,4 +1,4 @@
-"""The data of a report: run folders, comparisons and cost fronts, read and checked."""
+"""The data of a report: run folders, comparisons, and costs and perplexities of studies, read and checked."""
 
 import io
 import os
@@ -50,7 +50,7 @@ class RunData:
 
     @cached_property
     def architecture(self) -> Architecture | None:
-        """The trained architecture; of a search the derived one, or before derive the one of the last logged pi."""
+        """The trained architecture; for a search the derived one or, before derive, that of the last logged pi."""
         if self.kind != "search":
             return Architecture.parse(self.config.model.arch) if self.config.model.arch else None
         if self.derivation:
@@ -100,12 +100,12 @@ class ComparisonData:
 
     @property
     def runs(self) -> list[RunData]:
-        """The runs of `rows`, without runs whose folders are not known."""
+        """The runs of `rows`, except rows whose run folder is not known."""
         return [row.run for row in self.rows if row.run]
 
     @cached_property
     def analyses(self) -> dict[str, pd.DataFrame]:
-        """The tables of analyses by name, without those of runs not in `rows`, which an earlier comparison left."""
+        """The tables of analyses by name, except those of an earlier comparison, whose runs are not all in `rows`."""
         names = {row.name for row in self.rows}
         paths = {name: self.folder / f"{name}.csv" for name in _ANALYSES}
         tables = {name: _read_table(path) for name, path in paths.items() if path.is_file()}
@@ -186,7 +186,7 @@ def run_row(run: RunData) -> NetworkRow:
 
 
 def validated_architecture(search: RunData) -> str | None:
-    """Return the architecture that a search validated at its end if derive chose another one, else `None`."""
+    """Return the architecture that a search validated at its end; `None` before, or if derive chose the same one."""
     if search.summary is None:
         return None
     final = search.summary.arch
@@ -241,9 +241,9 @@ def _contents(path: Path) -> set[str]:
 
 
 def _refuse_links(folder: Path) -> None:
-    """Raise `ParnasError` if a file to be read is a link that leaves its folder or is not a regular file.
+    """Raise `ParnasError` if a file of a comparison or study is a link that leads out of `folder`, or no regular file.
 
-    Only files of comparisons and studies are checked here; `Run` checks the files of runs.
+    `Run` checks the files of runs.
     """
     for path in (*(folder / name for name in (COMPARISON, BASELINES, FRONT)), *analysis_files(folder)):
         refuse_outside_link(path, folder)
@@ -252,7 +252,7 @@ def _refuse_links(folder: Path) -> None:
 
 
 def _read_run(run: Run, name: str) -> RunData:
-    """Read the files of a run; files that it has not written yet may be missing."""
+    """Read the files of a run; files that the run has not written yet may be missing."""
     metrics = run.metrics() if (run.folder / METRICS).is_file() else []
     summary = run.summary() if run.finished() else None
     data = RunData(run, name, run.kind(), run.config(), run.environment(), metrics, summary)

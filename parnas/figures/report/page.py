@@ -1,4 +1,4 @@
-"""The report of runs: `report.html`, one file that loads nothing else and runs no script but its own.
+"""The report of runs: `report.html`, a single file that contains its script and pictures and loads no other file.
 
 Its Content-Security-Policy allows no request and no script but its own, identified by a hash. Every text from a run
 folder is escaped, by Jinja (JSON included) or by the XML writer of the charts.
@@ -89,7 +89,7 @@ def _template(data: ReportData) -> Any:
 
 
 def _content(data: ReportData) -> dict[str, Any]:
-    """Return the values that the template needs, by name, except `players`, the animations."""
+    """Return the values that the page template needs, by name; only `players`, the animations, are added later."""
     script, style = (
         resources.files("parnas.figures.report").joinpath("templates", name).read_text(encoding="utf-8")
         for name in ("report.js", "report.css")
@@ -132,7 +132,7 @@ def _layer_names(data: ReportData) -> list[str]:
 
 
 def _tiles(arch: Architecture | str, most: int, colours: dict[str, str]) -> list[tuple[str, str]]:
-    """Return a tile, layer name and colour, for each block; of more than `most` blocks, `…` replaces the middle ones.
+    """Return (layer name, colour) for each block; if there are more than `most` blocks, `…` replaces the middle ones.
 
     The list is empty for a text that is not an architecture.
     """
@@ -144,7 +144,7 @@ def _tiles(arch: Architecture | str, most: int, colours: dict[str, str]) -> list
 
 
 def _common_settings(runs: Sequence[RunData]) -> str:
-    """Return the corpus, tokenizer, device and precision as one text; each only if all runs have the same."""
+    """Return corpus, tokenizer, device and precision as one text, without values that differ between the runs."""
     values = (
         {Path(hide(run.config.data.corpus)).name for run in runs},
         {f"{run.config.data.tokenizer.kind} tokens" for run in runs},
@@ -167,7 +167,7 @@ def _curve_notes(runs: Sequence[RunData]) -> list[str]:
 
 
 def _explain_absence(data: ReportData) -> str:
-    """Return the sentence that a section without runs shows: why there are none, and what to give."""
+    """Return a sentence for a section without runs: why there are none, and which folders to give."""
     if not data.comparisons:
         return "No run is among the folders given here; give run folders too."
     return "The run folders that the comparison names do not exist any more; give their new folders, too."

@@ -32,7 +32,7 @@ _MOST_LISTED = 8  # blocks of a layer that a sentence lists one by one
 
 
 class _MeasureCard(NamedTuple):
-    """A measure of the derived network beside that of the interleaved network, as texts."""
+    """A measure, such as latency, of the derived network and of the interleaved network, as texts."""
 
     title: str
     value: str
@@ -43,7 +43,7 @@ class _MeasureCard(NamedTuple):
 
 @dataclass(frozen=True)
 class _SearchResult:
-    """The outcome of one search in words and cards."""
+    """The outcome of one search: sentences, and a card per measure."""
 
     name: str
     architecture: Architecture
@@ -104,7 +104,7 @@ def shared_perplexity(rows: Sequence[Mapping[str, float]], runs: Sequence[RunDat
 
 
 def _compare(result: _SearchResult, search: RunData, data: ReportData) -> None:
-    """Add to `result` how the derived network differs from the interleaved one, if possible of the same depth."""
+    """Add to `result` how the derived network differs from the interleaved network, if possible of the same depth."""
     blocks = len(result.architecture)
     tables = _trained_networks(search, data)
     derived = [_find(rows, result.architecture) for rows in tables]
@@ -135,7 +135,7 @@ def _compare(result: _SearchResult, search: RunData, data: ReportData) -> None:
 
 
 def _trained_networks(search: RunData, data: ReportData) -> list[list[NetworkRow]]:
-    """Return lists of discrete networks trained on the search's text: one per comparison, then the finished runs."""
+    """Return discrete networks trained on the search's text: a list per comparison, then one of the finished runs."""
     comparisons = [each.rows for each in data.comparisons if all(run.text == search.text for run in each.runs)]
     alone = [run_row(run) for run in data.runs if run.text == search.text and run.summary]
     return [[row for row in rows if row.network == "discrete"] for rows in (*comparisons, alone)]
@@ -152,8 +152,8 @@ def _interleaved(depth: int) -> Architecture:
 def _interleaved_depth(derived: Architecture, tables: Sequence[Sequence[NetworkRow]]) -> int:
     """Return the number of blocks of the interleaved network with which the derived network is compared.
 
-    It is that of the derived network, except if all interleaved networks in `tables` have other numbers of blocks:
-    then it is the largest of those.
+    This is the derived network's number of blocks if `tables` has an interleaved network of that depth, or none at
+    all; else the largest depth of the interleaved networks in `tables`.
     """
     networks = {drop_identity(parse_architecture(row.arch) or ()) for rows in tables for row in rows}
     others = networks - {(), drop_identity(derived)}
@@ -162,7 +162,7 @@ def _interleaved_depth(derived: Architecture, tables: Sequence[Sequence[NetworkR
 
 
 def _add_measures(result: _SearchResult, derived: NetworkRow, other: NetworkRow, name: str) -> None:
-    """Add a card for each measure that both networks have, and sentences on perplexity and latency."""
+    """Add to `result` a card for each measure of `derived` and `other`, and sentences on perplexity and latency."""
     key = shared_perplexity([derived.figures, other.figures], [row.run for row in (derived, other) if row.run])
     measures = list(_COSTS)
     if key is None:

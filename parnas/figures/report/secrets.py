@@ -56,10 +56,10 @@ def hide_command(words: Sequence[str]) -> str:
 
 
 def _hide_after(pattern: re.Pattern[str], text: str) -> str:
-    """Replace the value after each secret's name that `pattern` finds by `***`.
+    """Replace by `***` the value after each name of a secret that `pattern` finds.
 
-    A quoted value ends at its closing quote. Any other value ends at the end of the line if it follows a colon, else at
-    the end of the word.
+    A quoted value ends at its closing quote, a value after a colon at the end of the line, any other value at the end
+    of the word.
     """
     parts, at = [], 0
     for name in pattern.finditer(text):

@@ -29,7 +29,7 @@ class _TableColumn(NamedTuple):
         key: Key of the value in `NetworkRow.figures`.
         title: Heading.
         form: Format of the value.
-        divisor: Number that the value is divided by, for another unit.
+        divisor: Number by which the value is divided, such as 60 to show seconds as minutes.
         minor: Whether the page leaves the column out when it is printed, as paper is too narrow for all columns.
     """
 
@@ -116,7 +116,7 @@ def _plain_table(comparison: ComparisonData) -> _NetworkTable:
 
 
 def _protocol_table(comparison: ComparisonData, protocol: str) -> _NetworkTable:
-    """Return the table of one protocol other than plain; its figures are not comparable with other tables."""
+    """Return the table of an evaluation protocol other than plain; its values are not comparable with other tables."""
     rows = [row for row in comparison.others if row.evaluation == protocol]
     figures = [{key: row.figures[key] for key in row.figures.keys() & _PROTOCOL_KEYS} for row in rows]
     notes = ["Figures of this evaluation protocol are comparable within this table, but not with other tables."]
@@ -148,7 +148,7 @@ def _split(comparison: ComparisonData) -> str:
 
 
 def _table(caption: str, rows: Sequence[NetworkRow], notes: Sequence[str]) -> _NetworkTable:
-    """Return a table of the columns with a value in some row; `_LENGTHS` that are equal in all rows become a note."""
+    """Return a table of columns with a value in some row; a note replaces `_LENGTHS` that are equal in all rows."""
     present = [column for column in _COLUMNS if any(column.key in row.figures for row in rows)]
     equal = [c for c in present if c.key in _LENGTHS and len({row.figures.get(c.key) for row in rows}) == 1]
     columns = [column for column in present if column not in equal]
@@ -164,7 +164,7 @@ def _table(caption: str, rows: Sequence[NetworkRow], notes: Sequence[str]) -> _N
 
 
 def _divisors(rows: Sequence[NetworkRow]) -> list[str]:
-    """Return a note on the counts of tokens, words and bytes that the perplexities are normalised by, if known."""
+    """Return a note on the counts of tokens, words and bytes that normalise the perplexities; empty if not known."""
     parts = []
     for key, divisor in _DIVISORS.items():
         counts = sorted({row.figures[divisor] for row in rows if key in row.figures and divisor in row.figures})
@@ -178,7 +178,7 @@ def _divisors(rows: Sequence[NetworkRow]) -> list[str]:
 
 
 def read_analyses(comparisons: Sequence[ComparisonData]) -> list[_Analysis]:
-    """Read the analyses in the folders of comparisons; pictures above `_PICTURE_BYTES` in total are left out."""
+    """Read the analyses in the folders of comparisons, with pictures of up to `_PICTURE_BYTES` in total."""
     room = _PICTURE_BYTES
     analyses = []
     for comparison in comparisons:
@@ -203,7 +203,7 @@ def _attention_shares(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _short(text: str) -> str:
-    """Return a number with four significant digits; leave integers and other texts as they are."""
+    """Return the text of a number rounded to four significant digits; return integers and other texts unchanged."""
     try:
         value = drawable(float(text))
     except ValueError:
