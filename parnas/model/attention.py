@@ -98,9 +98,9 @@ class SelfAttention(ResidualLayer):
             keys: keys and values [B, K, 2·H·E].
             context: distances and biases.
             window: with `same_length`, a query sees only the keys that are less than `window` tokens before it.
-            far_keys: number C of compressed positions among the keys, which come first; their sinusoids are in
-                `context.far`.
-            step: number of tokens between two neighbouring compressed positions.
+            far_keys: number C of compressed positions with distances of their own: the first C keys. The sinusoids of
+                these distances are in `context.far`.
+            step: number of tokens from one compressed position to the next.
         """
         u, v = (context.u, context.v) if self.u is None else (self.u, self.v)
         near_keys = keys.shape[1] - far_keys
@@ -126,7 +126,7 @@ class SelfAttention(ResidualLayer):
         return change, weights
 
     def multiply_adds(self, tgt_len: int, reach: Reach) -> float:
-        """Return multiply-adds per token; masked scores count, and distances are projected once per segment."""
+        """Return multiply-adds per token: scores of masked keys included, distances projected once per segment."""
         d_model, inner, keys = self.query.in_features, self.query.out_features, tgt_len + reach.mem_len
         # Query, key, value and output matrices; position matrix; content scores, position scores and weighted sum.
         return 4 * d_model * inner + d_model * inner * keys / tgt_len + 3 * keys * inner
@@ -144,7 +144,7 @@ def relative_biases(config: ModelConfig) -> tuple[nn.Parameter, nn.Parameter]:
 
 
 def in_product_dtype(x: Tensor) -> Tensor:
-    """Cast `x` to the dtype of its matrix products: the dtype of autocast if that is enabled, else unchanged."""
+    """Return `x` in the dtype of autocast, in which its matrix products run; unchanged if autocast is disabled."""
     return x.to(fused.product_dtype(x))
 
 
@@ -152,7 +152,8 @@ def in_product_dtype(x: Tensor) -> Tensor:
 def _beyond_window(tgt_len: int, near_keys: int, far_keys: int, step: int, window: int, device: torch.device) -> Tensor:
     """Return a mask [T, K], true for keys that are `window` tokens or more before the query.
 
-    The first `far_keys` keys are compressed positions, `step` tokens apart; the others are one token apart.
+    The first `far_keys` keys are compressed positions, `step` tokens apart; the `near_keys` after them are one token
+    apart.
     """
     # Distances from the first query; each later query adds 1. A compressed key counts by the mean of its `step` tokens.
     near = torch.arange(near_keys - tgt_len, -tgt_len, -1, device=device)

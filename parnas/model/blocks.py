@@ -39,7 +39,7 @@ class BlockOutput(NamedTuple):
 
 
 def add_up(losses: Iterable[Tensor | None]) -> Tensor | None:
-    """Return the sum of the losses that are not `None`, a scalar; `None` if all are `None`."""
+    """Return the sum of `losses`, a scalar, without those that are `None` (no loss); `None` if all are `None`."""
     terms = [loss for loss in losses if loss is not None]
     return torch.stack(terms).sum() if terms else None
 
@@ -79,7 +79,7 @@ class Block(nn.Module):
         return memory
 
     def key_lengths(self, memory: BlockMemory) -> KeyLengths:
-        """Return the number of positions in `memory` that the block attends to."""
+        """Return the number of plain and of compressed positions in `memory` that the block attends to."""
         return KeyLengths(memory.shape[1]) if isinstance(memory, Tensor) else KeyLengths()
 
     def memory_tokens(self, reach: Reach) -> int:
@@ -87,14 +87,15 @@ class Block(nn.Module):
         return reach.mem_len if self.uses_memory else 0
 
     def look_back(self, reach: Reach, tgt_len: int) -> int:  # noqa: ARG002
-        """Return how many tokens before a segment (of `tgt_len` tokens) the block's output for it depends on."""
+        """Return how many tokens before a segment of `tgt_len` tokens can influence the block's output for it."""
         return self.memory_tokens(reach)
 
     def multiply_adds(self, tgt_len: int, reach: Reach) -> float:
         """Return the multiply-adds per token of the matrix products in inference, at batch size 1 with full memory.
 
-        Keys and values of memory are cached, so they do not count. This method runs a layer from `make_layer` and
-        counts its matrix products and convolutions; built-in layers override it by a formula.
+        Keys and values of memory are cached, so their computation does not count. This method runs a copy of the layer,
+        which `make_layer` must have created, and counts its matrix products and convolutions; built-in layers override
+        it with a formula.
         """
         from torch.utils.flop_counter import FlopCounterMode
 
@@ -119,7 +120,7 @@ class Block(nn.Module):
 
 
 class ResidualLayer(Block):
-    """A layer that returns x + transform(x), with LayerNorm before the transformation (pre) or after the sum (post)."""
+    """A layer that returns x + transform(LayerNorm(x)) with `norm: pre`, or LayerNorm(x + transform(x)) with `post`."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -128,7 +129,7 @@ class ResidualLayer(Block):
         self.pre_norm = config.norm == "pre"
 
     def forward(self, x: Tensor, memory: BlockMemory, context: Context) -> BlockOutput:
-        """Return the layer's output for `x` [B, T, D]; `memory` [B, M, D] holds its inputs at earlier positions."""
+        """Return the layer's output for `x` [B, T, D]; `memory` [B, M, D] holds the layer's earlier inputs."""
         inputs = None if memory is None else self.normed(memory)
         hidden = self.joined(x, self.transform(self.normed(x), inputs, context))
         return BlockOutput(hidden, self.skip(x, memory, context))
@@ -146,6 +147,6 @@ class ResidualLayer(Block):
         return normed
 
     def joined(self, x: Tensor, change: Tensor) -> Tensor:
-        """Return the residual sum of `x` and `change`, to which dropout is applied; normalised with `norm: post`."""
+        """Return x + dropout(change), the residual connection; with `norm: post` the LayerNorm of this sum."""
         result: Tensor = x + self.dropout(change)
         return result if self.pre_norm else cast(Tensor, self.layer_norm(result))

@@ -33,7 +33,7 @@ from parnas.model.memory import BlockMemory, KeyLengths, join
 
 
 class _Compressor(nn.Module):
-    """Compresses memory [B, N, D] to [B, N / R, D] (Rae et al. 2020, section 3.1)."""
+    """Compresses positions of memory [B, N, D] to [B, N / R, D], R = `ratio` (Rae et al. 2020, section 3.1)."""
 
     trained = False  # whether it has parameters
     needs_usage = False  # whether it selects positions by the attention that they received
@@ -44,14 +44,14 @@ class _Compressor(nn.Module):
         self.ratio, self.width = config.memory.ratio, config.d_model
 
     def forward(self, old: Tensor, usage: Tensor | None = None) -> Tensor:
-        """Compress `old`; compressors with `needs_usage` also get the attention that each position received, [B, N]."""
+        """Compress `old`; `usage` [B, N], given if `needs_usage`, is the attention that each position received."""
         raise NotImplementedError
 
     def initialise(self) -> None:
         """Set the initial weights, if the compressor has any; called when the network is created."""
 
     def grouped(self, old: Tensor) -> Tensor:
-        """Return the positions in groups of R neighbours, [B, N / R, R, D]."""
+        """Return the positions `old` [B, N, D] in groups of R neighbours, [B, N / R, R, D]."""
         groups: Tensor = old.unflatten(1, (-1, self.ratio))
         return groups
 
@@ -73,7 +73,7 @@ class _MeanPool(_Compressor):
 
 
 class _Convolution(_Compressor):
-    """Compress by a convolution of width and stride R, initialised as the mean."""
+    """Compress by a convolution of width R and stride R, initialised as the mean."""
 
     trained = True
 
@@ -97,7 +97,7 @@ class _Convolution(_Compressor):
 
 
 class _DilatedConvolution(_Convolution):
-    """Compress by a convolution of width R and stride R over every second position, so that windows overlap by half.
+    """Compress by a convolution of width R, stride R and dilation 2, so that neighbouring windows overlap by half.
 
     Windows that extend beyond the positions to compress are padded with zeros.
     """
@@ -113,7 +113,7 @@ class _DilatedConvolution(_Convolution):
 
 
 class _MostUsed(_Compressor):
-    """Keep the N / R positions that received the most attention of the N that leave memory, unchanged and in order."""
+    """Keep, unchanged and in order, those N / R of the N positions that received the most attention."""
 
     needs_usage = mixes_groups = True
 
@@ -134,7 +134,7 @@ COMPRESSORS: dict[str, type[_Compressor]] = {
 
 
 class Compression(nn.Module):
-    """A compressor and, with `memory.loss: autoencode`, the decoder that reconstructs its input to train it."""
+    """A compressor and, with `memory.loss: autoencode`, the decoder that reconstructs the compressor's input."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -215,7 +215,7 @@ class CompressiveAttention(SelfAttention):
         return BlockOutput(self.joined(x, change), new_memory, loss, weights)
 
     def skip(self, x: Tensor, memory: BlockMemory, context: Context) -> BlockMemory:
-        """Return the memory that `forward` would return; computes attention only if the compressor needs it."""
+        """Return the memory that `forward` would return; without attention, unless the compressor has `needs_usage`."""
         with torch.no_grad():
             if self.compression.compressor.needs_usage:
                 return self(x, memory, context).memory
@@ -225,10 +225,10 @@ class CompressiveAttention(SelfAttention):
             return self._push(join(inputs, x.detach()), keys, compressed, None, context.reach)[0]
 
     def prepare(self, memory: BlockMemory, reach: Reach) -> BlockMemory:
-        """With the loss `bptt`, compress the positions that the step before pushed out of the last `mem_len`.
+        """Return the memory to pass to `forward`: with `memory.loss: bptt`, compress what is older than `mem_len`.
 
-        This step attends to the result, so the gradient of its loss reaches the compressor. With another loss, return
-        `memory` unchanged: `forward` has compressed them.
+        The step that follows attends to the compressed positions, so the gradient of its loss trains the compressor.
+        With another loss `memory` is returned unchanged, since `forward` has already compressed these positions.
         """
         inputs, keys, compressed = memory or _CompressiveMemory()
         leaving = 0 if inputs is None else self._leaving(inputs.shape[1], reach)
@@ -240,7 +240,7 @@ class CompressiveAttention(SelfAttention):
         return _CompressiveMemory(inputs[:, leaving:], keys, _queue(compressed, new, reach))
 
     def key_lengths(self, memory: BlockMemory) -> KeyLengths:
-        """Return the number of positions in memory and in compressed memory."""
+        """Return the number of positions in memory and the number in compressed memory."""
         inputs, _, compressed = memory or _CompressiveMemory()
         return KeyLengths(*(0 if part is None else part.shape[1] for part in (inputs, compressed)))
 
@@ -249,7 +249,7 @@ class CompressiveAttention(SelfAttention):
         return reach.mem_len + self.ratio * reach.cmem_len
 
     def look_back(self, reach: Reach, tgt_len: int) -> int:
-        """Return how many tokens before a segment (of `tgt_len` tokens) the layer's output for it depends on."""
+        """Return how many tokens before a segment of `tgt_len` tokens can influence the layer's output for it."""
         if not reach.cmem_len:
             return reach.mem_len
         # Up to R - 1 positions may wait in memory. A compressor that mixes groups also depends on what left memory
@@ -257,7 +257,10 @@ class CompressiveAttention(SelfAttention):
         return self.memory_tokens(reach) + self.ratio - 1 + (tgt_len if self.compression.compressor.mixes_groups else 0)
 
     def multiply_adds(self, tgt_len: int, reach: Reach) -> float:
-        """Return multiply-adds per token with both memories full, compression included, as if R divided T."""
+        """Return multiply-adds per token, compression included, with memory and compressed memory full.
+
+        The formula assumes that `tgt_len` is a multiple of the ratio R.
+        """
         d_model, inner = self.query.in_features, self.query.out_features
         plain, slots = tgt_len + reach.mem_len, reach.cmem_len
         # With distances in slots there is one per key; in tokens the C positions need R (C - 1) + T of their own.
@@ -273,16 +276,16 @@ class CompressiveAttention(SelfAttention):
     def _push(
         self, inputs: Tensor, keys: Tensor | None, compressed: Tensor | None, usage: Tensor | None, reach: Reach
     ) -> tuple[_CompressiveMemory, Tensor | None]:
-        """Compress the N oldest positions of memory, those that leave it; return the new memory and the result.
+        """Compress the N oldest positions of `inputs`, which leave memory.
 
-        The result of the compression is [B, N / R, D], or `None` if nothing was compressed.
+        Return the new memory, and the compressed positions [B, N / R, D], or `None` if nothing was compressed.
 
         Args:
             inputs: [B, P + T, D], memory with the segment appended.
             keys: [B, P + T, 2·H·E], keys and values of `inputs`, in inference only.
-            compressed: compressed memory before, as in `_CompressiveMemory`.
-            usage: [B, N], the attention that the leaving positions received, if the compressor needs it.
-            reach: lengths of the memories.
+            compressed: compressed memory so far, as in `_CompressiveMemory`.
+            usage: [B, N], the attention that the N positions received; `None` if the compressor does not need it.
+            reach: lengths of memory and compressed memory.
         """
         compressor, leaving = self.compression.compressor, self._leaving(inputs.shape[1], reach)
         slots = None if compressed is None else compressed.detach()
@@ -304,9 +307,9 @@ class CompressiveAttention(SelfAttention):
         """Return the auxiliary loss of the compressor, a scalar mean squared error (algorithm 2).
 
         With `memory.loss: attention`, the queries attend by content, once to the N oldest positions of `inputs` and
-        once to their compressed form `new`; the loss is the error between the two results. With `autoencode` it is the
-        error of reconstructing the N positions. Only `new` carries a gradient: the loss trains the compressor, and must
-        not teach the network to make its states easier to compress.
+        once to their compressed form `new`; the loss is the error between the two results. With `autoencode` the loss
+        is the error of reconstructing the N positions from `new`. Only `new` carries a gradient: the loss trains the
+        compressor, and must not teach the network to make its states easier to compress.
 
         Args:
             inputs: [B, P + T, D], memory with the segment appended.
@@ -336,12 +339,12 @@ class CompressiveAttention(SelfAttention):
         return read.to(fused.sum_dtype(read.dtype))
 
     def _leaving(self, positions: int, reach: Reach) -> int:
-        """Return N, the number of `positions` to compress: the whole groups of R before the last `mem_len`."""
+        """Return N, how many of `positions` positions to compress: all whole groups of R before the last `mem_len`."""
         return max(0, positions - reach.mem_len) // self.ratio * self.ratio
 
 
 def _queue(compressed: Tensor | None, new: Tensor, reach: Reach) -> Tensor:
-    """Append `new` to the compressed positions, and return the newest `cmem_len` of them, [B, C, D]."""
+    """Append `new` to `compressed`, and return the newest `cmem_len` positions, [B, C, D]."""
     return join(compressed, new)[:, -reach.cmem_len :]
 
 
@@ -349,8 +352,8 @@ def _usage(weights: Tensor, positions: int) -> Tensor:
     """Return the mean attention that each of the oldest `positions` of memory and segment received, [B, positions].
 
     The mean is over heads, and over the queries that could see the position. `weights` [H, B, T, P + T] is the
-    attention to memory and segment. Each query's weights are rescaled to sum to 1, so that they do not depend on the
-    attention to compressed memory, and through the positions kept there on the whole text before.
+    attention to memory and segment. Each query's weights are rescaled to sum to 1: otherwise they would depend on the
+    attention to compressed memory, and so on the whole text before the segment.
     """
     tgt_len = weights.shape[2]
     memory = weights.shape[3] - tgt_len  # P

@@ -53,7 +53,7 @@ def _import_file(path: Path) -> None:
         return
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise ParnasError("the name of a Python file must end in .py.")
+        raise ParnasError("this is not the name of a Python file; give the path of a file whose name ends in .py.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:

@@ -51,7 +51,7 @@ class Cutoffs(NamedTuple):
 def optimal_cutoffs(
     counts: ArrayLike, clusters: int, d_model: int, dims: Sequence[int], head_share: float = HEAD_SHARE
 ) -> Cutoffs:
-    """Return the cutoffs of least cost, under the condition that the first clusters hold most of the text.
+    """Return the cutoffs of fewest multiply-adds among those whose head holds at least `head_share` of the tokens.
 
     Args:
         counts: Number of occurrences of each word, [V], in descending order.
@@ -60,10 +60,10 @@ def optimal_cutoffs(
         dims: Width of every cluster, the head's (`d_model`) first, as `ModelConfig.softmax_dims()` gives them.
         head_share: Least share of the tokens in the head, and of the remaining tokens in each further cluster but the
             last: the first k clusters together hold at least a share of 1 - (1 - head_share)^k. If the vocabulary is
-            too small for that, each later cluster holds one word. 0 sets no bound.
+            too small for this share, each later cluster holds one word. 0 sets no lower bound.
 
     Raises:
-        ParnasError: The counts are not valid or not sorted, or `clusters` or `dims` does not fit them.
+        ParnasError: The counts are not valid or not sorted, or `clusters` or `dims` does not fit the counts.
     """
     mass = _cumulative_mass(counts)
     words = len(mass) - 1
@@ -91,12 +91,13 @@ def optimal_cutoffs(
 
 
 def _add_cluster(best: _Floats, mass: _Floats, d_model: int, width: int) -> tuple[_Floats, _Indices]:
-    """Return best[k] of the module's docstring from `best`, which is best[k-1], and the last cut j of each minimum.
+    """Add one cluster: return the least cost of the first i words, and the last cut j with this cost, for each i.
 
-    Item i of each array, [V + 1], is for the first i words; `mass` is P, and `width` the width of the added cluster.
+    Item i of each array, [V + 1], is for the first i words: `best` is their least cost without the added cluster,
+    `mass` their probability. `width` is the width of the added cluster, which holds the words from j to i.
 
     The algorithm is divide and conquer, one level at a time: a level solves the i midway between those already solved.
-    The best j for such an i lies between the best j of its two neighbours, so that a level examines O(V) cuts.
+    The best j for such an i lies between the best j of the two i next to it, so that a level examines O(V) cuts.
     """
     words = len(best) - 1
     row = np.full(words + 1, np.inf)
@@ -115,10 +116,11 @@ def _add_cluster(best: _Floats, mass: _Floats, d_model: int, width: int) -> tupl
 def _cheapest_cut(
     best: _Floats, mass: _Floats, d_model: int, width: int, ends: _Indices, low: _Indices, high: _Indices
 ) -> tuple[_Floats, _Indices]:
-    """Return best[k][i] of the module's docstring for each i in `ends`, and the last cut j that gives this cost.
+    """Return for each i in `ends` the least cost of the first i words, and the start j of the last cluster.
 
-    For each i the cuts j from `low` to `high` are tried; of equally cheap cuts the first is returned. `best` is
-    best[k-1], `mass` is P, and `width` is e_k, the width of the cluster after the cut.
+    For each i the starts j from `low` to `high` are tried; of equally cheap ones the first is returned. `best` [V + 1]
+    is the least cost of the first j words without the last cluster, `mass` [V + 1] the probability of the first j
+    words, and `width` the width of the last cluster.
     """
     sizes = high - low + 1
     starts = np.cumsum(sizes) - sizes
@@ -131,7 +133,7 @@ def _cheapest_cut(
 
 
 def _cumulative_mass(counts: ArrayLike) -> _Floats:
-    """Return the probabilities of the first 0..V words together, [V + 1].
+    """Return the probability of the first i words together for each i from 0 to V, [V + 1].
 
     Raises:
         ParnasError: the counts are not valid or not in descending order.
@@ -152,13 +154,13 @@ def _cumulative_mass(counts: ArrayLike) -> _Floats:
 
 
 def _check_clusters(clusters: int, words: int, d_model: int, dims: Sequence[int]) -> None:
-    """Raise `ParnasError` if the words cannot fill the clusters, or `dims` does not fit them."""
+    """Raise `ParnasError` if there are fewer words than clusters, or `dims` does not fit the clusters."""
     if not 2 <= clusters <= words:
         raise ParnasError(
             f"{words} word(s) cannot fill {clusters} clusters; give 2 to {words} clusters, the head included."
         )
     if len(dims) != clusters or dims[0] != d_model or min(dims) < 1:
         raise ParnasError(
-            f"The widths {list(dims)} do not fit {clusters} clusters of a network {d_model} wide; give one positive "
-            f"width for each cluster, first {d_model} for the head."
+            f"The widths {list(dims)} do not fit {clusters} clusters of a network of width {d_model}; give one "
+            f"positive width for each cluster, first {d_model} for the head."
         )

@@ -71,20 +71,20 @@ def harden(gates: Tensor) -> Tensor:
 
 
 def _sample_one_hot(alpha: Tensor, tau: Tensor | float, generator: torch.Generator | None = None) -> Tensor:
-    """Return one-hot gates [N, C] sampled from pi, with the gradient of the soft weights at temperature `tau`."""
+    """Return one-hot gates [N, C] sampled from pi, with the gradient of the Gumbel-softmax at temperature `tau`."""
     # The sample itself is from pi at every temperature: tau scales all logits, and so only sharpens the gradient.
     return harden(gumbel_softmax(alpha, tau, generator))
 
 
 def make_path(weights: Tensor, probe: "Probe | None" = None) -> list[PathGate]:
-    """Return the gate of each block for a path given as one-hot weights [N, C]; the block of `probe` also runs that."""
+    """Return the gate of each block for the path of one-hot `weights` [N, C]; the probe's block runs the probe too."""
     probed = {} if probe is None else {probe.block: probe.candidate}
     rows = zip(weights.unbind(), weights.detach().argmax(dim=-1).tolist(), strict=True)
     return [PathGate(row, index, probed.get(block)) for block, (row, index) in enumerate(rows)]
 
 
 def drop_candidates(alpha: Tensor, p: float, generator: torch.Generator | None = None) -> Tensor:
-    """Return alpha [N, C] with each logit set to `ABSENT` with probability p.
+    """Return alpha [N, C] with each logit set to `ABSENT`, which removes the candidate, with probability p.
 
     A block that would lose all its candidates keeps all of them.
     """
@@ -119,7 +119,7 @@ class Estimator:
         loss_of_gates: Callable[[Gates], Tensor],
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """Return a scalar whose gradient with respect to `alpha` is the estimate from one held-out batch.
+        """Return a scalar whose gradient with respect to `alpha` estimates that of the loss on one held-out batch.
 
         `loss_of_gates` runs the network with the given gates on that batch, once for each call. For gates without
         gradient it returns the mean loss in nats per token; for gates with gradient it returns a scalar that has the
@@ -135,30 +135,30 @@ class Estimator:
         """Restore the state that `state_dict` stored, on `device`."""
 
     def select(self, path: Tensor) -> None:
-        """Receive the selected path, one-hot [N, C], once alpha is frozen; most estimators sample by pi as before."""
+        """Receive the selected path, one-hot [N, C], when alpha is frozen; by default ignore it and sample by pi."""
 
 
 class _Soft(Estimator):
-    """`soft`: the gates are the soft weights, and every candidate runs."""
+    """`soft`: the gates are a Gumbel-softmax sample, and every candidate runs."""
 
     def sample_gates(self, alpha: Tensor, tau: Tensor | float, generator: torch.Generator | None = None) -> Gates:
-        """Sample the soft weights softmax((alpha + g) / tau), [N, C], with Gumbel noise g."""
+        """Sample the gates softmax((alpha + g) / tau), [N, C], with Gumbel noise g."""
         return gumbel_softmax(alpha, tau, generator)
 
 
 class _StraightThrough(Estimator):
-    """`straight_through`: one-hot gates with the gradient of the soft weights; every candidate runs."""
+    """`straight_through`: one-hot gates with the gradient of the Gumbel-softmax; every candidate runs."""
 
     one_hot = True
 
     def sample_gates(self, alpha: Tensor, tau: Tensor | float, generator: torch.Generator | None = None) -> Gates:
-        """Sample one-hot gates [N, C], which pass the gradient of the soft weights to alpha."""
+        """Sample one-hot gates [N, C], which pass the gradient of the Gumbel-softmax to alpha."""
         # A tensor, not a path: every candidate runs, since the gradient of its gate needs its output.
         return _sample_one_hot(alpha, tau, generator)
 
 
 class _Gdas(Estimator):
-    """`gdas`: one-hot gates with the gradient of the soft weights; only the chosen candidate of each block runs."""
+    """`gdas`: one-hot gates with the gradient of the Gumbel-softmax; only the chosen candidate of each block runs."""
 
     one_hot = True
 
@@ -171,9 +171,9 @@ class _Gdas(Estimator):
 class ProbedSinglePath(Estimator):
     """`single_path`: one candidate per block runs, and in one block a second one, the probe.
 
-    The gradient of gate c is <d loss / d output, output_c - x>. It is known for the chosen candidate, which ran, and
-    0 for identity, whose output is x. The state is `means` [N, C]: for each gate the running mean of the
-    gradients observed when its candidate was the probe.
+    The gradient of gate c is <d loss / d output, output_c - x>, where candidate c maps the block's input x to output_c.
+    It is known for the chosen candidate, which ran, and 0 for identity, whose output is x. The state is `means` [N, C]:
+    for each gate the running mean of the gradients observed when its candidate was the probe.
     """
 
     one_hot = True
@@ -183,7 +183,7 @@ class ProbedSinglePath(Estimator):
         self.means = torch.zeros(blocks, len(self.space))
 
     def sample_gates(self, alpha: Tensor, tau: Tensor | float, generator: torch.Generator | None = None) -> Gates:
-        """Sample a path and, if `alpha` requires a gradient, the probe."""
+        """Sample a path and, if `alpha` requires a gradient, the probe: a second candidate to run in one block."""
         hard = _sample_one_hot(alpha, tau, generator)
         chosen: list[int] = hard.detach().argmax(dim=-1).tolist()
         probe = None
@@ -209,7 +209,8 @@ class ProbedSinglePath(Estimator):
     def _sample_probe(self, chosen: list[int], generator: torch.Generator | None) -> "Probe | None":
         """Draw the probe: uniformly a block with unobserved candidates, then uniformly one of these candidates.
 
-        `chosen` is the index of the candidate that runs in each block. Return `None` if no block has an unobserved one.
+        `chosen` is the index of the candidate that runs in each block. Return `None` if no block has an unobserved
+        candidate.
         """
         open_blocks = [
             (block, unobserved) for block, index in enumerate(chosen) if (unobserved := self.unobserved(block, index))
@@ -247,7 +248,7 @@ class ProbedSinglePath(Estimator):
 
 
 class Probe(NamedTuple):
-    """A second candidate of one block, which runs forward only, and the probability with which it was drawn."""
+    """A second candidate of one block, which runs without a backward pass, and the probability of drawing it."""
 
     block: int  # index of the block
     candidate: int  # index of the candidate
@@ -257,8 +258,8 @@ class Probe(NamedTuple):
 class UniformPath(Estimator):
     """`uniform`: the weights train on uniformly sampled paths, alpha on held-out text.
 
-    The linear model: a path z, one-hot rows flattened to [N·C], has the loss <w, z> + a term that depends only on the
-    text. Two paths on the same text give x = z1 - z2 and y = loss1 - loss2, without that term; from many such pairs,
+    The linear model: a path z, one-hot rows flattened to [N·C], has the loss <w, z> + a term that depends on the text
+    alone. Two paths on the same text give x = z1 - z2 and y = loss1 - loss2, without this term. From many such pairs,
     ridge regression finds w [N·C] by the normal equations (sum x xᵀ + ridge · I) w = sum x y. The state is the two
     sums: `gram` [N·C, N·C] and `moment` [N·C]. With each new pair they are multiplied by `forgetting` < 1, since old
     losses were measured with old shared weights.
@@ -302,7 +303,7 @@ class UniformPath(Estimator):
         loss_of_gates: Callable[[Gates], Tensor],
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """Fit the linear model to one more pair of paths; return its expected loss under pi, up to a constant."""
+        """Fit the linear model to a new pair of paths; return the model's expected loss under pi, up to a constant."""
         with torch.no_grad():
             # 1. Evaluate two paths sampled by pi on one text: how hard the text is cancels in the difference, whose
             #    noise is far below that of either loss.
@@ -315,11 +316,11 @@ class UniformPath(Estimator):
         return (alpha.softmax(dim=-1) * (self.contributions() + 0 * difference)).sum()
 
     def observe(self, paths: Tensor, losses: Tensor) -> None:
-        """Add a pair of paths to the linear fit.
+        """Add a pair of paths, evaluated on the same text, to the linear fit.
 
         Args:
-            paths: difference of the one-hot paths, [N, C].
-            losses: difference of their losses in nats per token, a scalar.
+            paths: difference of the two one-hot paths, [N, C].
+            losses: difference of the two paths' losses in nats per token, a scalar.
         """
         self.gram, self.moment = self.gram.to(paths), self.moment.to(paths)
         x = torch.where(losses.isfinite(), paths.flatten(), 0.0)  # [N·C] of -1, 0, 1; all zero adds nothing
@@ -358,5 +359,5 @@ ESTIMATORS: dict[str, type[Estimator]] = {
 
 
 def arch_batch_size(estimator: str, rows: int) -> int:
-    """Return the batch size of architecture steps on held-out text, given that of weight steps (`rows`)."""
+    """Return the batch size of architecture steps on held-out text, given `rows`, the batch size of weight steps."""
     return max(1, rows // ESTIMATORS[estimator].arch_batch_divisor)

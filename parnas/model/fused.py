@@ -24,7 +24,7 @@ _Make = TypeVar("_Make", bound=Callable[..., Tensor])
 
 
 def cache_tensors(make: _Make) -> _Make:
-    """Decorate a function that creates a tensor, to cache its results by arguments; do not change them in place."""
+    """Decorate a function that creates a tensor: cache its results by arguments. Do not change results in place."""
     cached = lru_cache(maxsize=32)(make)
 
     @wraps(make)
@@ -44,7 +44,7 @@ class Attended(NamedTuple):
 
 
 class Far(NamedTuple):
-    """Describe the far keys: the first C keys, of compressed memory, where neighbours are `step` tokens apart."""
+    """The far keys: the first C keys, those of compressed memory, each `step` tokens from the next."""
 
     position: Tensor  # [L, H, E] projected sinusoids of L distances, each smaller by 1 than the one before
     keys: int  # C
@@ -70,7 +70,7 @@ def relative_attention(
         u: content bias [H, E].
         v: position bias [H, E].
         dropout: probability of dropping an attention weight.
-        far: the C far keys of compressed memory, if any; `position` is then for the other keys only, [K - C, H, E].
+        far: the C far keys of compressed memory, if any; `position` [K - C, H, E] is then for the remaining keys.
         masked: mask [T, K], true where a query must not see a key; keys after the query are always masked.
     """
     fields = (None, 0, 1) if far is None else far
@@ -91,7 +91,7 @@ def linear_cross_entropy(
         weight: [V, E].
         bias: [V].
         targets: [N].
-        smoothing: s, the part of the target probability that label smoothing spreads evenly over all V.
+        smoothing: s, the part of the target probability that label smoothing spreads evenly over all V symbols.
     """
     # Inside an autograd function the grad mode is always off, so `forward` looks at `needs_input_grad` instead, which
     # knows nothing of `no_grad`: detached inputs tell it that no gradient will be asked for.
@@ -111,9 +111,9 @@ class _RelativeAttention(torch.autograd.Function):
     """softmax(((q + u) kᵀ + shift((q + v) rᵀ)) / √E), masked, times the values, for all heads (Dai et al. 2019, §3.3).
 
     The relative shift. (q + v) rᵀ has one column per *distance*, K - 1 … 0; softmax needs one column per *key*. The
-    query in row t of T stands at position M + t, so its distance to key k is M + t - k, and the score of this distance
-    is in column T - 1 - t + k. So each row has to be shifted left by one less than the row above. For T = 3, M = 1,
-    with a … d the scores of distances 3 … 0:
+    query in row t of T follows M memory positions, so it is at position M + t, its distance to key k is M + t - k, and
+    the score of this distance is in column T - 1 - t + k. So each row has to be shifted left by one less than the row
+    above. For T = 3, M = 1, with a … d the scores of distances 3 … 0:
 
         by distance      by key (x: after the query, to be masked)
         a b c d          c d x x
@@ -142,7 +142,7 @@ class _RelativeAttention(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         """Return values and weights as in `Attended`; arguments as for `relative_attention`.
 
-        `far`, `far_keys` and `step` are the fields `position`, `keys` and `step` of its argument `far`.
+        `far`, `far_keys` and `step` are the fields `position`, `keys` and `step` of a `Far`.
         """
         batch, tgt_len, heads, width = query.shape
         keys, near_keys, scale = key_value.shape[1], len(position), 1 / math.sqrt(width)
@@ -227,7 +227,8 @@ def _shift_view(by_distance: Tensor, keys: int, step: int = 1) -> Tensor:
     """Return scores by key as a view of contiguous scores by distance (the relative shift).
 
     Entry [n, t, k] of the view [N, T, keys] is entry [n, t, T - 1 - t + k · step] of `by_distance` [N, T, L], whose
-    distances fall by 1 per column. Entries of keys after the query are meaningless: see `_RelativeAttention`.
+    distances fall by 1 per column; keys are `step` tokens apart. Entries of keys after the query are meaningless: see
+    `_RelativeAttention`.
     """
     count, tgt_len, distances = by_distance.shape
     return by_distance.as_strided(
@@ -239,22 +240,22 @@ def _shift_view(by_distance: Tensor, keys: int, step: int = 1) -> Tensor:
 
 @cache_tensors
 def _unread_columns(tgt_len: int, device: torch.device) -> Tensor:
-    """Return a mask [T, T - 1] of the first columns of scores by distance, true where the query does not use them."""
+    """Return a mask [T, T - 1] of the first T - 1 distances, true where the query of the row does not use them."""
     # Row t reads from column T - 1 - t on: all of its first T - 1 columns are unread in row 0, none in row T - 1.
     return torch.ones(tgt_len, tgt_len - 1, dtype=torch.bool, device=device).triu().flip(1)
 
 
 def _apply_mask(weights: Tensor, mask: Tensor | None, p: float) -> Tensor:
-    """Zero the weights where `mask` is 0 and divide them by 1 - p; return them unchanged if `mask` is `None`."""
+    """Zero the weights where `mask` is 0 and divide the others by 1 - p; without a mask, return `weights` unchanged."""
     return weights if mask is None else weights * mask / (1 - p)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
     """Linear layer and cross-entropy that store one [N, V] matrix for the backward pass instead of several.
 
-    Autograd would store logits and log-probabilities, and allocate the gradients of both in the backward pass. But the
-    gradient of the logits can be computed together with the loss. It is p - ((1 - s) y + s / V), with the softmax p and
-    the one-hot target y; only this is stored, in the dtype of matrix products.
+    Autograd would store logits and log-probabilities, and allocate a gradient for each in the backward pass. But the
+    gradient of the logits can be computed together with the loss. It is p - ((1 - s) y + s / V), with the softmax p,
+    the one-hot target y and label smoothing s; it alone is stored, in the dtype of matrix products.
     """
 
     @staticmethod

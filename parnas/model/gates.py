@@ -27,7 +27,7 @@ logit would turn gradients of the temperature, and 0 · log 0 of an entropy, int
 
 
 class PathGate(NamedTuple):
-    """The gate of a block in which a single candidate runs instead of the mixture."""
+    """The gate of a block that runs a single candidate instead of the weighted sum of all candidates."""
 
     weights: Tensor  # [C] one-hot, with a gradient where alpha is trained
     chosen: int  # index of the candidate that runs
@@ -41,13 +41,13 @@ Gates = Tensor | Sequence[PathGate]
 class DetachedGates:
     """Gates cut off from alpha, so that gradients accumulate over micro-batches and reach alpha in one backward pass.
 
-    All micro-batches of a step use the same sample of gates, and the backward pass of each frees its graph. Because the
-    graph is cut at the gates, the part from gates to alpha survives until all gradients of the gates are added up.
+    All micro-batches of a step use the same sample of gates, and the backward pass of each micro-batch frees its graph.
+    Since the graph is cut at the gates, the part from gates to alpha survives until the gates' gradients are added up.
 
     Attributes:
         gates: the detached gates, to be passed to the network.
         leaf: the weights of `gates` as one leaf tensor [N, C], whose `.grad` accumulates.
-        sampled: the same weights, still connected to alpha.
+        sampled: the weights of `leaf`, still connected to alpha.
     """
 
     def __init__(self, sampled: Gates) -> None:
@@ -69,9 +69,9 @@ class SinglePathFunction(torch.autograd.Function):
     """The output of the chosen candidate, with gradients for the gates of all candidates that ran.
 
     The output is y = sum_c gate[c] · layer_c(x) with a single gate of 1, so y = layer_chosen(x), yet gate c has the
-    gradient <d loss / d y, layer_c(x)>. From all of them the gradient of identity, <d loss / d y, x>, is subtracted; a
-    constant does not change the gradient of alpha, since the gates come from a softmax. A candidate that did not run
-    has gradient 0, and so is treated as identity (`gdas`) rather than as a layer whose output is zero.
+    gradient <d loss / d y, layer_c(x)>. The gradient of identity, <d loss / d y, x>, is subtracted from the gradients
+    of all gates; such a constant does not change the gradient of alpha, since the gates come from a softmax. The gate
+    of a candidate that did not run gets gradient 0: it is treated as identity (`gdas`), not as a layer with output 0.
     """
 
     @staticmethod

@@ -32,7 +32,7 @@ _ROW_STEP = 64
 
 
 def cluster_bounds(config: ModelConfig, vocab_size: int) -> list[int]:
-    """Return the bounds of the clusters, [0, cutoffs…, V]: from each bound on, the ids up to the next bound.
+    """Return the bounds of the clusters, [0, cutoffs…, V]: a cluster has the ids from one bound to before the next.
 
     Raises:
         ParnasError: the last cutoff is not below the vocabulary size V.
@@ -47,7 +47,7 @@ def cluster_bounds(config: ModelConfig, vocab_size: int) -> list[int]:
 
 
 class Embedding(nn.Module):
-    """Token embeddings scaled by √D: one table, or one narrower table per cluster where `div_val` > 1."""
+    """Token embeddings scaled by √D: one table, or with `div_val` > 1 one per cluster, narrower for rarer tokens."""
 
     def __init__(self, config: ModelConfig, vocab_size: int) -> None:
         super().__init__()
@@ -154,7 +154,7 @@ class SoftmaxHead(nn.Module):
         return torch.cat(parts, dim=-1)
 
     def multiply_adds(self, shares: Sequence[float]) -> float:
-        """Return the expected multiply-adds per scored token; `shares` is the fraction of tokens in each tail."""
+        """Return the expected multiply-adds per scored token, given the fraction of tokens in each tail cluster."""
         cost = 0.0
         for cluster, share in enumerate([1.0, *shares]):
             logits = self.bounds[cluster + 1] - self.bounds[cluster]
@@ -169,9 +169,9 @@ class SoftmaxHead(nn.Module):
         return [sum(counts[start:stop]) / sum(counts) for start, stop in pairwise(self.bounds[1:])]
 
     def _head_matrix(self, table: Tensor) -> tuple[Tensor, Tensor]:
-        """Return weights [n_0 + tails, e] and biases [n_0 + tails] of the head's softmax, given the weights of its ids.
+        """Return weights [n_0 + tails, e] and biases [n_0 + tails] of the head's softmax.
 
-        Rows of the n_0 frequent ids come first, then one row for each tail.
+        The first rows are those of its n_0 ids, with weights `table`; then comes one row for each tail cluster.
         """
         if not len(self.cluster_bias):
             return table, self.biases[0]
@@ -185,7 +185,7 @@ class SoftmaxHead(nn.Module):
         return hidden @ projection
 
     def _tables(self) -> Sequence[Tensor]:
-        """Return the weights [n, e] of each cluster: a table of its own, or its rows of the single shared table."""
+        """Return the weights [n, e] of each cluster: its own table, or its rows of the one table for all clusters."""
         if len(self.tables) > 1:
             return list(self.tables)
         table: Tensor = self.tables[0]
@@ -198,8 +198,8 @@ class SoftmaxHead(nn.Module):
 def _round_up_rows(rows: Tensor) -> Tensor:
     """Pad `rows` [N] with zeros to a length that is a multiple of `_ROW_STEP`.
 
-    The number of rows in a tail differs from batch to batch, and oneDNN compiles a bf16 kernel for each new shape,
-    which takes longer than the product itself. With padding there are so few shapes that the kernels stay in its cache.
+    The number of rows in a tail cluster differs from batch to batch, and oneDNN compiles a bf16 kernel for each new
+    shape, which takes longer than the product itself. With padding there are so few shapes that oneDNN caches them all.
     """
     return F.pad(rows, (0, -len(rows) % _ROW_STEP))
 

@@ -44,12 +44,12 @@ class FeedForward(ResidualLayer):
         return result
 
     def multiply_adds(self, tgt_len: int, reach: Reach) -> float:  # noqa: ARG002
-        """Return the multiply-adds of the two matrices per token."""
+        """Return the multiply-adds per token of the two linear maps."""
         return 2.0 * self.inner.in_features * self.inner.out_features
 
 
 class Identity(Block):
-    """A layer that returns its input: without norm, residual connection and parameters."""
+    """A layer that returns its input unchanged; it has no LayerNorm, residual connection or parameters."""
 
     def forward(self, x: Tensor, memory: BlockMemory, context: Context) -> BlockOutput:  # noqa: ARG002
         """Return `x` itself and an empty memory."""

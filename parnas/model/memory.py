@@ -28,7 +28,7 @@ class KeyLengths(NamedTuple):
 
 
 def longest(lengths: Iterable[KeyLengths]) -> KeyLengths:
-    """Return the largest plain and the largest compressed length of several blocks; zeros if there are none."""
+    """Return the largest plain and the largest compressed length of several blocks; zeros if there are no blocks."""
     return KeyLengths(*map(max, zip(*lengths, strict=True)))
 
 
@@ -41,13 +41,13 @@ def append_memory(memory: Tensor | None, x: Tensor, mem_len: int) -> Tensor | No
 
 
 def join(*parts: Tensor | None) -> Tensor:
-    """Concatenate tensors [B, *, D] along the positions, in the given order; `None` among them is skipped."""
+    """Concatenate tensors [B, *, D] along the positions, in the given order; a part that is `None` is skipped."""
     present = [part for part in parts if part is not None]
     return present[0] if len(present) == 1 else torch.cat(present, dim=1)
 
 
 def gather(parts: Iterable[BlockMemory]) -> BlockMemory:
-    """Return several memories as one tuple, the memory of a stochastic block; `None` if all are `None`."""
+    """Return the memories of candidates as one tuple, the memory of a stochastic block; `None` if all are `None`."""
     memories = tuple(parts)
     return None if all(memory is None for memory in memories) else memories
 

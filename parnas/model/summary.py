@@ -27,8 +27,8 @@ class _PartSize(NamedTuple):
 def summarise(model: TransformerXL, names: Sequence[str], tgt_len: int, reach: Reach, counts: Sequence[int]) -> str:
     """Return a table, as text, of the parts of a network with shapes, parameters and multiply-adds.
 
-    Multiply-adds are those of matrix products per token, for one row with full memory, as in `parnas evaluate`. Weights
-    that two parts share are listed in the first of them.
+    Multiply-adds are those of matrix products per token, at batch size 1 with full memory, as in `parnas evaluate`.
+    Weights that several parts share are listed in the first of these parts.
 
     Args:
         model: the network.
@@ -51,7 +51,7 @@ def summarise(model: TransformerXL, names: Sequence[str], tgt_len: int, reach: R
 def parts_of(
     model: TransformerXL, names: Sequence[str], tgt_len: int, reach: Reach, counts: Sequence[int]
 ) -> Iterator[_PartSize]:
-    """Yield the rows of the table that `summarise` returns, in the order of computation; the arguments are the same."""
+    """Yield the rows of the table of `summarise`, which has the same arguments, in the order of computation."""
     seen: set[int] = set()
 
     def part(layer: str, module: nn.Module, multiply_adds: float = 0.0, block: str = "") -> _PartSize:

@@ -1,4 +1,4 @@
-"""The SuperNet: a Transformer-XL whose blocks are weighted sums of candidate layers (PAR, section 3).
+"""The SuperNet: a Transformer-XL whose blocks are weighted sums of candidate layers (arXiv 2009.04534).
 
 Block b contains one layer of each candidate kind and computes
 
@@ -55,15 +55,15 @@ class StochasticBlock(Block):
         return self.logits().softmax(dim=-1)
 
     def multiply_adds(self, tgt_len: int, reach: Reach) -> float:
-        """Return the multiply-adds per token of all candidates together, which all run in a mixture."""
+        """Return the multiply-adds per token of all candidates together, as if all of them run."""
         return sum(layer.multiply_adds(tgt_len, reach) for layer in self._layers())
 
     def memory_tokens(self, reach: Reach) -> int:
-        """Return the largest number of tokens that the full memory of any candidate covers."""
+        """Return the number of tokens that full memory covers, the largest of all candidates."""
         return max(layer.memory_tokens(reach) for layer in self._layers())
 
     def look_back(self, reach: Reach, tgt_len: int) -> int:
-        """Return how many tokens before a segment the output of any candidate depends on, at most."""
+        """Return how many tokens before a segment can influence the block's output: the most of all candidates."""
         return max(layer.look_back(reach, tgt_len) for layer in self._layers())
 
     def key_lengths(self, memory: BlockMemory) -> KeyLengths:
@@ -85,7 +85,7 @@ class StochasticBlock(Block):
 
         Args:
             x: input [B, T, D].
-            memory: a tuple with the memory of each candidate. The new memory has it for candidates that do not run too.
+            memory: a tuple with the memory of each candidate. The returned tuple includes candidates that did not run.
             context: see `Context`.
             gate: weights [C], by default pi; or a `PathGate`, for which only the chosen candidate and the probe run.
         """
@@ -135,7 +135,7 @@ class StochasticBlock(Block):
         return BlockOutput(path, new_memory, output.loss)
 
     def _candidate_memories(self, memory: BlockMemory) -> list[tuple[Block, BlockMemory]]:
-        """Return each candidate with its part of `memory`, which is `None` at the start of a text."""
+        """Return each candidate with its own memory from `memory`; `None` at the start of a text."""
         layers = self._layers()
         return list(zip(layers, memory or (None,) * len(layers), strict=True))
 
@@ -175,14 +175,14 @@ class SuperNet(TransformerXL):
         return self.alpha().detach().softmax(dim=-1)
 
     def argmax_architecture(self) -> Architecture:
-        """Return the most probable candidate of each block, of equally probable ones the first in `space`."""
+        """Return the most probable candidate of each block; of equally probable candidates the first in `space`."""
         return Architecture([self.space[index] for index in self.pi().argmax(dim=-1).tolist()])
 
     def extract(self, architecture: Architecture) -> TransformerXL:
         """Return the discrete network of an architecture with a copy of the SuperNet's weights.
 
         Raises:
-            ParnasError: the architecture has another number of blocks, or a layer that is no candidate of its block.
+            ParnasError: the architecture has more or fewer blocks than the SuperNet, or a layer that its block lacks.
         """
         blocks = self._stochastic()
         if len(architecture) != len(blocks):
@@ -193,8 +193,8 @@ class SuperNet(TransformerXL):
         for number, (block, name) in enumerate(zip(blocks, architecture, strict=True), 1):
             if name not in block.candidates:
                 raise ParnasError(
-                    f"{architecture} is not in this SuperNet: block {number} has {', '.join(block.candidates)}, "
-                    f"not {name}."
+                    f"{architecture} is not in this SuperNet: block {number} has no candidate {name}; give one of its "
+                    f"candidates {', '.join(block.candidates)}."
                 )
         with torch.random.fork_rng(devices=[]):  # its initial weights are not used and must cost no random number
             network = TransformerXL.build(self.config, architecture, self.vocab_size)

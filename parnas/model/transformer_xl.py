@@ -39,7 +39,7 @@ class ModelOutput(NamedTuple):
 class TransformerXL(nn.Module):
     """A language model of embedding, blocks and softmax; memory is an argument and a result of `forward`.
 
-    If `forward` gets gates, it calls each block with its gate as a fourth argument, as stochastic blocks expect.
+    If `forward` gets gates, it passes each block its gate as a fourth argument, as stochastic blocks expect.
     """
 
     checkpoint_activations = False
@@ -78,11 +78,11 @@ class TransformerXL(nn.Module):
 
         Args:
             tokens: ids [B, T].
-            memory: the memory that the call for the segment before returned; `None` is an empty memory.
+            memory: the memory returned for the previous segment; `None` is an empty memory.
             gates: weights of the candidates of stochastic blocks; see `parnas.model.gates.Gates`.
             reach: how far attention looks back; `None` takes the values of the configuration.
-            inference: keep keys and values in memory instead of inputs of blocks. They are then not computed again for
-                each segment; the result is the same, but weights get no gradient from memory positions.
+            inference: keep keys and values in memory instead of inputs of blocks, so that they are not computed again
+                for each segment. The result is the same, but weights get no gradient from memory positions.
             with_weights: return the attention weights of each block too.
         """
         # 1. Embed the segment.
@@ -183,7 +183,7 @@ class TransformerXL(nn.Module):
         return torch.cat(ids, dim=1)
 
     def compression_names(self) -> set[str]:
-        """Return the names of the parameters of the compression of memory, compressors and decoders."""
+        """Return the names of the parameters that compress memory: those of compressors and decoders."""
         return {
             f"{place}.{name}"
             for place, module in self.named_modules()
@@ -192,7 +192,7 @@ class TransformerXL(nn.Module):
         }
 
     def burn_in(self, tgt_len: int, reach: Reach) -> int:
-        """Return the number of segments after which the output does not depend on the memory at their start.
+        """Return the number of segments after which the output no longer depends on the text before them.
 
         The segments have `tgt_len` tokens each.
         """
@@ -203,9 +203,9 @@ class TransformerXL(nn.Module):
         return any(isinstance(module, Compression) for module in self.modules())
 
     def alignment(self) -> int:
-        """Return the number of tokens at whose multiples a text may be cut without changing how it is compressed.
+        """Return the number of tokens at whose multiples a text may be cut without changing how memory is compressed.
 
-        This is the compression ratio, as groups of so many positions are compressed into one; without compression 1.
+        This is the compression ratio, the number of positions that are compressed into one; without compression 1.
         """
         return self.config.memory.ratio if self.compresses() else 1
 
@@ -220,14 +220,14 @@ class TransformerXL(nn.Module):
         return blocks + self.embedding.multiply_adds(shares) + self.head.multiply_adds(shares)
 
     def embedding_parameters(self) -> int:
-        """Return the number of parameters of embedding and softmax; those that both share count once."""
+        """Return the number of parameters of embedding and softmax; parameters shared by the two count once."""
         unique = {id(p): p.numel() for part in (self.embedding, self.head) for p in part.parameters()}
         return sum(unique.values())
 
     def _context(self, x: Tensor, memory: Memory, reach: Reach) -> Context:
         """Return the context of a segment `x`, with the distances encoded for the longest memory of any block.
 
-        Blocks with shorter memory use the last rows.
+        Blocks with shorter memory use the last rows of `distances`.
         """
         blocks = cast(list[Block], list(self.blocks))
         most = longest(block.key_lengths(own) for block, own in zip(blocks, memory, strict=True))
