@@ -24,11 +24,11 @@ positions, another activation and another softmax, so the network must be traine
 
 
 def to_x_transformers(source: Source, folder: Path) -> None:
-    """Write `decoder.py`, which builds the layers of a network in x-transformers, and `decoder.json`, the arguments.
+    """Write `decoder.py`, which builds the layers of a network in x-transformers, and its arguments, `decoder.json`.
 
     Raises:
-        ParnasError: x-transformers is not installed, cannot build these layers (see `decoder_arguments`), or its
-            installed version builds other layers.
+        ParnasError: x-transformers is not installed, cannot build these layers (see `decoder_arguments`), or builds
+            other layers than these.
     """
     config = source.loaded.config
     arguments = decoder_arguments(source.architecture, config.model)
@@ -102,7 +102,7 @@ def build_decoder(architecture: Architecture | str, config: ModelConfig) -> Any:
 
 
 def _factor(width: int, dim: int) -> float:
-    """Return a factor from which x-transformers computes the inner width of feed-forward, `int(dim * factor)`."""
+    """Return a factor for which `int(dim * factor)`, the feed-forward width in x-transformers, equals `width`."""
     exact = width / dim
     return exact if int(dim * exact) == width else (width + 0.5) / dim
 

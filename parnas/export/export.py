@@ -42,7 +42,7 @@ tables). The embedding is multiplied by the square root of the width.
 
 
 def _to_safetensors(source: Source, folder: Path) -> float:
-    """Write weights and settings, load them again, and return the largest difference of log-probabilities, in nats."""
+    """Write weights and settings; return the `largest_difference` of the export from the network, in nats."""
     readme = _WEIGHTS_README.format(weights=WEIGHTS, tensors=_describe_tensors(source.network))
     write_common(source, "safetensors", folder, readme)
     save_model(source.network, str(folder / WEIGHTS), {"format": "pt"})  # writes tied weights once
@@ -105,7 +105,7 @@ class ExportResult:
 
 
 def export_run(run: Run | str | Path, target: str, out: str | Path | None = None, best: bool = False) -> ExportResult:
-    """Write the network of a run in another format, and check that the export returns the same log-probabilities.
+    """Write the network of a run in another format; check that an export with weights has the same log-probabilities.
 
     Args:
         run: A retraining, or a search, of which the derived network with the shared weights is exported.
@@ -142,7 +142,7 @@ def export_run(run: Run | str | Path, target: str, out: str | Path | None = None
 def _refuse_used(folder: Path) -> None:
     """Raise `ParnasError` unless a folder does not exist, is empty, or holds an earlier export and no other files."""
     if Path.cwd().is_relative_to(folder):
-        raise ParnasError(f"{folder} would be replaced, but is or contains the current folder; name a new folder.")
+        raise ParnasError(f"{folder} is or contains the current folder and cannot be replaced; choose another (--out).")
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
     target = read_target(folder)

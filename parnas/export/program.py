@@ -150,7 +150,7 @@ def load_onnx(path: Path) -> Step:
 
 
 def _memory_names(count: int) -> list[str]:
-    """Return the names of the `count` memory inputs, one per self-attention layer; outputs add the prefix `next_`."""
+    """Return the names of the `count` memory inputs, one per self-attention layer; output names add `next_`."""
     return [f"memory_{number}" for number in range(1, count + 1)]
 
 

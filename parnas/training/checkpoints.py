@@ -81,7 +81,7 @@ class CheckpointWriter:
 def save_checkpoint(folder: Path, snapshot: Snapshot) -> Path:
     """Write a snapshot atomically to `folder/step-NNNNNNNN` and return that path.
 
-    Then remove all checkpoints from `folder` except the best and the `KEEP` newest, which include the new one.
+    Then remove all checkpoints from `folder` except the one with the lowest validation loss and the `KEEP` newest.
     """
     path = checkpoint_path(folder, snapshot.step)
     for left_by_a_killed_writer in folder.glob(".step-*.tmp"):
@@ -100,7 +100,7 @@ def save_checkpoint(folder: Path, snapshot: Snapshot) -> Path:
 
 
 def _write(folder: Path, snapshot: Snapshot) -> None:
-    """Write weights and state of a snapshot into `folder`; raise `ParnasError` if that fails, as on a full disk."""
+    """Write weights and training state into `folder`; raise `ParnasError` if that fails, as on a full disk."""
     try:
         save_file(snapshot.weights, str(folder / WEIGHTS))
         torch.save(snapshot.state, folder / STATE)
@@ -128,9 +128,9 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def newest_checkpoint(folder: Path, note: Callable[[str], None]) -> Path | None:
-    """Return the newest checkpoint whose files match its manifest; `None` if there is none.
+    """Return the newest intact checkpoint in `folder`, see `verify_checkpoint`; `None` if there is none.
 
-    `note` is called with a line of text for each newer checkpoint, which is damaged.
+    `note` is called with a line of text for each damaged checkpoint that is newer than the returned one.
     """
     for path in reversed(list_checkpoints(folder)):
         if verify_checkpoint(path):
@@ -140,7 +140,7 @@ def newest_checkpoint(folder: Path, note: Callable[[str], None]) -> Path | None:
 
 
 def best_checkpoint(folder: Path, note: Callable[[str], None]) -> Path | None:
-    """Return the checkpoint with the lowest validation loss; the manifest of the newest intact one names its step.
+    """Return the checkpoint in `folder` with the lowest validation loss, as recorded in the newest intact checkpoint.
 
     If no validation was done yet, return the newest intact checkpoint; if no checkpoint is intact, return `None`.
     `note` is called with a line of text for each damaged checkpoint that is newer than the newest intact one.
@@ -183,8 +183,8 @@ def load_weights(path: Path, model: torch.nn.Module) -> None:
         if says_out_of_memory(error):
             raise
         raise ParnasError(
-            f"The weights in {path} do not fit the network that the run's configuration describes; restore weights "
-            f"and configuration: {error}"
+            f"The weights in {path} do not fit the network that the configuration describes; restore the original "
+            f"weights and configuration: {error}"
         ) from error
 
 
@@ -198,8 +198,8 @@ def check_size(build: Callable[[], torch.nn.Module], path: Path) -> None:
         size = sum(parameter.numel() for parameter in build().parameters())
     if size > (path / WEIGHTS).stat().st_size:
         raise ParnasError(
-            f"The weights in {path} are fewer than the {size:,} parameters of the network that the run's configuration "
-            "describes; restore weights and configuration."
+            f"The weights in {path} are fewer than the {size:,} parameters of the network that the configuration "
+            "describes; restore the original weights and configuration."
         )
 
 
@@ -230,7 +230,7 @@ def _restore_or_remove(path: Path) -> str:
 
 @contextmanager
 def restoring(path: Path) -> Iterator[None]:
-    """Turn exceptions of restoring the state of the checkpoint `path` inside the context into a `ParnasError`."""
+    """Raise `ParnasError` instead of the original error if restoring the state of the checkpoint `path` fails."""
     try:
         yield
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:

@@ -139,7 +139,7 @@ def restore_random_states(states: Mapping[str, Any], device: Device, new_seed: i
 
 
 def _cpuinfo(key: str) -> str:
-    """Return the value in the first line of /proc/cpuinfo that starts with `key`; empty without this file."""
+    """Return the value in the first line of /proc/cpuinfo that starts with `key`; empty if there is none."""
     path = Path("/proc/cpuinfo")
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(key)), "")

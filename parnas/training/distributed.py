@@ -104,7 +104,7 @@ class DistributedContext:
         return own if parts is None else torch.cat([part.view(own.dtype) for part in parts])
 
     def max(self, number: int) -> int:
-        """Return the largest `number` of all processes; the CPUs exchange it, so that they do not wait for the GPUs."""
+        """Return the largest `number` of all processes, which the CPUs exchange without waiting for the GPUs."""
         if self.world_size == 1:
             return number
         largest = torch.tensor([number])
@@ -118,9 +118,9 @@ class DistributedContext:
 
     @contextmanager
     def main_process_first(self) -> Iterator[None]:
-        """Make the other processes wait at the end of the context until the main process has reached its end too.
+        """Make each process wait at the end of the context until all processes, also the main process, reach it.
 
-        If a process raises `ParnasError` or `OSError` inside the context, all others raise `ParnasError` at its end.
+        If a process raises `ParnasError` or `OSError` inside the context, all others raise `ParnasError` at the end.
         """
         failure = None
         try:
@@ -131,7 +131,7 @@ class DistributedContext:
         if failure is not None:
             raise failure
         if failed:
-            raise ParnasError("Another process failed, usually the main process; its message says why.")
+            raise ParnasError("Another process failed, usually the main process (rank 0); see its error message.")
 
 
 SINGLE_PROCESS = DistributedContext()

@@ -27,7 +27,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 class Stopped(Exception):
-    """Raised after a signal has ended a training and the last checkpoint is written; `number` is that of the signal."""
+    """Raised when a signal has ended a training and the last checkpoint is written; `number` is the signal's number."""
 
     def __init__(self, number: int, step: int) -> None:
         super().__init__(f"stopped by {signal.Signals(number).name} after step {step}, which is saved")
@@ -35,7 +35,7 @@ class Stopped(Exception):
 
 
 class StopSignals:
-    """Context in which signals that usually end the process set `received` to the number of the signal instead.
+    """Context in which a signal that usually ends the process sets `received` to the signal's number instead.
 
     A second Ctrl-C interrupts at once. The context has no effect outside the main thread, since no other thread can
     handle signals. Signals that the process ignored before stay ignored. If the context ends by `LostProcess`, SIGTERM
@@ -112,7 +112,7 @@ def _running_part(error: BaseException) -> str:
 
 
 class NonFinite(Exception):
-    """Raised before an update of the weights if the step's loss or gradient is not finite; `quantity` says which."""
+    """Raised before the weights are updated if `quantity`, the "loss" or "gradient" of the step, is not finite."""
 
     def __init__(self, quantity: str) -> None:
         super().__init__(quantity)
@@ -122,8 +122,8 @@ class NonFinite(Exception):
 def first_non_finite(steps: Tensor) -> tuple[int, str] | None:
     """Find the first step whose loss or gradient norm is not finite; return `None` if all values are finite.
 
-    `steps` [steps, 2] holds loss and gradient norm of consecutive steps. The result is the number of steps from the
-    step found to the last one, and the quantity that is not finite, "loss" or "gradient".
+    `steps` [steps, 2] holds loss and gradient norm of consecutive steps. The result is the number of steps after the
+    step found, and the quantity that is not finite, "loss" or "gradient".
     """
     failed = (~steps.isfinite().all(dim=1)).nonzero()
     if len(failed) == 0:

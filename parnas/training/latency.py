@@ -1,4 +1,4 @@
-"""Measure the latency of networks, timing all of them alternately so that they meet the same state of the machine."""
+"""Measure the latency of networks in turns, so that a change of the machine's speed affects all networks alike."""
 
 import time
 from collections.abc import Callable, Hashable, Mapping
@@ -19,7 +19,7 @@ _Key = TypeVar("_Key", bound=Hashable)
 
 
 class Candidate(NamedTuple):
-    """A network to time, and the token ids that it reads; too few tokens are repeated."""
+    """A network to time, and the token ids that it reads; they are repeated if a batch needs more."""
 
     model: TransformerXL
     tokens: np.ndarray
@@ -35,9 +35,9 @@ class Latency(NamedTuple):
 def measure_latencies(
     candidates: Mapping[str, tuple[Candidate, Shape, Device]], rounds: int = 100
 ) -> dict[str, Latency]:
-    """Return the latency of each candidate, by name, for scoring one segment of its shape with full memory.
+    """Return the latency of each network in `candidates`, by name, for scoring one segment with full memory.
 
-    Candidates on the same device are timed in turns, `rounds` times each (see `time_in_turns`).
+    Networks on the same device are timed in turns, `rounds` times each (see `time_in_turns`).
     """
     calls = {name: prepare_scoring(candidate, device, shape) for name, (candidate, shape, device) in candidates.items()}
     devices = {str(device.device): device for _, _, device in candidates.values()}
@@ -54,7 +54,7 @@ def time_in_turns(
     """Return the milliseconds that each function in `calls` took in each of `rounds` rounds, [rounds], by its key.
 
     A round calls every function once (A B A B …), so that a change of the machine's speed affects all of them alike.
-    The first `warm_up` rounds are not timed: by default a tenth of `rounds`, but at least 3, in addition to `rounds`.
+    Before these, `warm_up` rounds run whose times are dropped: by default a tenth of `rounds`, but at least 3.
     """
     warm_up = max(3, rounds // 10) if warm_up is None else warm_up
     times = {key: np.zeros(warm_up + rounds) for key in calls}
@@ -69,7 +69,7 @@ def time_in_turns(
 
 
 def prepare_scoring(candidate: Candidate, device: Device, shape: Shape) -> Callable[[], None]:
-    """Return a function that computes the loss of one segment with full memory, of which keys and values are stored.
+    """Return a function that computes the loss of one segment with full memory, stored as keys and values.
 
     The network is moved to `device` and put in evaluation mode.
     """
@@ -105,10 +105,10 @@ def prepare_training(candidate: Candidate, device: Device, shape: Shape) -> Call
 def read_memory(
     candidate: Candidate, device: Device, shape: Shape, inference: bool
 ) -> tuple[torch.Tensor, Memory | None]:
-    """Return the token ids of a segment [B, T], and the full memory that the network has after the tokens before it.
+    """Return the token ids of a segment [B, T], and the full memory, which holds the tokens before this segment.
 
-    The memory is `None` if no block uses memory. With `inference`, it consists of keys and values instead of hidden
-    states.
+    The memory is `None` if no block uses memory. With `inference`, the memory consists of keys and values instead of
+    hidden states.
     """
     batch_size, tgt_len, reach = shape
     model = candidate.model

@@ -20,7 +20,7 @@ __all__ = ["LoadedRun", "generate_text", "load", "run_architecture"]
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """The network of a run with its tokenizer and configuration, rebuilt from the run folder without the text."""
+    """The network, tokenizer and configuration of a run, rebuilt from the run folder without the training text."""
 
     model: TransformerXL  # in evaluation mode, on the CPU; a SuperNet for a search
     tokenizer: Tokenizer
@@ -76,7 +76,7 @@ def load(folder: str | Path, supernet_weights: bool = False, best: bool = False,
     damaged: list[str] = []
     supernet = newest_checkpoint(run.supernet, damaged.append) if supernet_weights else None
     if supernet_weights and supernet is None and damaged:
-        raise ParnasError("\n".join([f"{run.supernet} has no intact checkpoint; restore one.", *damaged]))
+        raise ParnasError("\n".join([f"{run.supernet} has no intact checkpoint; restore its files.", *damaged]))
     find = best_checkpoint if best else newest_checkpoint
     checkpoint = supernet or find(run.checkpoints, damaged.append)
     if checkpoint is None:

@@ -27,7 +27,7 @@ class Muon(torch.optim.Optimizer):
     torch.optim.Muon makes the same update matrix by matrix; this class batches matrices of equal shape, computes in the
     precision of the training and can skip a step on the device (`benchmarks/muon.py` compares the two classes).
 
-    Two attributes work as in torch's fused AdamW: gradients are divided by the scalar `grad_scale`; where the scalar
+    Two attributes work as in torch's fused AdamW: gradients are divided by the scalar `grad_scale`; if the scalar
     `found_inf` is 1, a step leaves the weights unchanged and only decays the momentum.
     """
 
@@ -37,7 +37,7 @@ class Muon(torch.optim.Optimizer):
     def __init__(
         self, matrices: Iterable[nn.Parameter], lr: float, weight_decay: float, dtype: torch.dtype = torch.float32
     ) -> None:
-        """Make the optimizer; matrix products are computed in `dtype`, where bf16 is precise enough."""
+        """Make the optimizer; `dtype` is that of the matrix products, for which bf16 is precise enough."""
         super().__init__(matrices, {"lr": lr, "weight_decay": weight_decay})
         self.dtype = dtype
 
@@ -95,9 +95,9 @@ def orthogonalise(matrices: Tensor) -> Tensor:
 
 
 def suits_muon(name: str, weight: nn.Parameter) -> bool:
-    """Return whether Muon can train the parameter `name`, which must be a matrix of a layer.
+    """Return whether the parameter `name` is a matrix of a layer, which Muon can train.
 
-    Embedding, softmax, biases, norms, and the vectors u and v of relative attention are left to AdamW.
+    AdamW trains embedding, softmax, biases, norms, and the vectors u and v of relative attention.
     """
     return name.startswith("blocks.") and weight.dim() == 2 and name.rpartition(".")[2] not in ("u", "v")
 
@@ -131,12 +131,12 @@ def step_clipped(optimizer: torch.optim.Optimizer, norm: Tensor, clip: float, sk
     """Scale the gradients to a norm of at most `clip`, update the parameters, and clear the gradients.
 
     Args:
-        optimizer: an AdamW of `make_adamw`, or a `Muon`.
+        optimizer: the result of `make_adamw`, or a `Muon`.
         norm: the norm of the gradients before clipping, a scalar.
-        clip: the largest norm after clipping. The size of Muon's updates does not depend on the norm; clipping then
-            limits how much a single large gradient changes the momentum.
-        skip_non_finite: leave the parameters unchanged if the norm is not finite. The GPU tests the norm itself, so
-            that the CPU does not wait for the result.
+        clip: the largest norm after clipping. The size of Muon's updates does not depend on the norm; with Muon,
+            clipping limits how much a single large gradient changes the momentum.
+        skip_non_finite: leave the parameters unchanged if the norm is not finite. The GPU tests the norm, so that the
+            CPU does not wait for the GPU.
     """
     # The fused AdamW divides by grad_scale as it reads the gradients; scaling them here would be one more pass.
     optimizer.grad_scale = (norm / clip).clamp(min=1)  # type: ignore[attr-defined]
@@ -194,9 +194,10 @@ class WeightAverage:
             copy_weights(weights, self.parameters)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the first step of the mean, its number of steps, and copies of the network's weights at the last step.
+        """Return the first step and the number of steps in the mean, and copies of the network's present weights.
 
-        Training continues from these weights. The mean is not in this state: a checkpoint stores it as the network.
+        A resumed training continues from these weights. The mean is not returned: checkpoints store it as the network's
+        weights. Before step `first`, there are no copies.
         """
         return {
             "first": self.first,
@@ -205,11 +206,11 @@ class WeightAverage:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state of `state_dict`, and copy the stored last weights into the network.
+        """Restore a state that `state_dict` returned, and copy its weights into the network.
 
         Before the call, the network must hold the weights of the checkpoint, which are the mean if one was stored.
-        If `train.steps` was raised since, averaging starts at a later step: if that step lies after all steps of the
-        stored mean, the stored mean is dropped; otherwise averaging continues with it.
+        If `train.steps` was raised, averaging starts at a later step than before; the stored mean is dropped if all its
+        steps are earlier than this start.
 
         Raises:
             ValueError: the stored number of averaged steps or the shapes of the stored weights are not valid.
@@ -233,7 +234,7 @@ def clone_weights(weights: Sequence[Tensor]) -> list[Tensor]:
 
 @torch.no_grad()
 def copy_weights(values: Sequence[Tensor], parameters: Sequence[nn.Parameter]) -> None:
-    """Copy each of `values` into the parameter at the same position."""
+    """Copy each of `values` into the parameter at the same position in `parameters`."""
     for parameter, value in zip(parameters, values, strict=True):
         parameter.copy_(value)
 

@@ -75,10 +75,10 @@ def measure_loss(model: TransformerXL, tokens: np.ndarray, first: int, device: D
 def score_tokens(model: TransformerXL, tokens: np.ndarray, first: int, device: Device, shape: Shape) -> Tensor:
     """Return the negative log-likelihood of each of the N `tokens` in nats: [N], in float32, on the device.
 
-    The model reads the token `first` before `tokens`, to predict the first of them. For speed the text is divided into
-    `batch_size` rows that are read in parallel. Each row but the first begins with unscored text of the row before it,
-    as much as memory can reach back, so that the batch size changes the result by rounding errors alone. Blocks of a
-    SuperNet mix their candidates with the weights pi.
+    The model reads the token `first` before `tokens`, to predict `tokens[0]`. For speed the text is divided into
+    `shape.batch_size` rows that are read in parallel. Each row except the first begins with text from the end of the
+    previous row, unscored and as long as memory reaches back: so the result does not depend on the batch size, except
+    for rounding. Blocks of a SuperNet mix their candidates with the weights pi.
     """
     batch_size, tgt_len, reach = shape
     memory: Memory | None = None
@@ -104,9 +104,9 @@ def score_batches(
 ) -> Tensor:
     """Return the loss in nats that `score` computes for each of the N = `count` tokens, in float32.
 
-    Its shape is [N], or [S, N] if `score` scores the text by S settings at once. Every token is scored exactly once,
-    without dropout, and without gradients unless `score` enables them. With several processes, each scores a part of
-    the rows of every batch, and all return the losses of all tokens.
+    The shape of the result is [N], or [S, N] if `score` scores the text by S settings at once. Every token is scored
+    exactly once, without dropout, and without gradients unless `score` enables them. With several processes, each
+    process scores a part of the rows of every batch, and all processes return the losses of all tokens.
     """
     was_training = model.training
     model.eval()

@@ -56,7 +56,7 @@ class Reporter:
         """Report a line of `metrics.jsonl`."""
 
     def pi(self, space: Sequence[str], record: PiRecord) -> None:
-        """Report a line of `pi.jsonl`, whose `pi` [blocks, candidates] refers to the candidates `space`."""
+        """Report a line of `pi.jsonl`; the columns of its `pi` [blocks, candidates] are the candidates in `space`."""
 
     def note(self, text: str) -> None:
         """Report a line of text."""

@@ -1,4 +1,4 @@
-"""Retraining (phase 3): train the discrete network of an architecture from scratch."""
+"""Retraining: train the discrete network of an architecture from scratch."""
 
 from pathlib import Path
 

@@ -93,14 +93,15 @@ def _create_run(run: Run, kind: Kind, config: Config, device: Device, streams: T
 
 
 def resolve_cutoffs(config: Config, streams: TokenStreams) -> Config:
-    """Return the configuration; if `model.cutoffs` is `auto` or `min_macs`, with cutoffs computed for the text."""
+    """Return the configuration with cutoffs computed for the text if `model.cutoffs` is `auto` or `min_macs`."""
     return find_cutoffs(config, streams.train_counts()) if isinstance(config.model.cutoffs, str) else config
 
 
 def find_cutoffs(config: Config, counts: NDArray[np.int64]) -> Config:
     """Return the configuration with the softmax cutoffs of the fewest multiply-adds for token frequencies `counts` [V].
 
-    `model.cutoffs` must be `min_macs` or `auto`. With `auto`, the first clusters must also hold most of the text.
+    `model.cutoffs` must be `min_macs` or `auto`. With `auto`, the head and then each tail cluster except the last must
+    hold at least the share `HEAD_SHARE` of the tokens that are not in earlier clusters.
     """
     head_share = 0.0 if config.model.cutoffs == "min_macs" else HEAD_SHARE
     dims = config.replace(model__cutoffs=tuple(range(1, AUTO_CLUSTERS))).model.softmax_dims()
@@ -109,9 +110,9 @@ def find_cutoffs(config: Config, counts: NDArray[np.int64]) -> Config:
 
 
 def resolve_corpus(config: Config) -> Config:
-    """Return the configuration; if `data.corpus` is a path, with that path made absolute.
+    """Return the configuration with an absolute path in `data.corpus`, if `data.corpus` is a path.
 
-    So a run can be resumed from any working directory.
+    With an absolute path, a run can be resumed from any working directory.
     """
     path = expand_user(config.data.corpus)
     named = config.data.corpus in NAMES or not path.exists()
@@ -204,8 +205,8 @@ def _check_changes(run: Run, config: Config, note: Note) -> None:
     refuse_changes(run, config, MAY_CHANGE)
     if config.train.steps < before.train.steps:
         raise ParnasError(
-            f"{run.folder} was started with train.steps {before.train.steps}, which may be raised, but not lowered to "
-            f"{config.train.steps}."
+            f"{run.folder} was started with train.steps {before.train.steps}, which cannot be lowered to "
+            f"{config.train.steps}; set train.steps to {before.train.steps} or more."
         )
     for line in _changed_settings(before, config):
         note(f"resuming with a changed setting: {line}")

@@ -70,8 +70,8 @@ class Session:
     def checks_each_step(self) -> bool:
         """Whether loss and gradient are checked to be finite in each step, before the weights are updated.
 
-        This is so on the CPU and with `train.max_skipped_steps`. Otherwise the losses and gradients of many steps are
-        checked together, for each line of metrics, so that the CPU does not wait for the GPU in each step.
+        True on the CPU, or if `train.max_skipped_steps` is above 0. Otherwise losses and gradients are checked for all
+        steps since the last line of metrics together, so that the CPU does not wait for the GPU in each step.
         """
         return self.device.device.type == "cpu" or self.config.train.max_skipped_steps > 0
 
@@ -107,7 +107,7 @@ class RecentSteps:
         self._count += 1
 
     def clear(self) -> None:
-        """Forget all steps."""
+        """Remove all steps."""
         self._count = 0
 
     def restore(self, values: Tensor) -> None:
@@ -179,7 +179,7 @@ class TrainingTask:
         self.session.reporter.metrics(record)
 
     def discard_step(self) -> None:
-        """Drop the gradients of a skipped step, and the memory that it left, which may contain NaN or infinity."""
+        """Drop the gradients and the memory computed in a skipped step, which may contain NaN or infinity."""
         self.memory = None
         for parameter in self.trained():
             parameter.grad = None
@@ -187,8 +187,8 @@ class TrainingTask:
     def state_dict(self) -> dict[str, Any]:
         """Return the task's state that a resumed run needs besides the weights.
 
-        In the main process, which writes checkpoints, it holds the memory of all rows of the batch; in other processes
-        it holds the memory of their own rows.
+        In the main process, which writes checkpoints, this includes the memory of all rows of the batch; in another
+        process, the memory of the rows that this process reads.
         """
         return {
             "weight_optimizer": self.weight_optimizer.state_dict(),
@@ -196,7 +196,7 @@ class TrainingTask:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state of `state_dict`, saved with any number of processes.
+        """Restore a state that `state_dict` returned in a training with any number of processes.
 
         Raises:
             ValueError: the state does not fit the network.
@@ -212,8 +212,8 @@ class TrainingTask:
         """Train the weights on one batch; if `gates` depend on alpha, also add to the gradient of alpha.
 
         Raises:
-            NonFinite: loss or gradient is not finite, so that nothing was updated. Without `Session.checks_each_step`
-                it is not raised; the update is then skipped on the device.
+            NonFinite: loss or gradient is not finite, so that nothing was updated. If `Session.checks_each_step` is
+                false, the device skips the update instead, without an error.
         """
         # 1. Forward and backward pass in micro-batches; keep the memory for the next segment.
         forward = self.weight_optimizer.accumulator.backward(batch, self.memory, gates)
@@ -229,7 +229,7 @@ class TrainingTask:
     def read_again(self, step: int) -> Tensor:
         """Repeat the forward pass of the batch of `step`, without memory, and return its loss.
 
-        Hooks that are registered in the network can then find the part where values stop being finite.
+        `locate_loss` uses this to find the part of the network where values stop being finite.
         """
         batch = self.batches.batch(step)
         return join_micro_batches(list(self.weight_optimizer.accumulator.forward(batch, None, self.gates(step)))).loss
@@ -240,7 +240,7 @@ class TrainingTask:
         return measure_loss(model, streams.tokens("valid"), streams.tokenizer.eos_id, self.session.device, shape)
 
     def local_memory(self, memory: Memory | None, rows: int) -> Memory | None:
-        """Return the part of `memory`, that of a whole batch of `rows` rows, for this process's rows, on its device."""
+        """Return this process's rows of `memory`, which has `rows` rows in all, moved to the device of this process."""
         own, device = self.distributed.local_slice(rows), self.session.device.device
         local: Memory | None = map_memory(lambda tensor: tensor[own].to(device), memory)
         return local
@@ -323,7 +323,7 @@ class Trainer:
         self.average.add(self.step)
 
     def validate(self) -> None:
-        """Store the losses on the validation split in `validation`, measured with the averaged weights if there are."""
+        """Measure the losses on the validation split, with the averaged weights if there are any; set `validation`."""
         with self.average.in_place():
             self.validation = self.task.validate()
 
@@ -331,7 +331,7 @@ class Trainer:
 
     @contextmanager
     def _off_the_clock(self) -> Iterator[None]:
-        """Exclude the time inside the context from the logged tokens per second, which are the speed of training."""
+        """Exclude the time inside the context from the logged tokens per second, which measure training alone."""
         began = time.perf_counter()
         yield
         self.logged_at += time.perf_counter() - began
@@ -397,7 +397,7 @@ class Trainer:
     # Checkpoints.
 
     def save(self) -> None:
-        """Start to write a checkpoint in the background, of finite numbers only.
+        """Check that all weights are finite, then start to write a checkpoint in the background.
 
         Raises:
             Diverged: a loss or gradient norm since the last line of metrics, or a weight, is not finite.
@@ -406,7 +406,7 @@ class Trainer:
             # 1. Save only finite numbers, so that every checkpoint can be resumed from.
             self._check_recent()
             if not all(bool(parameter.isfinite().all()) for parameter in self.task.trained()):
-                raise self._diverged("network's weights or alpha", self.step)
+                raise self._diverged("value of a weight or of alpha", self.step)
             # 2. Wait for the previous checkpoint, so that memory holds one copy at a time.
             self.finish_saving()
             # 3. Collect the state of all processes, and write a copy of it in the background.
@@ -424,7 +424,7 @@ class Trainer:
             self.writer.wait()
 
     def last_checkpoint(self) -> Path | None:
-        """Return the newest intact checkpoint, or `None`; wait first if a checkpoint is being written."""
+        """Wait if a checkpoint is being written, then return the newest intact checkpoint; `None` if there is none."""
         self.finish_saving()
         return newest_checkpoint(self.session.run.checkpoints, self.session.reporter.note)
 
@@ -473,7 +473,7 @@ class Trainer:
     # Numbers that are not finite.
 
     def _check_recent(self) -> None:
-        """Average the losses since the last line of metrics over all processes, and check losses and gradient norms.
+        """Average the losses since the last line of metrics over all processes, and check that all values are finite.
 
         Raises:
             Diverged: a loss or gradient norm is not finite; the message names the first step with such a value.

@@ -45,7 +45,7 @@ class NetworkWithLoss(nn.Module):
 
 
 class GradientAccumulator:
-    """Computes the gradients of a batch in up to `count` micro-batches, which takes less memory of the device.
+    """Computes the gradients of a batch in up to `count` micro-batches, to use less memory of the device.
 
     The gradients are those of the mean loss of the whole batch. With several processes, each process reads its slice of
     the rows, and the gradients of `weights` are averaged over all processes. A weight that no process used has no
@@ -109,8 +109,8 @@ class GradientAccumulator:
 
         Let L be the mean loss of the batch over all processes. If `gates` require no gradient, the scalar is L itself.
         Otherwise it is the linearisation <gates, dL/dgates>, where dL/dgates is a constant: the scalar has the gradient
-        of L, but another value. So each micro-batch can be back-propagated to the gates at once, and only one graph is
-        alive at a time. The weights receive no gradient.
+        of L, but another value. So each micro-batch is back-propagated to the gates before the next one is read, and
+        only one autograd graph is in memory at a time. The weights receive no gradient.
         """
         detached, results = DetachedGates(gates), []
         for result in self.forward(batch, memory, detached.gates):
@@ -145,7 +145,7 @@ def take_rows(memory: Memory | None, rows: slice) -> Memory | None:
 
 
 def join_micro_batches(results: list[Forward]) -> Forward:
-    """Join the results of micro-batches into that of the batch: the means of the losses, the memory of all rows."""
+    """Return the result of a batch from the `results` of its micro-batches: mean losses, and the memory of all rows."""
     if len(results) == 1:
         return results[0]
     compressions = [result.compression for result in results if result.compression is not None]
@@ -157,7 +157,7 @@ def join_micro_batches(results: list[Forward]) -> Forward:
 
 
 class WeightOptimizer:
-    """Clips the gradients of the weights and updates the weights, by up to three torch optimizers.
+    """Clips the gradients of the weights and updates the weights, with up to three torch optimizers.
 
     AdamW trains all weights; with `train.optimizer: muon`, Muon trains the matrices of layers instead. The weights that
     compress memory have a separate AdamW and are clipped separately, so that their auxiliary loss does not change the
@@ -191,19 +191,22 @@ class WeightOptimizer:
                 group["lr"] = lr
 
     def gradient_norms(self) -> list[Tensor]:
-        """Return the gradient norm of the weights that do not compress memory and, if others do, the norm of those."""
+        """Return the gradient norm of the weights that do not compress memory, and that of the weights that do.
+
+        Without compressive memory, return the first norm alone.
+        """
         groups = [self.parameters, *([self.compression_parameters] if self.compression_parameters else [])]
         return [gradient_norm(parameters).detach() for parameters in groups]
 
     def step(self, norms: list[Tensor], skip_non_finite: bool) -> Tensor:
-        """Clip the gradients, update the weights, and return the gradient norm without the compressing weights.
+        """Clip the gradients, update the weights, and return the gradient norm of those that do not compress memory.
 
-        If the norm of the weights that compress memory is not finite, the result is NaN.
+        The result is NaN if the gradient norm of the weights that compress memory is not finite.
 
         Args:
             norms: the result of `gradient_norms`.
-            skip_non_finite: leave the weights unchanged if a norm is not finite. The GPU tests the norms itself, so
-                that the CPU does not wait for the result.
+            skip_non_finite: leave the weights that a norm belongs to unchanged if this norm is not finite. The GPU
+                tests the norms, so that the CPU does not wait for the GPU.
         """
         for name, optimizer in self.optimizers.items():
             norm = norms[1] if name == _COMPRESSION else norms[0]

@@ -56,7 +56,7 @@ class MemoryEstimate:
 
 
 class MemoryTracker(TorchDispatchMode):
-    """Counts the bytes of living tensor storages that operations inside the context made or `hold` received.
+    """Counts the bytes of tensor storages in use that operations inside the context made or `hold` received.
 
     `live` is the present number of bytes, `peak` the largest number so far. `rows` lists how many indices each call of
     `nonzero` returns, in order of the calls, since this number depends on data that the tensors do not have.
@@ -79,7 +79,7 @@ class MemoryTracker(TorchDispatchMode):
         return result
 
     def hold(self, tensors: Any) -> int:
-        """Count the storages of tensors in nested containers, and return their bytes; skip storages counted before."""
+        """Count the storages of tensors in nested containers that are not counted yet, and return their bytes."""
         before = self.live
         for tensor in tree_leaves(tensors):
             if isinstance(tensor, Tensor):
@@ -181,7 +181,7 @@ def storage_bytes(tensors: Any) -> int:
 
 @contextmanager
 def without_data() -> Iterator[None]:
-    """Context in which new tensors have a shape and a dtype but no data; its networks serve for estimates only.
+    """Context in which new tensors have a shape and a dtype but no data, for networks that only serve for estimates.
 
     Raises:
         ParnasError: shapes in a layer depend on the values of tensors.
@@ -230,10 +230,10 @@ def count_retraining(
 
 
 def count_search(config: Config, counts: Sequence[int], rows: int, precision: str) -> MemoryEstimate:
-    """Estimate the memory of a weight step of a search on `rows` rows, and of the memory that architecture steps keep.
+    """Estimate the memory of a weight step of a search on `rows` rows, plus hidden states kept for architecture steps.
 
-    If the estimator samples a path, the estimate is for the path that saves most activations. `counts` [V] are the
-    frequencies of the tokens in the training text; `precision` is fp32 or bf16.
+    If the estimator samples a path, the estimate is for the path whose saved activations take most bytes. `counts` [V]
+    are the frequencies of the tokens in the training text; `precision` is fp32 or bf16.
     """
     search, tgt_len = config.search, config.data.tgt_len
     with without_data():
@@ -251,7 +251,7 @@ def count_search(config: Config, counts: Sequence[int], rows: int, precision: st
 
 
 def _saved_by(name: str, model: ModelConfig, rows: int, tgt_len: int, precision: str) -> int:
-    """Return the activation bytes that a network of the single layer `name` saves, by which layers are ranked."""
+    """Return the bytes of activations that a network of the single layer `name` saves for the backward pass."""
     if name == IDENTITY:
         return 0
     narrow = {"cutoffs": (), "div_val": 1, "proj_factor": None, "proj_dims": None, "tie_weights": True}
@@ -262,8 +262,9 @@ def _saved_by(name: str, model: ModelConfig, rows: int, tgt_len: int, precision:
 def path_gates(network: SuperNet, search: SearchConfig, saved: Mapping[str, int]) -> list[PathGate]:
     """Return gates, one per block, that choose the block's candidate with the most `saved` bytes.
 
-    The gates have the form that the search's estimator gives them: except with `uniform`, they depend on alpha and need
-    a gradient; with `single_path`, one block also runs its candidate with the second most bytes, as a probe.
+    The gates have the form that `search.estimator` gives them: with `uniform` they are constants, with other estimators
+    they depend on alpha and need a gradient; with `single_path`, one block also runs a second candidate, the one with
+    the second most bytes.
     """
     weights = network.alpha().softmax(dim=-1)
     rows = (weights.detach() if search.estimator == "uniform" else weights).unbind()

@@ -94,7 +94,7 @@ class PhasePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """The resources of both phases, and the assumptions behind them."""
+    """The resources that search and retraining need, and the assumptions behind these estimates."""
 
     machine: Machine
     phases: tuple[PhasePlan, ...]
@@ -197,7 +197,7 @@ def memory_by_use(estimate: MemoryEstimate, gpus: int) -> dict[str, int]:
 
 
 def required_bytes(bytes_by_use: Mapping[str, int]) -> int:
-    """Return the bytes of memory that a GPU needs: the sum of `bytes_by_use`, 10 % of that as margin, 1 GB for CUDA."""
+    """Return the bytes of memory needed on a GPU: the sum of `bytes_by_use`, 10 % more as margin, and 1 GB for CUDA."""
     return round((1 + MARGIN) * sum(bytes_by_use.values())) + CONTEXT_BYTES
 
 
@@ -311,7 +311,9 @@ def arch_step_passes(search: SearchConfig) -> float:
 
 
 def make_machine(gpus: int, memory: float | None, bandwidth: float | None, price: float | None) -> Machine:
-    """Return the machine that the options of `parnas plan` describe: memory in GB of each GPU, bandwidth in GB/s.
+    """Return the machine that the options of `parnas plan` describe.
+
+    `memory` of each GPU is in GB, `bandwidth` of each GPU in GB/s; `price` is that of one GPU per hour.
 
     Raises:
         ParnasError: memory or bandwidth is not a positive number.
@@ -326,7 +328,7 @@ def choose_rate(measured: Path | None, tokens_per_s: float | None, note: Note = 
     """Return the training speed: of the run `measured`, or the given `tokens_per_s`; `None` if neither is given.
 
     Raises:
-        ParnasError: both were given, the run has no metrics, or the number is not positive.
+        ParnasError: both are given, the run has no metrics, or `tokens_per_s` is not positive.
     """
     if measured is not None and tokens_per_s is not None:
         raise ParnasError("--from RUN and --tokens-per-s both give the speed; leave out one of them.")
