@@ -95,7 +95,7 @@ class Output:
             display(*arguments)
 
     def end(self, result: Mapping[str, Any], written: Sequence[Path] = (), hint: str | None = None) -> None:
-        """Print the written files and the next command (`hint`); with `--json`, result and files as one object."""
+        """Print the written files and the next command (`hint`); with `--json`, result and files as one JSON object."""
         if self.as_json:
             print(to_json({**result, "written": [str(path) for path in written]}))
         elif not self.quiet:
@@ -122,7 +122,7 @@ def is_main_process() -> bool:
 
 
 def refuse_torchrun(command: str) -> None:
-    """Raise `ParnasError` under torchrun, for a command that several processes cannot share."""
+    """Raise `ParnasError` if torchrun started several processes, which cannot share `command`."""
     if is_distributed():
         raise ParnasError(f"torchrun is for search and retrain; run {command} without torchrun.")
 
@@ -132,7 +132,7 @@ def resolve_arguments(
 ) -> tuple[Config, Path]:
     """Return the configuration and the run folder from the arguments of `command`.
 
-    `settings` are the configuration and the overrides; without `run`, the folder gets a free name in `runs/`.
+    `settings` are the configuration and the overrides; without `run`, a new folder is made in `runs/`.
     """
     return resolve.resolve_config_and_run(*split_configuration(settings), run, resume, command, arch)
 

@@ -41,7 +41,7 @@ class Finding:
 
 
 def examine() -> list[Finding]:
-    """Return the findings on versions, devices, folders and variables; nothing is downloaded or trained."""
+    """Return the findings on versions, devices, folders and environment variables, without a download or a training."""
     return [*_versions(), *_devices(), *_folders(), *_variables()]
 
 
@@ -100,7 +100,7 @@ def free_gb(folder: Path) -> float:
 
 
 def _nearest_existing(folder: Path) -> Path:
-    """Return the folder, or its nearest parent that exists."""
+    """Return the folder if it exists, else its nearest parent that exists."""
     return next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
 
 

@@ -98,9 +98,10 @@ def derive(
     output: Output,
     run: Annotated[Path, Argument(metavar="RUN", help="Folder of a search.")],
     cost_target: Annotated[
-        float | None, Option(help="Largest cost, as a share of the interleaved network's; default: the search's.")
+        float | None,
+        Option(help="Largest cost, as a share of the interleaved network's cost; default: as in the search."),
     ] = None,
-    metric: Annotated[str | None, Option(help="latency, macs or parameters; default: the search's.")] = None,
+    metric: Annotated[str | None, Option(help="Cost: latency, macs or parameters; default: as in the search.")] = None,
     limits: Annotated[
         list[str] | None,
         Option("--max", metavar="LAYER=COUNT", help="Largest number of blocks with a layer, such as s=4."),
@@ -112,8 +113,8 @@ def derive(
         int | None,
         Option(
             min=0,
-            help="Number of most probable networks to re-rank by held-out loss with the shared weights; 0: by pi "
-            "alone; default: the search's.",
+            help="Number of most probable networks to re-rank by held-out loss with the shared weights; 0: select by "
+            "pi alone; default: as in the search.",
         ),
     ] = None,
     out: Out = None,
@@ -160,7 +161,7 @@ def evaluate(
     cmem_len: Annotated[int | None, Option(min=0, help="Positions of compressed memory; default: as trained.")] = None,
     clamp_len: Annotated[
         int | None,
-        Option(min=1, help="Largest distance between positions, also used for larger distances; default: as trained."),
+        Option(min=1, help="Larger distances between positions are treated as this one; default: as trained."),
     ] = None,
     same_length: Annotated[
         bool | None,
@@ -172,7 +173,7 @@ def evaluate(
     ] = False,
     analyses: Annotated[
         str | None,
-        Option("--analyse", metavar="LIST", help="Further tables and pictures: some of attention,frequency,memory."),
+        Option("--analyse", metavar="LIST", help="Further tables and pictures: any of attention,frequency,memory."),
     ] = None,
     out: Out = None,
 ) -> None:
@@ -217,8 +218,8 @@ def pipeline(
         str,
         Option(
             metavar="LIST",
-            help="Networks to train for comparison, some of equal-cost (interleaved, with the cost of the derived "
-            "network), interleaved, all-f.",
+            help="Networks to train for comparison, one or more of equal-cost (interleaved, with the cost of the "
+            "derived network), interleaved, all-f.",
         ),
     ] = "equal-cost",
     finalists: Annotated[
@@ -259,7 +260,7 @@ def demo(
         Path | None, Option(help="Folder for all runs, or to resume; default: runs/demo, or the next free number.")
     ] = None,
 ) -> None:
-    """Run all main steps on an embedded corpus, in minutes."""
+    """Run all main steps on a small text, in minutes."""
     refuse_torchrun("demo")
     from parnas.config.loader import PRESETS, load_config
     from parnas.studies.baselines import ALL_F, INTERLEAVED

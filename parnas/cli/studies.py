@@ -56,7 +56,7 @@ def baselines(
     random: Annotated[int, Option(min=0, help="Number of random networks with the cost of the derived one.")] = 8,
     seeds: Annotated[int, Option(min=1, help="Trainings of each network; random networks are trained once.")] = 3,
     seed: Annotated[
-        int | None, Option(min=0, help="First seed, also of the random networks; default: the search's.")
+        int | None, Option(min=0, help="First seed, also of the random networks; default: as in the search.")
     ] = None,
     folder: Annotated[Path | None, Option("--run", help="Folder for the trainings; default: RUN/baselines.")] = None,
     only_list: Annotated[bool, Option("--list", help="Print architectures and costs; train nothing.")] = False,
@@ -100,7 +100,7 @@ def blackbox(
         int | None, Option(min=1, help="Train each network from scratch for this many steps.")
     ] = None,
     supernet: Annotated[
-        Path | None, Option(metavar="RUN", help="Evaluate with the shared weights of this search instead.")
+        Path | None, Option(metavar="RUN", help="Instead of training, evaluate with the shared weights of this search.")
     ] = None,
     sampler: Annotated[str, Option(help="tpe or nsga2.")] = "tpe",
     cost_target: Annotated[
@@ -111,11 +111,11 @@ def blackbox(
         ),
     ] = None,
     run: Annotated[Path | None, Option(help="Folder for the results; default: runs/blackbox-STUDY.")] = None,
-    keep: Annotated[bool, Option("--keep", help="Keep each training as trial-NUMBER in that folder.")] = False,
+    keep: Annotated[bool, Option("--keep", help="Keep each training, as trial-NUMBER in --run.")] = False,
 ) -> None:
     """Search architectures with Optuna, as a baseline for the search that learns pi.
 
-    The same command resumes the study, and adds a worker to it on another machine.
+    The same command resumes the study; on another machine it adds a worker.
     """
     refuse_torchrun("blackbox")
     if sampler not in ("tpe", "nsga2"):
@@ -168,7 +168,7 @@ def tune(
     trials: Annotated[int, Option(min=1, help="Number of finished trials, of all workers together.")] = 30,
     prune: Annotated[
         bool,
-        Option("--prune/--no-prune", help="Whether to end a trial early if its loss exceeds the others' median."),
+        Option("--prune/--no-prune", help="Whether to end a trial early if its loss exceeds the other trials' median."),
     ] = True,
     storage: Annotated[
         str | None,

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 def _make_table(
     titles: Iterable[str], rows: Iterable[Iterable[str]], left: Collection[str] = (), gap: int = 2
 ) -> Table:
-    """Return a table without lines, with `gap` spaces between columns; columns titled in `left` are left-aligned."""
+    """Return a table without lines, with `gap` spaces between columns; columns whose title is in `left` align left."""
     table = Table(box=None, header_style="bold", padding=(0, gap, 0, 0))
     for title in titles:
         table.add_column(title, justify="left" if title in left else "right", overflow="fold")
@@ -66,7 +66,7 @@ def show_state(name: str, state: "State") -> None:
 
 
 def show_derivation(derivation: "Derivation") -> None:
-    """Print pi of each block, the ranked candidates, warnings, and the derived architecture with its cost."""
+    """Print pi of each block, the ranked networks, warnings, and the derived architecture with its cost."""
     console, space = Console(), list(derivation.blocks[0].pi)
     titles = ["block", "layer", *(f"pi({name})" for name in space), "entropy", "margin"]
     rows = [
@@ -172,7 +172,7 @@ def _explain_cost_share(metric: str) -> str:
 
 
 def show_analysis(analysis: "Analysis") -> None:
-    """Print an analysis: attention as sums over ages, word frequencies with a column per run, and the notes."""
+    """Print the table and notes of an analysis: attention summed over ages, word frequencies with a column per run."""
     from pandas.api.types import is_numeric_dtype
 
     frame, console = analysis.table, Console()
@@ -212,7 +212,7 @@ def show_profile(profile: "Profile") -> None:
 
 
 def profile_table(profile: "Profile") -> Table:
-    """Return a table of the latency of each layer and of all else, in ms and relative to a feed-forward layer."""
+    """Return a table of latencies, of each layer and of all other parts, in ms and relative to a feed-forward layer."""
     modes = [mode for mode in (profile.inference, profile.training) if mode is not None]
     rows = []
     for name in ["fixed", *profile.inference.layers]:
@@ -229,7 +229,7 @@ def profile_table(profile: "Profile") -> Table:
 
 
 def check_table(check: "Check") -> Table:
-    """Return the table of predicted and measured inference latencies."""
+    """Return a table of networks with their predicted and measured inference latencies in ms."""
     rows = [
         [each.arch, f"{each.predicted_ms:.2f}", f"{each.measured_ms:.2f}", f"{each.error:+.1%}"]
         for each in check.networks
@@ -282,7 +282,7 @@ def show_plan(plan: Plan) -> None:
 
 
 def _memory_rows(phase: PhasePlan, machine: Machine) -> Iterator[tuple[str, str]]:
-    """Yield name and size of each part of one GPU's memory; names of parts of another part begin with spaces."""
+    """Yield name and size of each part of one GPU's memory; names of subparts begin with spaces."""
     gpus = "1 GPU" if machine.gpus == 1 else f"each of {machine.gpus} GPUs"
     yield f"memory of {gpus}", f"batch size {phase.rows}"
     sizes = {
@@ -318,7 +318,7 @@ _SHOWN_TRIALS = 5
 
 
 def show_tuned(tuned: "TuningResult") -> None:
-    """Print the best trials (`*`: as configured), the number of trials by state, and the importance of each setting."""
+    """Print the best trials (`*`: settings as configured), the number of trials by state, and setting importance."""
     complete = sorted((each for each in tuned.trials if each.state == "complete"), key=lambda each: each.loss or 0.0)
     settings = [each.settings for each in complete]
     distinct = [each for place, each in enumerate(complete) if each.settings not in settings[:place]]
@@ -368,7 +368,7 @@ COST_COLUMNS = {
 
 
 def show_comparison(comparison: "Comparison") -> None:
-    """Print a comparison as a table of perplexities and one of costs, which fit a terminal, and its notes."""
+    """Print a comparison as two tables that fit a terminal, perplexities and costs, with notes."""
     console, table = Console(), comparison.table
     plain = table[table["evaluation"] == PLAIN]
     quality = {key: column for key, column in QUALITY_COLUMNS.items() if key != "evaluation" or len(plain) < len(table)}

@@ -68,7 +68,7 @@ def report(
 @_command
 def export(
     output: Output,
-    run: Annotated[Path, Argument(metavar="RUN", help="A retraining, or a search for its derived network.")],
+    run: Annotated[Path, Argument(metavar="RUN", help="A retraining, or a search to export its derived network.")],
     target: Annotated[str, Option("--to", help="Format: safetensors, x-transformers, pt2 or onnx.")],
     best: Best = False,
     out: Annotated[Path | None, Option(help="Folder for the files; default: RUN/exports.")] = None,
@@ -93,12 +93,12 @@ def profile(
         int,
         Option(
             min=0,
-            help="Number of random networks whose sum of layers is compared with their latency; 0: none.",
+            help="Number of random networks whose latency is compared with the sum over their layers; 0: none.",
         ),
     ] = 20,
     out: Out = None,
 ) -> None:
-    """Measure the latency of each layer on this machine, and compare sums of layers with whole networks."""
+    """Measure the latency of each layer on this machine, and compare sums of layer latencies with whole networks."""
     shape = {"data.batch_size": batch_size, "data.tgt_len": tgt_len, "model.mem_len": mem_len}
     overrides = [f"{key}={value}" for key, value in shape.items() if value is not None]
     config, folder = resolve_arguments([*(settings or []), *overrides], out, False, "profile")
@@ -123,7 +123,7 @@ def plan(
     ] = None,
     measured: Annotated[
         Path | None,
-        Option("--from", metavar="RUN", help="Run on one GPU of this kind, whose speed is used."),
+        Option("--from", metavar="RUN", help="Run on one GPU of the planned kind; its speed is used."),
     ] = None,
     tokens_per_s: Annotated[float | None, Option(help="Tokens per second when one GPU retrains this network.")] = None,
     bandwidth: Annotated[
@@ -133,10 +133,10 @@ def plan(
     price_per_hour: Annotated[float | None, Option(min=0, help="Price of one GPU hour, in any currency.")] = None,
     out: Out = None,
 ) -> None:
-    """Estimate memory, days and price of both phases before training.
+    """Estimate memory, days and price of search and retraining before they run.
 
-    Memory is counted; days and price need a measured speed. Without an architecture, the plan is for retraining the
-    interleaved network.
+    Memory needs no measurement; days and price need a measured speed. Without an architecture, the plan is for
+    retraining the interleaved network.
     """
     config, _ = resolve_arguments(settings, out or Path(), False, "plan", arch)
     from parnas.cli.tables import show_plan
@@ -153,12 +153,12 @@ def plan(
 def cutoffs(
     output: Output,
     source: Annotated[str, Argument(metavar="RUN|COUNTS", help="A run folder, or a file with a count per line.")],
-    clusters: Annotated[int, Option(min=2, help="Number of clusters, with the head.")] = 3,
+    clusters: Annotated[int, Option(min=2, help="Number of clusters, including the head.")] = 3,
     d_model: Annotated[int | None, Option(min=1, help="Width of the network; for COUNTS only, default 512.")] = None,
     proj_factor: Annotated[int | None, Option(min=1, help="model.proj_factor; for COUNTS only, default 4.")] = None,
     min_macs: Annotated[
         bool,
-        Option("--min-macs", help="Allow any head, for the fewest multiply-adds; as model.cutoffs=min_macs."),
+        Option("--min-macs", help="Allow a head of any size, for the fewest multiply-adds; as model.cutoffs=min_macs."),
     ] = False,
 ) -> None:
     """Find the optimal cutoffs of an adaptive softmax."""

@@ -35,7 +35,7 @@ class State:
         return {record.split: record for record in self.metrics}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the state for JSON, with only the last lines of metrics and pi."""
+        """Return the state for JSON, with the last line of metrics of each split and the last line of pi."""
         latest = {split: record.to_dict() for split, record in self.latest().items()}
         last = {"latest": latest, "pi": self.pi[-1].to_dict() if self.pi else None}
         return {"kind": self.kind, "step": self.step, "steps": self.steps, "finished": self.finished, **last}
