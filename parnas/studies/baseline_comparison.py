@@ -30,7 +30,7 @@ _LEVEL = 0.95  # confidence level of the intervals
 
 
 class _Difference(NamedTuple):
-    """The perplexity of a network minus a baseline's, in per cent of the latter; negative if the network is better."""
+    """A network's perplexity minus a baseline's, in per cent of the baseline's; negative if the network is better."""
 
     mean: float  # over the seeds; nan if a perplexity is not finite
     low: float | None  # lower end of the 95 % confidence interval of the mean; `None` for fewer than two pairs
@@ -39,7 +39,7 @@ class _Difference(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """A phrase that says whether the derived network is better or worse according to the interval, or neither."""
+        """A phrase: the network is better, worse or not significantly different, or why there is no interval."""
         if math.isnan(self.mean):
             return "no difference, since a perplexity is not finite"
         if self.low is None or self.high is None:
@@ -48,10 +48,11 @@ class _Difference(NamedTuple):
 
 
 def paired_difference(ours: Mapping[int, float], theirs: Mapping[int, float]) -> _Difference:
-    """Return the mean difference between the perplexities of two networks in per cent, with a 95 % interval.
+    """Return the mean of `ours` minus `theirs` in per cent of `theirs`, with its 95 % confidence interval.
 
-    `ours` and `theirs` are perplexities by seed. The difference for a seed is 100 · (ours / theirs - 1). The mean is
-    taken over the n seeds that both networks have; the interval is mean ± t(0.975, n - 1) · sd / √n with Student's t.
+    `ours` and `theirs` are the perplexities of two networks by seed. For one seed the difference is
+    100 · (ours / theirs - 1). The mean is taken over the n seeds that both networks have; the interval is
+    mean ± t(0.975, n - 1) · sd / √n with Student's t.
     """
     percent = [_percent_above(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
     mean, pairs = fmean(percent), len(percent)
@@ -62,7 +63,7 @@ def paired_difference(ours: Mapping[int, float], theirs: Mapping[int, float]) ->
 
 
 def _percent_above(ours: float, theirs: float) -> float:
-    """Return the difference between two perplexities in per cent of `theirs`; nan if either is not finite."""
+    """Return perplexity `ours` minus perplexity `theirs` in per cent of `theirs`; nan if either is not finite."""
     return 100 * (ours / theirs - 1) if math.isfinite(ours) and math.isfinite(theirs) else math.nan
 
 
@@ -138,13 +139,13 @@ def compare_baselines(
 ) -> BaselineComparison:
     """Train the derived network and its baselines from each seed, and return the perplexities that they reach.
 
-    Random networks are trained from the first seed only. Each training has a subfolder `NAME-seed-SEED` of `folder`;
-    finished trainings are loaded, others started or resumed. A network that has several names is trained once per seed.
-    All networks are trained from the first seed before any is trained from the second. The perplexity of a training
-    that diverges counts as infinite, and the next call repeats the training. `config` is the configuration of the
-    search with its corpus and cutoffs filled in.
+    Random networks are trained from the first seed alone. Each training has a subfolder `NAME-seed-SEED` of `folder`;
+    finished trainings are loaded, others started or resumed. If two baselines are the same network, it is trained once
+    per seed. All networks are trained from the first seed before any is trained from the second. The perplexity of a
+    training that diverges counts as infinite, and the next call repeats the training. `config` is the configuration of
+    the search with its corpus and softmax cutoffs filled in.
 
-    Raises `ParnasError` if the folder holds other files, or trainings of another configuration.
+    Raises `ParnasError` if `folder` holds trainings of another configuration, or files but no `config.yaml`.
     """
     config = config.replace(model__arch=None)
     prepare_folder(folder, config)
@@ -154,7 +155,7 @@ def compare_baselines(
     trainings = [(each, seed) for seed in seeds for each in baselines.networks if seed == seeds[0] or not each.random]
     reached: dict[str, dict[int, float]] = {each.name: {} for each in baselines.networks}
     for number, (each, seed) in enumerate(trainings, 1):
-        reporter.note(f"{each.name} from seed {seed}, {number} of {len(trainings)}: {each.architecture}")
+        reporter.note(f"training {number} of {len(trainings)}: {each.name} from seed {seed}, {each.architecture}")
         changed = config.replace(model__arch=str(each.architecture), runtime__seed=seed)
         run_folder = folder / f"{first_names[each.architecture]}-seed-{seed}"
         train = partial(train_once, retrain, changed, run_folder, reporter)
@@ -214,5 +215,5 @@ def _compare_with_random(derived: NetworkResult, random: Sequence[NetworkResult]
     )
     if len(derived.ppl) > 1:  # random networks have one seed, which may be better or worse than the mean of the seeds
         same_seed = sum(derived.ppl[seed] < ppl for each in random for seed, ppl in each.ppl.items())
-        text += f" by its mean over {len(derived.ppl)} seeds, than {same_seed} by the one seed that they have too"
+        text += f" by its mean over {len(derived.ppl)} seeds, than {same_seed} by the seed of the random networks"
     return _Verdict(RANDOM, difference, text)

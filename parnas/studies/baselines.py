@@ -75,14 +75,14 @@ def find_baselines(run: Run, count: int, seed: int, reporter: Reporter) -> Basel
 def choose_baselines(
     derived: Architecture, costs: Costs, spaces: Sequence[Sequence[str]], count: int, seed: int
 ) -> Baselines:
-    """Return the derived network, its hand-designed baselines and `count` random networks of its cost.
+    """Return the derived network, its hand-designed baselines and `count` random networks of equal cost.
 
-    The hand-designed baselines have the number of blocks of the search, except where another number is given:
+    The hand-designed baselines have as many blocks as the search, unless another number is given:
 
     * the interleaved network
     * if the search has the candidate `c`, the interleaved network with `c` for all attention layers
-    * the sandwich (Press et al. 2020, arXiv 1911.03864) with a third of its pairs of layers at the ends; if the number
-      of blocks is odd, it has one block less
+    * the sandwich (Press et al. 2020, arXiv 1911.03864) with a third of its attention layers first and as many
+      feed-forward layers last; one block less if the search has an odd number of blocks
     * the deepest interleaved network that costs no more than the derived network
 
     Args:
@@ -99,7 +99,7 @@ def choose_baselines(
         raise ParnasError(f"The number of random networks (--random) is {count}; give 0 or more.")
     if unknown := sorted({name for name in derived if name not in costs.per_layer and name != IDENTITY}):
         raise ParnasError(
-            f"The search has no cost for layer {', '.join(unknown)} of {derived}; give a network of its candidates."
+            f"The search has no cost for layer {', '.join(unknown)} of {derived}; use the candidates of the search."
         )
     blocks, notes = len(spaces), list[str]()
     derived = derived.canonical()
@@ -126,7 +126,7 @@ def choose_baselines(
 def deepest_interleaved(costs: Costs, max_cost: float, blocks: int) -> Architecture:
     """Return the deepest interleaved network with at most `blocks` blocks that costs at most `max_cost`.
 
-    If all cost more, it is the network of one block.
+    If even the network of one block costs more, return that network.
     """
     networks = [Architecture.parse(f"interleaved-{depth}") for depth in range(blocks, 0, -1)]
     return next((each for each in networks if costs.cost(each) <= _with_tolerance(max_cost)), networks[-1])
@@ -179,9 +179,9 @@ def _draw_of_equal_cost(
 ) -> tuple[list[Architecture], list[str]]:
     """Return up to `count` different random networks of about the derived network's cost, and notes on their choice.
 
-    Networks within ± 3 % of this cost are drawn first; while there are too few, the width of the band is doubled. A
-    smaller `count` returns the beginning of the same list. Networks in `without` are not drawn. `spaces` holds the
-    candidates of each block.
+    Networks within ± 3 % of the derived network's cost are drawn first; while there are fewer than `count`, the band is
+    made twice as wide. A smaller `count` returns the beginning of the same list. Networks in `without` are not drawn.
+    `spaces` holds the candidates of each block.
     """
     cost = costs.cost(derived)
     layer_costs = {**costs.per_layer, IDENTITY: 0.0}  # networks are trained without identity layers

@@ -1,7 +1,7 @@
 """Black-box search, a baseline for gradient-based search: Optuna proposes networks and minimises perplexity and cost.
 
-A trial draws a layer for each block. Its perplexity on the validation split comes either from a short training from
-scratch or from the shared weights of a finished SuperNet; its cost is the predicted cost of the blocks.
+A trial draws a layer for each block. The perplexity of this network on the validation split comes either from a short
+training from scratch or from the shared weights of a finished SuperNet; its cost is the predicted cost of its blocks.
 """
 
 import math
@@ -103,9 +103,9 @@ def training_task(config: Config, steps: int, folder: Path | None, reporter: Rep
 def inheriting_task(config: Config, supernet: Path, reporter: Reporter) -> BlackboxTask:
     """Return a task whose trials evaluate their network with the shared weights of a search, without training.
 
-    `supernet` is the run folder of the search. Its weights are those from before the selected path was fine-tuned, if
-    the run stores them. Raises `ParnasError` if the run is no search, or if `config` has other text, network or search
-    space.
+    `supernet` is the run folder of the search. The weights are those from before the selected path was fine-tuned, or
+    the last ones if the run did not store these. Raises `ParnasError` if the run is not a search, or if its text,
+    network or search space differs from `config`.
     """
     run, loaded = Run(supernet), load(supernet, supernet_weights=True, by_pi=True)
     if not isinstance(loaded.model, SuperNet):
@@ -126,11 +126,11 @@ def inheriting_task(config: Config, supernet: Path, reporter: Reporter) -> Black
 
 
 def _refuse_other_supernet(run: Run, config: Config) -> None:
-    """Raise `ParnasError` if `run` has other settings of text, network or search space than `config`."""
+    """Raise `ParnasError` if `run` and `config` have different settings of text, network or search space."""
     theirs, ours = (_search_settings(each, {"train", "runtime"}) for each in (run.config(), config))
-    if changed := [f"  - {key}: {theirs[key]} there, {ours[key]} here" for key in ours if theirs[key] != ours[key]]:
+    if changed := [f"  - {key}: {theirs[key]} in the run, not {ours[key]}" for key in ours if theirs[key] != ours[key]]:
         raise ParnasError(
-            f"The SuperNet in {run.folder} has another configuration; leave CONFIG out to use the SuperNet's:\n"
+            f"The SuperNet in {run.folder} was trained with other settings; leave CONFIG out to use the SuperNet's:\n"
             + "\n".join(changed)
         )
 
@@ -150,7 +150,7 @@ def _make_task(
     perplexity: Callable[[int, Architecture], float],
     costs: Costs,
 ) -> BlackboxTask:
-    """Return a task with the fingerprint of its configuration, text and costs, and with the entries of `more` in it."""
+    """Return a task; its fingerprint holds the configuration, the text, the costs and the entries of `more`."""
     free = {"train"} if source == "inherited" else set[str]()
     fingerprint = {"trials": source, "text": streams.header.fingerprint, **_search_settings(config, free), **more}
     fingerprint |= {"metric": costs.metric, "costs": dict(costs.per_layer)}  # each machine has its own latencies
@@ -162,7 +162,7 @@ def _make_task(
 def _search_settings(config: Config, free: Collection[str]) -> dict[str, Any]:
     """Return the settings that the perplexity and the cost of a trial depend on, by dotted key.
 
-    `free` holds sections to leave out besides those that never have an influence.
+    The sections in `free` are left out, too.
     """
     settings = binding_settings(config, {*FREE_SETTINGS, "model.arch", "search", "evaluation", *free})
     return settings | {f"search.{key}": config.model_dump(mode="json")["search"][key] for key in ("space", "blocks")}
@@ -195,7 +195,7 @@ def blackbox(study: optuna.Study, task: BlackboxTask, trials: int, reporter: Rep
 
         perplexity, cost = evaluate_once(trial, name, evaluate)
         share = cost / task.costs.interleaved
-        reporter.note(f"trial {trial.number}: {name}  ppl {perplexity:.2f}  cost {share:.2f}")
+        reporter.note(f"trial {trial.number}: {name}  ppl {perplexity:.2f}  cost {share:.2f} of interleaved")
         return perplexity, cost
 
     run_trials(study, objective, trials, reporter, title="blackbox")
@@ -236,7 +236,7 @@ def pareto_front(networks: Sequence[EvaluatedNetwork]) -> list[EvaluatedNetwork]
 def best_within(networks: Sequence[EvaluatedNetwork], max_cost: float | None) -> EvaluatedNetwork | None:
     """Return the network with the lowest perplexity that costs at most `max_cost`, or `None` if all cost more.
 
-    Of networks with equal perplexity, return the cheapest. `max_cost` has the unit of the cost metric; `None` for no
+    Of networks with equal perplexity, return the cheapest. `max_cost` has the unit of the cost metric; `None` means no
     limit.
     """
     affordable = [network for network in networks if max_cost is None or network.cost <= max_cost]
@@ -248,9 +248,9 @@ def write_results(
 ) -> tuple[list[EvaluatedNetwork], EvaluatedNetwork | None]:
     """Write the Pareto front to `pareto.csv` and the best network within the cost target to `arch.yaml`; return both.
 
-    `study` is the name of the study. `cost_target` is a fraction of the interleaved network's cost, `None` for no
-    limit. If all networks cost more, the best is `None`, and no `arch.yaml` is written. Networks that diverged in
-    training are left out.
+    `study` is the name of the study. `cost_target` is a fraction of the interleaved network's cost; `None` means no
+    limit. If no network is within the limit, `None` is returned instead of the best network, and no `arch.yaml` is
+    written. Networks that diverged in training are left out.
     """
     networks = [network for network in networks if math.isfinite(network.valid_ppl)]
     front = pareto_front(networks)

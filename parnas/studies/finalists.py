@@ -36,7 +36,7 @@ class Finalist(NamedTuple):
     steps: int  # of the short training
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the content of `finalists.json` for this finalist; `max` holds the limits on its numbers of layers."""
+        """Return this finalist's entry in `finalists.json`; `max` holds the largest allowed number of each layer."""
         arch, costs = self.derivation.architecture, self.derivation.costs
         return {
             "arch": str(arch),
@@ -48,12 +48,11 @@ class Finalist(NamedTuple):
 
 
 def fewer_attention_variants(run: Run, derivation: Derivation, reporter: Reporter) -> Iterator[Derivation]:
-    """Yield `derivation`, the derivation of `run`, then the best derivations with fewer and fewer attention layers.
+    """Yield `derivation`, derived from `run`, then the best derivations of `run` with fewer and fewer attention layers.
 
-    Each further derivation may have one attention layer less than the previous one. The series ends with a network
-    without attention, or when no network meets the next limits. Plain and compressive attention have separate limits:
-    the limit of the kind with more layers is lowered, and the other kind is limited to its current number of layers, so
-    that it cannot replace the removed layer.
+    Each derivation has at least one attention layer less than the previous one: of plain and compressive attention, the
+    kind with more layers may have one layer less than now, and the other kind may have no more layers than now. The
+    series ends with a network without attention, or when no network meets these limits.
     """
     space = run.config().search.candidates
     kinds = [kind for kind in (ATTENTION, COMPRESSIVE) if any(is_limited(name, kind) for name in space)]
@@ -80,12 +79,12 @@ def train_finalists(
 
     Finalists are the first networks of `fewer_attention_variants`. Each is trained with the settings of `config` for
     an eighth of the steps, in a subfolder of `folder`. Finished trainings are loaded, others started or resumed. A
-    finalist that diverges comes last, and its training is repeated by the next call. If there is only one finalist, it
-    is not trained and the list is empty. Raises `Diverged` if all diverge.
+    finalist that diverges comes last, and the next call repeats its training. A single finalist is not trained, and the
+    returned list is empty. Raises `Diverged` if all finalists diverge.
     """
     derivations = list(islice(fewer_attention_variants(run, derivation, reporter), count))
     if len(derivations) < count:
-        reporter.note(f"the search has only {len(derivations)} finalist(s), not {count}")
+        reporter.note(f"the search has only {len(derivations)} finalist(s); {count} were requested")
     if len(derivations) < 2:
         return []
     short, finalists = shorten(config), list[Finalist]()

@@ -105,10 +105,10 @@ def open_shared_study(storage: str, name: str, settings: StudySettings, note: _N
 
 
 def refuse_other_fingerprint(before: Mapping[str, Any], now: Mapping[str, Any], name: str, hint: str) -> None:
-    """Raise `ParnasError` with the settings that differ if a worker's fingerprint is not that of the study `name`.
+    """Raise `ParnasError` with the settings that differ if the fingerprints `before` and `now` are not equal.
 
-    `before` is the fingerprint that the study stores, `now` the worker's. If they differ, the values of earlier and new
-    trials are not comparable. `hint` tells the user what to do.
+    A fingerprint holds all that the values of trials depend on. `before` is stored in the study `name`, `now` belongs
+    to this worker. If they differ, earlier and new trials are not comparable. `hint` tells the user what to do.
     """
     if before == now:
         return
@@ -136,7 +136,7 @@ def run_trials(
 ) -> None:
     """Run trials in this worker until all workers together have finished `trials` trials.
 
-    Since each worker completes its running trial, W workers may finish up to W - 1 trials more. A trial that is
+    Since each worker completes its running trial, W workers may finish up to `trials` + W - 1 trials. A trial that is
     interrupted or ends with an error is queued again before the exception is raised.
 
     Args:
@@ -195,7 +195,7 @@ def run_trials(
 
 
 def _note_lost_trial(study: optuna.Study, current: list[Trial], error: Exception, reporter: Reporter) -> None:
-    """Report why the result of a trial could not be stored; raise `error` if the next trial would not be stored either.
+    """Report why the result of a trial was lost; raise `error` or its cause if later results would be lost, too.
 
     `current` holds the trial that was running, if any; `error` is the exception that Optuna raised.
     """
@@ -205,7 +205,7 @@ def _note_lost_trial(study: optuna.Study, current: list[Trial], error: Exception
             raise cause
     trials = study.get_trials(deepcopy=False)
     if any(trials[trial.number].state == TrialState.FAIL for trial in current):
-        reporter.note(f"trial {current[0].number} was marked as failed by another worker, which saw no heartbeat of it")
+        reporter.note(f"trial {current[0].number} was marked as failed by another worker, as its heartbeat had stopped")
     elif any(isinstance(cause, StorageInternalError | SQLAlchemyError) for cause in causes):
         reporter.note(
             f"the storage did not answer ({_first_line(causes[-1])}); the last trial of this worker may be repeated"
@@ -300,7 +300,7 @@ class _Database(RDBStorage):
     """A database storage whose thread of heartbeats survives an outage of the database."""
 
     def record_heartbeat(self, trial_id: int) -> None:
-        """Record a heartbeat, and ignore an error, which would end Optuna's thread of heartbeats."""
+        """Record a heartbeat; ignore errors, since an error would end Optuna's thread of heartbeats."""
         with suppress(Exception):
             super().record_heartbeat(trial_id)
 
@@ -343,7 +343,7 @@ def _open_database(url: str, engine_kwargs: dict[str, Any]) -> _Database:
 
 
 def _wait_for_server(storage: RDBStorage, note: _Notify | None) -> None:
-    """Make each new connection to a server that does not answer wait up to `AWAY_SECONDS`, then raise `ParnasError`.
+    """Let new connections wait up to `AWAY_SECONDS` for a server that does not answer, then raise `ParnasError`.
 
     `note` receives a message when a connection begins to wait.
     """
@@ -368,6 +368,6 @@ def _wait_for_server(storage: RDBStorage, note: _Notify | None) -> None:
 
 
 def _first_line(error: BaseException) -> str:
-    """Return the first line of an error's message; for an error of Optuna's storage, that of the database's error."""
+    """Return the first line of an error's message, or of the database error that caused an error of Optuna."""
     cause = error.__cause__ if isinstance(error, StorageInternalError) and error.__cause__ is not None else error
     return next(iter(str(cause).splitlines()), type(cause).__name__)

@@ -151,8 +151,8 @@ def run_pipeline(
 def _refuse_retrained_networks(path: Path, runs: Mapping[str, Run]) -> None:
     """Raise `ParnasError` if a run has been trained again since it was compared on the test split.
 
-    `path` is the JSON file of that comparison. A run has not been trained again if its architecture, steps and median
-    tokens per second are those of the file, since no two trainings have exactly the same speed.
+    `path` is the JSON file of that comparison. A run counts as trained again if its architecture, its steps or its
+    median training speed differs from the file: no two trainings have exactly the same speed.
     """
     for row in parse_rows(read_json(path), str(path), f"remove {path.parent}"):
         if (run := runs.get(row.run)) is None:

@@ -75,7 +75,7 @@ class Stability:
         return [[sum(map(operator.ne, one, other)) for other in self.strings] for one in self.strings]
 
     def edits(self) -> list[list[int]]:
-        """Return the `edit_distance` of each two seeds' architectures, compared without identity layers: [N, N]."""
+        """Return each `edit_distance` between two seeds' architectures, [N, N]; identity layers are left out."""
         networks = [drop_identity(string) for string in self.strings]
         return [[edit_distance(one, other) for other in networks] for one in networks]
 
@@ -119,7 +119,7 @@ def stability(config: Config, folder: Path, seeds: int, reporter: Reporter) -> S
     """Repeat a search with several seeds, each in a subfolder `seed-SEED`, and compare the derived architectures.
 
     `seeds` is the number of seeds, which count up from `runtime.seed`. Finished searches are loaded, others started or
-    resumed. Raises `ParnasError` if the folder holds other files, or searches of another configuration.
+    resumed. Raises `ParnasError` if `folder` holds searches of another configuration, or files but no `config.yaml`.
     """
     config = resolve_corpus(config)
     config = resolve_cutoffs(config, prepare(config.data, reporter.note))
@@ -153,16 +153,16 @@ def compare_seeds(
 
     The consensus is the architecture within the cost target with the greatest mean over seeds of log pi (a product of
     experts). If each seed drew an architecture from its pi, with independent blocks, this is the architecture that all
-    seeds would most probably draw together. Unlike a vote, it weighs confidence: a seed that gives a candidate almost
-    no probability counts heavily against the candidate.
+    seeds would most probably draw together. Unlike a vote, the consensus weighs confidence: a seed that gives a
+    candidate almost no probability counts heavily against the candidate.
 
     Args:
         seeds: the seeds of the searches.
         blocks: for each seed and block, the derived layer and the probabilities of all candidates.
         costs: the cost of each layer; `None` for no cost target.
         target: the cost target as a share of the interleaved network's cost; `None` for no target.
-        count: the number of architectures, the most probable ones, that `rerank_choices` receives.
-        rerank_choices: selects the consensus among these architectures; `None`: it is the most probable one.
+        count: how many of the most probable architectures `rerank_choices` receives.
+        rerank_choices: selects the consensus among these architectures; `None` selects the most probable one.
 
     Raises:
         ParnasError: the candidates of a block differ between the searches.

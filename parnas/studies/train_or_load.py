@@ -16,10 +16,10 @@ _Train = Callable[[Config, Path, Reporter, bool], Run]
 
 
 def prepare_folder(folder: Path, config: Config, allowed: Collection[str] = ()) -> None:
-    """Write the common configuration of several trainings to `folder/config.yaml`, or check it if the file exists.
+    """Write the configuration that several trainings share to `folder/config.yaml`, or compare it with that file.
 
-    Raises `ParnasError` if the existing configuration differs (except for the dotted keys in `allowed`), or if the
-    folder holds files but no configuration.
+    Raises `ParnasError` if the file has another configuration (except for the dotted keys in `allowed`), or if the
+    folder holds files but no `config.yaml`.
     """
     base = Run(folder)
     path = folder / "config.yaml"
@@ -38,8 +38,8 @@ def prepare_folder(folder: Path, config: Config, allowed: Collection[str] = ()) 
 def train_once(train: _Train, config: Config, folder: Path, reporter: Reporter) -> Run:
     """Return the finished run of a training in `folder`: load it if it is finished, otherwise start or resume it.
 
-    Raises `ParnasError` if the run was started with another configuration. Settings that a finished run does not read
-    may differ: those of retraining for a search, and those of the search for a retraining.
+    Raises `ParnasError` if the run was started with another configuration. If the run is finished, settings that it did
+    not use may differ: a search does not use the settings of retrainings, a retraining not those of searches.
     """
     run = Run(folder)
     if run.finished():

@@ -163,8 +163,8 @@ def tune(config: Config, options: TuneOptions, folder: Path, reporter: Reporter)
     """Tune settings of a configuration: run or resume a study in `folder`, and return the result.
 
     Trials are run until all workers of the study together have finished `options.trials` trials, each in a subfolder.
-    The first trial uses the settings of `config`, if the space contains them. A worker that is interrupted writes the
-    results so far. Raises `ParnasError` if folder or study belong to another configuration or space, if a value of the
+    The first trial uses the settings of `config`, if the space contains them. An interrupted worker writes the results
+    so far. Raises `ParnasError` if the folder or the study belongs to another configuration or space, if a value of the
     space does not fit the text, or if a training stops with an error other than divergence or lack of memory.
     """
     config = resolve_corpus(config)
@@ -188,7 +188,7 @@ def tune(config: Config, options: TuneOptions, folder: Path, reporter: Reporter)
     storage = options.storage or f"sqlite:///{folder / STORAGE}"
     study = open_shared_study(storage, options.study or STUDY, settings, reporter.note)
     if outside := objective.outside():
-        reporter.note(f"no trial will use the configuration's own settings; outside the tuning space: {outside}")
+        reporter.note(f"no trial will use the settings as configured, since these are outside the space: {outside}")
     write_text(folder / SPACE, dump_space(options.space))
     try:
         run_trials(study, objective, options.trials, reporter, after=objective.drop_checkpoints)
@@ -217,8 +217,8 @@ def _fingerprint(config: Config, options: TuneOptions, streams: TokenStreams, re
 def _refuse_misfits(config: Config, options: TuneOptions, streams: TokenStreams) -> None:
     """Raise `ParnasError` with all values of the space that do not fit the vocabulary or the length of the text.
 
-    Each end of a range and each value of a list is tested in the configuration. If the configuration itself does not
-    fit, nothing is raised here, since other tuned settings may correct that; each trial then checks its settings.
+    Each end of a range and each value of a list is tested with all other settings as configured. If the configuration
+    itself does not fit, nothing is raised, since tuned settings may correct that; each trial then checks its settings.
     """
 
     def misfit(settings: Mapping[str, Any]) -> str:
@@ -249,8 +249,8 @@ def make_pruner(config: Config, options: TuneOptions) -> BasePruner:
     """Return the pruner of a study: the median rule (Golovin et al. 2017, section 3.2.1), or none if `prune` is false.
 
     Trials are pruned from `first_pruning_step` on, when their losses become comparable. Successive halving is not used:
-    it would end three quarters of the trials at their first validations. But a trial with a high learning rate (which
-    falls to zero linearly) or with averaged weights may be worse in the middle of its training and better at the end.
+    it would end three quarters of the trials at their first validations, although a trial with averaged weights or a
+    high learning rate (which falls to zero linearly) may be worse than others early in training and better at the end.
     """
     if not options.prune:
         return NopPruner()
@@ -262,7 +262,7 @@ def first_pruning_step(config: Config, phase: Phase, space: Space) -> int:
     """Return the first step at which a trial may be pruned, the same for all settings in the space.
 
     For a retraining it is a quarter of the steps. For a search it is the step at which alpha is frozen or, if alpha is
-    never frozen, three quarters of the steps: before that, the shared weights are trained for several networks.
+    never frozen, three quarters of the steps: before this step, the shared weights are trained for several networks.
     """
     if phase == "retrain":
         return config.train.steps // 4
@@ -309,10 +309,10 @@ class TuningObjective:
         return {key: dimension.to_setting(parameters[key]) for key, dimension in self.options.space.items()}
 
     def _train(self, trial: Trial, config: Config, folder: Path, name: str) -> float:
-        """Train in `folder` and return the final validation loss in nats per token; infinity if the training fails.
+        """Train in `folder`, or resume the training there; return the final validation loss in nats per token.
 
-        A training that exists in the folder is resumed. "Fails" means that it diverges or is out of memory. Raises
-        `TrialPruned` if the trial is pruned. `name` is shown in the notes.
+        The loss is infinity if the training diverges or runs out of memory. Raises `TrialPruned` if the trial is
+        pruned. `name` is shown in the notes.
         """
         phase = self.options.phase
         trial.set_user_attr(FOLDER, folder.name)
@@ -337,7 +337,7 @@ class TuningObjective:
         return measured.loss
 
     def _trial_folder(self, trial: Trial) -> Path:
-        """Return the run folder of a trial: `trial-NUMBER`, or for a retry the lost trial's, if that can be resumed."""
+        """Return the run folder of a trial: `trial-NUMBER`, or for a retry that of the lost trial, if resumable."""
         earlier = str(trial.user_attrs.get(FOLDER, ""))
         run = Run(self.folder / Path(earlier).name)
         if earlier and (run.finished() or any(run.checkpoints.glob("step-*"))):
@@ -356,7 +356,7 @@ class TuningObjective:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def configured_parameters(self) -> Mapping[str, Any] | None:
-        """Return the Optuna parameters of the settings of the configuration; `None` if they are outside the space."""
+        """Return the configured values of the tuned settings as Optuna parameters; `None` if any is outside."""
         space = self.options.space
         parameters = {key: space[key].to_parameter(value) for key, value in self._configured().items()}
         return None if None in parameters.values() else parameters
@@ -434,7 +434,7 @@ def _best_of(trials: Sequence[FrozenTrial]) -> FrozenTrial | None:
 
 
 def _collect(study: optuna.Study, objective: TuningObjective) -> TuningResult:
-    """Return the result of a study from its finished trials, and remove the checkpoints of all but the best."""
+    """Return the result of a study from its finished trials; remove the checkpoints of all but the best trial."""
     objective.drop_checkpoints(study)
     trials, options = finished_trials(study), objective.options
     results = {trial.number: _describe_trial(trial, trials, objective) for trial in trials}

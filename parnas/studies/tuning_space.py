@@ -40,7 +40,7 @@ _IRRELEVANT_SETTINGS = ("evaluation", "runtime", "train.log_every", "train.eval_
 
 @dataclass(frozen=True)
 class NumberRange:
-    """A range of numbers from `low` to `high`, on a logarithmic scale if `log`, integers only if `whole`."""
+    """A range of numbers from `low` to `high`: on a logarithmic scale if `log` is true, of integers if `whole` is."""
 
     low: float
     high: float
@@ -116,7 +116,7 @@ def to_label(value: Any) -> str:
 def resolve_space(given: SpaceLike, options: Mapping[str, Any], config: Config, phase: Phase, folder: Path) -> Space:
     """Return the space to tune, from the first of these sources that exists.
 
-    1. `given` (a file or a mapping) and `options`, if either is given; the values in `options` count for keys in both
+    1. `given` (a file or a mapping) and `options`, if either is given; for a key in both, the values in `options` count
     2. `space.yaml` in `folder`, which an earlier call has written
     3. the default of the phase; see `default_space`
 
@@ -146,12 +146,12 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def _by_dotted_key(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of a mapping by dotted key; its keys may be dotted or nested by section."""
+    """Return the entries of `tree` by dotted key; the keys of `tree` may be dotted or nested by section."""
     return dict(each for each in read_overrides(tree) if isinstance(each, tuple))
 
 
 def read_options(options: Sequence[str]) -> dict[str, Any]:
-    """Return the texts VALUES of options `--set KEY=VALUES`, by key.
+    """Return the text VALUES of each option `--set KEY=VALUES`, by KEY.
 
     Raises `ParnasError` with all options that have another form.
     """
@@ -190,7 +190,7 @@ def read_space(wanted: Mapping[str, Any], config: Config, phase: Phase) -> Space
 
 
 def _why_untunable(key: str, phase: Phase) -> str | None:
-    """Return why the setting `key` can never be tuned, as text that follows the key, or `None` if it can be."""
+    """Return why the setting `key` can never be tuned, as text to print after the key; `None` if it can be tuned."""
     reasons = {
         _TOKEN_SETTINGS: "changes the tokens, so that losses per token are not comparable; leave it out",
         _IRRELEVANT_SETTINGS: "does not change the trained weights; leave it out",
@@ -209,7 +209,7 @@ def _why_untunable(key: str, phase: Phase) -> str | None:
 def _read_dimension(key: str, values: Any) -> _Dimension:
     """Convert `LOW..HIGH`, `log:LOW..HIGH`, `VALUE,VALUE` or a list to a range or a list of values.
 
-    Raises `ParnasError` for another form or fewer than two different values, with a message that follows the key.
+    Raises `ParnasError` for another form or fewer than two different values; the message is printed after the key.
     """
     if isinstance(values, str):
         if match := _RANGE.fullmatch(values.strip()):
@@ -310,9 +310,9 @@ def default_space(config: Config, phase: Phase) -> dict[str, Any]:
     """Return the space to tune by default, in the form that `read_space` reads.
 
     For a retraining: the learning rate around the configured value, dropout and weight decay. For a search: the
-    learning rates of weights and alpha around the configured values, the temperature, and the weight of the cost
-    penalty if there is a cost target. With the estimator `uniform` the penalty is not tuned: derivation alone meets the
-    target, and the penalty would only flatten pi (`SearchConfig.cost_weight`).
+    learning rates of weights and alpha around the configured values, the temperature tau, and the weight of the cost
+    penalty if there is a cost target. With the estimator `uniform` the penalty is not tuned: derivation meets the cost
+    target without a penalty, which would flatten pi (`SearchConfig.cost_weight`).
     """
     if phase == "retrain":
         return {

@@ -96,7 +96,7 @@ def test_verdicts_on_every_baseline_and_on_random_networks() -> None:
     assert answers[2].difference.mean == pytest.approx(100 * (60 / 64 - 1))
     rest = answers[2].text.partition("random networks of its cost: -6.25 % perplexity; ")[2]
     assert rest.startswith("better than 2 of 3 ")
-    assert "than 3 by the one seed" in rest
+    assert "than 3 by the seed" in rest
     assert [each.against for each in compare_networks(named)] == ["interleaved", "sandwich-4-1"]
 
 

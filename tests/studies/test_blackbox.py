@@ -243,7 +243,7 @@ def test_a_supernet_that_does_not_fit_is_refused(search_run: Run, retrain_run: R
     config = search_run.config()
     with pytest.raises(ParnasError, match="retrain"):
         inheriting_task(config, retrain_run.folder, Silent())
-    with pytest.raises(ParnasError, match=r"search\.blocks: 3 there, 4 here"):
+    with pytest.raises(ParnasError, match=r"search\.blocks: 3 in the run, not 4"):
         inheriting_task(config.replace(search__blocks=4), search_run.folder, Silent())
     prepare(config.data)
     inheriting_task(config.replace(search__lr=0.5, train__lr=0.5), search_run.folder, Silent())
