@@ -66,7 +66,7 @@ def analyse(
         reporter.note(f"measuring {_TITLES[name]} on {split}")
         notes: tuple[str, ...] = ()
         if name == "attention":
-            table, notes = attention_by_age(runs, split), ("shares of all attention; ages are in the picture",)
+            table, notes = attention_by_age(runs, split), ("weights are shares of a block's attention",)
             if table.empty:
                 raise ParnasError("None of the networks has attention layers; leave attention out of --analyse.")
         elif name == "frequency":
@@ -122,9 +122,9 @@ def _memory_lengths(run: EvalRun, varied: str) -> list[int]:
 
 
 def effective_lengths(table: pd.DataFrame) -> list[str]:
-    """Return a sentence for each run and varied length: the shortest length with almost the lowest perplexity.
+    """Return a sentence for each run and varied length: the shortest length within 1 % of the lowest perplexity.
 
-    `table` comes from `perplexity_by_memory`. "Almost" means within 1 % (`_TOLERANCE`).
+    `table` comes from `perplexity_by_memory`; `_TOLERANCE` is the 1 %.
     """
     notes = []
     for _, rows in table.groupby(["run", "varied"], sort=False):

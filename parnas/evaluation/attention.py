@@ -61,7 +61,7 @@ def _numbered_layers(architecture: Architecture) -> list[tuple[int, str]]:
 
 
 def _compressed_lengths(network: TransformerXL, memory: Memory | None) -> list[int]:
-    """Return the number of compressed positions in each block's memory; `memory` is `None` before any text."""
+    """Return the number of compressed positions in each block's memory; `memory` is `None` if no text was read."""
     blocks = cast(list[Block], list(network.blocks))
     memories = memory or (None,) * len(blocks)
     return [block.key_lengths(block_memory).compressed for block, block_memory in zip(blocks, memories, strict=True)]
@@ -107,8 +107,8 @@ def _mean_weights(network: TransformerXL, run: EvalRun, split: str) -> list[dict
 def _add_by_part(sums: dict[str, torch.Tensor], weights: torch.Tensor, compressed: int, tgt_len: int) -> None:
     """Split the attention weights of all keys, [K], into parts (`_PARTS`) and add each part to its entry in `sums`.
 
-    `compressed` is the number of keys of compressed memory. If a part has more or fewer keys than in `sums`, the
-    sums are added from the newest key backwards, as if the missing oldest keys had weight 0.
+    `compressed` is the number of keys of compressed memory. If a part has another number of keys in `sums` than in
+    `weights`, both are aligned at the newest key, and missing oldest keys count as weight 0.
     """
     lengths = [compressed, len(weights) - compressed - tgt_len, tgt_len]
     for part, new in zip(_PARTS, weights.split(lengths), strict=True):
@@ -123,8 +123,8 @@ def _add_by_part(sums: dict[str, torch.Tensor], weights: torch.Tensor, compresse
 def attention_maps(loaded: LoadedRun, text: str, before: str = "") -> list[AttentionMap]:
     """Read a text of 1 to 512 tokens as one segment and return the attention maps of each layer with attention.
 
-    The text `before` is read first, to fill the memory. For a search, the derived network reads the texts. Raises
-    `ParnasError` if the text is empty or too long, or if the network has no attention.
+    The text `before` is read first, to fill the memory. For a search, the derived network reads both texts. Raises
+    `ParnasError` if `text` is empty or too long, or if the network has no attention.
     """
     network = loaded.discrete()
     ids, ids_before = (torch.tensor([loaded.tokenizer.encode(part)], dtype=torch.long) for part in (text, before))

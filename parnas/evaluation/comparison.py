@@ -32,7 +32,7 @@ _LOSS_METRICS = {"ppl", "word_ppl", "bits_per_byte", "tokens", "words", "bytes"}
 
 @dataclass(frozen=True)
 class Comparison:
-    """A table with one row per run and evaluation protocol, and notes on how it was measured."""
+    """A table with one row per run and evaluation protocol, and notes on how the values were measured."""
 
     table: pd.DataFrame
     notes: tuple[str, ...]
@@ -63,8 +63,8 @@ class Comparison:
     def _file_rows(self, folder: Path) -> list[dict[str, Any]]:
         """Return the rows of `comparison.json`: those of the table, with `folder`, `split` and `conditions` (options).
 
-        `folder` is the path of the run folder relative to the folder of the file, so that it stays valid if both are
-        moved together.
+        `folder` is the path of the run folder relative to that of `comparison.json`, so that it stays valid if both
+        folders are moved together.
         """
         shared = {"split": self.split, "conditions": self.options.to_dict()}
         relative = [os.path.relpath(run.resolve(), folder.resolve()).replace(os.sep, "/") for run in self.folders]
@@ -125,7 +125,7 @@ def compare(folders: Sequence[Path], options: EvalOptions, reporter: Reporter) -
 
 
 def _choose_protocols(run: EvalRun, options: EvalOptions) -> tuple[list[EvalProtocol], list[str]]:
-    """Return the protocols to score a run by besides the plain one, and notes on tuned settings that may be outdated.
+    """Return the protocols, besides the plain one, that score a run, and notes on tuned settings that may be outdated.
 
     Raises `ParnasError` if an option has no effect.
     """
@@ -160,7 +160,7 @@ def _refuse_unread_settings(evaluation: EvaluationConfig, options: EvalOptions) 
 
 
 def _list_warnings(run: EvalRun, split: str, protocols: Sequence[EvalProtocol], options: EvalOptions) -> Iterator[str]:
-    """Yield a warning if lengths differ from training, and one if untuned settings are used on the test split."""
+    """Yield a warning if segment or memory lengths differ from training, and one for untuned settings on `test`."""
     config = run.loaded.config
     trained = {"tgt_len": config.data.tgt_len, **config.model.reach._asdict()}
     lengths = {"tgt_len": run.shape.tgt_len, **run.shape.reach._asdict()}
@@ -169,15 +169,15 @@ def _list_warnings(run: EvalRun, split: str, protocols: Sequence[EvalProtocol], 
         yield f"evaluated with {', '.join(changed)}"
     if split == "test" and not options.tuned and any(protocol.dynamic or protocol.cache for protocol in protocols):
         yield (
-            "the settings were not tuned; parnas tune-eval chooses them on the validation split, and --tuned uses "
-            "them, so that the test split is read once"
+            "the settings of the protocols were not tuned; run parnas tune-eval, which chooses them on the validation "
+            "split, then evaluate with --tuned, so that the test split is read once"
         )
 
 
 def _make_rows(run: EvalRun, split: str, protocols: Sequence[EvalProtocol], reporter: Reporter) -> list[ComparisonRow]:
     """Score a run by the plain protocol and by each of `protocols`, and return a table row for each.
 
-    Only the row of the plain protocol has costs; `compare` adds the latency.
+    The row of the plain protocol alone has costs, to which `compare` adds the latency.
     """
     reporter.note(f"scoring {run.name} on {split}")
     counts = run.streams.header.splits[split]

@@ -17,8 +17,8 @@ class ContinuousCache:
 
         p_cache(w) ∝ Σ_i 1{w followed h_i} exp(theta h · h_i),
 
-    summed over the `size` positions i before it (equations 2 and 3). It is computed for the true next token only. At
-    the first position of a text, where the cache is empty, the network's probability is used instead.
+    summed over the `size` positions i before it (Grave et al. 2017, equations 2 and 3). `log_probs` computes it for the
+    true next tokens. At the first position of a text the cache is empty, and the network's probability is used instead.
     """
 
     def __init__(self, size: int, theta: float) -> None:
@@ -53,8 +53,8 @@ class ContinuousCache:
 def mix(nats: Tensor, cache_log_probs: Tensor, weight: float) -> Tensor:
     """Return the loss of each token in nats, [N], if the probabilities of the network and of the cache are mixed.
 
-    The loss is -log((1 - weight) exp(-nats) + weight exp(cache_log_probs)), equation 4, where `nats` [N] is the loss of
-    the network and `weight`, from 0 to below 1, that of the cache's probability.
+    The loss is -log((1 - weight) exp(-nats) + weight exp(cache_log_probs)) (Grave et al. 2017, equation 4), where
+    `nats` [N] is the loss of the network and `weight`, from 0 to below 1, weights the cache's probability.
     """
     if not weight:
         return nats

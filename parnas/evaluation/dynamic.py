@@ -27,10 +27,10 @@ def dynamic_weights(model: TransformerXL) -> list[nn.Parameter]:
 def gradient_rms(model: TransformerXL, tokens: np.ndarray, device: Device, shape: Shape, batches: int) -> list[Tensor]:
     """Return √MS_g, the root mean square of each weight's gradient over training batches, for the `dynamic_weights`.
 
-    There is one tensor per parameter, of its shape. The gradients are those of the mean loss of a batch, with the
-    trained weights and without dropout, for the first `batches` batches of the training text `tokens` [N]. A text that
-    is too short for `shape.batch_size` rows is read in fewer rows. Raises `ParnasError` if the text is shorter than one
-    segment.
+    There is one tensor per parameter, of the parameter's shape. The gradients are those of the mean loss of a batch,
+    with the trained weights and without dropout, for the first `batches` batches of the training text `tokens` [N]. A
+    text that is too short for `shape.batch_size` rows is read in fewer rows. Raises `ParnasError` if the text is
+    shorter than one segment.
     """
     rows = max(1, min(shape.batch_size, (len(tokens) - 1) // shape.tgt_len))
     weights, text = dynamic_weights(model), TrainingBatches(tokens, rows, shape.tgt_len)
@@ -59,8 +59,8 @@ def dynamic_evaluation(
         theta - lr g / (√MS_g + epsilon m) + decay √MS_g / m (theta_0 - theta),
 
     where `rms` holds √MS_g of each weight tensor (see `gradient_rms`), m is the average over tensors of each tensor's
-    mean √MS_g, and `decay √MS_g / m` is limited to 1. The paper adds a constant epsilon
-    to √MS_g instead of `epsilon m`. With the setting `update: sgd` (section 5 of the paper), theta becomes
+    mean √MS_g, and `decay √MS_g / m` is limited to 1. Krause et al. 2018 add a constant epsilon to √MS_g instead of
+    `epsilon m`. With the setting `update: sgd` (section 5 of their paper), theta becomes
     theta - lr g + decay (theta_0 - theta), and `rms` is not used.
     """
     weights = dynamic_weights(model)
@@ -97,7 +97,7 @@ def dynamic_evaluation(
 def _gradients(loss: Tensor, weights: Sequence[nn.Parameter]) -> tuple[Tensor | None, ...]:
     """Return the gradient of a loss for each weight, or `None` for a weight that the loss does not depend on.
 
-    An example of such weights are those of a softmax cluster to which no target of the segment belongs.
+    For example, it does not depend on the weights of a softmax cluster that contains no target of the segment.
     """
     with torch.autocast(loss.device.type, enabled=False):  # PyTorch advises against autocast in backward passes
         return torch.autograd.grad(loss, weights, allow_unused=True)

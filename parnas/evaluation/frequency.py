@@ -60,7 +60,7 @@ def word_starts(tokens: NDArray[Any], tokenizer: Tokenizer) -> NDArray[np.int64]
 
 
 def spell_words(tokens: NDArray[Any], starts: NDArray[np.int64], tokenizer: Tokenizer) -> list[str]:
-    """Return the words that begin at the positions `starts`, without white space; a line end becomes a newline."""
+    """Return the words that begin at `starts`, without the white space around them; a line end becomes a newline."""
     spellings, cache = tokenizer.spellings(), dict[bytes, str]()  # words by the bytes of their token ids
     data, size = tokens.tobytes(), tokens.itemsize
     words = []

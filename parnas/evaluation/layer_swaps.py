@@ -21,8 +21,8 @@ class LayerSwaps:
     def __init__(self, run: Run, tokens: int = 8192) -> None:
         """Load the SuperNet of a search and the first `tokens` tokens of its validation split.
 
-        The weights are those from before the selected path was fine-tuned, if the run stores them. Raises
-        `ParnasError` if the run is not a search, or its text has changed since the search.
+        The weights are those from before the selected path was fine-tuned, or the last ones if the run did not store
+        these. Raises `ParnasError` if the run is not a search, or if the text has changed since the search.
         """
         self.loaded = load(run.folder, supernet_weights=True)
         if not isinstance(self.loaded.model, SuperNet):

@@ -31,7 +31,7 @@ LENGTHS = tuple(f"evaluation.{name}" for name in _NAMED_SETTINGS[1:])
 
 @dataclass(frozen=True)
 class EvalOptions:
-    """Options of an evaluation; they replace settings of the runs, and `None` keeps the setting of each run."""
+    """Options of an evaluation: each replaces a setting of the runs; `None` keeps the setting of each run."""
 
     split: str | None = None  # `None`: evaluation.split of the first run
     tgt_len: int | None = None
@@ -49,7 +49,7 @@ class EvalOptions:
         for key in self.changes:
             section, _, name = key.partition(".")
             if section != "evaluation":
-                raise ParnasError(f"{key} is not a setting of evaluation; give settings of the section evaluation.")
+                raise ParnasError(f"{key} is not a setting of evaluation; give keys that begin with 'evaluation.'.")
             if name in _NAMED_SETTINGS and getattr(self, name) is not None:
                 raise ParnasError(f"{key} is also given as {name} (--{name.replace('_', '-')}); give one of the two.")
         if self.split not in (None, *SPLITS):
@@ -86,13 +86,13 @@ class EvalRun:
 
     @property
     def tokenizer_identity(self) -> str:
-        """A key that is equal for two runs if and only if they have the same text and tokenizer, so the same tokens."""
+        """A key that is equal for runs with the same text and tokenizer, thus the same tokens, and for no others."""
         header = self.loaded.header
         return repr((header.fingerprint, header.tokenizer, header.vocab_size))
 
     @property
     def lost_information(self) -> str:
-        """The information that the tokenizer loses, with the number of unknown words in each split, as text."""
+        """The kinds of information that the tokenizer loses, as text, with the unknown words in each split counted."""
         header = self.loaded.header
         unknown = ", ".join(f"{counts.unknown} in {split}" for split, counts in header.splits.items())
         return ", ".join({"unknown": f"unknown words ({unknown})"}.get(kind, kind) for kind in header.loses)

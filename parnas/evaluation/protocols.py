@@ -56,7 +56,7 @@ class EvalProtocol:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the settings of dynamic evaluation and of the cache, under `dynamic` and `cache`, if they are used."""
+        """Return the settings of dynamic evaluation and the cache under `dynamic` and `cache`, without unused ones."""
         sections = {"dynamic": self.dynamic, "cache": self.cache}
         return {key: section.model_dump() for key, section in sections.items() if section}
 
@@ -85,7 +85,7 @@ def score_protocols(
 ) -> Iterator[tuple[EvalProtocol, Tensor]]:
     """Score a split by each protocol; yield the protocol and the loss of each token in nats, [N].
 
-    Sliding protocols come first. The others are scored from the first to the last token; protocols with the same
+    Sliding protocols come first. All other protocols read the text from the first to the last token; those with equal
     settings of dynamic evaluation share one pass over the text. The trained weights are restored after each pass.
     """
     tokens = run.streams.tokens(split)
@@ -104,7 +104,7 @@ def score_protocols(
 
 
 class SequentialReader:
-    """Scores a text of one run from first to last token, once per call, with the protocol settings of the call.
+    """Scores a text of one run from first to last token, once per call of `read`, with the settings of the call.
 
     The root mean squares of the training gradients, which dynamic evaluation needs, are computed once and kept.
     """
@@ -116,7 +116,7 @@ class SequentialReader:
     def read(self, title: str, dynamic: DynamicConfig | None, caches: Sequence[CacheConfig] = ()) -> Tensor:
         """Score the text once, with dynamic evaluation unless `dynamic` is `None`.
 
-        Return [1 + caches, N]: in the first row the network's loss of each token in nats, in the others the
+        Return [1 + caches, N]: in the first row the network's loss of each token in nats, in each further row the
         log-probability of each token in one cache; see `score_sequentially`. `title` is shown with the progress.
         """
         run, rms = self.run, self._gradient_rms(dynamic)
@@ -139,7 +139,7 @@ class SequentialReader:
             self.reporter.stop()
 
     def _gradient_rms(self, dynamic: DynamicConfig | None) -> list[Tensor]:
-        """Return the `gradient_rms` of the run, computed at the first call; empty if `dynamic` does not need it."""
+        """Return the run's `gradient_rms`, computed at the first call; empty if `dynamic` is `None` or uses `sgd`."""
         if dynamic is None or dynamic.update == "sgd":
             return []
         if dynamic.batches not in self._rms:

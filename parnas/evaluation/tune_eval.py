@@ -100,9 +100,9 @@ def read_grid(lists: Mapping[str, str], tokens: int) -> Grid:
 def _write(run: Run, record: TunedEvalRecord) -> None:
     """Write the result of a grid search to `tuned_eval.json` in the run folder.
 
-    If the file holds a result for the same weights, text and lengths, its trials of `dynamic` or `cache` are kept,
-    unless this search tuned that protocol. Earlier trials of `dynamic + cache` are never kept, since they depend on the
-    settings of both protocols.
+    If the file holds a result for the same weights, text and lengths, its trials are kept for those of the protocols
+    `dynamic` and `cache` that this grid search did not tune. Earlier trials of `dynamic + cache` are never kept, since
+    they depend on the settings of both protocols.
     """
     with suppress(ParnasError):  # a missing or foreign file is replaced
         earlier = run.tuned_eval()
@@ -113,7 +113,7 @@ def _write(run: Run, record: TunedEvalRecord) -> None:
 
 
 def _merge(earlier: TunedEvalRecord, record: TunedEvalRecord) -> TunedEvalRecord:
-    """Return `record`, with the trials of `earlier` added for `dynamic` or `cache` if `record` did not tune it."""
+    """Return `record` with the trials of `earlier` for those protocols, `dynamic` or `cache`, that `record` lacks."""
     kept = [name for name in _PROTOCOLS if name in earlier.chosen and name not in record.chosen]
     merged = {
         "chosen": {**{name: earlier.chosen[name] for name in kept}, **record.chosen},
@@ -128,13 +128,13 @@ def tune_eval(run: Run, grid: Grid, options: EvalOptions, reporter: Reporter) ->
 
     The result is also written to `tuned_eval.json` in the run folder; see `_write`.
 
-    The protocols are dynamic evaluation, the cache, and dynamic evaluation with the cache. For the last one only the
-    settings of the cache are tuned; dynamic evaluation has the settings that are best without a cache.
+    The protocols are dynamic evaluation, the cache, and dynamic evaluation with the cache. When used together, dynamic
+    evaluation has the settings that are best without a cache, and the settings of the cache are tuned.
     `options.split` is ignored.
 
     Raises:
-        ParnasError: `options.changes` has a setting that the search chooses or does not use, or no trial of a protocol
-            has a finite loss.
+        ParnasError: `options.changes` has a setting that the grid search chooses or does not use, or no trial of a
+            protocol has a finite loss.
     """
     _refuse_unread_changes(options, grid)
     eval_run = open_runs([run.folder], options)[0]
@@ -158,7 +158,7 @@ def tune_eval(run: Run, grid: Grid, options: EvalOptions, reporter: Reporter) ->
     names = dict.fromkeys(trial.evaluation for trial in trials)
     chosen = {name: min((trial for trial in trials if trial.evaluation == name), key=_loss_of) for name in names}
     if not all(math.isfinite(trial.loss) for trial in chosen.values()):
-        raise ParnasError("No cache gives a finite loss; give lower sharpnesses (--theta).")
+        raise ParnasError("No setting of the cache gives a finite loss; give lower values of theta (--theta).")
     record = TunedEvalRecord(
         **_describe_weights(eval_run),
         split="valid",
@@ -176,7 +176,7 @@ _loss_of = operator.attrgetter("loss")
 
 
 def _make_trial(protocol: EvalProtocol, nats: Tensor) -> ChosenTrialRecord:
-    """Return the result of a protocol with some settings, given the loss of each token in nats, [N].
+    """Return the result of a trial, given its protocol and the loss of each token in nats, [N].
 
     A mean loss that is not finite becomes infinity, so that the trial is never the best.
     """
@@ -233,7 +233,7 @@ def _try_caches(
 
 
 def _edge_notes(chosen: Mapping[str, ChosenTrialRecord], grid: Grid) -> Iterator[str]:
-    """Yield a note for each chosen value that is the least or greatest of the grid: a better value may lie beyond it.
+    """Yield a note for each chosen value that is the least or greatest of the grid: a better one may lie outside.
 
     `chosen` holds the best trial of each protocol, by its name.
     """
