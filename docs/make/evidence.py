@@ -32,6 +32,10 @@ COLUMNS = {
     "rho,": "Spearman's rho,",
     "| against": "| remedy ",
     "| nothing": "| none   ",
+    "stack, share of interleaved": "blocks, share of interleaved",
+    "Black-box search; a search takes the steps of 2 trainings": "Black-box search (one search takes as many steps as 2 "
+    "trainings)",
+    "Searches of 1,200 steps": "Remedies for collapse, in searches of 1,200 steps",
 }
 """Titles in the results of the benchmarks, with their replacements on the page."""
 INTRODUCTION = """# Is the search worth it?
@@ -56,8 +60,8 @@ blocks of the interleaved network.
 
 ## Caveats
 
-* Four choices of the estimator `uniform` were made on part of the reference table, so its results on that table may be
-  slightly too good: how often uniformly sampled paths contain identity; how an architecture step compares the losses of two
+* Four choices of the estimator `uniform` were made on part of the reference table, so the results of `uniform` on that table
+  may be slightly too good: how often uniformly sampled paths contain identity; how an architecture step compares the losses of two
   paths; the weight of the entropy term; and which two estimates of a network's loss are added for re-ranking. The
   comparison was not used for any choice: its configuration and seeds were fixed before.
 * Three seeds are few: most 95 % intervals contain 0. The intervals are not corrected for the number of comparisons.
@@ -78,20 +82,20 @@ blocks of the interleaved network.
 """
 NOTES = {
     "comparison": "![perplexity against latency, with the Pareto front](images/comparison.png)\n\n"
-    "*Stack* is the measured latency of the blocks, without embedding and softmax. All networks were trained with the same "
+    "*Blocks* is the measured latency without embedding and softmax; *± sd* is the standard deviation of the validation perplexity over seeds. All networks were trained with the same "
     "settings for the same number of steps, except *interleaved, longer*, which the picture omits. `benchmarks/comparison.yaml` has the settings. "
     "To repeat the experiment, run `python benchmarks/comparison.py` five times: with `--profile`, `--search`, `--train` and "
     "`--latency`, then without an option.",
     "search_quality": "Rank correlations are with the mean perplexity over three seeds in the reference table; *one training* is the "
-    "mean of the correlations with the perplexities of each single seed. *Ranked by* names a count, or an estimator and its score: *pi* (log-probability of the "
+    "mean of the correlations with the perplexities of each single seed. *Attention alone* means networks of attention layers only. *Ranked by* names a count, or an estimator and its score: *pi* (log-probability of the "
     "network), *inherited* (loss with the shared weights) or *estimate* (the sum by which re-ranking selects, see [how it "
-    "works](how-it-works.md#from-pi-to-an-architecture)). In the table of derived architectures, *pi alone* means without re-ranking, and *best* is the network "
+    "works](how-it-works.md#from-pi-to-an-architecture)). The table of derived architectures has one network per search in each row, and medians over these searches. *Pi alone* means without re-ranking, *share of latency* is relative to the interleaved network, and *best* is the network "
     "with the lowest mean perplexity within the cost target. *Behind the best* is how much higher the selected network's perplexity is than that of this best network. "
-    "*Seed deviation* is the standard deviation of perplexity over seeds, averaged over all networks; *of the best* is that of the best network alone. `python benchmarks/ground_truth.py` writes the reference table, "
+    "*Seed deviation* is the standard deviation of perplexity over seeds, averaged over all networks; *of the best* is that of the best network alone. *At least as good as* is a share of the networks within the cost target. `python benchmarks/ground_truth.py` writes the reference table, "
     "`benchmarks/results/ground_truth.csv`. To repeat the searches, run `python benchmarks/search_quality.py` three "
     "times: with `--profile`, with `--search`, then without an option.",
-    "blackbox_quality": "Each row lists the best network of each of five Optuna studies (TPE sampler) after *trainings* trainings. The "
-    "perplexity of each training is looked up in the reference table. *Behind the best* is how much higher its perplexity is than that of the best network within the cost target (median over the studies).",
+    "blackbox_quality": "Each row lists the best network of each of five Optuna studies (TPE sampler) after the given number of trainings; – means that no network within the cost target was found. The "
+    "perplexity of each training is looked up in the reference table. *Behind the best* is how much higher the perplexity of the found network is than that of the best network within the cost target (median over the studies).",
     "collapse": "Each row adds one remedy to a search in which alpha learns from the first step. *Identity share* is the mean "
     "probability of identity over the blocks at the end of the search. *Bits per byte* is the result of the derived network with the shared weights.",
 }
@@ -203,16 +207,16 @@ def judge_ranking(result: dict[str, Any]) -> Iterator[str]:
     aim = CEILING_SHARE * ceiling
     yield (
         "**The reference table** (every network of a small search space, trained from scratch) is reliable: two seeds rank its "
-        f"networks almost alike, with a Kendall's tau of {ceiling:.2f} (goal: 0.8, {mark(ceiling >= 0.8)})."
+        f"networks almost alike, with a Kendall's tau of {ceiling:.2f} (goal: at least 0.8, {mark(ceiling >= 0.8)})."
     )
     counts = [ranks[count, ""] for count in ("parameters", "multiply-adds")]
     for (by, target), row in ranks.items():
         if by == f"{DEFAULT}: estimate":
             search = "without a cost target" if target == "none" else f"with cost target {target}"
             yield (
-                f"A search {search} ranks all networks with a Kendall's tau of {row['tau, all']:.2f} to their mean perplexity "
-                f"over seeds (goal: {aim:.2f}, {mark(row['tau, all'] >= aim)}) and of {row['tau, one training']:.2f} to the "
-                "perplexity of one training."
+                f"Kendall's tau between the ranking of all networks by a search {search} and by their mean perplexity over seeds: "
+                f"{row['tau, all']:.2f} (goal: at least {aim:.2f}, nine tenths of the tau between two seeds, "
+                f"{mark(row['tau, all'] >= aim)}); by their perplexity in one training instead: {row['tau, one training']:.2f}."
             )
             for title, among in SUBSETS.items():
                 tau, *others = (each[title] for each in (row, *counts))
@@ -233,9 +237,9 @@ def judge_derived(result: dict[str, Any]) -> Iterator[str]:
             yield (
                 f"The networks derived with cost target {row['target']} have a perplexity {row['behind the best']} above that of "
                 f"the best network within the target and are at least as good as {row['at least as good as']} networks within it "
-                f"(medians over searches). The goal is a difference of at most the standard deviation of the "
-                f"perplexity over seeds, which is {row['seed deviation']} averaged over all networks ({mark(behind <= pooled)}) and "
-                f"{row['of the best']} for the best network ({mark(behind <= own)})."
+                f"(medians over searches). Goals for the difference: at most the standard deviation of perplexity over seeds, "
+                f"averaged over all networks ({row['seed deviation']}, {mark(behind <= pooled)}) and of the best network "
+                f"({row['of the best']}, {mark(behind <= own)})."
             )
 
 
@@ -258,8 +262,9 @@ def judge_collapse(result: dict[str, Any]) -> Iterator[str]:
         before = shares[estimator, "nothing"]
         if against != "nothing" and before > UNIFORM_SHARE:
             yield (
-                f"Mean probability of identity after a search with `{estimator}` and `{against}`: {share:.2f}; without this remedy "
-                f"{before:.2f} ({'the remedy helps' if share < before - LEAST_CHANGE else 'the remedy does not help'})."
+                f"Remedy for the [collapse](how-it-works.md#collapse) of `{estimator}` to identity, `{against}`: mean probability "
+                f"of identity {share:.2f} with it, {before:.2f} without "
+                f"({'it helps' if share < before - LEAST_CHANGE else 'it does not help'})."
             )
 
 

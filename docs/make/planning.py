@@ -54,8 +54,8 @@ vocabulary has its published or configured size, and token frequencies follow Zi
   assumes equal utilisation of the GPU, which is lower for small networks and few sequences per GPU, so measure with the
   planned optimizer and number of sequences per GPU.
   Validation and checkpoints are not included.
-* **Several GPUs**: the speed is assumed to grow with their number, except that each step is longer by the time by which
-  averaging the gradients exceeds the backward pass.
+* **Several GPUs**: the speed is assumed to grow with their number. If averaging the gradients takes longer than the backward
+  pass, the difference is added to the time of each step.
   The default of `--bandwidth` is {nvlink:.0f} GB/s for up to eight GPUs (NVLink) and {network:.0f} GB/s for more.
 
 ## Accuracy
@@ -68,8 +68,8 @@ Trainings on a CPU keep freed memory for later tensors; fragmentation makes thei
 ## Example: WikiText-103
 
 **This is a projection, not a measurement.** The base network is assumed to reach the {speed:,} tokens/s that NVIDIA
-published for its variant on one A100 (DeepLearningExamples, PyTorch/LanguageModeling/Transformer-XL); the speeds of the
-other rows are scaled from this one by FLOPs per token. *Rows each* is the batch size per GPU. *GB per GPU* includes the
+published for its variant of this network on one A100 (DeepLearningExamples, PyTorch/LanguageModeling/Transformer-XL); the speeds of the
+other rows are scaled from this one by FLOPs per token. *Rows* are sequences of a batch, *rows each* the batch size per GPU. *GB per GPU* includes the
 margin; *step* is the part of activations, gradients and temporary tensors, in GB at their peak.
 
 {table}

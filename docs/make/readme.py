@@ -55,21 +55,21 @@ def comparison_rows(comparison: Mapping[str, Any]) -> Iterator[Row]:
     change = 100 * (derived["valid ppl"] / median(ppl) - 1)
     worse = sum(derived["valid ppl"] < each for each in ppl)
     yield Row(
-        "Is it better than random networks of the same cost?",
-        f"perplexity {change:+.2f} % relative to their median, and lower than the perplexity of {worse} of {len(ppl)}",
+        "Is the derived network better than random networks of the same cost?",
+        f"perplexity {change:+.2f} % relative to the median of random networks, and lower than that of {worse} of {len(ppl)}",
         "Yes, by a small margin." if change < 0 else "No.",
     )
     gain, interval, verdict = against(comparison, "shallower", seeds)
     yield Row(
-        "Is it better than a shallower interleaved network of the same cost?",
+        "Is the derived network better than a shallower interleaved network of the same cost?",
         f"perplexity {gain:+.2f} % ({interval})",
         f"{verdict[0].upper()}{verdict[1:]}.",
     )
     gain, _, _ = against(comparison, "interleaved, longer", seeds)
     yield Row(
-        "Is it better than the interleaved network trained for the time of search and retraining together?",
+        "Is the derived network better than the interleaved network trained for the time of search and retraining together?",
         f"perplexity {gain:+.0f} % relative to the longer training",
-        "No. These trainings are short, and more steps help most." if gain > 0 else "Yes.",
+        "No. All trainings are short, and more steps help more than another network." if gain > 0 else "Yes.",
     )
 
 

@@ -29,7 +29,7 @@ weights:
 * **Writing a checkpoint** happens in the background, into a temporary folder that is flushed and then renamed. Its manifest
   holds the SHA-256 of each file. A checkpoint that fails verification is skipped with a warning. On resuming, metrics after
   the step of the checkpoint are removed, so every step appears once.
-* **Cost of checkpoints**, as a share of the training time with one every {every} steps, on a CPU: {stalls}
+* **Cost of checkpoints** on a CPU, as a share of the training time, with one checkpoint every {every} steps: {stalls}
   (`python benchmarks/saving.py`).
 * **Exact on a CPU.** Losses, pi and final weights are the same as without interruption, given the same configuration,
   versions, machine and number of threads. On a GPU, kernels add gradients in varying order, so losses differ in the last
@@ -74,7 +74,7 @@ architecture and weights on the same machine with the same versions and number o
 ## Soak test
 
 `make soak` disturbs a search and a retraining of a small network, which run in separate processes, and resumes them with
-the same command. It sent SIGKILL {kills} times at a random moment; {while_saving} times a checkpoint was half written.
+the same command. It sent SIGKILL {kills} times at a random moment; {while_saving} of these times a checkpoint was half written.
 **{verdict}**
 
 {table}
@@ -120,7 +120,7 @@ def describe_stall(megabytes: float, share: float) -> str:
 
 def describe(row: dict[str, Any]) -> dict[str, Any]:
     """Return a row of the table."""
-    detail = ", ".join(f"{count} {name}" for name, count in row["detail"].items()).replace("1 runs", "all of one run")
+    detail = ", ".join(f"{count} {name}" for name, count in row["detail"].items()).replace("1 runs", "all in one run")
     return {
         "fault": row["fault"] + (f" ({detail})" if detail else ""),
         "reaction": row["what"],

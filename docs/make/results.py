@@ -1,5 +1,6 @@
 """Write docs/results.md from the results of the benchmarks: `python docs/make/results.py`."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +28,8 @@ SEARCHED_EARLIER = ("wikitext2-word-cpu",)
 GOALS = {"wikitext2-word-cpu": (110.0, 105.0), "wikitext2-word": (95.0, 91.0), "wikitext2-word-gpu": (68.6, 65.8)}
 """Goals of the derived network's validation and test perplexity, set before any training."""
 FORERUNNER = 1.488  # bits per byte of the earlier TensorFlow program, after 37 minutes on a GPU
+WARNING = re.compile(r"(\w+) leads by ([\d.]+) only")
+WARNING_NOW = r"the probability of `\1` leads by a margin of \2"
 NOT_RUN = "`configs/{}.yaml` has not been run.\n"
 
 
@@ -61,8 +64,8 @@ slightly better.
   predicted and counted as a word (217,646 words in validation, 245,569 in test). In the *plain* protocol each word is
   scored once, with the segment and memory lengths of training.
 * **Choices were made on the validation split.** Each network was evaluated on the test split once, when it was final.
-* **Each network was trained from one seed.** Differences no larger than the standard deviation between seeds in the
-  [ablation](#ablation-of-the-recipe) may be chance.
+* **Each network was trained from one seed.** Differences below twice the standard deviation over seeds, which the
+  [ablation](#ablation-of-the-recipe) measured on a smaller network, may be chance.
 
 To repeat the first result:
 
@@ -131,7 +134,7 @@ def render_pipeline(result: Mapping[str, Any], results: Mapping[str, Mapping[str
     if name in SEARCHED_EARLIER:
         yield "The search and the finalists used the recipe in the first row of the table of earlier recipes below.\n"
     if changes:
-        yield f"The retrainings used another recipe than the configuration: {', '.join(changes)}.\n"
+        yield f"The recipe of the retrainings differs from the configuration: {', '.join(changes)}.\n"
     yield from render_finalists(result["finalists"])
     tested = {row["run"]: row for row in plain(result, "test")}
     lines = []
@@ -309,9 +312,9 @@ def describe_cost(search: Mapping[str, Any]) -> str:
     if cost is None:
         return "no cost target"
     during = search["settings"]["cost"]["target"]
-    target = f"target {cost['target']}" + f", {during} during the search" * (during != cost["target"])
+    target = f"cost target {cost['target']}" + f" in the selection, {during} in the search" * (during != cost["target"])
     return (
-        f"predicted {cost['metric']} of its blocks: {cost['share']:.3f} of the {len(derivation['blocks'])} interleaved "
+        f"predicted {cost['metric']} of its blocks: {cost['share']:.3f} of that of {len(derivation['blocks'])} interleaved "
         f"blocks; {target}"
     )
 
@@ -373,7 +376,7 @@ def render_forerunner(record: Mapping[str, Any]) -> str:
         [
             "## `wikitext2-par`: the sizes of the earlier TensorFlow program\n",
             "An earlier TensorFlow implementation of this method reached a perplexity of 39.41 per lower-cased piece after 37",
-            f"minutes on a GPU, which equals {FORERUNNER} bits per byte. This configuration has the same tokenizer, batch,",
+            f"minutes on a GPU, which equals {FORERUNNER} bits per byte. `wikitext2-par` has the same tokenizer, batch,",
             "segment, memory, widths, cutoffs and number of blocks, and no cost target. Unlike that implementation it uses",
             "no dropout, a higher learning rate and fewer steps, predicts a token at the end of each line, and encodes unknown",
             "characters as bytes.\n",
@@ -387,7 +390,7 @@ def render_forerunner(record: Mapping[str, Any]) -> str:
             f"tokens), on {device['cores']} cores of {device['device_name']} in {device['precision']}:\n",
             table(headers, lines) + "\n",
             f"The first validation at or below {FORERUNNER} bits per byte: {reached}."
-            + "".join(f" `parnas derive` warned: {warning}." for warning in warnings)
+            + "".join(f" `parnas derive` warned: {WARNING.sub(WARNING_NOW, warning)}." for warning in warnings)
             + "\n",
             "![learning curves of the search, the derived and the interleaved network](images/wikitext2-curves.png)\n",
         ]
@@ -411,7 +414,7 @@ def render_ablation(result: dict[str, Any]) -> str:
             "  of this ablation it is much worse unless weights are averaged.",
             "* Only changes of the optimizer and averaged weights were tried with several learning rates; no other setting was tuned.\n",
             f"Measured by `python benchmarks/ablation.py`, one thread each, on {' and '.join(result['devices'])}.\n",
-            result["tables"][0].partition("\n\n")[2] + "\n",
+            result["tables"][0].partition("\n\n")[2].replace("keys and values apart", "separate keys, values") + "\n",
         ]
     )
 

@@ -28,7 +28,7 @@ torchrun's `--nnodes` and `--rdzv-endpoint`; the run folder must be on a shared 
   the sequences and their memory. Gradients of the weights are averaged during the backward pass, gradients of the gates
   before alpha is updated. All processes sample the same paths. Without dropout, losses, pi and weights are the same
   as with one process, up to rounding (`tests/training/test_distributed.py`). Dropout masks differ between processes.
-* **The first process writes** the run folder, checkpoints and pictures. The processes share the sequences of a validation.
+* **The first process writes** the run folder, checkpoints and pictures. In a validation, each process scores a part of the sequences.
 * **Less memory**: `train.accumulate: 4` uses four micro-batches per step, and `runtime.checkpoint_activations` keeps
   only the input of each block. Neither changes the gradients, except for the samples of dropout.
 * **Resuming** works as with one process ([reliability](reliability.md)), also with another number of processes.
@@ -85,7 +85,7 @@ One worker evaluates one network at a time on one device. On a machine with seve
 * **Settings must be equal**: text, network, training, seed and costs. A worker with other settings ends with an error that
   lists the differences. Device, threads and the location of the text may differ.
 * **Costs**: `macs` and `parameters` are the same everywhere. With `search.cost.metric=latency` all workers need the same
-  table, from `parnas profile` on the target machine: `search.cost.table=profile.json`.
+  table of latencies, from `parnas profile` on the target machine: `search.cost.table=profile.json`.
 * **Precision**: set `runtime.precision`, because `auto` may differ between machines.
 * **Results**: each worker writes `pareto.csv` and `arch.yaml` of the whole study into its `--run` folder when the last
   trial has finished. The same command on a finished study writes both files again.
@@ -95,8 +95,8 @@ One worker evaluates one network at a time on one device. On a machine with seve
 ### Failures
 
 * **A worker is killed.** With a database, every running trial sends a heartbeat. After two minutes without one, the trial
-  is marked as failed and queued again. A journal file has no heartbeats, so a killed trial is not retried there.
-* **A worker is interrupted or fails.** It queues its trial again itself. A trial that failed three times is not tried
+  is marked as failed and queued again. A journal file has no heartbeats, so a trial whose worker was killed is not retried.
+* **A worker is interrupted or its trial fails.** The worker itself queues the trial again. A trial that failed three times is not tried
   again; interruptions do not count as failures.
 * **A worker is suspended or cut off** for more than two minutes. Its trial has been queued again, so its result is not
   stored; the worker continues with another trial.
@@ -114,8 +114,8 @@ One worker evaluates one network at a time on one device. On a machine with seve
     parnas blackbox CONFIG --train-steps 2000 --trials 200 --storage journal:/shared/study.log --study wikitext2
     parnas blackbox CONFIG --train-steps 2000 --trials 200 --storage sqlite:///study.db --study wikitext2
 
-If a worker is killed while it writes to a journal, the other workers wait once, for thirty seconds, until its lock
-expires.
+If a worker is killed while it writes to a journal, the other workers wait once, for thirty seconds, until the lock of the
+journal expires.
 
 `python docs/make/scaling.py` writes this page.
 """

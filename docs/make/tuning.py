@@ -33,8 +33,8 @@ def render_block(result: dict[str, Any]) -> str:
             "",
             result["tables"][0].partition("\n\n")[2],
             "",
-            f"At the first validation, the best trial ranked {result['best_at_first']} of {trials}. In this study the rule of parnas "
-            f"finds networks whose loss is at most {max(stricter) - mild:.4f} nats per token lower than with the stricter rules.",
+            f"At the first validation, the best trial ranked {result['best_at_first']} of {trials}. In this study the stricter "
+            f"rules lose at most {max(stricter) - mild:.4f} nats per token relative to the rule of `parnas tune`.",
         ]
     )
 

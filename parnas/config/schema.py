@@ -37,7 +37,7 @@ FieldError: TypeAlias = tuple[str, str]
 
 
 class CrossFieldErrors(ValueError):
-    """Settings of a section that contradict each other; pydantic stores this error in the context of its own error."""
+    """Error for settings of a section that contradict each other; pydantic's `ValidationError` holds it in `ctx`."""
 
     def __init__(self, errors: Sequence[FieldError]) -> None:
         super().__init__("; ".join(map(str, errors)))
@@ -50,7 +50,7 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     def cross_field_errors(self) -> Iterator[FieldError]:
-        """Yield the errors that only a comparison of several settings finds."""
+        """Yield an error for settings that are valid one by one but contradict each other."""
         return iter(())
 
     @model_validator(mode="after")
@@ -111,8 +111,8 @@ class DataConfig(Section):
     tgt_len: int = Field(32, ge=1, description="Tokens of a segment, in each row.")
     shuffle: Literal["none", "partial"] = Field(
         "none",
-        description="partial: in each epoch every row starts at a position drawn with runtime.seed, and continues at "
-        "its beginning after its end (Press 2019, arXiv 1903.04167).",
+        description="partial: in each epoch every row is rotated: it starts at a position drawn with runtime.seed, and "
+        "its beginning follows after its end (Press 2019, arXiv 1903.04167).",
     )
 
 
@@ -438,21 +438,21 @@ class SearchConfig(Section):
 
     @property
     def alpha_share(self) -> float:
-        """Share of the training text held out for alpha, with the default of the estimator."""
+        """Share of the training text held out for alpha: `alpha_split` or, if it is `None`, the estimator's default."""
         return (0.1 if self.estimator == "uniform" else 0.0) if self.alpha_split is None else self.alpha_split
 
     @property
     def cost_weight(self) -> float:
         """Weight of the cost penalty, in nats per token.
 
-        The default is 2, but 0 for the estimator uniform. Its derive keeps to the cost target without a penalty, and
-        with a penalty pi would show the sum of loss and cost of a candidate instead of its loss.
+        The default is 2, but 0 for the estimator uniform, where derive alone enforces the cost target: with a penalty,
+        pi would rank candidates by loss plus cost instead of by loss.
         """
         return (0.0 if self.estimator == "uniform" else 2.0) if self.cost.weight is None else self.cost.weight
 
     @property
     def rerank_count(self) -> int:
-        """Number of most probable networks to re-rank, with the default of the estimator."""
+        """Number of most probable networks to re-rank: `rerank_top_k` or, if it is `None`, the estimator's default."""
         return (16 if self.estimator == "uniform" else 0) if self.rerank_top_k is None else self.rerank_top_k
 
     @property
@@ -465,7 +465,7 @@ class SearchConfig(Section):
 
     @property
     def alpha_end_step(self) -> int:
-        """First step at which alpha is frozen; the number of steps for all estimators but uniform."""
+        """First step at which alpha is frozen; `steps` for estimators other than uniform, which never freeze it."""
         return round(self.uniform_fraction * self.steps) if self.estimator == "uniform" else self.steps
 
     def cross_field_errors(self) -> Iterator[FieldError]:
