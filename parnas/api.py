@@ -278,7 +278,7 @@ def tune(
         overrides: settings by dotted key (docs/configuration.md).
         phase: the phase to tune, "retrain" or "search".
         space: values of each setting by dotted key, as a text such as "log:1e-4..1e-2" or "0..0.5", or a list; or a
-            YAML file of these. By default the space in the run folder, else learning rate, weight decay and dropouts.
+            YAML file of these. By default the space of the study in `run`, else learning rate, weight decay, dropouts.
         trials: number of trials, counted over all processes of the study.
         prune: end a trial early if its loss exceeds the median loss of the other trials at the same step.
         storage: Optuna's storage URL; by default a file in the run folder.
@@ -421,7 +421,7 @@ def _reporter(progress: Progress) -> Reporter:
 
 @contextmanager
 def _resumable(folder: Path, new: bool, more_arguments: str = "") -> Iterator[None]:
-    """On an interrupt, raise `KeyboardInterrupt` with the arguments to resume; delete a `new` folder that is empty."""
+    """On Ctrl-C, raise `KeyboardInterrupt` with the arguments to resume; on any error, delete an empty `new` folder."""
     with resolve.remove_if_empty(folder if new else None):
         try:
             yield

@@ -59,17 +59,17 @@ class Config(Section):
 
     @property
     def training_shape(self) -> Shape:
-        """Batch size, segment length and reach of a training step."""
+        """Batch size, segment length and memory lengths (`Reach`) of a training step."""
         return Shape(self.data.batch_size, self.data.tgt_len, self.model.reach)
 
     @property
     def validation_shape(self) -> Shape:
-        """Batch size of section `evaluation`, with segment length and reach of training."""
+        """Batch size of section `evaluation`, with the segment length and memory lengths (`Reach`) of training."""
         return self.training_shape._replace(batch_size=self.evaluation.batch_size)
 
     @property
     def evaluation_shape(self) -> Shape:
-        """Batch size, segment length and reach of an evaluation; null in section `evaluation` means as in training."""
+        """Batch size, segment and memory lengths of an evaluation; null in section `evaluation`: as in training."""
         trained = {"tgt_len": self.data.tgt_len, **self.model.reach._asdict()}
         evaluated = {key: getattr(self.evaluation, key) for key in trained}
         lengths = {key: trained[key] if value is None else value for key, value in evaluated.items()}
@@ -85,7 +85,7 @@ class Config(Section):
             yield "evaluation.same_length", "is true, but mem_len is 0, so attention would see nothing; change one"
 
     def replace(self, **changes: Any) -> "Config":
-        """Return a copy with changed settings; dots of their keys are written as `__`: `replace(model__d_model=64)`."""
+        """Return a copy with changed settings; keys have `__` instead of dots, as in `replace(model__d_model=64)`."""
         tree = self.model_dump()
         for key, value in changes.items():
             _set_key(tree, key.split("__"), value)
@@ -96,7 +96,7 @@ PRESETS = Path(__file__).parent / "presets"
 
 
 def find_config(name: str | Path) -> Path:
-    """Return `name` if it is the path of a file, else the path of the preset NAME, NAME.yaml or configs/NAME.yaml."""
+    """Return `name` if it is a file, else the path of the preset given as NAME, NAME.yaml or configs/NAME.yaml."""
     path = Path(name)
     if path.is_file():
         return path
@@ -170,7 +170,7 @@ def walk_fields(section: type[Section] = Config, prefix: str = "") -> Iterator[t
 
 
 def read_override(text: str) -> tuple[str, Any]:
-    """Split `section.key=value` into the key and the parsed value; return an empty key for text without both."""
+    """Split `section.key=value` into the key and the parsed value; the key is empty for a text of another form."""
     key, equals, value = text.partition("=")
     return (key, read_yaml(value, f"The value of {key}")) if equals and key else ("", None)
 
@@ -196,7 +196,7 @@ def _set_key(tree: dict[Any, Any], keys: Sequence[str], value: Any) -> str | Non
 
 
 def _remove_key(tree: Any, location: Sequence[int | str]) -> set[str]:
-    """Remove the deepest existing key of a location; return its name and, for a section, the names of its keys."""
+    """Remove the deepest key of an error location that `tree` has; return its name and, for a section, its keys."""
     for key in location[:-1]:
         if not isinstance(tree, dict) or not isinstance(tree.get(key), dict):
             break
@@ -222,7 +222,7 @@ def _describe(detail: Any) -> list[str]:
 
 
 def _describe_unknown_key(key: str) -> str:
-    """Return the error of an unknown key, with a known key of the same name or, without one, a similar name."""
+    """Return the error of an unknown key; it suggests a known key with the same last part, else a similar key."""
     section, _, name = key.rpartition(".")
     names = {known: known.rpartition(".")[2] for known in _known_keys()}
     siblings = {other: known for known, other in names.items() if known.rpartition(".")[0] == section}

@@ -37,7 +37,7 @@ class _Loader(yaml.SafeLoader):
     size = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Count the values, so that a text with too many, or with aliases that multiply them, is refused early."""
+        """Compose a node; raise `YAMLError` for an alias, or once the text has more than `MAX_SIZE` values."""
         event = self.peek_event()  # type: ignore[no-untyped-call]
         self.size += 1 + len(getattr(event, "value", "")) // 100
         if self.size > MAX_SIZE:

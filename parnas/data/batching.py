@@ -104,7 +104,7 @@ class TrainingBatches:
         return Batch(self._inputs[index].astype(np.int64), self._targets[index].astype(np.int64), segment == 0)
 
     def _index(self, epoch: int, start: int, stop: int) -> tuple[Any, Any]:
-        """Return an index, by rows and columns, of the tokens that columns `start` to `stop` of an epoch read."""
+        """Return the index (rows, columns) of the tokens that an epoch reads as columns `start` to `stop`."""
         if not self._shuffle.partial:
             return slice(None), slice(start, stop)
         rows, length = self._inputs.shape
@@ -127,7 +127,7 @@ def evaluation_batches(
     holds `mem_len` outputs of the layer below, each of which depends on `mem_len` positions of the layer below it.
     Rows begin at multiples of `alignment` tokens, for networks that compress positions in groups.
 
-    Burn-in is limited to a share of the text (`_MAX_BURN_IN`), by fewer rows than `batch_size` if needed. Positions
+    If burn-in would exceed a share `_MAX_BURN_IN` of the segments, there are fewer rows than `batch_size`. Positions
     after the end of the stream hold token 0 and are not scored.
 
     Raises:
@@ -156,7 +156,7 @@ def split_share(tokens: Tokens, share: float) -> tuple[Tokens, Tokens]:
 
 
 def _share_out(segments: int, batch_size: int, burn_in: int, multiple: int) -> tuple[int, int]:
-    """Return the number of rows, and the number of segments that a row after row 0 scores, divisible by `multiple`."""
+    """Return the number of rows, and how many segments (divisible by `multiple`) each row after row 0 scores."""
     rows = 1 + min(batch_size - 1, int(_MAX_BURN_IN * segments) // burn_in if burn_in else segments - 1)
     per_row = max(1, -(-(segments - burn_in) // (rows * multiple))) * multiple
     # Rounding up may leave the last rows without a segment to score.
@@ -164,5 +164,5 @@ def _share_out(segments: int, batch_size: int, burn_in: int, multiple: int) -> t
 
 
 def _take(tokens: Tokens, positions: Int64s) -> Int64s:
-    """Return the tokens at positions of a stream; positions outside it give its first or last token."""
+    """Return the tokens at `positions`; a position outside the stream gives the first or last token of the stream."""
     return np.asarray(tokens[np.clip(positions, 0, len(tokens) - 1)], np.int64)

@@ -21,7 +21,7 @@ Note = Callable[[str], None]
 
 
 def silent(_: str) -> None:
-    """Display nothing, as a `Note` function."""
+    """Ignore a line of progress; this `Note` function displays nothing."""
 
 
 def cache_dir() -> Path:
@@ -60,8 +60,9 @@ def locked(path: Path, note: Note = silent) -> Iterator[None]:
 def cached_value(path: Path, name: str, compute: Callable[[], Any]) -> Any:
     """Return a value computed from a file; it is computed again only if the file has changed.
 
-    A file has changed if its path, size, inode, modification time or status-change time has; programs can reset all of
-    these but the last. The value of a file that changed in the last seconds, or during the computation, is not cached.
+    A file counts as changed if its path, size, inode, modification time or status-change time differs; programs can
+    fake all of these except the status-change time. The value is not cached if the file changed within the 2 seconds
+    (`RECENT_NS`) before the computation, or during it.
 
     Args:
         path: The file.

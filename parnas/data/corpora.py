@@ -41,7 +41,7 @@ class Corpus:
 
 
 def find_corpus(name: str, note: Note = silent) -> Corpus:
-    """Return the corpus of a name (`DATASETS`, or pydoc), a folder (train.txt, valid.txt, test.txt) or a text file.
+    """Return the corpus that `name` names: one of `NAMES`, a folder (train.txt, valid.txt, test.txt) or a text file.
 
     A text file is split 90/5/5 by lines. Files and folders of the user must be in UTF-8. A dataset is read from
     `$PARNAS_DATA/<name>/`, else downloaded into the cache, and its published hashes are checked in both cases.
@@ -77,7 +77,7 @@ def _splits_of_folder(folder: Path) -> dict[str, TextSlice]:
     if missing := [split for split, path in paths.items() if path is None]:
         raise ParnasError(
             f"{folder} lacks {' and '.join(f'{split}.txt' for split in missing)}; "
-            "a corpus folder holds train.txt, valid.txt and test.txt. To have one text split for you, name the file."
+            "a corpus folder holds train.txt, valid.txt and test.txt. To split one text automatically, give its file."
         )
     splits = {split: TextSlice.whole(path) for split, path in paths.items() if path is not None}
     for text in splits.values():
@@ -91,7 +91,7 @@ def _splits_of_file(path: Path) -> dict[str, TextSlice]:
     if not path.exists():
         near = difflib.get_close_matches(str(path), NAMES, 1)
         raise ParnasError(
-            f"There is no corpus {path}: no such file or folder exists, and the named corpora are {', '.join(NAMES)}."
+            f"There is no corpus {path}; give an existing text file or folder, or one of {', '.join(NAMES)}."
             + (f" Did you mean {near[0]}?" if near else "")
         )
     whole = TextSlice.whole(path)

@@ -25,7 +25,7 @@ class DatasetFile:
     """A text file of a dataset.
 
     Attributes:
-        names: Accepted file names; the file has the first one in the cache.
+        names: Accepted file names; in the cache, the file has the first of these names.
         hash: Published hash of the file, as `algorithm:hexdigest`.
         lines: Number of line ends in the file, checked if no hash is published.
     """
@@ -79,7 +79,7 @@ def _hutter(name: str, archive_sha256: str, file_hash: str) -> Dataset:
 
 
 def split_names(split: str) -> tuple[str, str]:
-    """Return the accepted file names of a split: ours, and that of WikiText."""
+    """Return the accepted file names of a split: `SPLIT.txt`, and `wiki.SPLIT.tokens` as in WikiText."""
     return f"{split}.txt", f"wiki.{split}.tokens"
 
 
@@ -128,7 +128,7 @@ def find_dataset(dataset: Dataset, note: Note = silent) -> dict[str, TextSlice]:
 
 
 def _read_given(dataset: Dataset, folder: Path, note: Note) -> dict[str, TextSlice]:
-    """Return the splits in the user's folder, or in an archive in that folder; raise `ParnasError` without either."""
+    """Return the splits in the user's folder, or in an archive there; raise `ParnasError` if it has neither."""
     paths = [path for file in dataset.files if (path := first_file(folder, file.names)) is not None]
     if len(paths) == len(dataset.files):
         return _checked(dataset, paths)
@@ -142,7 +142,7 @@ def _read_given(dataset: Dataset, folder: Path, note: Note) -> dict[str, TextSli
 
 
 def _unpacked(dataset: Dataset, archive: Path | None, note: Note) -> dict[str, TextSlice]:
-    """Return the splits in the cache; if they are missing, first unpack `archive` there, by default a download."""
+    """Return the splits from the cache; if they are missing, first unpack `archive` into it (`None`: download one)."""
     folder = cache_dir() / "corpora" / dataset.name
     with locked(folder, note):
         if not folder.is_dir():
@@ -193,7 +193,7 @@ def _unpack(dataset: Dataset, archive: Path, folder: Path) -> None:
 
 
 def _checked(dataset: Dataset, paths: list[Path]) -> dict[str, TextSlice]:
-    """Return the splits in these files; raise `ParnasError` if a published hash or number of lines differs."""
+    """Return the splits in `paths`; raise `ParnasError` if a hash or number of lines is not as published."""
     for file, path in zip(dataset.files, paths, strict=True):
         if not path.is_file():
             raise ParnasError(f"{path} is missing; delete the folder {path.parent} to have it made again.")
@@ -214,7 +214,7 @@ def _count_line_ends(path: Path) -> int:
 
 
 def _check_hash(path: Path, expected: str) -> None:
-    """Raise `ParnasError` if a file has another hash than `algorithm:hexdigest`."""
+    """Raise `ParnasError` if a file does not have the hash `expected`, written as `algorithm:hexdigest`."""
     algorithm, _, digest = expected.partition(":")
     actual = file_hash(path, algorithm)
     if actual != digest:
@@ -225,5 +225,5 @@ def _check_hash(path: Path, expected: str) -> None:
 
 
 def first_file(folder: Path, names: tuple[str, ...]) -> Path | None:
-    """Return the first of these names that is a file in the folder, or `None`."""
+    """Return the path of the first of `names` that is a file in `folder`; `None` if none of them is."""
     return next((folder / name for name in names if (folder / name).is_file()), None)

@@ -51,7 +51,7 @@ def gather_pydoc(note: Note = silent) -> Path:
 
 
 def _unique_paragraphs(documents: Iterator[tuple[str, str]]) -> dict[str, list[str]]:
-    """Return the paragraphs by document that no earlier document has; leave out documents without such paragraphs."""
+    """Return the paragraphs of each document that no earlier document has, without documents that have none."""
     seen: set[str] = set()
     unique = {}
     for name, text in documents:

@@ -45,7 +45,7 @@ _THREADS = 4
 
 
 class SplitCounts(Record, extra="forbid"):
-    """The size of a split, in tokens and in units of its text."""
+    """The size of a split: numbers of tokens, words, lines and bytes."""
 
     tokens: _Count
     words: _Count  # separated by whitespace, without line ends
@@ -127,7 +127,7 @@ def prepare(config: DataConfig, note: Note = silent) -> TokenStreams:
 
 
 def encode_file(text: TextSlice, tokenizer: Tokenizer, target: Path, dtype: str) -> SplitCounts:
-    """Write the token ids of a text to the file `target` as raw `dtype`, and return the size of the text."""
+    """Write the token ids of a text to the file `target` as raw `dtype`; return the split's counts."""
     totals: Counter[str] = Counter()
     with target.open("wb") as file:
         for block in _encode(text, tokenizer):
@@ -179,7 +179,7 @@ class _EncodedBlock(NamedTuple):
 
 
 def _sort_by_frequency(folder: Path, tokenizer: PieceTokenizer, dtype: str) -> PieceTokenizer:
-    """Renumber the tokens in the files of all splits by frequency, which is far faster than encoding again."""
+    """Renumber the tokens in the files of all splits by frequency, faster than encoding again; return the tokenizer."""
     counts = _count_tokens(_tokens_file(folder, "train"), dtype, tokenizer.vocab_size)
     tokenizer, new_ids = tokenizer.sorted_by(counts)
     for split in SPLITS:
@@ -216,7 +216,7 @@ def _encode(text: TextSlice, tokenizer: Tokenizer) -> Iterator[_EncodedBlock]:
     """Yield the encoded blocks of a text in order.
 
     sentencepiece encodes a block in threads of its own; meanwhile the threads of this function prepare the next blocks
-    and count the words of earlier ones. Only a few blocks are in memory at a time; `pool.map` would read all of them.
+    and count the words of earlier ones. Only a few blocks are in memory at a time; `pool.map` would load all.
     """
     waiting: deque[Future[_EncodedBlock]] = deque()
     with ThreadPoolExecutor(_THREADS) as pool:

@@ -39,7 +39,7 @@ class TextSlice:
     def blocks(self, size: int = _BLOCK_BYTES) -> Iterator[builtins.bytes]:
         """Yield the bytes of the slice, in order, in blocks of about `size` bytes.
 
-        A block ends after a line end; if it has none, before its last space; else between two characters.
+        A block ends after its last line end; without a line end before its last space; else between two characters.
         Lines shorter than `size` bytes are not divided.
         """
         carry = b""
@@ -57,7 +57,7 @@ class TextSlice:
     def lines(self) -> Iterator[list[str]]:
         """Yield a list of lines for each block of the slice; see `split_lines`.
 
-        A character that a slice's end divides is read as U+FFFD (the splits of enwik8 are cut at byte offsets).
+        A character cut by the end of the slice is read as U+FFFD (the splits of enwik8 are cut at byte offsets).
         """
         for block in self.blocks():
             yield split_lines(block.decode("utf-8", errors="replace"))

@@ -82,7 +82,9 @@ def read_counts(path: Path) -> NDArray[np.int64]:
         lines = path.read_text(encoding="utf-8").splitlines()
         counts = np.array([int(line.split()[-1]) for line in lines if line.strip()], dtype=np.int64)
     except FileNotFoundError as error:
-        raise ParnasError(f"There is no run folder or file {path}.") from error
+        raise ParnasError(
+            f"There is no run folder or file {path}; give a run folder, or a file with a count on each line."
+        ) from error
     except (ValueError, OverflowError) as error:
         raise ParnasError(f"{path} is not a list of counts: each line must end in a whole number ({error}).") from error
     return np.sort(counts)[::-1]

@@ -75,7 +75,7 @@ class Tokenizer(ABC):
         r"""Return the text of each id [V], with a space before a word that follows white space; "\n" for `eos_id`."""
 
     def save(self, folder: Path) -> None:
-        """Write files without code, from which `load_tokenizer` makes an equal tokenizer."""
+        """Write data files, without code, from which `load_tokenizer` makes an equal tokenizer."""
         write_json(folder / SETTINGS_FILE, {"kind": self.kind, "lowercase": self.folds_case, **self._settings()})
 
     @abstractmethod
@@ -103,7 +103,7 @@ class WordTokenizer(Tokenizer):
     kind = "word"
 
     def __init__(self, symbols: list[str], lowercase: bool) -> None:
-        r"""Make a tokenizer from the word of each id [V]; one is "\n", the line end, one `<unk>`, for unknown words."""
+        r"""Make a tokenizer from the word of each id [V], with "\n" for line ends and `<unk>` for unknown words."""
         self._symbols = symbols
         self._ids = {symbol: number for number, symbol in enumerate(symbols)}
         self.vocab_size = len(symbols)
@@ -113,7 +113,7 @@ class WordTokenizer(Tokenizer):
 
     @classmethod
     def train(cls, config: TokenizerConfig, train: TextSlice) -> Self:
-        """Return a tokenizer with the `vocab_size - 2` most frequent words of a text; with all words if not set."""
+        """Return a tokenizer with the `vocab_size - 2` most frequent words of a text, or all for `None`."""
         counts: Counter[str] = Counter()
         for lines in train.lines():
             for line in lines:
@@ -149,7 +149,7 @@ class WordTokenizer(Tokenizer):
         return " ".join(self._symbols[number] for number in ids).replace(" \n", "\n").replace("\n ", "\n")
 
     def spellings(self) -> list[str]:
-        """Return each word with a space before it."""
+        r"""Return each word with a space before it, and "\n" for the line end."""
         return [symbol if symbol == "\n" else f" {symbol}" for symbol in self._symbols]
 
     def _settings(self) -> dict[str, Any]:
@@ -186,7 +186,7 @@ class ByteTokenizer(Tokenizer):
 
     @classmethod
     def train(cls, config: TokenizerConfig, train: TextSlice, held_out: Iterable[TextSlice]) -> Self:
-        """Return a tokenizer with the bytes of all splits, by frequency in `train`; `lowercase` changes ASCII only."""
+        """Return a tokenizer with the bytes of all splits, by frequency in `train`; `lowercase` affects ASCII alone."""
         counts = _byte_counts(train, config.lowercase)
         occurs = (counts + sum(_byte_counts(text, config.lowercase) for text in held_out)) > 0
         occurs[_NEWLINE] = True
@@ -203,7 +203,7 @@ class ByteTokenizer(Tokenizer):
         ids = self._table[values]
         if (ids < 0).any():
             missing = ", ".join(f"0x{value:02X}" for value in np.unique(values[ids < 0]))
-            raise ParnasError(f"The byte(s) {missing} are not in the tokenizer's vocabulary; remove them.")
+            raise ParnasError(f"The text has byte(s) {missing}, which the tokenizer lacks; remove them from the text.")
         return Encoded(ids, 0)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -237,10 +237,10 @@ class PieceTokenizer(Tokenizer):
     kind = "sentencepiece"
 
     def __init__(self, model: bytes, pieces: NDArray[np.int64], byte_fallback: bool, lowercase: bool) -> None:
-        """Make a tokenizer from a serialized sentencepiece model and the number of the model's piece for each id [V].
+        """Make a tokenizer from a serialized sentencepiece model and the model's piece number of each id [V].
 
-        sentencepiece has no piece for `<eos>`. With byte fallback, `<eos>` takes the number of the unknown piece (0),
-        which then never occurs; else the number after the last piece.
+        The model has no piece for `<eos>`. With byte fallback, `<eos>` gets number 0, of the unknown piece, which then
+        never occurs; without it, the number after the last piece.
         """
         from sentencepiece import SentencePieceProcessor
 
@@ -318,7 +318,7 @@ class PieceTokenizer(Tokenizer):
         return tokenizer
 
     def _encode_lines(self, lines: list[str]) -> list[Any]:
-        """Return the piece numbers of each line, which has no line end, as an int32 array."""
+        """Return the piece numbers of each line as an int32 array; `lines` have no line ends."""
         encoded: list[Any] = self._processor.encode(lines, return_type="numpy", num_threads=-1)
         if self._byte_fallback and not self.folds_case:  # these settings promise to keep all text, also "▁"
             for index, line in enumerate(lines):
@@ -327,7 +327,7 @@ class PieceTokenizer(Tokenizer):
         return encoded
 
     def _encode_space_marks(self, text: str) -> NDArray[np.int32]:
-        """Return the piece numbers of a text with "▁" as three byte pieces, since sentencepiece reads it as a space."""
+        """Return the piece numbers of a text, with byte pieces for "▁", which sentencepiece would read as a space."""
         mark = [self._processor.piece_to_id(f"<0x{value:02X}>") for value in _SPACE_MARK.encode()]
         first, *rest = (self._processor.encode(part) for part in text.split(_SPACE_MARK))
         return np.array(first + [piece for part in rest for piece in mark + part], np.int32)
@@ -420,8 +420,8 @@ def _train_model(config: TokenizerConfig, vocab_size: int, train: TextSlice) -> 
 def _sample(train: TextSlice) -> Iterator[str]:
     """Yield every n-th line of a text, without spaces at its end; n is the smallest that `_SAMPLE_BYTES` allows.
 
-    Spaces at the ends of lines, as in WikiText, would make a single "▁" so frequent that unigram would also separate
-    it from words.
+    Spaces at the ends of lines, as in WikiText, would make a single "▁" so frequent that the unigram algorithm would
+    also split it off from words.
     """
     step = -(-train.bytes // _SAMPLE_BYTES)
     for line in islice(chain.from_iterable(train.lines()), 0, None, step):

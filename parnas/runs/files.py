@@ -96,7 +96,7 @@ def read_json(path: Path) -> Any:
     try:
         return from_json(read_text(path, MAX_JSON_BYTES))
     except FileNotFoundError as error:
-        raise ParnasError(f"{path} does not exist.") from error
+        raise ParnasError(f"{path} does not exist; restore it or make it again.") from error
     except ValueError as error:
         raise ParnasError(f"{path} is not valid JSON ({error}); restore it or make it again.") from error
 
@@ -110,7 +110,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def from_json(text: str | bytes) -> Any:
-    """Parse JSON, also NaN and infinities; raise `ValueError` if it is invalid, has lone surrogates or nests deeply."""
+    """Parse JSON, also NaN and infinities; raise `ValueError` if it is invalid, too deep or has lone surrogates."""
     return pydantic_core.from_json(text)
 
 
@@ -140,8 +140,8 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 def refuse_outside_links(folder: Path) -> None:
     """Raise `ParnasError` if a folder holds a symbolic link that leads out of it, a pipe or a device.
 
-    A run folder from somewhere else must not cause reads or writes in other places, nor block on a pipe. The folder
-    itself may be a link.
+    So a run folder from another person can neither read or write outside itself nor block on a pipe. The folder itself
+    may be a link.
     """
     pending = [os.fspath(folder)]
     while pending:

@@ -29,7 +29,7 @@ class PiHistory:
     def from_records(cls, records: Sequence[PiRecord], space: Sequence[str], source: str = PI) -> Self:
         """Stack records of the file `source`; raise `ParnasError` if one does not fit the layers `space` [C]."""
         if not records:
-            raise ParnasError(f"{source} holds no line yet; the search writes one every train.log_every steps.")
+            raise ParnasError(f"{source} holds no line yet; wait: the search writes one every train.log_every steps.")
         steps = np.array([record.step for record in records], dtype=np.int64)
         taus = np.array([record.tau for record in records], dtype=np.float64)
         try:

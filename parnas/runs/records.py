@@ -200,7 +200,7 @@ class BlockRecord(Record):
 
 
 class RankedRecord(Record):
-    """One of the most probable architectures."""
+    """A network in the ranking of `arch.yaml`, which lists the most probable architectures."""
 
     arch: str
     probability: _OptionalFloat = None
@@ -239,7 +239,7 @@ class RerankedNetwork(Record):
 
 
 class RerankRecord(Record):
-    """The content of `rerank.json`: the most probable architectures at the step that freezes alpha, with losses."""
+    """The content of `rerank.json`: the most probable architectures when alpha was frozen, with held-out losses."""
 
     step: _Count
     networks: list[RerankedNetwork]
@@ -258,7 +258,7 @@ class EvalTrialRecord(Record):
 
 
 class ChosenTrialRecord(EvalTrialRecord):
-    """The record of a trial of `tune-eval`, with its settings of dynamic evaluation and of the cache."""
+    """The best `tune-eval` trial of a protocol, with its settings of dynamic evaluation and of the cache."""
 
     dynamic: DynamicConfig | None = None
     cache: CacheConfig | None = None
@@ -286,7 +286,7 @@ class TunedEvalRecord(Record):
 
 
 class ComparisonRow(Record):
-    """A row of the table of evaluate: the results of a run under one evaluation protocol."""
+    """A row of the table of `parnas evaluate`: the results of a run under one evaluation protocol."""
 
     run: str
     network: str = ""  # `discrete`, `SuperNet`, or `derived, in SuperNet`

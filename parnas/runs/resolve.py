@@ -41,9 +41,9 @@ def resolve_config_and_run(
     """Return the configuration and the run folder of a training.
 
     Args:
-        settings: The configuration; by default that of `run` with `resume`, else the preset demo.
+        settings: The configuration; by default that of `run` if `resume` is true, else the preset demo.
         overrides: Settings that replace those of the configuration.
-        run: The run folder; by default a new `runs/COMMAND-NAME`, with a number appended if it exists.
+        run: The run folder; by default a new `runs/COMMAND-CONFIG`, with a number appended if it exists.
         resume: Whether a run is to be resumed, which requires `run`.
         command: The command that trains; the name of a new folder begins with it.
         arch: An architecture, or a file or run folder with one; replaces `model.arch`.
@@ -77,8 +77,8 @@ def resolve_config_and_study(
 ) -> tuple[Config, Path]:
     """Return the configuration and the folder of a tuning.
 
-    Without `run`, the folder is that of the named study, or a new one. Without `settings`, the configuration is that in
-    the folder, or the preset demo.
+    Without `run`, the folder is `runs/tune-STUDY` or, without `study`, a new one. Without `settings`, the configuration
+    is that in the folder or, if it has none, the preset demo.
 
     Raises:
         ParnasError: Options contradict each other, or the configuration or the architecture is not valid.
@@ -123,7 +123,7 @@ def resolve_arch(text: str) -> str:
         if not exists and path.suffix not in (".yaml", ".yml"):
             raise
     if not exists:
-        raise ParnasError(f"There is no file {text}; parnas derive writes an arch.yaml.")
+        raise ParnasError(f"There is no file {text}; give an arch.yaml that parnas derive wrote, or an architecture.")
     if not path.is_dir():
         return read_derivation(path).arch
     run = Run(path)
@@ -132,7 +132,7 @@ def resolve_arch(text: str) -> str:
 
 
 def make_run_folder(stem: str) -> Path:
-    """Make and return the folder `runs/STEM` or, if it exists, the first of `runs/STEM-2` and so on that does not."""
+    """Make and return the folder `runs/STEM` or, if it exists, the first free one of `runs/STEM-2` and so on."""
     for number in itertools.count(1):
         folder = Path("runs") / (stem if number == 1 else f"{stem}-{number}")
         with suppress(FileExistsError):
@@ -142,7 +142,7 @@ def make_run_folder(stem: str) -> Path:
 
 
 def study_folder(command: str, study: str) -> Path:
-    """Return the folder `runs/COMMAND-STUDY`, with characters that file names may lack replaced by "-"."""
+    """Return the folder `runs/COMMAND-STUDY`, with "-" for characters that should not be in file names."""
     name = re.sub(r"[^\w.-]+", "-", study)
     return Path("runs") / f"{command}-{name}"
 

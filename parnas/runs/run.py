@@ -88,9 +88,10 @@ class Run:
         self.tokenizer = self.folder / "tokenizer"  # copied, so that the network can be used without the corpus
 
     def create(self, kind: Kind, config: Config, environment: Mapping[str, Any]) -> None:
-        """Write `environment.json` and `config.yaml`; raise `ParnasError` if the folder holds other files.
+        """Write `environment.json` and `config.yaml`; remove an earlier run that has no checkpoint to resume from.
 
-        Files of an earlier run without a checkpoint are removed, since that run cannot be resumed.
+        Raises:
+            ParnasError: The folder holds other files, or a run with a checkpoint.
         """
         self.refuse_used()
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -103,7 +104,7 @@ class Run:
         write_text(self.folder / "config.yaml", dump_config(config))
 
     def started(self) -> bool:
-        """Return whether the training has begun: `streams.json` exists, the last of the first files."""
+        """Return whether the training has begun: `streams.json` exists, the last file of the preparation."""
         return (self.folder / STREAMS).is_file()
 
     def refuse_used(self) -> None:
@@ -113,7 +114,8 @@ class Run:
         has_checkpoint = any(self.checkpoints.glob("step-*"))
         if names and (has_checkpoint or ENVIRONMENT not in names or not names <= _FIRST_FILES):
             raise ParnasError(
-                f"{self.folder} already has files that no unfinished run leaves; choose another folder (--run)."
+                f"{self.folder} already has files, of a run with a checkpoint or of no run at all; "
+                "choose another folder (--run)."
             )
 
     @contextmanager
@@ -140,10 +142,10 @@ class Run:
         return self.folder.resolve().name
 
     def _existing(self, name: str, maker: str = "search or retrain") -> Path:
-        """Return the path of a file in the run folder; if missing, raise `ParnasError` that names its `maker`."""
+        """Return the path of a file in the run folder; if missing, raise `ParnasError` that names the command `maker`."""
         path = self.folder / name
         if not self.folder.is_dir():
-            raise ParnasError(f"There is no run folder {self.folder}.")
+            raise ParnasError(f"There is no run folder {self.folder}; give the folder of a search or retraining.")
         if not path.is_file():
             raise ParnasError(f"{self.folder} has no {name}; {maker} writes it.")
         refuse_outside_links(self.folder)  # every command reads one of these files first
@@ -152,7 +154,7 @@ class Run:
     def _read(
         self, name: str, record: type[_AnyRecord], maker: str = "search or retrain", hint: str = "restore it"
     ) -> _AnyRecord:
-        """Return the record in a JSON file; errors name `maker`, the command that writes it, or end in `hint`."""
+        """Return the record in a JSON file; the error of a missing file names `maker`, of a broken file `hint`."""
         path = self._existing(name, maker)
         return record.parse(read_json(path), str(path), hint)
 
@@ -278,7 +280,7 @@ class Run:
         flush_to_disk(self.folder)
 
     def truncate_after(self, step: int) -> None:
-        """Remove lines of metrics and pi after `step`, since a run that resumes there writes them again."""
+        """Remove lines of metrics and pi after `step`, since a run that resumes at `step` writes them again."""
         for name in (METRICS, PI):
             path = self.folder / name
             if path.is_file():
@@ -287,7 +289,7 @@ class Run:
 
 
 def _refuse_other_blocks(architecture: Architecture, spaces: Sequence[Sequence[str]], path: str, hint: str) -> None:
-    """Raise `ParnasError` if the architecture in the file `path` does not consist of candidates of each block."""
+    """Raise `ParnasError` unless the architecture in the file `path` has one candidate of each block."""
     blocks = len(spaces)
     if len(architecture) != blocks:
         raise ParnasError(
