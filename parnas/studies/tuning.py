@@ -311,7 +311,7 @@ class TuningObjective:
     def _train(self, trial: Trial, config: Config, folder: Path, name: str) -> float:
         """Train in `folder`, or resume the training there; return the final validation loss in nats per token.
 
-        The loss is infinity if the training diverges or runs out of memory. Raises `TrialPruned` if the trial is
+        The loss is infinite if the training diverges or runs out of memory. Raises `TrialPruned` if the trial is
         pruned. `name` is shown in the notes.
         """
         phase = self.options.phase
@@ -337,7 +337,7 @@ class TuningObjective:
         return measured.loss
 
     def _trial_folder(self, trial: Trial) -> Path:
-        """Return the run folder of a trial: `trial-NUMBER`, or for a retry that of the lost trial, if resumable."""
+        """Return a trial's run folder: `trial-NUMBER`, but for a retry the folder of the lost trial if resumable."""
         earlier = str(trial.user_attrs.get(FOLDER, ""))
         run = Run(self.folder / Path(earlier).name)
         if earlier and (run.finished() or any(run.checkpoints.glob("step-*"))):
@@ -356,7 +356,7 @@ class TuningObjective:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def configured_parameters(self) -> Mapping[str, Any] | None:
-        """Return the configured values of the tuned settings as Optuna parameters; `None` if any is outside."""
+        """Return the tuned settings as configured, as Optuna parameters; `None` if one is outside the space."""
         space = self.options.space
         parameters = {key: space[key].to_parameter(value) for key, value in self._configured().items()}
         return None if None in parameters.values() else parameters
