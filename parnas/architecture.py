@@ -1,4 +1,4 @@
-"""The architecture of a network: one layer name per block, written in this grammar.
+"""The architecture of a network: one layer name per block, written in the grammar below.
 
     expression := item+            item := name | '(' expression ')' [ '*' count ] | name '*' count
     name := letter [ ':' option '=' number ( ',' option '=' number )* ]
@@ -32,7 +32,7 @@ __all__ = [
 
 
 class Letter(NamedTuple):
-    """A kind of layer: its description and the names of its options."""
+    """A kind of layer: the description of the layer and the names of its options."""
 
     description: str
     options: tuple[str, ...] = ()
@@ -60,7 +60,7 @@ _HELP = (
 
 
 class LayerName(NamedTuple):
-    """A layer's letter and options, such as `s:heads=2,d_head=16`; options are in the order of `Letter.options`."""
+    """A layer's letter and options, such as `s:heads=2,d_head=16`; options are ordered as in `Letter.options`."""
 
     letter: str
     options: tuple[tuple[str, int], ...] = ()
@@ -71,7 +71,7 @@ class LayerName(NamedTuple):
         letter, colon, listed = text.partition(":")
         if letter not in LETTERS:
             raise ParnasError(
-                f"Unknown layer letter {_shorten(letter)}; known are {', '.join(LETTERS)}. To add a layer of "
+                f"Unknown layer letter {_shorten(letter)}; give one of {', '.join(LETTERS)}. To add a layer of "
                 "your own, see PARNAS_LAYERS and register_layer in docs/layers.md."
             )
         known = LETTERS[letter].options
@@ -87,7 +87,7 @@ class LayerName(NamedTuple):
             given[match[1]] = int(match[2])
         name = cls(letter, tuple((option, given[option]) for option in known if option in given))
         if len(str(name)) > _MAX_NAME:
-            raise ParnasError(f"The layer name {_shorten(str(name))} has more than {_MAX_NAME} characters.")
+            raise ParnasError(f"The layer name {_shorten(str(name))} has more than {_MAX_NAME} characters; shorten it.")
         return name
 
     def __str__(self) -> str:
@@ -113,14 +113,14 @@ class Architecture:
     layers: tuple[str, ...]
 
     def __init__(self, layers: Sequence[str]) -> None:
-        """Make an architecture of layer names, or of a string of letters; raise `ParnasError` for unknown letters."""
+        """Make an architecture from layer names or a string of letters; raise `ParnasError` if a name is not valid."""
         if not 1 <= len(layers) <= MAX_BLOCKS:
             raise ParnasError(f"An architecture has 1 to {MAX_BLOCKS} blocks, not {len(layers)}. {_HELP}")
         object.__setattr__(self, "layers", tuple(str(LayerName.parse(name)) for name in layers))
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse an expression or a preset; raise `ParnasError` with the position of the error if it is not valid."""
+        """Parse an expression or a preset; raise `ParnasError`, with the position of the error, if it is not valid."""
         if not isinstance(text, str):  # from a YAML file
             raise ParnasError(f"The architecture is {text!r:.40}, not a string. {_HELP}")
         text = text.strip()
@@ -134,11 +134,13 @@ class Architecture:
         """Return the same network without identity blocks: `sifi` and `iisf` are both `sf`."""
         layers = drop_identity(self)
         if not layers:
-            raise ParnasError(f"{self!s:.80} has no layer besides identity, so there is no network to train.")
+            raise ParnasError(
+                f"{self!s:.80} has no layer besides identity, so there is no network to train; add a layer."
+            )
         return type(self)(layers)
 
     def counts(self) -> dict[str, int]:
-        """Return the number of blocks per layer name, every registered letter included."""
+        """Return the number of blocks of each layer name; 0 for a registered letter that no block has."""
         return {**dict.fromkeys(LETTERS, 0), **Counter(self.layers)}
 
     def __str__(self) -> str:
@@ -169,7 +171,7 @@ def _expand(text: str) -> list[str]:
         elif bracket == ")":
             if len(groups) == 1:
                 raise ParnasError(
-                    f"The architecture closes a bracket it never opened, at character {token.end()}. {_HELP}"
+                    f"The architecture has an unmatched closing bracket at character {token.end()}. {_HELP}"
                 )
             inner = groups.pop()
             if not inner:
@@ -178,7 +180,9 @@ def _expand(text: str) -> list[str]:
             repeatable = len(inner)
         else:
             if not repeatable:
-                raise ParnasError(f"Nothing to repeat before '*' at character {token.start() + 1}. {_HELP}")
+                raise ParnasError(
+                    f"The architecture has nothing to repeat before '*', at character {token.start() + 1}. {_HELP}"
+                )
             last = groups[-1][-repeatable:]
             if not 1 <= int(count) * repeatable <= MAX_BLOCKS:
                 shown = "".join(last)[:12]
@@ -206,7 +210,7 @@ def _read_token(text: str, position: int) -> re.Match[str]:
 
 
 def _read_name(text: str, position: int, errors: list[str]) -> str:
-    """Return a layer name with its options in order; if it is not valid, append to `errors` and return `text`."""
+    """Return the layer name `text` with options in order; if it is not valid, append a message and return `text`."""
     try:
         return str(LayerName.parse(text))
     except ParnasError as error:
@@ -222,10 +226,12 @@ def _preset(name: str, numbers: list[int], text: str) -> Sequence[str]:
     """Return the layers of a preset; `text` is the whole preset, for error messages."""
     expected = {"interleaved": 1, "compressive": 1, "all-f": 1, "sandwich": 2, "random": 2}[name]
     if len(numbers) != expected:
-        raise ParnasError(f"{name} takes {expected} number(s), not {len(numbers)}, in {_shorten(text)}. {_HELP}")
+        raise ParnasError(
+            f"The preset {name} takes {expected} number(s), not {len(numbers)}, in {_shorten(text)}. {_HELP}"
+        )
     blocks = numbers[0]
     if not 1 <= blocks <= MAX_BLOCKS:
-        raise ParnasError(f"{text!r} asks for {blocks} blocks; 1 to {MAX_BLOCKS} are possible.")
+        raise ParnasError(f"The preset {text!r} has {blocks} blocks; give a number from 1 to {MAX_BLOCKS}.")
     if name in ("interleaved", "compressive"):
         first = ATTENTION if name == "interleaved" else COMPRESSIVE
         return [(first, FEED_FORWARD)[block % 2] for block in range(blocks)]
@@ -237,5 +243,7 @@ def _preset(name: str, numbers: list[int], text: str) -> Sequence[str]:
     # Sandwich ordering, Press et al. 2020 (arXiv 1911.03864): s^K (sf)^(N/2-K) f^K.
     ends = numbers[1]
     if blocks % 2 or ends > blocks // 2:
-        raise ParnasError(f"sandwich-N-K needs an even N and a K of at most N/2, but N is {blocks} and K {ends}.")
+        raise ParnasError(
+            f"The preset sandwich-N-K needs an even N and a K of at most N/2; N is {blocks} and K is {ends}."
+        )
     return ATTENTION * ends + (ATTENTION + FEED_FORWARD) * (blocks // 2 - ends) + FEED_FORWARD * ends

@@ -1,4 +1,4 @@
-"""The optimizer of the architecture: alpha, the temperature tau and the gate noise, with their schedules.
+"""The optimizer of the architecture: alpha, the temperature tau and the noise of the gates, with their schedules.
 
 With pi = softmax(alpha) for alpha [N, C] (N blocks, C candidates), it minimises over alpha
 
@@ -68,7 +68,7 @@ class ArchitectureOptimizer:
         return temperature(search.tau_schedule, step, search.steps, search.tau_start, search.tau_end)
 
     def progress(self, step: int) -> float:
-        """Return the fraction of the training of alpha before a step: 0 at its first step, 1 after its last."""
+        """Return the fraction of alpha's training done before `step`: 0 at its first step, 1 after its last."""
         first, end = self.search.alpha_start_step, self.search.alpha_end_step
         return min(1.0, max(0.0, (step - first) / (end - first)))
 
@@ -96,7 +96,7 @@ class ArchitectureOptimizer:
     def backward(self, step: int, loss_of_gates: Callable[[Gates], Tensor]) -> None:
         """Set the gradients of alpha and, if it is learnable, tau from one held-out batch.
 
-        `loss_of_gates` evaluates that batch with the given gates; see `Estimator.arch_loss`.
+        `loss_of_gates` returns the loss on this batch for the given gates; see `Estimator.arch_loss`.
         """
         # Without dropout where the estimator compares paths: its noise would drown their difference.
         self.supernet.train(not self.estimator.arch_step_in_eval_mode)
@@ -124,7 +124,7 @@ class ArchitectureOptimizer:
         return math.isfinite(gradient_norm(self.parameters).item())
 
     def update(self, step: int) -> None:
-        """Update alpha and, if it is learnable, tau; the learning rate decays linearly to zero."""
+        """Update alpha and, if learnable, tau, with a learning rate that decays linearly to zero."""
         # The steps of Adam do not shrink with the gradient; a decaying rate lets pi settle.
         for group in self.adam.param_groups:
             group["lr"] = self.search.alpha_lr * (1 - self.progress(step))
@@ -146,7 +146,7 @@ class ArchitectureOptimizer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned; raises `ValueError` if its tensors do not fit the architecture."""
+        """Restore what `state_dict` returned; raise `ValueError` if the tensors in `state` do not fit this SuperNet."""
         self.adam.load_state_dict(state["adam"])
         check_shapes(self.adam)
         self.log_tau.data.copy_(state["log_tau"])
@@ -157,7 +157,7 @@ class ArchitectureOptimizer:
 def temperature(schedule: str, step: int, steps: int, start: float, end: float) -> float:
     """Return tau at `step` (0 ≤ step < steps): `start` at the first step, `end` at the last.
 
-    `schedule` is exponential, linear or cosine; with a single step tau is `end`.
+    `schedule` is exponential, linear or cosine; if `steps` is 1, tau is `end`.
     """
     if step >= steps - 1:
         return end

@@ -30,18 +30,18 @@ _COSTS = "costs.json"
 
 @dataclass(frozen=True)
 class Costs:
-    """The cost of each layer, and of the interleaved network with as many blocks as the search."""
+    """The cost of each layer, and that of the interleaved network with as many blocks as the SuperNet."""
 
     metric: Metric  # its unit is in `UNITS`
     per_layer: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]]  # by layer name
     interleaved: Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
     def cost(self, layers: Iterable[str]) -> float:
-        """Return the sum of the costs of layers, in the unit of the metric."""
+        """Return the sum of the costs of `layers`, in the unit of the metric (`UNITS`)."""
         return sum(self.per_layer[name] for name in layers)
 
     def share(self, layers: Iterable[str]) -> float:
-        """Return the sum of the costs of layers as a share of the interleaved network's cost."""
+        """Return the sum of the costs of `layers` as a share of the interleaved network's cost."""
         return self.cost(layers) / self.interleaved
 
     def relative(self, candidates: Sequence[str]) -> Tensor:
@@ -58,9 +58,9 @@ def make_costs(metric: Metric, per_layer: Mapping[str, float], blocks: int) -> C
 
 
 def find_costs(config: Config, metric: Metric, reporter: Reporter) -> Costs:
-    """Return the costs of the candidates: counted from shapes, or latencies from a profile.
+    """Return the costs of the candidates: counted from shapes or, for the metric `latency`, read from a profile.
 
-    The profile is the file `search.cost.table`; without it the cached profile, or a new measurement.
+    The profile is the file `search.cost.table`. If that is not set, it is the cached profile, or a new measurement.
 
     Raises:
         ParnasError: the profile was measured with other shapes, or does not contain a candidate.
@@ -89,11 +89,13 @@ def read_costs(folder: Path) -> Costs | None:
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
-        raise ParnasError(f"{path} holds no valid costs of layers ({key}: {first['msg']}); restore it.") from error
+        raise ParnasError(
+            f"{path} holds no valid costs of layers ({key}: {first['msg']}); restore or delete it."
+        ) from error
 
 
 def costs_of_run(folder: Path, config: Config, metric: Metric, reporter: Reporter) -> Costs:
-    """Return the costs stored in a run folder; if none are stored in this metric, find them by `find_costs`.
+    """Return the costs that a run folder stores; if it stores none in `metric`, return those of `find_costs`.
 
     Raises:
         ParnasError: the stored costs are damaged or lack a candidate, or `find_costs` fails.
@@ -132,10 +134,10 @@ def count_costs(config: Config, metric: Literal["macs", "parameters"]) -> Costs:
 
 
 def penalty(pi: Tensor, costs: Tensor, target: float) -> Tensor:
-    """Return the squared relative excess of the expected cost over the target, a scalar; 0 within the target.
+    """Return max(0, expected cost / target - 1)², a scalar that is 0 if the expected cost is within the target.
 
-    It is max(0, sum of pi · costs / target - 1)² and differentiable in pi [N, C] (N blocks, C candidates); `costs` [C]
-    and `target` are shares of the interleaved network's cost.
+    The expected cost is the sum of pi · costs over all blocks and candidates, differentiable in pi [N, C] (N blocks, C
+    candidates). `costs` [C] and `target` are shares of the interleaved network's cost.
     """
     # The cost of an architecture is a sum over blocks, so its expectation is linear in pi (FBNet, Wu et al. 2019,
     # equation 5). The hinge leaves alpha alone below the target (PLANER, arXiv 2208.14580, section 3). Squared, it

@@ -1,4 +1,4 @@
-"""From pi to an architecture: the most probable one within the cost target, re-ranked if configured (PAR, section 3).
+"""From pi to an architecture: the most probable one within the cost target, re-ranked if configured (arXiv 2009.04534).
 
 `derive` is the algorithm. 1. Read the last pi of a search, [N, C] for N blocks and C candidates. 2. Find the k networks
 of greatest probability, prod over blocks of pi[b, c_b], within the cost target and limits (`knapsack.py`). 3. Evaluate
@@ -36,7 +36,7 @@ _SMALL_MARGIN = 0.1
 
 @dataclass(frozen=True)
 class Constraints:
-    """Constraints of a derived architecture; for a field that is `None` the search's configuration decides."""
+    """Constraints of a derived architecture; a field that is `None` is taken from the search's configuration."""
 
     cost_target: float | None = None  # share of the interleaved network's cost; inf: no target
     metric: Metric | None = None
@@ -69,7 +69,7 @@ class BlockChoice:
 
 @dataclass(frozen=True)
 class Ranked:
-    """An architecture in the ranking; its `loss` and `estimate` are `None` if it was not re-ranked."""
+    """An architecture in the ranking; `loss` and `estimate` are `None` for an architecture that was not re-ranked."""
 
     architecture: Architecture
     probability: float
@@ -79,14 +79,14 @@ class Ranked:
     estimate: float | None = None  # re-ranking score (parnas/nas/rerank.py)
 
     def to_record(self) -> RankedRecord:
-        """Return the entry in the ranking of `arch.yaml`."""
+        """Return this architecture's entry in the ranking of `arch.yaml`."""
         figures = {name: value for name, value in vars(self).items() if name != "architecture" and value is not None}
         return RankedRecord(arch=str(self.architecture), **figures)
 
 
 @dataclass(frozen=True)
 class Derivation:
-    """The derived architecture, how it was derived, and the ranking that it leads."""
+    """The derived architecture, how it was derived, and the ranking of architectures, in which it is the first."""
 
     architecture: Architecture
     blocks: tuple[BlockChoice, ...]
@@ -138,7 +138,7 @@ def read_constraints(
     top_k: int | None = None,
     rerank_top_k: int | None = None,
 ) -> Constraints:
-    """Return constraints, given the options of the command line or the Python API; checks their values.
+    """Return constraints from the options of the command line or the Python API, after checking the values.
 
     `most` holds the values of the option `--max`, such as `s=4` for at most four blocks with layer `s`.
 
@@ -166,9 +166,10 @@ def read_constraints(
 
 
 def derive(run: Run, constraints: Constraints | None = None, reporter: Reporter | None = None) -> Derivation:
-    """Derive an architecture from the last pi of a search: the most probable within the constraints, or re-ranked.
+    """Derive an architecture from the last pi of a search: the most probable one within the constraints.
 
-    `constraints` that are not given come from the configuration of the search.
+    With re-ranking, derive the one with the best re-ranking score among the most probable. Fields of `constraints` that
+    are `None` come from the configuration of the search.
 
     Raises:
         ParnasError: the run is not a search, or no architecture meets the constraints.
@@ -237,8 +238,8 @@ def choose(
         # Rounded up, so that the target given in the message is met.
         least = math.ceil(1000 * error.cheapest / costs.interleaved) / 1000
         raise ParnasError(
-            f"No network{within} costs at most {target:g} of the interleaved network's {costs.metric}; set the target, "
-            f"search.cost.target or cost_target (--cost-target), to {least:g} or more."
+            f"No network{within} costs at most {target:g} of the interleaved network's {costs.metric}; set the "
+            f"cost target, search.cost.target or cost_target (--cost-target), to {least:g} or more."
         ) from error
 
 
@@ -251,7 +252,7 @@ def _rank(
 ) -> list[Ranked]:
     """Return the ranking of the architectures `chosen`, which are sorted by probability.
 
-    The first `rerank_count` are sorted by their re-ranking score, computed from their `losses`; the others follow.
+    The first `rerank_count` are sorted by re-ranking score, computed from their `losses`; the rest follow as given.
     """
     first = chosen[:rerank_count]
     reranked = rerank(first, [losses[choice.layers] for choice in first], rerank_pi_weight)
@@ -273,24 +274,28 @@ def read_pi(run: Run, config: Config) -> tuple[int, list[dict[str, float]]]:
     """Return the last logged step of a search and, for each block, the probability of each candidate at that step.
 
     Raises:
-        ParnasError: there is no pi yet, or it does not fit the configuration.
+        ParnasError: the search has not logged pi yet, or pi does not fit the configuration.
     """
     records = run.pi_records()
     if not records:
-        raise ParnasError(f"{run.folder / PI} has no line yet; let the search run until it logs for the first time.")
+        raise ParnasError(
+            f"{run.folder / PI} has no line of probabilities yet; let the search run until it writes one."
+        )
     last, space, blocks = records[-1], config.search.candidates, config.search.blocks
     if len(last.pi) != blocks or any(len(row) != len(space) for row in last.pi):
-        raise ParnasError(f"{run.folder / PI} does not fit {blocks} blocks with candidates {list(space)}; restore it.")
+        raise ParnasError(
+            f"{run.folder / PI} does not fit {blocks} blocks with candidates {list(space)}; restore the file."
+        )
     return last.step, [dict(zip(space, row, strict=True)) for row in last.pi]
 
 
 def _resolve_target(
     run: Run, config: Config, constraints: Constraints, reporter: Reporter
 ) -> tuple[float | None, Costs | None]:
-    """Return the cost target and the costs of layers in its metric, from the constraints or else from the search.
+    """Return the cost target and the costs of layers, by target and metric of the constraints or else of the search.
 
-    Both are `None` if no target and no metric are given. Costs in another metric than the search's are counted or
-    measured now.
+    Return `None` for target and costs if there is no target, and no metric in the constraints. Costs in another metric
+    than the search's are counted or measured now.
     """
     target = config.search.cost.target if constraints.cost_target is None else constraints.cost_target
     metric = constraints.metric or config.search.cost.metric
@@ -326,7 +331,7 @@ def _describe_method(costs: Costs | None, target: float | None, constraints: Con
 
 
 def _count_parameters(run: Run, config: Config, architecture: Architecture) -> int:
-    """Return the number of parameters of an architecture's network, with embedding and softmax of the run."""
+    """Return the number of parameters of an architecture's network, embedding and softmax of the run included."""
     vocab_size = StreamHeader.read(run.folder / STREAMS).vocab_size
     with torch.device("meta"):
         network = TransformerXL.build(config.model, architecture, vocab_size)

@@ -23,7 +23,7 @@ class Monitor:
     """Compute diagnostics of pi at each log line of a search, and count changes of the network `derive` would select.
 
     Attributes:
-        network: the layers that `derive` would select at the last log line, without identity; `None` before the first.
+        network: the layers that `derive` would select at the last log line, without identity; `None` before any.
         changes: how many times `network` has changed from one log line to the next.
     """
 
@@ -33,7 +33,7 @@ class Monitor:
         self.changes = 0
 
     def observe(self, pi: Tensor, architecture: Architecture) -> dict[str, Any]:
-        """Return the diagnostics of one log line, given pi [blocks, candidates] and what `derive` would select.
+        """Return the diagnostics of one log line, given pi [blocks, candidates] and the architecture to be derived.
 
         entropy          entropy of pi in nats, mean over the blocks
         identity_share   probability of identity, mean over the blocks
@@ -58,6 +58,6 @@ def describe_collapse(identity_share: float, estimator: str) -> str | None:
         return None
     other = "" if estimator == "uniform" else "use search.estimator uniform, "
     return (
-        f"the search is collapsing: identity has {identity_share:.0%} of pi. Train the weights longer before alpha "
-        f"(search.alpha_start_step), raise search.entropy_start, {other}or leave i out of search.space"
+        f"the search is collapsing: the mean probability of identity is {identity_share:.0%}. Train the weights longer "
+        f"before alpha (search.alpha_start_step), raise search.entropy_start, {other}or leave i out of search.space"
     )

@@ -64,7 +64,8 @@ def most_probable(
     """Return the k most probable different networks within `budget`, best first; fewer than k if no more exist.
 
     Architectures that differ only in the positions of identity are one network, represented by the most probable of
-    them; identity in every block is not a network. The module's docstring says how ties are broken.
+    them; identity in every block is not a network. Networks of equal probability rank by cost, then by the order of the
+    candidates.
 
     Args:
         pi: for each block the probability of each candidate; a candidate of probability 0 is never chosen.
@@ -75,7 +76,7 @@ def most_probable(
         k: number of networks.
 
     Raises:
-        OverBudget: no network fits the budget.
+        OverBudget: every network costs more than the budget.
         ParnasError: no network keeps to the limits, or an argument is not valid.
     """
     # 1. Check the arguments.
@@ -108,7 +109,9 @@ def most_probable(
     by_cost = [{name: cost_of[name] for name in block} for block in blocks]
     cheapest = _make_knapsack(by_cost, cost_of, None, limits).solve(1)
     if not cheapest:
-        raise ParnasError(f"No network of these candidates keeps to the limits {dict(limits)}; raise one of them.")
+        raise ParnasError(
+            f"No network of these candidates keeps to the limits {dict(limits)}; raise one of the limits."
+        )
     within = f" within the limits {dict(limits)}" if limits else ""
     cost = cheapest[0].cost / unit
     raise OverBudget(
@@ -118,7 +121,7 @@ def most_probable(
 
 
 def is_limited(name: str, key: str) -> bool:
-    """Return whether the limit of `key` counts the layer `name`: the same name or, if `key` is a letter, a variant."""
+    """Return whether the limit of `key` counts the layer `name`: the limit of `s` counts `s` and `s:heads=2`."""
     return name == key or (len(key) == 1 and name.partition(":")[0] == key)
 
 
@@ -148,11 +151,11 @@ def _check_limits(limits: Mapping[str, int], names: Sequence[str]) -> None:
         if limit < 0:
             raise ParnasError(f"The limit of {key!r} is {limit}; give a number of blocks, 0 or more.")
         if not any(is_limited(name, key) for name in names):
-            raise ParnasError(f"The limit of {key!r} limits nothing: the candidates are {', '.join(names)}. Remove it.")
+            raise ParnasError(f"The limit of {key!r} applies to none of the candidates {', '.join(names)}; remove it.")
 
 
 def _integers(values: Sequence[float]) -> tuple[list[int], int]:
-    """Return integers and `unit` such that each value is exactly its integer divided by `unit`."""
+    """Return an integer for each value, and one `unit`, such that each value is exactly integer / unit."""
     # Every float is a fraction of a power of two, so the largest denominator is a common one.
     ratios = [Fraction(float(value)) for value in values]
     unit = math.lcm(*(ratio.denominator for ratio in ratios))
@@ -160,7 +163,7 @@ def _integers(values: Sequence[float]) -> tuple[list[int], int]:
 
 
 class _Item(NamedTuple):
-    """A candidate of a block, with its loss and its use of each resource."""
+    """A candidate of a block: its loss, -log pi, and its use of each resource (cost, and one for each limit)."""
 
     name: str
     loss: int  # minus log pi, as an exact integer
@@ -168,7 +171,7 @@ class _Item(NamedTuple):
 
 
 class _Label(NamedTuple):
-    """A choice for the first t blocks. Tuples compare field by field, so that sorting labels ranks them."""
+    """A choice of candidates for the first t blocks. The order of the fields makes `sorted` rank labels, best first."""
 
     loss: int  # sum over the blocks of minus log pi, as an exact integer
     cost: int  # the first of `uses`
@@ -183,8 +186,8 @@ def _make_knapsack(
     """Return the knapsack problem whose resources are the cost and the number of blocks that each limit counts.
 
     Args:
-        losses: for each block the loss of each candidate.
-        costs: cost of each layer.
+        losses: for each block the loss of each candidate, by name.
+        costs: cost of each layer, by name.
         budget: largest sum of costs; `None` for no budget.
         limits: see `most_probable`.
     """
@@ -209,10 +212,10 @@ class _Knapsack:
     def solve(self, k: int) -> list[_Label]:
         """Return the k best labels of different networks, best first.
 
-        The Lagrangian bound. Give each resource a price, and add the price of its uses to the loss of each item: the
-        least loss + prices · uses is then found for each block separately. Any solution within the limits has
+        The Lagrangian bound. Give each resource a price, and minimise loss + prices · uses for each block separately.
+        Then any solution within the limits that extends a label has
 
-            loss >= loss so far + prices · uses so far + sum of the remaining blocks' minima - prices · limits,
+            loss >= label's loss + prices · label's uses + sum of the remaining blocks' minima - prices · limits,
 
         because prices · (uses - limits) <= 0. If k networks with a loss of at most `ceiling` are known, every label
         whose bound is above `ceiling` can be dropped. This keeps the search fast for many blocks.
@@ -226,12 +229,13 @@ class _Knapsack:
         return self._sweep(k, ceiling=heuristic[-1].loss) if len(heuristic) == k else self._sweep(k)
 
     def _sweep(self, k: int, width: int | None = None, ceiling: int | None = None) -> list[_Label]:
-        """Extend labels block by block, dropping those that cannot win, and return the k best complete ones.
+        """Extend labels block by block, dropping those that cannot win; return the k best labels of all blocks.
 
         Args:
             k: number of networks.
             width: largest number of labels to keep after each block, in the heuristic search; `None` for no maximum.
-            ceiling: a loss that k known networks do not exceed; labels whose bound is above it are dropped.
+            ceiling: a loss that k known networks do not exceed; labels whose bound is above it are dropped. `None` if
+                no such loss is known.
         """
         labels = [_Label(0, 0, (), (0,) * len(self.limits), ())]
         bounds = _sums_from([min(map(self._priced, block)) for block in self.blocks])
@@ -247,7 +251,7 @@ class _Knapsack:
         return sorted(label for label in labels if label.word)[:k]
 
     def _extended(self, labels: list[_Label], t: int) -> Iterator[_Label]:
-        """Yield every label extended by every candidate of block t, unless every completion of it exceeds a limit."""
+        """Yield each label extended by each candidate of block t, if some completion keeps to the limits."""
         available = [limit - least for limit, least in zip(self.limits, self.least[t + 1], strict=True)]
         for label in labels:
             for number, item in enumerate(self.blocks[t]):
@@ -257,10 +261,10 @@ class _Knapsack:
                     yield _Label(label.loss + item.loss, uses[0], (*label.order, number), uses, word)
 
     def _undominated(self, ranked: list[_Label], t: int, k: int) -> list[_Label]:
-        """Return the labels that are not dominated (see the module's docstring), given labels for the first t blocks.
+        """Return the labels that are not dominated, given labels `ranked` for the first t blocks, best first.
 
-        `ranked` is sorted, best first. So a label can only be dominated by labels before it; those that use no more of
-        any resource are counted.
+        A label is dominated if k labels before it in `ranked` use no more than it does of any resource. Of several
+        labels of one network, the first is kept.
         """
         # A resource of which the remaining blocks cannot use up what is left is as good as unused: raise every use to
         # the level from which on it matters, so that more labels count as equal.
@@ -288,14 +292,14 @@ class _Knapsack:
         return undominated
 
     def _priced(self, part: _Item | _Label) -> int:
-        """Return the loss of an item or label plus the prices of its uses, times `scale`, which makes it an integer."""
+        """Return (loss + prices · uses) of an item or label, multiplied by `scale`, which makes it an integer."""
         paid: int = sum(map(mul, self.prices, part.uses))
         return part.loss * self.scale + paid
 
     def _set_prices(self) -> None:
-        """Set the prices that approximately maximise the Lagrangian bound; with any prices of 0 or more it is valid.
+        """Set prices that approximately maximise the Lagrangian bound, which is valid for all prices of 0 or more.
 
-        The method is coordinate ascent: one pass is enough for one resource, and three come close for several.
+        The method is coordinate ascent: one pass is enough for one resource, and three passes come close for several.
         """
         for _ in range(1 if len(self.limits) == 1 else 3):
             for resource, limit in enumerate(self.limits):
@@ -310,9 +314,9 @@ class _Knapsack:
                 self.prices[resource] = high
 
     def _use(self, resource: int, price: int) -> int:
-        """Set the price of a resource, and return how much of it the blocks then use.
+        """Set the price of a resource, and return how much of the resource all blocks together then use.
 
-        Each block uses its item with the least loss + prices · uses.
+        Each block chooses its item with the least loss + prices · uses.
         """
         self.prices[resource] = price
         return sum(min((self._priced(item), item.uses[resource]) for item in block)[1] for block in self.blocks)
@@ -321,7 +325,7 @@ class _Knapsack:
 def _uses_from(blocks: list[list[_Item]], extreme: Callable[[Iterable[int]], int]) -> list[tuple[int, ...]]:
     """Return the least or most that `blocks[t:]` can use of each resource, [blocks + 1][resources].
 
-    `extreme` is `min` for the least, `max` for the most; the last row is 0, for no blocks.
+    `extreme` is `min` for the least, `max` for the most. Row t is for `blocks[t:]`; the last row is 0, for no blocks.
     """
     resources = [[[item.uses[r] for item in block] for block in blocks] for r in range(len(blocks[0][0].uses))]
     return list(zip(*(_sums_from([extreme(uses) for uses in by_block]) for by_block in resources), strict=True))

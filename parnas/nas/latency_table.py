@@ -1,4 +1,4 @@
-"""Latency table: the measured cost of each layer on this device, and how well their sum predicts whole networks.
+"""Latency table: the measured latency of each layer on this device, and how well sums of them predict networks.
 
 A layer is timed inside a network, where caches and memory are as in use:
 
@@ -51,7 +51,7 @@ _MEMORY_SHAPES = "cmem_len", "ratio", "function", "loss", "distance"
 
 @dataclass(frozen=True)
 class Timing:
-    """The median, 10th and 90th percentile of a latency over all rounds, in milliseconds."""
+    """The median, 10th and 90th percentile of a latency over all rounds of a measurement, in milliseconds."""
 
     median_ms: float
     p10_ms: float
@@ -59,13 +59,13 @@ class Timing:
 
     @classmethod
     def from_rounds(cls, times: np.ndarray) -> "Timing":
-        """Return the percentiles of `times` [rounds], in milliseconds."""
+        """Return the percentiles of `times` [rounds], which are in milliseconds."""
         return cls(*(float(value) for value in np.percentile(times, [50, 10, 90])))
 
 
 @dataclass(frozen=True)
 class ModeTable:
-    """The latencies of one mode (inference or training) for a whole batch."""
+    """The latencies of layers in one mode (inference or training) for a whole batch."""
 
     fixed: Timing  # of the network without layers
     layers: dict[str, Timing]  # by layer name: the time that one such layer adds to a network
@@ -83,7 +83,7 @@ class CheckedNetwork:
 
 @dataclass(frozen=True)
 class Check:
-    """Relative errors, as absolute values, of predicting the latency of random networks by sums of layer latencies."""
+    """Absolute values of relative errors of predicting the latency of random networks by sums of layer latencies."""
 
     median_error: float
     largest_error: float
@@ -113,8 +113,8 @@ class Profile:
             return 0.0
         if name not in self.inference.layers:
             raise ParnasError(
-                f"The profile has no layer {name!r}, only {', '.join(self.inference.layers)}; "
-                "make a new one by 'parnas profile' with the layer in search.space."
+                f"The profile has the layers {', '.join(self.inference.layers)}, but not {name!r}; "
+                "make a new profile by 'parnas profile' with the layer in search.space."
             )
         return self.inference.layers[name].median_ms
 
@@ -135,7 +135,9 @@ class Profile:
         if wrong := [
             f"{key} {measured.get(key)}, not {wanted[key]}" for key in wanted if measured.get(key) != wanted[key]
         ]:
-            raise ParnasError(f"The profile was measured with {', '.join(wrong)}; make a new one by 'parnas profile'.")
+            raise ParnasError(
+                f"The profile was measured with {', '.join(wrong)}; make a new one by 'parnas profile CONFIG'."
+            )
 
 
 def read_profile(path: Path) -> Profile:
@@ -156,10 +158,10 @@ def read_profile(path: Path) -> Profile:
 
 
 def cached_profile(config: Config, reporter: Reporter) -> Profile:
-    """Return the profile for this machine and `config` from the cache; measure and cache it if there is none.
+    """Return the profile for this machine and `config` from the cache; measure and cache one if there is none.
 
-    It is valid for the same device, threads, torch version, precision, shapes, text, layers and number of blocks. So
-    all searches of one configuration on one machine use the same latencies.
+    A cached profile is valid for the same device, threads, torch version, precision, shapes, text, layers and number of
+    blocks. So all searches of one configuration on one machine use the same latencies.
     """
     device = choose_device(config.runtime)
     machine, precision, shapes = _describe_conditions(config, device)
@@ -174,10 +176,10 @@ def cached_profile(config: Config, reporter: Reporter) -> Profile:
 
 
 def profile(config: Config, reporter: Reporter, *, rounds: int = 50, check: int = 20, training: bool = True) -> Profile:
-    """Measure the latency of each layer in the search space and of `s` and `f`, and check sums on whole networks.
+    """Measure the latency of each layer in the search space and of `s` and `f`, and check sums of these latencies.
 
-    The networks for the check are timed in the same rounds as those that measure the layers. So the check tests whether
-    latencies add up, not whether the machine's load has changed. The caller's random state does not change.
+    For the check, random networks are timed in the same rounds as the networks that measure the layers. So the check
+    tests whether latencies add up, not whether the machine's load has changed. The caller's random state is unchanged.
 
     Args:
         config: shapes, text and search space.
@@ -194,7 +196,7 @@ def profile(config: Config, reporter: Reporter, *, rounds: int = 50, check: int 
 def _measure_layers(
     config: Config, device: Device, reporter: Reporter, rounds: int, check: int, training: bool
 ) -> Profile:
-    """Measure a profile; see `profile`, which protects torch's global random generator from the seed set here."""
+    """Measure a profile; see `profile`. This function sets torch's global seed, which `profile` restores."""
     # 1. The networks: none, `depth` times each layer, and random ones for the check.
     streams = prepare(config.data, reporter.note)
     config = resolve_cutoffs(config, streams)
@@ -224,7 +226,7 @@ def _measure_layers(
 
 
 def _describe_conditions(config: Config, device: Device) -> tuple[dict[str, Any], str, dict[str, int | str]]:
-    """Return machine, precision and shapes, the conditions on which latencies depend."""
+    """Return the conditions on which latencies depend: machine, precision, and shapes by `describe_shapes`."""
     machine = {**describe_machine(), **device.describe()}
     del machine["command_line"]
     return machine, machine.pop("precision"), describe_shapes(config)
@@ -248,9 +250,9 @@ def describe_shapes(config: Config) -> dict[str, int | str]:
 
 
 def tabulate(times: Mapping[Names, np.ndarray], names: Sequence[str], depth: int) -> ModeTable:
-    """Return the latency of each layer in `names`, given `times` of networks in milliseconds [rounds].
+    """Return the latency of each layer in `names`, given the times of networks in milliseconds, [rounds] for each.
 
-    `times` has an entry for each name, of the network with `depth` such layers, and one for `()`, the network without
+    `times` has an entry for the network of `depth` equal layers of each name, and one for `()`, the network without
     layers.
     """
     layers = {name: Timing.from_rounds((times[(name,) * depth] - times[()]) / depth) for name in names}
@@ -258,7 +260,7 @@ def tabulate(times: Mapping[Names, np.ndarray], names: Sequence[str], depth: int
 
 
 def check_sum(table: Profile, measured: Mapping[Architecture, float]) -> Check | None:
-    """Compare `measured` milliseconds of networks in inference with their predictions; `None` if there are none."""
+    """Compare `measured` latencies in inference, in milliseconds, with predictions; `None` if there are no networks."""
     networks = []
     for architecture, milliseconds in measured.items():
         predicted = table.predict(architecture)
@@ -299,9 +301,9 @@ def share_layers(
 ) -> dict[Names, TransformerXL]:
     """Return a network for each sequence of layers in `wanted`, all with the same weights.
 
-    They share embedding, softmax and, for each layer name, the nth layer of this name. Shared weights need little
-    memory. They also stay in the processor's cache when the networks take turns, so that each network is as fast as if
-    it ran alone.
+    The networks share embedding, softmax and, for each layer name, the nth layer of this name. Shared weights need
+    little memory. They also stay in the processor's cache when the networks take turns, so that each network is as fast
+    as if it ran alone.
     """
     pool: dict[tuple[str, int], Block] = {}
     networks: dict[Names, TransformerXL] = {}

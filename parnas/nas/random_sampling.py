@@ -33,7 +33,7 @@ def draw_networks(
     seed: int,
     without: Iterable[Sequence[str]] = (),
 ) -> Iterator[tuple[str, ...]]:
-    """Yield random different networks with a cost in [low, high], as one layer per block, until all were drawn.
+    """Yield random different networks with a cost from `low` to `high`, as one layer per block, until none is left.
 
     Each draw is uniform over the architectures in the band whose network was not drawn before. Architectures that
     differ only in the positions of identity are one network; identity in every block is not a network.
@@ -42,20 +42,22 @@ def draw_networks(
         spaces: the candidates of each block.
         costs: cost of each layer by name, 0 or more, in any unit.
         low: least sum of costs, in the unit of `costs`; a relative tolerance of 1e-9 applies to `low` and `high`.
-        high: largest sum of costs.
+        high: largest sum of costs, in the unit of `costs`.
         seed: seed of the random numbers; equal seeds give equal networks.
-        without: networks that are not to be drawn, as layers with or without identity.
+        without: networks that are not to be drawn, each as a sequence of layers; identity in it is ignored.
 
     Raises:
         ParnasError: the band is empty, a block has no candidates, or a layer has no cost.
     """
     if not low <= high or low == math.inf:
         raise ParnasError(
-            f"The band of costs from {low} to {high} is empty; give a finite low and a high that is not below it."
+            f"The band of costs from {low} to {high} is empty; give a finite low, and a high of at least low."
         )
     blocks = [tuple(dict.fromkeys(block)) for block in spaces]
     if not blocks or not all(blocks):
-        raise ParnasError("A block has no candidates, or there is no block; give every block at least one candidate.")
+        raise ParnasError(
+            "A block has no candidates, or there is no block; give one block or more, each with at least one candidate."
+        )
     rng = random.Random(seed)
     band = _Band(blocks, costs, low, high)
     for word in {(), *map(drop_identity, without)}:
@@ -67,7 +69,7 @@ def draw_networks(
 
 
 class _Band:
-    """The set of architectures with a cost in a band, from which networks can be removed."""
+    """The set of architectures with a cost from `low` to `high`, from which networks can be removed."""
 
     def __init__(self, blocks: Sequence[Sequence[str]], costs: Mapping[str, float], low: float, high: float) -> None:
         self.blocks = blocks
@@ -83,18 +85,18 @@ class _Band:
         self.completions = cache(self._count_completions)
 
     def count(self, blocks: int = 0, spent: int = 0, word: tuple[str, ...] = ()) -> int:
-        """Return how many architectures of the set begin with given blocks; without arguments, the size of the set.
+        """Return how many architectures of the set begin with given layers; without arguments, the size of the set.
 
         Args:
-            blocks: number of the given blocks.
-            spent: cost of the given blocks.
-            word: layers of the given blocks, without identity.
+            blocks: number of given layers, one for each of the first blocks, identity included.
+            spent: sum of the given layers' costs.
+            word: the given layers without identity.
         """
         removed = self.removed.get(word)
         return self.completions(blocks, spent) - (removed[blocks] if removed else 0)
 
     def draw(self, rng: random.Random) -> tuple[str, ...]:
-        """Return a uniformly random architecture of the set: the one at a random place in lexicographic order."""
+        """Return a uniformly random architecture of the set, by drawing its place in lexicographic order."""
         place = rng.randrange(self.count())
         layers: list[str] = []
         spent, word = 0, tuple[str, ...]()
@@ -110,9 +112,9 @@ class _Band:
         return tuple(layers)
 
     def remove(self, word: tuple[str, ...]) -> None:
-        """Remove every architecture of a network from the set, given the network's layers without identity.
+        """Remove every architecture of a network from the set; `word` is the network's layers without identity.
 
-        Call it once per network: a second call would subtract the same architectures again.
+        Call it once per network: a second call would subtract the same architectures from the counts again.
         """
         if len(word) > len(self.blocks) or any(name not in self.costs for name in word):
             return
@@ -133,17 +135,17 @@ class _Band:
             self.removed[word[:length]] = list(map(add, removed, ways))
 
     def _count_completions(self, blocks: int, spent: int) -> int:
-        """Return how many choices for the blocks after the first `blocks` (of cost `spent`) give a cost in the band."""
+        """Return how many choices for the other blocks give a cost in the band, if the first `blocks` cost `spent`."""
         if blocks < self.middle:
             return sum(self.completions(blocks + 1, spent + self.costs[name]) for name in self.blocks[blocks])
         sums, fewer = self.tails[blocks - self.middle]
         return fewer[bisect_right(sums, self.high - spent)] - fewer[bisect_left(sums, self.low - spent)]
 
     def _count_tails(self) -> list[tuple[list[int], list[int]]]:
-        """Return for each number of first blocks, from `middle` on, the costs that the other blocks can have together.
+        """Return for each t, from `middle` to the number of blocks, the possible sums of costs of the blocks from t on.
 
-        Each entry is the sorted costs and, for each of them, the number of choices that cost less; a last number counts
-        all choices. So two binary searches give the number of choices in a band of costs.
+        Each entry is the sorted sums and, for each sum, the number of choices of layers that cost less; a last number
+        counts all choices. So two binary searches give the number of choices in a band of costs.
         """
         ways, tails = Counter({0: 1}), [([0], [0, 1])]
         for block in reversed(self.blocks[self.middle :]):

@@ -51,7 +51,7 @@ def shared_weight_losses(
 ) -> Callable[[Architecture], TotalLoss]:
     """Return a function that measures the loss of an architecture on `text` with the weights of the SuperNet.
 
-    It uses the weights that the SuperNet has at the time of the call. The SuperNet is moved to the configured device.
+    The function uses the SuperNet's weights at the time of its call. The SuperNet is moved to the configured device.
     """
     device = choose_device(config.runtime)
     supernet.to(device.device)
@@ -65,9 +65,10 @@ def shared_weight_losses(
 
 
 def held_out(config: Config, streams: TokenStreams) -> Tokens:
-    """Return tokens that the shared weights are not trained on: the first of the held-out split of alpha.
+    """Return tokens that the shared weights are not trained on: the first tokens of alpha's held-out split.
 
-    If the search has no such split, they are the first tokens of the validation split.
+    If the search has no held-out split, return the first tokens of the validation split. The number of tokens is
+    `_EVALUATED_TOKENS`, or that of the split if it is shorter.
     """
     # Losses on text that the weights were trained on would favour layers that memorise it.
     _, arch_tokens = split_share(streams.tokens("train"), config.search.alpha_share)
@@ -80,7 +81,7 @@ def rescorer(run: Run, reporter: Reporter) -> Callable[[Architecture], float]:
     The loss is in nats per token.
 
     Raises:
-        ParnasError: the run is not a search, or its text has changed since.
+        ParnasError: the run is not a search, or the text has changed since the search.
     """
     # The weights from before the fine-tuning: with the final ones the selected path would win every comparison.
     loaded = load(run.folder, supernet_weights=True, by_pi=True)
@@ -97,8 +98,8 @@ def rerank(chosen: Sequence[LayerString], losses: Sequence[float], rerank_pi_wei
 
     Args:
         chosen: the most probable networks.
-        losses: their shared-weight losses in nats per token, in the same order.
-        rerank_pi_weight: e, the weight of log pi in the score.
+        losses: shared-weight losses of `chosen` in nats per token, in the same order.
+        rerank_pi_weight: e in the score, loss - e · (log probability of the network).
     """
     # score = loss - e log p; log p <= 0, so an improbable network needs a lower loss.
     estimates = [
@@ -109,7 +110,7 @@ def rerank(chosen: Sequence[LayerString], losses: Sequence[float], rerank_pi_wei
 
 
 def write_rerank(run: Run, step: int, chosen: Sequence[LayerString], losses: Sequence[float]) -> None:
-    """Write the most probable networks at a step and their shared-weight losses to `rerank.json` in the run folder."""
+    """Write the networks `chosen` at `step` and their shared-weight losses to `rerank.json` in the run folder."""
     networks = [
         RerankedNetwork(arch=str(Architecture(choice.layers)), loss=loss)
         for choice, loss in zip(chosen, losses, strict=True)
@@ -120,7 +121,7 @@ def write_rerank(run: Run, step: int, chosen: Sequence[LayerString], losses: Seq
 def read_rerank(run: Run, step: int) -> dict[tuple[str, ...], float]:
     """Return the shared-weight loss of each re-ranked network, by its layers, as stored in `rerank.json`.
 
-    Return an empty dictionary if there is no such file, or one from after `step`. A loss that is NaN becomes infinite.
+    Return an empty dictionary if the file is missing or from a step after `step`. A loss of NaN is read as infinite.
 
     Raises:
         ParnasError: the file is damaged.

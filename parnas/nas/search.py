@@ -1,4 +1,4 @@
-"""The search (phase 1): train the shared weights and alpha of a SuperNet in one loop.
+"""The search: train the shared weights and alpha of a SuperNet in one loop.
 
 The search is bilevel (DARTS, Liu et al. 2019, arXiv 1806.09055): find the alpha of least held-out loss, where the
 weights w minimise the training loss for this alpha,
@@ -110,7 +110,7 @@ class SearchTask(TrainingTask):
         return result
 
     def _backward_held_out(self, step: int, batches: TrainingBatches) -> None:
-        """Compute the gradient of alpha on the next batch of `batches`, which come from the held-out split."""
+        """Compute the gradient of alpha on the next batch of `batches`, the held-out split."""
         # An estimator may evaluate several paths on the batch: all start from the same memory, the last one's is kept.
         batch, memory = batches.batch(self.arch_optimizer.updates_before(step)), self.arch_memory
 
@@ -121,12 +121,12 @@ class SearchTask(TrainingTask):
         self.arch_optimizer.backward(step, loss_of_gates)
 
     def end_step(self, step: int) -> None:
-        """Freeze alpha after the last step that trains it."""
+        """Freeze alpha if `step` is `search.alpha_end_step`, the end of alpha's training."""
         if step == self.search.alpha_end_step:
             self._freeze_alpha(step)
 
     def _freeze_alpha(self, step: int) -> None:
-        """Store the shared weights, then select the architecture on whose path they are fine-tuned from now on."""
+        """Store the shared weights, then select an architecture, whose path is fine-tuned from now on."""
         if step < self.search.steps and self.distributed.is_main:
             # Fine-tuning fits the weights to one path. Keep those before it, which are fair to all paths, so that a
             # later `derive` can re-rank other networks with them.
@@ -140,7 +140,7 @@ class SearchTask(TrainingTask):
         self.arch_optimizer.estimator.select(functional.one_hot(chosen, len(self.search.candidates)))
 
     def _rerank(self, step: int) -> Architecture:
-        """Return the best network after re-ranking the most probable ones; store their losses in the run folder."""
+        """Re-rank the most probable networks, store their losses in the run folder, and return the best network."""
         config, streams, run = self.session.config, self.session.streams, self.session.run
         # As `derive` does with a finished search, but with the weights at hand; `derive` reads the stored losses.
         loss_of = shared_weight_losses(self.supernet, config, streams, held_out(config, streams))
@@ -173,15 +173,14 @@ class SearchTask(TrainingTask):
         return self.arch_optimizer.sample_gates(step, self.arch_batches is None and self.arch_optimizer.trains_at(step))
 
     def scheduled(self, step: int) -> dict[str, float]:
-        """Return the learning rate and the temperature of a step, for the log."""
+        """Return the learning rate and the temperature tau of a step, for the log."""
         tau = self.arch_optimizer.tau(step)
         return {**super().scheduled(step), "tau": float(tau.detach() if isinstance(tau, Tensor) else tau)}
 
     def validate(self) -> dict[str, TotalLoss]:
         """Return the validation loss of the SuperNet with gates pi (`mixture`) and of the derived network (`argmax`).
 
-        `valid` is the loss that corresponds to training: `argmax` if the estimator's gates choose one candidate per
-        block, else `mixture`.
+        `valid` is `argmax` if the estimator's gates are one-hot in training, else `mixture`.
         """
         mixture = self.validation_loss(self.supernet)
         argmax = self.validation_loss(self.supernet.extract(self.architecture()))
@@ -189,7 +188,7 @@ class SearchTask(TrainingTask):
         return {"valid": valid, "mixture": mixture, "argmax": argmax}
 
     def log(self, record: MetricsRecord) -> None:
-        """Log a line of metrics; to lines of training add the diagnostics of pi, and log pi itself in `pi.jsonl`."""
+        """Log a line of metrics; to a line of training add diagnostics of pi, and write pi to `pi.jsonl`."""
         if record.split == "valid":
             mixture, argmax = record.mixture_loss, record.argmax_loss
             assert mixture is not None
@@ -213,7 +212,7 @@ class SearchTask(TrainingTask):
         self.warned = warning is not None
 
     def discard_step(self) -> None:
-        """Discard gradients and memory of a skipped step, and the memory of the held-out split too."""
+        """Discard gradients and memory of a skipped step, including the memory of the held-out split."""
         super().discard_step()
         self.arch_memory = None
 
@@ -228,7 +227,7 @@ class SearchTask(TrainingTask):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned; raises `ValueError` if it does not fit this search."""
+        """Restore what `state_dict` returned; raise `ValueError` if `state` does not fit this search."""
         super().load_state_dict(state)
         self.arch_optimizer.load_state_dict(state["arch_optimizer"])
         rows = arch_batch_size(self.search.estimator, self.session.config.data.batch_size)
@@ -239,7 +238,7 @@ class SearchTask(TrainingTask):
 
 
 def search(config: Config, folder: Path, reporter: Reporter, resume: bool = False) -> Run:
-    """Train a SuperNet on the configured text, and return its run; an unfinished search in `folder` is resumed.
+    """Train a SuperNet on the configured text, and return the run; an unfinished search in `folder` is resumed.
 
     Args:
         config: the configuration.
@@ -248,7 +247,7 @@ def search(config: Config, folder: Path, reporter: Reporter, resume: bool = Fals
         resume: raise an error if `folder` holds no search to resume, instead of starting a new one.
 
     Raises:
-        ParnasError: the folder holds another run, the text cannot be read, or no network meets the cost target.
+        ParnasError: the folder holds a different run, the text cannot be read, or no network meets the cost target.
     """
     with open_session(config, "search", folder, resume, reporter) as session:
         config, data, streams = session.config, session.config.data, session.streams
@@ -270,7 +269,7 @@ def search(config: Config, folder: Path, reporter: Reporter, resume: bool = Fals
 def make_arch_batches(
     config: Config, tokens: Tokens, distributed: DistributedContext = SINGLE_PROCESS
 ) -> TrainingBatches:
-    """Return the batches of `tokens`, the held-out split on which alpha is trained, for this process."""
+    """Return this process's share of the batches of `tokens`, the held-out split on which alpha is trained."""
     rows = arch_batch_size(config.search.estimator, config.data.batch_size)
     own = distributed.local_slice(rows, f"data.batch_size with estimator {config.search.estimator}")
     source = f"text held out for alpha, a share of {config.search.alpha_share:g} (search.alpha_split),"
@@ -278,7 +277,7 @@ def make_arch_batches(
 
 
 def _check_feasible(task: SearchTask) -> None:
-    """Raise `ParnasError` if no network meets the cost target; called before the first step, so no training is lost."""
+    """Raise `ParnasError` if no network meets the cost target; called before the first step, to save the training."""
     try:
         task.architecture()
     except ParnasError as error:
@@ -287,7 +286,7 @@ def _check_feasible(task: SearchTask) -> None:
 
 
 def _prepare_costs(session: Session) -> Costs:
-    """Return the costs of layers, which the run folder then holds for later commands."""
+    """Return the costs of layers, and store them in the run folder for later commands."""
     distributed, config = session.device.distributed, session.config
     folder, metric = session.run.folder, config.search.cost.metric
     # The main process finds the costs (latencies may have to be measured) and stores them. Then every process reads

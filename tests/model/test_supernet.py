@@ -146,7 +146,7 @@ def test_extracted_network_keeps_the_mode(training):
     assert make_supernet().train(training).extract(Architecture("sfs")).training is training
 
 
-@pytest.mark.parametrize("arch, message", [("sf", "has 2 blocks"), ("sfi", "block 3 has s, f")])
+@pytest.mark.parametrize("arch, message", [("sf", "has 2 blocks"), ("sfi", "block 3 .* s, f")])
 def test_extracting_what_is_not_there_is_refused(arch, message):
     with pytest.raises(ParnasError, match=message):
         make_supernet(3, ("s", "f")).extract(Architecture(arch))
@@ -222,7 +222,7 @@ def test_what_a_block_lacks_has_no_probability_and_no_layer():
 
 @pytest.mark.parametrize("path", [("i", "f", "i"), ("s", "s", "i"), ("s", "f", "s")])
 def test_a_layer_that_its_block_lacks_is_not_extracted(path):
-    with pytest.raises(ParnasError, match=r"block \d has .*, not "):
+    with pytest.raises(ParnasError, match=r"block \d has no candidate"):
         make_supernet(3, MIXED).extract(Architecture(path))
 
 

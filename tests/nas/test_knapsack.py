@@ -233,7 +233,7 @@ def test_long_stacks_of_many_candidates_end():
         ({"costs": SFI | {"f": math.nan}}, "cost of 'f' is nan"),
         ({"costs": SFI | {"f": math.inf}}, "cost of 'f' is inf"),
         ({"limits": {"s": -1}}, "limit of 's' is -1"),
-        ({"limits": {"x": 1}}, "limit of 'x' limits nothing"),
+        ({"limits": {"x": 1}}, "limit of 'x' applies to none"),
         ({"limits": {"s": 0, "f": 0}}, "keeps to the limits"),
         ({"budget": -math.inf}, "cheapest costs 1.0"),
     ],

@@ -78,7 +78,7 @@ def test_identity_is_free() -> None:
 
 
 def test_a_layer_that_was_not_measured_is_refused() -> None:
-    with pytest.raises(ParnasError, match=r"no layer 'c', only s, f;.*search\.space"):
+    with pytest.raises(ParnasError, match=r"layers s, f, but not 'c';.*search\.space"):
         made_profile().predict("sc")
 
 
