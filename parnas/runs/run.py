@@ -142,7 +142,7 @@ class Run:
         return self.folder.resolve().name
 
     def _existing(self, name: str, maker: str = "search or retrain") -> Path:
-        """Return the path of a file in the run folder; if missing, raise `ParnasError` that names the command `maker`."""
+        """Return the path of a file in the run folder; if missing, raise `ParnasError` that names `maker`."""
         path = self.folder / name
         if not self.folder.is_dir():
             raise ParnasError(f"There is no run folder {self.folder}; give the folder of a search or retraining.")
