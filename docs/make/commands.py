@@ -125,7 +125,7 @@ MORE = {
         "parnas plan configs/wikitext103-par.yaml --gpus 8 --memory 16",
     ),
     "cutoffs": (
-        "The settings `model.cutoffs: auto` and `min_macs` choose cutoffs by the same function.",
+        "Trainings with `model.cutoffs: auto` or `model.cutoffs: min_macs` choose their cutoffs in the same way.",
         "parnas cutoffs runs/search --clusters 3",
     ),
     "data": ("", "parnas data wikitext-2 data.tokenizer.kind=word"),

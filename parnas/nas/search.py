@@ -277,7 +277,7 @@ def make_arch_batches(
 
 
 def _check_feasible(task: SearchTask) -> None:
-    """Raise `ParnasError` if no network meets the cost target; called before the first step, to save the training."""
+    """Raise `ParnasError` if no network meets the cost target; called before the first step."""
     try:
         task.architecture()
     except ParnasError as error:

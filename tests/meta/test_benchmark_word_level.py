@@ -162,7 +162,7 @@ def test_a_string_may_come_from_the_search_of_another_result(
     written = "\n".join(page["render_pipeline"](both[pieces.name], both))
     assert "`wikitext2-pieces-cpu` uses the architecture that `wikitext2-word-cpu` derived, `sfs`" in written
     assert "+25.0 % in valid" in written
-    assert "another recipe than the configuration: " in written, "since the test's is a smaller one"
+    assert "differs from the configuration: " in written, "since the test's is a smaller one"
     assert "-pi.gif" not in written
     assert "Search:" not in written
     assert "Attention is the most probable layer" not in written
