@@ -4,8 +4,8 @@
     name := letter [ ':' option '=' number ( ',' option '=' number )* ]
 
 Examples are `sfsf`, `(sf)*2`, `s*1 f (sf)` and `s:heads=2 f`; white space ends a name with options.
-Presets are names of whole expressions: `interleaved-N`, `compressive-N`, `sandwich-N-K`, `all-f-N` and
-`random-N-SEED`, where N is the number of blocks.
+Presets are names of whole architectures of N blocks, such as `interleaved-N`, `sandwich-N-K` and `lfm2-N`: see
+`_preset`.
 """
 
 import random
@@ -13,21 +13,25 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, cast
 
 from parnas.errors import ParnasError
 
 __all__ = [
     "ATTENTION",
     "COMPRESSIVE",
+    "CONVOLUTION",
     "FEED_FORWARD",
+    "GATED_FEED_FORWARD",
     "IDENTITY",
     "LETTERS",
+    "RECURRENCE",
     "Architecture",
     "LayerName",
     "Letter",
     "describe_layer",
     "drop_identity",
+    "is_preset",
 ]
 
 
@@ -39,10 +43,14 @@ class Letter(NamedTuple):
 
 
 ATTENTION, COMPRESSIVE, FEED_FORWARD, IDENTITY = "s", "c", "f", "i"
+CONVOLUTION, RECURRENCE, GATED_FEED_FORWARD = "k", "r", "g"
 LETTERS = {
-    ATTENTION: Letter("self-attention", ("heads", "d_head")),
+    ATTENTION: Letter("self-attention", ("heads", "d_head", "window")),
     COMPRESSIVE: Letter("compressive attention", ("heads", "d_head")),
+    CONVOLUTION: Letter("gated convolution", ("width",)),
+    RECURRENCE: Letter("gated recurrence", ("heads",)),
     FEED_FORWARD: Letter("feed-forward", ("d_inner",)),
+    GATED_FEED_FORWARD: Letter("gated feed-forward", ("d_inner",)),
     IDENTITY: Letter("identity"),
 }
 """All letters that name layers; `parnas.model.layers.register_layer` adds to them."""
@@ -52,10 +60,10 @@ MAX_TEXT = MAX_BLOCKS * (_MAX_NAME + 1)  # characters, enough for the longest ar
 
 _TOKEN = re.compile(r"\s*(?:([a-z](?::[^\s()*]*)?)|([()])|\*\s*(\d{1,6}))")
 _OPTION = re.compile(r"([a-z][a-z0-9_]*)=0*([1-9][0-9]{0,5})")
-_PRESET = re.compile(r"(interleaved|compressive|sandwich|all-f|random)((?:-\d{1,9})+)")
+_PRESET = re.compile(r"([a-z][a-z0-9]*(?:-f)?)((?:-\d{1,9})+)")
 _HELP = (
-    "Write one letter per block (s self-attention, c compressive attention, f feed-forward, i identity), such as sfsff "
-    "or (sf)*8, or a preset: interleaved-N, compressive-N, sandwich-N-K, all-f-N, random-N-SEED."
+    "Write one letter per block, such as sfsff or (sf)*8 (s self-attention, k convolution, f feed-forward, …), or a "
+    "preset such as interleaved-N or lfm2-N for N blocks; docs/layers.md lists all letters and presets."
 )
 
 
@@ -95,6 +103,12 @@ class LayerName(NamedTuple):
         return f"{self.letter}:{listed}" if listed else self.letter
 
 
+def is_preset(text: str) -> bool:
+    """Return whether a text has the form of a preset, such as `interleaved-12` (docs/layers.md)."""
+    match = _PRESET.fullmatch(text)
+    return match is not None and match[1] in _PRESETS
+
+
 def drop_identity(layers: Iterable[str]) -> tuple[str, ...]:
     """Return the layers without identity layers, which do not change what a network computes."""
     return tuple(layer for layer in layers if layer != IDENTITY)
@@ -126,7 +140,8 @@ class Architecture:
         text = text.strip()
         if len(text) > MAX_TEXT:
             raise ParnasError(f"The architecture is {len(text)} characters long; the limit is {MAX_TEXT}. {_HELP}")
-        if preset := _PRESET.fullmatch(text):
+        if is_preset(text):
+            preset = cast(re.Match[str], _PRESET.fullmatch(text))
             return cls(_preset(preset[1], [int(number) for number in preset[2][1:].split("-")], text))
         return cls(_expand(text))
 
@@ -140,8 +155,8 @@ class Architecture:
         return type(self)(layers)
 
     def counts(self) -> dict[str, int]:
-        """Return the number of blocks of each layer name; 0 for a registered letter that no block has."""
-        return {**dict.fromkeys(LETTERS, 0), **Counter(self.layers)}
+        """Return the number of blocks of each layer name in the architecture."""
+        return dict(Counter(self.layers))
 
     def __str__(self) -> str:
         """Return the layer names, separated by spaces if any of them has options; `parse` reads the result."""
@@ -224,7 +239,7 @@ def _shorten(text: str) -> str:
 
 def _preset(name: str, numbers: list[int], text: str) -> Sequence[str]:
     """Return the layers of a preset; `text` is the whole preset, for error messages."""
-    expected = {"interleaved": 1, "compressive": 1, "all-f": 1, "sandwich": 2, "random": 2}[name]
+    expected = 2 if name in ("sandwich", "random") else 1
     if len(numbers) != expected:
         raise ParnasError(
             f"The preset {name} takes {expected} number(s), not {len(numbers)}, in {_shorten(text)}. {_HELP}"
@@ -232,18 +247,36 @@ def _preset(name: str, numbers: list[int], text: str) -> Sequence[str]:
     blocks = numbers[0]
     if not 1 <= blocks <= MAX_BLOCKS:
         raise ParnasError(f"The preset {text!r} has {blocks} blocks; give a number from 1 to {MAX_BLOCKS}.")
-    if name in ("interleaved", "compressive"):
-        first = ATTENTION if name == "interleaved" else COMPRESSIVE
-        return [(first, FEED_FORWARD)[block % 2] for block in range(blocks)]
     if name == "all-f":
         return FEED_FORWARD * blocks
     if name == "random":
         # Always the same three letters, so that a registered letter does not change the architecture of a seed.
         return random.Random(numbers[1]).choices((ATTENTION, FEED_FORWARD, IDENTITY), k=blocks)
-    # Sandwich ordering, Press et al. 2020 (arXiv 1911.03864): s^K (sf)^(N/2-K) f^K.
-    ends = numbers[1]
-    if blocks % 2 or ends > blocks // 2:
-        raise ParnasError(
-            f"The preset sandwich-N-K needs an even N and a K of at most N/2; N is {blocks} and K is {ends}."
-        )
-    return ATTENTION * ends + (ATTENTION + FEED_FORWARD) * (blocks // 2 - ends) + FEED_FORWARD * ends
+    if name == "sandwich":
+        # Sandwich ordering, Press et al. 2020 (arXiv 1911.03864): s^K (sf)^(N/2-K) f^K.
+        ends = numbers[1]
+        if blocks % 2 or ends > blocks // 2:
+            raise ParnasError(
+                f"The preset sandwich-N-K needs an even N and a K of at most N/2; N is {blocks} and K is {ends}."
+            )
+        return ATTENTION * ends + (ATTENTION + FEED_FORWARD) * (blocks // 2 - ends) + FEED_FORWARD * ends
+    # All others are pairs of a token mixer and a feed-forward layer; an odd N ends with a mixer.
+    feed_forward, mixers = _PAIRS[name]
+    return [feed_forward if block % 2 else mixers[block // 2 % len(mixers)] for block in range(blocks)]
+
+
+_PAIRS: dict[str, tuple[str, Sequence[str]]] = {
+    "interleaved": (FEED_FORWARD, ATTENTION),  # Transformer-XL, Dai et al. 2019 (arXiv 1901.02860)
+    "compressive": (FEED_FORWARD, COMPRESSIVE),  # Compressive Transformer, Rae et al. 2020 (arXiv 1911.05507)
+    "convolution": (FEED_FORWARD, CONVOLUTION),
+    "recurrence": (FEED_FORWARD, RECURRENCE),
+    "alternating": (FEED_FORWARD, CONVOLUTION + ATTENTION),
+    "lfm2": (GATED_FEED_FORWARD, "kkskksks"),  # 6 of 16 mixers as in LFM2-1.2B, evenly spaced (arXiv 2511.23404)
+    "jamba": (
+        FEED_FORWARD,
+        "rrrrsrrr",
+    ),  # Jamba, with its recurrence and mixture of experts replaced (arXiv 2403.19887)
+    "samba": (GATED_FEED_FORWARD, (RECURRENCE, f"{ATTENTION}:window=64")),  # arXiv 2406.07522
+}
+"""Presets of pairs: the feed-forward layer, and the mixers of the pairs, which are repeated."""
+_PRESETS = ("sandwich", "all-f", "random", *_PAIRS)

@@ -118,8 +118,23 @@ def test_networks_that_differ_by_identity_are_one():
     assert Architecture("sifi").canonical() == Architecture("iisf").canonical() == Architecture("sf")
 
 
-def test_counts_name_every_letter():
-    assert Architecture("ssf").counts() == {"s": 2, "c": 0, "f": 1, "i": 0}
+@pytest.mark.parametrize(
+    "preset, expected",
+    [
+        ("alternating-6", "kfsfkf"),
+        ("convolution-3", "kfk"),
+        ("recurrence-4", "rfrf"),
+        ("lfm2-16", "kgkgsgkgkgsgkgsg"),
+        ("jamba-12", "rfrfrfrfsfrf"),
+        ("samba-4", "r g s:window=64 g"),
+    ],
+)
+def test_presets_of_hybrids(preset, expected):
+    assert Architecture.parse(preset) == Architecture.parse(expected)
+
+
+def test_counts_name_the_layers_of_the_architecture():
+    assert Architecture("ssf").counts() == {"s": 2, "f": 1}
 
 
 # Names with options
@@ -165,7 +180,7 @@ def test_examples_with_options(text, meaning):
     [
         (
             "f s:heads=0",
-            "'heads=0' is not of the form option=NUMBER, from 1 to 999999; s takes heads, d_head. "
+            "'heads=0' is not of the form option=NUMBER, from 1 to 999999; s takes heads, d_head, window. "
             "This is at character 3",
         ),
         ("s:heads=-1", "'heads=-1' is not of the form option=NUMBER"),
@@ -198,4 +213,4 @@ def test_the_longest_architecture_is_read_back():
 def test_canonical_and_counts_with_options():
     architecture = Architecture.parse("i s:heads=2 f i s:heads=2")
     assert str(architecture.canonical()) == "s:heads=2 f s:heads=2"
-    assert architecture.counts() == {"s": 0, "c": 0, "f": 1, "i": 2, "s:heads=2": 2}
+    assert architecture.counts() == {"f": 1, "i": 2, "s:heads=2": 2}

@@ -22,9 +22,9 @@ and `parnas --version` prints the version. `search`, `derive`, `retrain` and `ev
 
 * `CONFIG` is a YAML file, or the name of a configuration in `configs/` such as `wikitext2-word-cpu`; the default is `demo`.
   [Settings](configuration.md) that override it follow as `section.key=value`.
-* `ARCH` is a string such as `sfsff` or `(sf)*8`, an `arch.yaml`, a run folder, or a preset: `interleaved-N`,
-  `compressive-N`, `sandwich-N-K`, `all-f-N`, `random-N-SEED`. For the run folder of a search it is the architecture in
-  `arch.yaml`, which `derive` writes, or without this file the current selection by pi.
+* `ARCH` is a string such as `sfsff` or `(sf)*8`, an `arch.yaml`, a run folder, or a [preset](layers.md#presets) such as
+  `interleaved-N`. For the run folder of a search it is the architecture in `arch.yaml`, which `derive` writes, or without
+  this file the current selection by pi.
 * `RUN` is a run folder ([its files](run-folder.md)).
 """
 

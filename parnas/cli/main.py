@@ -218,8 +218,8 @@ def pipeline(
         str,
         Option(
             metavar="LIST",
-            help="Networks to train for comparison, one or more of equal-cost (interleaved, with the cost of the "
-            "derived network), interleaved, all-f.",
+            help="Networks to train for comparison: equal-cost (interleaved, with the cost of the derived network), "
+            "interleaved, all-f, or presets of docs/layers.md such as lfm2-12.",
         ),
     ] = "equal-cost",
     finalists: Annotated[

@@ -20,8 +20,8 @@ _CONFIG_HELP = "YAML file or name of a shipped configuration (default: demo), an
 _RUN_HELP = "Folder to write or to resume; default: runs/COMMAND-CONFIG, with a number if that is taken."
 _RESUME_HELP = "Resume the run in --run; an error if there is none. Without CONFIG, its own configuration is used."
 _ARCH_HELP = (
-    "Architecture such as (sf)*8 or 's:heads=2 f', an arch.yaml, a run folder, or a preset: interleaved-N, "
-    "sandwich-N-K, all-f-N, random-N-SEED; default: model.arch."
+    "Architecture such as (sf)*8 or 's:heads=2 f', an arch.yaml, a run folder, or a preset of docs/layers.md such as "
+    "interleaved-N or lfm2-N, with N blocks; default: model.arch."
 )
 _VERBOSE_HELP = "Print a line for each logged step, and a traceback with each error."
 Settings = Annotated[list[str] | None, Argument(metavar="[CONFIG] [SECTION.KEY=VALUE ...]", help=_CONFIG_HELP)]

@@ -85,8 +85,8 @@ def show_derivation(derivation: "Derivation") -> None:
         console.print(_make_table(titles, rows, left=["architecture"]))
     for warning in derivation.warnings:
         console.print(f"warning: {warning}", style="yellow", highlight=False)
-    counts = derivation.architecture.counts().items()
-    listed = ", ".join(f"{count} {describe_layer(name)}" for name, count in counts if count or name in space)
+    counts = dict.fromkeys(space, 0) | derivation.architecture.counts()
+    listed = ", ".join(f"{count} {describe_layer(name)}" for name, count in counts.items())
     print(f"architecture: {derivation.architecture} ({derivation.method})")
     if costs := derivation.costs:
         share = costs.share(derivation.architecture)

@@ -217,7 +217,7 @@ def _describe(detail: Any) -> list[str]:
         return [f"{key}.{inner}".lstrip(".") + f" {problem}" for inner, problem in error.errors]
     given = _REPR.repr(detail["input"])
     given = given if len(given) <= 60 else given[:57] + "..."
-    allowed = detail["msg"].replace("Input should", "it should", 1)
+    allowed = detail["msg"].replace("Input should", "it should", 1).removeprefix("Value error, ")
     return [f"{key} is {given}; {allowed[0].lower()}{allowed[1:]}"]
 
 

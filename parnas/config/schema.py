@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import Literal, NamedTuple, Self, TypeAlias, cast
+from typing import Annotated, Literal, NamedTuple, Self, TypeAlias, cast
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from parnas.architecture import IDENTITY, LETTERS, Architecture, LayerName
 from parnas.errors import ParnasError
@@ -281,6 +281,22 @@ Space = Sequence[str] | Sequence[Sequence[str]]
 """Layer names that all blocks may choose from, or a list of them for each block."""
 
 
+SPACES: dict[str, tuple[str, ...]] = {
+    "par": ("s", "f", "i"),  # Pay Attention when Required, Mandava et al. 2020
+    "hybrid": ("s", "k", "f", "i"),
+}
+"""Search spaces that `search.space` may name."""
+
+
+def _read_space(value: object) -> object:
+    """Return the layers of a space given by its name; other values are returned unchanged."""
+    if not isinstance(value, str):
+        return value
+    if value not in SPACES:
+        raise ValueError(f"give a list of layer names, or the name of a space: {', '.join(SPACES)}")
+    return SPACES[value]
+
+
 def spread_space(space: Space, blocks: int) -> tuple[tuple[str, ...], ...]:
     """Return the candidates of each block, given one list of layer names for all blocks or one list for each block.
 
@@ -357,10 +373,10 @@ class SearchConfig(Section):
     """Section `search`."""
 
     blocks: int = Field(6, ge=1, le=1000, description="Blocks of the SuperNet, each of which chooses a layer.")
-    space: tuple[str, ...] | tuple[tuple[str, ...], ...] = Field(
-        ("s", "f", "i"),
+    space: Annotated[tuple[str, ...] | tuple[tuple[str, ...], ...], BeforeValidator(_read_space)] = Field(
+        SPACES["par"],
         description="Candidate layers by name, such as s or 's:heads=2': one list for all blocks, or a list of lists, "
-        "one for each block.",
+        "one for each block; or the name of a space: par is [s, f, i], hybrid is [s, k, f, i].",
     )
     estimator: Literal["single_path", "gdas", "straight_through", "soft", "uniform"] = Field(
         "uniform",

@@ -59,9 +59,9 @@ def decoder_arguments(architecture: Architecture, config: ModelConfig) -> dict[s
         ParnasError: The architecture has other layers, or attention layers that differ in their number of heads.
     """
     layers = [LayerName.parse(name) for name in architecture.canonical()]
-    if unknown := [str(layer) for layer in layers if layer.letter not in _LAYER_TYPES]:
+    if unknown := [str(each) for each in layers if each.letter not in _LAYER_TYPES or "window" in dict(each.options)]:
         raise ParnasError(
-            f"x-transformers has no layer like {unknown[0]}, only self-attention (s) and feed-forward (f); export the "
+            f"{unknown[0]} cannot become a layer of x-transformers, only s and f without a window can; export the "
             "weights instead: --to safetensors."
         )
     options = [(layer.letter, dict(layer.options)) for layer in layers]

@@ -46,7 +46,8 @@ class SegmentNetwork(nn.Module):
         self.network, self.architecture = network, architecture
         self.mem_len = network.config.mem_len
         for name, block in zip(drop_identity(architecture), network.blocks, strict=True):
-            if cast(Block, block).uses_memory and type(block) is not SelfAttention:
+            plain = type(block) is SelfAttention and block.window is None
+            if cast(Block, block).uses_memory and not plain:
                 raise ParnasError(
                     f"Layer {name} has another kind of memory than self-attention (s), so only weights can be "
                     "exported; use --to safetensors."

@@ -4,15 +4,31 @@ from collections.abc import Sequence
 from itertools import cycle
 from typing import NamedTuple
 
-from parnas.architecture import ATTENTION, COMPRESSIVE, FEED_FORWARD, IDENTITY
+from parnas.architecture import (
+    ATTENTION,
+    COMPRESSIVE,
+    CONVOLUTION,
+    FEED_FORWARD,
+    GATED_FEED_FORWARD,
+    IDENTITY,
+    RECURRENCE,
+)
 
 __all__ = ["candidate_colours"]
 
 # The palette of Okabe & Ito (2008) without its yellow, too pale for lines on white.
 RUN_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#000000", "#56b4e9", "#e69f00")
-# Blue and vermilion of the same palette, which people with any common colour blindness can tell apart, and green.
-LETTER_COLOURS = {ATTENTION: "#0072b2", COMPRESSIVE: "#009e73", FEED_FORWARD: "#d55e00", IDENTITY: "#6e6e6e"}
-_OTHER_COLOURS = ("#cc79a7", "#e69f00", "#56b4e9", "#000000")  # for registered layers
+# Colours of the same palette, which people with any common colour blindness can tell apart.
+LETTER_COLOURS = {
+    ATTENTION: "#0072b2",
+    COMPRESSIVE: "#009e73",
+    CONVOLUTION: "#cc79a7",
+    RECURRENCE: "#56b4e9",
+    FEED_FORWARD: "#d55e00",
+    GATED_FEED_FORWARD: "#e69f00",
+    IDENTITY: "#6e6e6e",
+}
+_OTHER_COLOURS = ("#882255", "#999933", "#332288", "#000000")  # for registered layers
 _PALEST = 0.5  # share of white in the palest colour of layers with the same letter
 LIGHT, DARK = "#ffffff", "#171b22"  # backgrounds of the page
 # Least contrast with the background on the light and the dark page; WCAG 2.2 AA asks for 3 for lines and 4.5 for text,

@@ -11,9 +11,15 @@ terms of vanilla attention with the position of the query. W r depends on i - j 
 of T · K: `fused.relative_attention` multiplies all queries with all distances once, and then shifts each row so that
 columns stand for keys.
 
+With the option `window=N` a query sees N keys only: itself and the N - 1 positions before it. Then only a band of the
+[T, K] scores is needed. The segment is cut into blocks of N queries, and each block attends to its own positions and to
+those of the block before it: 2 N keys, however long segment and memory are. The blocks are independent of each other,
+so that they are computed as rows of a larger batch.
+
 Shapes: B batch, T segment, M memory, K = M + T keys, H heads, E head width, D model width; C compressed positions.
 """
 
+import math
 from typing import cast
 
 import torch
@@ -22,7 +28,7 @@ from torch import Tensor, nn
 from parnas.config.schema import ModelConfig, Reach
 from parnas.model import fused
 from parnas.model.blocks import BlockOutput, Context, ResidualLayer
-from parnas.model.memory import BlockMemory, append_memory, join
+from parnas.model.memory import BlockMemory, KeyLengths, append_memory, join
 
 __all__ = ["SelfAttention", "encode_distances"]
 
@@ -50,8 +56,10 @@ class SelfAttention(ResidualLayer):
 
     uses_memory = True
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, window: int | None = None) -> None:
+        """Create the layer; with `window` N it attends to N positions, and its memory is N positions long."""
         super().__init__(config)
+        self.window = window
         self.n_heads, self.head_width = config.n_heads, config.head_width
         inner = self.n_heads * self.head_width
         self.query = nn.Linear(config.d_model, inner, bias=False)
@@ -68,25 +76,36 @@ class SelfAttention(ResidualLayer):
     def forward(self, x: Tensor, memory: BlockMemory, context: Context) -> BlockOutput:
         """Let the segment `x` [B, T, D] attend to memory and itself; return the output [B, T, D] and the new memory."""
         segment = in_product_dtype(self.normed(x))
+        mem_len = self.memory_tokens(context.reach)
         # 1. Keys and values of memory and segment, [B, K, 2·H·E].
         if context.inference:
             # The weights do not change, so memory stores keys and values themselves (a KV cache).
             keys = join(memory, self.key_value(segment))
-            new_memory = append_memory(None, keys, context.reach.mem_len)
+            new_memory = append_memory(None, keys, mem_len)
         else:
             # The weights change at every step, so memory stores inputs, and keys and values are computed again: W_k and
             # W_v get a gradient from memory positions too, although memory itself is detached.
             inputs = None if memory is None else self.normed(memory).to(segment.dtype)
             keys = self.key_value(join(inputs, segment))
-            new_memory = append_memory(memory, x, context.reach.mem_len)
+            new_memory = append_memory(memory, x, mem_len)
         # 2. Attend, then add to the input (residual connection).
-        change, weights = self.attend(self.query(segment), keys, context, context.reach.mem_len)
+        if self.window is not None:
+            return BlockOutput(self.joined(x, self._attend_in_window(self.query(segment), keys, context)), new_memory)
+        change, weights = self.attend(self.query(segment), keys, context, mem_len)
         return BlockOutput(self.joined(x, change), new_memory, weights=weights)
 
     def skip(self, x: Tensor, memory: BlockMemory, context: Context) -> BlockMemory:
         """Return the memory that `forward` would return, without computing attention."""
         new = self.key_value(in_product_dtype(self.normed(x))) if context.inference else x
-        return append_memory(memory, new, context.reach.mem_len)
+        return append_memory(memory, new, self.memory_tokens(context.reach))
+
+    def key_lengths(self, memory: BlockMemory) -> KeyLengths:
+        """Return the number of positions in memory; zero with a window, which encodes its distances itself."""
+        return KeyLengths() if self.window is not None else super().key_lengths(memory)
+
+    def memory_tokens(self, reach: Reach) -> int:
+        """Return the length of a full memory: `mem_len` or, with a window, the window."""
+        return reach.mem_len if self.window is None else self.window
 
     def attend(
         self, query: Tensor, keys: Tensor, context: Context, window: int, far_keys: int = 0, step: int = 1
@@ -125,11 +144,63 @@ class SelfAttention(ResidualLayer):
         change: Tensor = self.output(values.flatten(2))  # [B, T, H·E] to [B, T, D]
         return change, weights
 
+    def _attend_in_window(self, query: Tensor, keys: Tensor, context: Context) -> Tensor:
+        """Compute attention to the last `window` positions; return its output projection [B, T, D].
+
+        `query` is [B, T, H·E]; `keys` [B, M + T, 2·H·E] holds keys and values of memory and segment, M <= window.
+        """
+        window, (batch, length, _) = cast(int, self.window), query.shape
+        before = keys.shape[1] - length  # M
+        # 1. Encode the distances N - 1 … 0 here: they do not depend on the lengths of memory and segment.
+        encoded = encode_distances(window, self.query.in_features, query.device, 0.0, context.reach.clamp_len)
+        position = self._heads(self.position(self.dropout(encoded).to(query.dtype)))  # [N, H, E]
+        # 2. A short segment, and the first N queries while memory is not full, have fewer keys: one block of their own.
+        first = length if length <= window else window if before < window else 0
+        values = []
+        if first:
+            values.append(self._attend_block(query[:, :first], keys[:, : before + first], position, context))
+        # 3. All other queries in blocks of N, [B · blocks, N, H·E], with 2 N keys each; zeros fill up the last block.
+        #    Its additional queries are cut off again, and the additional keys come after all queries that are not.
+        if rest := length - first:
+            blocks = -(-rest // window)
+            padding = (0, 0, 0, blocks * window - rest)
+            queries = nn.functional.pad(query[:, first:], padding).unflatten(1, (blocks, window))
+            begin = before + first - window  # of the keys that the first of these blocks sees
+            by_block = nn.functional.pad(keys[:, begin:], padding).unflatten(1, (blocks + 1, window))
+            near = torch.cat([by_block[:, :-1], by_block[:, 1:]], dim=2)  # [B, blocks, 2 N, 2·H·E]
+            blockwise = self._attend_block(queries.flatten(0, 1), near.flatten(0, 1), position, context)
+            values.append(blockwise.reshape(batch, blocks * window, *blockwise.shape[2:])[:, :rest])
+        change: Tensor = self.output(torch.cat(values, dim=1).flatten(2))
+        return change
+
+    def _attend_block(self, query: Tensor, keys: Tensor, position: Tensor, context: Context) -> Tensor:
+        """Return the values [B, T, H, E] that queries [B, T, H·E] receive from keys and values [B, K, 2·H·E].
+
+        The last T keys are at the positions of the queries; `position` [N, H, E] encodes the distances N - 1 … 0, and
+        keys that are farther away are masked.
+        """
+        u, v = (context.u, context.v) if self.u is None else (self.u, self.v)
+        values: Tensor = fused.relative_attention(
+            self._heads(query),
+            self._heads(keys.unflatten(-1, (2, -1))),
+            position[-keys.shape[1] :],
+            cast(Tensor, u),
+            cast(Tensor, v),
+            self.attention_dropout if self.training else 0.0,
+        ).values
+        return values
+
     def multiply_adds(self, tgt_len: int, reach: Reach) -> float:
         """Return multiply-adds per token: scores of masked keys included, distances projected once per segment."""
-        d_model, inner, keys = self.query.in_features, self.query.out_features, tgt_len + reach.mem_len
-        # Query, key, value and output matrices; position matrix; content scores, position scores and weighted sum.
-        return 4 * d_model * inner + d_model * inner * keys / tgt_len + 3 * keys * inner
+        d_model, inner, queries = self.query.in_features, self.query.out_features, tgt_len
+        keys = distances = tgt_len + self.memory_tokens(reach)
+        if self.window is not None:
+            distances = self.window
+            if tgt_len > self.window:
+                keys, queries = 2 * self.window, math.ceil(tgt_len / self.window) * self.window  # the last is filled up
+        # Query, key, value and output matrices; position matrix; content scores and weighted sum, position scores.
+        products = 4 * d_model * inner + d_model * inner * distances / tgt_len
+        return products + (2 * keys + min(keys, distances)) * inner * queries / tgt_len
 
     def _heads(self, x: Tensor) -> Tensor:
         """Split the last dimension by head: […, H·E] to […, H, E]."""

@@ -63,6 +63,9 @@ class Block(nn.Module):
     shares_biases = False  # whether it needs the u and v of the context
     config: ModelConfig  # the network's; set by `make_layer`
 
+    def initialise(self) -> None:
+        """Set initial weights other than the network's default; called when the network is created."""
+
     def forward(self, x: Tensor, memory: BlockMemory, context: Context) -> BlockOutput:
         """Return the output for a segment `x`, both [B, T, D], and the memory for the next segment.
 
@@ -110,7 +113,7 @@ class Block(nn.Module):
         biases = torch.zeros(self.config.n_heads, self.config.head_width)
         # 2. Run segments until memory is full, and count the last one.
         memory: BlockMemory = None
-        for _ in range(1 + math.ceil(self.look_back(reach, tgt_len) / tgt_len)):
+        for _ in range(1 + math.ceil(self.memory_tokens(reach) / tgt_len)):
             memory = block.prepare(memory, reach)
             distances = torch.zeros(tgt_len + sum(block.key_lengths(memory)), self.config.d_model)
             context = Context(distances, biases, biases, reach, inference=True)

@@ -66,7 +66,8 @@ def relative_attention(
     Args:
         query: [B, T, H, E].
         key_value: keys and values [B, K, 2, H, E].
-        position: projected sinusoids of the distances K - 1 … 0, [K, H, E].
+        position: projected sinusoids of the distances P - 1 … 0, [P, H, E], P <= K; keys that are P or more positions
+            before a query are masked.
         u: content bias [H, E].
         v: position bias [H, E].
         dropout: probability of dropping an attention weight.
@@ -145,7 +146,8 @@ class _RelativeAttention(torch.autograd.Function):
         `far`, `far_keys` and `step` are the fields `position`, `keys` and `step` of a `Far`.
         """
         batch, tgt_len, heads, width = query.shape
-        keys, near_keys, scale = key_value.shape[1], len(position), 1 / math.sqrt(width)
+        keys, distances, scale = key_value.shape[1], len(position), 1 / math.sqrt(width)
+        near_keys = keys - far_keys  # K - C
         # 1. (q + u) / √E and (q + v) / √E: scaling the queries is cheaper than scaling the [T, K] scores. Heads come
         #    before rows of the batch, so that (q + v) rᵀ is one product per head for the whole batch.
         by_head = (query * scale).permute(2, 0, 1, 3)  # [H, B, T, E]
@@ -154,9 +156,12 @@ class _RelativeAttention(torch.autograd.Function):
             torch.add(by_head, (bias * scale).to(query.dtype)[:, None, None], out=target)
         key, value = key_value.permute(2, 3, 0, 1, 4).reshape(2, -1, keys, width)  # [H·B, K, E] each
         # 2. Position scores by distance; columns that no query reads become -inf, the causal mask after the shift.
-        position = position.transpose(0, 1).contiguous()  # [H, K - C, E]
-        by_distance = torch.bmm(qv.flatten(1, 2), position.mT).view(-1, tgt_len, near_keys)  # [H·B, T, K - C]
-        by_distance[:, :, : tgt_len - 1].masked_fill_(_unread_columns(tgt_len, query.device), -math.inf)
+        position = position.transpose(0, 1).contiguous()  # [H, P, E]
+        by_distance = torch.bmm(qv.flatten(1, 2), position.mT).view(-1, tgt_len, distances)  # [H·B, T, P]
+        if beyond := near_keys - distances:  # [H·B, T, K - C]: larger distances than those of `position` are masked
+            by_distance = torch.nn.functional.pad(by_distance, (beyond, 0), value=-math.inf)
+        if beyond < tgt_len - 1:
+            by_distance[:, :, : tgt_len - 1].masked_fill_(_unread_columns(tgt_len, query.device), -math.inf)
         # 3. Content scores plus shifted position scores, [H·B, T, K]; baddbmm adds them inside the matrix product.
         if far is None:
             scores = torch.baddbmm(_shift_view(by_distance, keys), qu.flatten(0, 1), key.mT)
@@ -200,7 +205,8 @@ class _RelativeAttention(torch.autograd.Function):
         d_distance[:, :, : tgt_len - 1] = 0
         _shift_view(d_distance, d_near.shape[-1])[:, :, :-1] = d_near[:, :, :-1]
         d_distance[:, -1, -1] = d_near[:, -1, -1]
-        d_distance = d_distance.view(heads, -1, d_near.shape[-1])  # [H, B·T, K - C]
+        # [H, B·T, P], without the masked distances
+        d_distance = d_distance[:, :, -position.shape[1] :].reshape(heads, -1, position.shape[1])
         d_qu = torch.bmm(d_scores, key).view_as(qu)
         d_qv = torch.bmm(d_distance, position).view_as(qv)
         d_far = None

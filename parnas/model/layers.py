@@ -6,13 +6,26 @@ from collections.abc import Callable, Sequence
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from parnas.architecture import ATTENTION, COMPRESSIVE, FEED_FORWARD, IDENTITY, LETTERS, LayerName, Letter
+from parnas.architecture import (
+    ATTENTION,
+    COMPRESSIVE,
+    CONVOLUTION,
+    FEED_FORWARD,
+    GATED_FEED_FORWARD,
+    IDENTITY,
+    LETTERS,
+    RECURRENCE,
+    LayerName,
+    Letter,
+)
 from parnas.config.schema import ModelConfig, Reach
 from parnas.errors import ParnasError
 from parnas.model.attention import SelfAttention
 from parnas.model.blocks import Block, BlockOutput, Context, ResidualLayer
 from parnas.model.compressive import CompressiveAttention
+from parnas.model.convolution import GatedConvolution
 from parnas.model.memory import BlockMemory
+from parnas.model.recurrence import GatedRecurrence
 
 __all__ = [
     "MAKERS",
@@ -48,6 +61,30 @@ class FeedForward(ResidualLayer):
         return 2.0 * self.inner.in_features * self.inner.out_features
 
 
+class GatedFeedForward(ResidualLayer):
+    """SwiGLU (Shazeer 2020, arXiv 2002.05202): (silu(x G) ⊙ x V) O.
+
+    The inner width is by default two thirds of `d_inner`, rounded to a multiple of 8, so that the three matrices have
+    as many weights as the two of `FeedForward`.
+    """
+
+    def __init__(self, config: ModelConfig, d_inner: int | None = None) -> None:
+        super().__init__(config)
+        width = d_inner or max(1, round(config.d_inner / 12)) * 8
+        self.inner = nn.Linear(config.d_model, 2 * width)  # G and V in one matrix
+        self.outer = nn.Linear(width, config.d_model)
+
+    def transform(self, x: Tensor, memory: Tensor | None, context: Context) -> Tensor:  # noqa: ARG002
+        """Return the change [B, T, D] for `x` [B, T, D], computed for each position separately."""
+        gate, value = self.inner(x).chunk(2, dim=-1)
+        result: Tensor = self.outer(self.dropout(F.silu(gate) * value))
+        return result
+
+    def multiply_adds(self, tgt_len: int, reach: Reach) -> float:  # noqa: ARG002
+        """Return the multiply-adds of the three matrices per token."""
+        return 3.0 * self.outer.in_features * self.outer.out_features
+
+
 class Identity(Block):
     """A layer that returns its input unchanged; it has no LayerNorm, residual connection or parameters."""
 
@@ -73,9 +110,12 @@ def resize_heads(config: ModelConfig, heads: int | None = None, d_head: int | No
 
 
 MAKERS: dict[str, Callable[..., Block]] = {
-    ATTENTION: lambda config, **options: SelfAttention(resize_heads(config, **options)),
+    ATTENTION: lambda config, window=None, **options: SelfAttention(resize_heads(config, **options), window),
     COMPRESSIVE: lambda config, **options: CompressiveAttention(resize_heads(config, **options)),
+    CONVOLUTION: GatedConvolution,
+    RECURRENCE: GatedRecurrence,
     FEED_FORWARD: lambda config, **options: FeedForward(config.model_copy(update=options)),
+    GATED_FEED_FORWARD: GatedFeedForward,
     IDENTITY: lambda config: Identity(),  # noqa: ARG005
 }
 """For each letter the function that builds the layer from the model's configuration and the options in its name."""

@@ -11,7 +11,7 @@ from itertools import count as count_from
 from itertools import islice
 from typing import Any, NamedTuple
 
-from parnas.architecture import COMPRESSIVE, IDENTITY, Architecture
+from parnas.architecture import COMPRESSIVE, IDENTITY, Architecture, is_preset
 from parnas.errors import ParnasError
 from parnas.nas.cost import Costs, costs_of_run
 from parnas.nas.derive import derive
@@ -135,13 +135,19 @@ def deepest_interleaved(costs: Costs, max_cost: float, blocks: int) -> Architect
 def read_baselines(names: str | Iterable[str]) -> list[str]:
     """Return the distinct names of baselines in a list or in a comma-separated text such as `equal-cost,all-f`.
 
-    Raises `ParnasError` for a name that `hand_designed` does not know.
+    Raises `ParnasError` for a name that `hand_designed` does not know, and for an invalid preset.
     """
     known = EQUAL_COST, INTERLEAVED, ALL_F
     listed = names.split(",") if isinstance(names, str) else names
     distinct = list(dict.fromkeys(name.strip() for name in listed if name.strip()))
-    if unknown := [name for name in distinct if name not in known]:
-        raise ParnasError(f"There is no baseline {unknown[0]!r} (--baselines); give some of {', '.join(known)}.")
+    if unknown := [name for name in distinct if name not in known and not is_preset(name)]:
+        raise ParnasError(
+            f"There is no baseline {unknown[0]!r} (--baselines); give some of {', '.join(known)}, or presets of "
+            "docs/layers.md such as lfm2-12."
+        )
+    for name in distinct:
+        if is_preset(name):
+            Architecture.parse(name)  # raises an error if its numbers are not valid
     return distinct
 
 
@@ -151,11 +157,12 @@ def hand_designed(names: Sequence[str], derived: Architecture, costs: Costs, blo
     * `equal-cost`: the shortest interleaved network that costs at least as much as the derived network
     * `interleaved`: the interleaved network of `blocks` blocks, the number of blocks of the search
     * `all-f`: `blocks` feed-forward layers
+    * a preset such as `lfm2-12`
     """
     strings = {INTERLEAVED: f"interleaved-{blocks}", ALL_F: f"all-f-{blocks}"}
     if EQUAL_COST in names:
         strings[EQUAL_COST] = str(shortest_interleaved(costs, costs.cost(derived)))
-    return {name: strings[name] for name in names}
+    return {name: strings.get(name, name) for name in names}
 
 
 def shortest_interleaved(costs: Costs, min_cost: float) -> Architecture:

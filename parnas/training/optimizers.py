@@ -11,6 +11,7 @@ from parnas.config.schema import TrainConfig
 
 __all__ = ["Schedule", "check_shapes", "gradient_norm"]
 
+_VECTORS = ("u", "v", "kernel")  # two-dimensional parameters that are no matrices: a vector per head or position
 _MOMENTUM = 0.95  # of Muon, in Nesterov's form
 _ITERATIONS = 5  # of Newton-Schulz
 _COEFFICIENTS = 3.4445, -4.7750, 2.0315  # of x, x³ and x⁵ in a Newton-Schulz iteration (Jordan et al. 2024)
@@ -97,14 +98,14 @@ def orthogonalise(matrices: Tensor) -> Tensor:
 def suits_muon(name: str, weight: nn.Parameter) -> bool:
     """Return whether the parameter `name` is a matrix of a layer, which Muon can train.
 
-    AdamW trains embedding, softmax, biases, norms, and the vectors u and v of relative attention.
+    AdamW trains embedding, softmax, biases, norms, and lists of vectors (`_VECTORS`).
     """
-    return name.startswith("blocks.") and weight.dim() == 2 and name.rpartition(".")[2] not in ("u", "v")
+    return name.startswith("blocks.") and weight.dim() == 2 and name.rpartition(".")[2] not in _VECTORS
 
 
 def make_adamw(parameters: Mapping[str, nn.Parameter], lr: float, weight_decay: float) -> torch.optim.AdamW:
-    """Return an AdamW optimizer without weight decay on norms, biases, and u and v of relative attention."""
-    decayed = {name for name, p in parameters.items() if p.dim() > 1 and name.rpartition(".")[2] not in ("u", "v")}
+    """Return an AdamW optimizer without weight decay on norms, biases and lists of vectors (`_VECTORS`)."""
+    decayed = {name for name, p in parameters.items() if p.dim() > 1 and name.rpartition(".")[2] not in _VECTORS}
     groups = [
         {"params": [p for name, p in parameters.items() if name in decayed], "weight_decay": weight_decay},
         {"params": [p for name, p in parameters.items() if name not in decayed], "weight_decay": 0.0},

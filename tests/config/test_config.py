@@ -229,6 +229,10 @@ def test_model_settings_that_agree(load, model):
 @pytest.mark.parametrize(
     "search, complaint",
     [
+        (
+            "{space: hybird}",
+            "search.space is 'hybird'; give a list of layer names, or the name of a space: par, hybrid",
+        ),
         ("{space: [s, x]}", "search.space is ['s', 'x']; give different letters"),
         ("{space: [s, s]}", "search.space is ['s', 's']; give different letters"),
         ("{space: [i]}", "search.space has identity alone"),

@@ -106,7 +106,9 @@ CASES: dict[str, Case] = {
     "search-compressive": trained(
         search, search__estimator="uniform", search__space=("s", "c", "f", "i"), search__alpha_every=1, **COMPRESSIVE
     ),
+    "search-hybrid": trained(search, 11, search__space=("s", "s:window=5", "k", "r", "g", "i"), **TARGET),
     "retrain": trained(retrain, model__arch="sfs"),
+    "retrain-hybrid": trained(retrain, model__arch="k g r s:window=5", train__optimizer="muon"),
     "retrain-recipe": trained(
         retrain,
         model__arch="ssff",

@@ -1,5 +1,6 @@
 """Letters of one's own: the page's examples, registering, and PARNAS_LAYERS."""
 
+import math
 import re
 import sys
 from pathlib import Path
@@ -72,18 +73,18 @@ def random(*shape):
     return torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 
-def test_swiglu_equals_loops(registered):
-    layer, x = randomise(make_layer("g:d_inner=5", model_config()).double()), random(2, 3, 8)
+def test_geglu_equals_loops(registered):
+    layer, x = randomise(make_layer("e:d_inner=5", model_config()).double()), random(2, 3, 8)
 
     def slow(token):
         gates = [float(row @ token) for row in layer.gate.weight]
         values = [float(row @ token) for row in layer.value.weight]
-        inner = [g / (1 + torch.tensor(-g).exp()) * v for g, v in zip(gates, values, strict=True)]
+        inner = [g * (1 + math.erf(g / math.sqrt(2))) / 2 * v for g, v in zip(gates, values, strict=True)]
         return layer.outer.weight @ torch.tensor(inner, dtype=torch.float64)
 
     torch.testing.assert_close(layer(x, None, context(3)).hidden, through(layer, x)(slow), atol=1e-6, rtol=0)
     assert layer.multiply_adds(3, reach(3)) == 3 * 8 * 5
-    assert make_layer("g", model_config(d_inner=12)).gate.out_features == 8
+    assert make_layer("e", model_config(d_inner=12)).gate.out_features == 8
 
 
 @pytest.mark.parametrize("experts", [2, 3, 6])
@@ -103,7 +104,7 @@ def test_mixture_of_experts_equals_a_loop_over_tokens(registered, experts):
     assert layer.multiply_adds(5, reach(0)) == 8 * experts + 2 * 2 * 8 * 12
 
 
-@pytest.mark.parametrize("name", ["g", "m"])
+@pytest.mark.parametrize("name", ["e", "m"])
 def test_gradients_flow_to_input_and_weights(registered, name):
     layer = randomise(make_layer(name, model_config(d_inner=6)).double())
     x = random(4, 4, 8).requires_grad_()
@@ -113,7 +114,7 @@ def test_gradients_flow_to_input_and_weights(registered, name):
 
 
 def test_gradients_are_right(registered):
-    for name in ("g", "m:experts=2"):
+    for name in ("e", "m:experts=2"):
         layer = randomise(make_layer(name, model_config(d_inner=3)).double())
         assert torch.autograd.gradcheck(
             lambda x, layer=layer: layer(x, None, context(2)).hidden, random(1, 2, 8).requires_grad_()
@@ -121,7 +122,7 @@ def test_gradients_are_right(registered):
 
 
 def test_they_run_under_autocast(registered):
-    for name in ("g", "m"):
+    for name in ("e", "m"):
         network = make_network(f"s{name}").train()
         with torch.autocast("cpu", dtype=torch.bfloat16):
             nll, _ = network.nll(random_ids(2, 4), random_ids(2, 4))
@@ -135,9 +136,9 @@ def test_one_expert_is_refused(registered):
 
 
 def test_a_supernet_has_them_among_its_candidates(registered):
-    network, ids = make_supernet(2, ("s", "g", "m", "m:experts=2")), random_ids(2, 5)
+    network, ids = make_supernet(2, ("s", "e", "m", "m:experts=2")), random_ids(2, 5)
     gates = F.one_hot(torch.tensor([3, 1]), 4).float()
-    extracted = network.extract(Architecture(["m:experts=2", "g"]))
+    extracted = network.extract(Architecture(["m:experts=2", "e"]))
     torch.testing.assert_close(extracted(ids).hidden, network(ids, gates=gates).hidden)
 
 
@@ -282,29 +283,29 @@ def test_the_whole_journey_with_letters_of_ones_own(corpus, page_file, tmp_path,
     config, found, trained = tmp_path / "config.yaml", tmp_path / "search", tmp_path / "retrain"
     settings = small_config(corpus, search__steps=8, search__alpha_start_step=2, train__steps=8, train__log_every=4)
     config.write_text(dump_config(settings))
-    space = "search.space=[[s, 's:heads=1', g, m], [s, f, i, g, m], [g]]"
+    space = "search.space=[[s, 's:heads=1', e, m], [s, f, i, e, m], [e]]"
     assert "docs/layers.md" in refusal(capsys, "search", config, space, "--run", found)
     monkeypatch.setenv("PARNAS_LAYERS", str(page_file))
     assert run_command("search", config, space, "--run", found) == 0
-    candidates = ["s", "s:heads=1", "g", "m", "f", "i"]
+    candidates = ["s", "s:heads=1", "e", "m", "f", "i"]
     for record in Run(found).pi_records():
         pi = torch.tensor(record.pi)
         assert pi.shape == (3, 6)
-        assert [candidates[i] for i in pi[0].nonzero()[:, 0]] == ["s", "s:heads=1", "g", "m"]
+        assert [candidates[i] for i in pi[0].nonzero()[:, 0]] == ["s", "s:heads=1", "e", "m"]
         assert pi[2].tolist() == [0, 0, 1, 0, 0, 0]
     Run(found).append(
         PI, {"step": 25, "tau": 0.1, "pi": [[0, 0.6, 0.4, 0, 0, 0], [0, 0, 0, 1, 0, 0], [0, 0, 1, 0, 0, 0]]}
     )
     assert run_command("derive", found) == 0
-    assert Run(found).derivation().arch == "s:heads=1 m g"
+    assert Run(found).derivation().arch == "s:heads=1 m e"
     out = capsys.readouterr().out
-    assert "architecture: s:heads=1 m g" in out
+    assert "architecture: s:heads=1 m e" in out
     assert "1 self-attention heads=1" in out
-    retrain(settings.replace(model__arch="s:heads=1 m g"), trained, Silent())
-    assert Run(trained).summary().arch == "s:heads=1 m g"
+    retrain(settings.replace(model__arch="s:heads=1 m e"), trained, Silent())
+    assert Run(trained).summary().arch == "s:heads=1 m e"
     losses = [line.loss for line in Run(trained).metrics() if line.split == "train"]
     assert losses[-1] < losses[0]
-    assert list(compare([found, trained], EvalOptions(), Silent()).table["arch"]) == ["s:heads=1 m g"] * 2
+    assert list(compare([found, trained], EvalOptions(), Silent()).table["arch"]) == ["s:heads=1 m e"] * 2
     assert load(trained).generate("the", 3)
     with monkeypatch.context() as patch:
         patch.delitem(LETTERS, "m")  # as in a process that did not import the file

@@ -41,6 +41,8 @@ def test_equal_cost_is_the_shortest_interleaved_network_that_costs_as_much(deriv
 def test_baselines_are_named_and_refused() -> None:
     assert read_baselines("all-f, equal-cost,all-f") == ["all-f", "equal-cost"]
     assert read_baselines("") == []
+    assert read_baselines("lfm2-6,all-f") == ["lfm2-6", "all-f"]
+    assert hand_designed(["lfm2-6"], Architecture("sff"), COSTS, 6) == {"lfm2-6": "lfm2-6"}
     strings = hand_designed(["interleaved", "equal-cost"], Architecture("sff"), COSTS, 6)
     assert strings == {"interleaved": "interleaved-6", "equal-cost": "sfs"}
     with pytest.raises(ParnasError, match=r"no baseline 'sandwich'.*equal-cost"):

@@ -47,6 +47,7 @@ NETWORKS = {
     "accumulated": {"model__arch": "sfs", "train__accumulate": 2},
     "checkpointed": {"model__arch": "sfs", "runtime__checkpoint_activations": True},
     "muon": {"model__arch": "sfs", "train__optimizer": "muon"},
+    "mixers": {"model__arch": "k g r s:window=5"},
 }
 
 

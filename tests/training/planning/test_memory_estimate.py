@@ -48,17 +48,20 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "adaptive": {"cutoffs": (6, 12), "proj_factor": 2, "tie_weights": False, "dropout": 0.1},
     "narrowing": {"cutoffs": (6, 12), "div_val": 2},
     "compressive": {"memory": {"cmem_len": 4, "ratio": 2}, "same_length": True},
+    "mixers": {"dropout": 0.1},
 }
+LAYERS = {"compressive": ("s", "c", "f"), "mixers": ("k", "r", "s:window=2", "s:window=9", "g")}  # "s", "f" in others
 STEPS = [
     *((name, None, precision) for name in NETWORKS for precision in ("fp32", "bf16")),
     *(("dropout", estimator, "bf16") for estimator in ESTIMATORS),
     *(("compressive", estimator, "fp32") for estimator in ESTIMATORS),
+    *(("mixers", estimator, "bf16") for estimator in ("uniform", "soft")),
 ]
 
 
-def make_step(precision: str, estimator: str | None, changes: dict[str, Any], real: bool) -> Step:
+def make_step(precision: str, estimator: str | None, name: str, real: bool) -> Step:
     """A step on ids in all clusters, or on none, told how many are in each tail."""
-    model, letters = model_config(**changes), "scf" if "memory" in changes else "sf"
+    model, letters = model_config(**NETWORKS[name]), LAYERS.get(name, ("s", "f"))
     gates: Any = None
     if estimator is None:
         network = TransformerXL.build(model, Architecture(letters), VOCABULARY)
@@ -81,8 +84,8 @@ def make_step(precision: str, estimator: str | None, changes: dict[str, Any], re
 def test_the_count_without_data_is_that_of_real_tensors(name: str, estimator: str | None, precision: str) -> None:
     """And its activations are those that autograd saves, besides ids, gates and the loss itself."""
     with without_data():
-        counted = make_step(precision, estimator, NETWORKS[name], real=False).count()
-    step = make_step(precision, estimator, NETWORKS[name], real=True)
+        counted = make_step(precision, estimator, name, real=False).count()
+    step = make_step(precision, estimator, name, real=True)
     assert counted == step.count()
     memory, saved = step.full_memory(), list[Tensor]()
     with saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor), step.autocast():
@@ -101,10 +104,10 @@ def test_the_count_without_data_is_that_of_real_tensors(name: str, estimator: st
 def test_the_step_is_the_one_of_training(parts: int, twice: bool, estimator: str | None, precision: str) -> None:
     """`GradientAccumulator` on real tensors, whose storages are counted, with ids, targets and scalars."""
     with without_data():
-        step = make_step(precision, estimator, NETWORKS["dropout"], real=False)
+        step = make_step(precision, estimator, "dropout", real=False)
         step.micro_batches, step.network.checkpoint_activations = parts, twice
         counted = step.count()
-    step = make_step(precision, estimator, NETWORKS["dropout"], real=True)
+    step = make_step(precision, estimator, "dropout", real=True)
     step.network.checkpoint_activations = twice
     memory = step.full_memory()
     accumulator = GradientAccumulator(step.network, [], Device(torch.device("cpu"), precision), parts)
@@ -199,8 +202,8 @@ def test_moments_and_average_are_those_that_a_training_keeps(optimizer: str, cor
 def test_nothing_of_a_count_is_left_for_later_networks() -> None:
     """What attention makes once for each shape must not be a tensor without data."""
     with without_data():
-        make_step("fp32", None, {}, real=False).count()
-    network = make_step("fp32", None, {}, real=True).network
+        make_step("fp32", None, "plain", real=False).count()
+    network = make_step("fp32", None, "plain", real=True).network
     assert network(torch.zeros(1, TGT_LEN, dtype=torch.int64)).hidden.isfinite().all()
 
 

@@ -1,0 +1,225 @@
+"""Windowed attention, gated convolution, gated recurrence and SwiGLU against loops over tokens, in float64."""
+
+import pytest
+import torch
+from helpers.model_helpers import (
+    VOCABULARY,
+    make_network,
+    make_supernet,
+    model_config,
+    near,
+    random_ids,
+    randomise,
+    reach,
+    read_in_segments,
+)
+from torch.nn.functional import layer_norm, sigmoid, silu
+
+from parnas.architecture import Architecture
+from parnas.errors import ParnasError
+from parnas.model.blocks import Block
+from parnas.model.gates import PathGate
+from parnas.model.layers import Context, make_layer
+from parnas.model.recurrence import CHUNK
+from parnas.model.transformer_xl import TransformerXL
+from parnas.training.optimizers import suits_muon
+
+MIXERS = ("k", "k:width=2", "k:width=1", "r", "r:heads=2", "s:window=3", "s:window=8")
+CONTEXT = Context(torch.zeros(1, 8), torch.zeros(2, 4).double(), torch.zeros(2, 4).double(), reach())
+
+
+def random(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def slow_convolution(layer, x, memory=None):
+    """The sum over the last `width` tokens, one by one; returns the change and the gated values of all tokens."""
+    b, c, v = (x @ layer.inner.weight.T).chunk(3, dim=-1)
+    past = [] if memory is None else list(memory.unbind(1))
+    gated = past + [b[:, t] * v[:, t] for t in range(x.shape[1])]
+    outputs = []
+    for t in range(x.shape[1]):
+        position = len(past) + t
+        total = torch.zeros_like(x[:, 0])
+        for back in range(layer.width):
+            if position - back >= 0:
+                total = total + layer.kernel[layer.width - 1 - back] * gated[position - back]
+        outputs.append((c[:, t] * total) @ layer.outer.weight.T)
+    return torch.stack(outputs, dim=1)
+
+
+def slow_recurrence(layer, x, state=None):
+    """S <- a S + k vᵀ and o = Sᵀ q for one token after the other; returns the change and the last state."""
+    rows, length, width = x.shape
+    heads, size = layer.heads, width // layer.heads
+    state = torch.zeros(rows, heads, size, size, dtype=x.dtype) if state is None else state
+    outputs = []
+    for t in range(length):
+        q, k, v, gate = (x[:, t] @ layer.inner.weight.T).chunk(4, dim=-1)
+        a = sigmoid(x[:, t] @ layer.forget.weight.T + layer.forget.bias)  # [B, H]
+        q, k, v = (part.view(rows, heads, size) for part in (q, k, v))
+        state = a[..., None, None] * state + k[..., :, None] * v[..., None, :]
+        o = (state * q[..., :, None]).sum(dim=2) / size**0.5
+        o = layer_norm(o, (size,), layer.norm.weight, layer.norm.bias).reshape(rows, width)
+        outputs.append((o * silu(gate)) @ layer.outer.weight.T)
+    return torch.stack(outputs, dim=1), state
+
+
+def make(name, **changes):
+    return randomise(make_layer(name, model_config(**changes)).double())
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+@pytest.mark.parametrize("name", ["k", "k:width=2", "k:width=1"])
+def test_convolution_equals_loops(name, norm):
+    layer, x, memory = make(name, norm=norm), random(2, 7, 8), None
+    for segment in (x[:, :2], x[:, 2:]):  # shorter than the kernel, then longer
+        expected = layer.joined(segment, slow_convolution(layer, layer.normed(segment), memory))
+        output = layer(segment, memory, CONTEXT)
+        near(output.hidden, expected, 1e-9)
+        memory = output.memory
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+@pytest.mark.parametrize("name, length", [("r", 5), ("r:heads=2", CHUNK), ("r", 2 * CHUNK + 3)])
+def test_recurrence_equals_loops(name, length, norm):
+    layer, x, memory = make(name, norm=norm), random(2, length + 4, 8), None
+    for segment in (x[:, :4], x[:, 4:]):
+        change, state = slow_recurrence(layer, layer.normed(segment), memory)
+        output = layer(segment, memory, CONTEXT)
+        near(output.hidden, layer.joined(segment, change), 1e-9)
+        near(output.memory, state, 1e-9)
+        memory = output.memory
+
+
+@pytest.mark.parametrize("length", [2, 3, 7, 12])
+def test_a_window_sees_as_many_keys_as_attention_of_the_same_length(length):
+    # With memory as long as the window and `same_length`, plain attention masks the same keys of one long segment.
+    window = 3
+    banded = make_network(f"s:window={window}", mem_len=window).double()
+    plain = make_network("s", mem_len=window, same_length=True).double()
+    ids = random_ids(2, length)
+    near(banded(ids).hidden, plain(ids).hidden, 1e-9)
+
+
+def test_swiglu_equals_its_formula():
+    layer, x = make("g:d_inner=5"), random(2, 3, 8)
+    (gate, value), (b, c) = layer.inner.weight.chunk(2), layer.inner.bias.chunk(2)
+    expected = (silu(x @ gate.T + b) * (x @ value.T + c)) @ layer.outer.weight.T + layer.outer.bias
+    near(layer(x, None, CONTEXT).hidden, layer.joined(x, expected), 1e-9)
+
+
+def test_swiglu_has_by_default_about_as_many_weights_as_feed_forward():
+    config = model_config(d_model=64, d_inner=256)
+    sizes = [sum(p.numel() for p in make_layer(name, config).parameters()) for name in ("g", "f")]
+    assert sizes[0] == pytest.approx(sizes[1], rel=0.02)
+
+
+@pytest.mark.parametrize("name", MIXERS)
+@pytest.mark.parametrize("cuts", [[1] * 19, [4, 15], [17, 2], [7, 7, 5]], ids=str)
+@pytest.mark.parametrize("inference", [False, True])
+def test_segments_of_any_length_give_the_result_of_one(name, cuts, inference):
+    network, ids = make_network(f"{name} f {name}").double(), random_ids(2, 19)
+    whole, memory, parts = network(ids).hidden, None, []
+    for part in ids.split(cuts, dim=1):
+        output = network(part, memory, inference=inference)
+        parts.append(output.hidden)
+        memory = output.memory
+    near(torch.cat(parts, dim=1), whole, 1e-8)
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_rows_do_not_mix_and_nothing_sees_the_future(name):
+    network, ids = make_network(name).double(), random_ids(3, 9)
+    changed = ids.clone()
+    changed[1, 5] = (changed[1, 5] + 1) % VOCABULARY
+    before, after = (read_in_segments(network, each, 4)[0] for each in (ids, changed))
+    differs = (before - after).abs().sum(dim=-1) > 0
+    assert not differs[[0, 2]].any()
+    assert not differs[1, :5].any()
+    assert differs[1, 5]
+
+
+@pytest.mark.parametrize("name", [*MIXERS, "g"])
+def test_gradients_are_those_of_finite_differences(name):
+    layer, memory = make(name), None
+    x = random(1, 5, 8).requires_grad_()
+    with torch.no_grad():
+        memory = layer(random(1, 4, 8, seed=1), None, CONTEXT).memory
+    weights = list(layer.parameters())
+    assert torch.autograd.gradcheck(lambda x, *_: layer(x, memory, CONTEXT).hidden, (x, *weights))
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_memory_has_a_fixed_size_and_no_gradient(name):
+    sizes = set()
+    for mem_len in (0, 6):
+        network = make_network(name, mem_len=mem_len)
+        network.train()
+        memory = None
+        for _ in range(4):
+            memory = network(random_ids(2, 5), memory).memory
+        (own,) = memory
+        assert own is None or not own.requires_grad
+        sizes.add(None if own is None else own.numel())
+    assert len(sizes) == 1, "mem_len does not matter"
+
+
+@pytest.mark.parametrize("name", MIXERS)
+@pytest.mark.parametrize("length", [1, 6])
+@pytest.mark.parametrize("inference", [False, True])
+def test_a_skipped_layer_has_the_memory_that_it_would_have_had(name, length, inference):
+    layer, x, context = make(name), random(2, 4, 8), CONTEXT._replace(inference=inference)
+    before = layer(x, None, context).memory
+    segment = random(2, length, 8, seed=1)
+    expected, skipped = layer(segment, before, context).memory, layer.skip(segment, before, context)
+    assert (expected is None) == (skipped is None)
+    if expected is not None:
+        near(skipped, expected, 1e-9)
+
+
+@pytest.mark.parametrize("name", [*MIXERS, "g"])
+@pytest.mark.parametrize("tgt_len", [1, 2, 5, 16])
+def test_multiply_adds_are_those_that_torch_counts(name, tgt_len):
+    layer = make_layer(name, model_config())
+    assert layer.multiply_adds(tgt_len, reach()) == pytest.approx(Block.multiply_adds(layer, tgt_len, reach()))
+
+
+@pytest.mark.parametrize("name", [*MIXERS, "g"])
+def test_bf16_stays_near_float32(name):
+    network, ids = make_network(f"{name} f", d_model=16), random_ids(2, 12)
+    exact = network(ids).hidden
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = network(ids).hidden
+    assert (rounded - exact).norm() / exact.norm() < 0.03
+
+
+@pytest.mark.parametrize("path", [("k", "s", "r"), ("s:window=3", "g", "f"), ("r", "r", "k")], ids=str)
+def test_a_path_through_the_supernet_equals_its_network(path):
+    space = ("s", "s:window=3", "k", "r", "g", "f", "i")
+    supernet = make_supernet(3, space).double()
+    network = supernet.extract(Architecture(path)).double()
+    gates = [PathGate(torch.eye(len(space))[space.index(name)], space.index(name)) for name in path]
+    ids, memory, own = random_ids(2, 12), None, None
+    for part in ids.split(4, dim=1):
+        output, expected = supernet(part, memory, gates), network(part, own)
+        memory, own = output.memory, expected.memory
+        near(output.hidden, expected.hidden, 1e-8)
+
+
+def test_a_kernel_is_no_matrix_for_muon():
+    network = make_network("k")
+    by_muon = {name for name, weight in network.named_parameters() if suits_muon(name, weight)}
+    assert by_muon == {"blocks.0.inner.weight", "blocks.0.outer.weight"}
+
+
+def test_heads_of_a_recurrence_divide_the_width():
+    with pytest.raises(ParnasError, match="heads=3"):
+        make_layer("r:heads=3", model_config())
+
+
+def test_heads_of_a_recurrence_forget_at_different_rates():
+    network = TransformerXL.build(model_config(d_model=16), Architecture(["r"]), VOCABULARY)
+    half_lives = torch.log(torch.tensor(0.5)) / sigmoid(network.blocks[0].forget.bias).log()
+    assert half_lives.min() < 10
+    assert half_lives.max() > 500
