@@ -11,13 +11,13 @@ with one-hot gates, and `extract` returns a copy of it. Other modules sample the
 Shapes: B batch, T segment, D model width, N blocks, C candidates, counted over all blocks.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from parnas.architecture import Architecture
+from parnas.architecture import Architecture, LayerName
 from parnas.config.schema import ModelConfig, Reach, Space, spread_space, unite
 from parnas.errors import ParnasError
 from parnas.model.blocks import Block, BlockOutput, Context, add_up
@@ -40,6 +40,7 @@ class StochasticBlock(Block):
         super().__init__()
         self.space = tuple(space)
         layers = {name: make_layer(name, config) for name in names}
+        _share_windows(layers)
         self.candidates = nn.ModuleDict(layers)
         self.alpha = nn.Parameter(torch.zeros(len(space)))  # zero: at first all candidates are equally probable
         self.register_buffer("absent", torch.tensor([name not in layers for name in space]), persistent=False)
@@ -141,6 +142,18 @@ class StochasticBlock(Block):
 
     def _layers(self) -> list[Block]:
         return cast(list[Block], list(self.candidates.values()))
+
+
+def _share_windows(layers: Mapping[str, Block]) -> None:
+    """Let attention layers that differ in their window only have the same weights, so that all paths train them."""
+    first: dict[LayerName, Block] = {}
+    for name, layer in layers.items():
+        letter, options = LayerName.parse(name)
+        unlimited = LayerName(letter, tuple(option for option in options if option[0] != "window"))
+        owner = first.setdefault(unlimited, layer)
+        if owner is not layer:
+            for key, part in [*owner.named_children(), *owner.named_parameters(recurse=False)]:
+                setattr(layer, key, part)
 
 
 class SuperNet(TransformerXL):

@@ -207,6 +207,19 @@ def test_a_path_through_the_supernet_equals_its_network(path):
         near(output.hidden, expected.hidden, 1e-8)
 
 
+def test_windows_share_the_weights_of_attention_in_a_supernet():
+    supernet = make_supernet(1, ("s:window=3", "s", "s:heads=1", "f", "s:heads=1,window=4"))
+    block = supernet.blocks[0]
+    for one, other in (("s:window=3", "s"), ("s:heads=1", "s:heads=1,window=4")):
+        pairs = zip(block.candidates[one].parameters(), block.candidates[other].parameters(), strict=True)
+        assert all(a is b for a, b in pairs)
+    assert block.candidates["s"].query.weight is not block.candidates["s:heads=1"].query.weight
+    network = supernet.extract(Architecture(["s:window=3"]))
+    assert network.blocks[0].window == 3
+    assert network.blocks[0].query.weight is not block.candidates["s"].query.weight
+    near(network.blocks[0].query.weight, block.candidates["s"].query.weight)
+
+
 def test_a_kernel_is_no_matrix_for_muon():
     network = make_network("k")
     by_muon = {name for name, weight in network.named_parameters() if suits_muon(name, weight)}
