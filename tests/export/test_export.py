@@ -349,7 +349,7 @@ def own_letters() -> Iterator[None]:
     register_layer("e", Gate, "gate")
     register_layer("q", Picky, "picky")
     yield
-    for letter in "gq":
+    for letter in "eq":
         del LETTERS[letter], MAKERS[letter]
 
 
@@ -359,6 +359,15 @@ def test_own_layers_are_exported_where_they_can_be_traced(own_letters: None, cor
     run = retrain(small_config(corpus, model__arch="q", train__steps=1), tmp_path / "picky", Silent())
     with pytest.raises(ParnasError, match=r"trace q .*--to safetensors"):
         export_run(run, "pt2")
+
+
+@pytest.mark.parametrize("arch", ["k", "r", "s:window=4"])
+def test_memory_of_other_kinds_exports_weights_alone(arch: str, corpus: Path, tmp_path: Path) -> None:
+    run = retrain(small_config(corpus, model__arch=arch, train__steps=1), tmp_path / "run", Silent())
+    for target in ("pt2", "x-transformers"):
+        with pytest.raises(ParnasError, match=rf"{arch} .*--to safetensors"):
+            export_run(run, target)
+    assert (export_run(run, "safetensors").difference or 0) < 1e-5
 
 
 def test_a_missing_package_is_named_with_the_command_to_install_it(

@@ -25,6 +25,7 @@ NOT_RUN = {
     "make lint": "is beside the tests",
     "make format": "changes the project",
     "make docs": "tests/meta/test_docs.py builds the site",
+    "make coverage": "runs these tests again",
     "make soak": "takes long; tests/soak has a shorter one",
     "python -m pytest": "this is it",
     "pre-commit install": "changes the clone",
