@@ -101,7 +101,7 @@ class DataConfig(Section):
     corpus: str = Field(
         "pydoc",
         min_length=1,
-        description="wikitext-2, wikitext-103, enwik8, text8, pydoc, a text file, "
+        description="wikitext-2, wikitext-103, enwik8, text8, tiny-shakespeare, pydoc, a text file, "
         "or a folder with train.txt, valid.txt and test.txt.",
     )
     tokenizer: TokenizerConfig = Field(TokenizerConfig(), description="Conversion of text to tokens.")

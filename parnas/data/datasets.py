@@ -6,7 +6,6 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, pairwise
 from pathlib import Path, PurePosixPath
 
 from parnas.data.cache import Note, cache_dir, cached_value, file_hash, locked, silent
@@ -18,6 +17,7 @@ __all__ = ["SPLITS"]
 
 SPLITS = ("train", "valid", "test")
 _TIMEOUT_SECONDS = 30
+_SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 
 
 @dataclass(frozen=True)
@@ -37,30 +37,30 @@ class DatasetFile:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A zip archive on the web with a text file for each split, or with one file that is cut at byte offsets.
+    """A download with a text file for each split, or with one file whose splits are ranges of bytes.
 
     Attributes:
-        hash: Published hash of the archive, as `algorithm:hexdigest`.
-        byte_split: Lengths in bytes of train, valid and test if `files` holds one file.
+        url: Address of a zip archive with the files, or of the only file.
+        hash: Published hash of the download, as `algorithm:hexdigest`.
+        ranges: First byte of train, valid and test, and the byte after the last one, if `files` holds one file.
     """
 
     name: str
     url: str
     hash: str
     files: tuple[DatasetFile, ...]
-    byte_split: tuple[int, int, int] | None = None
+    ranges: tuple[tuple[int, int], ...] | None = None
 
     @property
     def archive_name(self) -> str:
-        """File name of the archive, from its address."""
+        """File name of the download, from its address."""
         return PurePosixPath(self.url).name
 
     def slices(self, paths: list[Path]) -> dict[str, TextSlice]:
         """Return the three splits, given the paths of `files` in the same order."""
-        if self.byte_split is None:
+        if self.ranges is None:
             return {split: TextSlice.whole(path) for split, path in zip(SPLITS, paths, strict=True)}
-        cuts = pairwise(accumulate(self.byte_split, initial=0))
-        return {split: TextSlice(paths[0], *cut) for split, cut in zip(SPLITS, cuts, strict=True)}
+        return {split: TextSlice(paths[0], *cut) for split, cut in zip(SPLITS, self.ranges, strict=True)}
 
 
 def _wikitext(name: str, archive_md5: str, checks: Mapping[str, tuple[str | None, int]]) -> Dataset:
@@ -74,7 +74,7 @@ def _hutter(name: str, archive_sha256: str, file_hash: str) -> Dataset:
         f"http://mattmahoney.net/dc/{name}.zip",
         f"sha256:{archive_sha256}",
         (DatasetFile((name,), file_hash),),
-        (90_000_000, 5_000_000, 5_000_000),
+        ((0, 90_000_000), (90_000_000, 95_000_000), (95_000_000, 100_000_000)),
     )
 
 
@@ -109,6 +109,14 @@ DATASETS: dict[str, Dataset] = {
             "text8",
             "a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232",
             "md5:3bea1919949baf155f99411df5fada7e",
+        ),
+        # The literature divides it into 90 % and 10 % of the characters, without a test split: here test equals valid.
+        Dataset(
+            "tiny-shakespeare",
+            "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
+            f"sha256:{_SHAKESPEARE_SHA256}",
+            (DatasetFile(("input.txt",), f"sha256:{_SHAKESPEARE_SHA256}"),),
+            ((0, 1_003_854), (1_003_854, 1_115_394), (1_003_854, 1_115_394)),
         ),
     )
 }
@@ -179,8 +187,12 @@ def _download(dataset: Dataset, note: Note) -> Path:
 
 
 def _unpack(dataset: Dataset, archive: Path, folder: Path) -> None:
-    """Copy the files of a dataset from a zip archive into a new folder in the cache."""
+    """Copy the files of a dataset from its download, a zip archive or the only file, into a new folder in the cache."""
     _check_hash(archive, dataset.hash)  # after this check, sizes in the archive can be trusted
+    if archive.suffix != ".zip":
+        with atomic_folder(folder) as unfinished:
+            shutil.copyfile(archive, unfinished / dataset.files[0].names[0])
+        return
     try:
         with zipfile.ZipFile(archive) as zipped, atomic_folder(folder) as unfinished:
             members = {PurePosixPath(name).name: name for name in zipped.namelist()}

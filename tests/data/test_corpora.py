@@ -94,7 +94,7 @@ def test_a_bad_folder_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name, near", [("wikitext2", "wikitext-2"), ("no/such/file.txt", None)])
 def test_an_unknown_name_lists_the_known(name: str, near: str | None) -> None:
-    with pytest.raises(ParnasError, match="wikitext-103, enwik8, text8, pydoc") as raised:
+    with pytest.raises(ParnasError, match="wikitext-103, enwik8, text8, tiny-shakespeare, pydoc") as raised:
         find_corpus(name)
     assert (f"Did you mean {near}?" in str(raised.value)) == (near is not None)
 
@@ -144,7 +144,7 @@ def declare(monkeypatch: pytest.MonkeyPatch, server: str, tmp_path: Path) -> Dec
         hashes = {"url": f"{server}/{name}.zip", "hash": "sha256:" + hashlib.sha256(archive).hexdigest()}
         if name == "enwik8":
             file = DatasetFile((name,), "md5:" + hashlib.md5(b"0123456789").hexdigest())
-            entry = replace(DATASETS[name], files=(file,), byte_split=(6, 3, 1), **hashes)
+            entry = replace(DATASETS[name], files=(file,), ranges=((0, 6), (6, 9), (9, 10)), **hashes)
         else:
             files = tuple(
                 DatasetFile(datasets.split_names(split), "sha256:" + hashlib.sha256(text).hexdigest())
@@ -176,7 +176,7 @@ def test_enwik8_is_cut_at_bytes(declare: Declare) -> None:
 
 
 def test_the_table_is_what_the_literature_uses() -> None:
-    assert list(DATASETS) == ["wikitext-2", "wikitext-103", "enwik8", "text8"]
+    assert list(DATASETS) == ["wikitext-2", "wikitext-103", "enwik8", "text8", "tiny-shakespeare"]
     for name in ("enwik8", "text8"):
         slices = DATASETS[name].slices([Path("x")])
         assert [(text.start, text.stop) for text in slices.values()] == [
@@ -184,6 +184,29 @@ def test_the_table_is_what_the_literature_uses() -> None:
             (90_000_000, 95_000_000),
             (95_000_000, 100_000_000),
         ]
+
+
+def test_a_download_may_be_the_text_itself(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = b"0123456789"
+    (tmp_path / "web" / "input.txt").write_bytes(text)
+    digest = f"sha256:{hashlib.sha256(text).hexdigest()}"
+    dataset = DATASETS["tiny-shakespeare"]
+    changes = {"url": f"{server}/input.txt", "hash": digest, "files": (DatasetFile(("input.txt",), digest),)}
+    monkeypatch.setitem(DATASETS, dataset.name, replace(dataset, ranges=((0, 9), (9, 10), (9, 10)), **changes))
+    assert content(find_corpus("tiny-shakespeare")) == {"train": b"012345678", "valid": b"9", "test": b"9"}
+
+
+@pytest.mark.skipif(
+    not (WIKITEXT_2.parent / "tiny-shakespeare").is_dir(), reason="the corpus is not beside the project"
+)
+def test_tiny_shakespeare_is_divided_as_in_the_literature(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PARNAS_DATA", str(WIKITEXT_2.parent))
+    corpus = find_corpus("tiny-shakespeare")
+    assert {split: text.bytes for split, text in corpus.splits.items()} == {
+        "train": 1_003_854,
+        "valid": 111_540,
+        "test": 111_540,
+    }
 
 
 def test_a_download_with_a_wrong_hash_is_refused(declare: Declare, tmp_path: Path) -> None:
