@@ -32,13 +32,13 @@ from parnas.training.retrain import retrain
 LAYERS = ("s", "s:window=64", "s:window=32", "k", "r", "f", "g")
 NETWORKS = {
     "one attention layer among convolutions": "kfkfkskfkfk",
-    "recurrence for convolution": "rfrfsfrf",
-    "recurrence for every second convolution": "kfrfskfrk",
+    "recurrence for convolution": "rfrfsrfrf",
+    "recurrence for every second convolution": "kfrfksrfkr",
     "windows for attention": "k f k f s:window=64 k f k f s:window=64 k f k",
     "SwiGLU for feed-forward": "kgkgkskgkgk",
     "convolution alone": "kfkfkfkfkfkfkfk",
-    "recurrence alone": "rfrfrfrfrfr",
-    "convolution and recurrence": "kfrfkfrfkfrfk",
+    "recurrence alone": "rfrfrfrfrfrfr",
+    "convolution and recurrence": "kfrfkfrfkfrfkr",
     "attention alone": "sfsf",
     "interleaved, 12 blocks": "sfsfsfsfsfsf",
 }

@@ -48,7 +48,7 @@ LETTERS = {
     ATTENTION: Letter("self-attention", ("heads", "d_head", "window")),
     COMPRESSIVE: Letter("compressive attention", ("heads", "d_head")),
     CONVOLUTION: Letter("gated convolution", ("width",)),
-    RECURRENCE: Letter("gated recurrence", ("heads",)),
+    RECURRENCE: Letter("gated recurrence"),
     FEED_FORWARD: Letter("feed-forward", ("d_inner",)),
     GATED_FEED_FORWARD: Letter("gated feed-forward", ("d_inner",)),
     IDENTITY: Letter("identity"),

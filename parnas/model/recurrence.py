@@ -1,80 +1,60 @@
 """Gated recurrence: a token mixer whose state has the same size however long the text is.
 
-The layer is linear attention with a forgetting gate, computed in chunks (Yang et al. 2024, arXiv 2312.06635), with one
-gate per head and token as in Mamba-2 (Dao & Gu 2024, arXiv 2405.21060). Query q, key k, value v, of width E, and gate
-0 < a < 1 of each head are computed from the input. The state S [E, E] and the output are
+The layer is a gated recurrent unit whose gate and candidate depend on the input, but not on the previous state: minGRU
+(Feng et al. 2024, arXiv 2410.01201, section 3.1), with an output gate as in HGRN (Qin et al. 2023, arXiv 2311.04823).
+Each feature has a state of its own. With the projections [z, c, o] = x W_in + b of the input x,
 
-    S_t = a_t S_{t-1} + k_t v_tᵀ,        o_t = S_tᵀ q_t.
+    h_t = a_t h_{t-1} + (1 - a_t) c_t,      a_t = 1 - sigmoid(z_t),       y_t = (h_t ⊙ silu(o_t)) W_out.
 
-Computed token by token this is slow. Within a chunk of C tokens that begins with the state S, with the products
-A_t = a_1 … a_t of the gates of the chunk,
+Token by token this takes T steps, one after the other. But it is linear in h: the state after some tokens is a product
+of gates times the state before them, plus a sum that does not depend on that state. So the segment is cut into n chunks
+of C tokens. First all chunks are computed at once as if their states began with zero, in C steps; then the state is
+passed on from chunk to chunk, in n steps.
 
-    o_t = A_t Sᵀ q_t  +  sum over s <= t of  (A_t / A_s) (q_t · k_s) v_s,
-    S'  = A_C S       +  sum over s of  (A_C / A_s) k_s v_sᵀ,
-
-so that a chunk takes a few matrix products and only the states are passed on from chunk to chunk, one after the other.
-All quotients are at most 1: they are computed as exponentials of differences of log A.
-
-Shapes: B batch, T segment, D model width, H heads, E = D / H, C tokens of a chunk, n chunks.
+Shapes: B batch, T segment, D model width, C tokens of a chunk, n chunks.
 """
-
-import math
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from parnas.config.schema import ModelConfig, Reach
-from parnas.errors import ParnasError
 from parnas.model import fused
 from parnas.model.attention import in_product_dtype
 from parnas.model.blocks import BlockOutput, Context, ResidualLayer
 from parnas.model.memory import BlockMemory, KeyLengths
 
-CHUNK = 64  # tokens; the work within chunks grows with it, the number of sequential steps falls
+CHUNK = 16  # tokens: about as many steps within chunks as between them, at usual segment lengths
 WHOLE_TEXT = 10**9  # tokens: the state depends on everything before
 
 
 class GatedRecurrence(ResidualLayer):
-    """Linear attention with a forgetting gate per head and an output gate (arXiv 2312.06635).
+    """Gated recurrence of each feature (minGRU, arXiv 2410.01201) with an output gate.
 
-    Its memory is the state of each head, [B, H, E, E] in float32, which carries no gradient to earlier segments.
+    Its memory is the state [B, D] in float32, which carries no gradient to earlier segments.
     """
 
     uses_memory = True
 
-    def __init__(self, config: ModelConfig, heads: int = 4) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
-        if config.d_model % heads:
-            raise ParnasError(f"r:heads={heads} does not divide model.d_model {config.d_model}; give a divisor.")
-        self.heads = heads
-        self.inner = nn.Linear(config.d_model, 4 * config.d_model, bias=False)  # query, key, value, output gate
-        self.forget = nn.Linear(config.d_model, heads)
-        self.norm = nn.LayerNorm(config.d_model // heads)
+        self.inner = nn.Linear(config.d_model, 3 * config.d_model)  # gate, candidate, output gate
         self.outer = nn.Linear(config.d_model, config.d_model, bias=False)
-
-    def initialise(self) -> None:
-        """Let the heads forget at different rates at first: after about 10 to 1,000 tokens."""
-        with torch.no_grad():
-            # A gate of sigmoid(b) keeps half of the state for about exp(b) ln 2 tokens.
-            self.forget.bias.copy_(torch.linspace(math.log(10), math.log(1000), self.heads))
 
     def forward(self, x: Tensor, memory: BlockMemory, context: Context) -> BlockOutput:  # noqa: ARG002
         """Mix the segment `x` [B, T, D] with the state of everything before it."""
-        segment = in_product_dtype(self.normed(x))
-        query, key, value, gate = self.inner(segment).chunk(4, dim=-1)
-        mixed, state = self._scan(query, key, value, self.forget(segment), memory)
-        mixed = self.norm(mixed.to(fused.sum_dtype(mixed.dtype)))
-        gated = mixed.flatten(2).to(segment.dtype) * F.silu(gate)
-        return BlockOutput(self.joined(x, self.outer(gated)), state)
+        logits, candidates, outputs = self.inner(in_product_dtype(self.normed(x))).chunk(3, dim=-1)
+        states = self._scan(*_gates(logits, candidates), memory)  # [B, T, D]
+        gated = states.to(outputs.dtype) * F.silu(outputs)
+        return BlockOutput(self.joined(x, self.outer(gated)), states[:, -1].detach())
 
     def skip(self, x: Tensor, memory: BlockMemory, context: Context) -> BlockMemory:  # noqa: ARG002
         """Return the memory that `forward` would return, without outputs."""
+        width = 2 * x.shape[2]
         with torch.no_grad():
             segment = in_product_dtype(self.normed(x))
-            key, value = F.linear(segment, self.inner.weight[x.shape[2] : 3 * x.shape[2]]).chunk(2, dim=-1)
-            keys, values, log_gates = self._chunked(key, value, self.forget(segment))
-            return self._states(keys, values, log_gates, memory)[-1]
+            logits, candidates = F.linear(segment, self.inner.weight[:width], self.inner.bias[:width]).chunk(2, dim=-1)
+            return self._scan(*_gates(logits, candidates), memory)[:, -1]
 
     def key_lengths(self, memory: BlockMemory) -> KeyLengths:  # noqa: ARG002
         """Return zero: no position is attended to."""
@@ -89,60 +69,35 @@ class GatedRecurrence(ResidualLayer):
         return WHOLE_TEXT
 
     def multiply_adds(self, tgt_len: int, reach: Reach) -> float:  # noqa: ARG002
-        """Return multiply-adds per token: five matrices and the gates, and four products per head with chunks of C."""
-        width, chunk = self.outer.in_features, min(CHUNK, tgt_len)
-        padded = math.ceil(tgt_len / chunk) * chunk / tgt_len
-        within = 2 * width * chunk  # queries times keys, and their weights times values
-        states = 2 * width * (width // self.heads)  # keys times values, and queries times states
-        return width * (5 * width + self.heads) + padded * (within + states)
+        """Return the multiply-adds of the two matrices per token; the scan has no matrix product."""
+        return 4.0 * self.outer.in_features * self.outer.out_features
 
-    def _scan(
-        self, query: Tensor, key: Tensor, value: Tensor, logits: Tensor, state: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Return the outputs o [B, T, H, E] and the last state [B, H, E, E].
+    @staticmethod
+    def _scan(gates: Tensor, inputs: Tensor, state: Tensor | None) -> Tensor:
+        """Return the states h_1 … h_T, [B, T, D], given a and (1 - a) c, [B, T, D], and the state before, [B, D]."""
+        rows, length, width = gates.shape
+        chunk = min(CHUNK, length)
+        if padding := -length % chunk:  # added tokens come last and are cut off again
+            gates, inputs = (F.pad(each, (0, 0, 0, padding)) for each in (gates, inputs))
+        a, u = (each.view(rows, -1, chunk, width).unbind(2) for each in (gates, inputs))  # C of [B, n, D]
+        # 1. All chunks at once, one token after the other: the states from a zero state, and the products of gates.
+        local, products = [u[0]], [a[0]]
+        for token in range(1, chunk):
+            local.append(a[token] * local[-1] + u[token])
+            products.append(a[token] * products[-1])
+        # 2. One chunk after the other: the states before the chunks.
+        state = torch.zeros_like(inputs[:, 0]) if state is None else state
+        before = []
+        for kept, added in zip(products[-1].unbind(1), local[-1].unbind(1), strict=True):
+            before.append(state)
+            state = kept * state + added
+        # 3. Both together: h_t = (a_1 … a_t) · state before the chunk + state from zero.
+        states = torch.stack(products, dim=2) * torch.stack(before, dim=1)[:, :, None] + torch.stack(local, dim=2)
+        return states.flatten(1, 2)[:, :length]
 
-        Query, key and value are [B, T, D], `logits` [B, T, H] belong to the gates; `state` `None` is zero.
-        """
-        length = query.shape[1]
-        keys, values, logs = self._chunked(key, value, logits)
-        queries = self._chunks(query) * (query.shape[2] // self.heads) ** -0.5
-        # 1. Within the chunks: (A_t / A_s) (q_t · k_s) for s <= t, else 0.
-        chunk = logs.shape[-1]
-        after = torch.ones(chunk, chunk, dtype=torch.bool, device=logs.device).triu(1)
-        quotients = (logs[..., :, None] - logs[..., None, :]).masked_fill(after, -math.inf).exp()
-        outputs = ((queries @ keys.mT) * quotients.to(queries.dtype)) @ values
-        # 2. Add what the chunks before contribute: A_t Sᵀ q_t.
-        before = self._states(keys[:, :, :-1], values[:, :, :-1], logs[:, :, :-1], state)
-        outputs = outputs + (queries * logs.exp()[..., None].to(queries.dtype)) @ torch.stack(before, 2).to(query.dtype)
-        # 3. The last state is the memory for the next segment and needs no gradient.
-        with torch.no_grad():
-            last = self._states(keys[:, :, -1:], values[:, :, -1:], logs[:, :, -1:], before[-1])[-1]
-        # [B, H, n, C, E] to [B, T, H, E], without the tokens that fill up the last chunk
-        return outputs.flatten(2, 3).transpose(1, 2)[:, :length], last
 
-    def _states(self, keys: Tensor, values: Tensor, logs: Tensor, state: Tensor | None) -> list[Tensor]:
-        """Return the n + 1 states before each of n >= 0 chunks and after the last, [B, H, E, E] each."""
-        rows, heads, chunks, _, size = keys.shape
-        states = [logs.new_zeros(rows, heads, size, size) if state is None else state]
-        if chunks:
-            # Each chunk adds sum over s of (A_C / A_s) k_s v_sᵀ, all at once. What remains is one step per chunk.
-            quotients = (logs[..., -1:] - logs).exp()[..., None].to(keys.dtype)
-            added = ((keys * quotients).mT @ values).to(logs.dtype)  # [B, H, n, E, E]
-            kept = logs[..., -1].exp()[..., None, None]  # A_C, [B, H, n, 1, 1]
-            for chunk in range(chunks):
-                states.append(states[-1] * kept[:, :, chunk] + added[:, :, chunk])
-        return states
-
-    def _chunked(self, key: Tensor, value: Tensor, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return keys and values by chunks, [B, H, n, C, E], and the logarithms of A_1 … A_C of each, [B, H, n, C]."""
-        # Padding after the sigmoid: an added token has gate 1 and key 0, so that it changes no state.
-        log_gates = -F.softplus(-logits.to(fused.sum_dtype(logits.dtype)))  # log sigmoid
-        logs = self._chunks(log_gates).squeeze(-1)
-        return self._chunks(key), self._chunks(value), logs.cumsum(dim=-1)
-
-    def _chunks(self, x: Tensor) -> Tensor:
-        """Split [B, T, H·E] by heads and chunks, [B, H, n, C, E]; zeros fill up the last chunk."""
-        chunk = min(CHUNK, x.shape[1])
-        x = F.pad(x, (0, 0, 0, -x.shape[1] % chunk))
-        by_chunk: Tensor = x.unflatten(1, (-1, chunk)).unflatten(3, (self.heads, -1))  # [B, n, C, H, E]
-        return by_chunk.permute(0, 3, 1, 2, 4)
+def _gates(logits: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a = 1 - sigmoid(z) and (1 - a) c in float32 or float64."""
+    dtype = fused.sum_dtype(logits.dtype)
+    update = logits.to(dtype).sigmoid()
+    return 1 - update, update * candidates.to(dtype)

@@ -13,18 +13,16 @@ from helpers.model_helpers import (
     reach,
     read_in_segments,
 )
-from torch.nn.functional import layer_norm, sigmoid, silu
+from torch.nn.functional import sigmoid, silu
 
 from parnas.architecture import Architecture
-from parnas.errors import ParnasError
 from parnas.model.blocks import Block
 from parnas.model.gates import PathGate
 from parnas.model.layers import Context, make_layer
 from parnas.model.recurrence import CHUNK
-from parnas.model.transformer_xl import TransformerXL
 from parnas.training.optimizers import suits_muon
 
-MIXERS = ("k", "k:width=2", "k:width=1", "r", "r:heads=2", "s:window=3", "s:window=8")
+MIXERS = ("k", "k:width=2", "k:width=1", "r", "s:window=3", "s:window=8")
 CONTEXT = Context(torch.zeros(1, 8), torch.zeros(2, 4).double(), torch.zeros(2, 4).double(), reach())
 
 
@@ -49,19 +47,13 @@ def slow_convolution(layer, x, memory=None):
 
 
 def slow_recurrence(layer, x, state=None):
-    """S <- a S + k vᵀ and o = Sᵀ q for one token after the other; returns the change and the last state."""
-    rows, length, width = x.shape
-    heads, size = layer.heads, width // layer.heads
-    state = torch.zeros(rows, heads, size, size, dtype=x.dtype) if state is None else state
+    """h <- (1 - s) h + s c for one token after the other; returns the change and the last state."""
+    state = torch.zeros_like(x[:, 0]) if state is None else state
     outputs = []
-    for t in range(length):
-        q, k, v, gate = (x[:, t] @ layer.inner.weight.T).chunk(4, dim=-1)
-        a = sigmoid(x[:, t] @ layer.forget.weight.T + layer.forget.bias)  # [B, H]
-        q, k, v = (part.view(rows, heads, size) for part in (q, k, v))
-        state = a[..., None, None] * state + k[..., :, None] * v[..., None, :]
-        o = (state * q[..., :, None]).sum(dim=2) / size**0.5
-        o = layer_norm(o, (size,), layer.norm.weight, layer.norm.bias).reshape(rows, width)
-        outputs.append((o * silu(gate)) @ layer.outer.weight.T)
+    for token in x.unbind(1):
+        z, c, o = (token @ layer.inner.weight.T + layer.inner.bias).chunk(3, dim=-1)
+        state = (1 - sigmoid(z)) * state + sigmoid(z) * c
+        outputs.append((state * silu(o)) @ layer.outer.weight.T)
     return torch.stack(outputs, dim=1), state
 
 
@@ -81,9 +73,9 @@ def test_convolution_equals_loops(name, norm):
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
-@pytest.mark.parametrize("name, length", [("r", 5), ("r:heads=2", CHUNK), ("r", 2 * CHUNK + 3)])
-def test_recurrence_equals_loops(name, length, norm):
-    layer, x, memory = make(name, norm=norm), random(2, length + 4, 8), None
+@pytest.mark.parametrize("length", [1, 5, CHUNK, 2 * CHUNK + 3])
+def test_recurrence_equals_loops(length, norm):
+    layer, x, memory = make("r", norm=norm), random(2, length + 4, 8), None
     for segment in (x[:, :4], x[:, 4:]):
         change, state = slow_recurrence(layer, layer.normed(segment), memory)
         output = layer(segment, memory, CONTEXT)
@@ -224,15 +216,3 @@ def test_a_kernel_is_no_matrix_for_muon():
     network = make_network("k")
     by_muon = {name for name, weight in network.named_parameters() if suits_muon(name, weight)}
     assert by_muon == {"blocks.0.inner.weight", "blocks.0.outer.weight"}
-
-
-def test_heads_of_a_recurrence_divide_the_width():
-    with pytest.raises(ParnasError, match="heads=3"):
-        make_layer("r:heads=3", model_config())
-
-
-def test_heads_of_a_recurrence_forget_at_different_rates():
-    network = TransformerXL.build(model_config(d_model=16), Architecture(["r"]), VOCABULARY)
-    half_lives = torch.log(torch.tensor(0.5)) / sigmoid(network.blocks[0].forget.bias).log()
-    assert half_lives.min() < 10
-    assert half_lives.max() > 500
