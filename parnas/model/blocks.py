@@ -63,9 +63,6 @@ class Block(nn.Module):
     shares_biases = False  # whether it needs the u and v of the context
     config: ModelConfig  # the network's; set by `make_layer`
 
-    def initialise(self) -> None:
-        """Set initial weights other than the network's default; called when the network is created."""
-
     def forward(self, x: Tensor, memory: BlockMemory, context: Context) -> BlockOutput:
         """Return the output for a segment `x`, both [B, T, D], and the memory for the next segment.
 

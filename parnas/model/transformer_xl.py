@@ -252,5 +252,5 @@ class TransformerXL(nn.Module):
             elif own == "bias":  # the other vectors have their values: u, v, alpha zero, weights of norms one
                 nn.init.zeros_(parameter)
         for module in self.modules():
-            if isinstance(module, (Block, Compression)):
+            if isinstance(module, Compression):
                 module.initialise()
