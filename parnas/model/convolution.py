@@ -32,8 +32,8 @@ class GatedConvolution(ResidualLayer):
         super().__init__(config)
         self.width = width
         self.inner = nn.Linear(config.d_model, 3 * config.d_model, bias=False)
-        # The newest position last. It begins as small as the matrices, so that the layer changes its input little at first:
-        # with the deviation 1 / √width the perplexity after 1,000 steps was 3.5 % higher (kfkfkskfkfk, one seed).
+        # The newest position last. Its initial values are as small as those of matrices, so that the layer changes its
+        # input little at first: with 1 / √width the perplexity of kfkfkskfkfk after 1,000 steps was 3.5 % higher.
         self.kernel = nn.Parameter(torch.empty(width, config.d_model))
         self.outer = nn.Linear(config.d_model, config.d_model, bias=False)
 
