@@ -13,7 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Self, cast
+from typing import NamedTuple, Self
 
 from parnas.errors import ParnasError
 
@@ -105,8 +105,13 @@ class LayerName(NamedTuple):
 
 def is_preset(text: str) -> bool:
     """Return whether a text has the form of a preset, such as `interleaved-12` (docs/layers.md)."""
+    return _match_preset(text) is not None
+
+
+def _match_preset(text: str) -> re.Match[str] | None:
+    """Return the match of a preset, whose groups are its name and its numbers with hyphens; `None` if it is none."""
     match = _PRESET.fullmatch(text)
-    return match is not None and match[1] in _PRESETS
+    return match if match and match[1] in _PRESETS else None
 
 
 def drop_identity(layers: Iterable[str]) -> tuple[str, ...]:
@@ -140,8 +145,7 @@ class Architecture:
         text = text.strip()
         if len(text) > MAX_TEXT:
             raise ParnasError(f"The architecture is {len(text)} characters long; the limit is {MAX_TEXT}. {_HELP}")
-        if is_preset(text):
-            preset = cast(re.Match[str], _PRESET.fullmatch(text))
+        if preset := _match_preset(text):
             return cls(_preset(preset[1], [int(number) for number in preset[2][1:].split("-")], text))
         return cls(_expand(text))
 
@@ -272,11 +276,8 @@ _PAIRS: dict[str, tuple[str, Sequence[str]]] = {
     "recurrence": (FEED_FORWARD, RECURRENCE),
     "alternating": (FEED_FORWARD, CONVOLUTION + ATTENTION),
     "lfm2": (GATED_FEED_FORWARD, "kkskksks"),  # 6 of 16 mixers as in LFM2-1.2B, evenly spaced (arXiv 2511.23404)
-    "jamba": (
-        FEED_FORWARD,
-        "rrrrsrrr",
-    ),  # Jamba, with its recurrence and mixture of experts replaced (arXiv 2403.19887)
-    "samba": (GATED_FEED_FORWARD, (RECURRENCE, f"{ATTENTION}:window=64")),  # arXiv 2406.07522
+    "jamba": (FEED_FORWARD, "rrrrsrrr"),  # arXiv 2403.19887; r and f replace Mamba layers and mixtures of experts
+    "samba": (GATED_FEED_FORWARD, (RECURRENCE, f"{ATTENTION}:window=64")),  # arXiv 2406.07522; r replaces Mamba layers
 }
 """Presets of pairs: the feed-forward layer, and the mixers of the pairs, which are repeated."""
 _PRESETS = ("sandwich", "all-f", "random", *_PAIRS)

@@ -33,7 +33,7 @@ def draw_networks(
     seed: int,
     without: Iterable[Sequence[str]] = (),
 ) -> Iterator[tuple[str, ...]]:
-    """Yield random different networks with a cost from `low` to `high`, as one layer per block, until none is left.
+    """Yield random different networks with a cost from `low` to `high`, as one layer per block, until all were drawn.
 
     Each draw is uniform over the architectures in the band whose network was not drawn before. Architectures that
     differ only in the positions of identity are one network; identity in every block is not a network.

@@ -16,11 +16,14 @@ from helpers.model_helpers import (
 from torch.nn.functional import sigmoid, silu
 
 from parnas.architecture import Architecture
+from parnas.config.schema import Shape
 from parnas.model.blocks import Block
 from parnas.model.gates import PathGate
 from parnas.model.layers import Context, make_layer
 from parnas.model.recurrence import CHUNK
+from parnas.training.device import Device
 from parnas.training.optimizers import suits_muon
+from parnas.training.perplexity import score_tokens
 
 MIXERS = ("k", "k:width=2", "k:width=1", "r", "s:window=3", "s:window=8")
 CONTEXT = Context(torch.zeros(1, 8), torch.zeros(2, 4).double(), torch.zeros(2, 4).double(), reach())
@@ -210,6 +213,15 @@ def test_windows_share_the_weights_of_attention_in_a_supernet():
     assert network.blocks[0].window == 3
     assert network.blocks[0].query.weight is not block.candidates["s"].query.weight
     near(network.blocks[0].query.weight, block.candidates["s"].query.weight)
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_perplexity_does_not_depend_on_the_batch_size(name):
+    # Rows that begin in the middle of the text must read what their memory holds; a recurrence reads it all in one row.
+    network, tokens = make_network(f"{name} f {name}"), random_ids(1, 150)[0].numpy()
+    device = Device(torch.device("cpu"), "fp32")
+    one, four = (score_tokens(network, tokens, 0, device, Shape(size, 5, network.config.reach)) for size in (1, 4))
+    near(four, one, 1e-4)
 
 
 def test_a_kernel_is_no_matrix_for_muon():
