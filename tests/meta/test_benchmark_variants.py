@@ -1,0 +1,71 @@
+"""The benchmark of variants in its tiny form, its plans, and the changed networks that it tries."""
+
+from pathlib import Path
+
+import pytest
+import variants
+from conftest import make_corpus, small_config
+from trainings import read_rows
+from tried_layers import CHANGED_NETWORKS
+
+from parnas.config.yaml_file import read_yaml
+from parnas.runs.files import read_json, write_json, write_text
+from parnas.runs.resolve import read_config
+from parnas.training.progress import Silent
+from parnas.training.retrain import retrain
+
+BENCHMARKS = Path(variants.__file__).parent
+PLANS = ["recipe"]
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_every_variant_of_a_plan_is_valid_and_differs_from_the_first(name: str) -> None:
+    settings = read_yaml((BENCHMARKS / f"{name}.yaml").read_text(encoding="utf-8"), name)
+    found = variants.read_variants(settings.pop(name))
+    config = read_config(settings, [])
+    assert len({variant.name for variant in found}) == len(found)
+    first, *others = [(variants.changed_config(config, variants.Job(each, 1, 1)), each.tried) for each in found]
+    assert all(other != first for other in others)
+    assert {name for each in found for name in each.tried} <= variants.ALL_TRIED.keys()
+
+
+@pytest.mark.slow
+def test_variants_are_trained_once_and_compared_by_seed(tmp_path: Path) -> None:
+    plan = "study:\n  variants: [{name: base}, {name: other, changes: {model.arch: fs}}]\n  relative_to: sf\n"
+    write_text(tmp_path / "study.yaml", plan + "data: {}\nmodel: {arch: f}\nruntime: {threads: 1}\n")
+    common = [str(tmp_path / "study.yaml"), "--tiny", "--device", "cpu", "--out", str(tmp_path), "--workers", "1"]
+    common += ["--corpus", str(make_corpus(tmp_path / "corpus"))]
+    for _ in range(2):
+        variants.main(common)
+    rows = read_rows(tmp_path / "study.csv", variants.Row)
+    assert [row[:3] for row in rows] == [(name, 4, seed) for seed in (1, 2) for name in ("base", "other")]
+    write_json(tmp_path / "mixers_speed-cpu.json", {"layers": [{"mode": "inference", "memory": 8, "f": 0.25, "k": 0.5}]})
+    variants.main([*common, "--report"])
+    base, other = read_json(tmp_path / "study-cpu.json")["variants"]
+    assert base["ppl"] == pytest.approx((rows[0].ppl + rows[2].ppl) / 2)
+    assert (base["latency"], other["latency"]) == (0.2, 1)
+    assert "percent" not in base
+    percents = [100 * (rows[i + 1].ppl / rows[i].ppl - 1) for i in (0, 2)]
+    assert other["percent"] == pytest.approx(sum(percents) / 2)
+    assert other["low"] < other["percent"] < other["high"]
+    assert 0 < other["p"] < 1
+
+
+@pytest.mark.parametrize("name", CHANGED_NETWORKS)
+def test_a_changed_network_trains_otherwise(name: str, corpus: Path, tmp_path: Path) -> None:
+    config = small_config(corpus, model__arch="sfsf", train__optimizer="muon", train__lr=1e-2)
+    plain = retrain(config, tmp_path / "plain", Silent()).summary()
+    with CHANGED_NETWORKS[name]():
+        changed = retrain(config, tmp_path / "changed", Silent()).summary()
+    assert changed.valid.ppl != plain.valid.ppl
+    assert changed.parameters - plain.parameters == {
+        "bigrams": bigram_parameters(config.model.d_model),
+        "gated_heads": 2 * config.model.d_model * config.model.n_heads,
+        "half_skips": 2 * config.model.d_model,
+        "smear": config.model.d_model + 1,
+    }.get(name, 0)
+    assert retrain(config, tmp_path / "after", Silent()).summary().valid == plain.valid, "the context has ended"
+
+
+def bigram_parameters(d_model: int) -> int:
+    return 10_240 * 128 + 128 * d_model
