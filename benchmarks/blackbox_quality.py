@@ -15,11 +15,11 @@ from statistics import median
 from typing import Any
 
 import harness
-from ground_truth import CONFIG, ROWS
-from search_quality import PROFILE, Truth, read_truth, table_name
+from ground_truth import CONFIG, read_table_study
+from search_quality import Paths, Truth, read_truth, table_name
 
 from parnas.architecture import Architecture
-from parnas.config.loader import Config, load_config
+from parnas.config.loader import Config
 from parnas.nas.cost import find_costs
 from parnas.studies.blackbox import (
     BlackboxTask,
@@ -70,15 +70,13 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the benchmark."""
     parser = harness.make_parser(__doc__, [])
     parser.add_argument("--config", type=Path, default=CONFIG)
-    parser.add_argument("--truth", type=Path, default=ROWS, help="the table of networks")
     parser.add_argument("--trials", type=int, nargs="+", default=TRIALS)
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parsed: Namespace = parser.parse_args(arguments)
-    config = load_config(parsed.config).replace(runtime__device=parsed.device)
-    costs = (parsed.out or harness.RESULTS) / PROFILE
-    if costs.is_file():
-        config = config.replace(search__cost__table=str(costs))
-    truth = read_truth(parsed.truth, config, find_costs(config, config.search.cost.metric, Silent()))
+    folder = harness.results_folder(parsed)
+    table_study = read_table_study(parsed.config, parsed.device, folder)
+    config, paths = table_study.config, Paths.of(parsed.config, folder)
+    truth = read_truth(paths.truth, table_study, find_costs(config, config.search.cost.metric, Silent()))
     studies = [run_study(truth, config, seed, max(parsed.trials)) for seed in range(1, 1 + parsed.seeds)]
     table = [judge(truth, studies, target, trials) for target in TARGETS for trials in parsed.trials]
     equal = config.search.steps / config.train.steps

@@ -1,35 +1,41 @@
-"""Train every network of a small search space from scratch: `python benchmarks/ground_truth.py`.
+"""Train the networks of a search space from scratch, all of them or a sample: `python benchmarks/ground_truth.py`.
 
-    python benchmarks/ground_truth.py [--workers N] [--seeds 3] [--rows FILE.csv]
+    python benchmarks/ground_truth.py [--workers N] [--seeds 3] [--config FILE.yaml]
 
 Architectures that differ only by identity layers are the same network and are trained once; the network without blocks
 is `i` in the table. Each finished training appends a row to the CSV, and a later start, here or on another machine,
 trains only what is missing: first all networks with seed 1, then with seed 2, and so on. `valid_ppl` is the perplexity
 per token of the validation split after the last step.
+
+A configuration may have a section `sample`: only that number of `networks` is trained, drawn evenly from `strata` of
+predicted latency, and only the first `repeated` of them from more than one seed.
 """
 
 import itertools
 import tempfile
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import harness
+import numpy as np
 from trainings import read_rows, require_corpus, train_missing
 
 from parnas.architecture import IDENTITY, Architecture
-from parnas.config.loader import Config, load_config
+from parnas.config.loader import Config
+from parnas.config.yaml_file import read_yaml
 from parnas.data.batching import Shuffle, TrainingBatches
 from parnas.model.transformer_xl import TransformerXL
+from parnas.nas.cost import find_costs
+from parnas.runs.resolve import read_config
 from parnas.training.optimizers import Schedule
 from parnas.training.progress import Silent
 from parnas.training.retrain import RetrainTask
 from parnas.training.session import open_session, run_task
 
 CONFIG = Path(__file__).with_suffix(".yaml")
-ROWS = harness.RESULTS / "ground_truth.csv"
 SEEDS = 3
 
 
@@ -40,6 +46,52 @@ class Row(NamedTuple):
     seed: int
     steps: int
     valid_ppl: float
+
+
+class Study(NamedTuple):
+    """The networks of a table, in the order of training."""
+
+    config: Config
+    networks: tuple[str, ...]
+    repeated: int  # number of first networks that are trained from every seed; the others from seed 1
+
+    def seeds_of(self, seeds: int) -> Iterator[tuple[str, int]]:
+        """Yield each network and seed of a table with `seeds` seeds: seed 1 for all networks first."""
+        for seed in range(1, seeds + 1):
+            for arch in self.networks if seed == 1 else self.networks[: self.repeated]:
+                yield arch, seed
+
+
+def read_table_study(path: Path, device: str, results: Path = harness.RESULTS) -> Study:
+    """Return the study of a configuration file, with the costs of its profile if the folder of results has one."""
+    sample = read_yaml(path.read_text(encoding="utf-8"), path.name).get("sample")
+    config = read_config(read_settings(path), [("runtime.device", device)])
+    if (profile := results / f"{path.stem}_profile.json").is_file():
+        config = config.replace(search__cost__table=str(profile))
+    known = networks(config.search.blocks, config.search.space)
+    if sample is None:
+        return Study(config, tuple(known), len(known))
+    per_layer = find_costs(config, config.search.cost.metric, Silent()).per_layer
+    return Study(config, draw_stratified(known, per_layer, sample["networks"], sample["strata"]), sample["repeated"])
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """Return the settings of a configuration file without the section `sample`."""
+    settings = read_yaml(path.read_text(encoding="utf-8"), path.name)
+    return {name: value for name, value in settings.items() if name != "sample"}
+
+
+def draw_stratified(known: Sequence[str], costs: Mapping[str, float], count: int, strata: int) -> tuple[str, ...]:
+    """Return `count` networks, the same number from each of `strata` intervals of cost of equal width, in turns.
+
+    An interval with too few networks gives all of them, and the others give more.
+    """
+    cost = np.array([sum(costs[letter] for letter in network) for network in known])
+    stratum = np.minimum(cost / (cost.max() * (1 + 1e-9)) * strata, strata - 1).astype(int)
+    order = np.random.default_rng(1).permutation(len(known))
+    drawn = [[known[index] for index in order if stratum[index] == number] for number in range(strata)]
+    turns = itertools.zip_longest(*drawn)
+    return tuple(itertools.islice((network for turn in turns for network in turn if network is not None), count))
 
 
 def networks(blocks: int, space: Sequence[str]) -> list[str]:
@@ -67,31 +119,24 @@ def train(config: Config, job: tuple[str, int]) -> Row:
         return Row(arch, seed, config.train.steps, run.summary().valid.ppl)
 
 
-def missing(config: Config, rows: Sequence[Row], seeds: int) -> Iterator[tuple[str, int]]:
-    """Yield the architectures and seeds without a row of the configured number of steps."""
-    done = {(row.arch, row.seed) for row in rows if row.steps == config.train.steps}
-    for seed in range(1, seeds + 1):
-        for arch in networks(config.search.blocks, config.search.space):
-            if (arch, seed) not in done:
-                yield arch, seed
-
-
-def fill(config: Config, path: Path, seeds: int, workers: int) -> None:
-    """Train the missing networks, `workers` of them at the same time, each with the configured number of threads."""
-    left = list(missing(config, read_rows(path, Row), seeds))
-    train_missing(path, config, partial(train, config), left, workers)
+def missing(study: Study, rows: Sequence[Row], seeds: int) -> list[tuple[str, int]]:
+    """Return the networks and seeds without a row of the configured number of steps."""
+    done = {(row.arch, row.seed) for row in rows if row.steps == study.config.train.steps}
+    return [job for job in study.seeds_of(seeds) if job not in done]
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the benchmark."""
     parser = harness.make_parser(__doc__, [], ["workers"])
     parser.add_argument("--config", type=Path, default=CONFIG)
-    parser.add_argument("--rows", type=Path, default=ROWS, help="the table")
     parser.add_argument("--seeds", type=int, default=SEEDS, help="networks are trained from seeds 1 to this")
     parsed: Namespace = parser.parse_args(arguments)
-    config = load_config(parsed.config).replace(runtime__device=parsed.device)
-    require_corpus(config)
-    fill(config, parsed.rows, parsed.seeds, parsed.workers)
+    folder = harness.results_folder(parsed)
+    study = read_table_study(parsed.config, parsed.device, folder)
+    require_corpus(study.config)
+    table = folder / f"{parsed.config.stem}.csv"
+    left = missing(study, read_rows(table, Row), parsed.seeds)
+    train_missing(table, study.config, partial(train, study.config), left, parsed.workers)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@
     python benchmarks/search_quality.py --search [--estimators …] [--targets none 0.65 0.8] [--seeds 5]
     python benchmarks/search_quality.py
 
-The truth is benchmarks/results/ground_truth.csv: every network of benchmarks/ground_truth.yaml, trained from scratch.
+The truth is benchmarks/results/ground_truth.csv: every network of benchmarks/ground_truth.yaml, trained from scratch;
+with `--config FILE.yaml` it is the table of that configuration, and the results carry its name.
 `--search` runs the searches of that configuration that have no row yet: each appends its string to
 search_quality.csv, and to search_scores.csv scores of every network. A later start goes on with what is missing.
 
@@ -25,19 +26,19 @@ import math
 import tempfile
 from argparse import Namespace
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any, NamedTuple
 
 import harness
-from ground_truth import CONFIG, ROWS, Row, networks
+from ground_truth import CONFIG, Row, Study, read_settings, read_table_study
 from scipy.stats import kendalltau, spearmanr
 from trainings import append_rows, read_rows, require_corpus, work_off
 
 from parnas.architecture import ATTENTION, IDENTITY, Architecture, drop_identity
-from parnas.config.loader import Config, load_config
+from parnas.config.loader import Config
 from parnas.data.streams import prepare
 from parnas.errors import ParnasError
 from parnas.model.estimators import ESTIMATORS
@@ -47,11 +48,10 @@ from parnas.nas.derive import Constraints, derive, read_pi
 from parnas.nas.latency_table import profile
 from parnas.nas.rerank import held_out, shared_weight_losses
 from parnas.nas.search import search
+from parnas.runs.resolve import read_config
 from parnas.training.loaded_run import load
 from parnas.training.progress import Silent
 
-SEARCHES, SCORES = harness.RESULTS / "search_quality.csv", harness.RESULTS / "search_scores.csv"
-PROFILE = "ground_truth_profile.json"
 NO_TARGET = "none"
 TARGETS = (NO_TARGET, "0.65", "0.8")
 SEEDS = 5
@@ -113,8 +113,8 @@ def find_jobs(config: Config, done: Sequence[Search], parsed: Namespace) -> Iter
             yield Job(estimator, NO_TARGET, seed, missing)
 
 
-def run_search(config: Config, job: Job) -> tuple[list[Search], list[Score]]:
-    """Search, derive and score every network of the space."""
+def run_search(config: Config, networks: Collection[str], job: Job) -> tuple[list[Search], list[Score]]:
+    """Search, derive and score the networks of the table."""
     aim = None if job.target == NO_TARGET else float(job.target)
     config = config.replace(search__cost__target=aim, runtime__seed=job.seed, **SEARCHES_BY[job.estimator])
     with tempfile.TemporaryDirectory(prefix="parnas-quality-") as folder:
@@ -131,6 +131,8 @@ def run_search(config: Config, job: Job) -> tuple[list[Search], list[Score]]:
     for string in itertools.product(*config.search.block_spaces):
         chance = sum(math.log(max(row[name], 1e-38)) for row, name in zip(pi, string, strict=True))
         name = table_name(string)
+        if name not in networks:
+            continue
         if name not in likeliest or chance > likeliest[name][0]:
             likeliest[name] = chance, Architecture(string)
     streams, scores = prepare(config.data), []
@@ -142,14 +144,35 @@ def run_search(config: Config, job: Job) -> tuple[list[Search], list[Score]]:
     return found, scores
 
 
-def search_missing(config: Config, parsed: Namespace) -> None:
+class Paths(NamedTuple):
+    """The files of a study."""
+
+    truth: Path
+    profile: Path
+    searches: Path
+    scores: Path
+    result: str  # name of the result
+
+    @classmethod
+    def of(cls, config: Path, folder: Path) -> "Paths":
+        """Return the paths for a configuration; those of ground_truth.yaml do not have its name."""
+        name = "" if config.stem == CONFIG.stem else f"_{config.stem}"
+        return cls(
+            folder / f"{config.stem}.csv",
+            folder / f"{config.stem}_profile.json",
+            folder / f"search_quality{name}.csv",
+            folder / f"search_scores{name}.csv",
+            f"search_quality{name}",
+        )
+
+
+def search_missing(study: Study, paths: Paths, parsed: Namespace) -> None:
     """Run what has no row yet, and append its rows."""
-    folder = parsed.out or harness.RESULTS
-    searches, scores = folder / SEARCHES.name, folder / SCORES.name
+    config, searches, scores = study.config, paths.searches, paths.scores
     prepare(config.data)  # once, not in every process
     jobs = list(find_jobs(config, read_rows(searches, Search), parsed))
     scored = {row[:3] for row in read_rows(scores, Score)}
-    for found, of in work_off(partial(run_search, config), jobs, parsed.workers):
+    for found, of in work_off(partial(run_search, config, frozenset(study.networks)), jobs, parsed.workers):
         if of[0][:3] not in scored:
             append_rows(scores, of)
         append_rows(searches, found)
@@ -162,7 +185,10 @@ def search_missing(config: Config, parsed: Namespace) -> None:
 
 
 class Truth(NamedTuple):
-    """The table of networks: log perplexity of each seed by network, and the latency of each."""
+    """The table of networks: log perplexities by network, one for each seed, and the latency of each.
+
+    All networks have the first seed; in a sample, only some have the others.
+    """
 
     losses: Mapping[str, Sequence[float]]
     costs: Costs
@@ -177,17 +203,34 @@ class Truth(NamedTuple):
 
     def single(self, seed: int) -> "Truth":
         """Return the table of one seed, by its index."""
-        return Truth({network: [of[seed]] for network, of in self.losses.items()}, self.costs)
+        return Truth({network: [of[seed]] for network, of in self.losses.items() if len(of) > seed}, self.costs)
 
     @property
     def seeds(self) -> int:
         """How many there are."""
-        return len(next(iter(self.losses.values())))
+        return max(map(len, self.losses.values()))
+
+    def repeated(self) -> list[str]:
+        """Return the networks that were trained from every seed."""
+        return [network for network, of in self.losses.items() if len(of) == self.seeds]
 
     def reliability(self, networks: Sequence[str]) -> float:
         """Mean of Kendall's tau between each two seeds: what one training says of another."""
-        columns = list(zip(*(self.losses[network] for network in networks), strict=True))
+        repeated = set(self.repeated())
+        columns = list(zip(*(self.losses[network] for network in networks if network in repeated), strict=True))
         return mean(kendalltau(*pair).statistic for pair in itertools.combinations(columns, 2))
+
+    def reliability_in_strata(self) -> float:
+        """Return the mean of `agreement_in_strata` between each two seeds."""
+        repeated = self.repeated()
+        singles = [
+            Truth({network: [self.losses[network][seed]] for network in repeated}, self.costs)
+            for seed in range(self.seeds)
+        ]
+        return mean(
+            agreement_in_strata(one, {network: -other.mean(network) for network in repeated})
+            for one, other in itertools.combinations(singles, 2)
+        )
 
     def seed_deviation(self, network: str) -> float:
         """Return the standard deviation over the seeds, in log perplexity."""
@@ -195,20 +238,22 @@ class Truth(NamedTuple):
 
     def pooled_deviation(self) -> float:
         """Pooled standard deviation over all networks: with few seeds, that of a single network is too rough."""
-        return math.sqrt(mean(self.seed_deviation(network) ** 2 for network in self.losses))
+        return math.sqrt(mean(self.seed_deviation(network) ** 2 for network in self.repeated()))
 
 
-def read_truth(path: Path, config: Config, costs: Costs) -> Truth:
-    """All networks, from the seeds that every one of them was trained from."""
-    losses: dict[int, dict[str, float]] = defaultdict(dict)
+def read_truth(path: Path, study: Study, costs: Costs) -> Truth:
+    """Return all networks of a study, from the seeds of which no training is missing."""
+    found: dict[tuple[str, int], float] = {}
     for row in read_rows(path, Row):
-        if row.steps == config.train.steps:
-            losses[row.seed][row.arch] = math.log(row.valid_ppl)
-    known = networks(config.search.blocks, config.search.space)
-    whole = [of for _, of in sorted(losses.items()) if set(of) == set(known)]
+        if row.steps == study.config.train.steps:
+            found[row.arch, row.seed] = math.log(row.valid_ppl)
+    most = max((seed for _, seed in found), default=0)
+    wanted = list(study.seeds_of(most))
+    whole = [seed for seed in range(1, most + 1) if all(job in found for job in wanted if job[1] == seed)]
     if len(whole) < 2:
         raise ParnasError(f"{path} has all networks from {len(whole)} seeds, of 2 at least; run ground_truth.py.")
-    return Truth({arch: [of[arch] for of in whole] for arch in known}, costs)
+    losses = {arch: [found[arch, seed] for seed in whole if (arch, seed) in wanted] for arch in study.networks}
+    return Truth(losses, costs)
 
 
 def subsets(truth: Truth) -> dict[str, list[str]]:
@@ -273,7 +318,7 @@ def describe_score(truth: Truth, of_seeds: Sequence[Mapping[str, float]]) -> dic
             figures["rho, all"] = median(rho for _, rho in pairs)
             singles = [truth.single(seed) for seed in range(truth.seeds)]
             figures["tau, one training"] = median(
-                mean(agreement(single, score, chosen)[0] for single in singles) for score in of_seeds
+                mean(agreement(single, score, list(single.losses))[0] for single in singles) for score in of_seeds
             )
     figures["tau, equal latency"] = median(agreement_in_strata(truth, score) for score in of_seeds)
     return figures
@@ -307,15 +352,16 @@ def derived_table(truth: Truth, searches: Sequence[Search]) -> list[dict[str, An
     return records
 
 
-def report(config: Config, parsed: Namespace) -> None:
+def report(study: Study, paths: Paths, parsed: Namespace) -> None:
     """Print and write the tables."""
-    folder = parsed.out or harness.RESULTS
+    config = study.config
     costs = find_costs(config, config.search.cost.metric, Silent())
-    truth = read_truth(parsed.truth, config, costs)
-    scores, searches = read_rows(folder / SCORES.name, Score), read_rows(folder / SEARCHES.name, Search)
-    ceiling = {title: truth.reliability(chosen) for title, chosen in subsets(truth).items()}
+    truth = read_truth(paths.truth, study, costs)
+    scores, searches = read_rows(paths.scores, Score), read_rows(paths.searches, Search)
+    ceiling = {title: truth.reliability(chosen) for title, chosen in subsets(truth).items() if chosen}
+    ceiling["equal latency"] = truth.reliability_in_strata()
     harness.print_table(
-        f"Reliability of the table: Kendall's tau between seeds, {len(truth.losses)} networks",
+        f"Reliability of the table: Kendall's tau between seeds, {len(truth.repeated())} networks",
         [{"networks": title, "tau": tau} for title, tau in ceiling.items()],
     )
     ranks, derived = rank_table(truth, scores, config), derived_table(truth, searches)
@@ -323,32 +369,31 @@ def report(config: Config, parsed: Namespace) -> None:
     harness.print_table("Derived architectures", derived)
     payload = {"ceiling": ceiling, "ranks": ranks, "derived": derived, "layer_ms": dict(costs.per_layer)}
     device = harness.choose(parsed.device, config.runtime.precision)
-    harness.write_result("search_quality", device, {"precisions": [device.precision], **payload}, parsed)
+    harness.write_result(paths.result, device, {"precisions": [device.precision], **payload}, parsed)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the benchmark."""
     parser = harness.make_parser(__doc__, [], ["workers"])
     parser.add_argument("--config", type=Path, default=CONFIG)
-    parser.add_argument("--truth", type=Path, default=ROWS, help="the table of networks")
     parser.add_argument("--profile", action="store_true", help="measure what the layers cost")
     parser.add_argument("--search", action="store_true", help="run the searches that have no row yet")
     parser.add_argument("--estimators", nargs="+", default=list(SEARCHES_BY), choices=SEARCHES_BY)
     parser.add_argument("--targets", nargs="+", default=list(TARGETS), help="shares of the latency, or none")
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parsed = parser.parse_args(arguments)
-    config = load_config(parsed.config).replace(runtime__device=parsed.device)
-    require_corpus(config)
-    costs = (parsed.out or harness.RESULTS) / PROFILE  # so that searches anywhere work with the same
-    if parsed.profile:
-        profile(config, Silent(), rounds=100).write(costs)
+    folder = harness.results_folder(parsed)
+    paths = Paths.of(parsed.config, folder)
+    if parsed.profile:  # so that searches and samples anywhere work with the same costs
+        config = read_config(read_settings(parsed.config), [("runtime.device", parsed.device)])
+        profile(config, Silent(), rounds=100).write(paths.profile)
         return
-    if costs.is_file():
-        config = config.replace(search__cost__table=str(costs))
+    study = read_table_study(parsed.config, parsed.device, folder)
+    require_corpus(study.config)
     if parsed.search:
-        search_missing(config, parsed)
+        search_missing(study, paths, parsed)
     else:
-        report(config, parsed)
+        report(study, paths, parsed)
 
 
 if __name__ == "__main__":

@@ -156,7 +156,7 @@ def predict_latencies(config: Config, variants: Sequence[Variant], reference: st
 
     The prediction adds the measured inference latencies of the layers (results of benchmarks/mixers.py).
     """
-    measured = read_json(folder / "mixers_speed-cpu.json")["layers"][0]
+    measured = read_json(folder / "mixers-cpu.json")["latency"][0]
     relative = {"s": 1.0, "i": 0.0, **{name: value for name, value in measured.items() if isinstance(value, float)}}
 
     def latency(arch: str) -> float:

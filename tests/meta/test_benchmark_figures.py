@@ -76,7 +76,7 @@ def test_a_network_is_scored_by_its_likeliest_string(corpus: Path, monkeypatch: 
     monkeypatch.setattr(search_quality, "read_pi", lambda *_: (24, pi))
     monkeypatch.setattr(search_quality, "shared_weight_losses", measure)
     job = Job("soft", NO_TARGET, 1, (NO_TARGET,))
-    _, scores = search_quality.run_search(small_config(corpus), job)
+    _, scores = search_quality.run_search(small_config(corpus), ground_truth.networks(3, "sfi"), job)
     best: dict[str, str] = {}
     for string in sorted(chances, key=chances.__getitem__):
         best["".join(string).replace("i", "") or "i"] = "".join(string)

@@ -3,13 +3,14 @@
 import itertools
 import json
 import math
+from collections import Counter
 from pathlib import Path
 
 import blackbox_quality
 import ground_truth
 import pytest
 import search_quality
-from ground_truth import Row, missing, networks
+from ground_truth import Row, Study, draw_stratified, missing, networks
 from search_quality import Job, Score, Search, Truth, agreement_in_strata, derived_table, read_truth, subsets
 from trainings import append_rows, make_tiny, read_rows, work_off
 
@@ -32,12 +33,13 @@ def test_strings_of_one_network_count_once() -> None:
 
 def test_only_missing_rows_are_trained(tmp_path: Path) -> None:
     config = load_config(ground_truth.CONFIG, ["search.blocks=2", "train.steps=9"])
-    assert list(missing(config, [], 1))[:3] == [("i", 1), ("s", 1), ("f", 1)]
+    study = Study(config, tuple(networks(2, "sfi")), 7)
+    assert missing(study, [], 1)[:3] == [("i", 1), ("s", 1), ("f", 1)]
     for row in (Row("i", 1, 9, 5.0), Row("sf", 2, 9, 4.25), Row("f", 1, 8, 3.0)):
         append_rows(tmp_path / "rows.csv", [row])
     rows = read_rows(tmp_path / "rows.csv", Row)
     assert rows[1] == Row("sf", 2, 9, 4.25)
-    left = list(missing(config, rows, 2))
+    left = missing(study, rows, 2)
     assert len(left) == 2 * 7 - 2
     assert ("f", 1) in left  # its row is of another budget
     assert ("sf", 2) not in left
@@ -63,10 +65,35 @@ def test_a_job_that_fails_does_not_cost_the_others() -> None:
 
 def test_only_seeds_of_all_networks_are_the_truth(tmp_path: Path) -> None:
     config, path = load_config(ground_truth.CONFIG, ["search.blocks=1", "train.steps=9"]), tmp_path / "rows.csv"
+    study = Study(config, ("i", "s", "f"), 3)
     append_rows(path, [Row(arch, seed, 9, 5.0) for seed in (1, 2) for arch in "isf"] + [Row("i", 3, 9, 5.0)])
-    assert read_truth(path, config, COSTS).seeds == 2
+    assert read_truth(path, study, COSTS).seeds == 2
     with pytest.raises(ParnasError, match="0 seeds, of 2"):
-        read_truth(path, config.replace(train__steps=8), COSTS)
+        read_truth(path, study._replace(config=config.replace(train__steps=8)), COSTS)
+
+
+def test_a_sample_is_even_over_latency_and_its_first_networks_have_all_seeds(tmp_path: Path) -> None:
+    known, costs = networks(6, "skfi"), {"s": 10.0, "k": 2.0, "f": 3.0, "i": 0.0}
+    drawn = draw_stratified(known, costs, 40, 8)
+    assert len(set(drawn)) == 40
+    assert set(drawn) <= set(known)
+    strata = Counter(int(sum(costs[letter] for letter in each) * 8 / 60.001) for each in drawn)
+    assert sorted(strata) == list(range(8))
+    assert max(strata.values()) <= 6
+    assert draw_stratified(known, costs, 10, 8) == drawn[:10]
+    study = Study(load_config(ground_truth.CONFIG, ["train.steps=9"]), drawn[:4], 2)
+    jobs = list(study.seeds_of(2))
+    assert jobs == [*((arch, 1) for arch in drawn[:4]), *((arch, 2) for arch in drawn[:2])]
+    append_rows(tmp_path / "rows.csv", [Row(arch, seed, 9, 5.0 + seed) for arch, seed in jobs])
+    truth = read_truth(tmp_path / "rows.csv", study, COSTS)
+    assert [len(truth.losses[arch]) for arch in drawn[:4]] == [2, 2, 1, 1]
+    assert truth.repeated() == list(drawn[:2])
+    assert set(truth.single(1).losses) == set(drawn[:2])
+
+
+def test_agreement_of_seeds_in_strata_is_counted_among_networks_of_all_seeds() -> None:
+    losses = {"sf": [1.0, 1.0], "fs": [2.0, 2.0], "ff": [3.0, 4.0], "s": [4.0, 3.0], "f": [9.0]}
+    assert Truth(losses, COSTS).reliability_in_strata() == 0  # one pair in order, the other not
 
 
 def test_a_pair_counts_in_strata_only_where_costs_are_equal() -> None:
@@ -121,32 +148,33 @@ def test_table_searches_and_report_on_a_small_text(tmp_path: Path, capsys: pytes
     text = text.replace("metric: latency", "metric: macs").replace("uniform_fraction: 0.55", "uniform_fraction: 1.0")
     config.write_text(text, encoding="utf-8")
     rows = ["--config", str(config), "--device", "cpu"]
-    ground_truth.main([*rows, "--rows", str(tmp_path / "truth.csv"), "--seeds", "2", "--workers", "1"])
-    table = read_rows(tmp_path / "truth.csv", Row)
+    rows += ["--out", str(tmp_path)]
+    ground_truth.main([*rows, "--seeds", "2", "--workers", "1"])
+    table = read_rows(tmp_path / "counted.csv", Row)
     assert len(table) == 14
     assert {row.arch for row in table} == set(networks(2, "sfi"))
     which = ["--estimators", "single_path", "uniform", "--targets", "none", "0.65", "--seeds", "1", "--workers", "1"]
     for _ in range(2):  # the second time there is nothing left to do
-        search_quality.main([*rows, "--search", *which, "--out", str(tmp_path)])
-    search_quality.main([*rows, "--profile", "--out", str(tmp_path)])
-    assert read_profile(tmp_path / search_quality.PROFILE).check is not None
-    searches = read_rows(tmp_path / "search_quality.csv", Search)
-    scores = read_rows(tmp_path / "search_scores.csv", Score)
+        search_quality.main([*rows, "--search", *which])
+    search_quality.main([*rows, "--profile"])
+    assert read_profile(tmp_path / "counted_profile.json").check is not None
+    searches = read_rows(tmp_path / "search_quality_counted.csv", Search)
+    scores = read_rows(tmp_path / "search_scores_counted.csv", Score)
     by_case = {(row.estimator, row.target): row for row in searches}
     assert set(by_case) == set(itertools.product(("single_path", "uniform"), ("none", "0.65")))
     assert len(scores) == 3 * 7, "uniform searches once for both targets"
-    within, _ = search_quality.run_search(load_config(config), Job("uniform", "0.65", 1, ("0.65",)))
+    within, _ = search_quality.run_search(load_config(config), networks(2, "sfi"), Job("uniform", "0.65", 1, ("0.65",)))
     assert within[0][:-1] == by_case["uniform", "0.65"][:-1], "as a search with that target would have derived"
     assert all(row.pi < 0 and row.inherited < 0 for row in scores)
     for row in scores:
         weight = 0.02 if row.estimator == "uniform" else 0.0  # with a penalty on the cost, pi tells no losses
         assert row.estimate == pytest.approx(row.inherited + weight * row.pi, abs=2e-5)
-    search_quality.main([*rows, "--out", str(tmp_path), "--truth", str(tmp_path / "truth.csv")])
-    result = json.loads((tmp_path / "search_quality-cpu.json").read_text())
+    search_quality.main(rows)
+    result = json.loads((tmp_path / "search_quality_counted-cpu.json").read_text())
     assert len(result["derived"]) == 2 * len(searches)
     assert {record["ranked by"] for record in result["ranks"]} >= {"parameters", "single_path: pi"}
     assert -1 <= result["ceiling"]["all"] <= 1
-    blackbox_quality.main([*rows, "--out", str(tmp_path), "--truth", str(tmp_path / "truth.csv"), "--trials", "2", "4"])
+    blackbox_quality.main([*rows, "--trials", "2", "4"])
     result = json.loads((tmp_path / "blackbox_quality-cpu.json").read_text())
     assert [(record["target"], record["trainings"]) for record in result["records"]] == [
         *((0.65, 2), (0.65, 4)),

@@ -39,7 +39,7 @@ def test_variants_are_trained_once_and_compared_by_seed(tmp_path: Path) -> None:
         variants.main(common)
     rows = read_rows(tmp_path / "study.csv", variants.Row)
     assert [row[:3] for row in rows] == [(name, 4, seed) for seed in (1, 2) for name in ("base", "other")]
-    write_json(tmp_path / "mixers_speed-cpu.json", {"layers": [{"mode": "inference", "memory": 8, "f": 0.25, "k": 0.5}]})
+    write_json(tmp_path / "mixers-cpu.json", {"latency": [{"mode": "inference", "memory": 8, "f": 0.25, "k": 0.5}]})
     variants.main([*common, "--report"])
     base, other = read_json(tmp_path / "study-cpu.json")["variants"]
     assert base["ppl"] == pytest.approx((rows[0].ppl + rows[2].ppl) / 2)
