@@ -16,11 +16,11 @@ import math
 import tempfile
 from argparse import ArgumentParser, Namespace
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from statistics import mean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import harness
 import numpy as np
@@ -207,12 +207,19 @@ def finished(study: Study) -> dict[str, list[Row]]:
 
 
 def run_latency(study: Study, rounds: int) -> None:
-    """Measure the latency of all networks in turns: of the whole, and of its blocks (less a network without any)."""
-    config = study.config
+    """Measure the latency of all networks and write it to comparison_latency.json."""
+    write_json(study.latency, measure_latencies(study.config, [each.architecture for each in study.networks()], rounds))
+
+
+def measure_latencies(config: Config, architectures: Iterable[Architecture], rounds: int) -> dict[str, Any]:
+    """Measure the inference latency of networks in turns: of the whole, and of its blocks (less one without blocks).
+
+    Returns the machine, the rounds, and under `of` by architecture the medians `whole_ms` and `stack_ms`.
+    """
     device, streams = choose_device(config.runtime), prepare(config.data)
-    architectures = {each.architecture.layers for each in study.networks()}
     torch.manual_seed(config.runtime.seed)
-    networks = share_layers([(), *sorted(architectures)], config.model, streams.header.vocab_size, device)
+    every = sorted({each.layers for each in architectures})
+    networks = share_layers([(), *every], config.model, streams.header.vocab_size, device)
     shape = config.training_shape
     tokens = streams.tokens("valid")
     calls = {layers: prepare_scoring(Candidate(model, tokens), device, shape) for layers, model in networks.items()}
@@ -225,7 +232,7 @@ def run_latency(study: Study, rounds: int) -> None:
         for layers, of in times.items()
         if layers
     }
-    write_json(study.latency, {"machine": harness.machine(device), "rounds": rounds, "of": found})
+    return {"machine": harness.machine(device), "rounds": rounds, "of": found}
 
 
 def compare_latencies(study: Study) -> list[NetworkResult]:

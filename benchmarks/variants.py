@@ -1,16 +1,18 @@
 """Train variants of a network from several seeds and compare each with the first: `python benchmarks/variants.py PLAN`.
 
-    python benchmarks/variants.py recipe                # train what is missing of benchmarks/recipe.yaml
-    python benchmarks/variants.py recipe --report       # print and write the table of the finished trainings
+    python benchmarks/variants.py hybrid --search       # one search, derived within each target of the plan
+    python benchmarks/variants.py hybrid                # train what is missing of benchmarks/hybrid.yaml
+    python benchmarks/variants.py hybrid --latency      # measure the latency of all networks of the plan in turns
+    python benchmarks/variants.py hybrid --report       # print and write the table of the finished trainings
 
 A plan is a configuration with a section of its name:
 
     seeds: [1, 2, 3]        # of every variant
     steps: [1000, 4000]     # trainings of each length
-    relative_to: sfsfsf     # optional: report predicted latency as a share of this network's
     variants:
       - {name: base}        # all others are compared with the first
       - {name: zero output, source: "arXiv …", changes: {model.norm: pre}, tried: [zero_output], seeds: [1]}
+    targets: [0.45, 0.65]   # optional: what one search derives within these shares of latency is a variant too
 
 `changes` are settings by dotted key, `tried` are names in benchmarks/tried.py and tried_layers.py. Each finished
 training appends a row to results/PLAN.csv; a later start trains what is missing.
@@ -35,14 +37,16 @@ from tried_layers import CHANGED_NETWORKS
 
 from parnas.architecture import Architecture
 from parnas.config.loader import Config
-from parnas.runs.files import read_json
+from parnas.nas.derive import Constraints, derive, read_pi
+from parnas.nas.latency_table import profile as measure_layers
+from parnas.nas.search import search
+from parnas.runs.files import read_json, write_json
 from parnas.runs.resolve import read_config, read_overrides
 from parnas.studies.baseline_comparison import paired_difference
 from parnas.training.progress import Silent
 from parnas.training.retrain import retrain
 
 ALL_TRIED = TRIED | CHANGED_NETWORKS
-CORPUS_OPTIONS = ("corpus", "workers", "report")
 
 
 class Variant(NamedTuple):
@@ -128,7 +132,7 @@ def summarise(variants: Sequence[Variant], rows: Sequence[Row], latencies: Mappi
     Args:
         variants: those of the plan.
         rows: the finished trainings.
-        latencies: predicted latency by name, as a share; empty if the plan asks for none.
+        latencies: latency of the blocks by name, as a share; empty if it was not measured.
     """
     ppl: dict[tuple[str, int], dict[int, float]] = defaultdict(dict)
     seconds: dict[tuple[str, int], list[float]] = defaultdict(list)
@@ -151,19 +155,41 @@ def summarise(variants: Sequence[Variant], rows: Sequence[Row], latencies: Mappi
     return records
 
 
-def predict_latencies(config: Config, variants: Sequence[Variant], reference: str, folder: Path) -> dict[str, float]:
-    """Return the predicted latency of each variant's blocks, as a share of the reference architecture's.
+def add_derived(variants: Sequence[Variant], plan: Mapping[str, Any], found: Path) -> list[Variant]:
+    """Return the variants and, once the search has run, those that it derived within each target."""
+    if not plan.get("targets") or not found.is_file():
+        return list(variants)
+    derived = read_json(found)["derived"]
+    return [
+        *variants,
+        *(
+            Variant(
+                f"derived within {target}", "", {"model.arch": derived[str(target)]}, (), plan["seeds"], plan["steps"]
+            )
+            for target in plan["targets"]
+        ),
+    ]
 
-    The prediction adds the measured inference latencies of the layers (results of benchmarks/mixers.py).
-    """
-    measured = read_json(folder / "mixers-cpu.json")["latency"][0]
-    relative = {"s": 1.0, "i": 0.0, **{name: value for name, value in measured.items() if isinstance(value, float)}}
 
-    def latency(arch: str) -> float:
-        return sum(relative[name] for name in Architecture.parse(arch))
+def run_search(config: Config, targets: Sequence[float], path: Path) -> None:
+    """Run one search, derive within each target, and write what it found and its seconds; delete the run folder."""
+    with tempfile.TemporaryDirectory(prefix="parnas-variants-") as folder:
+        run = search(config, Path(folder) / "run", Silent())
+        derived, by_pi = (
+            {str(target): str(derive(run, Constraints(target, rerank_top_k=n)).architecture) for target in targets}
+            for n in (None, 0)
+        )
+        seconds, (_, pi) = run.summary().seconds, read_pi(run, config)
+    write_json(path, {"seconds": seconds, "derived": derived, "by_pi": by_pi, "pi": pi})
+    print(", ".join(f"within {target}: {arch}" for target, arch in derived.items()))
 
-    archs = {each.name: str(each.changes.get("model.arch", config.model.arch)) for each in variants}
-    return {name: latency(arch) / latency(reference) for name, arch in archs.items()}
+
+def measured_shares(path: Path, architectures: Mapping[str, Architecture]) -> dict[str, float]:
+    """Return the measured latency of each variant's blocks, as a share of the slowest's; empty if not measured."""
+    if not path.is_file():
+        return {}
+    stack = {arch: times["stack_ms"] for arch, times in read_json(path)["of"].items()}
+    return {name: stack[str(arch)] / max(stack.values()) for name, arch in architectures.items() if str(arch) in stack}
 
 
 def format_record(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -181,8 +207,11 @@ def format_record(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def make_parser() -> ArgumentParser:
     """Return the parser of the arguments."""
-    parser = harness.make_parser(__doc__, ["tiny"], CORPUS_OPTIONS)
+    parser = harness.make_parser(__doc__, ["tiny"], ["corpus", "workers"])
     parser.add_argument("plan", help="name of a plan, such as recipe, or a YAML file")
+    stage = parser.add_mutually_exclusive_group()
+    for name in ("search", "latency", "report"):
+        stage.add_argument(f"--{name}", dest="stage", action="store_const", const=name, default="train")
     return parser
 
 
@@ -194,25 +223,37 @@ def main(arguments: list[str] | None = None) -> None:
     config, plan = read_study(path, parsed, comparison.TINY, {"seeds": [1, 2], "steps": [4]})
     if tiny:
         plan["variants"] = [{**each, "seeds": (), "steps": ()} for each in plan["variants"]]
-    variants = read_variants(plan)
+    require_corpus(config)
     device, folder = harness.choose(parsed.device, config.runtime.precision), harness.results_folder(parsed)
-    table = folder / f"{path.stem}.csv"
+    profile, found, latency, table = (
+        folder / f"{path.stem}{suffix}" for suffix in ("_profile.json", "_search.json", "_latency.json", ".csv")
+    )
+    if profile.is_file():
+        config = config.replace(search__cost__table=str(profile))
+    variants = add_derived(read_variants(plan), plan, found)
+    architectures = {
+        each.name: Architecture.parse(str(each.changes.get("model.arch", config.model.arch))) for each in variants
+    }
     jobs = list_jobs(variants)
-    if not parsed.report:
-        require_corpus(config)
+    if parsed.stage == "search":
+        if config.search.cost.metric == "latency":
+            measure_layers(config, Silent(), rounds=50, check=20).write(profile)
+            config = config.replace(search__cost__table=str(profile))
+        run_search(config, plan["targets"], found)
+    elif parsed.stage == "train":
         done = {row[:3] for row in read_rows(table, Row)}
         left = [job for job in jobs if job.key not in done]
         train_missing(table, config, partial(train, config), left, parsed.workers)
-        return
-    wanted = {job.key for job in jobs}
-    rows = [row for row in read_rows(table, Row) if row[:3] in wanted]
-    reference = plan.get("relative_to")
-    latencies = predict_latencies(config, variants, reference, folder) if reference else {}
-    records = summarise(variants, rows, latencies)
-    for steps in dict.fromkeys(record["steps"] for record in records):
-        of_steps = [format_record(record) for record in records if record["steps"] == steps]
-        harness.print_table(f"After {steps:,} steps", of_steps)
-    harness.write_result(path.stem, device, {"precisions": [device.precision], "variants": records}, parsed)
+    elif parsed.stage == "latency":
+        write_json(latency, comparison.measure_latencies(config, architectures.values(), 2 if tiny else 50))
+    else:
+        wanted = {job.key for job in jobs}
+        rows = [row for row in read_rows(table, Row) if row[:3] in wanted]
+        records = summarise(variants, rows, measured_shares(latency, architectures))
+        for steps in dict.fromkeys(record["steps"] for record in records):
+            of_steps = [format_record(record) for record in records if record["steps"] == steps]
+            harness.print_table(f"After {steps:,} steps", of_steps)
+        harness.write_result(path.stem, device, {"precisions": [device.precision], "variants": records}, parsed)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,9 @@ from conftest import make_corpus, small_config
 from trainings import read_rows
 from tried_layers import CHANGED_NETWORKS
 
+from parnas.architecture import Architecture
 from parnas.config.yaml_file import read_yaml
-from parnas.runs.files import read_json, write_json, write_text
+from parnas.runs.files import read_json, write_text
 from parnas.runs.resolve import read_config
 from parnas.training.progress import Silent
 from parnas.training.retrain import retrain
@@ -31,21 +32,29 @@ def test_every_variant_of_a_plan_is_valid_and_differs_from_the_first(name: str) 
 
 @pytest.mark.slow
 def test_variants_are_trained_once_and_compared_by_seed(tmp_path: Path) -> None:
-    plan = "study:\n  variants: [{name: base}, {name: other, changes: {model.arch: fs}}]\n  relative_to: sf\n"
-    write_text(tmp_path / "study.yaml", plan + "data: {}\nmodel: {arch: f}\nruntime: {threads: 1}\n")
+    plan = "study:\n  variants: [{name: base}, {name: other, changes: {model.arch: fs}}]\n  targets: [0.5]\n"
+    write_text(
+        tmp_path / "study.yaml",
+        plan + "data: {}\nsearch: {cost: {metric: macs}}\nmodel: {arch: f}\nruntime: {threads: 1}\n",
+    )
     common = [str(tmp_path / "study.yaml"), "--tiny", "--device", "cpu", "--out", str(tmp_path), "--workers", "1"]
     common += ["--corpus", str(make_corpus(tmp_path / "corpus"))]
+    variants.main([*common, "--search"])
+    searched = read_json(tmp_path / "study_search.json")
+    assert Architecture.parse(searched["derived"]["0.5"]).canonical()
+    assert len(searched["pi"]) == 4
     for _ in range(2):
         variants.main(common)
     rows = read_rows(tmp_path / "study.csv", variants.Row)
-    assert [row[:3] for row in rows] == [(name, 4, seed) for seed in (1, 2) for name in ("base", "other")]
-    write_json(tmp_path / "mixers-cpu.json", {"latency": [{"mode": "inference", "memory": 8, "f": 0.25, "k": 0.5}]})
-    variants.main([*common, "--report"])
-    base, other = read_json(tmp_path / "study-cpu.json")["variants"]
-    assert base["ppl"] == pytest.approx((rows[0].ppl + rows[2].ppl) / 2)
-    assert (base["latency"], other["latency"]) == (0.2, 1)
+    names = "base", "other", "derived within 0.5"
+    assert [row[:3] for row in rows] == [(name, 4, seed) for seed in (1, 2) for name in names]
+    for stage in ("--latency", "--report"):
+        variants.main([*common, stage])
+    base, other, _ = records = read_json(tmp_path / "study-cpu.json")["variants"]
+    assert base["ppl"] == pytest.approx((rows[0].ppl + rows[3].ppl) / 2)
+    assert max(record["latency"] for record in records) == 1
     assert "percent" not in base
-    percents = [100 * (rows[i + 1].ppl / rows[i].ppl - 1) for i in (0, 2)]
+    percents = [100 * (rows[i + 1].ppl / rows[i].ppl - 1) for i in (0, 3)]
     assert other["percent"] == pytest.approx(sum(percents) / 2)
     assert other["low"] < other["percent"] < other["high"]
     assert 0 < other["p"] < 1
