@@ -9,10 +9,14 @@ Each feature has a state of its own. With the projections [z, c, o] = x W_in + b
 Token by token this takes T steps, one after the other. But it is linear in h: the state after some tokens is a product
 of gates times the state before them, plus a sum that does not depend on that state. So the segment is cut into n chunks
 of C tokens. First all chunks are computed at once as if their states began with zero, in C steps; then the state is
-passed on from chunk to chunk, in n steps.
+passed on from chunk to chunk, in n steps. On CUDA, the kernel of flash-linear-attention (arXiv 2312.06635) runs instead
+where it is installed (the extra `cuda`): it runs token by token for each feature, without storing anything in between.
 
 Shapes: B batch, T segment, D model width, C tokens of a chunk, n chunks.
 """
+
+from collections.abc import Callable
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +48,7 @@ class GatedRecurrence(ResidualLayer):
     def forward(self, x: Tensor, memory: BlockMemory, context: Context) -> BlockOutput:  # noqa: ARG002
         """Mix the segment `x` [B, T, D] with the state of everything before it."""
         logits, candidates, outputs = self.inner(in_product_dtype(self.normed(x))).chunk(3, dim=-1)
-        states = self._scan(*_gates(logits, candidates), memory)  # [B, T, D]
+        states = scan(logits, candidates, memory)  # [B, T, D]
         gated = states.to(outputs.dtype) * F.silu(outputs)
         return BlockOutput(self.joined(x, self.outer(gated)), states[:, -1].detach())
 
@@ -54,7 +58,7 @@ class GatedRecurrence(ResidualLayer):
         with torch.no_grad():
             segment = in_product_dtype(self.normed(x))
             logits, candidates = F.linear(segment, self.inner.weight[:width], self.inner.bias[:width]).chunk(2, dim=-1)
-            return self._scan(*_gates(logits, candidates), memory)[:, -1]
+            return scan(logits, candidates, memory)[:, -1]
 
     def key_lengths(self, memory: BlockMemory) -> KeyLengths:  # noqa: ARG002
         """Return zero: no position is attended to."""
@@ -72,32 +76,58 @@ class GatedRecurrence(ResidualLayer):
         """Return the multiply-adds of the two matrices per token; the scan has no matrix product."""
         return 4.0 * self.outer.in_features * self.outer.out_features
 
-    @staticmethod
-    def _scan(gates: Tensor, inputs: Tensor, state: Tensor | None) -> Tensor:
-        """Return the states h_1 … h_T, [B, T, D], given a and (1 - a) c, [B, T, D], and the state before, [B, D]."""
-        rows, length, width = gates.shape
-        chunk = min(CHUNK, length)
-        if padding := -length % chunk:  # added tokens come last and are cut off again
-            gates, inputs = (F.pad(each, (0, 0, 0, padding)) for each in (gates, inputs))
-        a, u = (each.view(rows, -1, chunk, width).unbind(2) for each in (gates, inputs))  # C of [B, n, D]
-        # 1. All chunks at once, one token after the other: the states from a zero state, and the products of gates.
-        local, products = [u[0]], [a[0]]
-        for token in range(1, chunk):
-            local.append(a[token] * local[-1] + u[token])
-            products.append(a[token] * products[-1])
-        # 2. One chunk after the other: the states before the chunks.
-        state = torch.zeros_like(inputs[:, 0]) if state is None else state
-        before = []
-        for kept, added in zip(products[-1].unbind(1), local[-1].unbind(1), strict=True):
-            before.append(state)
-            state = kept * state + added
-        # 3. Both together: h_t = (a_1 … a_t) · state before the chunk + state from zero.
-        states = torch.stack(products, dim=2) * torch.stack(before, dim=1)[:, :, None] + torch.stack(local, dim=2)
-        return states.flatten(1, 2)[:, :length]
 
+def scan(logits: Tensor, candidates: Tensor, state: Tensor | None) -> Tensor:
+    """Return the states h_1 … h_T, [B, T, D] in float32 or float64, given z and c, [B, T, D].
 
-def _gates(logits: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a = 1 - sigmoid(z) and (1 - a) c in float32 or float64."""
+    `state` [B, D] is the state before; `None` is a state of zeros.
+    """
     dtype = fused.sum_dtype(logits.dtype)
-    update = logits.to(dtype).sigmoid()
-    return 1 - update, update * candidates.to(dtype)
+    logits, candidates = logits.to(dtype), candidates.to(dtype)
+    update = logits.sigmoid()
+    kernel = find_kernel() if logits.is_cuda and dtype == torch.float32 else None
+    if kernel is None:
+        return scan_chunks(1 - update, update * candidates, state)
+    return scan_by_kernel(kernel, logits, update * candidates, state)
+
+
+def scan_chunks(gates: Tensor, inputs: Tensor, state: Tensor | None) -> Tensor:
+    """Return the states h_1 … h_T, [B, T, D], given a and (1 - a) c, [B, T, D], and the state before, [B, D]."""
+    rows, length, width = gates.shape
+    chunk = min(CHUNK, length)
+    if padding := -length % chunk:  # added tokens come last and are cut off again
+        gates, inputs = (F.pad(each, (0, 0, 0, padding)) for each in (gates, inputs))
+    a, u = (each.view(rows, -1, chunk, width).unbind(2) for each in (gates, inputs))  # C of [B, n, D]
+    # 1. All chunks at once, one token after the other: the states from a zero state, and the products of gates.
+    local, products = [u[0]], [a[0]]
+    for token in range(1, chunk):
+        local.append(a[token] * local[-1] + u[token])
+        products.append(a[token] * products[-1])
+    # 2. One chunk after the other: the states before the chunks.
+    state = torch.zeros_like(inputs[:, 0]) if state is None else state
+    before = []
+    for kept, added in zip(products[-1].unbind(1), local[-1].unbind(1), strict=True):
+        before.append(state)
+        state = kept * state + added
+    # 3. Both together: h_t = (a_1 … a_t) · state before the chunk + state from zero.
+    states = torch.stack(products, dim=2) * torch.stack(before, dim=1)[:, :, None] + torch.stack(local, dim=2)
+    return states.flatten(1, 2)[:, :length]
+
+
+def scan_by_kernel(
+    kernel: Callable[..., tuple[Tensor, Tensor]], logits: Tensor, inputs: Tensor, state: Tensor | None
+) -> Tensor:
+    """Return the states as `scan_chunks` does, given z and (1 - a) c [B, T, D]; `kernel` is that of `find_kernel`."""
+    log_gates = F.logsigmoid(-logits)  # log a, finite where a itself would be rounded to zero
+    return kernel(inputs.contiguous(), log_gates.contiguous(), initial_state=state)[0]
+
+
+@cache
+def find_kernel() -> Callable[..., tuple[Tensor, Tensor]] | None:
+    """Return the CUDA kernel of flash-linear-attention for h_t = exp(g_t) h_{t-1} + x_t; `None` if not installed."""
+    try:
+        from fla.ops.hgrn import fused_recurrent_hgrn
+    except ImportError:
+        return None
+    kernel: Callable[..., tuple[Tensor, Tensor]] = fused_recurrent_hgrn
+    return kernel

@@ -17,6 +17,7 @@ from torch.nn.functional import sigmoid, silu
 
 from parnas.architecture import Architecture
 from parnas.config.schema import Shape
+from parnas.model import recurrence
 from parnas.model.blocks import Block
 from parnas.model.gates import PathGate
 from parnas.model.layers import Context, make_layer
@@ -85,6 +86,46 @@ def test_recurrence_equals_loops(length, norm):
         near(output.hidden, layer.joined(segment, change), 1e-9)
         near(output.memory, state, 1e-9)
         memory = output.memory
+
+
+def loop_kernel(x, g, initial_state=None):
+    """The interface of the CUDA kernel as a loop: h <- exp(g) h + x."""
+    state, states = torch.zeros_like(x[:, 0]) if initial_state is None else initial_state, []
+    for inputs, log_gate in zip(x.unbind(1), g.unbind(1), strict=True):
+        state = log_gate.exp() * state + inputs
+        states.append(state)
+    return torch.stack(states, dim=1), state
+
+
+@pytest.mark.parametrize("kernel", [loop_kernel, pytest.param(None, id="cuda")])
+@pytest.mark.parametrize("with_state", [False, True])
+def test_the_kernel_on_cuda_computes_the_states_and_gradients_of_the_scan(kernel, with_state):
+    device = "cpu"
+    if kernel is None:
+        if not torch.cuda.is_available():
+            pytest.skip("there is no GPU")
+        kernel, device = recurrence.find_kernel(), "cuda"
+        if kernel is None:
+            pytest.skip("fla-core is not installed")
+    logits, candidates = (random(2, 37, 8).float().to(device).requires_grad_() for _ in range(2))
+    state = random(2, 8).float().to(device) if with_state else None
+    update, results = logits.sigmoid(), []
+    for states in (
+        recurrence.scan_by_kernel(kernel, logits, update * candidates, state),
+        recurrence.scan_chunks(1 - update, update * candidates, state),
+    ):
+        gradients = torch.autograd.grad(states.square().sum(), (logits, candidates), retain_graph=True)
+        results.append((states, *gradients))
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_a_gate_that_is_rounded_to_zero_has_a_finite_gradient_by_the_kernel_too():
+    logits = torch.full((1, 3, 2), 200.0, requires_grad=True)
+    inputs = torch.ones(1, 3, 2)
+    states = recurrence.scan_by_kernel(loop_kernel, logits, inputs, None)
+    near(states.detach(), inputs, 1e-6)
+    assert torch.autograd.grad(states.sum(), logits)[0].isfinite().all()
 
 
 @pytest.mark.parametrize("length", [2, 3, 7, 12])
