@@ -1,0 +1,56 @@
+"""Goals are judged from result files, and the file of goals is that of the present results."""
+
+from pathlib import Path
+
+import goals
+import harness
+import pytest
+
+from parnas.runs.files import read_json, write_json
+
+RATIOS = {"s:window=64": 0.4, "k": 0.2, "r": 0.3, "f": 0.2, "g": 0.21}
+
+
+def test_the_file_of_goals_is_made_from_the_present_results() -> None:
+    made = [goal._asdict() for goal in goals.judge_all(harness.RESULTS)]
+    assert read_json(harness.RESULTS / goals.NAME) == made, "run benchmarks/goals.py"
+
+
+def test_costs_are_judged_by_precision_mode_and_memory(tmp_path: Path) -> None:
+    rows = [
+        {"precision": precision, "memory": memory, "mode": mode, "s, ms": float(memory), **RATIOS}
+        for precision, memory in (("bf16", 256), ("fp32", 256), ("bf16", 4096))
+        for mode in ("inference", "training step")
+    ]
+    rows[0]["k"] = 0.21  # bf16 inference: too slow
+    rows[4] |= {"k": 0.21 / 16, "r": 0.3 / 16, "s:window=64": 0.4 / 8}  # at 16 times the memory only the window doubles
+    kept = [{"layer": name, "1,024 tokens": 8, "16,384 tokens": 8 + 8 * (name == "r")} for name in goals.LATENCY]
+    write_json(tmp_path / "mixers-cpu.json", {"latency": rows, "generation_bytes": kept})
+    goals.main(["--out", str(tmp_path)])
+    missed = {goal["goal"]: goal["value"] for goal in read_json(tmp_path / goals.NAME) if not goal["reached"]}
+    assert missed == {
+        "inference of k in bf16: at most 0.2 of s": "0.21",
+        "latency of s:window=64 at mem_len 4,096 is that at 256": "2.00 times",
+        "bytes of r in generation do not grow to 16,384 tokens": "8 to 16",
+    }
+
+
+@pytest.mark.parametrize(
+    ("percent", "p", "latency", "reached"),
+    [(-5.5, 0.001, 0.44, True), (-4.9, 0.001, 0.44, False), (-6.0, 0.02, 0.44, False), (-6.0, 0.001, 0.46, False)],
+)
+def test_a_search_is_judged_by_difference_significance_and_latency(
+    percent: float, p: float, latency: float, reached: bool
+) -> None:
+    record = {"variant": "derived within 0.45", "steps": 9, "seeds": 5, "percent": percent, "p": p, "latency": latency}
+    (goal,) = goals.judge_search({"variants": [{"variant": "derived within 0.45", "steps": 4}, record]})
+    assert goal.reached == reached
+    assert goal.value.startswith(f"{percent:+.1f} %")
+
+
+def test_a_ranking_is_judged_by_the_reliability_and_the_counts() -> None:
+    ours = {"tau, one training": 0.7, "tau, equal latency": 0.4, "tau, all": 0.72}
+    ranks = [{"ranked by": "uniform: estimate", "target": "none", **ours}]
+    ranks += [{"ranked by": name, "target": "", "tau, all": 0.5} for name in ("parameters", "multiply-adds", "latency")]
+    result = {"ceiling": {"all": 0.8, "equal latency": 0.5}, "ranks": ranks}
+    assert [goal.reached for goal in goals.judge_ranking(result)] == [True, False, True]
