@@ -6,11 +6,14 @@ missing are left out.
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 import harness
 
+from parnas.config.schema import SearchConfig
 from parnas.runs.files import read_json, write_json
+from parnas.runs.run import PLAIN
 
 NAME = "goals.json"
 LATENCY = {"k": (0.20, 0.25), "s:window=64": (0.45, 0.5), "r": (0.45, 0.6)}
@@ -22,6 +25,24 @@ TARGETS = ("0.45", "0.65")
 SIGNIFICANT = 0.01
 RELIABLE = 0.85  # share of the reliability of the reference table
 SHAKESPEARE_BITS, SHAKESPEARE_SECONDS = 2.05, 240
+
+
+SPEED, SEARCH = "speed", "search among s, f and i"  # areas
+CEILING_SHARE = 0.9  # of the tau between two seeds: goal of a search in the space of s, f and i
+MOST_LATENCY = 0.65
+SUBSETS = {
+    "tau, all": "all networks",
+    "tau, with attention": "networks with attention",
+    "tau, attention alone": "networks of attention layers only",
+    "tau, equal latency": "networks of equal latency",
+}
+PERPLEXITIES = {
+    "wikitext2-word-cpu": (110.0, 105.0),
+    "wikitext2-word": (95.0, 91.0),
+    "wikitext2-word-gpu": (68.6, 65.8),
+}
+"""Goals of the derived network's validation and test perplexity, set before any training."""
+WORD_LEVEL = ("wikitext2-word-cpu", "wikitext2-word", "wikitext2-word-gpu", "wikitext2-pieces-cpu")
 
 
 class Goal(NamedTuple):
@@ -92,10 +113,146 @@ def judge_ranking(result: dict[str, Any]) -> Iterator[Goal]:
     yield Goal(area, goal, f"{ours['tau, all']:.2f}", ours["tau, all"] > most, command)
 
 
+def judge_search_step(result: dict[str, Any]) -> Iterator[Goal]:
+    """Yield the goals of the default estimator's step and of the baseline."""
+    command, name = "python benchmarks/search_step.py", result["default_estimator"]
+    for each in (goal for goal in result["goals"] if goal["precision"] == "bf16"):
+        step = f"step of `{name}`, {each['situation']} pi, dropout {each['dropout']}, bf16"
+        goal, ratio = f"{step}: at most {each['at most']} training steps", each["step over training"]
+        yield Goal(SPEED, goal, f"{ratio:.2f}", each["near enough"], command)
+        if each["situation"] == "uniform":
+            goal = f"{step}: at least {each['at least']:.0f} times the tokens/s of the plain mixture"
+            yield Goal(SPEED, goal, f"{each['tokens/s over baseline']:.1f}", each["fast enough"], command)
+    baseline = result["baseline"]
+    for dropout, speed in baseline["steps_per_second"].items():
+        goal = f"plain mixture, dropout {dropout}: at least {baseline['floor']:.1f} steps/s"
+        yield Goal(SPEED, goal, f"{speed:.1f}", baseline["above_floor"][dropout], command)
+
+
+def judge_train_step(result: dict[str, Any]) -> Iterator[Goal]:
+    """Yield the goals beside transformers, and relative to the peak."""
+    command = "python benchmarks/train_step.py"
+    records = {(r["size"], r["work"], r["network"], r["precision"]): r for r in result["records"]}
+    for precision, least in (("bf16", 2.0), ("fp32", 1.4)):
+        ours, theirs = (records["12 blocks", "step", name, precision] for name in ("parnas", "transformers"))
+        ratio = ours["tokens_per_second"] / theirs["tokens_per_second"]
+        goal = (
+            f"training step of 12 blocks, {precision}: at least {least} times the tokens/s of Hugging Face transformers"
+        )
+        yield Goal(SPEED, goal, f"{ratio:.2f}", ratio >= least, command)
+    share = records["WT103 base, 2 layers", "blocks", "parnas", "bf16"]["share_of_peak"]
+    goal = "blocks of the WikiText-103 base network, bf16: at least 40% of the processor's measured peak FLOP/s"
+    yield Goal(SPEED, goal, f"{share:.0%}", share >= 0.4, command)
+
+
+def judge_time_to_quality(result: dict[str, Any]) -> Iterator[Goal]:
+    """Yield the goals of search and retraining from an empty cache."""
+    target, most = result["target_bits_per_byte"], result["goal_seconds"]
+    for repetition in result["repetitions"]:
+        for name in ("search", "retrain"):
+            reached = repetition[name]["reached"]
+            goal = f"`{name}` from an empty cache to {target} bits per byte: at most {most:.0f} s"
+            value = f"{reached['seconds']:.0f} s" if reached else "never"
+            yield Goal(SPEED, goal, value, repetition["within_goal"][name], "python benchmarks/time_to_quality.py")
+
+
+def judge_data(result: dict[str, Any]) -> Iterator[Goal]:
+    """Yield the goal of encoding."""
+    share = min(value for key, value in result["encoding"].items() if key.startswith("share_of"))
+    goal = "encoding of text: at least 90% of the speed of sentencepiece alone"
+    yield Goal(SPEED, goal, f"{share:.0%}", share >= 0.9, "python benchmarks/data.py")
+
+
+def judge_profile(profile: dict[str, Any]) -> Iterator[Goal]:
+    """Yield the goal of the sum of layer latencies as a prediction."""
+    error = profile["check"]["median_error"]
+    goal = "median error of a network's latency predicted from its layers: at most 10 %"
+    yield Goal(SEARCH, goal, f"{error:.1%}", error <= 0.1, "python benchmarks/comparison.py --profile")
+
+
+def judge_comparison(result: dict[str, Any]) -> Iterator[Goal]:
+    """Yield the goals of the derived network beside the others."""
+    command, row = "python benchmarks/comparison.py", {row["network"]: row for row in result["networks"]}
+    derived, share = row["derived"]["valid ppl"], row["derived"]["stack, share of interleaved"]
+    interleaved, shallower = (row[name]["valid ppl"] for name in ("interleaved", "shallower"))
+    goal = f"latency of the derived network's blocks: at most {MOST_LATENCY} of the interleaved network's"
+    yield Goal(SEARCH, goal, f"{share:.3f}", share <= MOST_LATENCY, command)
+    random = median(each["valid ppl"] for name, each in row.items() if name.startswith("random"))
+    for name, ppl, reached in (
+        ("not above the interleaved network's", interleaved, derived <= interleaved),
+        ("below the shallower network's", shallower, derived < shallower),
+        ("below the median of random networks of its cost", random, derived < random),
+    ):
+        yield Goal(SEARCH, f"perplexity of the derived network {name}, {ppl:.2f}", f"{derived:.2f}", reached, command)
+
+
+def judge_table(result: dict[str, Any]) -> Iterator[Goal]:
+    """Yield the goals of rankings against the table of all networks of a small space."""
+    command, ranks = "python benchmarks/search_quality.py", {(r["ranked by"], r["target"]): r for r in result["ranks"]}
+    ceiling = result["ceiling"]["all"]
+    goal = "Kendall's tau between two seeds of the reference table: at least 0.8"
+    yield Goal(SEARCH, goal, f"{ceiling:.2f}", ceiling >= 0.8, "python benchmarks/ground_truth.py")
+    counts = [ranks[count, ""] for count in ("parameters", "multiply-adds")]
+    for (by, target), row in ranks.items():
+        if by != f"{SearchConfig().estimator}: estimate":
+            continue
+        search = "without a target" if target == "none" else f"with target {target}"
+        least = CEILING_SHARE * ceiling
+        goal = f"tau of a search {search}: at least {CEILING_SHARE} of that between two seeds, {least:.2f}"
+        yield Goal(SEARCH, goal, f"{row['tau, all']:.2f}", row["tau, all"] >= least, command)
+        for column, among in SUBSETS.items():
+            most = max(count[column] for count in counts)
+            goal = f"tau of a search {search}, {among}: above parameters and multiply-adds, {most:.2f}"
+            yield Goal(SEARCH, goal, f"{row[column]:.2f}", row[column] > most, command)
+    for row in result["derived"]:
+        if (row["estimator"], row["by"]) == (SearchConfig().estimator, "search and derive") and row["target"] != "none":
+            behind = row["behind the best"]
+            for key, what in (("seed deviation", "of all networks"), ("of the best", "of the best network")):
+                goal = f"derived within {row['target']}: at most the seed deviation {what}, {row[key]}, above the best"
+                reached = float(behind.removesuffix(" %")) <= float(row[key].removesuffix(" %"))
+                yield Goal(SEARCH, goal, behind, reached, command)
+
+
+def judge_compressive(result: dict[str, Any]) -> Iterator[Goal]:
+    """Yield the goal of a training step with compressed memory."""
+    goal = f"training step with compressed memory: at most {result['goal']:g} of plain memory of the same span"
+    reached = result["slowest"] <= result["goal"]
+    yield Goal("compressive memory", goal, f"{result['slowest']:.2f}", reached, "python benchmarks/compressive_step.py")
+
+
+def judge_words(result: dict[str, Any]) -> Iterator[Goal]:
+    """Yield the goals of the networks on WikiText-2."""
+    area, command = f"WikiText-2, {result['name']}", f"python benchmarks/word_level.py {result['name']}"
+    reached: dict[str, dict[str, float]] = {}
+    for split in ("valid", "test"):
+        for row in result["comparison"][split]:
+            if row["evaluation"] == PLAIN:
+                reached.setdefault(row["run"], {})[split] = row["word_ppl"]
+    derived = reached.get("derived", {})
+    for split, most in zip(("valid", "test"), PERPLEXITIES.get(result["name"], ()), strict=False):
+        if split in derived:
+            goal = f"perplexity of the derived network, {split}: at most {most:g}"
+            yield Goal(area, goal, f"{derived[split]:.2f}", derived[split] <= most, command)
+    for name in (each for each in reached if each != "derived" and derived):
+        shares = {split: 100 * (derived[split] / ppl - 1) for split, ppl in reached[name].items() if split in derived}
+        value = ", ".join(f"{share:+.1f} % ({split})" for split, share in shares.items())
+        goal = f"perplexity of the derived network below that of `{name}`"
+        yield Goal(area, goal, value, max(shares.values()) < 0, command)
+
+
 JUDGES: dict[str, Callable[[dict[str, Any]], Iterator[Goal]]] = {
     "mixers-cpu": judge_mixers,
     "hybrid-cpu": judge_search,
     "search_quality_hybrid_truth-cpu": judge_ranking,
+    "comparison_profile": judge_profile,
+    "comparison-cpu": judge_comparison,
+    "search_quality-cpu": judge_table,
+    **{f"word_level-{name}-cpu": judge_words for name in WORD_LEVEL},
+    "search_step-cpu": judge_search_step,
+    "train_step-cpu": judge_train_step,
+    "time_to_quality-cpu": judge_time_to_quality,
+    "data-cpu": judge_data,
+    "compressive_step-cpu": judge_compressive,
 }
 """By the name of the result file."""
 

@@ -189,7 +189,7 @@ def judge_step(result: dict[str, Any]) -> Iterator[str]:
     """Yield the time of a training step."""
     yield (
         f"With all functions but `most_used`, a training step with compressed memory takes at most {result['slowest']:.2f} times as "
-        f"long as with plain memory of the same span (goal: at most {result['goal']:g})."
+        f"long as with plain memory of the same span."
     )
     exempt = max(
         row["of plain, same span"]
@@ -198,7 +198,7 @@ def judge_step(result: dict[str, Any]) -> Iterator[str]:
         if row["memory"].startswith("most_used")
     )
     yield (
-        f"With `most_used`, which needs the attention weights and has no goal, a step takes at most {exempt:.2f} times as "
+        f"With `most_used`, which needs the attention weights, a step takes at most {exempt:.2f} times as "
         "long as with plain memory of the same span."
     )
 

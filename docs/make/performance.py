@@ -1,6 +1,5 @@
 """Write docs/performance.md from the result files of the benchmarks: `python docs/make/performance.py`."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +39,7 @@ which all candidates of all blocks run, in float32 and without the optimisations
 speed in an earlier measurement on another machine, scaled to this machine by the speeds of matrix products. While the plain
 mixture is slower than this goal, speeds relative to it look better than they are.
 
-{verdicts}
+{goals}
 
 ## Optimisations
 
@@ -113,7 +112,7 @@ TITLES = {
 def render() -> str:
     """Return the page."""
     results = {name: read_json(path) for name in PARTS if (path := RESULTS / f"{name}-cpu.json").is_file()}
-    parts = [INTRODUCTION.format(verdicts="\n".join(f"* {line}" for line in verdicts(results)))]
+    parts = [INTRODUCTION.format(goals=render_goals("speed"))]
     parts += [rename(render_part(name, result)) for name, result in results.items()]
     return "\n".join(parts)
 
@@ -137,80 +136,17 @@ def render_part(name: str, result: dict[str, Any]) -> str:
     return f"## {name}\n\n{source}\n\n" + "\n\n".join(tables) + "\n"
 
 
-def verdicts(results: dict[str, dict[str, Any]]) -> list[str]:
-    """Return each goal with its result."""
-    judges = {
-        "search_step": judge_search_step,
-        "train_step": judge_train_step,
-        "time_to_quality": judge_time_to_quality,
-        "data": judge_data,
-    }
-    return [line for name, judge in judges.items() if name in results for line in judge(results[name])]
+def render_goals(*areas: str) -> str:
+    """Return a table of the goals of some areas, from benchmarks/results/goals.json."""
+    goals = [goal for goal in read_json(RESULTS / "goals.json") if goal["area"] in areas]
+    lines = ["| goal | measured | |", "| --- | --- | --- |"]
+    lines += [f"| {goal['goal']} | {goal['value']} | {mark(goal['reached'])} |" for goal in goals]
+    return "\n".join(lines)
 
 
 def mark(reached: bool) -> str:
     """Return a word for the result of a goal."""
     return "reached" if reached else "**missed**"
-
-
-def judge_search_step(result: dict[str, Any]) -> Iterator[str]:
-    """Yield the results of the default estimator and of the baseline."""
-    name = result["default_estimator"]
-    for goal in result["goals"]:
-        if goal["precision"] == "bf16":
-            step, limit = goal["step over training"], goal["at most"]
-            yield (
-                f"A search step with the estimator `{name}`, {goal['situation']} pi, dropout {goal['dropout']}, bf16 takes {step:.2f} "
-                f"times as long as a training step (goal: at most {limit}, {mark(goal['near enough'])})."
-            )
-        if goal["precision"] == "bf16" and goal["situation"] == "uniform":
-            speed, least = goal["tokens/s over baseline"], goal["at least"]
-            verdict = mark(goal["fast enough"])
-            yield f"This search step processes {speed:.1f} times the tokens/s of the plain mixture (goal: at least {least:.0f}, {verdict})."
-    baseline = result["baseline"]
-    for dropout, speed in baseline["steps_per_second"].items():
-        yield (
-            f"The plain mixture, dropout {dropout}: {speed:.1f} steps/s (goal: at least {baseline['floor']:.1f}, "
-            f"{mark(baseline['above_floor'][dropout])})."
-        )
-
-
-def judge_train_step(result: dict[str, Any]) -> Iterator[str]:
-    """Yield the results beside transformers, and relative to the peak."""
-    records = {(r["size"], r["work"], r["network"], r["precision"]): r for r in result["records"]}
-    for precision, goal in (("bf16", 2.0), ("fp32", 1.4)):
-        ours, theirs = (records["12 blocks", "step", name, precision] for name in ("parnas", "transformers"))
-        ratio = ours["tokens_per_second"] / theirs["tokens_per_second"]
-        apart = ours["loss_difference"]
-        yield (
-            f"A training step of 12 blocks in {precision}: {ratio:.2f} times the tokens/s of Hugging Face transformers (goal: at least {goal}, "
-            f"{mark(ratio >= goal)}); with equal weights their losses differ by {apart:.0e} nats per token."
-        )
-    share = records["WT103 base, 2 layers", "blocks", "parnas", "bf16"]["share_of_peak"]
-    yield (
-        f"The blocks of the WikiText-103 base network in bf16 reach {share:.0%} of the processor's measured peak FLOP/s (goal: at least 40%, "
-        f"{mark(share >= 0.4)})."
-    )
-
-
-def judge_time_to_quality(result: dict[str, Any]) -> Iterator[str]:
-    """Yield the results of search and retraining."""
-    target, goal = result["target_bits_per_byte"], result["goal_seconds"]
-    for repetition in result["repetitions"]:
-        for name, phase in ((name, repetition[name]) for name in ("search", "retrain")):
-            seconds = f"{phase['reached']['seconds']:.0f} s" if phase["reached"] else "not reached"
-            verdict = mark(repetition["within_goal"][name])
-            yield (
-                f"Time of `{name}` until a validation of at most {target} bits per byte, from an empty cache: {seconds} "
-                f"(goal: at most {goal:.0f} s, {verdict}); "
-                f"{phase['end']['bits_per_byte']:.4f} bits per byte at the end."
-            )
-
-
-def judge_data(result: dict[str, Any]) -> Iterator[str]:
-    """Yield the result of encoding."""
-    shares = [value for key, value in result["encoding"].items() if key.startswith("share_of")]
-    yield f"Encoding text: {min(shares):.0%} of the speed of sentencepiece alone (goal: at least 90%, {mark(min(shares) >= 0.9)})."
 
 
 if __name__ == "__main__":

@@ -163,18 +163,21 @@ class SelfAttention(ResidualLayer):
         #    Its additional queries are cut off again, and the additional keys come after all queries that are not.
         if rest := length - first:
             blocks = -(-rest // window)
-            padding = (0, 0, 0, blocks * window - rest)
-            queries = nn.functional.pad(query[:, first:], padding).unflatten(1, (blocks, window))
             begin = before + first - window  # of the keys that the first of these blocks sees
-            by_block = nn.functional.pad(keys[:, begin:], padding).unflatten(1, (blocks + 1, window))
-            near = torch.cat([by_block[:, :-1], by_block[:, 1:]], dim=2)  # [B, blocks, 2 N, 2·H·E]
-            blockwise = self._attend_block(queries.flatten(0, 1), near.flatten(0, 1), position, context)
+            queries, near = query[:, first:], keys[:, begin:]
+            if missing := blocks * window - rest:
+                queries, near = (nn.functional.pad(each, (0, 0, 0, missing)) for each in (queries, near))
+            queries = queries.unflatten(1, (blocks, window))
+            near = near.unfold(1, 2 * window, window).movedim(-1, 2)  # [B, blocks, 2 N, 2·H·E], a view that overlaps
+            blockwise = self._attend_block(queries.flatten(0, 1), near, position, context)
             values.append(blockwise.reshape(batch, blocks * window, *blockwise.shape[2:])[:, :rest])
-        change: Tensor = self.output(torch.cat(values, dim=1).flatten(2))
+        change: Tensor = self.output(join(*values).flatten(2))
         return change
 
     def _attend_block(self, query: Tensor, keys: Tensor, position: Tensor, context: Context) -> Tensor:
         """Return the values [B, T, H, E] that queries [B, T, H·E] receive from keys and values [B, K, 2·H·E].
+
+        The dimension B of the keys may be two, as in `fused.relative_attention`.
 
         The last T keys are at the positions of the queries; `position` [N, H, E] encodes the distances N - 1 … 0, and
         keys that are farther away are masked.
@@ -183,7 +186,7 @@ class SelfAttention(ResidualLayer):
         values: Tensor = fused.relative_attention(
             self._heads(query),
             self._heads(keys.unflatten(-1, (2, -1))),
-            position[-keys.shape[1] :],
+            position[-keys.shape[-2] :],
             cast(Tensor, u),
             cast(Tensor, v),
             self.attention_dropout if self.training else 0.0,

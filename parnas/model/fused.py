@@ -65,7 +65,8 @@ def relative_attention(
 
     Args:
         query: [B, T, H, E].
-        key_value: keys and values [B, K, 2, H, E].
+        key_value: keys and values [B, K, 2, H, E]; the dimension B may be several, [B1, B2, K, 2, H, E], which need not
+            be contiguous.
         position: projected sinusoids of the distances P - 1 … 0, [P, H, E], P <= K; keys that are P or more positions
             before a query are masked.
         u: content bias [H, E].
@@ -146,7 +147,7 @@ class _RelativeAttention(torch.autograd.Function):
         `far`, `far_keys` and `step` are the fields `position`, `keys` and `step` of a `Far`.
         """
         batch, tgt_len, heads, width = query.shape
-        keys, distances, scale = key_value.shape[1], len(position), 1 / math.sqrt(width)
+        keys, distances, scale = key_value.shape[-4], len(position), 1 / math.sqrt(width)
         near_keys = keys - far_keys  # K - C
         # 1. (q + u) / √E and (q + v) / √E: scaling the queries is cheaper than scaling the [T, K] scores. Heads come
         #    before rows of the batch, so that (q + v) rᵀ is one product per head for the whole batch.
@@ -154,7 +155,7 @@ class _RelativeAttention(torch.autograd.Function):
         qu, qv = query.new_empty(2, heads, batch, tgt_len, width)
         for target, bias in ((qu, u), (qv, v)):
             torch.add(by_head, (bias * scale).to(query.dtype)[:, None, None], out=target)
-        key, value = key_value.permute(2, 3, 0, 1, 4).reshape(2, -1, keys, width)  # [H·B, K, E] each
+        key, value = key_value.movedim((-3, -2), (0, 1)).reshape(2, -1, keys, width)  # [H·B, K, E] each
         # 2. Position scores by distance; columns that no query reads become -inf, the causal mask after the shift.
         position = position.transpose(0, 1).contiguous()  # [H, P, E]
         by_distance = torch.bmm(qv.flatten(1, 2), position.mT).view(-1, tgt_len, distances)  # [H·B, T, P]
@@ -184,6 +185,7 @@ class _RelativeAttention(torch.autograd.Function):
         ctx.mark_non_differentiable(weights_by_head)
         ctx.save_for_backward(qu, qv, key, value, position, far, weights, mask)
         ctx.dropout, ctx.scale, ctx.far_keys, ctx.step = dropout, scale, far_keys, step
+        ctx.key_value_shape = key_value.shape
         return values.view(heads, batch, tgt_len, width).permute(1, 2, 0, 3), weights_by_head
 
     @staticmethod
@@ -226,6 +228,7 @@ class _RelativeAttention(torch.autograd.Function):
         d_position = torch.bmm(d_distance.mT, qv.flatten(1, 2)).transpose(0, 1)
         # Sums over all B·T rows lose digits in bf16, so they are taken in float32.
         d_u, d_v = (grads.flatten(1, 2).sum(dim=1, dtype=sum_dtype(grads.dtype)) * ctx.scale for grads in (d_qu, d_qv))
+        d_key_value = d_key_value.view(ctx.key_value_shape)
         return d_query.mul_(ctx.scale), d_key_value, d_position, d_u, d_v, None, d_far, None, None, None
 
 

@@ -19,6 +19,7 @@ PAGES = [
     "configuration",
     "performance",
     "evidence",
+    "hybrids",
     "results",
     "compressive",
     "reliability",

@@ -1,0 +1,90 @@
+"""Write docs/hybrids.md from the results of the benchmarks: `python docs/make/hybrids.py`."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from performance import RESULTS, render_goals
+
+from parnas.runs.files import read_json, write_text
+
+PAGE = Path(__file__).resolve().parents[1] / "hybrids.md"
+INTRODUCTION = """# Which mixer where?
+
+Attention is one of several layers that let the positions of a text exchange information. A gated short convolution (`k`)
+costs less than a feed-forward layer and sees a few positions; a gated recurrence (`r`) costs about as much as one and carries a
+state of constant size through the whole text; attention with a window (`s:window=N`) sees the last N positions
+([layers](layers.md)). This page shows what these layers cost, what they are worth in networks of equal latency, and what
+changes of the training recipe are worth for all networks alike.
+
+## Goals
+
+The goals were set before the measurements.
+
+{goals}
+"""
+AREAS = ("cost of layers", "search in the space hybrid", "ranking in the space hybrid")
+SECTIONS = {
+    "mixers": (
+        "What the layers cost",
+        "Latencies relative to an attention layer in the same run, in the shapes of `benchmarks/comparison.yaml` (width 256, "
+        "segment 256). *Memory* is `mem_len`. Bytes are those that one layer keeps between tokens in generation, for one text in "
+        "float32. Measured by `python benchmarks/mixers.py`",
+    ),
+    "layers": (
+        "What the layers are worth",
+        "Each network has about the latency of the first, but for the interleaved network of 12 blocks; *latency share* is "
+        "the measured latency of its blocks relative to that network's. Perplexity per piece on the validation split of WikiText-2, "
+        "differences by seed. Measured by `python benchmarks/variants.py layers`",
+    ),
+    "recipe": (
+        "What a modern recipe is worth",
+        "Each row changes one part of the recipe of `benchmarks/recipe.yaml`, for a network `skfskf`. A change that is worse after "
+        "1,000 steps from one seed was not trained further. *Seconds* are of the training on one thread beside another training. "
+        "Changes that are no settings of parnas are in `benchmarks/tried_layers.py`. Measured by "
+        "`python benchmarks/variants.py recipe`",
+    ),
+}
+"""By result: title of the section and note."""
+
+
+def render() -> str:
+    """Return the page."""
+    results = {name: read_json(path) for name in SECTIONS if (path := RESULTS / f"{name}-cpu.json").is_file()}
+    parts = [INTRODUCTION.format(goals=render_goals(*AREAS))]
+    for name, (title, note) in SECTIONS.items():
+        if name in results:
+            machine = results[name]["machine"]
+            device = f"{machine['cores']} cores of {machine['device_name']}"
+            parts.append(f"## {title}\n\n{note}, on {device}.\n\n{render_tables(name, results[name])}\n")
+    parts.append("`python docs/make/hybrids.py` writes this page from `benchmarks/results/`.\n")
+    return "\n".join(parts)
+
+
+def render_tables(name: str, result: Mapping[str, Any]) -> str:
+    """Return the tables of a result."""
+    if name != "mixers":
+        return "\n\n".join(
+            f"**{part.partition(chr(10))[0]}**\n{part.partition(chr(10))[2]}" for part in result["tables"]
+        )
+    latency = [
+        {key: f"{value:.2f}" if isinstance(value, float) else value for key, value in row.items()}
+        for row in result["latency"]
+    ]
+    kept = [
+        {key: f"{value:,}" if isinstance(value, int) else value for key, value in row.items()}
+        for row in result["generation_bytes"]
+    ]
+    return f"**Latency relative to `s`**\n\n{table(latency)}\n\n**Bytes kept in generation**\n\n{table(kept)}"
+
+
+def table(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Return rows as a table in Markdown."""
+    rows = list(rows)
+    head = list(rows[0])
+    lines = [head, ["---"] * len(head), *([str(row[key]) for key in head] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+if __name__ == "__main__":
+    write_text(PAGE, render())
