@@ -127,7 +127,9 @@ def compare(ours: Mapping[int, float], theirs: Mapping[int, float]) -> dict[str,
 
 
 def summarise(variants: Sequence[Variant], rows: Sequence[Row], latencies: Mapping[str, float]) -> list[dict[str, Any]]:
-    """Return a record for each variant and number of steps: mean perplexity, and the comparison with the first.
+    """Return a record for each variant and number of steps: mean perplexity, time, comparison with the first.
+
+    Times are those of the trainings, relative to the first variant's.
 
     Args:
         variants: those of the plan.
@@ -148,7 +150,7 @@ def summarise(variants: Sequence[Variant], rows: Sequence[Row], latencies: Mappi
                 continue
             record = {"variant": name, "source": variant.source, "steps": steps, "seeds": len(found)}
             record |= {"latency": latencies[name]} if name in latencies else {}
-            record |= {"ppl": fmean(found.values()), "seconds": fmean(seconds[name, steps])}
+            record |= {"ppl": fmean(found.values()), "time": fmean(seconds[name, steps]) / fmean(seconds[base, steps])}
             if name != base and (set(found) & set(ppl[base, steps])):
                 record |= compare(found, ppl[base, steps])
             records.append(record)
@@ -196,7 +198,8 @@ def format_record(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row of the printed table."""
     row = {"variant": record["variant"], "source": record["source"] or "–", "seeds": record["seeds"]}
     row |= {"latency share": f"{record['latency']:.2f}"} if "latency" in record else {}
-    row |= {"ppl": f"{record['ppl']:.2f}", "against the first": "–", "95 % interval": "–", "p": "–"}
+    row |= {"time": f"{record['time']:.2f}", "ppl": f"{record['ppl']:.2f}"}
+    row |= {"against the first": "–", "95 % interval": "–", "p": "–"}
     if "percent" in record:
         row["against the first"] = f"{record['percent']:+.2f} %"
         if record["p"] is not None:

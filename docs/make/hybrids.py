@@ -40,7 +40,8 @@ SECTIONS = {
     "recipe": (
         "What a modern recipe is worth",
         "Each row changes one part of the recipe of `benchmarks/recipe.yaml`, for a network `skfskf`. A change that is worse after "
-        "1,000 steps from one seed was not trained further. *Seconds* are of the training on one thread beside another training. "
+        "1,000 steps from one seed was not trained further. *Time* is that of the training relative to the first, roughly, since two "
+        "trainings shared the machine. "
         "Changes that are no settings of parnas are in `benchmarks/tried_layers.py`. Measured by "
         "`python benchmarks/variants.py recipe`",
     ),
