@@ -15,8 +15,8 @@ from statistics import median
 from typing import Any
 
 import harness
-from ground_truth import CONFIG, read_table_study
-from search_quality import Paths, Truth, read_truth, table_name
+from ground_truth import CONFIG, read_table_study, table_name
+from search_quality import Paths, Truth, read_truth
 
 from parnas.architecture import Architecture
 from parnas.config.loader import Config

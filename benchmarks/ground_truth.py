@@ -14,7 +14,7 @@ predicted latency, and only the first `repeated` of them from more than one seed
 import itertools
 import tempfile
 from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ import harness
 import numpy as np
 from trainings import read_rows, require_corpus, train_missing
 
-from parnas.architecture import IDENTITY, Architecture
+from parnas.architecture import IDENTITY, Architecture, drop_identity
 from parnas.config.loader import Config
 from parnas.config.yaml_file import read_yaml
 from parnas.data.batching import Shuffle, TrainingBatches
@@ -86,7 +86,7 @@ def draw_stratified(known: Sequence[str], costs: Mapping[str, float], count: int
 
     An interval with too few networks gives all of them, and the others give more.
     """
-    cost = np.array([sum(costs[letter] for letter in network) for network in known])
+    cost = np.array([sum(costs[layer] for layer in Architecture.parse(network)) for network in known])
     stratum = np.minimum(cost / (cost.max() * (1 + 1e-9)) * strata, strata - 1).astype(int)
     order = np.random.default_rng(1).permutation(len(known))
     drawn = [[known[index] for index in order if stratum[index] == number] for number in range(strata)]
@@ -96,9 +96,14 @@ def draw_stratified(known: Sequence[str], costs: Mapping[str, float], count: int
 
 def networks(blocks: int, space: Sequence[str]) -> list[str]:
     """Return the different networks of a space, smallest first: all architectures without identity layers."""
-    letters = [letter for letter in space if letter != IDENTITY]
+    layers = [layer for layer in space if layer != IDENTITY]
     lengths = range(0, blocks + 1) if IDENTITY in space else [blocks]
-    return ["".join(string) or IDENTITY for length in lengths for string in itertools.product(letters, repeat=length)]
+    return [table_name(chosen) for length in lengths for chosen in itertools.product(layers, repeat=length)]
+
+
+def table_name(layers: Iterable[str]) -> str:
+    """Return the string without identity, as written in the table."""
+    return str(Architecture(drop_identity(layers) or (IDENTITY,)))
 
 
 def train(config: Config, job: tuple[str, int]) -> Row:
@@ -109,13 +114,13 @@ def train(config: Config, job: tuple[str, int]) -> Row:
         with open_session(config, "retrain", Path(folder) / "run", False, Silent()) as session:
             config, data = session.config, session.config.data
             # Not by `retrain`, which refuses the network without blocks.
-            model = TransformerXL.build(config.model, Architecture(arch), session.streams.tokenizer.vocab_size)
+            model = TransformerXL.build(config.model, Architecture.parse(arch), session.streams.tokenizer.vocab_size)
             tokens = session.streams.tokens("train")
             batches = TrainingBatches(
                 tokens, data.batch_size, data.tgt_len, shuffle=Shuffle.from_config(session.config)
             )
             task = RetrainTask(session, model, batches, Schedule.of(config.train))
-            run = run_task(task, lambda: Architecture(arch))
+            run = run_task(task, lambda: Architecture.parse(arch))
         return Row(arch, seed, config.train.steps, run.summary().valid.ppl)
 
 

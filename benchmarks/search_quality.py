@@ -26,18 +26,18 @@ import math
 import tempfile
 from argparse import Namespace
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any, NamedTuple
 
 import harness
-from ground_truth import CONFIG, Row, Study, read_settings, read_table_study
+from ground_truth import CONFIG, Row, Study, read_settings, read_table_study, table_name
 from scipy.stats import kendalltau, spearmanr
 from trainings import append_rows, read_rows, require_corpus, work_off
 
-from parnas.architecture import ATTENTION, IDENTITY, Architecture, drop_identity
+from parnas.architecture import ATTENTION, Architecture
 from parnas.config.loader import Config
 from parnas.data.streams import prepare
 from parnas.errors import ParnasError
@@ -84,11 +84,6 @@ class Score(NamedTuple):
     pi: float
     inherited: float
     estimate: float
-
-
-def table_name(layers: Iterable[str]) -> str:
-    """Return the string without identity, as written in the table."""
-    return "".join(drop_identity(layers)) or IDENTITY
 
 
 class Job(NamedTuple):
@@ -199,7 +194,7 @@ class Truth(NamedTuple):
 
     def share(self, network: str) -> float:
         """Predicted latency as a share of the interleaved network's."""
-        return self.costs.share(network)
+        return self.costs.share(Architecture.parse(network))
 
     def single(self, seed: int) -> "Truth":
         """Return the table of one seed, by its index."""
@@ -262,7 +257,7 @@ def subsets(truth: Truth) -> dict[str, list[str]]:
     return {
         "all": known,
         "with attention": [network for network in known if ATTENTION in network],
-        "attention alone": [network for network in known if set(network) == {ATTENTION}],
+        "attention alone": [network for network in known if set(Architecture.parse(network)) == {ATTENTION}],
     }
 
 
@@ -297,7 +292,7 @@ def rank_table(truth: Truth, scores: Sequence[Score], config: Config) -> list[di
     }
     records = []
     for title, of in rivals.items():
-        score = {network: sum(of[layer] for layer in network) for network in truth.losses}
+        score = {network: sum(of[layer] for layer in Architecture.parse(network)) for network in truth.losses}
         records.append({"ranked by": title, "target": "", "seeds": "", **describe_score(truth, [score])})
     for estimator, target in dict.fromkeys((row.estimator, row.target) for row in scores):
         of_seeds = [found for key, found in by_search.items() if key[:2] == (estimator, target)]

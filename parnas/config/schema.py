@@ -378,6 +378,11 @@ class SearchConfig(Section):
         description="Candidate layers by name, such as s or 's:heads=2': one list for all blocks, or a list of lists, "
         "one for each block; or the name of a space: par is [s, f, i], hybrid is [s, k, f, i].",
     )
+    share_slices: bool = Field(
+        False,
+        description="Whether a candidate that is a part of another, such as s:heads=2 of s or f:d_inner=256 of f, uses "
+        "slices of its weights (weight entanglement, Chen et al. 2021, arXiv 2107.00651).",
+    )
     estimator: Literal["single_path", "gdas", "straight_through", "soft", "uniform"] = Field(
         "uniform",
         description="Gradient estimator of alpha. uniform: weights by uniform path sampling, alpha by a held-out split "

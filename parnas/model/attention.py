@@ -27,8 +27,9 @@ from torch import Tensor, nn
 
 from parnas.config.schema import ModelConfig, Reach
 from parnas.model import fused
-from parnas.model.blocks import BlockOutput, Context, ResidualLayer
+from parnas.model.blocks import Block, BlockOutput, Context, ResidualLayer
 from parnas.model.memory import BlockMemory, KeyLengths, append_memory, join
+from parnas.model.slices import SlicedLinear
 
 __all__ = ["SelfAttention", "encode_distances"]
 
@@ -62,10 +63,10 @@ class SelfAttention(ResidualLayer):
         self.window = window
         self.n_heads, self.head_width = config.n_heads, config.head_width
         inner = self.n_heads * self.head_width
-        self.query = nn.Linear(config.d_model, inner, bias=False)
-        self.key_value = nn.Linear(config.d_model, 2 * inner, bias=False)
-        self.position = nn.Linear(config.d_model, inner, bias=False)
-        self.output = nn.Linear(inner, config.d_model, bias=False)
+        self.query: nn.Linear | SlicedLinear = nn.Linear(config.d_model, inner, bias=False)
+        self.key_value: nn.Linear | SlicedLinear = nn.Linear(config.d_model, 2 * inner, bias=False)
+        self.position: nn.Linear | SlicedLinear = nn.Linear(config.d_model, inner, bias=False)
+        self.output: nn.Linear | SlicedLinear = nn.Linear(inner, config.d_model, bias=False)
         self.attention_dropout = config.attention_dropout
         self.u: nn.Parameter | None = None
         self.v: nn.Parameter | None = None
@@ -93,6 +94,24 @@ class SelfAttention(ResidualLayer):
             return BlockOutput(self.joined(x, self._attend_in_window(self.query(segment), keys, context)), new_memory)
         change, weights = self.attend(self.query(segment), keys, context, mem_len)
         return BlockOutput(self.joined(x, change), new_memory, weights=weights)
+
+    def share_weights(self, larger: Block) -> None:
+        """Use the weights of a layer that differs in its window, or the first heads of one with more heads.
+
+        A layer with fewer heads than the model keeps biases u and v of its own.
+        """
+        if not isinstance(larger, SelfAttention) or larger.head_width != self.head_width:
+            return
+        if larger.n_heads == self.n_heads:
+            for key, part in [*larger.named_children(), *larger.named_parameters(recurse=False)]:
+                setattr(self, key, part)
+            return
+        own, whole = self.n_heads * self.head_width, larger.n_heads * larger.head_width
+        self.layer_norm = larger.layer_norm
+        self.query = SlicedLinear(larger.query, [(0, own)])
+        self.key_value = SlicedLinear(larger.key_value, [(0, own), (whole, whole + own)])
+        self.position = SlicedLinear(larger.position, [(0, own)])
+        self.output = SlicedLinear(larger.output, None, [(0, own)])
 
     def skip(self, x: Tensor, memory: BlockMemory, context: Context) -> BlockMemory:
         """Return the memory that `forward` would return, without computing attention."""

@@ -74,6 +74,12 @@ class Block(nn.Module):
         """Return the memory for the next segment when a stochastic block runs another candidate instead of this one."""
         return append_memory(memory, x, context.reach.mem_len) if self.uses_memory else None
 
+    def share_weights(self, larger: "Block") -> None:
+        """Replace weights by those of a layer of the same letter, or by slices of them; by default do nothing.
+
+        A SuperNet calls it for candidates of a block, with the one that has the most weights.
+        """
+
     def prepare(self, memory: BlockMemory, reach: Reach) -> BlockMemory:  # noqa: ARG002
         """Return the memory to pass to `forward`, by default `memory` itself; called before each segment."""
         return memory

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from parnas.config.schema import ModelConfig, Reach
 from parnas.model.attention import in_product_dtype
-from parnas.model.blocks import BlockOutput, Context, ResidualLayer
+from parnas.model.blocks import Block, BlockOutput, Context, ResidualLayer
 from parnas.model.memory import BlockMemory, KeyLengths
 
 
@@ -49,6 +49,11 @@ class GatedConvolution(ResidualLayer):
             mixed = mixed + gated[:, shift : shift + length] * kernel[shift]
         # 3. Gate the result, project it and add it to the input.
         return BlockOutput(self.joined(x, self.outer(c * mixed)), self._newest(gated))
+
+    def share_weights(self, larger: Block) -> None:
+        """Use the matrices of a layer with a longer kernel; the kernels are separate."""
+        if isinstance(larger, GatedConvolution):
+            self.layer_norm, self.inner, self.outer = larger.layer_norm, larger.inner, larger.outer
 
     def skip(self, x: Tensor, memory: BlockMemory, context: Context) -> BlockMemory:  # noqa: ARG002
         """Return the memory that `forward` would return, computed from the last W - 1 positions alone."""

@@ -26,6 +26,7 @@ from parnas.model.compressive import CompressiveAttention
 from parnas.model.convolution import GatedConvolution
 from parnas.model.memory import BlockMemory
 from parnas.model.recurrence import GatedRecurrence
+from parnas.model.slices import SlicedLinear
 
 __all__ = [
     "MAKERS",
@@ -48,13 +49,19 @@ class FeedForward(ResidualLayer):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
-        self.inner = nn.Linear(config.d_model, config.d_inner)
-        self.outer = nn.Linear(config.d_inner, config.d_model)
+        self.inner: nn.Linear | SlicedLinear = nn.Linear(config.d_model, config.d_inner)
+        self.outer: nn.Linear | SlicedLinear = nn.Linear(config.d_inner, config.d_model)
 
     def transform(self, x: Tensor, memory: Tensor | None, context: Context) -> Tensor:  # noqa: ARG002
         """Return the change [B, T, D] for `x` [B, T, D], computed for each position separately."""
         result: Tensor = self.outer(self.dropout(F.relu(self.inner(x))))
         return result
+
+    def share_weights(self, larger: Block) -> None:
+        """Use the first inner features of a wider layer."""
+        if isinstance(larger, FeedForward):
+            self.layer_norm, width = larger.layer_norm, [(0, self.inner.out_features)]
+            self.inner, self.outer = SlicedLinear(larger.inner, width), SlicedLinear(larger.outer, None, width)
 
     def multiply_adds(self, tgt_len: int, reach: Reach) -> float:  # noqa: ARG002
         """Return the multiply-adds per token of the two linear maps."""
@@ -71,14 +78,22 @@ class GatedFeedForward(ResidualLayer):
     def __init__(self, config: ModelConfig, d_inner: int | None = None) -> None:
         super().__init__(config)
         width = d_inner or max(1, round(config.d_inner / 12)) * 8
-        self.inner = nn.Linear(config.d_model, 2 * width)  # G and V in one matrix
-        self.outer = nn.Linear(width, config.d_model)
+        self.inner: nn.Linear | SlicedLinear = nn.Linear(config.d_model, 2 * width)  # G and V in one matrix
+        self.outer: nn.Linear | SlicedLinear = nn.Linear(width, config.d_model)
 
     def transform(self, x: Tensor, memory: Tensor | None, context: Context) -> Tensor:  # noqa: ARG002
         """Return the change [B, T, D] for `x` [B, T, D], computed for each position separately."""
         gate, value = self.inner(x).chunk(2, dim=-1)
         result: Tensor = self.outer(self.dropout(F.silu(gate) * value))
         return result
+
+    def share_weights(self, larger: Block) -> None:
+        """Use the first inner features of a wider layer, each with its gate."""
+        if isinstance(larger, GatedFeedForward):
+            width, whole = self.outer.in_features, larger.outer.in_features
+            self.layer_norm = larger.layer_norm
+            self.inner = SlicedLinear(larger.inner, [(0, width), (whole, whole + width)])
+            self.outer = SlicedLinear(larger.outer, None, [(0, width)])
 
     def multiply_adds(self, tgt_len: int, reach: Reach) -> float:  # noqa: ARG002
         """Return the multiply-adds of the three matrices per token."""

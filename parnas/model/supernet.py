@@ -36,11 +36,11 @@ class StochasticBlock(Block):
     Alpha and gates have an entry for each name in `space`, so that alpha and gates of all blocks stack to [N, C].
     """
 
-    def __init__(self, config: ModelConfig, space: Sequence[str], names: Sequence[str]) -> None:
+    def __init__(self, config: ModelConfig, space: Sequence[str], names: Sequence[str], slices: bool = False) -> None:
         super().__init__()
         self.space = tuple(space)
         layers = {name: make_layer(name, config) for name in names}
-        _share_windows(layers)
+        _share_weights(layers, slices)
         self.candidates = nn.ModuleDict(layers)
         self.alpha = nn.Parameter(torch.zeros(len(space)))  # zero: at first all candidates are equally probable
         self.register_buffer("absent", torch.tensor([name not in layers for name in space]), persistent=False)
@@ -144,29 +144,38 @@ class StochasticBlock(Block):
         return cast(list[Block], list(self.candidates.values()))
 
 
-def _share_windows(layers: Mapping[str, Block]) -> None:
-    """Let attention layers that differ in their window only have the same weights, so that all paths train them."""
-    first: dict[LayerName, Block] = {}
+def _share_weights(layers: Mapping[str, Block], slices: bool) -> None:
+    """Let candidates of one letter share weights, so that a path trains the others' candidates too.
+
+    Attention layers that differ in their window only have the same weights. With `slices`, smaller layers use slices of
+    the largest one's (weight entanglement, arXiv 2107.00651).
+    """
+    groups: dict[LayerName, list[Block]] = {}
     for name, layer in layers.items():
         letter, options = LayerName.parse(name)
-        unlimited = LayerName(letter, tuple(option for option in options if option[0] != "window"))
-        owner = first.setdefault(unlimited, layer)
-        if owner is not layer:
-            for key, part in [*owner.named_children(), *owner.named_parameters(recurse=False)]:
-                setattr(layer, key, part)
+        kept = () if slices else tuple(option for option in options if option[0] != "window")
+        groups.setdefault(LayerName(letter, kept), []).append(layer)
+    for group in groups.values():
+        largest = max(group, key=lambda layer: sum(parameter.numel() for parameter in layer.parameters()))
+        for layer in group:
+            if layer is not largest:
+                layer.share_weights(largest)
 
 
 class SuperNet(TransformerXL):
     """A `TransformerXL` of stochastic blocks; called without gates, its blocks weight their candidates by pi.
 
     The argument `space` is `search.space`: one list of layer names for all blocks, or a list for each block. The
-    attribute `space` is the union of the lists: the order of the candidates in alpha, pi and gates.
+    attribute `space` is the union of the lists: the order of the candidates in alpha, pi and gates. `share_slices` is
+    `search.share_slices`.
     """
 
-    def __init__(self, config: ModelConfig, space: Space, blocks: int, vocab_size: int) -> None:
+    def __init__(
+        self, config: ModelConfig, space: Space, blocks: int, vocab_size: int, share_slices: bool = False
+    ) -> None:
         spaces = spread_space(space, blocks)
         union = unite(spaces)
-        super().__init__(config, [StochasticBlock(config, union, names) for names in spaces], vocab_size)
+        super().__init__(config, [StochasticBlock(config, union, names, share_slices) for names in spaces], vocab_size)
         self.space = union  # of all blocks: the candidates in alpha, pi and gates
 
     def alphas(self) -> list[nn.Parameter]:

@@ -87,7 +87,8 @@ def load(folder: str | Path, supernet_weights: bool = False, best: bool = False,
 
     def build() -> TransformerXL:
         if is_search:
-            return SuperNet(config.model, config.search.space, config.search.blocks, tokenizer.vocab_size)
+            search = config.search
+            return SuperNet(config.model, search.space, search.blocks, tokenizer.vocab_size, search.share_slices)
         return TransformerXL.build(config.model, run_architecture(config), tokenizer.vocab_size)
 
     check_size(build, checkpoint)

@@ -14,9 +14,9 @@ VARIANTS = {
 }
 
 
-def one_hot(arch):
+def one_hot(arch, space=SPACE):
     """Return gates [blocks, candidates] that choose the layers of an architecture."""
-    return F.one_hot(torch.tensor([SPACE.index(letter) for letter in arch]), len(SPACE)).float()
+    return F.one_hot(torch.tensor([space.index(layer) for layer in arch]), len(space)).float()
 
 
 def draw_gates(estimator, alpha, tau, noise=None):

@@ -25,6 +25,7 @@ from parnas.training.retrain import retrain
         (search, {"search__alpha_split": 0.3, "search__estimator": "uniform", "search__alpha_every": 2}, 23),
         (search, {"search__tau_schedule": "learnable", "search__estimator": "single_path"}, 9),
         (search, {"search__space": ("s", "s:window=5", "k", "r", "g", "i"), "search__estimator": "uniform"}, 9),
+        (search, {"search__space": ("s", "s:heads=1", "f", "f:d_inner=5", "i"), "search__share_slices": True}, 9),
         (retrain, {"model__arch": "k g r s:window=5"}, 9),
         (retrain, {"model__arch": "sff", "model__cutoffs": (5, 12), "model__norm": "pre"}, 9),
         (retrain, {"model__arch": "sf", "runtime__precision": "bf16", "runtime__threads": 2, "train__steps": 12}, 9),

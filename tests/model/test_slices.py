@@ -1,0 +1,87 @@
+"""Candidates that are slices of larger ones: the same weights, the networks taken out, and the state of a SuperNet."""
+
+import copy
+
+import pytest
+import torch
+from helpers.model_helpers import VOCABULARY, model_config, near, random_ids, randomise
+from helpers.supernet_helpers import one_hot
+from torch import nn
+
+from parnas.architecture import Architecture
+from parnas.model.layers import make_layer
+from parnas.model.slices import SlicedLinear
+from parnas.model.supernet import SuperNet
+
+SPACE = ("s", "s:heads=1", "s:window=3", "f", "f:d_inner=5", "g", "g:d_inner=3", "k", "k:width=2", "i")
+PARTS = ("s:heads=1", "f:d_inner=5", "g:d_inner=3", "k:width=2")
+
+
+def make(blocks=2, **changes):
+    return randomise(SuperNet(model_config(**changes), SPACE, blocks, VOCABULARY, share_slices=True)).eval()
+
+
+def test_a_sliced_map_has_rows_and_columns_of_the_other():
+    whole = nn.Linear(5, 6)
+    part, x = SlicedLinear(whole, [(0, 2), (3, 4)], [(1, 4)]), torch.randn(3, 3)
+    expected = x @ whole.weight[[0, 1, 3]][:, 1:4].T + whole.bias[[0, 1, 3]]
+    near(part(x), expected)
+    assert (part.in_features, part.out_features) == (3, 3)
+    assert not list(part.parameters())
+    part(x).sum().backward()
+    assert whole.bias.grad.tolist() == [3, 3, 0, 3, 0, 0]
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+@pytest.mark.parametrize("name", PARTS)
+def test_a_network_taken_out_equals_the_path_and_has_plain_weights(name, norm):
+    supernet, ids = make(norm=norm), random_ids(2, 7)
+    arch = Architecture([name, "f"])
+    network = supernet.extract(arch)
+    gates = one_hot(arch, SPACE)
+    near(network(ids).hidden, supernet(ids, gates=gates).hidden)
+    assert all(
+        isinstance(module, nn.Linear)
+        for module in network.blocks[0].children()
+        if hasattr(module, "weight") and module.weight.dim() == 2
+    )
+    fresh = make_layer(name, supernet.config)
+    assert network.blocks[0].state_dict().keys() == fresh.state_dict().keys()
+
+
+def test_the_first_heads_and_inner_features_are_those_of_the_larger_layer():
+    candidates = make().blocks[0].candidates
+    one, whole = candidates["s:heads=1"], candidates["s"]
+    keys, values = whole.key_value.weight.chunk(2)
+    near(one.key_value.weight, torch.cat([keys[:4], values[:4]]))
+    near(one.output.weight, whole.output.weight[:, :4])
+    near(candidates["f:d_inner=5"].inner.bias, candidates["f"].inner.bias[:5])
+    gates, values = candidates["g"].inner.weight.chunk(2)
+    near(candidates["g:d_inner=3"].inner.weight, torch.cat([gates[:3], values[:3]]))
+    assert candidates["k:width=2"].inner is candidates["k"].inner
+    assert candidates["k:width=2"].kernel is not candidates["k"].kernel
+    assert candidates["s:window=3"].query is whole.query
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_step_of_the_part_trains_the_larger_layer(name):
+    supernet, ids = make(1).train(), random_ids(2, 7)
+    supernet.nll(ids, ids, gates=one_hot([name], SPACE))[0].mean().backward()
+    larger = supernet.blocks[0].candidates[name[0]]
+    outer = larger.output if name[0] == "s" else larger.outer
+    touched = (outer.weight.grad.abs() > 0).any(dim=0)
+    assert touched.any()
+    assert touched.all() == (name == "k:width=2")
+
+
+def test_the_state_of_a_supernet_can_be_restored_and_copied():
+    supernet, ids = make(), random_ids(2, 7)
+    other = SuperNet(supernet.config, SPACE, 2, VOCABULARY, share_slices=True).eval()
+    other.load_state_dict(supernet.state_dict())
+    near(other(ids).hidden, supernet(ids).hidden)
+    copied = copy.deepcopy(supernet)
+    with torch.no_grad():
+        supernet.blocks[0].candidates["f"].inner.weight.zero_()
+    near(copied(ids).hidden, other(ids).hidden)
+    plain = SuperNet(supernet.config, SPACE, 2, VOCABULARY)
+    assert sum(p.numel() for p in plain.parameters()) > sum(p.numel() for p in supernet.parameters())
