@@ -58,6 +58,8 @@ SEEDS = 5
 SEARCHES_BY = {name: {"search__estimator": name} for name in ESTIMATORS}
 """What is compared: settings of searches by name. A penalty on the cost is no part of `uniform` by default."""
 SEARCHES_BY["uniform, penalised"] = {"search__estimator": "uniform", "search__cost__weight": 2.0}
+SLICES = "uniform, shared slices"  # only for spaces with candidates that are parts of others
+SEARCHES_BY[SLICES] = {"search__estimator": "uniform", "search__share_slices": True}
 STRATUM = 0.03  # networks whose predicted latency is within this share of each other cost the same
 SCORE_NAMES = ("pi", "inherited", "estimate")
 
@@ -373,7 +375,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--config", type=Path, default=CONFIG)
     parser.add_argument("--profile", action="store_true", help="measure what the layers cost")
     parser.add_argument("--search", action="store_true", help="run the searches that have no row yet")
-    parser.add_argument("--estimators", nargs="+", default=list(SEARCHES_BY), choices=SEARCHES_BY)
+    parser.add_argument(
+        "--estimators", nargs="+", default=[name for name in SEARCHES_BY if name != SLICES], choices=SEARCHES_BY
+    )
     parser.add_argument("--targets", nargs="+", default=list(TARGETS), help="shares of the latency, or none")
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parsed = parser.parse_args(arguments)
