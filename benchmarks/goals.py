@@ -83,8 +83,7 @@ def judge_mixers(result: dict[str, Any]) -> Iterator[Goal]:
 
 def judge_search(result: dict[str, Any]) -> Iterator[Goal]:
     """Yield the goals of derived networks against the interleaved network."""
-    longest = max(record["steps"] for record in result["variants"])
-    of = {record["variant"]: record for record in result["variants"] if record["steps"] == longest}
+    of = {record["variant"]: record for record in result["variants"]}
     for target in TARGETS:
         if found := of.get(f"derived within {target}"):
             value = (

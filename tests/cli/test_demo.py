@@ -23,7 +23,7 @@ def test_the_demo_ends_with_string_table_pictures_and_activation(
     out = capsys.readouterr().out
     string = Run("runs/demo/search").derivation().arch
     assert f"architecture: {string}" in out
-    for name in ("derived", "interleaved", "all-f", "bits/byte", "ms/seg."):
+    for name in ("derived", "interleaved", "alternating-6", "bits/byte", "ms/seg."):
         assert name in out
     pictures = [Path(line.removeprefix("written: ")) for line in out.splitlines() if line.endswith((".gif", ".png"))]
     assert {"pi.gif", "curves.png"} <= {path.name for path in pictures}

@@ -43,7 +43,7 @@ def test_a_search_is_judged_by_difference_significance_and_latency(
     percent: float, p: float, latency: float, reached: bool
 ) -> None:
     record = {"variant": "derived within 0.45", "steps": 9, "seeds": 5, "percent": percent, "p": p, "latency": latency}
-    (goal,) = goals.judge_search({"variants": [{"variant": "derived within 0.45", "steps": 4}, record]})
+    (goal,) = goals.judge_search({"variants": [{"variant": "derived within 0.35", "steps": 9}, record]})
     assert goal.reached == reached
     assert goal.value.startswith(f"{percent:+.1f} %")
 

@@ -16,7 +16,7 @@ from parnas.training.progress import Silent
 from parnas.training.retrain import retrain
 
 BENCHMARKS = Path(variants.__file__).parent
-PLANS = ["layers", "recipe"]
+PLANS = ["hybrid", "layers", "recipe"]
 
 
 @pytest.mark.parametrize("name", PLANS)
