@@ -129,7 +129,8 @@ def compare(ours: Mapping[int, float], theirs: Mapping[int, float]) -> dict[str,
 def summarise(variants: Sequence[Variant], rows: Sequence[Row], latencies: Mapping[str, float]) -> list[dict[str, Any]]:
     """Return a record for each variant and number of steps: mean perplexity, time, comparison with the first.
 
-    Times are those of the trainings, relative to the first variant's.
+    Times are those of the trainings, relative to the first variant's. A variant is compared where the first one was
+    trained for the same steps.
 
     Args:
         variants: those of the plan.
@@ -146,13 +147,15 @@ def summarise(variants: Sequence[Variant], rows: Sequence[Row], latencies: Mappi
     for steps in sorted({steps for variant in variants for steps in variant.steps}):
         for variant in variants:
             name, found = variant.name, ppl.get((variant.name, steps))
-            if not found or (base, steps) not in ppl:
+            if not found:
                 continue
             record = {"variant": name, "source": variant.source, "steps": steps, "seeds": len(found)}
             record |= {"latency": latencies[name]} if name in latencies else {}
-            record |= {"ppl": fmean(found.values()), "time": fmean(seconds[name, steps]) / fmean(seconds[base, steps])}
-            if name != base and (set(found) & set(ppl[base, steps])):
-                record |= compare(found, ppl[base, steps])
+            record["ppl"] = fmean(found.values())
+            if theirs := ppl.get((base, steps)):
+                record["time"] = fmean(seconds[name, steps]) / fmean(seconds[base, steps])
+                if name != base and found.keys() & theirs.keys():
+                    record |= compare(found, theirs)
             records.append(record)
     return records
 
@@ -161,16 +164,11 @@ def add_derived(variants: Sequence[Variant], plan: Mapping[str, Any], found: Pat
     """Return the variants and, once the search has run, those that it derived within each target."""
     if not plan.get("targets") or not found.is_file():
         return list(variants)
-    derived = read_json(found)["derived"]
-    return [
-        *variants,
-        *(
-            Variant(
-                f"derived within {target}", "", {"model.arch": derived[str(target)]}, (), plan["seeds"], plan["steps"]
-            )
-            for target in plan["targets"]
-        ),
+    derived = [
+        Variant(f"derived within {target}", changes={"model.arch": arch}, seeds=plan["seeds"], steps=plan["steps"])
+        for target, arch in read_json(found)["derived"].items()
     ]
+    return [*variants, *derived]
 
 
 def run_search(config: Config, targets: Sequence[float], path: Path) -> None:
@@ -198,7 +196,7 @@ def format_record(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row of the printed table."""
     row = {"variant": record["variant"], "source": record["source"] or "–", "seeds": record["seeds"]}
     row |= {"latency share": f"{record['latency']:.2f}"} if "latency" in record else {}
-    row |= {"time": f"{record['time']:.2f}", "ppl": f"{record['ppl']:.2f}"}
+    row |= {"time": f"{record['time']:.2f}" if "time" in record else "–", "ppl": f"{record['ppl']:.2f}"}
     row |= {"against the first": "–", "95 % interval": "–", "p": "–"}
     if "percent" in record:
         row["against the first"] = f"{record['percent']:+.2f} %"
