@@ -153,7 +153,7 @@ def summarise(variants: Sequence[Variant], rows: Sequence[Row], latencies: Mappi
             record |= {"latency": latencies[name]} if name in latencies else {}
             record["ppl"] = fmean(found.values())
             if theirs := ppl.get((base, steps)):
-                record["time"] = fmean(seconds[name, steps]) / fmean(seconds[base, steps])
+                record["time"] = fmean(seconds[name, steps]) / (fmean(seconds[base, steps]) or 1.0)  # 0: a tiny run
                 if name != base and found.keys() & theirs.keys():
                     record |= compare(found, theirs)
             records.append(record)
