@@ -46,6 +46,7 @@ from parnas.training.loaded_run import load
 from parnas.training.perplexity import measure_loss
 from parnas.training.progress import Silent
 from parnas.training.retrain import retrain
+from parnas.training.session import resolve_cutoffs
 
 CONFIG = Path(__file__).with_suffix(".yaml")
 LONGER = "interleaved, longer"
@@ -217,6 +218,7 @@ def measure_latencies(config: Config, architectures: Iterable[Architecture], rou
     Returns the machine, the rounds, and under `of` by architecture the medians `whole_ms` and `stack_ms`.
     """
     device, streams = choose_device(config.runtime), prepare(config.data)
+    config = resolve_cutoffs(config, streams)
     torch.manual_seed(config.runtime.seed)
     every = sorted({each.layers for each in architectures})
     networks = share_layers([(), *every], config.model, streams.header.vocab_size, device)

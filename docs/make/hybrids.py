@@ -57,9 +57,28 @@ def render() -> str:
         if name in results:
             machine = results[name]["machine"]
             device = f"{machine['cores']} cores of {machine['device_name']}"
-            parts.append(f"## {title}\n\n{note}, on {device}.\n\n{render_tables(name, results[name])}\n")
+            said = f"{describe_layers(results[name])}\n\n" if name == "layers" else ""
+            parts.append(f"## {title}\n\n{note}, on {device}.\n\n{said}{render_tables(name, results[name])}\n")
     parts.append("`python docs/make/hybrids.py` writes this page from `benchmarks/results/`.\n")
     return "\n".join(parts)
+
+
+def describe_layers(result: Mapping[str, Any]) -> str:
+    """Return what the table of layers says, in sentences."""
+    of = {record["variant"]: record for record in result["variants"]}
+    base, *others = result["variants"]
+    alone, whole = of["attention alone"], of["interleaved, 12 blocks"]
+    best = min(result["variants"], key=lambda record: record["ppl"])
+    lines = [
+        f"At about equal latency, attention and feed-forward layers alone have a perplexity {alone['percent']:.1f} % above that of "
+        f"*{base['variant']}*. The interleaved network of 12 blocks is {whole['percent']:.1f} % above it, at "
+        f"{whole['latency'] / base['latency']:.1f} times its latency.",
+        f"The lowest perplexity of the table has *{best['variant']}*"
+        + (f" ({best['percent']:+.1f} % relative to the first)." if best is not base else "."),
+    ]
+    worse = [record["variant"] for record in others if record["low"] is not None and record["low"] > 0]
+    lines.append(f"Significantly worse than the first (95 % interval above 0): {', '.join(worse)}." if worse else "")
+    return "\n".join(f"* {line}" for line in lines if line)
 
 
 def render_tables(name: str, result: Mapping[str, Any]) -> str:

@@ -187,7 +187,7 @@ class SelfAttention(ResidualLayer):
             if missing := blocks * window - rest:
                 queries, near = (nn.functional.pad(each, (0, 0, 0, missing)) for each in (queries, near))
             queries = queries.unflatten(1, (blocks, window))
-            near = near.unfold(1, 2 * window, window).movedim(-1, 2)  # [B, blocks, 2 N, 2·H·E], a view that overlaps
+            near = fused.overlapping_blocks(near, window)  # [B, blocks, 2 N, 2·H·E], a view
             blockwise = self._attend_block(queries.flatten(0, 1), near, position, context)
             values.append(blockwise.reshape(batch, blocks * window, *blockwise.shape[2:])[:, :rest])
         change: Tensor = self.output(join(*values).flatten(2))

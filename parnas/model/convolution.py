@@ -46,7 +46,7 @@ class GatedConvolution(ResidualLayer):
         kernel, length = self.kernel.to(gated.dtype), x.shape[1]
         mixed = gated[:, :length] * kernel[0]
         for shift in range(1, self.width):
-            mixed = mixed + gated[:, shift : shift + length] * kernel[shift]
+            mixed.addcmul_(gated[:, shift : shift + length], kernel[shift])
         # 3. Gate the result, project it and add it to the input.
         return BlockOutput(self.joined(x, self.outer(c * mixed)), self._newest(gated))
 

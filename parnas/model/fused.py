@@ -80,6 +80,17 @@ def relative_attention(
     return Attended(*result)
 
 
+def overlapping_blocks(x: Tensor, size: int) -> Tensor:
+    """Return each block of `size` positions with the one after it, [B, n, 2 · size, C], as a view of `x`.
+
+    `x` is [B, (n + 1) · size, C].
+
+    The gradient is that of `unfold`, without its slow sum over positions.
+    """
+    blocks: Tensor = _OverlappingBlocks.apply(x, size)  # type: ignore[no-untyped-call]
+    return blocks
+
+
 def linear_cross_entropy(
     hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, smoothing: float = 0.0
 ) -> Tensor:
@@ -257,6 +268,26 @@ def _unread_columns(tgt_len: int, device: torch.device) -> Tensor:
 def _apply_mask(weights: Tensor, mask: Tensor | None, p: float) -> Tensor:
     """Zero the weights where `mask` is 0 and divide the others by 1 - p; without a mask, return `weights` unchanged."""
     return weights if mask is None else weights * mask / (1 - p)
+
+
+class _OverlappingBlocks(torch.autograd.Function):
+    """Blocks of positions that overlap by half; see `overlapping_blocks`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, size: int) -> Tensor:
+        """Return a view of `x`."""
+        ctx.size = size
+        return x.unfold(1, 2 * size, size).movedim(-1, 2)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        """Add the gradients of the two blocks that hold a position: its own, and the one before it."""
+        first, second = grad.split(ctx.size, dim=2)  # [B, n, N, C] each
+        d_x = grad.new_empty(grad.shape[0], grad.shape[1] + 1, *first.shape[2:])
+        d_x[:, :-1], d_x[:, -1] = first, second[:, -1]
+        d_x[:, 1:-1] += second[:, :-1]
+        return d_x.flatten(1, 2), None
 
 
 class _LinearCrossEntropy(torch.autograd.Function):

@@ -127,3 +127,13 @@ def test_what_is_made_once_is_the_same_tensor_for_the_same_arguments():
     made = fused.cache_tensors(lambda size, device: torch.zeros(size, device=device))
     assert made(3, "cpu") is made(3, "cpu")
     assert made(4, "cpu").shape == (4,)
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 5])
+def test_blocks_that_overlap_are_those_of_unfold_and_so_is_their_gradient(blocks):
+    x = torch.randn(2, 3 * (blocks + 1), 4, dtype=torch.float64, requires_grad=True)
+    found, expected = fused.overlapping_blocks(x, 3), x.unfold(1, 6, 3).movedim(-1, 2)
+    assert torch.equal(found, expected)
+    weights = torch.randn_like(found)
+    ours, theirs = (torch.autograd.grad((each * weights).sum(), x)[0] for each in (found, expected))
+    torch.testing.assert_close(ours, theirs)
