@@ -150,6 +150,7 @@ def summarise(variants: Sequence[Variant], rows: Sequence[Row], latencies: Mappi
             if not found:
                 continue
             record = {"variant": name, "source": variant.source, "steps": steps, "seeds": len(found)}
+            record |= {"arch": str(arch)} if (arch := variant.changes.get("model.arch")) else {}
             record |= {"latency": latencies[name]} if name in latencies else {}
             record["ppl"] = fmean(found.values())
             if theirs := ppl.get((base, steps)):
@@ -194,7 +195,9 @@ def measured_shares(path: Path, architectures: Mapping[str, Architecture]) -> di
 
 def format_record(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row of the printed table."""
-    row = {"variant": record["variant"], "source": record["source"] or "–", "seeds": record["seeds"]}
+    row = {"variant": record["variant"]}
+    row |= {"layers": record["arch"].replace(" ", "")} if "arch" in record else {"source": record["source"] or "–"}
+    row["seeds"] = record["seeds"]
     row |= {"latency share": f"{record['latency']:.2f}"} if "latency" in record else {}
     row |= {"time": f"{record['time']:.2f}" if "time" in record else "–", "ppl": f"{record['ppl']:.2f}"}
     row |= {"against the first": "–", "95 % interval": "–", "p": "–"}

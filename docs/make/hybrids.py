@@ -77,7 +77,7 @@ def describe_layers(result: Mapping[str, Any]) -> str:
         + (f" ({best['percent']:+.1f} % relative to the first)." if best is not base else "."),
     ]
     worse = [record["variant"] for record in others if record["low"] is not None and record["low"] > 0]
-    lines.append(f"Significantly worse than the first (95 % interval above 0): {', '.join(worse)}." if worse else "")
+    lines.append(f"Significantly worse than the first (95 % interval above 0): {'; '.join(worse)}." if worse else "")
     return "\n".join(f"* {line}" for line in lines if line)
 
 
