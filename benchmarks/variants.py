@@ -227,7 +227,8 @@ def main(arguments: list[str] | None = None) -> None:
     config, plan = read_study(path, parsed, comparison.TINY, {"seeds": [1, 2], "steps": [4]})
     if tiny:
         plan["variants"] = [{**each, "seeds": (), "steps": ()} for each in plan["variants"]]
-    require_corpus(config)
+    if parsed.stage != "report":
+        require_corpus(config)
     device, folder = harness.choose(parsed.device, config.runtime.precision), harness.results_folder(parsed)
     profile, found, latency, table = (
         folder / f"{path.stem}{suffix}" for suffix in ("_profile.json", "_search.json", "_latency.json", ".csv")
