@@ -12,8 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["SlicedLinear"]
-
 Ranges = Sequence[tuple[int, int]]
 """Parts of a dimension: first index and the one after the last."""
 
