@@ -24,9 +24,6 @@ BETTER = -5.0  # per cent: perplexity of a derived network relative to the inter
 TARGETS = ("0.45", "0.65")
 SIGNIFICANT = 0.01
 RELIABLE = 0.85  # share of the reliability of the reference table
-SHAKESPEARE_BITS, SHAKESPEARE_SECONDS = 2.05, 240
-
-
 SPEED, SEARCH = "speed", "search among s, f and i"  # areas
 CEILING_SHARE = 0.9  # of the tau between two seeds: goal of a search in the space of s, f and i
 MOST_LATENCY = 0.65

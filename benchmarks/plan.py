@@ -78,7 +78,7 @@ def train(case: Case, device: Device, steps: int) -> None:
     config = case.config(device.precision)
     search = config.search
     if case.phase == "search":
-        network: TransformerXL = SuperNet(config.model, search.space, search.blocks, case.vocabulary)
+        network: TransformerXL = SuperNet.from_config(config.model, search, case.vocabulary)
     else:
         network = TransformerXL.build(config.model, Architecture.parse(config.model.arch or ""), case.vocabulary)
     weights = network.weights() if isinstance(network, SuperNet) else dict(network.named_parameters())

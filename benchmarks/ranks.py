@@ -79,7 +79,7 @@ def train(phase: str, config: Path, folder: Path, processes: int, threads: int) 
 def sent_bytes(config: Config) -> dict[str, int]:
     """Return the bytes of gradients that are averaged in a step, 4 for each weight, by phase."""
     networks = {
-        "search": SuperNet(config.model, config.search.space, config.search.blocks, harness.VOCABULARY),
+        "search": SuperNet.from_config(config.model, config.search, harness.VOCABULARY),
         "retrain": TransformerXL.build(config.model, Architecture.parse(ARCH), harness.VOCABULARY),
     }
     return {phase: 4 * sum(weight.numel() for weight in network.parameters()) for phase, network in networks.items()}

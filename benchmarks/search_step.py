@@ -112,7 +112,7 @@ def make_session(config: Config, device: Device) -> training.Session:
 def make_search(config: Config, device: Device, ids: Tokens, situation: str) -> SearchTask:
     """Return the search of a new SuperNet whose pi is fixed by the situation."""
     session = make_session(config, device)
-    model = SuperNet(config.model, config.search.space, config.search.blocks, harness.VOCABULARY)
+    model = SuperNet.from_config(config.model, config.search, harness.VOCABULARY)
     if situation == "interleaved":
         for alpha, letter in zip(model.alphas(), harness.INTERLEAVED, strict=True):
             alpha.data[config.search.candidates.index(letter)] = CERTAIN

@@ -246,4 +246,4 @@ TRIED: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "schedule_free": schedule_free,
     "weight_dropout": weight_dropout,
 }
-"""By the name that ablation.yaml gives."""
+"""By the name that ablation.yaml and the plans of benchmarks/variants.py give."""

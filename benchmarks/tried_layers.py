@@ -1,4 +1,4 @@
-"""Changes of the network that benchmarks/ablation.py tries and that are no option of parnas, as contexts.
+"""Changes of the network that benchmarks/variants.py tries and that are no option of parnas, as contexts.
 
 Inside the context `retrain` builds and trains the changed network. A context lasts for one training, which must not be
 resumed in the middle: what a network remembers besides its memory is lost between two processes.
@@ -263,4 +263,4 @@ CHANGED_NETWORKS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "value_residual": value_residual,
     "zero_output": zero_output,
 }
-"""By the name that the plans of benchmarks/ablation.py give."""
+"""By the name that the plans of benchmarks/variants.py give."""

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from parnas.architecture import Architecture, LayerName
-from parnas.config.schema import ModelConfig, Reach, Space, spread_space, unite
+from parnas.config.schema import ModelConfig, Reach, SearchConfig, Space, spread_space, unite
 from parnas.errors import ParnasError
 from parnas.model.blocks import Block, BlockOutput, Context, add_up
 from parnas.model.gates import ABSENT, PathGate, SinglePathFunction
@@ -36,11 +36,13 @@ class StochasticBlock(Block):
     Alpha and gates have an entry for each name in `space`, so that alpha and gates of all blocks stack to [N, C].
     """
 
-    def __init__(self, config: ModelConfig, space: Sequence[str], names: Sequence[str], slices: bool = False) -> None:
+    def __init__(
+        self, config: ModelConfig, space: Sequence[str], names: Sequence[str], share_slices: bool = False
+    ) -> None:
         super().__init__()
         self.space = tuple(space)
         layers = {name: make_layer(name, config) for name in names}
-        _share_weights(layers, slices)
+        _share_weights(layers, share_slices)
         self.candidates = nn.ModuleDict(layers)
         self.alpha = nn.Parameter(torch.zeros(len(space)))  # zero: at first all candidates are equally probable
         self.register_buffer("absent", torch.tensor([name not in layers for name in space]), persistent=False)
@@ -144,16 +146,16 @@ class StochasticBlock(Block):
         return cast(list[Block], list(self.candidates.values()))
 
 
-def _share_weights(layers: Mapping[str, Block], slices: bool) -> None:
+def _share_weights(layers: Mapping[str, Block], share_slices: bool) -> None:
     """Let candidates of one letter share weights, so that a path trains the others' candidates too.
 
-    Attention layers that differ in their window only have the same weights. With `slices`, smaller layers use slices of
-    the largest one's (weight entanglement, arXiv 2107.00651).
+    Attention layers that differ in their window only have the same weights. With `share_slices`, smaller layers use
+    slices of the largest one's (weight entanglement, arXiv 2107.00651).
     """
     groups: dict[LayerName, list[Block]] = {}
     for name, layer in layers.items():
         letter, options = LayerName.parse(name)
-        kept = () if slices else tuple(option for option in options if option[0] != "window")
+        kept = () if share_slices else tuple(option for option in options if option[0] != "window")
         groups.setdefault(LayerName(letter, kept), []).append(layer)
     for group in groups.values():
         largest = max(group, key=lambda layer: sum(parameter.numel() for parameter in layer.parameters()))
@@ -177,6 +179,11 @@ class SuperNet(TransformerXL):
         union = unite(spaces)
         super().__init__(config, [StochasticBlock(config, union, names, share_slices) for names in spaces], vocab_size)
         self.space = union  # of all blocks: the candidates in alpha, pi and gates
+
+    @classmethod
+    def from_config(cls, model: ModelConfig, search: SearchConfig, vocab_size: int) -> "SuperNet":
+        """Create the SuperNet of a search from the sections `model` and `search` of its configuration."""
+        return cls(model, search.space, search.blocks, vocab_size, search.share_slices)
 
     def alphas(self) -> list[nn.Parameter]:
         """Return alpha as one parameter [C] for each block: the architecture parameters."""

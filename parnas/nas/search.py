@@ -252,13 +252,7 @@ def search(config: Config, folder: Path, reporter: Reporter, resume: bool = Fals
     with open_session(config, "search", folder, resume, reporter) as session:
         config, data, streams = session.config, session.config.data, session.streams
         distributed = session.device.distributed
-        model = SuperNet(
-            config.model,
-            config.search.space,
-            config.search.blocks,
-            streams.tokenizer.vocab_size,
-            config.search.share_slices,
-        )
+        model = SuperNet.from_config(config.model, config.search, streams.tokenizer.vocab_size)
         # 1. The SuperNet and its text: one share for the weights, one held out for alpha (empty: one text for both).
         weight_tokens, arch_tokens = split_share(streams.tokens("train"), config.search.alpha_share)
         rows, shuffle = distributed.local_slice(data.batch_size), Shuffle.from_config(config)

@@ -87,8 +87,7 @@ def load(folder: str | Path, supernet_weights: bool = False, best: bool = False,
 
     def build() -> TransformerXL:
         if is_search:
-            search = config.search
-            return SuperNet(config.model, search.space, search.blocks, tokenizer.vocab_size, search.share_slices)
+            return SuperNet.from_config(config.model, config.search, tokenizer.vocab_size)
         return TransformerXL.build(config.model, run_architecture(config), tokenizer.vocab_size)
 
     check_size(build, checkpoint)

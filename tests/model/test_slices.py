@@ -14,6 +14,7 @@ from parnas.model.slices import SlicedLinear
 from parnas.model.supernet import SuperNet
 
 SPACE = ("s", "s:heads=1", "s:window=3", "f", "f:d_inner=5", "g", "g:d_inner=3", "k", "k:width=2", "i")
+WITH_MEMORY = ("c", "c:heads=1", "i")
 PARTS = ("s:heads=1", "f:d_inner=5", "g:d_inner=3", "k:width=2")
 
 
@@ -85,3 +86,15 @@ def test_the_state_of_a_supernet_can_be_restored_and_copied():
     near(copied(ids).hidden, other(ids).hidden)
     plain = SuperNet(supernet.config, SPACE, 2, VOCABULARY)
     assert sum(p.numel() for p in plain.parameters()) > sum(p.numel() for p in supernet.parameters())
+
+
+def test_compressive_attention_shares_heads_and_keeps_its_compression():
+    config = model_config(memory={"cmem_len": 2, "ratio": 3})
+    supernet = randomise(SuperNet(config, WITH_MEMORY, 2, VOCABULARY, share_slices=True)).eval()
+    arch, ids = Architecture(["c:heads=1", "c"]), random_ids(2, 24)
+    network, gates, memory, own = supernet.extract(arch), one_hot(arch, WITH_MEMORY), None, None
+    for part in ids.split(6, dim=1):
+        output, expected = supernet(part, memory, gates), network(part, own)
+        memory, own = output.memory, expected.memory
+        near(output.hidden, expected.hidden)
+    near(supernet.blocks[0].candidates["c:heads=1"].query.weight, supernet.blocks[0].candidates["c"].query.weight[:4])

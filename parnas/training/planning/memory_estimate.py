@@ -237,7 +237,7 @@ def count_search(config: Config, counts: Sequence[int], rows: int, precision: st
     """
     search, tgt_len = config.search, config.data.tgt_len
     with without_data():
-        network = SuperNet(config.model, search.space, search.blocks, len(counts), search.share_slices)
+        network = SuperNet.from_config(config.model, search, len(counts))
         if search.estimator in MIXED:
             sampled: Gates = network.alpha().softmax(dim=-1)
         else:

@@ -278,7 +278,7 @@ def flops_of(config: Config, phase: Kind, counts: Sequence[int]) -> float:
             network = TransformerXL.build(config.model, run_architecture(config), len(counts))
             return 2 * passes * network.multiply_adds(tgt_len, reach, counts)
         search = config.search
-        supernet = SuperNet(config.model, search.space, search.blocks, len(counts), search.share_slices)
+        supernet = SuperNet.from_config(config.model, search, len(counts))
     multiply_adds = supernet.multiply_adds(tgt_len, reach, counts)
     if search.estimator not in MIXED:
         for block, names in zip(supernet.blocks, search.block_spaces, strict=True):
