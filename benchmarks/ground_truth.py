@@ -64,8 +64,8 @@ class Study(NamedTuple):
 
 def read_table_study(path: Path, device: str, results: Path = harness.RESULTS) -> Study:
     """Return the study of a configuration file, with the costs of its profile if the folder of results has one."""
-    sample = read_yaml(path.read_text(encoding="utf-8"), path.name).get("sample")
-    config = read_config(read_settings(path), [("runtime.device", device)])
+    settings, sample = read_settings(path)
+    config = read_config(settings, [("runtime.device", device)])
     if (profile := results / f"{path.stem}_profile.json").is_file():
         config = config.replace(search__cost__table=str(profile))
     known = networks(config.search.blocks, config.search.space)
@@ -75,10 +75,11 @@ def read_table_study(path: Path, device: str, results: Path = harness.RESULTS) -
     return Study(config, draw_stratified(known, per_layer, sample["networks"], sample["strata"]), sample["repeated"])
 
 
-def read_settings(path: Path) -> dict[str, Any]:
-    """Return the settings of a configuration file without the section `sample`."""
+def read_settings(path: Path) -> tuple[dict[str, Any], dict[str, int] | None]:
+    """Return the settings of a configuration file and its section `sample`; `None` if it has none."""
     settings = read_yaml(path.read_text(encoding="utf-8"), path.name)
-    return {name: value for name, value in settings.items() if name != "sample"}
+    sample = settings.pop("sample", None)
+    return settings, sample
 
 
 def draw_stratified(known: Sequence[str], costs: Mapping[str, float], count: int, strata: int) -> tuple[str, ...]:

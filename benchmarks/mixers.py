@@ -1,10 +1,10 @@
 """Measure what each layer costs: `python benchmarks/mixers.py`.
 
-Three tables, each relative to attention `s` in the same run:
+In the shapes of benchmarks/comparison.yaml:
 
-* the latency of inference and of a training step, in bf16 and fp32, in the shapes of benchmarks/comparison.yaml;
-* the latency in bf16 as `mem_len` grows to 4,096 positions;
-* the bytes that each layer keeps between tokens in generation, after texts of up to 16,384 tokens.
+* latency of inference and of a training step, in bf16 and fp32, relative to attention `s` in the same run;
+* the same in bf16 for `mem_len` up to 4,096 positions;
+* bytes that each layer keeps between tokens in generation, after texts of up to 16,384 tokens.
 
 What the layers are worth is measured by `benchmarks/variants.py layers`.
 """
@@ -49,9 +49,9 @@ def measure_latency(config: Config, rounds: int, memories: Sequence[int]) -> lis
 
 
 def measure_generation_memory(config: ModelConfig, texts: Sequence[int]) -> list[dict[str, Any]]:
-    """Return the bytes that one layer keeps after each length of text, for one row in fp32.
+    """Return the bytes of memory of one layer after texts of `texts` tokens, for one row in fp32.
 
-    Attention may look back over the whole text.
+    `mem_len` is the longest of these lengths: attention sees the whole text.
     """
     config = config.model_copy(update={"mem_len": max(texts), "cutoffs": (), "proj_factor": None})
     records = []

@@ -384,7 +384,7 @@ def main(arguments: list[str] | None = None) -> None:
     folder = harness.results_folder(parsed)
     paths = Paths.of(parsed.config, folder)
     if parsed.profile:  # so that searches and samples anywhere work with the same costs
-        config = read_config(read_settings(parsed.config), [("runtime.device", parsed.device)])
+        config = read_config(read_settings(parsed.config)[0], [("runtime.device", parsed.device)])
         profile(config, Silent(), rounds=100).write(paths.profile)
         return
     study = read_table_study(parsed.config, parsed.device, folder)
