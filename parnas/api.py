@@ -149,7 +149,7 @@ def derive(
         metric: the measure of cost: "latency", "macs" or "parameters"; by default that of the search.
         limits: largest number of blocks by layer, such as {"s": 4}.
         top_k: number of most probable networks to list.
-        rerank_top_k: number of most probable networks to re-rank with the shared weights; 0 skips re-ranking.
+        rerank_top_k: number of networks that are compared with the shared weights; 0 selects by pi alone.
         out: a folder to write `arch.yaml` to, such as the run folder; by default nothing is written.
         progress: whether to show progress; see `Progress`.
 

@@ -113,8 +113,8 @@ def derive(
         int | None,
         Option(
             min=0,
-            help="Number of most probable networks to re-rank by held-out loss with the shared weights; 0: select by "
-            "pi alone; default: as in the search.",
+            help="Number of most probable networks from which an evolutionary search starts, and of networks that are "
+            "compared by held-out loss with the shared weights; 0: select by pi alone; default: as in the search.",
         ),
     ] = None,
     out: Out = None,

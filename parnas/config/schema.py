@@ -434,9 +434,15 @@ class SearchConfig(Section):
     rerank_top_k: int | None = Field(
         None,
         ge=0,
-        description="Number of most probable networks within the cost target that are re-ranked by held-out loss "
-        "with shared weights and by pi, once alpha is frozen (Guo et al. 2020, section 3.3); derive returns the best. "
-        "0: derive returns the most probable one, without re-ranking; null: 16 for uniform, else 0.",
+        description="Number of most probable networks within the cost target from which an evolutionary search starts "
+        "once alpha is frozen, and of networks that are compared by held-out loss with shared weights and by pi at its "
+        "end; derive returns the best. 0: derive returns the most probable one; null: 16 for uniform, else 0.",
+    )
+    evolution_steps: int | None = Field(
+        None,
+        ge=0,
+        description="Number of networks that the evolutionary search evaluates with shared weights (Guo et al. 2020, "
+        "section 3.4); null: 8 for each block. If rerank_top_k is 0, there is no evolutionary search.",
     )
     candidate_dropout: float = Field(
         0.0,
@@ -473,8 +479,13 @@ class SearchConfig(Section):
 
     @property
     def rerank_count(self) -> int:
-        """Number of most probable networks to re-rank: `rerank_top_k` or, if it is `None`, the estimator's default."""
+        """Number of networks to re-rank: `rerank_top_k` or, if it is `None`, the estimator's default."""
         return (16 if self.estimator == "uniform" else 0) if self.rerank_top_k is None else self.rerank_top_k
+
+    @property
+    def evolution_count(self) -> int:
+        """Steps of the evolutionary search: `evolution_steps` or, if it is `None`, 8 for each block."""
+        return 8 * self.blocks if self.evolution_steps is None else self.evolution_steps
 
     @property
     def rerank_pi_weight(self) -> float:

@@ -2,8 +2,8 @@
 
 `derive` is the algorithm. 1. Read the last pi of a search, [N, C] for N blocks and C candidates. 2. Find the k networks
 of greatest probability, prod over blocks of pi[b, c_b], within the cost target and limits (`knapsack.py`). 3. Evaluate
-them with the SuperNet's weights and rank them by loss and pi (`rerank.py`). Without a target, limits and re-ranking,
-the result is the most probable candidate of each block.
+them and similar networks with the SuperNet's weights and rank them by loss and pi (`rerank.py`). Without a target,
+limits and re-ranking, the result is the most probable candidate of each block.
 """
 
 import math
@@ -14,22 +14,23 @@ from typing import Any, cast, get_args
 
 import torch
 
-from parnas.architecture import IDENTITY, Architecture
+from parnas.architecture import IDENTITY, Architecture, drop_identity
 from parnas.config.loader import Config
+from parnas.config.schema import SearchConfig
 from parnas.config.yaml_file import to_yaml
 from parnas.data.streams import StreamHeader
-from parnas.errors import OverBudget, ParnasError
+from parnas.errors import ParnasError
 from parnas.model.transformer_xl import TransformerXL
+from parnas.nas.budget import Budget
 from parnas.nas.cost import UNITS, Costs, Metric, costs_of_run
 from parnas.nas.diagnostics import describe_collapse
-from parnas.nas.knapsack import LayerString, most_probable
-from parnas.nas.rerank import read_rerank, rerank, rescorer
+from parnas.nas.rerank import Estimate, estimate, losses_of_run, rank, read_rerank, sort_by_score
 from parnas.runs.files import write_text
 from parnas.runs.records import BlockRecord, CostRecord, DerivationRecord, RankedRecord
-from parnas.runs.run import PI, STREAMS, Run
+from parnas.runs.run import PI, RERANK, STREAMS, Run
 from parnas.training.progress import Reporter, Silent
 
-__all__ = ["BlockChoice", "Derivation", "choose", "derive", "read_constraints", "write_derivation"]
+__all__ = ["BlockChoice", "Derivation", "derive", "read_constraints", "write_derivation"]
 
 _SMALL_MARGIN = 0.1
 
@@ -42,7 +43,12 @@ class Constraints:
     metric: Metric | None = None
     limits: Mapping[str, int] = field(default_factory=dict)  # by layer name: how many blocks may have the layer
     top_k: int | None = None  # length of the ranking; None: the number of networks that are re-ranked, at least one
-    rerank_top_k: int | None = None  # number of networks to re-rank; 0: none
+    rerank_top_k: int | None = None  # as `search.rerank_top_k`; 0: by pi alone
+
+    def are_those_of(self, search: SearchConfig) -> bool:
+        """Return whether these constraints are the ones by which the search itself selects an architecture."""
+        own = {"cost_target": search.cost.target, "metric": search.cost.metric, "rerank_top_k": search.rerank_count}
+        return not self.limits and all(getattr(self, name) in (None, value) for name, value in own.items())
 
     def to_dict(self) -> dict[str, Any]:
         """Return the constraints that are given, under the names of the options of `parnas derive`."""
@@ -178,19 +184,18 @@ def derive(run: Run, constraints: Constraints | None = None, reporter: Reporter 
     # 1. Read pi, the cost target and the costs of layers.
     step, pi = read_pi(run, config)
     target, costs = _resolve_target(run, config, constraints, reporter)
-    # 2. Find the most probable networks within the constraints.
-    rerank_count = constraints.rerank_top_k
-    if rerank_count is None:  # as in the search, which re-ranks when alpha is frozen
-        rerank_count = config.search.rerank_count if step >= config.search.alpha_end_step else 0
-    chosen = choose(pi, costs, target, constraints.limits, max(constraints.top_k or 1, rerank_count))
-    rerank_count = min(rerank_count, len(chosen))
-    # 3. Re-rank the first of them by their held-out loss, which the search has stored unless constraints differ.
-    losses = read_rerank(run, step) if rerank_count else {}
-    if any(choice.layers not in losses for choice in chosen[:rerank_count]):
-        reporter.note(f"re-ranking the {rerank_count} most probable networks; set rerank_top_k to 0 to skip it")
-        loss_of = rescorer(run, reporter)
-        losses = {choice.layers: loss_of(Architecture(choice.layers)) for choice in chosen[:rerank_count]}
-    ranking = _rank(chosen, rerank_count, losses, config.search.rerank_pi_weight, costs)[: constraints.top_k]
+    budget = Budget(costs, target, constraints.limits)
+    # 2. Re-rank by held-out loss, as the search does when alpha is frozen; the search has stored its result.
+    estimates: list[Estimate] = []
+    rerank_count = config.search.rerank_count if constraints.rerank_top_k is None else constraints.rerank_top_k
+    if rerank_count and (constraints.rerank_top_k is not None or step >= config.search.alpha_end_step):
+        estimates = _stored_ranking(run, config, step, pi, budget) if constraints.are_those_of(config.search) else []
+        if not estimates:
+            reporter.note("evaluating networks with the shared weights; set rerank_top_k to 0 to skip this")
+            settings = config.replace(search__rerank_top_k=rerank_count)
+            estimates = rank(pi, budget, settings, losses_of_run(run, reporter))
+    # 3. List the most probable networks within the constraints after them.
+    ranking = _list_networks(estimates, budget, pi, constraints.top_k)
     # 4. Describe the first.
     architecture = ranking[0].architecture
     blocks = tuple(BlockChoice.from_pi(layer, block) for layer, block in zip(architecture, pi, strict=True))
@@ -200,7 +205,7 @@ def derive(run: Run, constraints: Constraints | None = None, reporter: Reporter 
         step,
         _count_parameters(run, config, architecture),
         tuple(_find_warnings(run, config, blocks, step)),
-        _describe_method(costs, target, constraints, rerank_count),
+        _describe_method(costs, target, constraints, len(estimates)),
         tuple(ranking),
         costs,
         target,
@@ -208,65 +213,43 @@ def derive(run: Run, constraints: Constraints | None = None, reporter: Reporter 
     )
 
 
-def choose(
-    pi: Sequence[Mapping[str, float]],
-    costs: Costs | None,
-    target: float | None,
-    limits: Mapping[str, int] | None = None,
-    count: int = 1,
-) -> list[LayerString]:
-    """Return the `count` most probable architectures within the cost target and limits, best first.
-
-    Args:
-        pi: for each block the probability of each candidate, by name.
-        costs: cost of each layer; `None` for no cost target.
-        target: largest cost, as a share of the interleaved network's cost; `None` for no target.
-        limits: for each layer name, the largest number of blocks that may have this layer.
-        count: number of architectures; the list is shorter if fewer exist.
-
-    Raises:
-        ParnasError: no architecture meets the target and the limits.
-    """
-    # A target is a share of the interleaved network's cost; the knapsack's budget is in the metric's own unit.
-    if target is None or costs is None:
-        free = dict.fromkeys((name for block in pi for name in block), 0.0)
-        return most_probable(pi, free if costs is None else costs.per_layer, math.inf, limits, count)
-    try:
-        return most_probable(pi, costs.per_layer, target * costs.interleaved, limits, count)
-    except OverBudget as error:
-        within = " within the limits" if limits else ""
-        # Rounded up, so that the target given in the message is met.
-        least = math.ceil(1000 * error.cheapest / costs.interleaved) / 1000
+def _stored_ranking(
+    run: Run, config: Config, step: int, pi: Sequence[Mapping[str, float]], budget: Budget
+) -> list[Estimate]:
+    """Return the networks that the search has re-ranked, best first; empty if it has stored none until `step`."""
+    stored = read_rerank(run, step)
+    if any(
+        len(layers) != len(pi) or any(not block.get(name) for name, block in zip(layers, pi, strict=True))
+        for layers in stored
+    ):
         raise ParnasError(
-            f"No network{within} costs at most {target:g} of the interleaved network's {costs.metric}; set the "
-            f"cost target, search.cost.target or cost_target (--cost-target), to {least:g} or more."
-        ) from error
+            f"{run.folder / RERANK} has a network that is not in the search space; restore the file or delete it."
+        )
+    return sort_by_score(estimate(budget.describe(layers, pi), loss, config.search) for layers, loss in stored.items())
 
 
-def _rank(
-    chosen: Sequence[LayerString],
-    rerank_count: int,
-    losses: Mapping[tuple[str, ...], float],
-    rerank_pi_weight: float,
-    costs: Costs | None,
+def _list_networks(
+    estimates: Sequence[Estimate], budget: Budget, pi: Sequence[Mapping[str, float]], top_k: int | None
 ) -> list[Ranked]:
-    """Return the ranking of the architectures `chosen`, which are sorted by probability.
+    """Return the ranking: the re-ranked networks, then the most probable others, up to `top_k` in all.
 
-    The first `rerank_count` are sorted by re-ranking score, computed from their `losses`; the rest follow as given.
+    By default, return the re-ranked networks, or the most probable one if there are none.
     """
-    first = chosen[:rerank_count]
-    reranked = rerank(first, [losses[choice.layers] for choice in first], rerank_pi_weight)
-    others = [(choice, None, None) for choice in chosen[rerank_count:]]
+    count = max(1, len(estimates)) if top_k is None else top_k
+    probable = budget.most_probable(pi, count)
+    known = {drop_identity(each.choice.layers) for each in estimates}
+    others = [(choice, None, None) for choice in probable if drop_identity(choice.layers) not in known]
+    best = probable[0].log_probability
     return [
         Ranked(
             Architecture(choice.layers),
             math.exp(choice.log_probability),
-            chosen[0].log_probability - choice.log_probability,
-            None if costs is None else costs.share(choice.layers),
+            best - choice.log_probability,
+            None if budget.costs is None else budget.costs.share(choice.layers),
             loss,
-            estimate,
+            score,
         )
-        for choice, loss, estimate in [*reranked, *others]
+        for choice, loss, score in [*estimates, *others][:count]
     ]
 
 
@@ -319,14 +302,14 @@ def _find_warnings(run: Run, config: Config, blocks: Sequence[BlockChoice], step
     return warnings
 
 
-def _describe_method(costs: Costs | None, target: float | None, constraints: Constraints, rerank_count: int) -> str:
+def _describe_method(costs: Costs | None, target: float | None, constraints: Constraints, reranked: int) -> str:
     """Describe in a phrase how the architecture was chosen, for `arch.yaml` and the terminal."""
     bounds = [f"at most {count} of {name}" for name, count in constraints.limits.items()]
     if costs is not None and target is not None and target < math.inf:
         bounds.append(f"{target:g} of the interleaved network's {costs.metric}")
     within = " within " + ", ".join(bounds) if bounds else ""
-    if rerank_count:
-        return f"best by pi and by the SuperNet's weights of the {rerank_count} most probable{within}"
+    if reranked:
+        return f"best by pi and by the SuperNet's weights of {reranked} networks{within}"
     return "argmax of pi" if not bounds else "most probable by pi" + within
 
 

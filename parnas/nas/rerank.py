@@ -1,9 +1,10 @@
-"""Re-ranking: evaluate the most probable networks with the SuperNet's weights.
+"""Re-ranking: evaluate whole networks with the SuperNet's weights, and choose among them.
 
 pi treats blocks as independent, which they are not. For example, if most sampled networks have several attention
 layers, each single one adds little to them, and a network without any attention layer can become probable. So the most
 probable networks are evaluated as a whole, with the shared weights and without training (Guo et al. 2020, arXiv
-1904.00420, section 3.3), and this estimate of their loss is added to the estimate that pi contains:
+1904.00420, section 3.3); an evolutionary search (`evolution.py`) evaluates further networks that resemble the best. The
+estimate of the loss is added to the one that pi contains:
 
     score = shared-weight loss - e log p,    p the product of pi over the blocks, e = search.entropy_end
 
@@ -15,15 +16,19 @@ then e is 0.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import fmean
 from typing import NamedTuple
 
-from parnas.architecture import Architecture
+from parnas.architecture import Architecture, drop_identity
 from parnas.config.loader import Config
+from parnas.config.schema import SearchConfig
 from parnas.data.batching import split_share
 from parnas.data.streams import Tokens, TokenStreams, prepare
 from parnas.errors import ParnasError
 from parnas.model.supernet import SuperNet
+from parnas.nas.budget import Budget
+from parnas.nas.evolution import evolve
 from parnas.nas.knapsack import LayerString
 from parnas.runs.records import RerankedNetwork, RerankRecord
 from parnas.runs.run import Run
@@ -33,9 +38,10 @@ from parnas.training.perplexity import TotalLoss, measure_loss
 from parnas.training.progress import Reporter
 from parnas.training.session import check_same_text
 
-__all__ = ["rerank", "rescorer", "shared_weight_losses"]
+__all__ = ["Estimate", "HeldOutLosses", "losses_of_run", "rank", "read_rerank", "shared_weight_losses"]
 
 _EVALUATED_TOKENS = 32_768  # enough that a difference of 0.005 nats per token is three times its standard error
+_SHORT_TOKENS = _EVALUATED_TOKENS // 4  # to select the networks that are evaluated on all tokens
 
 
 class Estimate(NamedTuple):
@@ -43,7 +49,65 @@ class Estimate(NamedTuple):
 
     choice: LayerString
     shared_weight_loss: float  # on held-out text, nats per token
-    estimate: float  # the score of the module's docstring; lower is better
+    score: float  # of the module's docstring; lower is better
+
+
+class HeldOutLosses(NamedTuple):
+    """Two functions that measure the held-out loss of an architecture with shared weights, in nats per token."""
+
+    short: Callable[[Architecture], float]  # on the first quarter of the text
+    full: Callable[[Architecture], float]
+
+    @classmethod
+    def mean(cls, losses: Sequence["HeldOutLosses"]) -> "HeldOutLosses":
+        """Return the functions that measure the mean loss with the shared weights of several searches."""
+        return cls(
+            lambda architecture: fmean(each.short(architecture) for each in losses),
+            lambda architecture: fmean(each.full(architecture) for each in losses),
+        )
+
+
+def rank(pi: Sequence[Mapping[str, float]], budget: Budget, config: Config, losses: HeldOutLosses) -> list[Estimate]:
+    """Return the networks of the best scores within `budget`, best first: `search.rerank_top_k`, or fewer if few exist.
+
+    Architectures that differ only in the positions of identity are one network, represented by the best of them.
+
+    Args:
+        pi: for each block the probability of each candidate, by name.
+        budget: the constraints.
+        config: the configuration of the search.
+        losses: the held-out losses of an architecture.
+
+    Raises:
+        ParnasError: no architecture is within the budget.
+    """
+    search = config.search
+
+    def short_score(layers: tuple[str, ...]) -> float:
+        return estimate(budget.describe(layers, pi), losses.short(Architecture(layers)), search).score
+
+    # 1. Start from the most probable networks.
+    start = [choice.layers for choice in budget.most_probable(pi, search.rerank_count)]
+    # 2. Search further, by the loss on a short text.
+    spaces = [[name for name, chance in block.items() if chance > 0] for block in pi]
+    evolved = evolve(start, short_score, spaces, budget.allows, search.evolution_count, config.runtime.seed)
+    # 3. Compare the best networks by their loss on the whole text.
+    best: dict[tuple[str, ...], LayerString] = {}
+    for layers in evolved:
+        best.setdefault(drop_identity(layers), budget.describe(layers, pi))
+    finalists = list(best.values())[: search.rerank_count]
+    return sort_by_score([estimate(choice, losses.full(Architecture(choice.layers)), search) for choice in finalists])
+
+
+def estimate(choice: LayerString, loss: float, search: SearchConfig) -> Estimate:
+    """Return a network with its score, given its shared-weight loss in nats per token."""
+    # score = loss - e log p; log p <= 0, so an improbable network needs a lower loss.
+    return Estimate(choice, loss, loss - search.rerank_pi_weight * choice.log_probability)
+
+
+def sort_by_score(estimates: Iterable[Estimate]) -> list[Estimate]:
+    """Return networks sorted by score, best first; a score that is NaN comes last."""
+    return sorted(estimates, key=lambda each: math.inf if math.isnan(each.score) else each.score)
 
 
 def shared_weight_losses(
@@ -75,10 +139,17 @@ def held_out(config: Config, streams: TokenStreams) -> Tokens:
     return (arch_tokens if len(arch_tokens) else streams.tokens("valid"))[:_EVALUATED_TOKENS]
 
 
-def rescorer(run: Run, reporter: Reporter) -> Callable[[Architecture], float]:
-    """Return a function that measures the held-out loss of an architecture with the shared weights of a search.
+def held_out_losses(supernet: SuperNet, config: Config, streams: TokenStreams) -> HeldOutLosses:
+    """Return the functions that measure held-out losses with the weights of the SuperNet, at the time of their call."""
+    text = held_out(config, streams)
+    short, full = (shared_weight_losses(supernet, config, streams, part) for part in (text[:_SHORT_TOKENS], text))
+    return HeldOutLosses(
+        lambda architecture: short(architecture).per_token, lambda architecture: full(architecture).per_token
+    )
 
-    The loss is in nats per token.
+
+def losses_of_run(run: Run, reporter: Reporter) -> HeldOutLosses:
+    """Return the functions that measure held-out losses with the shared weights of a search.
 
     Raises:
         ParnasError: the run is not a search, or the text has changed since the search.
@@ -89,31 +160,13 @@ def rescorer(run: Run, reporter: Reporter) -> Callable[[Architecture], float]:
         raise ParnasError(f"{run.folder} is not the run of a search; re-ranking needs the shared weights of a search.")
     streams = prepare(loaded.config.data, reporter.note)
     check_same_text(streams.header, loaded.header, str(run.folder))
-    loss_of = shared_weight_losses(loaded.model, loaded.config, streams, held_out(loaded.config, streams))
-    return lambda architecture: loss_of(architecture).per_token
+    return held_out_losses(loaded.model, loaded.config, streams)
 
 
-def rerank(chosen: Sequence[LayerString], losses: Sequence[float], rerank_pi_weight: float) -> list[Estimate]:
-    """Return the networks `chosen` with their scores, best first; a score that is NaN comes last.
-
-    Args:
-        chosen: the most probable networks.
-        losses: shared-weight losses of `chosen` in nats per token, in the same order.
-        rerank_pi_weight: e in the score, loss - e · (log probability of the network).
-    """
-    # score = loss - e log p; log p <= 0, so an improbable network needs a lower loss.
-    estimates = [
-        Estimate(choice, loss, loss - rerank_pi_weight * choice.log_probability)
-        for choice, loss in zip(chosen, losses, strict=True)
-    ]
-    return sorted(estimates, key=lambda each: math.inf if math.isnan(each.estimate) else each.estimate)
-
-
-def write_rerank(run: Run, step: int, chosen: Sequence[LayerString], losses: Sequence[float]) -> None:
-    """Write the networks `chosen` at `step` and their shared-weight losses to `rerank.json` in the run folder."""
+def write_rerank(run: Run, step: int, estimates: Sequence[Estimate]) -> None:
+    """Write the networks that were ranked at `step`, and their shared-weight losses, to `rerank.json` of the run."""
     networks = [
-        RerankedNetwork(arch=str(Architecture(choice.layers)), loss=loss)
-        for choice, loss in zip(chosen, losses, strict=True)
+        RerankedNetwork(arch=str(Architecture(each.choice.layers)), loss=each.shared_weight_loss) for each in estimates
     ]
     run.write_rerank(RerankRecord(step=step, networks=networks))
 

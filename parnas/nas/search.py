@@ -29,11 +29,10 @@ from parnas.model.gates import DetachedGates, Gates
 from parnas.model.memory import Memory, map_memory
 from parnas.model.supernet import SuperNet
 from parnas.nas.architecture_optimizer import ArchitectureOptimizer
+from parnas.nas.budget import Budget
 from parnas.nas.cost import Costs, costs_of_run, write_costs
-from parnas.nas.derive import choose
 from parnas.nas.diagnostics import Monitor, describe_collapse
-from parnas.nas.knapsack import LayerString
-from parnas.nas.rerank import held_out, rerank, shared_weight_losses, write_rerank
+from parnas.nas.rerank import held_out_losses, rank, write_rerank
 from parnas.runs.records import MetricsRecord, PiRecord
 from parnas.runs.run import PI, Run
 from parnas.training.checkpoints import Snapshot, save_checkpoint
@@ -71,6 +70,7 @@ class SearchTask(TrainingTask):
     ) -> None:
         search = session.config.search
         self.supernet, self.search, self.arch_batches, self.costs = model, search, arch_batches, costs
+        self.budget = Budget(costs, search.cost.target)
         super().__init__(session, model, batches, Schedule(search.steps, search.lr, search.warmup_steps))
         relative_costs = None if costs is None else costs.relative(search.candidates).to(session.device.device)
         self.arch_optimizer = ArchitectureOptimizer(model, search, session.config.runtime.seed, relative_costs)
@@ -140,25 +140,24 @@ class SearchTask(TrainingTask):
         self.arch_optimizer.estimator.select(functional.one_hot(chosen, len(self.search.candidates)))
 
     def _rerank(self, step: int) -> Architecture:
-        """Re-rank the most probable networks, store their losses in the run folder, and return the best network."""
-        config, streams, run = self.session.config, self.session.streams, self.session.run
+        """Rank networks by the shared weights, store their losses in the run folder, and return the best network."""
+        config, run = self.session.config, self.session.run
         # As `derive` does with a finished search, but with the weights at hand; `derive` reads the stored losses.
-        loss_of = shared_weight_losses(self.supernet, config, streams, held_out(config, streams))
-        choices = self._most_probable(self.search.rerank_count)
-        losses = [loss_of(Architecture(choice.layers)).per_token for choice in choices]
+        self.session.reporter.note("alpha is frozen; evaluating networks with the shared weights")
+        losses = held_out_losses(self.supernet, config, self.session.streams)
+        estimates = rank(self._pi(), self.budget, config, losses)
         if self.distributed.is_main:
-            write_rerank(run, step, choices, losses)
-        return Architecture(rerank(choices, losses, self.search.rerank_pi_weight)[0].choice.layers)
+            write_rerank(run, step, estimates)
+        return Architecture(estimates[0].choice.layers)
 
-    def _most_probable(self, count: int) -> list[LayerString]:
-        """Return the `count` most probable networks within the cost target by the current pi, best first."""
+    def _pi(self) -> list[dict[str, float]]:
+        """Return the current pi of each block, by name of the candidate."""
         # By name, since blocks may have different candidates; an absent one has the probability 0.
-        pi = [dict(zip(self.search.candidates, row, strict=True)) for row in self.supernet.pi().tolist()]
-        return choose(pi, self.costs, self.search.cost.target, count=count)
+        return [dict(zip(self.search.candidates, row, strict=True)) for row in self.supernet.pi().tolist()]
 
     def architecture(self) -> Architecture:
         """Return the selected architecture or, while alpha is trained, the most probable one within the cost target."""
-        return self.selected or Architecture(self._most_probable(1)[0].layers)
+        return self.selected or Architecture(self.budget.most_probable(self._pi())[0].layers)
 
     def weights(self) -> dict[str, nn.Parameter]:
         """Return the parameters that the weight step trains, by name: all but alpha."""

@@ -16,14 +16,13 @@ from typing import Any
 
 import pandas as pd
 
-from parnas.architecture import Architecture, drop_identity
+from parnas.architecture import drop_identity
 from parnas.config.loader import Config
 from parnas.data.streams import prepare
 from parnas.errors import ParnasError
-from parnas.nas.cost import Costs
-from parnas.nas.derive import BlockChoice, choose, derive
-from parnas.nas.knapsack import LayerString
-from parnas.nas.rerank import rerank, rescorer
+from parnas.nas.budget import Budget
+from parnas.nas.derive import BlockChoice, derive
+from parnas.nas.rerank import HeldOutLosses, losses_of_run, rank
 from parnas.nas.search import search
 from parnas.runs.files import write_json, write_text
 from parnas.runs.run import Run
@@ -130,24 +129,22 @@ def stability(config: Config, folder: Path, seeds: int, reporter: Reporter) -> S
         reporter.note(f"seed {seed}, {len(runs) + 1} of {seeds}")
         runs.append(train_once(search, config.replace(runtime__seed=seed), folder / f"seed-{seed}", reporter))
     derivations = [derive(run, reporter=reporter) for run in runs]
-    first = derivations[0]  # cost target and costs are the same for all seeds
-    blocks, count = [each.blocks for each in derivations], config.search.rerank_count
+    blocks, budget = [each.blocks for each in derivations], Budget(derivations[0].costs, derivations[0].target)
+    if not config.search.rerank_count:
+        return compare_seeds(numbers, blocks, budget)
 
-    def rerank_by_mean_loss(choices: Sequence[LayerString]) -> LayerString:
-        losses = [list(map(rescorer(run, reporter), (Architecture(each.layers) for each in choices))) for run in runs]
-        means = [fmean(network_losses) for network_losses in zip(*losses, strict=True)]
-        return rerank(choices, means, config.search.rerank_pi_weight)[0].choice
+    def rank_by_mean_loss(pi: Sequence[Mapping[str, float]]) -> tuple[str, ...]:
+        losses = HeldOutLosses.mean([losses_of_run(run, reporter) for run in runs])
+        return rank(pi, budget, config, losses)[0].choice.layers
 
-    return compare_seeds(numbers, blocks, first.costs, first.target, count, rerank_by_mean_loss if count else None)
+    return compare_seeds(numbers, blocks, budget, rank_by_mean_loss)
 
 
 def compare_seeds(
     seeds: Sequence[int],
     blocks: Sequence[Sequence[BlockChoice]],
-    costs: Costs | None = None,
-    target: float | None = None,
-    count: int = 1,
-    rerank_choices: Callable[[Sequence[LayerString]], LayerString] | None = None,
+    budget: Budget | None = None,
+    select: Callable[[Sequence[Mapping[str, float]]], tuple[str, ...]] | None = None,
 ) -> Stability:
     """Compare searches of the same space with different seeds: count votes per block and find a consensus.
 
@@ -159,10 +156,9 @@ def compare_seeds(
     Args:
         seeds: the seeds of the searches.
         blocks: for each seed and block, the derived layer and the probabilities of all candidates.
-        costs: the cost of each layer; `None` for no cost target.
-        target: the cost target as a share of the interleaved network's cost; `None` for no target.
-        count: how many of the most probable architectures `rerank_choices` receives.
-        rerank_choices: selects the consensus among these architectures; `None` selects the most probable one.
+        budget: the constraints on the consensus; `None` for none.
+        select: returns the consensus for a probability of each candidate, by name, for each block (each a product over
+            the seeds); `None` selects the most probable architecture.
 
     Raises:
         ParnasError: the candidates of a block differ between the searches.
@@ -183,8 +179,7 @@ def compare_seeds(
         {name: math.exp(mean) if any(each.pi[name] for each in block) else 0.0 for name, mean in means.items()}
         for block, means in zip(choices, mean_log_pi, strict=True)
     ]
-    likeliest = choose(products, costs, target, count=max(1, count))
-    consensus = (likeliest[0] if rerank_choices is None else rerank_choices(likeliest)).layers
+    consensus = (budget or Budget()).most_probable(products)[0].layers if select is None else select(products)
     votes = tuple(map(_count_votes, choices, mean_log_pi, consensus))
     return Stability(tuple(seeds), strings, votes)
 

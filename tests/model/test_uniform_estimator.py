@@ -17,7 +17,7 @@ from parnas.data.batching import TrainingBatches
 from parnas.data.streams import prepare
 from parnas.model.estimators import RIDGE, UniformPath
 from parnas.nas.derive import derive
-from parnas.nas.rerank import held_out, rescorer
+from parnas.nas.rerank import held_out, held_out_losses, losses_of_run
 from parnas.nas.search import SearchTask, make_arch_batches, search
 from parnas.runs.files import read_json
 from parnas.runs.run import RERANK
@@ -143,7 +143,7 @@ def test_weights_from_before_settling_are_kept(corpus: Path, tmp_path: Path) -> 
     at_rest = load_file(run.checkpoints / "step-00000006" / "model.safetensors")
     assert all(torch.equal(value, at_rest[name]) for name, value in load_file(shared.checkpoint / WEIGHTS).items())
     looked = read_json(run.folder / RERANK)["networks"]
-    loss_of = rescorer(run, Silent())
+    loss_of = losses_of_run(run, Silent()).full
     assert [loss_of(Architecture(each["arch"])) for each in looked] == pytest.approx([each["loss"] for each in looked])
     without = search(small_config(corpus, search__rerank_top_k=0, **changes), tmp_path / "without", Silent())
     assert load(without.folder, supernet_weights=True).step == 6, "for those who ask for a second look later"
@@ -158,11 +158,11 @@ def test_the_time_of_a_second_look_counts_once(corpus: Path, tmp_path: Path, mon
 
     def slowly(*arguments: Any) -> Any:
         later[0] += 10_000
-        return held_out(*arguments)
+        return held_out_losses(*arguments)
 
     monkeypatch.setattr(time, "perf_counter", lambda: now() + later[0])
 
-    monkeypatch.setattr("parnas.nas.search.held_out", slowly)
+    monkeypatch.setattr("parnas.nas.search.held_out_losses", slowly)
     changes = {"search__steps": 20, "search__uniform_fraction": 0.5, "train__log_every": 12, "train__eval_every": 10}
     run = search(small_config(corpus, **changes), tmp_path / "run", Silent())
     speeds = [line.tokens_per_s for line in run.metrics() if line.split == "train"]

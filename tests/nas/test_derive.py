@@ -145,9 +145,16 @@ def test_limits_of_a_layer_hold(search_run: Run, tmp_path: Path) -> None:
     assert derivation.blocks[1].margin == pytest.approx(0.35 - 0.55)
 
 
+def without_evolution(run: Run) -> Run:
+    """Return the run after changing its configuration: it re-ranks the most probable networks alone."""
+    path = run.folder / "config.yaml"
+    path.write_text(path.read_text().replace("evolution_steps: null", "evolution_steps: 0"))
+    return run
+
+
 def test_a_second_look_adds_inherited_loss_and_pi(search_run: Run, tmp_path: Path) -> None:
     """Against the loss of each network read by itself, on the same text, and the product of its probabilities."""
-    run = with_pi(search_run, tmp_path / "run", PI_OF_THREE)
+    run = without_evolution(with_pi(search_run, tmp_path / "run", PI_OF_THREE))
     asked = derive(run, Constraints(rerank_top_k=5, top_k=7, limits={"s": 2}))
     by_pi = derive(run, Constraints(top_k=7, limits={"s": 2})).ranking
     found = load(run.folder, supernet_weights=True)
@@ -164,18 +171,21 @@ def test_a_second_look_adds_inherited_loss_and_pi(search_run: Run, tmp_path: Pat
     assert all(each.loss is each.estimate is None for each in asked.ranking[5:])
     assert asked.architecture == asked.ranking[0].architecture
     assert [block.layer for block in asked.blocks] == list(asked.architecture)
-    assert "best by pi and by the SuperNet's weights of the 5 most probable within at most 2 of s" in asked.method
+    assert "best by pi and by the SuperNet's weights of 5 networks within at most 2 of s" in asked.method
 
 
 def test_what_the_search_has_looked_at_is_not_read_again(search_run: Run, tmp_path: Path) -> None:
     shutil.copytree(search_run.folder, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints"))
     run = Run(tmp_path / "run")
     kept = {each["arch"]: each["loss"] for each in read_json(run.folder / RERANK)["networks"]}
-    for constraints in (Constraints(), Constraints(limits={"s": 1}), Constraints(rerank_top_k=2)):
+    shutil.rmtree(run.supernet)
+    for constraints in (Constraints(), Constraints(top_k=2), Constraints(rerank_top_k=16)):
         ranking = derive(run, constraints).ranking
         assert {str(each.architecture): each.loss for each in ranking}.items() <= kept.items()
         estimates = [each.estimate for each in ranking]
         assert estimates == sorted(estimates)
+    with pytest.raises(ParnasError, match="checkpoint"):
+        derive(run, Constraints(limits={"s": 1}))  # other networks have to be evaluated
     assert derive(run, Constraints(rerank_top_k=0)).method == "argmax of pi"
 
 
@@ -233,9 +243,11 @@ def test_a_damaged_re_ranking_is_refused(search_run: Run, tmp_path: Path) -> Non
     lost["networks"][0]["loss"] = None
     path.write_text(json.dumps(lost))
     assert math.isinf(derive(run).ranking[-1].loss or 0)
-    path.write_text("[1, 2]")
-    with pytest.raises(ParnasError, match=RERANK):
-        derive(run)
+    foreign = [{**lost, "networks": [{"arch": arch, "loss": 1.0}]} for arch in ("kkk", "s")]
+    for content in ([1, 2], *foreign):
+        path.write_text(json.dumps(content))
+        with pytest.raises(ParnasError, match=RERANK):
+            derive(run)
     assert derive(run, Constraints(rerank_top_k=0)).ranking[0].loss is None, "which does not need it"
 
 

@@ -19,7 +19,7 @@ from parnas.errors import ParnasError
 from parnas.figures.heatmap import draw_votes
 from parnas.nas.cost import count_costs
 from parnas.nas.derive import BlockChoice, read_pi
-from parnas.nas.rerank import rescorer
+from parnas.nas.rerank import losses_of_run
 from parnas.runs.run import PI, Run
 from parnas.studies.stability import compare_seeds, edit_distance, mean_of_pairs, stability
 from parnas.training.checkpoints import list_checkpoints
@@ -82,7 +82,7 @@ def test_the_reranked_consensus_has_the_least_mean_estimate(repeated: Path) -> N
     """Against the estimate of every network by each seed, read by itself."""
     runs = [Run(repeated / f"seed-{seed}") for seed in (3, 4)]
     pis = [read_pi(run, run.config())[1] for run in runs]
-    loss_of = [rescorer(run, Silent()) for run in runs]
+    loss_of = [losses_of_run(run, Silent()).full for run in runs]
 
     def mean_estimate(string: tuple[str, ...]) -> float:
         chances = [math.prod(row[name] for row, name in zip(pi, string, strict=True)) for pi in pis]

@@ -1,0 +1,55 @@
+"""The constraints on a derived architecture: a cost target, and limits of the number of blocks with a layer."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from parnas.errors import OverBudget, ParnasError
+from parnas.nas.cost import Costs
+from parnas.nas.knapsack import TOLERANCE, LayerString, is_limited, most_probable
+
+__all__ = ["Budget"]
+
+
+class Budget(NamedTuple):
+    """The constraints; the default is none."""
+
+    costs: Costs | None = None  # None: no cost target
+    target: float | None = None  # largest cost, as a share of the interleaved network's cost; None: no cost target
+    limits: Mapping[str, int] = {}  # for each layer name, the largest number of blocks that may have this layer
+
+    def most_probable(self, pi: Sequence[Mapping[str, float]], count: int = 1) -> list[LayerString]:
+        """Return the `count` most probable architectures within the budget, best first; fewer if no more exist.
+
+        `pi` holds for each block the probability of each candidate, by name.
+
+        Raises:
+            ParnasError: no architecture is within the budget.
+        """
+        costs, target = self.costs, self.target
+        # A target is a share of the interleaved network's cost; the knapsack's budget is in the metric's own unit.
+        if target is None or costs is None:
+            free = dict.fromkeys((name for block in pi for name in block), 0.0)
+            return most_probable(pi, free if costs is None else costs.per_layer, math.inf, self.limits, count)
+        try:
+            return most_probable(pi, costs.per_layer, target * costs.interleaved, self.limits, count)
+        except OverBudget as error:
+            within = " within the limits" if self.limits else ""
+            # Rounded up, so that the target given in the message is met.
+            least = math.ceil(1000 * error.cheapest / costs.interleaved) / 1000
+            raise ParnasError(
+                f"No network{within} costs at most {target:g} of the interleaved network's {costs.metric}; set the "
+                f"cost target, search.cost.target or cost_target (--cost-target), to {least:g} or more."
+            ) from error
+
+    def allows(self, layers: Sequence[str]) -> bool:
+        """Return whether an architecture, one layer name per block, is within the budget."""
+        most_share = math.inf if self.target is None else self.target * (1 + float(TOLERANCE))  # as in the knapsack
+        if self.costs is not None and self.costs.share(layers) > most_share:
+            return False
+        return all(sum(is_limited(name, key) for name in layers) <= most for key, most in self.limits.items())
+
+    def describe(self, layers: tuple[str, ...], pi: Sequence[Mapping[str, float]]) -> LayerString:
+        """Return an architecture with its log probability by `pi` and its cost; without costs, the cost is 0."""
+        log_probability = sum(math.log(block[name]) for name, block in zip(layers, pi, strict=True))
+        return LayerString(layers, log_probability, 0.0 if self.costs is None else self.costs.cost(layers))

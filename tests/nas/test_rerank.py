@@ -1,0 +1,109 @@
+"""Ranking of whole networks within constraints, by given losses."""
+
+import itertools
+import math
+from pathlib import Path
+
+import pytest
+from conftest import small_config
+
+from parnas.architecture import Architecture
+from parnas.errors import ParnasError
+from parnas.nas.budget import Budget
+from parnas.nas.cost import count_costs, make_costs
+from parnas.nas.rerank import HeldOutLosses, rank
+
+PI = [{"s": 0.05, "f": 0.85, "i": 0.1}] * 6
+COSTS = make_costs("macs", {"s": 3.0, "f": 1.0, "i": 0.0}, 6)
+
+
+def loss(architecture: Architecture) -> float:
+    """Return a loss whose lowest value within a target of 0.65 (7.8) is that of a network with two attention layers."""
+    attention = architecture.layers.count("s")
+    return 4.0 - 0.3 * min(attention, 2) + 0.1 * (architecture.layers[:2] != ("f", "f"))
+
+
+def losses() -> HeldOutLosses:
+    return HeldOutLosses(loss, loss)
+
+
+def test_evolution_finds_what_pi_does_not_propose(corpus: Path) -> None:
+    budget, changes = Budget(COSTS, 0.65), {"search__blocks": 6, "search__rerank_top_k": 8, "search__entropy_end": 0.0}
+    config = small_config(corpus, **changes)
+    strings = itertools.product("sfi", repeat=6)
+    best = min(loss(Architecture(layers)) for layers in strings if budget.allows(layers))
+    plain = rank(PI, budget, config.replace(search__evolution_steps=0), losses())
+    assert plain[0].score > best, "two attention layers are improbable"
+    found = rank(PI, budget, config.replace(search__evolution_steps=100), losses())
+    assert found[0].score == pytest.approx(best)
+    assert len(found) == 8
+    assert all(budget.allows(each.choice.layers) for each in found)
+
+
+def test_the_best_on_the_short_text_are_compared_on_the_whole_text(corpus: Path) -> None:
+    config = small_config(
+        corpus, search__blocks=6, search__rerank_top_k=3, search__evolution_steps=5, search__entropy_end=0.02
+    )
+    full: dict[str, float] = {}
+
+    def on_all(architecture: Architecture) -> float:
+        full[str(architecture)] = loss(architecture) + 0.01 * len(full)
+        return full[str(architecture)]
+
+    found = rank(PI, Budget(), config, HeldOutLosses(loss, on_all))
+    assert {str(Architecture(each.choice.layers)) for each in found} == set(full)
+    for each in found:
+        chance = math.prod(block[name] for block, name in zip(PI, each.choice.layers, strict=True))
+        assert each.score == pytest.approx(each.shared_weight_loss - 0.02 * math.log(chance))
+    assert [each.score for each in found] == sorted(each.score for each in found)
+
+
+def test_positions_of_identity_make_no_other_network(corpus: Path) -> None:
+    config = small_config(corpus, search__blocks=3, search__rerank_top_k=16, search__evolution_steps=60)
+    found = rank([{"s": 0.3, "f": 0.3, "i": 0.4}] * 3, Budget(), config, losses())
+    networks = [tuple(name for name in each.choice.layers if name != "i") for each in found]
+    assert len(networks) == len(set(networks)) == 14  # 2 of one layer, 4 of two and 8 of three
+
+
+def test_losses_of_several_searches_are_averaged() -> None:
+    mean = HeldOutLosses.mean([losses(), HeldOutLosses(lambda _: 1.0, lambda _: 2.0)])
+    network = Architecture(("f", "s"))
+    assert mean.short(network) == pytest.approx((loss(network) + 1.0) / 2)
+    assert mean.full(network) == pytest.approx((loss(network) + 2.0) / 2)
+
+
+def test_a_budget_allows_what_the_exact_selection_finds(corpus: Path) -> None:
+    config = small_config(corpus, search__blocks=4)
+    costs, pi = count_costs(config, "macs"), [{"s": 0.4, "f": 0.35, "i": 0.25}] * 4
+    for target, limits in itertools.product((0.3, 0.65, None), ({}, {"s": 1}, {"f": 2, "s": 1})):
+        budget = Budget(costs, target, limits)
+        found = {each.layers for each in budget.most_probable(pi, 100)}
+        allowed = {layers for layers in itertools.product("sfi", repeat=4) if budget.allows(layers)}
+        assert found <= allowed
+        networks = {tuple(name for name in layers if name != "i") for layers in allowed} - {()}
+        assert {tuple(name for name in layers if name != "i") for layers in found} == networks
+
+
+def test_a_limit_of_a_letter_counts_its_variants() -> None:
+    budget = Budget(limits={"s": 1})
+    assert budget.allows(("s:heads=2", "f"))
+    assert not budget.allows(("s:heads=2", "s"))
+
+
+def test_a_target_on_the_edge_is_allowed() -> None:
+    third = make_costs("latency", {"s": 0.1, "f": 0.2, "i": 0.0}, 4)
+    budget = Budget(third, 0.5)  # of 0.6; 0.1 + 0.2 is above 0.3 in floating point
+    assert budget.allows(("s", "f", "i", "i"))
+    assert budget.most_probable([{"s": 0.5, "f": 0.5}] * 2)[0].cost == pytest.approx(0.2)
+
+
+def test_an_impossible_target_says_the_least_possible_one() -> None:
+    with pytest.raises(ParnasError, match=r"to 0\.167 or more"):
+        Budget(COSTS, 0.01).most_probable([{"s": 0.5, "f": 0.5}] * 2)
+
+
+def test_the_description_of_a_network_has_its_probability_and_cost() -> None:
+    choice = Budget(COSTS, 0.65).describe(("s", "f"), PI[:2])
+    assert choice.log_probability == pytest.approx(math.log(0.05 * 0.85))
+    assert choice.cost == 4.0
+    assert Budget().describe(("s", "f"), PI[:2]).cost == 0.0
