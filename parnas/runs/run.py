@@ -47,6 +47,7 @@ __all__ = [
     "OTHER_PHASE_SETTINGS",
     "PI",
     "PLAIN",
+    "RERANK",
     "STREAMS",
     "TUNED_EVAL",
     "TUNING",
