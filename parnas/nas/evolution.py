@@ -11,8 +11,6 @@ from typing import TypeAlias
 
 from parnas.architecture import IDENTITY
 
-__all__ = ["evolve"]
-
 Layers: TypeAlias = tuple[str, ...]
 """An architecture, one layer name per block."""
 

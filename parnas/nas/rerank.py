@@ -38,7 +38,7 @@ from parnas.training.perplexity import TotalLoss, measure_loss
 from parnas.training.progress import Reporter
 from parnas.training.session import check_same_text
 
-__all__ = ["Estimate", "HeldOutLosses", "losses_of_run", "rank", "read_rerank", "shared_weight_losses"]
+__all__ = ["Estimate", "HeldOutLosses", "losses_of_run", "rank", "shared_weight_losses"]
 
 _EVALUATED_TOKENS = 32_768  # enough that a difference of 0.005 nats per token is three times its standard error
 _SHORT_TOKENS = _EVALUATED_TOKENS // 4  # to select the networks that are evaluated on all tokens
