@@ -90,7 +90,7 @@ def train(case: Case, device: Device, steps: int) -> None:
         gates: Gates | None = None
         if isinstance(network, SuperNet):
             gates = DetachedGates(gumbel_softmax(network.alpha(), 1.0)).gates
-        memory = passes.backward(Batch(*ids, starts_epoch=False), memory, gates).memory
+        memory = passes.backward(Batch(*ids, starts_epoch=False), memory, [gates]).memory
         step_clipped(optimizer, gradient_norm(list(weights.values())), 1.0)
 
 

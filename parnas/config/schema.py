@@ -404,6 +404,13 @@ class SearchConfig(Section):
         description="Share of the training text held out for alpha, which the weights never see; 0: alpha learns from "
         "the batches of the weights; null: 0.1 for uniform, else 0.",
     )
+    gate_samples: int | None = Field(
+        None,
+        ge=1,
+        description="Samples of gates in each step, each for an equal part of the batch's rows; for uniform, paths "
+        "that differ (as in FairNAS, Chu et al. 2019, arXiv 1907.01845). Fewer are drawn if they cannot divide the "
+        "rows of a batch evenly; null: 2 for uniform, else 1.",
+    )
     uniform_fraction: float = Field(
         0.6,
         gt=0,
@@ -476,6 +483,11 @@ class SearchConfig(Section):
         pi would rank candidates by loss plus cost instead of by loss.
         """
         return (0.0 if self.estimator == "uniform" else 2.0) if self.cost.weight is None else self.cost.weight
+
+    @property
+    def gate_sample_count(self) -> int:
+        """Number of samples of gates in a step: `gate_samples` or, if it is `None`, the estimator's default."""
+        return (2 if self.estimator == "uniform" else 1) if self.gate_samples is None else self.gate_samples
 
     @property
     def rerank_count(self) -> int:

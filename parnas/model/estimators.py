@@ -76,6 +76,26 @@ def _sample_one_hot(alpha: Tensor, tau: Tensor | float, generator: torch.Generat
     return harden(gumbel_softmax(alpha, tau, generator))
 
 
+def sample_spread(probabilities: Tensor, count: int, generator: torch.Generator | None = None) -> Tensor:
+    """Return `count` samples of an index for each row of `probabilities` [N, C], as [count, N], in random order.
+
+    Systematic sampling: each sample has the distribution of the row, and in `count` samples an index of probability p
+    occurs `count` · p times, rounded up or down at random.
+    """
+    rows, device = len(probabilities), probabilities.device
+    # 1. Points at equal distances in [0, 1), with a random offset in each row.
+    points = torch.rand(rows, 1, generator=generator, device=device) + torch.arange(count, device=device)
+    # 2. In random order, independently in each row.
+    order = torch.rand(rows, count, generator=generator, device=device).argsort(dim=-1)
+    points = points.gather(1, order) / count
+    # 3. The index in whose interval of the cumulative distribution a point lies. Rounding can leave a point beyond the
+    #    last interval, or within an empty one at the end: these points belong to the last index that can occur.
+    cumulative = probabilities.cumsum(dim=-1)
+    index = torch.searchsorted(cumulative, points.contiguous(), right=True)
+    last = probabilities.shape[-1] - 1 - (probabilities.flip(-1) > 0).int().argmax(dim=-1, keepdim=True)
+    return torch.minimum(index, last).T
+
+
 def make_path(weights: Tensor, probe: "Probe | None" = None) -> list[PathGate]:
     """Return the gate of each block for the path of one-hot `weights` [N, C]; the probe's block runs the probe too."""
     probed = {} if probe is None else {probe.block: probe.candidate}
@@ -111,6 +131,12 @@ class Estimator:
     def sample_gates(self, alpha: Tensor, tau: Tensor | float, generator: torch.Generator | None = None) -> Gates:
         """Sample the gates of one step from alpha [N, C]; differentiable if `alpha` requires a gradient."""
         raise NotImplementedError
+
+    def sample_several(
+        self, count: int, alpha: Tensor, tau: Tensor | float, generator: torch.Generator | None = None
+    ) -> list[Gates]:
+        """Sample the gates of one step `count` times, each sample for a part of the batch."""
+        return [self.sample_gates(alpha, tau, generator) for _ in range(count)]
 
     def arch_loss(
         self,
@@ -295,6 +321,20 @@ class UniformPath(Estimator):
         by_pi = _sample_one_hot(alpha.detach(), 1.0, generator)
         explores = torch.rand(len(alpha), 1, generator=generator, device=alpha.device) < tau
         return make_path(torch.where(explores, by_pi, self.selected_path.to(by_pi)))
+
+    def sample_several(
+        self, count: int, alpha: Tensor, tau: Tensor | float, generator: torch.Generator | None = None
+    ) -> list[Gates]:
+        """Sample uniform paths that differ as much as possible; once `selected_path` is set, sample one path.
+
+        With paths that differ, a step trains more of the candidates, and its gradient favours no composition of layers
+        (strict fairness of FairNAS, Chu et al. 2019, arXiv 1907.01845, which has one path for each candidate).
+        """
+        if count == 1 or self.selected_path is not None:
+            return [self.sample_gates(alpha, tau, generator)]
+        weights = self.uniform_logits.to(alpha).softmax(dim=-1)
+        one_hot = F.one_hot(sample_spread(weights, count, generator), weights.shape[-1]).to(alpha.dtype)
+        return [make_path(path) for path in one_hot]
 
     def arch_loss(
         self,

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-__all__ = ["DetachedGates", "Gates", "PathGate"]
+__all__ = ["DetachedGates", "Gates", "PathGate", "backward_to_alpha"]
 
 ABSENT = -1e20
 """Logit of a candidate that a block does not have. Its probability is exactly zero at every temperature; an infinite
@@ -58,11 +58,21 @@ class DetachedGates:
             rows = zip(sampled, self.leaf.unbind(), strict=True)
             self.gates = [gate._replace(weights=row) for gate, row in rows]
 
-    def backward_to_alpha(self, reduce: Callable[[list[Tensor]], None] = lambda _: None) -> None:
-        """Backpropagate the accumulated gradient into alpha, after `reduce` has averaged it over processes in place."""
-        if self.leaf.grad is not None:
-            reduce([self.leaf.grad])
-            self.sampled.backward(self.leaf.grad)
+
+def backward_to_alpha(
+    samples: Sequence[DetachedGates], reduce: Callable[[list[Tensor]], None] = lambda _: None
+) -> None:
+    """Backpropagate the accumulated gradients of all samples of a step into alpha.
+
+    `reduce` averages a list of gradients over processes in place. Samples that do not depend on alpha have no effect.
+    """
+    samples = [sample for sample in samples if sample.leaf.requires_grad]
+    if not samples:
+        return
+    # A leaf has no gradient if this process reads no row of the part of the batch that its gates are for.
+    gradients = [torch.zeros_like(each.leaf) if each.leaf.grad is None else each.leaf.grad for each in samples]
+    reduce(gradients)
+    torch.autograd.backward([sample.sampled for sample in samples], gradients)
 
 
 class SinglePathFunction(torch.autograd.Function):

@@ -84,14 +84,17 @@ class ArchitectureOptimizer:
 
     # The architecture step.
 
-    def sample_gates(self, step: int, differentiable: bool) -> Gates:
-        """Sample gates at the temperature of a step; if `differentiable`, gradients flow from them to alpha."""
+    def sample_gates(self, step: int, count: int, differentiable: bool) -> list[Gates]:
+        """Sample gates at the temperature of a step, at most `count` times, each sample for a part of the batch.
+
+        If `differentiable`, gradients flow from the gates to alpha.
+        """
         with torch.set_grad_enabled(differentiable):
             alpha = self.supernet.alpha()
             # Candidate dropout: a leading candidate is left out now and then, so that the others are trained too.
             if self.search.candidate_dropout:
                 alpha = drop_candidates(alpha, self.search.candidate_dropout, self.noise)
-            return self.estimator.sample_gates(alpha, self.tau(step), self.noise)
+            return self.estimator.sample_several(count, alpha, self.tau(step), self.noise)
 
     def backward(self, step: int, loss_of_gates: Callable[[Gates], Tensor]) -> None:
         """Set the gradients of alpha and, if it is learnable, tau from one held-out batch.

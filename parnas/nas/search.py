@@ -11,6 +11,7 @@ temperature, the noise and their schedules are in `architecture_optimizer.py`, t
 `parnas/model/estimators.py`.
 """
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from parnas.data.batching import Shuffle, TrainingBatches, split_share
 from parnas.data.streams import Tokens
 from parnas.errors import ParnasError
 from parnas.model.estimators import arch_batch_size
-from parnas.model.gates import DetachedGates, Gates
+from parnas.model.gates import DetachedGates, Gates, backward_to_alpha
 from parnas.model.memory import Memory, map_memory
 from parnas.model.supernet import SuperNet
 from parnas.nas.architecture_optimizer import ArchitectureOptimizer
@@ -83,20 +84,20 @@ class SearchTask(TrainingTask):
         trains_alpha = self.arch_optimizer.trains_at(step)
         self.arch_optimizer.zero_grad()
 
-        # 1. Sample gates [N, C], one sample for the whole step. They are detached from alpha, so that micro-batches and
-        #    processes can accumulate the gradient of the gates before it goes on to alpha, once, in step 3.
-        detached = DetachedGates(self.gates(step))
+        # 1. Sample gates [N, C], one sample for each part of the batch. They are detached from alpha, so that
+        #    micro-batches and processes can accumulate the gradient of the gates before it goes on to alpha, in step 3.
+        samples = [DetachedGates(gates) for gates in self.gates(step)]
 
-        # 2. Weight step: update the shared weights on the network, or mixture, that the gates select. The backward pass
-        #    also leaves a gradient in the gates if they need one.
-        result = self.update_weights(self.batches.batch(step), detached.gates)
+        # 2. Weight step: update the shared weights on the networks, or mixtures, that the gates select. The backward
+        #    pass also leaves a gradient in the gates if they need one.
+        result = self.update_weights(self.batches.batch(step), [sample.gates for sample in samples])
         if not trains_alpha:
             return result
 
         # 3. Architecture gradient. With a held-out split it comes from a second batch, by the weights just updated: a
         #    layer must not be preferred for fitting its own training text. Without one, the gates' gradient is reused.
         if self.arch_batches is None:
-            detached.backward_to_alpha(self.distributed.all_reduce_mean)
+            backward_to_alpha(samples, self.distributed.all_reduce_mean)
         else:
             self._backward_held_out(step, self.arch_batches)
 
@@ -167,9 +168,12 @@ class SearchTask(TrainingTask):
         """Return all tensors that training changes: the weights, alpha and the temperature."""
         return [*self.supernet.parameters(), self.arch_optimizer.log_tau]
 
-    def gates(self, step: int) -> Gates:
+    def gates(self, step: int) -> list[Gates]:
         """Sample the gates of a weight step; differentiable if the step trains alpha on the same batch."""
-        return self.arch_optimizer.sample_gates(step, self.arch_batches is None and self.arch_optimizer.trains_at(step))
+        differentiable = self.arch_batches is None and self.arch_optimizer.trains_at(step)
+        # Fewer samples if the rows of a batch cannot be divided evenly among them.
+        count = math.gcd(self.search.gate_sample_count, self.session.config.data.batch_size)
+        return self.arch_optimizer.sample_gates(step, count, differentiable)
 
     def scheduled(self, step: int) -> dict[str, float]:
         """Return the learning rate and the temperature tau of a step, for the log."""

@@ -22,7 +22,7 @@ class RetrainTask(TrainingTask):
 
     def train_step(self, step: int) -> StepResult:
         """Train the weights on the batch of `step`, counted from 0."""
-        return self.update_weights(self.batches.batch(step), gates=None)
+        return self.update_weights(self.batches.batch(step), self.gates(step))
 
 
 def retrain(config: Config, folder: Path, reporter: Reporter, resume: bool = False) -> Run:

@@ -161,9 +161,9 @@ class TrainingTask:
         """Return the values that a schedule sets for `step`, such as the learning rate, by metric name (`lr`)."""
         return {"lr": learning_rate(step, self.schedule)}
 
-    def gates(self, step: int) -> Gates | None:  # noqa: ARG002
-        """Sample the gates of a forward pass at `step`; return `None` for a discrete network."""
-        return None
+    def gates(self, step: int) -> Sequence[Gates | None]:  # noqa: ARG002
+        """Return samples of gates for `step`, each for an equal part of the batch's rows; `[None]` if discrete."""
+        return [None]
 
     def validate(self) -> dict[str, TotalLoss]:
         """Return the losses on the validation split, by name; the loss named `valid` decides which checkpoint is best.
@@ -208,15 +208,17 @@ class TrainingTask:
 
     # Shared by all tasks.
 
-    def update_weights(self, batch: Batch, gates: Gates | None) -> StepResult:
-        """Train the weights on one batch; if `gates` depend on alpha, also add to the gradient of alpha.
+    def update_weights(self, batch: Batch, samples: Sequence[Gates | None]) -> StepResult:
+        """Train the weights on one batch; if the `samples` of gates depend on alpha, also add to the gradient of alpha.
+
+        Each sample is for an equal part of the batch's rows; `[None]` for a discrete network.
 
         Raises:
             NonFinite: loss or gradient is not finite, so that nothing was updated. If `Session.checks_each_step` is
                 false, the device skips the update instead, without an error.
         """
         # 1. Forward and backward pass in micro-batches; keep the memory for the next segment.
-        forward = self.weight_optimizer.accumulator.backward(batch, self.memory, gates)
+        forward = self.weight_optimizer.accumulator.backward(batch, self.memory, samples)
         self.memory = forward.memory
         # 2. Check loss and gradient, unless that would wait for a GPU.
         norms, check = self.weight_optimizer.gradient_norms(), self.session.checks_each_step

@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from parnas.model.gates import DetachedGates, Gates
 from parnas.model.memory import Memory, join_rows, map_memory
 from parnas.model.transformer_xl import TransformerXL
 from parnas.training.device import Device
+from parnas.training.distributed import DistributedContext
 from parnas.training.optimizers import Muon, check_shapes, gradient_norm, make_adamw, step_clipped, suits_muon
 
 _COMPRESSION = "compression_optimizer"
@@ -27,6 +28,14 @@ class Forward(NamedTuple):
     loss: Tensor  # mean over the tokens read by this process, nats per token
     memory: Memory  # after the batch, for the next segment
     compression: Tensor | None  # auxiliary loss of compressive memory; None without compressive memory
+
+
+class MicroBatch(NamedTuple):
+    """A part of a batch that goes through the network at once."""
+
+    rows: slice  # of the rows that this process reads
+    gates: Gates | None  # None for a discrete network
+    exchanges: bool  # whether the processes exchange gradients after it
 
 
 class NetworkWithLoss(nn.Module):
@@ -49,7 +58,7 @@ class GradientAccumulator:
 
     The gradients are those of the mean loss of the whole batch. With several processes, each process reads its slice of
     the rows, and the gradients of `weights` are averaged over all processes. A weight that no process used has no
-    gradient.
+    gradient. With several samples of gates, each sample is for an equal part of the batch's rows.
     """
 
     def __init__(self, model: TransformerXL, weights: Iterable[nn.Parameter], device: Device, count: int) -> None:
@@ -68,38 +77,53 @@ class GradientAccumulator:
         """Return the number of micro-batches for `rows` rows: at most `count`, and all have equally many rows."""
         return math.gcd(self.count, rows)
 
+    def split(self, rows: int, samples: Sequence[Gates | None]) -> list[MicroBatch]:
+        """Divide the `rows` rows of this process into micro-batches of equally many rows.
+
+        The number of samples must divide the number of rows of all processes together.
+        """
+        own = share_out(samples, self.device.distributed)
+        each = rows // len(own)  # rows of a sample
+        count = math.gcd(max(1, self.count // len(own)), each)  # micro-batches of a sample
+        size, micro_batches = each // count, []
+        for start in range(0, rows, size):
+            # Gradients are exchanged with the last micro-batch of each sample: weights that a forward pass does not use
+            # are not exchanged after it, and another sample may use others.
+            exchanges = (start + size) % each == 0
+            micro_batches.append(MicroBatch(slice(start, start + size), own[start // each], exchanges))
+        return micro_batches
+
     def forward(
-        self, batch: Batch, memory: Memory | None, gates: Gates | None, average_gradients: bool = False
+        self, batch: Batch, memory: Memory | None, samples: Sequence[Gates | None], average_gradients: bool = False
     ) -> Iterator[Forward]:
-        """Yield the result of the forward pass of each micro-batch.
+        """Yield the result of the forward pass of each micro-batch (see `split`).
 
         Args:
             batch: this process's rows.
             memory: memory of the same rows; an empty memory is used instead if the batch starts an epoch.
-            gates: gates of the candidates; `None` for a discrete network.
+            samples: one or more samples of gates; `[None]` for a discrete network.
             average_gradients: average the gradients of the weights over all processes in the backward pass.
         """
         network = self.parallel if average_gradients and self.parallel else self.network
         device = self.device.device
         inputs, targets = torch.from_numpy(batch.inputs).to(device), torch.from_numpy(batch.targets).to(device)
         memory = None if batch.starts_epoch else memory
-        count = self.divide(len(inputs))
-        size = len(inputs) // count
-        for number in range(count):
-            if self.parallel is not None:  # set before forward: gradients are exchanged with the last micro-batch only
-                self.parallel.require_backward_grad_sync = number + 1 == count
-            rows = slice(number * size, (number + 1) * size)
-            yield network(inputs[rows], targets[rows], memory if count == 1 else take_rows(memory, rows), gates)
+        micro_batches = self.split(len(inputs), samples)
+        for rows, gates, exchanges in micro_batches:
+            if self.parallel is not None:
+                self.parallel.require_backward_grad_sync = exchanges  # read in the forward pass
+            part = memory if len(micro_batches) == 1 else take_rows(memory, rows)
+            yield network(inputs[rows], targets[rows], part, gates)
 
-    def backward(self, batch: Batch, memory: Memory | None, gates: Gates | None) -> Forward:
+    def backward(self, batch: Batch, memory: Memory | None, samples: Sequence[Gates | None]) -> Forward:
         """Add the gradients of a batch, averaged over all processes, to `grad` of each weight.
 
-        The losses and the memory returned are those of this process.
+        The arguments are those of `forward`. The losses and the memory returned are those of this process.
         """
-        results = []
-        for result in self.forward(batch, memory, gates, average_gradients=True):
+        results, count = [], len(self.split(len(batch.inputs), samples))
+        for result in self.forward(batch, memory, samples, average_gradients=True):
             total = result.loss if result.compression is None else result.loss + result.compression
-            (total / self.divide(len(batch.inputs))).backward()
+            (total / count).backward()
             compression = None if result.compression is None else result.compression.detach()
             results.append(Forward(result.loss.detach(), result.memory, compression))
         return join_micro_batches(results)
@@ -113,7 +137,7 @@ class GradientAccumulator:
         only one autograd graph is in memory at a time. The weights receive no gradient.
         """
         detached, results = DetachedGates(gates), []
-        for result in self.forward(batch, memory, detached.gates):
+        for result in self.forward(batch, memory, [detached.gates]):
             if detached.leaf.requires_grad:
                 result.loss.backward(inputs=[detached.leaf])
             results.append(result._replace(loss=result.loss.detach()))
@@ -136,6 +160,18 @@ def _only_trainable(model: nn.Module, weights: Iterable[nn.Parameter]) -> Iterat
     yield
     for parameter in others:
         parameter.requires_grad_(True)
+
+
+def share_out(samples: Sequence[Gates | None], distributed: DistributedContext) -> list[Gates | None]:
+    """Return the samples of gates that this process uses, each for an equal part of its rows.
+
+    The rows of all processes, in order of rank, are divided evenly among the samples, in order. A process uses a sample
+    twice if it and another process read that sample's rows in unequal parts.
+    """
+    count, processes = len(samples), distributed.world_size
+    each = count // math.gcd(count, processes)  # parts of a process
+    first = distributed.rank * each
+    return [samples[part * count // (processes * each)] for part in range(first, first + each)]
 
 
 def take_rows(memory: Memory | None, rows: slice) -> Memory | None:

@@ -84,11 +84,12 @@ def record(lines: list[Any]) -> None:
     """Let each search note its gates and the gradients with which alpha takes its steps."""
     sample, update = SearchTask.gates, ArchitectureOptimizer.update
 
-    def recorded_gates(self: SearchTask, step: int) -> Gates:
-        gates = sample(self, step)
-        weights = gates if isinstance(gates, torch.Tensor) else torch.stack([gate.weights for gate in gates])
-        lines.append(["gates", step, weights.tolist()])
-        return gates
+    def recorded_gates(self: SearchTask, step: int) -> list[Gates]:
+        samples = sample(self, step)
+        for gates in samples:
+            weights = gates if isinstance(gates, torch.Tensor) else torch.stack([gate.weights for gate in gates])
+            lines.append(["gates", step, weights.tolist()])
+        return samples
 
     def recorded_update(self: ArchitectureOptimizer, step: int) -> None:
         lines.append(["gradient", step, [alpha.grad.tolist() for alpha in self.supernet.alphas()]])

@@ -70,7 +70,7 @@ def test_alpha_is_trained_and_pi_stays(steps):
             assert updates == ({1} if key.name == "uniform" else {2}), "alpha trains in every fourth step, or in each"
             if key.situation == "interleaved":
                 assert str(task.supernet.argmax_architecture()) == harness.INTERLEAVED
-                drawn = task.gates(step.trainer.step)
+                (drawn, *_) = task.gates(step.trainer.step)
                 chosen = drawn.argmax(-1).tolist() if isinstance(drawn, torch.Tensor) else [g.chosen for g in drawn]
                 assert key.name == "soft" or "".join("sfi"[index] for index in chosen) == harness.INTERLEAVED
             else:

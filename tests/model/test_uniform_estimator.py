@@ -37,6 +37,28 @@ def test_weights_get_every_layer_alike_and_identity_half_as_often() -> None:
     torch.testing.assert_close(counts / 3000, torch.tensor([[0.4, 0.4, 0.2]] * 2), atol=0.03, rtol=0)
 
 
+def test_paths_of_a_step_differ_and_each_layer_keeps_its_share() -> None:
+    estimator, noise, counts = UniformPath(2, SPACE), generator(), torch.zeros(4, 2, 3)
+    alpha = torch.tensor([[9.0, 0.0, -9.0], [0.0, 0.0, 30.0]])
+    for _ in range(3000):
+        paths = estimator.sample_several(4, alpha, 0.1, noise)
+        for block in range(2):
+            chosen = [path[block].chosen for path in paths]
+            # Of four samples with probabilities 0.4, 0.4 and 0.2, each index has 4 times its probability, rounded.
+            assert [chosen.count(index) for index in range(3)] in ([2, 2, 0], [2, 1, 1], [1, 2, 1])
+            for place, index in enumerate(chosen):
+                counts[place, block, index] += 1
+    torch.testing.assert_close(counts / 3000, torch.tensor([0.4, 0.4, 0.2]).expand(4, 2, 3), atol=0.03, rtol=0)
+
+
+def test_a_layer_that_a_block_lacks_is_in_no_path() -> None:
+    estimator, noise = UniformPath(2, (("s", "f"), ("f", "i"))), generator()
+    for _ in range(200):
+        for path in estimator.sample_several(2, torch.zeros(2, 3), 0.1, noise):
+            assert path[0].chosen in (0, 1)
+            assert path[1].chosen in (1, 2)
+
+
 def test_settling_blocks_take_what_is_derived_or_with_probability_tau_draw_by_pi() -> None:
     alpha = torch.tensor([[0.4, 0.1, 0.0], [0.0, -0.2, 0.3]], requires_grad=True)
     estimator, noise, counts = UniformPath(2, SPACE), generator(), torch.zeros(2, 3)
@@ -53,13 +75,13 @@ def test_weights_are_fine_tuned_on_the_selected_path(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     selected: list[torch.Tensor | None] = []
-    original = UniformPath.sample_gates
+    original = UniformPath.sample_several
 
     def spy(self: UniformPath, *arguments: object) -> object:
         selected.append(self.selected_path)
-        return original(self, *arguments)
+        return original(self, *arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(UniformPath, "sample_gates", spy)
+    monkeypatch.setattr(UniformPath, "sample_several", spy)
     changes = {
         "search__steps": 20,
         "search__uniform_fraction": 0.5,

@@ -40,6 +40,6 @@ def test_alphas_objective_rewards_the_entropy_of_each_block(corpus: Path) -> Non
 def test_steps_leave_out_candidates_as_often_as_asked(corpus: Path, p: float) -> None:
     changes = {"search__estimator": "soft", "search__candidate_dropout": p, "search__tau_end": 1.0}
     optimizer = make_arch_optimizer(corpus, **changes)
-    absent = [(optimizer.sample_gates(6, differentiable=False) == 0).float() for _ in range(200)]  # type: ignore[union-attr]
+    absent = [(optimizer.sample_gates(6, 1, differentiable=False)[0] == 0).float() for _ in range(200)]  # type: ignore[union-attr]
     # Where all three would go, none goes.
     assert float(torch.stack(absent).mean()) == pytest.approx(p - p**3, abs=0.04 * (p > 0))

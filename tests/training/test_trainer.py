@@ -16,7 +16,7 @@ from parnas.config.loader import Config
 from parnas.data.batching import Batch, TrainingBatches
 from parnas.data.streams import prepare
 from parnas.errors import ParnasError
-from parnas.model.gates import DetachedGates
+from parnas.model.gates import DetachedGates, backward_to_alpha
 from parnas.model.summary import parts_of
 from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import TransformerXL
@@ -204,9 +204,9 @@ def test_learnable_tau_comes_back_from_its_bound(corpus: Path, tmp_path: Path, m
     task, log_tau = tasks[-1], tasks[-1].arch_optimizer.log_tau
     log_tau.data.fill_(math.log(0.5))
     task.arch_optimizer.zero_grad()
-    gates = DetachedGates(task.gates(10))  # a step that trains alpha
-    task.update_weights(task.batches.batch(10), gates.gates)
-    gates.backward_to_alpha()
+    samples = [DetachedGates(gates) for gates in task.gates(10)]  # a step that trains alpha
+    task.update_weights(task.batches.batch(10), [sample.gates for sample in samples])
+    backward_to_alpha(samples)
     assert log_tau.grad is not None
     assert log_tau.grad != 0
 

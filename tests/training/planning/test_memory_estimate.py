@@ -116,7 +116,7 @@ def test_the_step_is_the_one_of_training(parts: int, twice: bool, estimator: str
     fixed = tracker.hold(list(step.network.parameters()))
     tracker.hold([memory, step.tokens, step.gates])
     with tracker:
-        result = accumulator.backward(batch, memory, step.gates)
+        result = accumulator.backward(batch, memory, [step.gates])
     assert (
         abs(tracker.peak - fixed - storage_bytes(result.memory) - counted.peak) <= 2 * storage_bytes(step.tokens) + 16
     )
