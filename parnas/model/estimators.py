@@ -22,7 +22,8 @@ single_path       As gdas, and in one random block per step a second candidate, 
                   as control variates to reduce its variance.
 uniform           Uniform path sampling (SPOS, Guo et al. 2020, arXiv 1904.00420). The weights train on paths sampled
                   uniformly, so every layer gets the same share of training whatever alpha is; identity, which has
-                  nothing to train and occurs in many architectures of one network, is sampled half as often. Alpha
+                  nothing to train and occurs in many architectures of one network, is sampled half as often. The paths
+                  of a step, two by default, differ as much as possible, and each is for a part of the batch. Alpha
                   trains on a held-out split: pairs of paths sampled by pi are evaluated without gradient, a linear
                   model (one number per block and candidate) is fitted to the differences of their losses, and alpha
                   descends the model's expected loss under pi. At the end alpha is frozen and the weights are fine-tuned

@@ -6,14 +6,21 @@ import numpy as np
 import pytest
 import torch
 from conftest import small_config
+from helpers.supernet_helpers import one_hot
 from helpers.training_helpers import Notes, Phase, assert_same_weights, final_weights
 
 from parnas.architecture import Architecture
 from parnas.config.loader import Config
+from parnas.data.batching import Batch
+from parnas.model.estimators import make_path
+from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import TransformerXL
 from parnas.nas.search import search
+from parnas.training.device import Device
+from parnas.training.distributed import DistributedContext
 from parnas.training.progress import Silent
 from parnas.training.retrain import retrain
+from parnas.training.weight_optimizer import GradientAccumulator, share_out
 
 
 @pytest.mark.parametrize(
@@ -30,6 +37,46 @@ def test_accumulated_gradients_are_those_of_the_batch(changes: dict[str, object]
     accumulated = final_weights(retrain(config.replace(train__accumulate=4), tmp_path / "accumulated", Silent()))
     for name, expected in whole.items():
         torch.testing.assert_close(accumulated[name], expected, rtol=1e-3, atol=2e-5)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2, 4])
+def test_each_sample_of_gates_trains_its_part_of_the_rows(accumulate: int) -> None:
+    torch.manual_seed(0)
+    config = Config().replace(model__dropout=0.0, search__blocks=2)
+    supernet = SuperNet.from_config(config.model, config.search, 40).eval()
+    ids = np.random.default_rng(0).integers(40, size=(2, 8, 6))
+    device = Device(torch.device("cpu"), "fp32")
+    accumulator = GradientAccumulator(supernet, supernet.weights().values(), device, accumulate)
+    samples = [make_path(one_hot("sf")), make_path(one_hot("fi"))]
+    memory = accumulator.backward(Batch(*ids, starts_epoch=True), None, samples).memory
+    together = accumulator.backward(Batch(*ids[:, :, :4], starts_epoch=False), memory, samples)
+    found = {name: weight.grad for name, weight in supernet.named_parameters() if weight.grad is not None}
+
+    # The twin: each path by itself on its four rows, half of the loss each.
+    supernet.zero_grad()
+    losses = []
+    for place, sample in enumerate(samples):
+        first, second = (torch.from_numpy(ids[:, place * 4 : place * 4 + 4, :end]) for end in (6, 4))
+        output = supernet(first[0], None, sample)
+        (supernet.score(output.hidden, first[1]).mean() / 2).backward()
+        nll = supernet.score(supernet(second[0], output.memory, sample).hidden, second[1]).mean()
+        (nll / 2).backward()
+        losses.append(nll)
+    assert together.loss.item() == pytest.approx(sum(losses).item() / 2, rel=1e-5)
+    assert found.keys() == {name for name, weight in supernet.named_parameters() if weight.grad is not None}
+    for name, weight in supernet.named_parameters():
+        if weight.grad is not None:
+            torch.testing.assert_close(found[name], weight.grad, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("samples", "processes"), [(1, 3), (2, 1), (2, 2), (2, 4), (2, 3), (4, 2), (4, 6), (6, 4)])
+def test_samples_are_shared_out_evenly_in_the_order_of_rows(samples: int, processes: int) -> None:
+    gates = [torch.tensor(number) for number in range(samples)]
+    own = [share_out(gates, DistributedContext(rank=rank, world_size=processes)) for rank in range(processes)]
+    assert len({len(parts) for parts in own}) == 1, "all processes exchange gradients equally often"
+    numbers = [int(part) for parts in own for part in parts]
+    assert numbers == sorted(numbers)
+    assert {numbers.count(number) for number in range(samples)} == {len(numbers) // samples}
 
 
 def test_parts_that_do_not_divide_the_rows_are_told(corpus: Path, tmp_path: Path) -> None:
