@@ -1,6 +1,7 @@
 """Train variants of a network from several seeds and compare each with the first: `python benchmarks/variants.py PLAN`.
 
-    python benchmarks/variants.py hybrid --search       # one search, derived within each target of the plan
+    python benchmarks/variants.py hybrid --search       # one search, derived within each target of the plan; first the
+                                                        # latency of each layer, unless it was measured before
     python benchmarks/variants.py hybrid                # train what is missing of benchmarks/hybrid.yaml
     python benchmarks/variants.py hybrid --latency      # measure the latency of all networks of the plan in turns
     python benchmarks/variants.py hybrid --report       # print and write the table of the finished trainings
@@ -241,7 +242,7 @@ def main(arguments: list[str] | None = None) -> None:
     }
     jobs = list_jobs(variants)
     if parsed.stage == "search":
-        if config.search.cost.metric == "latency":
+        if config.search.cost.metric == "latency" and not profile.is_file():
             measure_layers(config, Silent(), rounds=50, check=20).write(profile)
             config = config.replace(search__cost__table=str(profile))
         run_search(config, plan["targets"], found)
