@@ -98,7 +98,7 @@ def judge_ranking(result: dict[str, Any]) -> Iterator[Goal]:
     ranks = {row["ranked by"]: row for row in result["ranks"] if row["target"] in ("", "none")}
     ours = ranks["uniform: estimate"]
     for title, column, ceiling in (
-        ("all networks", "tau, one training", result["ceiling"]["all"]),
+        ("all networks", "tau, all", result["ceiling"]["all"]),
         ("networks of equal latency", "tau, equal latency", result["ceiling"]["equal latency"]),
     ):
         tau = ours[column]

@@ -11,7 +11,7 @@ search_quality.csv, and to search_scores.csv scores of every network. A later st
 
 pi         log-probability under the last pi, in nats
 inherited  minus the loss with the SuperNet's weights on text that they have not seen, in nats per token
-estimate   the sum of both, log pi times search.entropy_end: what `uniform` chooses by among the most probable networks;
+estimate   the sum of both, log pi times half of search.entropy_end: what `derive` chooses by with `uniform`;
            the inherited score alone where pi says nothing of losses (parnas/nas/rerank.py)
 
 A network has several strings where they may hold identity; its scores are those of the likeliest of them. Without
@@ -61,7 +61,8 @@ SEARCHES_BY["uniform, penalised"] = {"search__estimator": "uniform", "search__co
 SLICES = "uniform, shared slices"  # only for spaces with candidates that are parts of others
 SEARCHES_BY[SLICES] = {"search__estimator": "uniform", "search__share_slices": True}
 STRATUM = 0.03  # networks whose predicted latency is within this share of each other cost the same
-SCORE_NAMES = ("pi", "inherited", "estimate")
+ESTIMATE = "estimate"
+SCORE_NAMES = ("pi", "inherited", ESTIMATE)
 
 
 class Search(NamedTuple):
@@ -85,7 +86,13 @@ class Score(NamedTuple):
     network: str
     pi: float
     inherited: float
-    estimate: float
+
+    def of(self, name: str, config: Config) -> float:
+        """Return one of `SCORE_NAMES`, given the configuration of the search."""
+        if name == ESTIMATE:
+            return self.inherited + config.search.rerank_pi_weight * self.pi
+        value: float = getattr(self, name)
+        return value
 
 
 class Job(NamedTuple):
@@ -136,8 +143,7 @@ def run_search(config: Config, networks: Collection[str], job: Job) -> tuple[lis
     loss_of = shared_weight_losses(model, config, streams, held_out(config, streams))
     for network, (chance, architecture) in likeliest.items():
         inherited = -loss_of(architecture).per_token
-        estimate = inherited + config.search.rerank_pi_weight * chance
-        scores.append(Score(job.estimator, job.target, job.seed, network, chance, inherited, estimate))
+        scores.append(Score(job.estimator, job.target, job.seed, network, chance, inherited))
     return found, scores
 
 
@@ -285,8 +291,9 @@ def rank_table(truth: Truth, scores: Sequence[Score], config: Config) -> list[di
     """Return a row per estimator and score, and one per simple count, as medians over seeds."""
     by_search: dict[tuple[str, str, int], dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
     for row in scores:
+        searched = config.replace(**SEARCHES_BY[row.estimator])
         for name in SCORE_NAMES:
-            by_search[row.estimator, row.target, row.seed][name][row.network] = getattr(row, name)
+            by_search[row.estimator, row.target, row.seed][name][row.network] = row.of(name, searched)
     rivals = {
         "parameters": count_costs(config, "parameters").per_layer,
         "multiply-adds": count_costs(config, "macs").per_layer,
@@ -327,6 +334,8 @@ def derived_table(truth: Truth, searches: Sequence[Search]) -> list[dict[str, An
     cases = dict.fromkeys((row.estimator, row.target) for row in searches)
     for (estimator, target), way in itertools.product(cases, ("arch", "by_pi")):
         found = [getattr(row, way) for row in searches if (row.estimator, row.target) == (estimator, target)]
+        if not truth.losses.keys() >= set(found):
+            continue  # a sample need not have the networks that a search derives
         bound = math.inf if target == NO_TARGET else float(target)
         allowed = sorted((n for n in truth.losses if truth.share(n) <= bound + 1e-9), key=truth.mean)
         best = allowed[0]
@@ -363,7 +372,8 @@ def report(study: Study, paths: Paths, parsed: Namespace) -> None:
     )
     ranks, derived = rank_table(truth, scores, config), derived_table(truth, searches)
     harness.print_table("Agreement with the table", ranks)
-    harness.print_table("Derived architectures", derived)
+    if derived:
+        harness.print_table("Derived architectures", derived)
     payload = {"ceiling": ceiling, "ranks": ranks, "derived": derived, "layer_ms": dict(costs.per_layer)}
     device = harness.choose(parsed.device, config.runtime.precision)
     harness.write_result(paths.result, device, {"precisions": [device.precision], **payload}, parsed)

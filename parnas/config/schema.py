@@ -1,5 +1,6 @@
 """The sections of the configuration: every setting with its default, bounds, unit and meaning."""
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Annotated, Literal, NamedTuple, Self, TypeAlias, cast
@@ -436,7 +437,7 @@ class SearchConfig(Section):
         0.02,
         ge=0,
         description="Weight of the entropy bonus at the last architecture step; linear in between. For the estimator "
-        "uniform without a cost penalty it is also the weight of log pi in re-ranking.",
+        "uniform without a cost penalty, half of it is the weight of log pi in re-ranking.",
     )
     rerank_top_k: int | None = Field(
         None,
@@ -484,10 +485,13 @@ class SearchConfig(Section):
         """
         return (0.0 if self.estimator == "uniform" else 2.0) if self.cost.weight is None else self.cost.weight
 
-    @property
-    def gate_sample_count(self) -> int:
-        """Number of samples of gates in a step: `gate_samples` or, if it is `None`, the estimator's default."""
-        return (2 if self.estimator == "uniform" else 1) if self.gate_samples is None else self.gate_samples
+    def samples_of_batch(self, rows: int) -> int:
+        """Return the number of samples of gates in a step on a batch of `rows` rows.
+
+        It is `gate_samples` or, if that is `None`, the estimator's default; fewer if the rows cannot be divided evenly.
+        """
+        default = 2 if self.estimator == "uniform" else 1
+        return math.gcd(default if self.gate_samples is None else self.gate_samples, rows)
 
     @property
     def rerank_count(self) -> int:
@@ -505,7 +509,7 @@ class SearchConfig(Section):
 
         It is 0 if a cost penalty also trained alpha, or if the weights were trained on paths that depend on alpha.
         """
-        return self.entropy_end if self.estimator == "uniform" and not self.cost_weight else 0.0
+        return self.entropy_end / 2 if self.estimator == "uniform" and not self.cost_weight else 0.0
 
     @property
     def alpha_end_step(self) -> int:

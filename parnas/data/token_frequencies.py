@@ -22,6 +22,7 @@ PUBLISHED = {
     ("wikitext-2", "word"): 33_278,
     ("enwik8", "byte"): 205,
     ("text8", "byte"): 28,
+    ("tiny-shakespeare", "byte"): 65,
 }
 """Number of different words, or bytes, of each dataset."""
 

@@ -6,13 +6,14 @@ probable networks are evaluated as a whole, with the shared weights and without 
 1904.00420, section 3.3); an evolutionary search (`evolution.py`) evaluates further networks that resemble the best. The
 estimate of the loss is added to the one that pi contains:
 
-    score = shared-weight loss - e log p,    p the product of pi over the blocks, e = search.entropy_end
+    score = shared-weight loss - e/2 log p,    p the product of pi over the blocks, e = search.entropy_end
 
 Why e log p is an estimate of a loss: with the estimator `uniform`, alpha minimises expected loss - e · entropy(pi). The
 minimum is the Gibbs distribution pi ∝ exp(-loss / e), so -e log pi is the loss that the search estimated block by
-block, in nats per token up to a constant. Before alpha has converged, in short searches, pi is flatter, so that the
-shared-weight loss has more influence on the score. With a cost penalty or another estimator, pi has no such meaning;
-then e is 0.
+block, in nats per token up to a constant. It is the coarser of the two estimates, so its weight is a half: on both
+tables of trained networks (`benchmarks/search_quality.py`) this ranks better than no weight and than the whole. Before
+alpha has converged, in short searches, pi is flatter, so that the shared-weight loss has more influence on the score.
+With a cost penalty or another estimator, pi has no such meaning; then e is 0.
 """
 
 import math
@@ -101,7 +102,7 @@ def rank(pi: Sequence[Mapping[str, float]], budget: Budget, config: Config, loss
 
 def estimate(choice: LayerString, loss: float, search: SearchConfig) -> Estimate:
     """Return a network with its score, given its shared-weight loss in nats per token."""
-    # score = loss - e log p; log p <= 0, so an improbable network needs a lower loss.
+    # score = loss - e/2 log p; log p <= 0, so an improbable network needs a lower loss.
     return Estimate(choice, loss, loss - search.rerank_pi_weight * choice.log_probability)
 
 

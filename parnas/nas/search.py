@@ -11,7 +11,6 @@ temperature, the noise and their schedules are in `architecture_optimizer.py`, t
 `parnas/model/estimators.py`.
 """
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -171,8 +170,7 @@ class SearchTask(TrainingTask):
     def gates(self, step: int) -> list[Gates]:
         """Sample the gates of a weight step; differentiable if the step trains alpha on the same batch."""
         differentiable = self.arch_batches is None and self.arch_optimizer.trains_at(step)
-        # Fewer samples if the rows of a batch cannot be divided evenly among them.
-        count = math.gcd(self.search.gate_sample_count, self.session.config.data.batch_size)
+        count = self.search.samples_of_batch(self.session.config.data.batch_size)
         return self.arch_optimizer.sample_gates(step, count, differentiable)
 
     def scheduled(self, step: int) -> dict[str, float]:

@@ -75,7 +75,7 @@ class GradientAccumulator:
 
     def divide(self, rows: int) -> int:
         """Return the number of micro-batches for `rows` rows: at most `count`, and all have equally many rows."""
-        return math.gcd(self.count, rows)
+        return rows // rows_of_micro_batch(rows, self.count)
 
     def split(self, rows: int, samples: Sequence[Gates | None]) -> list[MicroBatch]:
         """Divide the `rows` rows of this process into micro-batches of equally many rows.
@@ -83,9 +83,8 @@ class GradientAccumulator:
         The number of samples must divide the number of rows of all processes together.
         """
         own = share_out(samples, self.device.distributed)
-        each = rows // len(own)  # rows of a sample
-        count = math.gcd(max(1, self.count // len(own)), each)  # micro-batches of a sample
-        size, micro_batches = each // count, []
+        each, size = rows // len(own), rows_of_micro_batch(rows, self.count, len(own))
+        micro_batches = []
         for start in range(0, rows, size):
             # Gradients are exchanged with the last micro-batch of each sample: weights that a forward pass does not use
             # are not exchanged after it, and another sample may use others.
@@ -162,6 +161,15 @@ def _only_trainable(model: nn.Module, weights: Iterable[nn.Parameter]) -> Iterat
         parameter.requires_grad_(True)
 
 
+def rows_of_micro_batch(rows: int, accumulate: int, samples: int = 1) -> int:
+    """Return the number of rows of a micro-batch, given those of the process.
+
+    It divides the rows of each of the process's `samples` of gates. If `accumulate` divides `rows`, it is at most
+    `rows` / `accumulate`.
+    """
+    return math.gcd(rows // math.gcd(accumulate, rows), rows // samples)
+
+
 def share_out(samples: Sequence[Gates | None], distributed: DistributedContext) -> list[Gates | None]:
     """Return the samples of gates that this process uses, each for an equal part of its rows.
 
@@ -169,9 +177,14 @@ def share_out(samples: Sequence[Gates | None], distributed: DistributedContext) 
     twice if it and another process read that sample's rows in unequal parts.
     """
     count, processes = len(samples), distributed.world_size
-    each = count // math.gcd(count, processes)  # parts of a process
+    each = samples_of_process(count, processes)
     first = distributed.rank * each
     return [samples[part * count // (processes * each)] for part in range(first, first + each)]
+
+
+def samples_of_process(count: int, processes: int) -> int:
+    """Return for how many of the `count` samples of gates a process has rows, with repetitions (see `share_out`)."""
+    return count // math.gcd(count, processes)
 
 
 def take_rows(memory: Memory | None, rows: slice) -> Memory | None:

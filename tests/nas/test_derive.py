@@ -164,7 +164,7 @@ def test_a_second_look_adds_inherited_loss_and_pi(search_run: Run, tmp_path: Pat
     estimates = {}
     for each in by_pi[:5]:
         loss = measure_loss(found.model.extract(each.architecture), text, eos_id, device, shape).per_token
-        estimates[each.architecture] = loss - found.config.search.entropy_end * math.log(each.probability)
+        estimates[each.architecture] = loss - found.config.search.entropy_end / 2 * math.log(each.probability)
     first = sorted(estimates, key=estimates.__getitem__)
     assert [each.architecture for each in asked.ranking] == [*first, *(each.architecture for each in by_pi[5:])]
     assert [each.estimate for each in asked.ranking[:5]] == pytest.approx(sorted(estimates.values()), rel=1e-4)

@@ -54,7 +54,7 @@ def test_the_best_on_the_short_text_are_compared_on_the_whole_text(corpus: Path)
     assert {str(Architecture(each.choice.layers)) for each in found} == set(full)
     for each in found:
         chance = math.prod(block[name] for block, name in zip(PI, each.choice.layers, strict=True))
-        assert each.score == pytest.approx(each.shared_weight_loss - 0.02 * math.log(chance))
+        assert each.score == pytest.approx(each.shared_weight_loss - 0.01 * math.log(chance))
     assert [each.score for each in found] == sorted(each.score for each in found)
 
 

@@ -36,7 +36,7 @@ from parnas.model.memory import Memory, join_rows
 from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import TransformerXL
 from parnas.training.optimizers import suits_muon
-from parnas.training.weight_optimizer import take_rows
+from parnas.training.weight_optimizer import rows_of_micro_batch, samples_of_process, take_rows
 
 MIXED = ("soft", "straight_through")  # estimators that run all candidates
 
@@ -197,11 +197,21 @@ def without_data() -> Iterator[None]:
 
 
 def _count_step(
-    network: TransformerXL, config: Config, counts: Sequence[int], rows: int, precision: str, gates: Gates | None
+    network: TransformerXL,
+    config: Config,
+    counts: Sequence[int],
+    rows: int,
+    precision: str,
+    gates: Gates | None,
+    samples: int = 1,
 ) -> MemoryEstimate:
-    """Return the estimate of a step on `rows` rows; `network` must be made inside the context `without_data`."""
+    """Return the estimate of a step on `rows` rows; `network` must be made inside the context `without_data`.
+
+    `samples` is the number of samples of gates, each for an equal part of the rows.
+    """
     network.train().checkpoint_activations = config.runtime.checkpoint_activations
-    tails, micro_batches = network.head.cluster_shares(counts), math.gcd(config.train.accumulate, rows)
+    tails = network.head.cluster_shares(counts)
+    micro_batches = rows // rows_of_micro_batch(rows, config.train.accumulate, samples)
     estimate = Step(network, rows, config.data.tgt_len, precision, gates, tails, micro_batches).count()
     return replace(estimate, moments=_moment_bytes(network, config.train.optimizer))
 
@@ -243,7 +253,8 @@ def count_search(config: Config, counts: Sequence[int], rows: int, precision: st
         else:
             saved = {name: _saved_by(name, config.model, rows, tgt_len, precision) for name in search.candidates}
             sampled = path_gates(network, search, saved)
-        estimate = _count_step(network, config, counts, rows, precision, DetachedGates(sampled).gates)
+        samples = samples_of_process(search.samples_of_batch(config.data.batch_size), config.data.batch_size // rows)
+        estimate = _count_step(network, config, counts, rows, precision, DetachedGates(sampled).gates, samples)
     if not search.alpha_share:
         return estimate
     arch_memory = estimate.memory * arch_batch_size(search.estimator, rows) // rows
