@@ -2,7 +2,7 @@
 
 Each searches on WikiText-2 with configs/wikitext2-par.yaml for as many steps as the speed of a short search before
 promises in `--seconds` (45), so that all schedules run to their ends. The table has the seconds that it took, with
-validation and second look, which that speed leaves out: an estimator that spends more on them was given more. Bits per
+validation and re-ranking, which that speed leaves out: an estimator that spends more on them was given more. Bits per
 byte on the validation split, of the network of the argmax with the SuperNet's weights and of the mixture by pi. One
 seed: small differences say nothing.
 """

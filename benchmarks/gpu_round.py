@@ -4,7 +4,7 @@
 
 Needed are what parnas itself needs and WikiText-2 in DIR, no network and no other library. Every part runs in a process
 of its own with a limit of its own, so that whatever fails there, a broken CUDA context included, costs that part alone;
-the result is written anew with each finding, and holds the traceback of what failed.
+the result is written again with each finding, and holds the traceback of what failed.
 """
 
 import faulthandler
@@ -49,7 +49,7 @@ GOALS = {
 ROUNDS = {"tiny": 2, "full": 30}
 ROUNDS_OF_SEARCH = 100
 SEARCH_SECONDS, RETRAIN_SECONDS = 120.0, 100.0  # then what they reached is taken as it is
-COMPILE_WARM_UP = 4  # steps: the first without memory, the second with it, and what each shape compiles anew
+COMPILE_WARM_UP = 4  # steps: the first without memory, the second with it, and what each shape compiles again
 
 SHOWN = (
     *("loss_difference", "gradient_difference", "agree", "tokens_per_second", "share_of_rate"),
@@ -276,7 +276,7 @@ class Round:
         return time.monotonic() - self.began
 
     def tell(self, part: str, name: str, value: Any) -> None:
-        """Take up a finding and write the result anew."""
+        """Add a finding and write the result."""
         self.parts[part][name] = value
         print(f"{self.passed():5.0f} s  {part}: {value if name == 'error' else name}", flush=True)
         self.write()

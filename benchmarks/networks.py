@@ -53,7 +53,7 @@ class Size:
     def block_multiply_adds(self, projects_positions: bool = True) -> float:
         """Multiply-adds per token of all blocks' matrix products in the forward pass, with full memory.
 
-        Keys and values of memory are computed anew for every segment; the projection of the distances is shared by
+        Keys and values of memory are computed again for every segment; the projection of the distances is shared by
         the rows of the batch. `projects_positions` false leaves out that projection and the scores by distance.
         """
         d_model, inner = self.model.d_model, self.model.n_heads * self.model.head_width

@@ -3,7 +3,7 @@
 The shapes are those of configs/wikitext2-par.yaml, with the dropout of the TensorFlow forerunner (0.1) and without;
 token ids are drawn by Zipf's law. A step is the trainer's own: forward, backward, clipping, AdamW for the weights and
 Adam for alpha, which every estimator trains here. Its learning rate is so small that pi stays what it is: `uniform`, or
-`interleaved`, where the path is always that of sfsfsf. tau is 1. The estimator `uniform` is timed with its lessons.
+`interleaved`, where the path is always that of sfsfsf. tau is 1. The time of `uniform` includes its architecture steps.
 
 training    a step of the discrete network sfsfsf
 baseline    a step of the full mixture (`soft`) at uniform pi, in float32 and the textbook forms of plain.py

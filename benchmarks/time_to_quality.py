@@ -7,8 +7,8 @@ each begin with an empty cache, so that learning the tokenizer and encoding the 
 from the start of a process until a validation at or below the target, in bits per byte, stands in its metrics.jsonl.
 
 A search counts where its estimator is the default one, its temperature has reached `search.tau_end` and the training
-of alpha spans at least half of its steps (every `alpha_every`-th has a lesson, where alpha has text of its own): its
-quality is then that of the network that it ends with, and stands beside.
+of alpha spans at least half of its steps (every `alpha_every`-th is an architecture step, where alpha has a held-out
+split): its quality is then that of the network that it ends with, and stands beside.
 """
 
 import math

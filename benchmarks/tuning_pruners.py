@@ -1,7 +1,7 @@
 """What it saves to end trials early, and what it loses: `python benchmarks/tuning_pruners.py`.
 
     python benchmarks/tuning_pruners.py --train   # 24 trainings of a small network, none ended early, and the table
-    python benchmarks/tuning_pruners.py           # the table anew, of what was kept of them
+    python benchmarks/tuning_pruners.py           # write the table again from the stored trials
     python benchmarks/tuning_pruners.py STUDY     # that of another study: the folder of a `parnas tune --no-prune`
 
 The validations of all trials, known to the end, are told to each rule again, in a hundred orders: how many of the steps

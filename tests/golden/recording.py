@@ -1,6 +1,6 @@
 """Small searches and trainings, and the figures of each that are committed and compared exactly.
 
-Record them anew, after a change that alters numbers on purpose, with: python tests/golden/recording.py [NAME ...]
+Record them again, after a change that alters numbers on purpose, with: python tests/golden/recording.py [NAME ...]
 """
 
 import hashlib

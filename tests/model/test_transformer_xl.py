@@ -288,7 +288,7 @@ def test_multiply_adds_are_what_torch_counts(arch, settings):
 
 @torch.no_grad()
 def greedy(network, prompt, length):
-    """The likeliest continuation, reading the whole text anew for every token."""
+    """Return the likeliest continuation, reading the whole text again for every token."""
     ids = prompt
     for _ in range(length):
         ids = torch.cat([ids, log_probs(network, ids)[:, -1].argmax(-1, keepdim=True)], 1)
@@ -296,7 +296,7 @@ def greedy(network, prompt, length):
 
 
 def test_cold_generation_takes_the_likeliest_ids(network):
-    """With memory for the whole text, reading token by token equals reading it anew each time."""
+    """With memory for the whole text, reading token by token equals reading the whole text each time."""
     prompt = random_ids(3, 5)
     found = network.generate(prompt, 6, temperature=0)
     assert torch.equal(found, greedy(network, prompt, 6))

@@ -59,7 +59,7 @@ def test_a_layer_that_a_block_lacks_is_in_no_path() -> None:
             assert path[1].chosen in (1, 2)
 
 
-def test_settling_blocks_take_what_is_derived_or_with_probability_tau_draw_by_pi() -> None:
+def test_fine_tuning_samples_the_selected_path_and_with_probability_tau_a_layer_by_pi() -> None:
     alpha = torch.tensor([[0.4, 0.1, 0.0], [0.0, -0.2, 0.3]], requires_grad=True)
     estimator, noise, counts = UniformPath(2, SPACE), generator(), torch.zeros(2, 3)
     estimator.selected_path = torch.tensor([[0, 1, 0], [1, 0, 0]])
@@ -99,7 +99,7 @@ def test_weights_are_fine_tuned_on_the_selected_path(
     assert run.summary().arch == str(found.architecture) == str(load(run.folder).architecture)
 
 
-def test_alpha_rests_after_the_fair_share(corpus: Path, tmp_path: Path) -> None:
+def test_alpha_is_frozen_after_the_uniform_fraction(corpus: Path, tmp_path: Path) -> None:
     changes = {
         "search__steps": 40,
         "search__uniform_fraction": 0.5,
@@ -152,7 +152,7 @@ def test_pairs_are_read_without_dropout_and_steps_with_it(
     assert run.metrics()[-1].loss != plain.metrics()[-1].loss
 
 
-def test_weights_from_before_settling_are_kept(corpus: Path, tmp_path: Path) -> None:
+def test_weights_from_before_fine_tuning_are_kept(corpus: Path, tmp_path: Path) -> None:
     changes = {
         "search__uniform_fraction": 0.5,
         "search__alpha_start_step": 2,
@@ -168,12 +168,12 @@ def test_weights_from_before_settling_are_kept(corpus: Path, tmp_path: Path) -> 
     loss_of = losses_of_run(run, Silent()).full
     assert [loss_of(Architecture(each["arch"])) for each in looked] == pytest.approx([each["loss"] for each in looked])
     without = search(small_config(corpus, search__rerank_top_k=0, **changes), tmp_path / "without", Silent())
-    assert load(without.folder, supernet_weights=True).step == 6, "for those who ask for a second look later"
+    assert load(without.folder, supernet_weights=True).step == 6, "for a later re-ranking"
     fair = search(small_config(corpus, search__uniform_fraction=1.0, search__steps=8), tmp_path / "fair", Silent())
     assert not fair.supernet.exists(), "the last checkpoint is the same"
 
 
-def test_the_time_of_a_second_look_counts_once(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_of_reranking_counts_once(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else tokens per second would be those of a training that took less time than it did, or less than none."""
 
     now, later = time.perf_counter, [0.0]

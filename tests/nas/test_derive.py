@@ -152,7 +152,7 @@ def without_evolution(run: Run) -> Run:
     return run
 
 
-def test_a_second_look_adds_inherited_loss_and_pi(search_run: Run, tmp_path: Path) -> None:
+def test_reranking_adds_inherited_loss_and_pi(search_run: Run, tmp_path: Path) -> None:
     """Against the loss of each network read by itself, on the same text, and the product of its probabilities."""
     run = without_evolution(with_pi(search_run, tmp_path / "run", PI_OF_THREE))
     asked = derive(run, Constraints(rerank_top_k=5, top_k=7, limits={"s": 2}))
@@ -174,7 +174,7 @@ def test_a_second_look_adds_inherited_loss_and_pi(search_run: Run, tmp_path: Pat
     assert "best by pi and by the SuperNet's weights of 5 networks within at most 2 of s" in asked.method
 
 
-def test_what_the_search_has_looked_at_is_not_read_again(search_run: Run, tmp_path: Path) -> None:
+def test_networks_that_the_search_has_reranked_are_not_evaluated_again(search_run: Run, tmp_path: Path) -> None:
     shutil.copytree(search_run.folder, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints"))
     run = Run(tmp_path / "run")
     kept = {each["arch"]: each["loss"] for each in read_json(run.folder / RERANK)["networks"]}
@@ -190,7 +190,7 @@ def test_what_the_search_has_looked_at_is_not_read_again(search_run: Run, tmp_pa
 
 
 @pytest.mark.parametrize("lost", ["file", "of later steps"])
-def test_a_second_look_that_is_lost_is_taken_again(search_run: Run, tmp_path: Path, lost: str) -> None:
+def test_a_lost_reranking_is_repeated(search_run: Run, tmp_path: Path, lost: str) -> None:
     """As of a run folder that was copied in part, or a killed search that began again."""
     run = Run(Path(shutil.copytree(search_run.folder, tmp_path / "run")))
     path = run.folder / RERANK
@@ -210,7 +210,7 @@ def test_top_k_gives_so_many_of_the_best(search_run: Run) -> None:
     assert len(derive(search_run, Constraints(top_k=3, rerank_top_k=0)).ranking) == 3
 
 
-def test_no_second_look_before_alpha_rests(search_run: Run, tmp_path: Path) -> None:
+def test_no_reranking_before_alpha_is_frozen(search_run: Run, tmp_path: Path) -> None:
     run = with_pi(search_run, tmp_path / "run", PI_OF_THREE)
     assert derive(run).ranking[0].loss is None
 

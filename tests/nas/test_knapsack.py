@@ -52,7 +52,7 @@ COSTS = st.sampled_from([0, 0.1, 0.2, 0.3, 1, 1, 2]) | st.floats(0, 10)
 
 @st.composite
 def problems(draw):
-    """Up to 8 blocks, the longer the fewer candidates, so that every string can be looked at."""
+    """Up to 8 blocks, the longer the fewer candidates, so that every string can be evaluated."""
     blocks = draw(st.integers(1, 7))
     most = {1: 4, 2: 4, 3: 4, 4: 4, 5: 3, 6: 3, 7: 2}[blocks]
     common = draw(st.permutations(NAMES))[: draw(st.integers(2, most))]

@@ -258,7 +258,7 @@ def test_a_profile_of_another_precision_or_shape_is_refused(measured: Profile, c
 
 
 def test_code_of_layers_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the latency of a layer would be kept when it was written anew."""
+    """Else the latency of a layer would be kept after it was rewritten."""
     found = []
     for text in ("def make(config): return 1", "def make(config): return 2"):
         path = tmp_path / f"own_{len(found)}.py"

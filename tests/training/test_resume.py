@@ -1,4 +1,4 @@
-"""Runs that are cut off and gone on with, and those that are refused."""
+"""Runs that are interrupted and resumed, and those that are refused."""
 
 import shutil
 from pathlib import Path

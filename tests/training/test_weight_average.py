@@ -1,4 +1,4 @@
-"""The mean of the weights of the last steps: what is validated, kept and gone on with."""
+"""The mean of the weights of the last steps: what is validated, saved and resumed."""
 
 from pathlib import Path
 
