@@ -1,6 +1,6 @@
 """Write docs/hybrids.md from the results of the benchmarks: `python docs/make/hybrids.py`."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,10 @@ PAGE = Path(__file__).resolve().parents[1] / "hybrids.md"
 INTRODUCTION = """# Which mixer where?
 
 Attention is one of several layers that let the positions of a text exchange information. A gated short convolution (`k`)
-costs less than a feed-forward layer and sees a few positions; a gated recurrence (`r`) costs about as much as one and carries a
+costs about 0.6 of a feed-forward layer and sees a few positions; a gated recurrence (`r`) costs 0.6 to 0.8 of one and carries a
 state of constant size through the whole text; attention with a window (`s:window=N`) sees the last N positions
 ([layers](layers.md)). This page shows what these layers cost, what they are worth in networks of equal latency, and what
-changes of the training recipe are worth for all networks alike.
+changes of the training recipe are worth for a network of attention, convolution and feed-forward layers.
 
 ## Goals
 
@@ -23,8 +23,26 @@ The goals were set before the measurements.
 
 {goals}
 """
+EQUAL_LATENCY = 0.05
+"""Networks whose measured latencies differ by at most this share count as equally fast."""
 AREAS = ("cost of layers", "search in the space hybrid", "ranking in the space hybrid")
 SECTIONS = {
+    "hybrid": (
+        "What a search derives",
+        "One search in the space `hybrid` = [s, k, f, i] of 12 blocks, and what it derives within three cost targets, beside "
+        "networks made by hand. All networks are trained from scratch by the same recipe; *latency share* is the measured latency "
+        "of the blocks relative to the interleaved network's, *time* that of the training relative to the first, perplexity is per "
+        "piece on the validation split of WikiText-2, differences are paired by seed. Measured by "
+        "`python benchmarks/variants.py hybrid`",
+    ),
+    "search_quality_hybrid_truth": (
+        "How well the search ranks networks",
+        "The reference is `benchmarks/results/hybrid_truth.csv`: 150 random networks of at most 6 blocks, drawn evenly over latency, "
+        "each trained from scratch, 30 of them from three seeds. *Reliability* is the rank correlation between two seeds, and so the "
+        "most that a search can reach. *pi*: the log probability of a network; *inherited*: minus its loss with the SuperNet's "
+        "weights; *estimate*: both together, by which `derive` chooses. Measured by "
+        "`python benchmarks/search_quality.py --config benchmarks/hybrid_truth.yaml`",
+    ),
     "mixers": (
         "What the layers cost",
         "Latencies relative to an attention layer in the same run, in the shapes of `benchmarks/comparison.yaml` (width 256, "
@@ -33,15 +51,15 @@ SECTIONS = {
     ),
     "layers": (
         "What the layers are worth",
-        "Each network has about the latency of the first, but for the interleaved network of 12 blocks; *latency share* is "
+        "Each network has about the latency of the first, except the interleaved network of 12 blocks; *latency share* is "
         "the measured latency of its blocks relative to that network's. Perplexity per piece on the validation split of WikiText-2, "
-        "differences by seed. Measured by `python benchmarks/variants.py layers`",
+        "differences are paired by seed. Measured by `python benchmarks/variants.py layers`",
     ),
     "recipe": (
         "What a modern recipe is worth",
         "Each row changes one part of the recipe of `benchmarks/recipe.yaml`, for a network `skfskf`. A change that is worse after "
         "1,000 steps from one seed was not trained further. *Time* is that of the training relative to the first, roughly, since two "
-        "trainings shared the machine. "
+        "trainings shared the machine. Trainings of 4,000 steps and further seeds are not finished. "
         "Changes that are no settings of parnas are in `benchmarks/tried_layers.py`. Measured by "
         "`python benchmarks/variants.py recipe`",
     ),
@@ -57,7 +75,7 @@ def render() -> str:
         if name in results:
             machine = results[name]["machine"]
             device = f"{machine['cores']} cores of {machine['device_name']}"
-            said = f"{describe_layers(results[name])}\n\n" if name == "layers" else ""
+            said = f"{DESCRIPTIONS[name](results[name])}\n\n" if name in DESCRIPTIONS else ""
             parts.append(f"## {title}\n\n{note}, on {device}.\n\n{said}{render_tables(name, results[name])}\n")
     parts.append("`python docs/make/hybrids.py` writes this page from `benchmarks/results/`.\n")
     return "\n".join(parts)
@@ -79,6 +97,40 @@ def describe_layers(result: Mapping[str, Any]) -> str:
     worse = [record["variant"] for record in others if record["low"] is not None and record["low"] > 0]
     lines.append(f"Significantly worse than the first (95 % interval above 0): {'; '.join(worse)}." if worse else "")
     return "\n".join(f"* {line}" for line in lines if line)
+
+
+def best_of_latency(records: Iterable[Mapping[str, Any]], latency: float) -> Mapping[str, Any]:
+    """Return the record of the lowest perplexity among those of at most about this latency."""
+    return min(
+        (each for each in records if each["latency"] <= latency * (1 + EQUAL_LATENCY)), key=lambda each: each["ppl"]
+    )
+
+
+def describe_search(result: Mapping[str, Any]) -> str:
+    """Return what the table of derived networks says, in sentences."""
+    base = result["variants"][0]
+    records = [record for record in result["variants"] if record["steps"] == base["steps"]]
+    derived = [record for record in records if record["variant"].startswith("derived")]
+    by_hand = [record for record in records if record not in derived]
+    lines = []
+    for record in derived:
+        best = best_of_latency(by_hand, record["latency"])
+        lines.append(
+            f"{record['variant'].capitalize()}: `{record['arch']}`, {record['percent']:+.1f} % perplexity relative to the interleaved "
+            f"network at {record['latency']:.2f} of its latency. The best network made by hand of at most that latency (within "
+            f"{EQUAL_LATENCY:.0%}) is *{best['variant']}*, with a perplexity {100 * (best['ppl'] / record['ppl'] - 1):+.1f} % relative to "
+            "the derived network's."
+        )
+    for record in result["variants"]:
+        if record["steps"] != base["steps"]:
+            (once,) = [other for other in records if record["variant"].startswith(other["variant"] + ",")]
+            gain = 100 * (1 - record["ppl"] / once["ppl"])
+            lines.append(f"Twice the steps lower the perplexity of *{once['variant']}* by {gain:.1f} %.")
+    return "\n".join(f"* {line}" for line in lines)
+
+
+DESCRIPTIONS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {"layers": describe_layers, "hybrid": describe_search}
+"""By result: what its tables say."""
 
 
 def render_tables(name: str, result: Mapping[str, Any]) -> str:

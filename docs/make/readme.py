@@ -6,6 +6,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from hybrids import best_of_latency
 from performance import RESULTS
 from results import FORERUNNER, plain
 
@@ -25,7 +26,8 @@ class Row(NamedTuple):
 
 def render() -> str:
     """Return the README with a new table between the markers."""
-    rows = [*comparison_rows(result("comparison-cpu")), ranking_row(result("search_quality-cpu"))]
+    rows = [*hybrid_rows(result("hybrid-cpu"))] if (RESULTS / "hybrid-cpu.json").is_file() else []
+    rows += [*comparison_rows(result("comparison-cpu")), ranking_row(result("search_quality-cpu"))]
     rows += [word_row(result("word_level-wikitext2-word-cpu")), forerunner_row(result("wikitext2-par"))]
     lines = ["| question | measured | answer |", "| --- | --- | --- |", *(f"| {' | '.join(row)} |" for row in rows)]
     table = "\n".join([BEGIN, *lines, END])
@@ -36,6 +38,25 @@ def result(name: str) -> dict[str, Any]:
     """Return the recorded result of a benchmark."""
     content: dict[str, Any] = read_json(RESULTS / f"{name}.json")
     return content
+
+
+def hybrid_rows(hybrid: Mapping[str, Any]) -> Iterator[Row]:
+    """Yield a row for what one search with gated convolutions derived within each target."""
+    base, *others = hybrid["variants"]
+    records = [record for record in others if record["steps"] == base["steps"]]
+    by_hand = [record for record in (base, *records) if not record["variant"].startswith("derived")]
+    for record in (each for each in records if each["variant"].startswith("derived")):
+        target = record["variant"].rpartition(" ")[2]
+        best = best_of_latency(by_hand, record["latency"])
+        change = 100 * (record["ppl"] / best["ppl"] - 1)
+        yield Row(
+            f"With gated convolutions: is the network derived within {target} of the latency (`{record['arch']}`) better than the "
+            f"interleaved network of {len(base['arch'])} blocks?",
+            f"{record['latency']:.0%} of its latency; perplexity {record['ppl']:.1f} against {base['ppl']:.1f}, {record['percent']:+.1f} % "
+            f"(95 % interval {record['low']:+.1f} to {record['high']:+.1f} %, {record['seeds']} seeds)",
+            f"{'Yes' if record['high'] < 0 else 'No'}. Relative to the best network made by hand of its latency (`{best['arch']}`): "
+            f"{change:+.1f} %.",
+        )
 
 
 def comparison_rows(comparison: Mapping[str, Any]) -> Iterator[Row]:
