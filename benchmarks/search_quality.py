@@ -83,6 +83,7 @@ class Score(NamedTuple):
     estimator: str
     target: str
     seed: int
+    steps: int
     network: str
     pi: float
     inherited: float
@@ -129,7 +130,7 @@ def run_search(config: Config, networks: Collection[str], job: Job) -> tuple[lis
             arch, by_pi = (table_name(derive(run, Constraints(limit, rerank_top_k=n)).architecture) for n in (None, 0))
             found.append(Search(job.estimator, target, job.seed, config.search.steps, arch, by_pi, seconds))
         _, pi = read_pi(run, config)
-        model = load(run.folder).model
+        model = load(run.folder, supernet_weights=True).model
     assert isinstance(model, SuperNet)
     likeliest: dict[str, tuple[float, Architecture]] = {}
     for string in itertools.product(*config.search.block_spaces):
@@ -143,7 +144,7 @@ def run_search(config: Config, networks: Collection[str], job: Job) -> tuple[lis
     loss_of = shared_weight_losses(model, config, streams, held_out(config, streams))
     for network, (chance, architecture) in likeliest.items():
         inherited = -loss_of(architecture).per_token
-        scores.append(Score(job.estimator, job.target, job.seed, network, chance, inherited))
+        scores.append(Score(job.estimator, job.target, job.seed, config.search.steps, network, chance, inherited))
     return found, scores
 
 
@@ -174,9 +175,9 @@ def search_missing(study: Study, paths: Paths, parsed: Namespace) -> None:
     config, searches, scores = study.config, paths.searches, paths.scores
     prepare(config.data)  # once, not in every process
     jobs = list(find_jobs(config, read_rows(searches, Search), parsed))
-    scored = {row[:3] for row in read_rows(scores, Score)}
+    scored = {row[:4] for row in read_rows(scores, Score)}
     for found, of in work_off(partial(run_search, config, frozenset(study.networks)), jobs, parsed.workers):
-        if of[0][:3] not in scored:
+        if of[0][:4] not in scored:
             append_rows(scores, of)
         append_rows(searches, found)
         for row in found:
@@ -363,7 +364,10 @@ def report(study: Study, paths: Paths, parsed: Namespace) -> None:
     config = study.config
     costs = find_costs(config, config.search.cost.metric, Silent())
     truth = read_truth(paths.truth, study, costs)
-    scores, searches = read_rows(paths.scores, Score), read_rows(paths.searches, Search)
+    scores, searches = (
+        [row for row in read_rows(path, kind) if row.steps == config.search.steps]
+        for path, kind in ((paths.scores, Score), (paths.searches, Search))
+    )
     ceiling = {title: truth.reliability(chosen) for title, chosen in subsets(truth).items() if chosen}
     ceiling["equal latency"] = truth.reliability_in_strata()
     harness.print_table(

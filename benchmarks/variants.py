@@ -38,6 +38,7 @@ from tried_layers import CHANGED_NETWORKS
 
 from parnas.architecture import Architecture
 from parnas.config.loader import Config
+from parnas.errors import ParnasError
 from parnas.nas.derive import Constraints, derive, read_pi
 from parnas.nas.latency_table import profile as measure_layers
 from parnas.nas.search import search
@@ -47,6 +48,7 @@ from parnas.studies.baseline_comparison import paired_difference
 from parnas.training.progress import Silent
 from parnas.training.retrain import retrain
 
+DERIVED = "derived within"  # name of a derived variant, without its target
 ALL_TRIED = TRIED | CHANGED_NETWORKS
 
 
@@ -167,7 +169,7 @@ def add_derived(variants: Sequence[Variant], plan: Mapping[str, Any], found: Pat
     if not plan.get("targets") or not found.is_file():
         return list(variants)
     derived = [
-        Variant(f"derived within {target}", changes={"model.arch": arch}, seeds=plan["seeds"], steps=plan["steps"])
+        Variant(f"{DERIVED} {target}", changes={"model.arch": arch}, seeds=plan["seeds"], steps=plan["steps"])
         for target, arch in read_json(found)["derived"].items()
     ]
     return [*variants, *derived]
@@ -242,6 +244,8 @@ def main(arguments: list[str] | None = None) -> None:
     }
     jobs = list_jobs(variants)
     if parsed.stage == "search":
+        if any(row.name.startswith(DERIVED) for row in read_rows(table, Row)):
+            raise ParnasError(f"{table} has trainings of derived networks; delete their rows before you search again.")
         if config.search.cost.metric == "latency" and not profile.is_file():
             measure_layers(config, Silent(), rounds=50, check=20).write(profile)
             config = config.replace(search__cost__table=str(profile))

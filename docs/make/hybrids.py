@@ -99,33 +99,43 @@ def describe_layers(result: Mapping[str, Any]) -> str:
     return "\n".join(f"* {line}" for line in lines if line)
 
 
-def best_of_latency(records: Iterable[Mapping[str, Any]], latency: float) -> Mapping[str, Any]:
-    """Return the record of the lowest perplexity among those of at most about this latency."""
-    return min(
-        (each for each in records if each["latency"] <= latency * (1 + EQUAL_LATENCY)), key=lambda each: each["ppl"]
-    )
+def derived_and_by_hand(result: Mapping[str, Any]) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
+    """Return the records of derived networks, and those of networks made by hand, of as many steps as the first."""
+    records = [record for record in result["variants"] if record["steps"] == result["variants"][0]["steps"]]
+    derived = [record for record in records if record["variant"].startswith("derived")]
+    return derived, [record for record in records if record not in derived]
+
+
+def best_of_latency(records: Iterable[Mapping[str, Any]], latency: float) -> Mapping[str, Any] | None:
+    """Return the record of the lowest perplexity among those of at most about this latency; `None` if there is none."""
+    allowed = [each for each in records if each["latency"] <= latency * (1 + EQUAL_LATENCY)]
+    return min(allowed, key=lambda each: each["ppl"], default=None)
 
 
 def describe_search(result: Mapping[str, Any]) -> str:
     """Return what the table of derived networks says, in sentences."""
-    base = result["variants"][0]
-    records = [record for record in result["variants"] if record["steps"] == base["steps"]]
-    derived = [record for record in records if record["variant"].startswith("derived")]
-    by_hand = [record for record in records if record not in derived]
+    derived, by_hand = derived_and_by_hand(result)
     lines = []
     for record in derived:
-        best = best_of_latency(by_hand, record["latency"])
-        lines.append(
+        line = (
             f"{record['variant'].capitalize()}: `{record['arch']}`, {record['percent']:+.1f} % perplexity relative to the interleaved "
-            f"network at {record['latency']:.2f} of its latency. The best network made by hand of at most that latency (within "
-            f"{EQUAL_LATENCY:.0%}) is *{best['variant']}*, with a perplexity {100 * (best['ppl'] / record['ppl'] - 1):+.1f} % relative to "
-            "the derived network's."
+            f"network at {record['latency']:.2f} of its latency."
         )
+        if best := best_of_latency(by_hand, record["latency"]):
+            line += (
+                f" The best network made by hand of at most that latency (within {EQUAL_LATENCY:.0%}) is *{best['variant']}*, with a "
+                f"perplexity {100 * (best['ppl'] / record['ppl'] - 1):+.1f} % relative to the derived network's."
+            )
+        lines.append(line)
     for record in result["variants"]:
-        if record["steps"] != base["steps"]:
-            (once,) = [other for other in records if record["variant"].startswith(other["variant"] + ",")]
-            gain = 100 * (1 - record["ppl"] / once["ppl"])
-            lines.append(f"Twice the steps lower the perplexity of *{once['variant']}* by {gain:.1f} %.")
+        once = next(
+            (each for each in by_hand if each["arch"] == record["arch"] and each["steps"] < record["steps"]), None
+        )
+        if once:
+            lines.append(
+                f"With {record['steps'] / once['steps']:g} times the steps, *{once['variant']}* has a perplexity "
+                f"{100 * (1 - record['ppl'] / once['ppl']):.1f} % lower ({record['seeds']} seed(s))."
+            )
     return "\n".join(f"* {line}" for line in lines)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from hybrids import best_of_latency
+from hybrids import best_of_latency, derived_and_by_hand
 from performance import RESULTS
 from results import FORERUNNER, plain
 
@@ -42,20 +42,19 @@ def result(name: str) -> dict[str, Any]:
 
 def hybrid_rows(hybrid: Mapping[str, Any]) -> Iterator[Row]:
     """Yield a row for what one search with gated convolutions derived within each target."""
-    base, *others = hybrid["variants"]
-    records = [record for record in others if record["steps"] == base["steps"]]
-    by_hand = [record for record in (base, *records) if not record["variant"].startswith("derived")]
-    for record in (each for each in records if each["variant"].startswith("derived")):
-        target = record["variant"].rpartition(" ")[2]
-        best = best_of_latency(by_hand, record["latency"])
-        change = 100 * (record["ppl"] / best["ppl"] - 1)
+    derived, by_hand = derived_and_by_hand(hybrid)
+    base = by_hand[0]
+    for record in derived:
+        target, verdict = record["variant"].rpartition(" ")[2], "Yes." if record["high"] < 0 else "No."
+        if best := best_of_latency(by_hand, record["latency"]):
+            change = 100 * (record["ppl"] / best["ppl"] - 1)
+            verdict += f" Relative to the best network made by hand of its latency (`{best['arch']}`): {change:+.1f} %."
         yield Row(
             f"With gated convolutions: is the network derived within {target} of the latency (`{record['arch']}`) better than the "
             f"interleaved network of {len(base['arch'])} blocks?",
             f"{record['latency']:.0%} of its latency; perplexity {record['ppl']:.1f} against {base['ppl']:.1f}, {record['percent']:+.1f} % "
             f"(95 % interval {record['low']:+.1f} to {record['high']:+.1f} %, {record['seeds']} seeds)",
-            f"{'Yes' if record['high'] < 0 else 'No'}. Relative to the best network made by hand of its latency (`{best['arch']}`): "
-            f"{change:+.1f} %.",
+            verdict,
         )
 
 

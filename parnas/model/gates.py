@@ -41,7 +41,7 @@ Gates = Tensor | Sequence[PathGate]
 class DetachedGates:
     """Gates cut off from alpha, so that gradients accumulate over micro-batches and reach alpha in one backward pass.
 
-    All micro-batches of a step use the same sample of gates, and the backward pass of each micro-batch frees its graph.
+    All micro-batches of a sample's rows use the same gates, and the backward pass of each micro-batch frees its graph.
     Since the graph is cut at the gates, the part from gates to alpha survives until the gates' gradients are added up.
 
     Attributes:

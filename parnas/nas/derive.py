@@ -174,8 +174,8 @@ def read_constraints(
 def derive(run: Run, constraints: Constraints | None = None, reporter: Reporter | None = None) -> Derivation:
     """Derive an architecture from the last pi of a search: the most probable one within the constraints.
 
-    With re-ranking, derive the one with the best re-ranking score among the most probable. Fields of `constraints` that
-    are `None` come from the configuration of the search.
+    With re-ranking, derive the network of the best score among the most probable ones and those that an evolutionary
+    search makes from them. Fields of `constraints` that are `None` come from the configuration of the search.
 
     Raises:
         ParnasError: the run is not a search, or no architecture meets the constraints.
@@ -244,7 +244,7 @@ def _list_networks(
         Ranked(
             Architecture(choice.layers),
             math.exp(choice.log_probability),
-            best - choice.log_probability,
+            max(0.0, best - choice.log_probability),  # sums of logarithms are rounded
             None if budget.costs is None else budget.costs.share(choice.layers),
             loss,
             score,

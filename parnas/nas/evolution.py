@@ -66,7 +66,7 @@ def evolve(
 def mutate(layers: Layers, block_spaces: Sequence[Sequence[str]], generator: random.Random) -> Layers:
     """Return `layers` with the layers of two blocks exchanged, or with new layers in one or two blocks.
 
-    The result can equal `layers`, if the chosen blocks have equal layers or cannot have each other's layers.
+    The result can equal `layers`.
     """
     child = list(layers)
     blocks = generator.sample(range(len(layers)), min(2, len(layers)))

@@ -56,7 +56,7 @@ class Estimate(NamedTuple):
 class HeldOutLosses(NamedTuple):
     """Two functions that measure the held-out loss of an architecture with shared weights, in nats per token."""
 
-    short: Callable[[Architecture], float]  # on the first quarter of the text
+    short: Callable[[Architecture], float]  # on the beginning of the text
     full: Callable[[Architecture], float]
 
     @classmethod

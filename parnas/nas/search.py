@@ -71,6 +71,11 @@ class SearchTask(TrainingTask):
         search = session.config.search
         self.supernet, self.search, self.arch_batches, self.costs = model, search, arch_batches, costs
         self.budget = Budget(costs, search.cost.target)
+        if (count := search.samples_of_batch(rows := session.config.data.batch_size)) < (search.gate_samples or 1):
+            session.reporter.note(
+                f"warning: search.gate_samples is {search.gate_samples}, which does not divide the {rows} rows of a "
+                f"batch; {count} sample(s) are used"
+            )
         super().__init__(session, model, batches, Schedule(search.steps, search.lr, search.warmup_steps))
         relative_costs = None if costs is None else costs.relative(search.candidates).to(session.device.device)
         self.arch_optimizer = ArchitectureOptimizer(model, search, session.config.runtime.seed, relative_costs)
@@ -170,8 +175,11 @@ class SearchTask(TrainingTask):
     def gates(self, step: int) -> list[Gates]:
         """Sample the gates of a weight step; differentiable if the step trains alpha on the same batch."""
         differentiable = self.arch_batches is None and self.arch_optimizer.trains_at(step)
-        count = self.search.samples_of_batch(self.session.config.data.batch_size)
-        return self.arch_optimizer.sample_gates(step, count, differentiable)
+        return self.arch_optimizer.sample_gates(step, self.sample_count(), differentiable)
+
+    def sample_count(self) -> int:
+        """Return the number of samples of gates in a step, before a path is fine-tuned."""
+        return self.search.samples_of_batch(self.session.config.data.batch_size)
 
     def scheduled(self, step: int) -> dict[str, float]:
         """Return the learning rate and the temperature tau of a step, for the log."""

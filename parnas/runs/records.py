@@ -200,7 +200,7 @@ class BlockRecord(Record):
 
 
 class RankedRecord(Record):
-    """A network in the ranking of `arch.yaml`, which lists the most probable architectures."""
+    """A network in the ranking of `arch.yaml`, the re-ranked networks, then further probable ones."""
 
     arch: str
     probability: _OptionalFloat = None
@@ -223,7 +223,7 @@ class DerivationRecord(Record):
     parameters: _Count | None = None
     cost: CostRecord | _Float | None = None  # a black-box search writes the cost of the blocks as a number
     blocks: list[BlockRecord] = []
-    ranking: list[RankedRecord] = []  # the most probable architectures, the derived one first
+    ranking: list[RankedRecord] = []  # best first: the derived network is the first
     warnings: list[str] = []
     finalists: list[str] = []  # architectures compared by short trainings, the derived one first
 
@@ -239,7 +239,7 @@ class RerankedNetwork(Record):
 
 
 class RerankRecord(Record):
-    """The content of `rerank.json`: the most probable architectures when alpha was frozen, with held-out losses."""
+    """The content of `rerank.json`: the networks of the best scores when alpha was frozen, with held-out losses."""
 
     step: _Count
     networks: list[RerankedNetwork]

@@ -148,10 +148,11 @@ def compare_seeds(
 ) -> Stability:
     """Compare searches of the same space with different seeds: count votes per block and find a consensus.
 
-    The consensus is the architecture within the cost target with the greatest mean over seeds of log pi (a product of
-    experts). If each seed drew an architecture from its pi, with independent blocks, this is the architecture that all
-    seeds would most probably draw together. Unlike a vote, the consensus weighs confidence: a seed that gives a
-    candidate almost no probability counts heavily against the candidate.
+    Without `select`, the consensus is the architecture within the cost target with the greatest mean over seeds of log
+    pi (a product of experts). If each seed drew an architecture from its pi, with independent blocks, this is the one
+    that all seeds would most probably draw together. Unlike a vote, the consensus weighs confidence: a seed that gives
+    a candidate almost no probability counts heavily against the candidate. If the searches re-rank, `stability` passes
+    a `select` that minimises the mean re-ranking score.
 
     Args:
         seeds: the seeds of the searches.

@@ -132,7 +132,7 @@ class TrainingTask:
             self.model.compile()
         self.weight_optimizer = WeightOptimizer(model, self.weights(), config.train, session.device, schedule.lr)
         rows = config.data.batch_size // self.distributed.world_size
-        if (count := self.weight_optimizer.accumulator.divide(rows)) < config.train.accumulate:
+        if (count := self.weight_optimizer.accumulator.divide(rows, self.sample_count())) < config.train.accumulate:
             session.reporter.note(
                 f"warning: train.accumulate is {config.train.accumulate}, which does not divide the {rows} rows that "
                 f"each process reads of a batch; {count} micro-batch(es) are used"
@@ -160,6 +160,10 @@ class TrainingTask:
     def scheduled(self, step: int) -> dict[str, float]:
         """Return the values that a schedule sets for `step`, such as the learning rate, by metric name (`lr`)."""
         return {"lr": learning_rate(step, self.schedule)}
+
+    def sample_count(self) -> int:
+        """Return the largest number of samples of gates in a step."""
+        return 1
 
     def gates(self, step: int) -> Sequence[Gates | None]:  # noqa: ARG002
         """Return samples of gates for `step`, each for an equal part of the batch's rows; `[None]` if discrete."""

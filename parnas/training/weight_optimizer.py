@@ -35,7 +35,6 @@ class MicroBatch(NamedTuple):
 
     rows: slice  # of the rows that this process reads
     gates: Gates | None  # None for a discrete network
-    exchanges: bool  # whether the processes exchange gradients after it
 
 
 class NetworkWithLoss(nn.Module):
@@ -73,9 +72,10 @@ class GradientAccumulator:
                     self.network, find_unused_parameters=True, broadcast_buffers=False
                 )
 
-    def divide(self, rows: int) -> int:
-        """Return the number of micro-batches for `rows` rows: at most `count`, and all have equally many rows."""
-        return rows // rows_of_micro_batch(rows, self.count)
+    def divide(self, rows: int, samples: int) -> int:
+        """Return the number of micro-batches for `rows` rows of this process; see `split`."""
+        own = samples_of_process(samples, self.device.distributed.world_size)
+        return rows // rows_of_micro_batch(rows, self.count, own)
 
     def split(self, rows: int, samples: Sequence[Gates | None]) -> list[MicroBatch]:
         """Divide the `rows` rows of this process into micro-batches of equally many rows.
@@ -84,13 +84,7 @@ class GradientAccumulator:
         """
         own = share_out(samples, self.device.distributed)
         each, size = rows // len(own), rows_of_micro_batch(rows, self.count, len(own))
-        micro_batches = []
-        for start in range(0, rows, size):
-            # Gradients are exchanged with the last micro-batch of each sample: weights that a forward pass does not use
-            # are not exchanged after it, and another sample may use others.
-            exchanges = (start + size) % each == 0
-            micro_batches.append(MicroBatch(slice(start, start + size), own[start // each], exchanges))
-        return micro_batches
+        return [MicroBatch(slice(start, start + size), own[start // each]) for start in range(0, rows, size)]
 
     def forward(
         self, batch: Batch, memory: Memory | None, samples: Sequence[Gates | None], average_gradients: bool = False
@@ -108,9 +102,9 @@ class GradientAccumulator:
         inputs, targets = torch.from_numpy(batch.inputs).to(device), torch.from_numpy(batch.targets).to(device)
         memory = None if batch.starts_epoch else memory
         micro_batches = self.split(len(inputs), samples)
-        for rows, gates, exchanges in micro_batches:
-            if self.parallel is not None:
-                self.parallel.require_backward_grad_sync = exchanges  # read in the forward pass
+        for number, (rows, gates) in enumerate(micro_batches, 1):
+            if self.parallel is not None:  # set before forward: gradients are exchanged with the last micro-batch only
+                self.parallel.require_backward_grad_sync = number == len(micro_batches)
             part = memory if len(micro_batches) == 1 else take_rows(memory, rows)
             yield network(inputs[rows], targets[rows], part, gates)
 
@@ -164,10 +158,11 @@ def _only_trainable(model: nn.Module, weights: Iterable[nn.Parameter]) -> Iterat
 def rows_of_micro_batch(rows: int, accumulate: int, samples: int = 1) -> int:
     """Return the number of rows of a micro-batch, given those of the process.
 
-    It divides the rows of each of the process's `samples` of gates. If `accumulate` divides `rows`, it is at most
-    `rows` / `accumulate`.
+    It is the largest number that divides the rows of each of the process's `samples` of gates and, if `accumulate`
+    divides `rows`, is at most `rows` / `accumulate`.
     """
-    return math.gcd(rows // math.gcd(accumulate, rows), rows // samples)
+    most, part = rows // math.gcd(accumulate, rows), rows // samples
+    return next(size for size in range(min(most, part), 0, -1) if part % size == 0)
 
 
 def share_out(samples: Sequence[Gates | None], distributed: DistributedContext) -> list[Gates | None]:

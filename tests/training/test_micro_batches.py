@@ -11,6 +11,7 @@ from helpers.training_helpers import Notes, Phase, assert_same_weights, final_we
 
 from parnas.architecture import Architecture
 from parnas.config.loader import Config
+from parnas.config.schema import SearchConfig
 from parnas.data.batching import Batch
 from parnas.model.estimators import make_path
 from parnas.model.supernet import SuperNet
@@ -20,7 +21,7 @@ from parnas.training.device import Device
 from parnas.training.distributed import DistributedContext
 from parnas.training.progress import Silent
 from parnas.training.retrain import retrain
-from parnas.training.weight_optimizer import GradientAccumulator, share_out
+from parnas.training.weight_optimizer import GradientAccumulator, rows_of_micro_batch, share_out
 
 
 @pytest.mark.parametrize(
@@ -77,6 +78,24 @@ def test_samples_are_shared_out_evenly_in_the_order_of_rows(samples: int, proces
     numbers = [int(part) for parts in own for part in parts]
     assert numbers == sorted(numbers)
     assert {numbers.count(number) for number in range(samples)} == {len(numbers) // samples}
+
+
+def test_micro_batches_divide_the_rows_of_each_sample() -> None:
+    sizes = {
+        case: rows_of_micro_batch(*case)
+        for case in ((8, 1, 1), (8, 1, 2), (8, 4, 2), (12, 3, 2), (24, 3, 2), (6, 5, 1))
+    }
+    assert list(sizes.values()) == [8, 4, 2, 3, 6, 6]
+
+
+def test_gate_samples_that_do_not_divide_the_rows_are_told(corpus: Path, tmp_path: Path) -> None:
+    reporter = Notes()
+    search(small_config(corpus, data__batch_size=4, search__gate_samples=3), tmp_path / "run", reporter)
+    assert any("gate_samples is 3" in note and "1 sample(s)" in note for note in reporter.notes)
+    counts = [
+        SearchConfig(gate_samples=number).samples_of_batch(rows) for number, rows in ((4, 6), (None, 8), (None, 15))
+    ]
+    assert counts == [2, 2, 1]
 
 
 def test_parts_that_do_not_divide_the_rows_are_told(corpus: Path, tmp_path: Path) -> None:
