@@ -33,7 +33,7 @@ from parnas.model.blocks import Block
 from parnas.model.estimators import arch_batch_size
 from parnas.model.gates import DetachedGates, Gates, PathGate
 from parnas.model.memory import Memory, join_rows
-from parnas.model.supernet import SuperNet
+from parnas.model.supernet import StochasticBlock, SuperNet
 from parnas.model.transformer_xl import TransformerXL
 from parnas.training.optimizers import suits_muon
 from parnas.training.weight_optimizer import rows_of_micro_batch, samples_of_process, take_rows
@@ -242,8 +242,9 @@ def count_retraining(
 def count_search(config: Config, counts: Sequence[int], rows: int, precision: str) -> MemoryEstimate:
     """Estimate the memory of a weight step of a search on `rows` rows, plus hidden states kept for architecture steps.
 
-    If the estimator samples a path, the estimate is for the path whose saved activations take most bytes. `counts` [V]
-    are the frequencies of the tokens in the training text; `precision` is fp32 or bf16.
+    If the estimator samples paths, the estimate is for the path whose saved activations take most bytes, and the
+    gradients are those of this and of other paths, as many as the step samples, with different layers in every block.
+    `counts` [V] are the frequencies of the tokens in the training text; `precision` is fp32 or bf16.
     """
     search, tgt_len = config.search, config.data.tgt_len
     with without_data():
@@ -253,12 +254,28 @@ def count_search(config: Config, counts: Sequence[int], rows: int, precision: st
         else:
             saved = {name: _saved_by(name, config.model, rows, tgt_len, precision) for name in search.candidates}
             sampled = path_gates(network, search, saved)
-        samples = samples_of_process(search.samples_of_batch(config.data.batch_size), config.data.batch_size // rows)
-        estimate = _count_step(network, config, counts, rows, precision, DetachedGates(sampled).gates, samples)
+        samples = search.samples_of_batch(config.data.batch_size)
+        own = samples_of_process(samples, config.data.batch_size // rows)
+        estimate = _count_step(network, config, counts, rows, precision, DetachedGates(sampled).gates, own)
+        if not isinstance(sampled, Tensor):
+            # Gradients of the paths of other samples, which other processes may have run, stay until the update.
+            further = _largest_other_gradients(network, sampled, samples - 1)
+            estimate = replace(estimate, gradients=estimate.gradients + further, peak=estimate.peak + further)
     if not search.alpha_share:
         return estimate
     arch_memory = estimate.memory * arch_batch_size(search.estimator, rows) // rows
     return replace(estimate, memory=estimate.memory + arch_memory)
+
+
+def _largest_other_gradients(network: SuperNet, path: Sequence[PathGate], count: int) -> int:
+    """Return the most bytes of gradients that `count` paths have in addition to those of `path`."""
+    total = 0
+    for block, gate in zip(network.blocks, path, strict=True):
+        layers = dict(cast(StochasticBlock, block).candidates)
+        known = {id(weight) for weight in layers.pop(network.space[gate.chosen]).parameters()}
+        sizes = [sum(each.nbytes for each in layer.parameters() if id(each) not in known) for layer in layers.values()]
+        total += sum(sorted(sizes, reverse=True)[:count])
+    return total
 
 
 def _saved_by(name: str, model: ModelConfig, rows: int, tgt_len: int, precision: str) -> int:

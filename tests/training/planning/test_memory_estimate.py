@@ -9,6 +9,7 @@ import pytest
 import torch
 from conftest import small_config
 from helpers.model_helpers import model_config
+from helpers.supernet_helpers import one_hot
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -18,7 +19,7 @@ from parnas.data.batching import Batch
 from parnas.data.token_frequencies import PUBLISHED, estimate_token_counts, zipf
 from parnas.errors import ParnasError
 from parnas.model import fused
-from parnas.model.estimators import ESTIMATORS
+from parnas.model.estimators import ESTIMATORS, make_path
 from parnas.model.gates import DetachedGates
 from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import TransformerXL
@@ -162,6 +163,23 @@ def test_the_path_is_the_one_that_keeps_most() -> None:
     assert (
         network.saved_activations > count_retraining(config, Architecture("ff"), counts, rows, "fp32").saved_activations
     )
+
+
+def test_gradients_of_all_paths_of_a_step_are_counted() -> None:
+    config = Config().replace(data__batch_size=8, search__blocks=2, search__space=("s", "f"), search__gate_samples=2)
+    counts = zipf(50).tolist()
+    found = count_search(config, counts, 8, "fp32")
+    supernet = SuperNet.from_config(config.model, config.search, len(counts))
+    accumulator = GradientAccumulator(supernet, [], Device(torch.device("cpu"), "fp32"), 1)
+    ids = np.random.default_rng(0).integers(len(counts), size=(2, 8, config.data.tgt_len))
+    accumulator.backward(
+        Batch(*ids, starts_epoch=True), None, [make_path(one_hot(path, "sf")) for path in ("sf", "fs")]
+    )
+    measured = storage_bytes([weight.grad for weight in supernet.parameters()])
+    assert measured == pytest.approx(found.gradients, rel=1e-3)  # but for the biases that attention layers share
+    single = count_search(config.replace(search__gate_samples=1), counts, 8, "fp32")
+    assert found.gradients > single.gradients
+    assert found.saved_activations < 0.6 * single.saved_activations
 
 
 def test_alphas_own_text_has_a_memory_of_its_own() -> None:
