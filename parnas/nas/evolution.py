@@ -1,7 +1,8 @@
 """Evolutionary search over architectures by shared-weight loss (Guo et al. 2020, arXiv 1904.00420, section 3.4).
 
 pi describes each block by itself, averaged over what the other blocks may be. Evolution compares whole networks: it
-starts from the most probable ones, changes one or two blocks of a good one, and keeps what has the better score.
+starts from the most probable ones, changes one or two blocks of a good one, makes others identity where the cost target
+demands it, and keeps what has the better score.
 """
 
 import math
@@ -53,14 +54,38 @@ def evolve(
         parents = sorted(scores, key=scores.__getitem__)[:_PARENTS]
         for _ in range(_ATTEMPTS):
             parent = parents[min(generator.randrange(len(parents)), generator.randrange(len(parents)))]
-            # 3. Change it; reject what is known, not allowed or empty.
-            child = mutate(parent, block_spaces, generator)
+            # 3. Change it, and keep to the constraints; reject what is known, not allowed or empty.
+            child = repair(mutate(parent, block_spaces, generator), parent, block_spaces, is_allowed, generator)
             if child not in scores and set(child) != {IDENTITY} and is_allowed(child):
                 evaluate(child)
                 break
         else:
             break
     return sorted(scores, key=scores.__getitem__)
+
+
+def repair(
+    child: Layers,
+    parent: Layers,
+    block_spaces: Sequence[Sequence[str]],
+    is_allowed: Callable[[Layers], bool],
+    generator: random.Random,
+) -> Layers:
+    """Return `child` with as many further blocks made identity, in random order, as the constraints demand.
+
+    Without this, an expensive layer could hardly enter a network within a tight target: several others have to leave at
+    once. Blocks in which `child` differs from `parent` stay. The result breaks the constraints if that is not enough.
+    """
+    removable = [
+        block
+        for block, (ours, theirs) in enumerate(zip(child, parent, strict=True))
+        if ours == theirs and ours != IDENTITY and IDENTITY in block_spaces[block]
+    ]
+    generator.shuffle(removable)
+    while not is_allowed(child) and removable:
+        block = removable.pop()
+        child = (*child[:block], IDENTITY, *child[block + 1 :])
+    return child
 
 
 def mutate(layers: Layers, block_spaces: Sequence[Sequence[str]], generator: random.Random) -> Layers:

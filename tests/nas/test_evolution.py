@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from parnas.nas.evolution import evolve, mutate
+from parnas.nas.evolution import evolve, mutate, repair
 
 SPACES = [("s", "f", "i")] * 4
 
@@ -44,6 +44,29 @@ def test_stays_within_what_is_allowed_and_evaluates_each_network_once() -> None:
     assert all(map(one_attention, evaluated))
     assert found == sorted(found, key=loss)
     assert set(found) == set(evaluated)
+
+
+def test_an_expensive_layer_enters_a_network_that_fills_a_tight_target() -> None:
+    """Three cheap layers have to leave for it, more than a change of two blocks can do."""
+    costs, spaces = {"s": 4, "f": 1, "i": 0}, [("s", "f", "i")] * 6
+
+    def cheap(layers: tuple[str, ...]) -> bool:
+        return sum(costs[name] for name in layers) <= 6
+
+    found = evolve([("f",) * 6], loss, spaces, cheap, 30, 1)
+    assert found[0].count("s") == 1
+    assert all(map(cheap, found))
+
+
+def test_a_repair_makes_as_few_blocks_identity_as_the_constraints_demand() -> None:
+    generator, spaces = random.Random(1), [("s", "f", "i"), ("s", "f", "i"), ("s", "f"), ("s", "f", "i")]
+    parent, child = ("f", "f", "f", "f"), ("s", "f", "f", "f")
+    repaired = {repair(child, parent, spaces, lambda layers: layers.count("f") <= 2, generator) for _ in range(50)}
+    assert repaired == {("s", "i", "f", "f"), ("s", "f", "f", "i")}, (
+        "not the changed block, and not one without identity"
+    )
+    assert repair(child, parent, spaces, anything, generator) == child
+    assert repair(child, parent, spaces, lambda layers: "s" not in layers, generator) == ("s", "i", "f", "i")
 
 
 def test_repeats_with_the_seed() -> None:
