@@ -43,6 +43,42 @@ def test_the_readme_has_the_figures_of_the_results(monkeypatch: pytest.MonkeyPat
     assert "\n<!-- results: begin -->\n| question |" in readme
 
 
+def test_derived_networks_are_told_beside_the_best_of_their_latency(monkeypatch: pytest.MonkeyPatch) -> None:
+    def record(variant: str, arch: str, latency: float, ppl: float, **more: object) -> dict[str, object]:
+        compared = {"percent": 100 * (ppl / 55 - 1), "low": -6.0, "high": -4.0}
+        return {
+            "variant": variant,
+            "arch": arch,
+            "latency": latency,
+            "ppl": ppl,
+            "steps": 3000,
+            "seeds": 5,
+            **compared,
+            **more,
+        }
+
+    result = {
+        "variants": [
+            record("interleaved", "sfsf", 1.0, 55.0),
+            record("one attention layer", "kkkskkk", 0.34, 53.0),
+            record("two attention layers", "kkskkskk", 0.46, 52.5),
+            record("derived within 0.45", "kksk", 0.45, 52.6),
+            record("derived within 0.3", "kkk", 0.29, 58.0, low=4.0, high=6.0),
+            record("interleaved, longer", "sfsf", 1.0, 44.0, steps=6000, seeds=1),
+        ]
+    }
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "make"))
+    page = runpy.run_path(str(ROOT / "docs" / "make" / "hybrids.py"))
+    within, cheapest, longer = page["describe_search"](result).splitlines()
+    assert "`kksk`, -4.4 %" in within
+    assert "*two attention layers*, with a perplexity -0.2 %" in within, "0.46 counts as equally fast"
+    assert "made by hand" not in cheapest, "none is that fast"
+    assert "With 2 times the steps, *interleaved* has a perplexity 20.0 % lower (1 seed(s))" in longer
+    rows = list(runpy.run_path(str(ROOT / "docs" / "make" / "readme.py"))["hybrid_rows"](result))
+    assert rows[0].answer == "Yes. Relative to the best network made by hand of its latency (`kkskkskk`): +0.2 %."
+    assert rows[1].answer == "No."
+
+
 def test_the_faq_says_how_many_seeds_got_stuck() -> None:
     records = read_json(ROOT / "benchmarks" / "results" / "demo_seeds-cpu.json")["records"]
     page = " ".join((ROOT / "docs" / "faq.md").read_text(encoding="utf-8").split())
