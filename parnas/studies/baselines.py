@@ -11,7 +11,7 @@ from itertools import count as count_from
 from itertools import islice
 from typing import Any, NamedTuple
 
-from parnas.architecture import COMPRESSIVE, IDENTITY, Architecture, is_preset
+from parnas.architecture import COMPRESSIVE, CONVOLUTION, IDENTITY, Architecture, is_preset
 from parnas.errors import ParnasError
 from parnas.nas.cost import Costs, costs_of_run
 from parnas.nas.derive import derive
@@ -23,7 +23,7 @@ from parnas.training.progress import Reporter
 __all__ = ["EQUAL_COST", "INTERLEAVED", "Baselines", "find_baselines", "read_baselines"]
 
 DERIVED, INTERLEAVED, SANDWICH, SHALLOWER, RANDOM = "derived", "interleaved", "sandwich", "shallower", "random"
-EQUAL_COST, ALL_F = "equal-cost", "all-f"
+EQUAL_COST, ALL_F, ALTERNATING = "equal-cost", "all-f", "alternating"
 _WIDTHS = (0.03, 0.06, 0.12, 0.24, 0.48, math.inf)
 """Half widths of the cost bands from which random networks are drawn, as fractions of the derived network's cost."""
 
@@ -84,6 +84,8 @@ def choose_baselines(
     * the sandwich (Press et al. 2020, arXiv 1911.03864) with a third of its attention layers first and as many
       feed-forward layers last; one block less if the search has an odd number of blocks
     * the deepest interleaved network that costs no more than the derived network
+    * if the search has the candidate `k`, the deepest network of at most that cost in which attention and convolution
+      take turns as token mixers
 
     Args:
         derived: the derived network.
@@ -111,7 +113,9 @@ def choose_baselines(
         chosen[name] = Architecture.parse(name)
         if blocks % 2:
             notes.append(f"{name} has one block less than the search, since a sandwich needs an even number of blocks")
-    chosen[SHALLOWER] = deepest_interleaved(costs, costs.cost(derived), blocks)
+    chosen[SHALLOWER] = deepest(INTERLEAVED, costs, costs.cost(derived), blocks)
+    if CONVOLUTION in costs.per_layer:
+        chosen[ALTERNATING] = deepest(ALTERNATING, costs, costs.cost(derived), blocks)
     if costs.cost(chosen[SHALLOWER]) > _with_tolerance(costs.cost(derived)):
         notes.append("even one block of the interleaved network costs more than the derived network")
     drawn, more = _draw_of_equal_cost(derived, costs, spaces, count, seed, [derived, chosen[INTERLEAVED]])
@@ -123,12 +127,12 @@ def choose_baselines(
     return Baselines(tuple(networks), tuple(notes + more), costs.metric)
 
 
-def deepest_interleaved(costs: Costs, max_cost: float, blocks: int) -> Architecture:
-    """Return the deepest interleaved network with at most `blocks` blocks that costs at most `max_cost`.
+def deepest(preset: str, costs: Costs, max_cost: float, blocks: int) -> Architecture:
+    """Return the deepest network of a preset such as `interleaved` with at most `blocks` blocks and cost `max_cost`.
 
     If even the network of one block costs more, return that network.
     """
-    networks = [Architecture.parse(f"interleaved-{depth}") for depth in range(blocks, 0, -1)]
+    networks = [Architecture.parse(f"{preset}-{depth}") for depth in range(blocks, 0, -1)]
     return next((each for each in networks if costs.cost(each) <= _with_tolerance(max_cost)), networks[-1])
 
 
