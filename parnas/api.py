@@ -38,7 +38,7 @@ from parnas.runs.resolve import Settings, read_overrides
 from parnas.runs.run import Run
 from parnas.runs.trained_run import RunLike, TrainedRun, open_run
 from parnas.studies import tuning
-from parnas.studies.baselines import EQUAL_COST, read_baselines
+from parnas.studies.baselines import ALTERNATING, EQUAL_COST, read_baselines
 from parnas.studies.pipeline import PipelineResult, run_pipeline
 from parnas.studies.tuning import TuningResult
 from parnas.studies.tuning_space import Phase, SpaceLike, resolve_space
@@ -313,7 +313,7 @@ def pipeline(
     overrides: Mapping[str, Any] | None = None,
     *,
     run: str | Path | None = None,
-    baselines: Iterable[str] = (EQUAL_COST,),
+    baselines: Iterable[str] = (EQUAL_COST, ALTERNATING),
     finalists: int = 1,
     tune_eval: bool = False,
     test: bool = False,
@@ -325,7 +325,8 @@ def pipeline(
         config: the configuration, given as for `search`.
         overrides: settings by dotted key (docs/configuration.md).
         run: the folder of all runs, by default a new `runs/pipeline-CONFIG`; an unfinished pipeline in it is resumed.
-        baselines: the networks to compare with: any of "equal-cost", "interleaved" and "all-f".
+        baselines: the networks to compare with: any of "equal-cost", "alternating" (if k is a candidate),
+            "interleaved", "all-f" and the presets of docs/layers.md.
         finalists: train up to this many networks, with fewer and fewer attention layers, for an eighth of the steps,
             and retrain the best.
         tune_eval: also evaluate with dynamic evaluation and the cache, at the best settings.

@@ -219,9 +219,10 @@ def pipeline(
         Option(
             metavar="LIST",
             help="Networks to train for comparison: equal-cost (interleaved, with the cost of the derived network), "
+            "alternating (convolution and attention take turns, with that cost; only if k is a candidate), "
             "interleaved, all-f, or presets of docs/layers.md such as lfm2-12.",
         ),
-    ] = "equal-cost",
+    ] = "equal-cost,alternating",
     finalists: Annotated[
         int,
         Option(

@@ -20,7 +20,7 @@ from parnas.nas.random_sampling import draw_networks
 from parnas.runs.run import Run
 from parnas.training.progress import Reporter
 
-__all__ = ["EQUAL_COST", "INTERLEAVED", "Baselines", "find_baselines", "read_baselines"]
+__all__ = ["ALTERNATING", "EQUAL_COST", "INTERLEAVED", "Baselines", "find_baselines", "read_baselines"]
 
 DERIVED, INTERLEAVED, SANDWICH, SHALLOWER, RANDOM = "derived", "interleaved", "sandwich", "shallower", "random"
 EQUAL_COST, ALL_F, ALTERNATING = "equal-cost", "all-f", "alternating"
@@ -141,7 +141,7 @@ def read_baselines(names: str | Iterable[str]) -> list[str]:
 
     Raises `ParnasError` for a name that `hand_designed` does not know, and for an invalid preset.
     """
-    known = EQUAL_COST, INTERLEAVED, ALL_F
+    known = EQUAL_COST, ALTERNATING, INTERLEAVED, ALL_F
     listed = names.split(",") if isinstance(names, str) else names
     distinct = list(dict.fromkeys(name.strip() for name in listed if name.strip()))
     if unknown := [name for name in distinct if name not in known and not is_preset(name)]:
@@ -159,19 +159,25 @@ def hand_designed(names: Sequence[str], derived: Architecture, costs: Costs, blo
     """Return the layer strings of the named baselines for a derived network, by name.
 
     * `equal-cost`: the shortest interleaved network that costs at least as much as the derived network
+    * `alternating`: the shortest such network in which convolution and attention take turns as token mixers; left out
+      if `costs` has no convolution
     * `interleaved`: the interleaved network of `blocks` blocks, the number of blocks of the search
     * `all-f`: `blocks` feed-forward layers
     * a preset such as `lfm2-12`
     """
     strings = {INTERLEAVED: f"interleaved-{blocks}", ALL_F: f"all-f-{blocks}"}
     if EQUAL_COST in names:
-        strings[EQUAL_COST] = str(shortest_interleaved(costs, costs.cost(derived)))
+        strings[EQUAL_COST] = str(shortest(INTERLEAVED, costs, costs.cost(derived)))
+    if CONVOLUTION not in costs.per_layer:
+        names = [name for name in names if name != ALTERNATING]
+    elif ALTERNATING in names:
+        strings[ALTERNATING] = str(shortest(ALTERNATING, costs, costs.cost(derived)))
     return {name: strings.get(name, name) for name in names}
 
 
-def shortest_interleaved(costs: Costs, min_cost: float) -> Architecture:
-    """Return the interleaved network with the fewest blocks that costs at least `min_cost`."""
-    networks = (Architecture.parse(f"interleaved-{depth}") for depth in count_from(1))
+def shortest(preset: str, costs: Costs, min_cost: float) -> Architecture:
+    """Return the network of a preset such as `interleaved` with the fewest blocks that costs at least `min_cost`."""
+    networks = (Architecture.parse(f"{preset}-{depth}") for depth in count_from(1))
     return next(each for each in networks if _with_tolerance(costs.cost(each)) >= min_cost)
 
 

@@ -21,7 +21,7 @@ from parnas.nas.cost import make_costs
 from parnas.nas.search import search
 from parnas.runs.files import read_json
 from parnas.runs.run import Run
-from parnas.studies.baselines import hand_designed, read_baselines, shortest_interleaved
+from parnas.studies.baselines import hand_designed, read_baselines, shortest
 from parnas.studies.pipeline import run_pipeline
 from parnas.studies.train_or_load import train_once
 from parnas.training.progress import Silent
@@ -35,7 +35,7 @@ COSTS = make_costs("macs", {"s": 3.0, "f": 1.0, "i": 0.0}, 6)
     [("s", "s"), ("ff", "s"), ("sf", "sf"), ("sff", "sfs"), ("ssff", "sfsf"), ("ssss", "sfsfsf")],
 )
 def test_equal_cost_is_the_shortest_interleaved_network_that_costs_as_much(derived: str, expected: str) -> None:
-    assert str(shortest_interleaved(COSTS, COSTS.cost(Architecture(derived)))) == expected
+    assert str(shortest("interleaved", COSTS, COSTS.cost(Architecture(derived)))) == expected
 
 
 def test_baselines_are_named_and_refused() -> None:
@@ -47,6 +47,13 @@ def test_baselines_are_named_and_refused() -> None:
     assert strings == {"interleaved": "interleaved-6", "equal-cost": "sfs"}
     with pytest.raises(ParnasError, match=r"no baseline 'sandwich'.*equal-cost"):
         read_baselines("equal-cost,sandwich")
+
+
+def test_alternating_mixers_are_a_baseline_of_spaces_with_convolution() -> None:
+    names = read_baselines("equal-cost,alternating")
+    assert hand_designed(names, Architecture("sff"), COSTS, 6) == {"equal-cost": "sfs"}
+    costs = make_costs("macs", {"s": 3.0, "k": 1.0, "f": 1.0, "i": 0.0}, 6)
+    assert hand_designed(names, Architecture("kskk"), costs, 6) == {"equal-cost": "sfs", "alternating": "kfsf"}
 
 
 def test_a_finished_training_ignores_the_settings_of_the_other_phase(search_run: Run) -> None:
