@@ -54,6 +54,7 @@ class Study(NamedTuple):
     config: Config
     networks: tuple[str, ...]
     repeated: int  # number of first networks that are trained from every seed; the others from seed 1
+    is_sample: bool = False  # whether the table lacks networks of the search space
 
     def seeds_of(self, seeds: int) -> Iterator[tuple[str, int]]:
         """Yield each network and seed of a table with `seeds` seeds: seed 1 for all networks first."""
@@ -72,7 +73,8 @@ def read_table_study(path: Path, device: str, results: Path = harness.RESULTS) -
     if sample is None:
         return Study(config, tuple(known), len(known))
     per_layer = find_costs(config, config.search.cost.metric, Silent()).per_layer
-    return Study(config, draw_stratified(known, per_layer, sample["networks"], sample["strata"]), sample["repeated"])
+    drawn = draw_stratified(known, per_layer, sample["networks"], sample["strata"])
+    return Study(config, drawn, sample["repeated"], is_sample=True)
 
 
 def read_settings(path: Path) -> tuple[dict[str, Any], dict[str, int] | None]:

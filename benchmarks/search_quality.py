@@ -11,8 +11,8 @@ search_quality.csv, and to search_scores.csv scores of every network. A later st
 
 pi         log-probability under the last pi, in nats
 inherited  minus the loss with the SuperNet's weights on text that they have not seen, in nats per token
-estimate   the sum of both, log pi times half of search.entropy_end: what `derive` chooses by with `uniform`;
-           the inherited score alone where pi says nothing of losses (parnas/nas/rerank.py)
+estimate   the sum of both, log pi times half of search.entropy_end: the score by which `derive` chooses after a search
+           with `uniform`; for other estimators the inherited score alone (parnas/nas/rerank.py)
 
 A network has several strings where they may hold identity; its scores are those of the likeliest of them. Without
 `--search` the tables are written: Kendall's tau and Spearman's rho between score and perplexity (the mean over the
@@ -330,13 +330,14 @@ def describe_score(truth: Truth, of_seeds: Sequence[Mapping[str, float]]) -> dic
 
 
 def derived_table(truth: Truth, searches: Sequence[Search]) -> list[dict[str, Any]]:
-    """Return a row per estimator and target: the derived network and the best one of at most equal cost."""
+    """Return a row per estimator and target: the derived network and the best one of at most equal cost.
+
+    A table of all networks has every derived network; a sample cannot be expected to, and has no such rows.
+    """
     records = []
     cases = dict.fromkeys((row.estimator, row.target) for row in searches)
     for (estimator, target), way in itertools.product(cases, ("arch", "by_pi")):
         found = [getattr(row, way) for row in searches if (row.estimator, row.target) == (estimator, target)]
-        if not truth.losses.keys() >= set(found):
-            continue  # a sample need not have the networks that a search derives
         bound = math.inf if target == NO_TARGET else float(target)
         allowed = sorted((n for n in truth.losses if truth.share(n) <= bound + 1e-9), key=truth.mean)
         best = allowed[0]
@@ -374,7 +375,8 @@ def report(study: Study, paths: Paths, parsed: Namespace) -> None:
         f"Reliability of the table: Kendall's tau between seeds, {len(truth.repeated())} networks",
         [{"networks": title, "tau": tau} for title, tau in ceiling.items()],
     )
-    ranks, derived = rank_table(truth, scores, config), derived_table(truth, searches)
+    ranks = rank_table(truth, scores, config)
+    derived = [] if study.is_sample else derived_table(truth, searches)
     harness.print_table("Agreement with the table", ranks)
     if derived:
         harness.print_table("Derived architectures", derived)

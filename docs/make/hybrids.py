@@ -12,7 +12,7 @@ PAGE = Path(__file__).resolve().parents[1] / "hybrids.md"
 INTRODUCTION = """# Which mixer where?
 
 Attention is one of several layers that let the positions of a text exchange information. A gated short convolution (`k`)
-costs about 0.6 of a feed-forward layer and sees a few positions; a gated recurrence (`r`) costs 0.6 to 0.8 of one and carries a
+costs {k} of a feed-forward layer and sees a few positions; a gated recurrence (`r`) costs {r} of one and carries a
 state of constant size through the whole text; attention with a window (`s:window=N`) sees the last N positions
 ([layers](layers.md)). This page shows what these layers cost, what they are worth in networks of equal latency, and what
 changes of the training recipe are worth for a network of attention, convolution and feed-forward layers.
@@ -70,7 +70,8 @@ SECTIONS = {
 def render() -> str:
     """Return the page."""
     results = {name: read_json(path) for name in SECTIONS if (path := RESULTS / f"{name}-cpu.json").is_file()}
-    parts = [INTRODUCTION.format(goals=render_goals(*AREAS))]
+    costs = {layer: describe_cost(results["mixers"], layer) for layer in ("k", "r")}
+    parts = [INTRODUCTION.format(goals=render_goals(*AREAS), **costs)]
     for name, (title, note) in SECTIONS.items():
         if name in results:
             machine = results[name]["machine"]
@@ -79,6 +80,16 @@ def render() -> str:
             parts.append(f"## {title}\n\n{note}, on {device}.\n\n{said}{render_tables(name, results[name])}\n")
     parts.append("`python docs/make/hybrids.py` writes this page from `benchmarks/results/`.\n")
     return "\n".join(parts)
+
+
+def describe_cost(mixers: Mapping[str, Any], layer: str) -> str:
+    """Return the inference latency of a layer as a share of a feed-forward layer's, a range over the precisions."""
+    shortest = min(row["memory"] for row in mixers["latency"])
+    shares = [
+        row[layer] / row["f"] for row in mixers["latency"] if row["memory"] == shortest and row["mode"] == "inference"
+    ]
+    low, high = f"{min(shares):.1f}", f"{max(shares):.1f}"
+    return low if low == high else f"{low} to {high}"
 
 
 def describe_layers(result: Mapping[str, Any]) -> str:
@@ -134,7 +145,7 @@ def describe_search(result: Mapping[str, Any]) -> str:
         if once:
             lines.append(
                 f"With {record['steps'] / once['steps']:g} times the steps, *{once['variant']}* has a perplexity "
-                f"{100 * (1 - record['ppl'] / once['ppl']):.1f} % lower ({record['seeds']} seed(s))."
+                f"{100 * (1 - record['ppl'] / once['ppl']):.1f} % lower ({record['seeds']} seed{'s' * (record['seeds'] > 1)})."
             )
     return "\n".join(f"* {line}" for line in lines)
 

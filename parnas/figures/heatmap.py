@@ -84,7 +84,10 @@ DEFAULTS = AnimationOptions()
 
 
 class Heatmap:
-    """The heatmap of pi, drawn once; each frame redraws only the cells, their values and the titles."""
+    """The heatmap of pi with the layers of the derived architecture framed.
+
+    It is drawn once; each picture redraws only the cells, their values, the frames and the titles.
+    """
 
     @styled
     def __init__(self, history: PiHistory, width_px: int | None = None, dpi: float = _GIF_DPI) -> None:
@@ -98,6 +101,10 @@ class Heatmap:
         self.string = _architecture_title(self.axes, "", animated=True)
         self._longest_string = _longest_title(history.blocks * column)
         self.values = self._value_texts(column)
+        outline: dict[str, Any] = {"fill": False, "edgecolor": INK, "linewidth": 1.2, "animated": True}
+        self.frames = [Rectangle((block, 0), 1, 1, **outline) for block in range(history.blocks)]
+        for frame in self.frames:
+            self.axes.add_patch(frame)
 
         self._canvas = cast(Any, figure.canvas)  # Agg's, whose drawing methods carry no types
         self._canvas.draw()
@@ -107,7 +114,7 @@ class Heatmap:
         """Return the heatmap of one logged step as an RGB picture; `index` counts the logged steps from 0."""
         self._show(index)
         self._canvas.restore_region(self._background)
-        for artist in (self.cells, self.title, self.string, *self.values):
+        for artist in (self.cells, self.title, self.string, *self.frames, *self.values):
             self.axes.draw_artist(artist)
         return Image.fromarray(np.asarray(self._canvas.buffer_rgba())).convert("RGB")
 
@@ -117,6 +124,8 @@ class Heatmap:
         self.cells.set_array(pi.T)
         self.title.set_text(f"step {history.steps[index]:,}    tau {history.taus[index]:.3f}")
         self.string.set_text(shorten(history.string(index), self._longest_string))
+        for block, (frame, layer) in enumerate(zip(self.frames, history.derived[index], strict=True)):
+            frame.set_xy((block, history.space.index(layer)))
         for block, text in enumerate(self.values):
             candidate = int(pi[block].argmax())
             value = float(pi[block, candidate])

@@ -92,7 +92,7 @@ def sample_spread(probabilities: Tensor, count: int, generator: torch.Generator 
     # 3. The index in whose interval of the cumulative distribution a point lies. Rounding can leave a point beyond the
     #    last interval, or within an empty one at the end: these points belong to the last index that can occur.
     cumulative = probabilities.cumsum(dim=-1)
-    index = torch.searchsorted(cumulative, points.contiguous(), right=True)
+    index = torch.searchsorted(cumulative, points, right=True)
     last = probabilities.shape[-1] - 1 - (probabilities.flip(-1) > 0).int().argmax(dim=-1, keepdim=True)
     return torch.minimum(index, last).T
 
@@ -130,13 +130,13 @@ class Estimator:
         self.space = unite(self.block_spaces)
 
     def sample_gates(self, alpha: Tensor, tau: Tensor | float, generator: torch.Generator | None = None) -> Gates:
-        """Sample the gates of one step from alpha [N, C]; differentiable if `alpha` requires a gradient."""
+        """Sample gates from alpha [N, C]; differentiable if `alpha` requires a gradient."""
         raise NotImplementedError
 
     def sample_several(
         self, count: int, alpha: Tensor, tau: Tensor | float, generator: torch.Generator | None = None
     ) -> list[Gates]:
-        """Sample the gates of one step `count` times, each sample for a part of the batch."""
+        """Sample gates at most `count` times for one step; each sample is for an equal part of the batch."""
         return [self.sample_gates(alpha, tau, generator) for _ in range(count)]
 
     def arch_loss(
@@ -303,7 +303,7 @@ class UniformPath(Estimator):
             [(IDENTITY_WEIGHT if name == IDENTITY else 1.0) if name in names else 0.0 for name in self.space]
             for names in self.block_spaces
         ]
-        self.uniform_logits = torch.tensor(weights).log()  # [N, C]; -inf where a block lacks a candidate
+        self.probabilities = F.normalize(torch.tensor(weights), p=1)  # [N, C]; 0 where a block lacks a candidate
         self.gram, self.moment = torch.zeros(size, size), torch.zeros(size)
         self.selected_path: Tensor | None = None  # one-hot [N, C]: the path to fine-tune, once alpha is frozen
         # The weights of a block's one-hot rows sum to 1, so each block has one coefficient less than candidates.
@@ -311,31 +311,25 @@ class UniformPath(Estimator):
         self.forgetting = 1 - 1 / (_PAIRS_PER_COEFFICIENT * coefficients)
 
     def sample_gates(self, alpha: Tensor, tau: Tensor | float, generator: torch.Generator | None = None) -> Gates:
-        """Sample a path without gradient: uniformly or, once `selected_path` is set, that path with random changes.
-
-        A change replaces the layer of a block by a layer sampled by pi; it has the probability `tau`.
-        """
-        if self.selected_path is None:
-            # argmax(uniform_logits + g) is a uniform sample, except for identity's smaller weight; alpha plays no part.
-            return make_path(_sample_one_hot(self.uniform_logits.to(alpha), 1.0, generator))
-        # Fine-tuning: each block runs its selected layer, or with probability tau one sampled by pi.
-        by_pi = _sample_one_hot(alpha.detach(), 1.0, generator)
-        explores = torch.rand(len(alpha), 1, generator=generator, device=alpha.device) < tau
-        return make_path(torch.where(explores, by_pi, self.selected_path.to(by_pi)))
+        """Sample a path without gradient: see `sample_several`."""
+        (path,) = self.sample_several(1, alpha, tau, generator)
+        return path
 
     def sample_several(
         self, count: int, alpha: Tensor, tau: Tensor | float, generator: torch.Generator | None = None
     ) -> list[Gates]:
-        """Sample uniform paths that differ as much as possible; once `selected_path` is set, sample one path.
+        """Sample `count` uniform paths that differ as much as possible; once `selected_path` is set, sample one path.
 
         With paths that differ, a step trains more of the candidates, and its gradient favours no composition of layers
-        (strict fairness of FairNAS, Chu et al. 2019, arXiv 1907.01845, which has one path for each candidate).
+        (strict fairness of FairNAS, Chu et al. 2019, arXiv 1907.01845, which has one path for each candidate). The one
+        path is the selected one with random changes: with probability `tau` a block runs a layer sampled by pi instead.
         """
-        if count == 1 or self.selected_path is not None:
-            return [self.sample_gates(alpha, tau, generator)]
-        weights = self.uniform_logits.to(alpha).softmax(dim=-1)
-        one_hot = F.one_hot(sample_spread(weights, count, generator), weights.shape[-1]).to(alpha.dtype)
-        return [make_path(path) for path in one_hot]
+        if self.selected_path is None:
+            chosen = sample_spread(self.probabilities.to(alpha), count, generator)  # alpha plays no part
+            return [make_path(path) for path in F.one_hot(chosen, len(self.space)).to(alpha.dtype)]
+        by_pi = _sample_one_hot(alpha.detach(), 1.0, generator)
+        explores = torch.rand(len(alpha), 1, generator=generator, device=alpha.device) < tau
+        return [make_path(torch.where(explores, by_pi, self.selected_path.to(by_pi)))]
 
     def arch_loss(
         self,

@@ -200,7 +200,7 @@ class BlockRecord(Record):
 
 
 class RankedRecord(Record):
-    """A network in the ranking of `arch.yaml`, the re-ranked networks, then further probable ones."""
+    """A network in the ranking of `arch.yaml`, which lists the re-ranked networks, then further probable ones."""
 
     arch: str
     probability: _OptionalFloat = None

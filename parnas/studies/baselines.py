@@ -84,8 +84,8 @@ def choose_baselines(
     * the sandwich (Press et al. 2020, arXiv 1911.03864) with a third of its attention layers first and as many
       feed-forward layers last; one block less if the search has an odd number of blocks
     * the deepest interleaved network that costs no more than the derived network
-    * if the search has the candidate `k`, the deepest network of at most that cost in which attention and convolution
-      take turns as token mixers
+    * if the search has the candidate `k`, the shortest network that costs at least as much as the derived network and
+      in which convolution and attention take turns as token mixers
 
     Args:
         derived: the derived network.
@@ -113,9 +113,9 @@ def choose_baselines(
         chosen[name] = Architecture.parse(name)
         if blocks % 2:
             notes.append(f"{name} has one block less than the search, since a sandwich needs an even number of blocks")
-    chosen[SHALLOWER] = deepest(INTERLEAVED, costs, costs.cost(derived), blocks)
+    chosen[SHALLOWER] = deepest_interleaved(costs, costs.cost(derived), blocks)
     if CONVOLUTION in costs.per_layer:
-        chosen[ALTERNATING] = deepest(ALTERNATING, costs, costs.cost(derived), blocks)
+        chosen[ALTERNATING] = shortest(ALTERNATING, costs, costs.cost(derived))
     if costs.cost(chosen[SHALLOWER]) > _with_tolerance(costs.cost(derived)):
         notes.append("even one block of the interleaved network costs more than the derived network")
     drawn, more = _draw_of_equal_cost(derived, costs, spaces, count, seed, [derived, chosen[INTERLEAVED]])
@@ -127,12 +127,12 @@ def choose_baselines(
     return Baselines(tuple(networks), tuple(notes + more), costs.metric)
 
 
-def deepest(preset: str, costs: Costs, max_cost: float, blocks: int) -> Architecture:
-    """Return the deepest network of a preset such as `interleaved` with at most `blocks` blocks and cost `max_cost`.
+def deepest_interleaved(costs: Costs, max_cost: float, blocks: int) -> Architecture:
+    """Return the deepest interleaved network with at most `blocks` blocks that costs at most `max_cost`.
 
     If even the network of one block costs more, return that network.
     """
-    networks = [Architecture.parse(f"{preset}-{depth}") for depth in range(blocks, 0, -1)]
+    networks = [Architecture.parse(f"interleaved-{depth}") for depth in range(blocks, 0, -1)]
     return next((each for each in networks if costs.cost(each) <= _with_tolerance(max_cost)), networks[-1])
 
 

@@ -113,7 +113,7 @@ class GradientAccumulator:
 
         The arguments are those of `forward`. The losses and the memory returned are those of this process.
         """
-        results, count = [], len(self.split(len(batch.inputs), samples))
+        results, count = [], self.divide(len(batch.inputs), len(samples))
         for result in self.forward(batch, memory, samples, average_gradients=True):
             total = result.loss if result.compression is None else result.loss + result.compression
             (total / count).backward()
@@ -155,7 +155,7 @@ def _only_trainable(model: nn.Module, weights: Iterable[nn.Parameter]) -> Iterat
         parameter.requires_grad_(True)
 
 
-def rows_of_micro_batch(rows: int, accumulate: int, samples: int = 1) -> int:
+def rows_of_micro_batch(rows: int, accumulate: int, samples: int) -> int:
     """Return the number of rows of a micro-batch, given those of the process.
 
     It is the largest number that divides the rows of each of the process's `samples` of gates and, if `accumulate`
@@ -168,8 +168,9 @@ def rows_of_micro_batch(rows: int, accumulate: int, samples: int = 1) -> int:
 def share_out(samples: Sequence[Gates | None], distributed: DistributedContext) -> list[Gates | None]:
     """Return the samples of gates that this process uses, each for an equal part of its rows.
 
-    The rows of all processes, in order of rank, are divided evenly among the samples, in order. A process uses a sample
-    twice if it and another process read that sample's rows in unequal parts.
+    The rows of the whole batch are divided evenly among the samples, in order, and then among the processes. All
+    processes have equally many parts, so a sample can be listed twice: with 2 samples and 3 processes, the parts of the
+    processes are those of the samples 0 and 0, 0 and 1, 1 and 1.
     """
     count, processes = len(samples), distributed.world_size
     each = samples_of_process(count, processes)
@@ -178,7 +179,7 @@ def share_out(samples: Sequence[Gates | None], distributed: DistributedContext) 
 
 
 def samples_of_process(count: int, processes: int) -> int:
-    """Return for how many of the `count` samples of gates a process has rows, with repetitions (see `share_out`)."""
+    """Return the number of parts of a process, each with its sample of gates (see `share_out`)."""
     return count // math.gcd(count, processes)
 
 

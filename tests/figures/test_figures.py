@@ -168,6 +168,17 @@ class TestHeatmap:
             ((1.5, 0.5), "0.40"),
         ]
 
+    def test_the_layers_of_the_derived_architecture_are_framed(self):
+        records = [{**record, "arch": arch} for record, arch in zip(self.RECORDS, ("sf", "fi"), strict=True)]
+        heatmap = Heatmap(make_history(records, ("s", "f", "i")))
+        pictures = []
+        for index, rows in ((0, [0, 1]), (1, [1, 2])):
+            pictures.append(np.asarray(heatmap.picture(index).convert("L")))
+            assert [frame.get_xy() for frame in heatmap.frames] == list(enumerate(rows))
+        x, y = heatmap.axes.transData.transform((0.5, 1.0))  # between the first two candidates of block 1
+        edge = pictures[1][int(len(pictures[1]) - y) - 2 : int(len(pictures[1]) - y) + 3, int(x)]
+        assert edge.min() < 80, "the frame is drawn"
+
     def test_more_probable_is_darker(self):
         heatmap = Heatmap(make_history(self.RECORDS, ("s", "f", "i")))
         pixels = np.asarray(heatmap.picture(0).convert("L"))

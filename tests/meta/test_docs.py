@@ -43,7 +43,7 @@ def test_the_readme_has_the_figures_of_the_results(monkeypatch: pytest.MonkeyPat
     assert "\n<!-- results: begin -->\n| question |" in readme
 
 
-def test_derived_networks_are_told_beside_the_best_of_their_latency(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_derived_networks_are_compared_with_the_best_of_their_latency(monkeypatch: pytest.MonkeyPatch) -> None:
     def record(variant: str, arch: str, latency: float, ppl: float, **more: object) -> dict[str, object]:
         compared = {"percent": 100 * (ppl / 55 - 1), "low": -6.0, "high": -4.0}
         return {
@@ -72,8 +72,8 @@ def test_derived_networks_are_told_beside_the_best_of_their_latency(monkeypatch:
     within, cheapest, longer = page["describe_search"](result).splitlines()
     assert "`kksk`, -4.4 %" in within
     assert "*two attention layers*, with a perplexity -0.2 %" in within, "0.46 counts as equally fast"
-    assert "made by hand" not in cheapest, "none is that fast"
-    assert "With 2 times the steps, *interleaved* has a perplexity 20.0 % lower (1 seed(s))" in longer
+    assert "made by hand" not in cheapest, "no such network is that fast"
+    assert "With 2 times the steps, *interleaved* has a perplexity 20.0 % lower (1 seed)." in longer
     rows = list(runpy.run_path(str(ROOT / "docs" / "make" / "readme.py"))["hybrid_rows"](result))
     assert rows[0].answer == "Yes. Relative to the best network made by hand of its latency (`kkskkskk`): +0.2 %."
     assert rows[1].answer == "No."

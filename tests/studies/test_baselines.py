@@ -12,7 +12,7 @@ from parnas.errors import ParnasError
 from parnas.nas.cost import Costs, make_costs
 from parnas.runs.files import write_text
 from parnas.runs.run import Run
-from parnas.studies.baselines import Baseline, Baselines, choose_baselines, deepest, find_baselines
+from parnas.studies.baselines import Baseline, Baselines, choose_baselines, deepest_interleaved, find_baselines
 from parnas.training.progress import Silent
 
 SFI = ("s", "f", "i")
@@ -46,7 +46,7 @@ def test_the_shallower_one_is_the_deepest_interleaved_that_costs_no_more() -> No
         most = draw.uniform(0, 1.2) * costs.interleaved
         affordable = [depth for depth in range(1, blocks + 1) if costs.cost(("sf" * depth)[:depth]) <= most]
         expected = ("sf" * blocks)[: max(affordable, default=1)]
-        assert str(deepest("interleaved", costs, most, blocks)) == expected
+        assert str(deepest_interleaved(costs, most, blocks)) == expected
 
 
 def test_networks_of_the_same_layers_in_another_order_cost_the_same() -> None:

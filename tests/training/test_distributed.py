@@ -38,7 +38,8 @@ ESTIMATORS = {
     "straight_through": {"search__alpha_split": 0.2, "search__alpha_every": 2},
     "gdas": {"search__gate_samples": 4, "train__accumulate": 2},
     "single_path": {"search__candidate_dropout": 0.2},
-    "uniform": {"search__alpha_every": 1, "search__uniform_fraction": 0.8},
+    # Alpha starts later here: at first all paths have the same loss but for rounding.
+    "uniform": {"search__alpha_every": 1, "search__uniform_fraction": 0.8, "search__alpha_start_step": 5},
 }
 NETWORKS = {
     "plain": {"model__arch": "sfs"},
@@ -111,8 +112,8 @@ def test_all_processes_draw_the_same_and_alpha_learns_from_all_rows(name: str, t
         assert len(recorded) == len(alone)
         for (kind, step, expected), (other_kind, other_step, found) in zip(alone, recorded, strict=True):
             assert (kind, step) == (other_kind, other_step)
-            rounding = 1e-6  # of differences between losses in float32
-            np.testing.assert_allclose(found, expected, rtol=1e-2, atol=2e-3 * np.abs(expected).max() + rounding)
+            scale = np.abs(expected).max()
+            np.testing.assert_allclose(found, expected, rtol=1e-2, atol=2e-3 * scale)
     for one, other in zip(*(Run(trained[n] / name).pi_records() for n in (1, 2)), strict=True):
         np.testing.assert_allclose(one.pi, other.pi, atol=2e-4)
 

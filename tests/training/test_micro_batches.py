@@ -74,7 +74,7 @@ def test_each_sample_of_gates_trains_its_part_of_the_rows(accumulate: int) -> No
 def test_samples_are_shared_out_evenly_in_the_order_of_rows(samples: int, processes: int) -> None:
     gates = [torch.tensor(number) for number in range(samples)]
     own = [share_out(gates, DistributedContext(rank=rank, world_size=processes)) for rank in range(processes)]
-    assert len({len(parts) for parts in own}) == 1, "all processes exchange gradients equally often"
+    assert len({len(parts) for parts in own}) == 1, "so that micro-batches are of one size"
     numbers = [int(part) for parts in own for part in parts]
     assert numbers == sorted(numbers)
     assert {numbers.count(number) for number in range(samples)} == {len(numbers) // samples}
@@ -88,7 +88,7 @@ def test_micro_batches_divide_the_rows_of_each_sample() -> None:
     assert list(sizes.values()) == [8, 4, 2, 3, 6, 6]
 
 
-def test_gate_samples_that_do_not_divide_the_rows_are_told(corpus: Path, tmp_path: Path) -> None:
+def test_gate_samples_that_do_not_divide_the_rows_cause_a_warning(corpus: Path, tmp_path: Path) -> None:
     reporter = Notes()
     search(small_config(corpus, data__batch_size=4, search__gate_samples=3), tmp_path / "run", reporter)
     assert any("gate_samples is 3" in note and "1 sample(s)" in note for note in reporter.notes)

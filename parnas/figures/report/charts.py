@@ -72,7 +72,7 @@ def pi_chart(run: RunData, name: str) -> _Chart | None:
     if history is None or history.blocks > _MOST_PANELS:
         return None
     most = max(2, _MOST_PANEL_POINTS // (history.blocks * len(history.space)))
-    label = f"pi of each candidate over the steps, by block. Most probable at the end: {history.string(-1)}."
+    label = f"pi of each candidate over the steps, by block. Derived at the end: {history.string(-1)}."
 
     def plot(width: float) -> Figure:
         return plot_pi_lines(history, 6 if width == _WIDE else 2, most)
