@@ -64,7 +64,7 @@ def test_variants_are_trained_once_and_compared_by_seed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", CHANGED_NETWORKS)
 def test_a_changed_network_trains_otherwise(name: str, corpus: Path, tmp_path: Path) -> None:
-    config = small_config(corpus, model__arch="sfsf", train__optimizer="muon", train__lr=1e-2)
+    config = small_config(corpus, model__arch="sfsf", model__n_heads=4, train__optimizer="muon", train__lr=1e-2)
     plain = retrain(config, tmp_path / "plain", Silent()).summary()
     with CHANGED_NETWORKS[name]():
         changed = retrain(config, tmp_path / "changed", Silent()).summary()
@@ -72,6 +72,7 @@ def test_a_changed_network_trains_otherwise(name: str, corpus: Path, tmp_path: P
     assert changed.parameters - plain.parameters == {
         "bigrams": bigram_parameters(config.model.d_model),
         "gated_heads": 2 * config.model.d_model * config.model.n_heads,
+        "grouped_heads": -2 * 2 * config.model.d_model * (config.model.n_heads - 2) * config.model.head_width,
         "half_skips": 2 * config.model.d_model,
         "smear": config.model.d_model + 1,
     }.get(name, 0)
