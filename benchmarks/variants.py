@@ -1,7 +1,7 @@
 """Train variants of a network from several seeds and compare each with the first: `python benchmarks/variants.py PLAN`.
 
-    python benchmarks/variants.py hybrid --search       # one search, derived within each target of the plan; first the
-                                                        # latency of each layer, unless it was measured before
+    python benchmarks/variants.py hybrid --search       # searches that are missing, derived within each target;
+                                                        # first the latency of each layer, unless it was measured before
     python benchmarks/variants.py hybrid                # train what is missing of benchmarks/hybrid.yaml
     python benchmarks/variants.py hybrid --latency      # measure the latency of all networks of the plan in turns
     python benchmarks/variants.py hybrid --report       # print and write the table of the finished trainings
@@ -13,7 +13,8 @@ A plan is a configuration with a section of its name:
     variants:
       - {name: base}        # all others are compared with the first
       - {name: zero output, source: "arXiv …", changes: {model.norm: pre}, tried: [zero_output], seeds: [1]}
-    targets: [0.45, 0.65]   # optional: what one search derives within these shares of latency is a variant too
+    targets: [0.45, 0.65]   # optional: what a search derives within these shares of latency is a variant too
+    search_seeds: [1, 2]    # of searches; networks derived by further searches are trained from the first seed only
 
 `changes` are settings by dotted key, `tried` are names in benchmarks/tried.py and tried_layers.py. Each finished
 training appends a row to results/PLAN.csv; a later start trains what is missing.
@@ -164,19 +165,37 @@ def summarise(variants: Sequence[Variant], rows: Sequence[Row], latencies: Mappi
     return records
 
 
-def add_derived(variants: Sequence[Variant], plan: Mapping[str, Any], found: Path) -> list[Variant]:
-    """Return the variants and, once the search has run, those that it derived within each target."""
-    if not plan.get("targets") or not found.is_file():
-        return list(variants)
-    derived = [
-        Variant(f"{DERIVED} {target}", changes={"model.arch": arch}, seeds=plan["seeds"], steps=plan["steps"])
-        for target, arch in read_json(found)["derived"].items()
+def derived_name(target: float | str, search_seed: int, first_seed: int) -> str:
+    """Return the name of a derived variant."""
+    return f"{DERIVED} {target}" + ("" if search_seed == first_seed else f", search from seed {search_seed}")
+
+
+def add_derived(variants: Sequence[Variant], plan: Mapping[str, Any], path: Path) -> list[Variant]:
+    """Return the variants, and those that the finished searches in `path` derived within each target."""
+    first, *_ = search_seeds = plan.get("search_seeds", [1])
+    searches = {each["seed"]: each["derived"] for each in read_searches(path)}
+    return [
+        *variants,
+        *(
+            Variant(
+                derived_name(target, seed, first),
+                changes={"model.arch": arch},
+                seeds=plan["seeds"] if seed == first else plan["seeds"][:1],
+                steps=plan["steps"],
+            )
+            for seed in search_seeds
+            for target, arch in searches.get(seed, {}).items()
+        ),
     ]
-    return [*variants, *derived]
 
 
-def run_search(config: Config, targets: Sequence[float], path: Path) -> None:
-    """Run one search, derive within each target, and write what it found and its seconds; delete the run folder."""
+def read_searches(path: Path) -> list[dict[str, Any]]:
+    """Return what the finished searches found."""
+    return list(read_json(path)["searches"]) if path.is_file() else []
+
+
+def run_search(config: Config, targets: Sequence[float]) -> dict[str, Any]:
+    """Run one search, derive within each target, and return what it found and its seconds; delete the run folder."""
     with tempfile.TemporaryDirectory(prefix="parnas-variants-") as folder:
         run = search(config, Path(folder) / "run", Silent())
         derived, by_pi = (
@@ -184,8 +203,24 @@ def run_search(config: Config, targets: Sequence[float], path: Path) -> None:
             for n in (None, 0)
         )
         seconds, (_, pi) = run.summary().seconds, read_pi(run, config)
-    write_json(path, {"seconds": seconds, "derived": derived, "by_pi": by_pi, "pi": pi})
     print(", ".join(f"within {target}: {arch}" for target, arch in derived.items()))
+    return {"seed": config.runtime.seed, "seconds": seconds, "derived": derived, "by_pi": by_pi, "pi": pi}
+
+
+def run_searches(config: Config, plan: Mapping[str, Any], path: Path, rows: Sequence[Row]) -> None:
+    """Run the searches of the plan that `path` lacks, and add what each found.
+
+    Raises:
+        ParnasError: `rows` has trainings of networks that a missing search would derive.
+    """
+    first, *_ = seeds = plan.get("search_seeds", [1])
+    done = [each["seed"] for each in read_searches(path)]
+    for seed in [seed for seed in seeds if seed not in done]:
+        names = {derived_name(target, seed, first) for target in plan["targets"]}
+        if any(row.name in names for row in rows):
+            raise ParnasError(f"There are trainings of {', '.join(sorted(names))}; delete their rows to search again.")
+        found = run_search(config.replace(runtime__seed=seed), plan["targets"])
+        write_json(path, {"searches": [*read_searches(path), found]})
 
 
 def measured_shares(path: Path, architectures: Mapping[str, Architecture]) -> dict[str, float]:
@@ -244,12 +279,10 @@ def main(arguments: list[str] | None = None) -> None:
     }
     jobs = list_jobs(variants)
     if parsed.stage == "search":
-        if any(row.name.startswith(DERIVED) for row in read_rows(table, Row)):
-            raise ParnasError(f"{table} has trainings of derived networks; delete their rows before you search again.")
         if config.search.cost.metric == "latency" and not profile.is_file():
             measure_layers(config, Silent(), rounds=50, check=20).write(profile)
             config = config.replace(search__cost__table=str(profile))
-        run_search(config, plan["targets"], found)
+        run_searches(config, plan, found, read_rows(table, Row))
     elif parsed.stage == "train":
         done = {row[:3] for row in read_rows(table, Row)}
         left = [job for job in jobs if job.key not in done]

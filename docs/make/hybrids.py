@@ -30,7 +30,7 @@ SECTIONS = {
     "hybrid": (
         "What a search derives",
         "One search in the space `hybrid` = [s, k, f, i] of 12 blocks, and what it derives within three cost targets, beside "
-        "networks made by hand. All networks are trained from scratch by the same recipe; *latency share* is the measured latency "
+        "networks made by hand; a search from another seed shows how far the derived networks depend on it. All networks are trained from scratch by the same recipe; *latency share* is the measured latency "
         "of the blocks relative to the interleaved network's, *time* that of the training relative to the first, perplexity is per "
         "piece on the validation split of WikiText-2, differences are paired by seed. Measured by "
         "`python benchmarks/variants.py hybrid`",

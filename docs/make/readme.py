@@ -45,6 +45,8 @@ def hybrid_rows(hybrid: Mapping[str, Any]) -> Iterator[Row]:
     derived, by_hand = derived_and_by_hand(hybrid)
     base = by_hand[0]
     for record in derived:
+        if "," in record["variant"]:  # of a search from another seed
+            continue
         target, verdict = record["variant"].rpartition(" ")[2], "Yes." if record["high"] < 0 else "No."
         if best := best_of_latency(by_hand, record["latency"]):
             change = 100 * (record["ppl"] / best["ppl"] - 1)

@@ -10,7 +10,8 @@ from tried_layers import CHANGED_NETWORKS
 
 from parnas.architecture import Architecture
 from parnas.config.yaml_file import read_yaml
-from parnas.runs.files import read_json, write_text
+from parnas.errors import ParnasError
+from parnas.runs.files import read_json, write_json, write_text
 from parnas.runs.resolve import read_config
 from parnas.training.progress import Silent
 from parnas.training.retrain import retrain
@@ -35,6 +36,7 @@ def test_every_variant_of_a_plan_is_valid_and_differs_from_the_first(name: str) 
 @pytest.mark.slow
 def test_variants_are_trained_once_and_compared_by_seed(tmp_path: Path) -> None:
     plan = "study:\n  variants: [{name: base}, {name: other, changes: {model.arch: fs}}]\n  targets: [0.5]\n"
+    plan += "  search_seeds: [1, 3]\n"
     write_text(
         tmp_path / "study.yaml",
         plan + "data: {}\nsearch: {cost: {metric: macs}}\nmodel: {arch: f}\nruntime: {threads: 1}\n",
@@ -42,21 +44,30 @@ def test_variants_are_trained_once_and_compared_by_seed(tmp_path: Path) -> None:
     common = [str(tmp_path / "study.yaml"), "--tiny", "--device", "cpu", "--out", str(tmp_path), "--workers", "1"]
     common += ["--corpus", str(make_corpus(tmp_path / "corpus"))]
     variants.main([*common, "--search"])
-    searched = read_json(tmp_path / "study_search.json")
-    assert Architecture.parse(searched["derived"]["0.5"]).canonical()
-    assert len(searched["pi"]) == 4
+    first, second = read_json(tmp_path / "study_search.json")["searches"]
+    assert (first["seed"], second["seed"]) == (1, 3)
+    assert all(Architecture.parse(each["derived"]["0.5"]).canonical() for each in (first, second))
+    assert len(first["pi"]) == 4
+    assert first["pi"] != second["pi"]
     for _ in range(2):
         variants.main(common)
     rows = read_rows(tmp_path / "study.csv", variants.Row)
     names = "base", "other", "derived within 0.5"
-    assert [row[:3] for row in rows] == [(name, 4, seed) for seed in (1, 2) for name in names]
+    other_search = "derived within 0.5, search from seed 3"
+    expected = [(name, 4, seed) for seed in (1, 2) for name in names]
+    assert [row[:3] for row in rows] == [*expected[:3], (other_search, 4, 1), *expected[3:]]
+    variants.main([*common, "--search"])  # nothing is missing
+    write_json(tmp_path / "study_search.json", {"searches": [first]})
+    with pytest.raises(ParnasError, match="search from seed 3; delete their rows"):
+        variants.main([*common, "--search"])
+    write_json(tmp_path / "study_search.json", {"searches": [first, second]})
     for stage in ("--latency", "--report"):
         variants.main([*common, stage])
-    base, other, _ = records = read_json(tmp_path / "study-cpu.json")["variants"]
-    assert base["ppl"] == pytest.approx((rows[0].ppl + rows[3].ppl) / 2)
+    base, other, *_ = records = read_json(tmp_path / "study-cpu.json")["variants"]
+    assert base["ppl"] == pytest.approx((rows[0].ppl + rows[4].ppl) / 2)
     assert max(record["latency"] for record in records) == 1
     assert "percent" not in base
-    percents = [100 * (rows[i + 1].ppl / rows[i].ppl - 1) for i in (0, 3)]
+    percents = [100 * (rows[i + 1].ppl / rows[i].ppl - 1) for i in (0, 4)]
     assert other["percent"] == pytest.approx(sum(percents) / 2)
     assert other["low"] < other["percent"] < other["high"]
     assert 0 < other["p"] < 1
