@@ -6,9 +6,11 @@ from typing import Any
 
 from performance import RESULTS, render_goals
 
+from parnas.figures.pareto import ParetoPoint, draw_pareto
 from parnas.runs.files import read_json, write_text
 
 PAGE = Path(__file__).resolve().parents[1] / "hybrids.md"
+PICTURE = PAGE.with_name("images") / "hybrids.png"
 INTRODUCTION = """# Which mixer where?
 
 Attention is one of several layers that let the positions of a text exchange information. A gated short convolution (`k`)
@@ -23,7 +25,7 @@ The goals were set before the measurements.
 
 {goals}
 """
-EQUAL_LATENCY = 0.05
+EQUAL_LATENCY = 0.1
 """Networks whose measured latencies differ by at most this share count as equally fast."""
 AREAS = ("cost of layers", "search in the space hybrid", "ranking in the space hybrid")
 SECTIONS = {
@@ -147,11 +149,20 @@ def describe_search(result: Mapping[str, Any]) -> str:
                 f"With {record['steps'] / once['steps']:g} times the steps, *{once['variant']}* has a perplexity "
                 f"{100 * (1 - record['ppl'] / once['ppl']):.1f} % lower ({record['seeds']} seed{'s' * (record['seeds'] > 1)})."
             )
-    return "\n".join(f"* {line}" for line in lines)
+    picture = f"![perplexity against latency of derived networks and of networks made by hand](images/{PICTURE.name})"
+    return "\n".join([picture, "", *(f"* {line}" for line in lines)])
 
 
 DESCRIPTIONS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {"layers": describe_layers, "hybrid": describe_search}
 """By result: what its tables say."""
+
+
+def draw_search(result: Mapping[str, Any], path: Path = PICTURE) -> None:
+    """Draw perplexity against latency of the derived networks and of those made by hand."""
+    derived, by_hand = derived_and_by_hand(result)
+    points = [ParetoPoint(f"derived: {each['arch']}", each["latency"], each["ppl"]) for each in derived]
+    points += [ParetoPoint(each["arch"], each["latency"], each["ppl"]) for each in by_hand]
+    draw_pareto(points, path, "measured latency of the blocks, interleaved = 1")
 
 
 def render_tables(name: str, result: Mapping[str, Any]) -> str:
@@ -180,4 +191,5 @@ def table(rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 if __name__ == "__main__":
+    draw_search(read_json(RESULTS / "hybrid-cpu.json"))
     write_text(PAGE, render())

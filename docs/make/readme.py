@@ -1,9 +1,10 @@
-"""Write the table of results in README.md from the results of the benchmarks: `python docs/make/readme.py`."""
+"""Write the headline and the table of results in README.md: `python docs/make/readme.py`."""
 
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import median
+from textwrap import fill
 from typing import Any, NamedTuple
 
 from hybrids import best_of_latency, derived_and_by_hand
@@ -13,7 +14,8 @@ from results import FORERUNNER, plain
 from parnas.runs.files import read_json, write_text
 
 README = Path(__file__).resolve().parents[2] / "README.md"
-BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
+HEADLINE_TARGET = "0.45"
+"""Cost target of the derived network that the README names first."""
 
 
 class Row(NamedTuple):
@@ -25,13 +27,36 @@ class Row(NamedTuple):
 
 
 def render() -> str:
-    """Return the README with a new table between the markers."""
-    rows = [*hybrid_rows(result("hybrid-cpu"))] if (RESULTS / "hybrid-cpu.json").is_file() else []
-    rows += [*comparison_rows(result("comparison-cpu")), ranking_row(result("search_quality-cpu"))]
+    """Return the README with a new headline and a new table between their markers."""
+    hybrid = result("hybrid-cpu")
+    rows = [*hybrid_rows(hybrid), *comparison_rows(result("comparison-cpu"))]
+    rows += [ranking_row(result("search_quality-cpu"))]
     rows += [word_row(result("word_level-wikitext2-word-cpu")), forerunner_row(result("wikitext2-par"))]
     lines = ["| question | measured | answer |", "| --- | --- | --- |", *(f"| {' | '.join(row)} |" for row in rows)]
-    table = "\n".join([BEGIN, *lines, END])
-    return re.sub(f"{BEGIN}.*{END}", lambda _: table, README.read_text(encoding="utf-8"), flags=re.DOTALL)
+    text = README.read_text(encoding="utf-8")
+    for name, content in {"headline": headline(hybrid), "results": "\n".join(lines)}.items():
+        begin, end = (f"<!-- {name}: {edge} -->" for edge in ("begin", "end"))
+        part = f"{begin}\n{content}\n{end}"
+        text = re.sub(f"{begin}.*{end}", lambda _, part=part: part, text, flags=re.DOTALL)  # type: ignore[misc]
+    return text
+
+
+def headline(hybrid: Mapping[str, Any]) -> str:
+    """Return the sentences on one derived network beside the interleaved one and the best one made by hand."""
+    derived, by_hand = derived_and_by_hand(hybrid)
+    (found,) = [each for each in derived if each["variant"].endswith(f" {HEADLINE_TARGET}")]
+    best = best_of_latency(by_hand, found["latency"])
+    assert best is not None
+    sentences = (
+        f"Why? Attention is the most expensive layer, and most of it can go. On WikiText-2, a search with the cost target "
+        f"{HEADLINE_TARGET} derived `{found['arch']}`, with {found['arch'].count('s')} attention "
+        f"layer{'s' * (found['arch'].count('s') != 1)}. Its blocks have {100 * found['latency']:.0f} % of the latency of twelve "
+        f"interleaved blocks, and after the same training its perplexity is {abs(found['percent']):.1f} % "
+        f"{'lower' if found['percent'] < 0 else 'higher'}; the best network made by hand of its latency, `{best['arch']}`, is "
+        f"{abs(gain := 100 * (best['ppl'] / found['ppl'] - 1)):.1f} % {'worse' if gain > 0 else 'better'} than it ([which mixer "
+        f"where?](docs/hybrids.md)). parnas finds such networks for your text, your hardware and your cost target."
+    )
+    return fill(sentences, 120, break_on_hyphens=False, break_long_words=False)
 
 
 def result(name: str) -> dict[str, Any]:
