@@ -27,6 +27,8 @@ The goals were set before the measurements.
 """
 EQUAL_LATENCY = 0.1
 """Networks whose measured latencies differ by at most this share count as equally fast."""
+OTHER_SEARCH = ", search from seed"
+"""In the names of networks that further searches derived."""
 AREAS = ("cost of layers", "search in the space hybrid", "ranking in the space hybrid")
 SECTIONS = {
     "hybrid": (
@@ -158,9 +160,10 @@ DESCRIPTIONS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {"layers": desc
 
 
 def draw_search(result: Mapping[str, Any], path: Path = PICTURE) -> None:
-    """Draw perplexity against latency of the derived networks and of those made by hand."""
+    """Draw perplexity against latency of the networks that the first search derived and of those made by hand."""
     derived, by_hand = derived_and_by_hand(result)
-    points = [ParetoPoint(f"derived: {each['arch']}", each["latency"], each["ppl"]) for each in derived]
+    first = [each for each in derived if OTHER_SEARCH not in each["variant"]]
+    points = [ParetoPoint(f"derived: {each['arch']}", each["latency"], each["ppl"]) for each in first]
     points += [ParetoPoint(each["arch"], each["latency"], each["ppl"]) for each in by_hand]
     draw_pareto(points, path, "measured latency of the blocks, interleaved = 1")
 

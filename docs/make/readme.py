@@ -7,7 +7,7 @@ from statistics import median
 from textwrap import fill
 from typing import Any, NamedTuple
 
-from hybrids import best_of_latency, derived_and_by_hand
+from hybrids import OTHER_SEARCH, best_of_latency, derived_and_by_hand
 from performance import RESULTS
 from results import FORERUNNER, plain
 
@@ -56,7 +56,9 @@ def headline(hybrid: Mapping[str, Any]) -> str:
         f"{abs(gain := 100 * (best['ppl'] / found['ppl'] - 1)):.1f} % {'worse' if gain > 0 else 'better'} than it ([which mixer "
         f"where?](docs/hybrids.md)). parnas finds such networks for your text, your hardware and your cost target."
     )
-    return fill(sentences, 120, break_on_hyphens=False, break_long_words=False)
+    # A number and its sign stay on one line.
+    text = fill(sentences.replace(" %", "\u00a0%"), 120, break_on_hyphens=False, break_long_words=False)
+    return text.replace("\u00a0", " ")
 
 
 def result(name: str) -> dict[str, Any]:
@@ -70,7 +72,7 @@ def hybrid_rows(hybrid: Mapping[str, Any]) -> Iterator[Row]:
     derived, by_hand = derived_and_by_hand(hybrid)
     base = by_hand[0]
     for record in derived:
-        if "," in record["variant"]:  # of a search from another seed
+        if OTHER_SEARCH in record["variant"]:
             continue
         target, verdict = record["variant"].rpartition(" ")[2], "Yes." if record["high"] < 0 else "No."
         if best := best_of_latency(by_hand, record["latency"]):
