@@ -134,9 +134,10 @@ def describe_search(result: Mapping[str, Any]) -> str:
     for record in derived:
         line = (
             f"{record['variant'].capitalize()}: `{record['arch']}`, {record['percent']:+.1f} % perplexity relative to the interleaved "
-            f"network at {record['latency']:.2f} of its latency."
+            f"network at {record['latency']:.2f} of its latency ({record['seeds']} seed{'s' * (record['seeds'] > 1)})."
         )
-        if best := best_of_latency(by_hand, record["latency"]):
+        best = best_of_latency(by_hand, record["latency"])
+        if best and best["seeds"] == record["seeds"]:
             line += (
                 f" The best network made by hand of at most that latency (within {EQUAL_LATENCY:.0%}) is *{best['variant']}*, with a "
                 f"perplexity {100 * (best['ppl'] / record['ppl'] - 1):+.1f} % relative to the derived network's."
