@@ -12,9 +12,9 @@ Why e log p is an estimate of a loss: with the estimator `uniform`, alpha minimi
 minimum is the Gibbs distribution pi ∝ exp(-loss / e), so -e log pi is the loss that the search estimated block by
 block, in nats per token up to a constant. It is the coarser of the two estimates, so its weight is a half: in the space
 `hybrid` this ranks trained networks better than no weight and than the whole, and among attention, feed-forward and
-identity the weight matters little (`benchmarks/search_quality.py`). Before alpha has converged, in short searches, pi is
-flatter, so that the shared-weight loss has more influence on the score. With a cost penalty or another estimator, pi has
-no such meaning; then e is 0.
+identity the weight matters little (`benchmarks/search_quality.py`). Before alpha has converged, in short searches, pi
+is flatter, so that the shared-weight loss has more influence on the score. With a cost penalty or another estimator, pi
+has no such meaning; then e is 0.
 """
 
 import math
