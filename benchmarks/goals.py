@@ -5,6 +5,7 @@ missing are left out.
 """
 
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ GROWTH = 1.1  # largest ratio of latencies at the longest and the shortest memor
 BETTER = -5.0  # per cent: perplexity of a derived network relative to the interleaved network
 TARGETS = ("0.45", "0.65")
 SIGNIFICANT = 0.01
+CONVERGED = 15  # per cent by which twice the steps may lower the perplexity
 RELIABLE = 0.85  # share of the reliability of the reference table
 SPEED, SEARCH = "speed", "search among s, f and i"  # areas
 CEILING_SHARE = 0.9  # of the tau between two seeds: goal of a search in the space of s, f and i
@@ -79,7 +81,8 @@ def judge_mixers(result: dict[str, Any]) -> Iterator[Goal]:
 
 
 def judge_search(result: dict[str, Any]) -> Iterator[Goal]:
-    """Yield the goals of derived networks against the interleaved network."""
+    """Yield the goals of derived networks against the interleaved network, and of the length of the trainings."""
+    area, command = "search in the space hybrid", "python benchmarks/variants.py hybrid"
     of = {record["variant"]: record for record in result["variants"]}
     for target in TARGETS:
         if found := of.get(f"derived within {target}"):
@@ -88,7 +91,19 @@ def judge_search(result: dict[str, Any]) -> Iterator[Goal]:
             )
             reached = found["percent"] <= BETTER and found["p"] < SIGNIFICANT and found["latency"] <= float(target)
             goal = f"derived within {target}: perplexity 5 % below the interleaved network's, p < {SIGNIFICANT}"
-            yield Goal("search in the space hybrid", goal, value, reached, "python benchmarks/variants.py hybrid")
+            yield Goal(area, goal, value, reached, command)
+    gains = [
+        100 * (1 - ppl / once["ppl_by_seed"][seed])
+        for longer, once in product(result["variants"], repeat=2)
+        if longer["steps"] == 2 * once["steps"] and longer.get("arch") == once.get("arch")
+        for seed, ppl in longer["ppl_by_seed"].items()
+    ]
+    if gains:
+        goal, value = (
+            f"twice the steps lower perplexity by less than {CONVERGED} %",
+            ", ".join(f"{gain:.1f} %" for gain in gains),
+        )
+        yield Goal(area, goal, value, max(gains) < CONVERGED, command)
 
 
 def judge_ranking(result: dict[str, Any]) -> Iterator[Goal]:

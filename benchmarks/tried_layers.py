@@ -30,7 +30,7 @@ from parnas.training.optimizers import Muon, orthogonalise
 CAP = 15.0  # of logits
 BUCKETS, BUCKET_WIDTH = 10_240, 128  # of hashed bigrams
 NORMUON_DECAY = 0.95  # of the mean squares of an update's rows
-KEY_VALUE_HEADS = 2
+KEY_VALUE_HEADS = 2  # of grouped-query attention; it must divide the number of heads
 MIXED = 0.5  # share of the first attention layer's values
 
 
@@ -136,7 +136,7 @@ def gated_heads() -> Iterator[None]:
 
 
 class GroupedKeyValue(nn.Module):
-    """Keys and values of `KEY_VALUE_HEADS` heads, each repeated for the query heads of its group, [B, T, 2·H·E]."""
+    """Keys and values of `KEY_VALUE_HEADS` heads, each repeated for the query heads of its group."""
 
     def __init__(self, d_model: int, n_heads: int, head_width: int) -> None:
         super().__init__()
@@ -144,6 +144,7 @@ class GroupedKeyValue(nn.Module):
         self.project = nn.Linear(d_model, 2 * KEY_VALUE_HEADS * head_width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return keys [B, T, H·E] and values [B, T, H·E] of `x` [B, T, D], joined to [B, T, 2·H·E]."""
         heads = self.project(x).unflatten(-1, (2 * KEY_VALUE_HEADS, self.head_width))
         return heads.repeat_interleave(self.repeats, dim=-2).flatten(-2)
 

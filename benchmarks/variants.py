@@ -156,7 +156,7 @@ def summarise(variants: Sequence[Variant], rows: Sequence[Row], latencies: Mappi
             record = {"variant": name, "source": variant.source, "steps": steps, "seeds": len(found)}
             record |= {"arch": str(arch)} if (arch := variant.changes.get("model.arch")) else {}
             record |= {"latency": latencies[name]} if name in latencies else {}
-            record["ppl"] = fmean(found.values())
+            record |= {"ppl": fmean(found.values()), "ppl_by_seed": {str(seed): found[seed] for seed in sorted(found)}}
             if theirs := ppl.get((base, steps)):
                 record["time"] = fmean(seconds[name, steps]) / (fmean(seconds[base, steps]) or 1.0)  # 0: a tiny run
                 if name != base and found.keys() & theirs.keys():
@@ -172,15 +172,15 @@ def derived_name(target: float | str, search_seed: int, first_seed: int) -> str:
 
 def add_derived(variants: Sequence[Variant], plan: Mapping[str, Any], path: Path) -> list[Variant]:
     """Return the variants, and those that the finished searches in `path` derived within each target."""
-    first, *_ = search_seeds = plan.get("search_seeds", [1])
+    search_seeds = plan.get("search_seeds", [1])
     searches = {each["seed"]: each["derived"] for each in read_searches(path)}
     return [
         *variants,
         *(
             Variant(
-                derived_name(target, seed, first),
+                derived_name(target, seed, search_seeds[0]),
                 changes={"model.arch": arch},
-                seeds=plan["seeds"] if seed == first else plan["seeds"][:1],
+                seeds=plan["seeds"] if seed == search_seeds[0] else plan["seeds"][:1],
                 steps=plan["steps"],
             )
             for seed in search_seeds
@@ -213,10 +213,10 @@ def run_searches(config: Config, plan: Mapping[str, Any], path: Path, rows: Sequ
     Raises:
         ParnasError: `rows` has trainings of networks that a missing search would derive.
     """
-    first, *_ = seeds = plan.get("search_seeds", [1])
+    seeds = plan.get("search_seeds", [1])
     done = [each["seed"] for each in read_searches(path)]
     for seed in [seed for seed in seeds if seed not in done]:
-        names = {derived_name(target, seed, first) for target in plan["targets"]}
+        names = {derived_name(target, seed, seeds[0]) for target in plan["targets"]}
         if any(row.name in names for row in rows):
             raise ParnasError(f"There are trainings of {', '.join(sorted(names))}; delete their rows to search again.")
         found = run_search(config.replace(runtime__seed=seed), plan["targets"])

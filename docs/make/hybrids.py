@@ -8,6 +8,7 @@ from performance import RESULTS, render_goals
 
 from parnas.figures.pareto import ParetoPoint, draw_pareto
 from parnas.runs.files import read_json, write_text
+from parnas.studies.baseline_comparison import paired_difference
 
 PAGE = Path(__file__).resolve().parents[1] / "hybrids.md"
 PICTURE = PAGE.with_name("images") / "hybrids.png"
@@ -127,6 +128,13 @@ def best_of_latency(records: Iterable[Mapping[str, Any]], latency: float) -> Map
     return min(allowed, key=lambda each: each["ppl"], default=None)
 
 
+def difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
+    """Return the difference of perplexities, paired by seed, in per cent of `theirs`, with its interval if it has one."""
+    found = paired_difference(ours["ppl_by_seed"], theirs["ppl_by_seed"])
+    interval = "" if found.low is None else f" (95 % interval {found.low:+.1f} to {found.high:+.1f} %)"
+    return f"{found.mean:+.1f} %{interval}"
+
+
 def describe_search(result: Mapping[str, Any]) -> str:
     """Return what the table of derived networks says, in sentences."""
     derived, by_hand = derived_and_by_hand(result)
@@ -136,11 +144,10 @@ def describe_search(result: Mapping[str, Any]) -> str:
             f"{record['variant'].capitalize()}: `{record['arch']}`, {record['percent']:+.1f} % perplexity relative to the interleaved "
             f"network at {record['latency']:.2f} of its latency ({record['seeds']} seed{'s' * (record['seeds'] > 1)})."
         )
-        best = best_of_latency(by_hand, record["latency"])
-        if best and best["seeds"] == record["seeds"]:
+        if best := best_of_latency(by_hand, record["latency"]):
             line += (
-                f" The best network made by hand of at most that latency (within {EQUAL_LATENCY:.0%}) is *{best['variant']}*, with a "
-                f"perplexity {100 * (best['ppl'] / record['ppl'] - 1):+.1f} % relative to the derived network's."
+                f" Relative to *{best['variant']}*, the best network made by hand of at most that latency (within "
+                f"{EQUAL_LATENCY:.0%}), its perplexity is {difference(record, best)}."
             )
         lines.append(line)
     for record in result["variants"]:
@@ -148,9 +155,10 @@ def describe_search(result: Mapping[str, Any]) -> str:
             (each for each in by_hand if each["arch"] == record["arch"] and each["steps"] < record["steps"]), None
         )
         if once:
+            gain = -paired_difference(record["ppl_by_seed"], once["ppl_by_seed"]).mean
             lines.append(
                 f"With {record['steps'] / once['steps']:g} times the steps, *{once['variant']}* has a perplexity "
-                f"{100 * (1 - record['ppl'] / once['ppl']):.1f} % lower ({record['seeds']} seed{'s' * (record['seeds'] > 1)})."
+                f"{gain:.1f} % lower ({record['seeds']} seed{'s' * (record['seeds'] > 1)})."
             )
     picture = f"![perplexity against latency of derived networks and of networks made by hand](images/{PICTURE.name})"
     return "\n".join([picture, "", *(f"* {line}" for line in lines)])

@@ -7,7 +7,7 @@ from statistics import median
 from textwrap import fill
 from typing import Any, NamedTuple
 
-from hybrids import OTHER_SEARCH, best_of_latency, derived_and_by_hand
+from hybrids import OTHER_SEARCH, best_of_latency, derived_and_by_hand, difference
 from performance import RESULTS
 from results import FORERUNNER, plain
 
@@ -52,9 +52,8 @@ def headline(hybrid: Mapping[str, Any]) -> str:
         f"{HEADLINE_TARGET} derived `{found['arch']}`, with {found['arch'].count('s')} attention "
         f"layer{'s' * (found['arch'].count('s') != 1)}. Its blocks have {100 * found['latency']:.0f} % of the latency of twelve "
         f"interleaved blocks, and after the same training its perplexity is {abs(found['percent']):.1f} % "
-        f"{'lower' if found['percent'] < 0 else 'higher'}; the best network made by hand of its latency, `{best['arch']}`, is "
-        f"{abs(gain := 100 * (best['ppl'] / found['ppl'] - 1)):.1f} % {'worse' if gain > 0 else 'better'} than it ([which mixer "
-        f"where?](docs/hybrids.md)). parnas finds such networks for your text, your hardware and your cost target."
+        f"{'lower' if found['percent'] < 0 else 'higher'}. Relative to the best network made by hand of its latency, "
+        f"`{best['arch']}`, it is {difference(found, best)} ([which mixer where?](docs/hybrids.md)). parnas finds such networks for your text, your hardware and your cost target."
     )
     # A number and its sign stay on one line.
     text = fill(sentences.replace(" %", "\u00a0%"), 120, break_on_hyphens=False, break_long_words=False)
@@ -76,8 +75,7 @@ def hybrid_rows(hybrid: Mapping[str, Any]) -> Iterator[Row]:
             continue
         target, verdict = record["variant"].rpartition(" ")[2], "Yes." if record["high"] < 0 else "No."
         if best := best_of_latency(by_hand, record["latency"]):
-            change = 100 * (record["ppl"] / best["ppl"] - 1)
-            verdict += f" Relative to the best network made by hand of its latency (`{best['arch']}`): {change:+.1f} %."
+            verdict += f" Relative to the best network made by hand of its latency (`{best['arch']}`): {difference(record, best)}."
         yield Row(
             f"With gated convolutions: is the network derived within {target} of the latency (`{record['arch']}`) better than the "
             f"interleaved network of {len(base['arch'])} blocks?",

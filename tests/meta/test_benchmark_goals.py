@@ -48,6 +48,15 @@ def test_a_search_is_judged_by_difference_significance_and_latency(
     assert goal.value.startswith(f"{percent:+.1f} %")
 
 
+@pytest.mark.parametrize(("longer", "reached"), [(86.0, True), (84.0, False)])
+def test_the_length_of_trainings_is_judged_by_what_twice_the_steps_gain(longer: float, reached: bool) -> None:
+    record = {"variant": "base", "arch": "sf", "steps": 9, "ppl_by_seed": {"1": 100.0, "2": 90.0}}
+    twice = {**record, "variant": "twice", "steps": 18, "ppl_by_seed": {"1": longer}}
+    (goal,) = goals.judge_search({"variants": [record, {**record, "arch": "fs"}, twice]})
+    assert goal.reached == reached
+    assert goal.value == f"{100 - longer:.1f} %", "paired by seed"
+
+
 def test_a_ranking_is_judged_by_the_reliability_and_the_counts() -> None:
     ours = {"tau, one training": 0.7, "tau, equal latency": 0.4, "tau, all": 0.72}
     ranks = [{"ranked by": "uniform: estimate", "target": "none", **ours}]

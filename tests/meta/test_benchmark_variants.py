@@ -67,6 +67,7 @@ def test_variants_are_trained_once_and_compared_by_seed(tmp_path: Path) -> None:
     assert base["ppl"] == pytest.approx((rows[0].ppl + rows[4].ppl) / 2)
     assert max(record["latency"] for record in records) == 1
     assert "percent" not in base
+    assert base["ppl_by_seed"] == {"1": rows[0].ppl, "2": rows[4].ppl}
     percents = [100 * (rows[i + 1].ppl / rows[i].ppl - 1) for i in (0, 4)]
     assert other["percent"] == pytest.approx(sum(percents) / 2)
     assert other["low"] < other["percent"] < other["high"]

@@ -43,7 +43,9 @@ def test_the_readme_has_the_figures_of_the_results(monkeypatch: pytest.MonkeyPat
     assert "\n<!-- results: begin -->\n| question |" in readme
 
 
-def test_derived_networks_are_compared_with_the_best_of_their_latency(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_derived_networks_are_compared_with_the_best_of_their_latency(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def record(variant: str, arch: str, latency: float, ppl: float, **more: object) -> dict[str, object]:
         compared = {"percent": 100 * (ppl / 55 - 1), "low": -6.0, "high": -4.0}
         return {
@@ -53,6 +55,7 @@ def test_derived_networks_are_compared_with_the_best_of_their_latency(monkeypatc
             "ppl": ppl,
             "steps": 3000,
             "seeds": 5,
+            "ppl_by_seed": {"1": ppl - 0.1, "2": ppl + 0.1},
             **compared,
             **more,
         }
@@ -71,12 +74,17 @@ def test_derived_networks_are_compared_with_the_best_of_their_latency(monkeypatc
     page = runpy.run_path(str(ROOT / "docs" / "make" / "hybrids.py"))
     _, _, within, cheapest, longer = page["describe_search"](result).splitlines()
     assert "`kksk`, -4.4 %" in within
-    assert "*two attention layers*, with a perplexity -0.2 %" in within, "0.46 counts as equally fast"
+    assert "Relative to *two attention layers*" in within, "0.46 counts as equally fast"
+    assert "its perplexity is +0.2 % (95 % interval +0.2 to +0.2 %)." in within
     assert "made by hand" not in cheapest, "no such network is that fast"
     assert "With 2 times the steps, *interleaved* has a perplexity 20.0 % lower (1 seed)." in longer
     rows = list(runpy.run_path(str(ROOT / "docs" / "make" / "readme.py"))["hybrid_rows"](result))
-    assert rows[0].answer == "Yes. Relative to the best network made by hand of its latency (`kkskkskk`): +0.2 %."
+    assert "of its latency (`kkskkskk`): +0.2 % (95 % interval +0.2 to +0.2 %)." in rows[0].answer
+    assert rows[0].answer.startswith("Yes.")
     assert rows[1].answer == "No."
+    assert page["difference"](result["variants"][3], {"ppl_by_seed": {"2": 50.0}}) == "+5.4 %", "paired by seed"
+    page["draw_search"](result, tmp_path / "hybrids.png")
+    assert (tmp_path / "hybrids.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_faq_says_how_many_seeds_got_stuck() -> None:
