@@ -25,7 +25,7 @@ from parnas.model.transformer_xl import TransformerXL
 from parnas.nas.latency_table import profile
 from parnas.training.progress import Silent
 
-LAYERS = ("s", "s:window=64", "s:window=32", "k", "r", "f", "g")
+LAYERS = ("s", "s:kv_heads=2", "s:window=64", "s:window=32", "k", "r", "f", "g")
 MEMORIES = (1024, 4096)  # positions, beside the configured 256
 TEXTS = (1024, 4096, 16_384)  # tokens
 SEGMENT = 512

@@ -30,7 +30,6 @@ from parnas.training.optimizers import Muon, orthogonalise
 CAP = 15.0  # of logits
 BUCKETS, BUCKET_WIDTH = 10_240, 128  # of hashed bigrams
 NORMUON_DECAY = 0.95  # of the mean squares of an update's rows
-KEY_VALUE_HEADS = 2  # of grouped-query attention; it must divide the number of heads
 MIXED = 0.5  # share of the first attention layer's values
 
 
@@ -132,33 +131,6 @@ def gated_heads() -> Iterator[None]:
         patch.object(SelfAttention, "forward", forward_gated),
         patch.object(fused, "relative_attention", attend_gated),
     ):
-        yield
-
-
-class GroupedKeyValue(nn.Module):
-    """Keys and values of `KEY_VALUE_HEADS` heads, each repeated for the query heads of its group."""
-
-    def __init__(self, d_model: int, n_heads: int, head_width: int) -> None:
-        super().__init__()
-        self.repeats, self.head_width = n_heads // KEY_VALUE_HEADS, head_width
-        self.project = nn.Linear(d_model, 2 * KEY_VALUE_HEADS * head_width, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return keys [B, T, H·E] and values [B, T, H·E] of `x` [B, T, D], joined to [B, T, 2·H·E]."""
-        heads = self.project(x).unflatten(-1, (2 * KEY_VALUE_HEADS, self.head_width))
-        return heads.repeat_interleave(self.repeats, dim=-2).flatten(-2)
-
-
-@contextmanager
-def grouped_heads() -> Iterator[None]:
-    """Several query heads share the keys and values of one head (grouped-query attention, arXiv 2305.13245)."""
-    create = SelfAttention.__init__
-
-    def create_grouped(self: SelfAttention, config: ModelConfig, window: int | None = None) -> None:
-        create(self, config, window)
-        self.key_value = cast(Any, GroupedKeyValue(config.d_model, self.n_heads, self.head_width))
-
-    with patch.object(SelfAttention, "__init__", create_grouped):
         yield
 
 
@@ -282,7 +254,6 @@ class NorMuon(Muon):
 CHANGED_NETWORKS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "bigrams": bigrams,
     "gated_heads": gated_heads,
-    "grouped_heads": grouped_heads,
     "half_skips": half_skips,
     "logit_cap": lambda: patch.object(fused, "linear_cross_entropy", capped_cross_entropy),
     "normuon": lambda: patch.object(weight_optimizer, "Muon", NorMuon),

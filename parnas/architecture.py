@@ -45,7 +45,7 @@ class Letter(NamedTuple):
 ATTENTION, COMPRESSIVE, FEED_FORWARD, IDENTITY = "s", "c", "f", "i"
 CONVOLUTION, RECURRENCE, GATED_FEED_FORWARD = "k", "r", "g"
 LETTERS = {
-    ATTENTION: Letter("self-attention", ("heads", "d_head", "window")),
+    ATTENTION: Letter("self-attention", ("heads", "d_head", "kv_heads", "window")),
     COMPRESSIVE: Letter("compressive attention", ("heads", "d_head")),
     CONVOLUTION: Letter("gated convolution", ("width",)),
     RECURRENCE: Letter("gated recurrence"),

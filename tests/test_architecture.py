@@ -180,7 +180,7 @@ def test_examples_with_options(text, meaning):
     [
         (
             "f s:heads=0",
-            "'heads=0' is not of the form option=NUMBER, from 1 to 999999; s takes heads, d_head, window. "
+            "'heads=0' is not of the form option=NUMBER, from 1 to 999999; s takes heads, d_head, kv_heads, window. "
             "This is at character 3",
         ),
         ("s:heads=-1", "'heads=-1' is not of the form option=NUMBER"),

@@ -59,10 +59,14 @@ def decoder_arguments(architecture: Architecture, config: ModelConfig) -> dict[s
         ParnasError: The architecture has other layers, or attention layers that differ in their number of heads.
     """
     layers = [LayerName.parse(name) for name in architecture.canonical()]
-    if unknown := [str(each) for each in layers if each.letter not in _LAYER_TYPES or "window" in dict(each.options)]:
+    if unknown := [
+        str(each)
+        for each in layers
+        if each.letter not in _LAYER_TYPES or not {"window", "kv_heads"}.isdisjoint(dict(each.options))
+    ]:
         raise ParnasError(
-            f"{unknown[0]} cannot become a layer of x-transformers, only s and f without a window can; export the "
-            "weights instead: --to safetensors."
+            f"{unknown[0]} cannot become a layer of x-transformers, only f, and s without window or kv_heads, can; "
+            "export the weights instead: --to safetensors."
         )
     options = [(layer.letter, dict(layer.options)) for layer in layers]
     attention = [resize_heads(config, **given) for letter, given in options if letter == ATTENTION] or [config]

@@ -33,7 +33,8 @@ _WEIGHTS_README = """
     print(exported.generate("The", tokens=40))
 
 `{weights}` holds the weights in float32. Layers are numbered in the order of the architecture. The first half of the
-rows of `key_value` are the keys of all heads, the second half the values. `u` and `v` [heads, width] are the biases of
+rows of `key_value` are the keys of all heads, the second half the values; with `kv_heads`, consecutive heads of queries
+share one of keys and values. `u` and `v` [heads, width] are the biases of
 relative attention (Dai et al. 2019, section 3.3). An adaptive softmax has its frequent tokens and its clusters in one
 softmax (`head.tables.0` and `head.cluster_weight`), and one more softmax for the tokens of each cluster (the other
 tables). The embedding is multiplied by the square root of the width.

@@ -54,7 +54,7 @@ class SegmentNetwork(nn.Module):
                 )
 
     def widths(self) -> list[int]:
-        """Return the width 2·H·E of the keys and values of each self-attention layer; empty if `mem_len` is 0."""
+        """Return the width 2·G·E of the keys and values of each self-attention layer; empty if `mem_len` is 0."""
         widths = [block.key_value.out_features for block in self.network.blocks if isinstance(block, SelfAttention)]
         return widths if self.mem_len else []
 
@@ -111,7 +111,7 @@ def _embed(embedding: Embedding, tokens: Tensor) -> Tensor:
 def _attend(
     layer: SelfAttention, x: Tensor, memory: Tensor | None, context: Context, masked: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the output of self-attention for x [B, T, D], and the keys and values [B, K, 2·H·E].
+    """Return the output of self-attention for x [B, T, D], and the keys and values [B, K, 2·G·E].
 
     This is the formula of Dai et al. 2019, section 3.3, without the views and in-place operations of
     `parnas.model.fused`. `masked` [B, 1, T, K] is true for keys to which a query must not attend.
@@ -122,7 +122,7 @@ def _attend(
     u, v = cast(tuple[Tensor, Tensor], (context.u, context.v) if layer.u is None else (layer.u, layer.v))
     heads = layer.n_heads, layer.head_width
     query = layer.query(segment).unflatten(-1, heads).transpose(1, 2)  # [B, H, T, E]
-    by_head = keys_values.unflatten(-1, (2, *heads)).permute(2, 0, 3, 1, 4)
+    by_head = layer.keys_by_head(keys_values).permute(2, 0, 3, 1, 4)
     key, value = by_head[0], by_head[1]  # [B, H, K, E] each
     position = layer.position(context.distances).unflatten(-1, heads).permute(1, 2, 0)  # [H, E, K]
     content = (query + u[:, None]) @ key.transpose(-1, -2)  # [B, H, T, K]

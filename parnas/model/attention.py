@@ -16,7 +16,11 @@ With the option `window=N` a query sees N keys only: itself and the N - 1 positi
 those of the block before it: 2 N keys, however long segment and memory are. The blocks are independent of each other,
 so that they are computed as rows of a larger batch.
 
-Shapes: B batch, T segment, M memory, K = M + T keys, H heads, E head width, D model width; C compressed positions.
+With the option `kv_heads=G` there are G heads of keys and values, and H / G consecutive heads of queries use the same
+one (grouped-query attention, Ainslie et al. 2023, arXiv 2305.13245). In generation, memory is H / G times smaller.
+
+Shapes: B batch, T segment, M memory, K = M + T keys, H heads, G heads of keys and values, E head width, D model width;
+C compressed positions.
 """
 
 import math
@@ -26,6 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from parnas.config.schema import ModelConfig, Reach
+from parnas.errors import ParnasError
 from parnas.model import fused
 from parnas.model.blocks import Block, BlockOutput, Context, ResidualLayer
 from parnas.model.memory import BlockMemory, KeyLengths, append_memory, join
@@ -57,14 +62,30 @@ class SelfAttention(ResidualLayer):
 
     uses_memory = True
 
-    def __init__(self, config: ModelConfig, window: int | None = None) -> None:
-        """Create the layer; with `window` N it attends to N positions, and its memory is N positions long."""
+    def __init__(self, config: ModelConfig, window: int | None = None, kv_heads: int | None = None) -> None:
+        """Create the layer.
+
+        Args:
+            config: the model's configuration.
+            window: number N of positions to attend to, and of positions in memory; `None`: all of memory and segment.
+            kv_heads: number G of heads of keys and values; `None`: as many as heads of queries.
+
+        Raises:
+            ParnasError: `kv_heads` does not divide the number of heads.
+        """
         super().__init__(config)
         self.window = window
         self.n_heads, self.head_width = config.n_heads, config.head_width
+        self.kv_heads = kv_heads or self.n_heads
+        if self.n_heads % self.kv_heads:
+            raise ParnasError(
+                f"kv_heads={kv_heads} does not divide the {self.n_heads} heads of the attention layer; give a divisor."
+            )
         inner = self.n_heads * self.head_width
         self.query: nn.Linear | SlicedLinear = nn.Linear(config.d_model, inner, bias=False)
-        self.key_value: nn.Linear | SlicedLinear = nn.Linear(config.d_model, 2 * inner, bias=False)
+        self.key_value: nn.Linear | SlicedLinear = nn.Linear(
+            config.d_model, 2 * self.kv_heads * self.head_width, bias=False
+        )
         self.position: nn.Linear | SlicedLinear = nn.Linear(config.d_model, inner, bias=False)
         self.output: nn.Linear | SlicedLinear = nn.Linear(inner, config.d_model, bias=False)
         self.attention_dropout = config.attention_dropout
@@ -78,7 +99,7 @@ class SelfAttention(ResidualLayer):
         """Let the segment `x` [B, T, D] attend to memory and itself; return the output [B, T, D] and the new memory."""
         segment = in_product_dtype(self.normed(x))
         mem_len = self.memory_tokens(context.reach)
-        # 1. Keys and values of memory and segment, [B, K, 2·H·E].
+        # 1. Keys and values of memory and segment, [B, K, 2·G·E].
         if context.inference:
             # The weights do not change, so memory stores keys and values themselves (a KV cache).
             keys = join(memory, self.key_value(segment))
@@ -98,18 +119,23 @@ class SelfAttention(ResidualLayer):
     def share_weights(self, larger: Block) -> None:
         """Use the weights of a layer that differs in its window, or the first heads of one with more heads.
 
-        A layer with fewer heads than the model keeps biases u and v of its own.
+        A layer with fewer heads than the model keeps biases u and v of its own. Keys and values are shared only if as
+        many heads of queries use each of them in both layers.
         """
         if not isinstance(larger, SelfAttention) or larger.head_width != self.head_width:
             return
+        grouped_alike = self.n_heads * larger.kv_heads == larger.n_heads * self.kv_heads
         if larger.n_heads == self.n_heads:
             for key, part in [*larger.named_children(), *larger.named_parameters(recurse=False)]:
-                setattr(self, key, part)
+                if key != "key_value" or grouped_alike:
+                    setattr(self, key, part)
             return
-        own, whole = self.n_heads * self.head_width, larger.n_heads * larger.head_width
+        own = self.n_heads * self.head_width
         self.layer_norm = larger.layer_norm
         self.query = SlicedLinear(larger.query, [(0, own)])
-        self.key_value = SlicedLinear(larger.key_value, [(0, own), (whole, whole + own)])
+        if grouped_alike:
+            keys, all_keys = self.kv_heads * self.head_width, larger.kv_heads * larger.head_width
+            self.key_value = SlicedLinear(larger.key_value, [(0, keys), (all_keys, all_keys + keys)])
         self.position = SlicedLinear(larger.position, [(0, own)])
         self.output = SlicedLinear(larger.output, None, [(0, own)])
 
@@ -133,7 +159,7 @@ class SelfAttention(ResidualLayer):
 
         Args:
             query: queries [B, T, H·E].
-            keys: keys and values [B, K, 2·H·E].
+            keys: keys and values [B, K, 2·G·E].
             context: distances and biases.
             window: with `same_length`, a query sees only the keys that are less than `window` tokens before it.
             far_keys: number C of compressed positions with distances of their own: the first C keys. The sinusoids of
@@ -152,7 +178,7 @@ class SelfAttention(ResidualLayer):
         # may be shorter, uses the last ones.
         values, weights = fused.relative_attention(
             self._heads(query),  # [B, T, H, E]
-            self._heads(keys.unflatten(-1, (2, -1))),  # [B, K, 2, H, E]
+            self.keys_by_head(keys),  # [B, K, 2, H, E]
             self._heads(self.position(context.distances[-near_keys:].to(query.dtype))),  # [K - C, H, E]
             cast(Tensor, u),
             cast(Tensor, v),
@@ -166,7 +192,7 @@ class SelfAttention(ResidualLayer):
     def _attend_in_window(self, query: Tensor, keys: Tensor, context: Context) -> Tensor:
         """Compute attention to the last `window` positions; return its output projection [B, T, D].
 
-        `query` is [B, T, H·E]; `keys` [B, M + T, 2·H·E] holds keys and values of memory and segment, M <= window.
+        `query` is [B, T, H·E]; `keys` [B, M + T, 2·G·E] holds keys and values of memory and segment, M <= window.
         """
         window, (batch, length, _) = cast(int, self.window), query.shape
         before = keys.shape[1] - length  # M
@@ -187,14 +213,14 @@ class SelfAttention(ResidualLayer):
             if missing := blocks * window - rest:
                 queries, near = (nn.functional.pad(each, (0, 0, 0, missing)) for each in (queries, near))
             queries = queries.unflatten(1, (blocks, window))
-            near = fused.overlapping_blocks(near, window)  # [B, blocks, 2 N, 2·H·E], a view
+            near = fused.overlapping_blocks(near, window)  # [B, blocks, 2 N, 2·G·E], a view
             blockwise = self._attend_block(queries.flatten(0, 1), near, position, context)
             values.append(blockwise.reshape(batch, blocks * window, *blockwise.shape[2:])[:, :rest])
         change: Tensor = self.output(join(*values).flatten(2))
         return change
 
     def _attend_block(self, query: Tensor, keys: Tensor, position: Tensor, context: Context) -> Tensor:
-        """Return the values [B, T, H, E] that queries [B, T, H·E] receive from keys and values [B, K, 2·H·E].
+        """Return the values [B, T, H, E] that queries [B, T, H·E] receive from keys and values [B, K, 2·G·E].
 
         The dimension B of the keys may be two, as in `fused.relative_attention`.
 
@@ -204,7 +230,7 @@ class SelfAttention(ResidualLayer):
         u, v = (context.u, context.v) if self.u is None else (self.u, self.v)
         values: Tensor = fused.relative_attention(
             self._heads(query),
-            self._heads(keys.unflatten(-1, (2, -1))),
+            self.keys_by_head(keys),
             position[-keys.shape[-2] :],
             cast(Tensor, u),
             cast(Tensor, v),
@@ -221,8 +247,15 @@ class SelfAttention(ResidualLayer):
             if tgt_len > self.window:
                 keys, queries = 2 * self.window, math.ceil(tgt_len / self.window) * self.window  # the last is filled up
         # Query, key, value and output matrices; position matrix; content scores and weighted sum, position scores.
-        products = 4 * d_model * inner + d_model * inner * distances / tgt_len
+        products = d_model * (2 * inner + self.key_value.out_features + inner * distances / tgt_len)
         return products + (2 * keys + min(keys, distances)) * inner * queries / tgt_len
+
+    def keys_by_head(self, keys: Tensor) -> Tensor:
+        """Split keys and values […, 2·G·E] by head of the queries that use them, […, 2, H, E]."""
+        by_head: Tensor = keys.unflatten(-1, (2, self.kv_heads, self.head_width))
+        if self.kv_heads < self.n_heads:
+            by_head = by_head.repeat_interleave(self.n_heads // self.kv_heads, dim=-2)
+        return by_head
 
     def _heads(self, x: Tensor) -> Tensor:
         """Split the last dimension by head: […, H·E] to […, H, E]."""

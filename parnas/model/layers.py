@@ -125,7 +125,9 @@ def resize_heads(config: ModelConfig, heads: int | None = None, d_head: int | No
 
 
 MAKERS: dict[str, Callable[..., Block]] = {
-    ATTENTION: lambda config, window=None, **options: SelfAttention(resize_heads(config, **options), window),
+    ATTENTION: lambda config, heads=None, d_head=None, **options: SelfAttention(
+        resize_heads(config, heads, d_head), **options
+    ),
     COMPRESSIVE: lambda config, **options: CompressiveAttention(resize_heads(config, **options)),
     CONVOLUTION: GatedConvolution,
     RECURRENCE: GatedRecurrence,

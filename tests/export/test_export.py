@@ -36,6 +36,7 @@ VARIANTS = {
     "s:heads=1,d_head=3 f:d_inner=5 s": {"share_biases": False},
     "sfs": {"norm": "pre", "cutoffs": (5, 9), "div_val": 2},
     "fss": {"same_length": True, "clamp_len": 4, "tie_weights": False, "cutoffs": (5, 9), "proj_factor": 2},
+    "s:kv_heads=1 f": {},
     "sf": {"mem_len": 0},
     "ff": {},
 }
@@ -361,7 +362,7 @@ def test_own_layers_are_exported_where_they_can_be_traced(own_letters: None, cor
         export_run(run, "pt2")
 
 
-@pytest.mark.parametrize("arch", ["k", "r", "s:window=4"])
+@pytest.mark.parametrize("arch", ["k", "r", "s:window=4", "s:kv_heads=1,window=4"])
 def test_memory_of_other_kinds_exports_weights_alone(arch: str, corpus: Path, tmp_path: Path) -> None:
     run = retrain(small_config(corpus, model__arch=arch, train__steps=1), tmp_path / "run", Silent())
     for target in ("pt2", "x-transformers"):

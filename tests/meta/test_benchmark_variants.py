@@ -84,7 +84,6 @@ def test_a_changed_network_trains_otherwise(name: str, corpus: Path, tmp_path: P
     assert changed.parameters - plain.parameters == {
         "bigrams": bigram_parameters(config.model.d_model),
         "gated_heads": 2 * config.model.d_model * config.model.n_heads,
-        "grouped_heads": -2 * 2 * config.model.d_model * (config.model.n_heads - 2) * config.model.head_width,
         "half_skips": 2 * config.model.d_model,
         "smear": config.model.d_model + 1,
     }.get(name, 0)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from helpers.model_helpers import model_config, randomise, reach, sinusoids
 
+from parnas.errors import ParnasError
 from parnas.model.attention import encode_distances, relative_biases
 from parnas.model.layers import Context, make_layer
 
@@ -23,8 +24,8 @@ def make_context(tgt_len, mem_len, d_model, u=None, v=None):
 
 def slow_attention(layer, x, memory, u, v):
     """Scores of every pair of positions, one by one; q reads k and the distance between them (Dai et al., §3.3)."""
-    inner, width = layer.query.out_features, layer.head_width
-    key_weight, value_weight = layer.key_value.weight[:inner], layer.key_value.weight[inner:]
+    width, users = layer.head_width, layer.n_heads // layer.kv_heads
+    key_weight, value_weight = layer.key_value.weight.chunk(2)
     result = torch.zeros_like(x)
     for b, segment in enumerate(x):
         sequence = segment if memory is None else torch.cat([memory[b], segment])
@@ -32,14 +33,14 @@ def slow_attention(layer, x, memory, u, v):
         for t in range(len(segment)):
             parts = []
             for h in range(layer.n_heads):
-                rows = slice(h * width, (h + 1) * width)
+                rows, own = (slice(head * width, (head + 1) * width) for head in (h, h // users))
                 q = layer.query.weight[rows] @ segment[t]
                 scores, values = [], []
                 for k in range(first + t + 1):
                     r = layer.position.weight[rows] @ sinusoids(first + t - k, x.shape[-1]).to(x.dtype)
-                    key = key_weight[rows] @ sequence[k]
+                    key = key_weight[own] @ sequence[k]
                     scores.append(((q + u[h]) @ key + (q + v[h]) @ r) / math.sqrt(width))
-                    values.append(value_weight[rows] @ sequence[k])
+                    values.append(value_weight[own] @ sequence[k])
                 weights = torch.stack(scores).softmax(0)
                 parts.append(sum(w * value for w, value in zip(weights, values, strict=True)))
             result[b, t] = layer.output.weight @ torch.cat(parts)
@@ -134,7 +135,14 @@ def test_gradients_are_right(letter):
 
 
 @pytest.mark.parametrize(
-    "name, heads, width", [("s:heads=1", 1, 4), ("s:heads=3,d_head=2", 3, 2), ("s:d_head=5", 2, 5)]
+    "name, heads, width",
+    [
+        ("s:heads=1", 1, 4),
+        ("s:heads=3,d_head=2", 3, 2),
+        ("s:d_head=5", 2, 5),
+        ("s:heads=4,kv_heads=2", 4, 4),
+        ("s:heads=3,kv_heads=1", 3, 4),
+    ],
 )
 @pytest.mark.parametrize("mem_len", [0, 3])
 def test_attention_with_options_equals_loops(name, heads, width, mem_len):
@@ -150,8 +158,13 @@ def test_attention_with_options_equals_loops(name, heads, width, mem_len):
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
 
 
+def test_heads_of_keys_must_divide_the_heads():
+    with pytest.raises(ParnasError, match=r"kv_heads=2 .* 3 heads"):
+        make_layer("s:heads=3,kv_heads=2", model_config())
+
+
 def test_options_that_change_no_shape_share_the_biases_of_the_model():
-    for name in ("s", "s:heads=2", "s:heads=2,d_head=4"):
+    for name in ("s", "s:heads=2", "s:heads=2,d_head=4", "s:kv_heads=1"):
         assert make_layer(name, model_config()).u is None
     assert make_layer("s:heads=2", model_config(share_biases=False)).u is not None
 

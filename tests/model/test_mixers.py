@@ -26,7 +26,7 @@ from parnas.training.device import Device
 from parnas.training.optimizers import suits_muon
 from parnas.training.perplexity import score_tokens
 
-MIXERS = ("k", "k:width=2", "k:width=1", "r", "s:window=3", "s:window=8")
+MIXERS = ("k", "k:width=2", "k:width=1", "r", "s:window=3", "s:window=8", "s:kv_heads=1,window=3")
 CONTEXT = Context(torch.zeros(1, 8), torch.zeros(2, 4).double(), torch.zeros(2, 4).double(), reach())
 
 
@@ -214,7 +214,7 @@ def test_a_skipped_layer_has_the_memory_that_it_would_have_had(name, length, inf
         near(skipped, expected, 1e-9)
 
 
-@pytest.mark.parametrize("name", [*MIXERS, "g"])
+@pytest.mark.parametrize("name", [*MIXERS, "g", "s:kv_heads=1"])
 @pytest.mark.parametrize("tgt_len", [1, 2, 5, 16])
 def test_multiply_adds_are_those_that_torch_counts(name, tgt_len):
     layer = make_layer(name, model_config())
@@ -241,6 +241,16 @@ def test_a_path_through_the_supernet_equals_its_network(path):
         output, expected = supernet(part, memory, gates), network(part, own)
         memory, own = output.memory, expected.memory
         near(output.hidden, expected.hidden, 1e-8)
+
+
+@pytest.mark.parametrize("name", ["s:kv_heads=1", "s:kv_heads=1,window=3"])
+def test_with_half_the_heads_of_keys_memory_in_generation_is_half_as_large(name):
+    for inference, factor in ((True, 2), (False, 1)):
+        whole, half = (
+            make_network(each)(random_ids(2, 5), inference=inference).memory[0].numel()
+            for each in (name.replace("kv_heads=1", "kv_heads=2"), name)
+        )
+        assert whole == factor * half
 
 
 def test_windows_share_the_weights_of_attention_in_a_supernet():

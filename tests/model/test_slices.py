@@ -13,9 +13,9 @@ from parnas.model.layers import make_layer
 from parnas.model.slices import SlicedLinear
 from parnas.model.supernet import SuperNet
 
-SPACE = ("s", "s:heads=1", "s:window=3", "f", "f:d_inner=5", "g", "g:d_inner=3", "k", "k:width=2", "i")
+SPACE = ("s", "s:heads=1", "s:window=3", "s:kv_heads=1", "f", "f:d_inner=5", "g", "g:d_inner=3", "k", "k:width=2", "i")
 WITH_MEMORY = ("c", "c:heads=1", "i")
-PARTS = ("s:heads=1", "f:d_inner=5", "g:d_inner=3", "k:width=2")
+PARTS = ("s:heads=1", "s:kv_heads=1", "f:d_inner=5", "g:d_inner=3", "k:width=2")
 
 
 def make(blocks=2, **changes):
@@ -57,11 +57,28 @@ def test_the_first_heads_and_inner_features_are_those_of_the_larger_layer():
     near(one.key_value.weight, torch.cat([keys[:4], values[:4]]))
     near(one.output.weight, whole.output.weight[:, :4])
     near(candidates["f:d_inner=5"].inner.bias, candidates["f"].inner.bias[:5])
+    grouped = candidates["s:kv_heads=1"]
+    assert grouped.query is whole.query
+    assert grouped.key_value.weight.shape == (8, 8)
+    assert grouped.key_value is not whole.key_value
     gates, values = candidates["g"].inner.weight.chunk(2)
     near(candidates["g:d_inner=3"].inner.weight, torch.cat([gates[:3], values[:3]]))
     assert candidates["k:width=2"].inner is candidates["k"].inner
     assert candidates["k:width=2"].kernel is not candidates["k"].kernel
     assert candidates["s:window=3"].query is whole.query
+
+
+def test_heads_share_keys_and_values_only_with_heads_grouped_alike():
+    whole, alike, other = (
+        make_layer(name, model_config(n_heads=4, d_head=4))
+        for name in ("s:kv_heads=2", "s:heads=2,kv_heads=1", "s:heads=2")
+    )
+    alike.share_weights(whole)
+    other.share_weights(whole)
+    keys, values = whole.key_value.weight.chunk(2)
+    near(alike.key_value.weight, torch.cat([keys[:4], values[:4]]))
+    assert isinstance(other.key_value, nn.Linear)
+    near(other.query.weight, whole.query.weight[:8])
 
 
 @pytest.mark.parametrize("name", PARTS)
@@ -72,7 +89,7 @@ def test_a_step_of_the_part_trains_the_larger_layer(name):
     outer = larger.output if name[0] == "s" else larger.outer
     touched = (outer.weight.grad.abs() > 0).any(dim=0)
     assert touched.any()
-    assert touched.all() == (name == "k:width=2")
+    assert touched.all() == (name in ("k:width=2", "s:kv_heads=1"))
 
 
 def test_the_state_of_a_supernet_can_be_restored_and_copied():
