@@ -98,11 +98,12 @@ def retrain(
     arch: ArchLike | None = None,
     overrides: Mapping[str, Any] | None = None,
     *,
+    inherit: RunLike | None = None,
     run: str | Path | None = None,
     resume: bool = False,
     progress: Progress = False,
 ) -> TrainedRun:
-    """Train a discrete architecture from scratch (`parnas retrain`).
+    """Train a discrete architecture, from scratch or from the weights of a search (`parnas retrain`).
 
     Args:
         config: the configuration, given as for `search`.
@@ -110,6 +111,8 @@ def retrain(
             `arch.yaml`, or a run (for a search its `arch.yaml`, or the argmax of its last pi). By default `model.arch`
             of the configuration.
         overrides: settings by dotted key (docs/configuration.md).
+        inherit: the run of a search whose weights the training starts from; its configuration and its architecture are
+            the default.
         run: the run folder, by default a new `runs/retrain-CONFIG`; an unfinished retraining in it is resumed.
         resume: require that `run` holds a retraining to resume; without `config`, its configuration is used.
         progress: whether to show progress; see `Progress`.
@@ -124,8 +127,11 @@ def retrain(
     True
     >>> trained.metrics["split"].unique().tolist()
     ['train', 'valid']
+    >>> continued = parnas.retrain(inherit=searched)
+    >>> continued.summary.inherited.steps
+    30
     """
-    settled, folder = _resolve(config, overrides, run, "retrain", arch, resume)
+    settled, folder = _resolve(config, overrides, run, "retrain", arch, resume, inherit)
     with _resumable(folder, run is None, " and resume=True"):
         return TrainedRun.read(retrainings.retrain(settled, folder, _reporter(progress), resume))
 
@@ -396,10 +402,12 @@ def _resolve(
     command: str,
     arch: ArchLike | None = None,
     resume: bool = False,
+    inherit: RunLike | None = None,
 ) -> tuple[Config, Path]:
     """Return the configuration and the run folder of a training; see `resolve_config_and_run`."""
     changes: list[Override] = [*read_overrides(overrides or {})]
-    return resolve.resolve_config_and_run(config, changes, _path(run), resume, command, _arch_text(arch))
+    source = None if inherit is None else open_run(inherit).folder
+    return resolve.resolve_config_and_run(config, changes, _path(run), resume, command, _arch_text(arch), source)
 
 
 def _path(folder: str | Path | None) -> Path | None:

@@ -128,13 +128,18 @@ def refuse_torchrun(command: str) -> None:
 
 
 def resolve_arguments(
-    settings: list[str] | None, run: Path | None, resume: bool, command: str, arch: str | None = None
+    settings: list[str] | None,
+    run: Path | None,
+    resume: bool,
+    command: str,
+    arch: str | None = None,
+    inherit: Path | None = None,
 ) -> tuple[Config, Path]:
     """Return the configuration and the run folder from the arguments of `command`.
 
     `settings` are the configuration and the overrides; without `run`, a new folder is made in `runs/`.
     """
-    return resolve.resolve_config_and_run(*split_configuration(settings), run, resume, command, arch)
+    return resolve.resolve_config_and_run(*split_configuration(settings), run, resume, command, arch, inherit)
 
 
 def split_configuration(settings: list[str] | None) -> tuple[str | None, list[Override]]:

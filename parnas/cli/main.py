@@ -135,10 +135,23 @@ def derive(
 
 @_command
 def retrain(
-    output: Output, settings: Settings = None, arch: Arch = None, run: RunFolder = None, resume: Resume = False
+    output: Output,
+    settings: Settings = None,
+    arch: Arch = None,
+    inherit: Annotated[
+        Path | None,
+        Option(
+            "--from",
+            metavar="RUN",
+            help="Folder of a search whose weights the training starts from; its configuration and its architecture "
+            "are the default.",
+        ),
+    ] = None,
+    run: RunFolder = None,
+    resume: Resume = False,
 ) -> None:
-    """Train a discrete architecture from scratch."""
-    config, folder = resolve_arguments(settings, run, resume, "retrain", arch)
+    """Train a discrete architecture, from scratch or from the weights of a search."""
+    config, folder = resolve_arguments(settings, run, resume, "retrain", arch, inherit)
     from parnas.training.retrain import retrain
 
     with remove_if_empty(None if run else folder), interruptible(lambda: training_resume_hint("retrain", folder)):

@@ -361,6 +361,8 @@ COST_COLUMNS = {
     "latency_p95_ms": ("p95", "{:.2f}"),
     "train_tokens_per_s": ("train tok/s", "{:,.0f}"),
     "train_seconds": ("train s", "{:,.0f}"),
+    "inherited_steps": ("inherited steps", "{:,.0f}"),
+    "total_seconds": ("total s", "{:,.0f}"),
     "tgt_len": ("tgt", "{:.0f}"),
     "mem_len": ("mem", "{:.0f}"),
     "cmem_len": ("cmem", "{:.0f}"),

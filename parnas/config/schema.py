@@ -569,6 +569,11 @@ class TrainConfig(Section):
         gt=0,
         description="Largest norm of the gradient; both phases. With Muon it bounds the momentum, not the step.",
     )
+    inherit: str | None = Field(
+        None,
+        description="Folder of a finished search: the training starts from the weights of its SuperNet; null: from "
+        "scratch. Retraining only.",
+    )
     average: float = Field(
         0.0,
         ge=0,

@@ -221,7 +221,10 @@ def _describe_run(run: EvalRun) -> ComparisonRow:
     share = 1 - config.search.alpha_share if summary.kind == "search" else 1
     tokens = summary.steps * config.data.batch_size * config.data.tgt_len
     epochs = round(tokens / (share * run.streams.header.splits["train"].tokens), 2)
-    return row.model_copy(update={"steps": summary.steps, "epochs": epochs, "train_seconds": summary.seconds})
+    spent = {"steps": summary.steps, "epochs": epochs, "train_seconds": summary.seconds}
+    if source := summary.inherited:
+        spent |= {"inherited_steps": source.steps, "total_seconds": summary.seconds + source.seconds}
+    return row.model_copy(update=spent)
 
 
 def median_rate(run: Run) -> float:

@@ -20,6 +20,7 @@ __all__ = [
     "CostRecord",
     "DerivationRecord",
     "Environment",
+    "InheritedWeights",
     "Kind",
     "MetricsRecord",
     "PiRecord",
@@ -139,6 +140,14 @@ class BestValidation(Record):
     loss: _Float
 
 
+class InheritedWeights(Record):
+    """The search in whose SuperNet a retraining found its first weights."""
+
+    run: str  # the run folder
+    steps: _Count  # steps of the search that trained these weights
+    seconds: _Float  # of the whole search
+
+
 class RunSummary(Record):
     """The content of `summary.json`, which a run writes when it finishes."""
 
@@ -146,6 +155,7 @@ class RunSummary(Record):
     arch: str
     steps: _Count
     seconds: _Float
+    inherited: InheritedWeights | None = None  # `None`: trained from scratch
     parameters: _Count
     parameters_without_embeddings: _Count | None = None
     best: BestValidation | None = None
@@ -310,6 +320,8 @@ class ComparisonRow(Record):
     steps: _Count | None = None
     epochs: _OptionalFloat = None
     train_seconds: _OptionalFloat = None
+    inherited_steps: _Count | None = None  # steps of the search whose weights the training started from
+    total_seconds: _OptionalFloat = None  # of the training and of that search
     latency_ms: _OptionalFloat = None  # median time of a segment, with one row
     latency_p95_ms: _OptionalFloat = None
     split: str | None = None

@@ -37,16 +37,20 @@ def resolve_config_and_run(
     resume: bool,
     command: str,
     arch: str | None = None,
+    inherit: Path | None = None,
 ) -> tuple[Config, Path]:
     """Return the configuration and the run folder of a training.
 
     Args:
-        settings: The configuration; by default that of `run` if `resume` is true, else the preset demo.
+        settings: The configuration; by default that of `run` if `resume` is true, that of the search `inherit` if one
+            is given, else the preset demo.
         overrides: Settings that replace those of the configuration.
         run: The run folder; by default a new `runs/COMMAND-CONFIG`, with a number appended if it exists.
         resume: Whether a run is to be resumed, which requires `run`.
         command: The command that trains; the name of a new folder begins with it.
         arch: An architecture, or a file or run folder with one; replaces `model.arch`.
+        inherit: The run folder of a search whose weights the training starts from; replaces `train.inherit`. Without
+            an architecture, that of the search is trained.
 
     Raises:
         ParnasError: `run` is required but not given, or the configuration or the architecture is not valid.
@@ -58,10 +62,15 @@ def resolve_config_and_run(
             "A training with torchrun needs run (--run FOLDER), so that all processes write to the same folder."
         )
     if settings is None:
-        settings = Run(run).config() if resume and run is not None else "demo"
+        source = run if resume else inherit
+        settings = "demo" if source is None else Run(source).config()
     if arch is not None:
         overrides = [*overrides, ("model.arch", resolve_arch(arch))]
+    if inherit is not None:
+        overrides = [*overrides, ("train.inherit", str(inherit))]
     config = read_config(settings, overrides)
+    if config.train.inherit is not None and config.model.arch is None:
+        config = config.replace(model__arch=resolve_arch(config.train.inherit))
     name = f"-{Path(settings).stem}" if isinstance(settings, (str, Path)) else ""
     return config, run or make_run_folder(command + name)
 

@@ -60,7 +60,7 @@ __all__ = [
 _AnyRecord = TypeVar("_AnyRecord", bound=Record)
 OTHER_PHASE_SETTINGS: dict[str, tuple[str, ...]] = {
     "retrain": ("search",),
-    "search": ("train.lr", "train.steps", "train.warmup_steps", "train.average", "model.arch"),
+    "search": ("train.lr", "train.steps", "train.warmup_steps", "train.average", "train.inherit", "model.arch"),
 }
 """Settings and sections of the configuration that each kind of run does not use."""
 METRICS, PI, STREAMS, ENVIRONMENT, LOCK = "metrics.jsonl", "pi.jsonl", "streams.json", "environment.json", ".lock"

@@ -46,7 +46,7 @@ from parnas.training.device import choose_device
 from parnas.training.loaded_run import load
 from parnas.training.progress import Reporter, Silent
 from parnas.training.retrain import retrain
-from parnas.training.session import check_same_text, resolve_corpus, resolve_cutoffs
+from parnas.training.session import check_same_text, resolve_cutoffs, resolve_paths
 
 __all__ = [
     "EvaluatedNetwork",
@@ -137,7 +137,7 @@ def _refuse_other_supernet(run: Run, config: Config) -> None:
 
 def _resolve(config: Config, reporter: Reporter) -> tuple[Config, TokenStreams]:
     """Return the configuration with the corpus and the softmax cutoffs filled in, and the tokens of the text."""
-    config = resolve_corpus(config)
+    config = resolve_paths(config)
     streams = prepare(config.data, reporter.note)
     return resolve_cutoffs(config, streams), streams
 

@@ -28,7 +28,7 @@ from parnas.runs.files import write_json, write_text
 from parnas.runs.run import Run
 from parnas.studies.train_or_load import prepare_folder, train_once
 from parnas.training.progress import Reporter
-from parnas.training.session import resolve_corpus, resolve_cutoffs
+from parnas.training.session import resolve_cutoffs, resolve_paths
 
 __all__ = ["Stability", "stability"]
 
@@ -120,7 +120,7 @@ def stability(config: Config, folder: Path, seeds: int, reporter: Reporter) -> S
     `seeds` is the number of seeds, which count up from `runtime.seed`. Finished searches are loaded, others started or
     resumed. Raises `ParnasError` if `folder` holds searches of another configuration, or files but no `config.yaml`.
     """
-    config = resolve_corpus(config)
+    config = resolve_paths(config)
     config = resolve_cutoffs(config, prepare(config.data, reporter.note))
     prepare_folder(folder, config)
     numbers = [config.runtime.seed + offset for offset in range(seeds)]

@@ -56,7 +56,7 @@ from parnas.training.device import choose_device
 from parnas.training.loaded_run import run_architecture
 from parnas.training.progress import CombinedReporter, Loop, Reporter
 from parnas.training.retrain import retrain
-from parnas.training.session import flatten, resolve_corpus
+from parnas.training.session import flatten, resolve_paths
 
 __all__ = ["TuneOptions", "TuningResult", "tune"]
 
@@ -167,7 +167,7 @@ def tune(config: Config, options: TuneOptions, folder: Path, reporter: Reporter)
     so far. Raises `ParnasError` if the folder or the study belongs to another configuration or space, if a value of the
     space does not fit the text, or if a training stops with an error other than divergence or lack of memory.
     """
-    config = resolve_corpus(config)
+    config = resolve_paths(config)
     if options.phase == "retrain" and "model.arch" not in options.space:
         run_architecture(config)  # raises without an architecture
     streams = prepare(config.data, reporter.note)

@@ -1,4 +1,4 @@
-"""Retraining: train the discrete network of an architecture from scratch."""
+"""Retraining: train the discrete network of an architecture, from scratch or from the weights of a search."""
 
 from pathlib import Path
 
@@ -6,6 +6,7 @@ from parnas.config.loader import Config
 from parnas.data.batching import Shuffle, TrainingBatches
 from parnas.model.transformer_xl import TransformerXL
 from parnas.runs.run import Run
+from parnas.training.inheritance import inherit
 from parnas.training.loaded_run import run_architecture
 from parnas.training.optimizers import Schedule
 from parnas.training.progress import Reporter
@@ -42,7 +43,10 @@ def retrain(config: Config, folder: Path, reporter: Reporter, resume: bool = Fal
     with open_session(config, "retrain", folder, resume, reporter) as session:
         config, data = session.config, session.config.data
         model = TransformerXL.build(config.model, architecture, session.streams.tokenizer.vocab_size)
+        source = config.train.inherit
+        inherited = inherit(model, architecture, Path(source), session.streams.header) if source else None
         rows = session.device.distributed.local_slice(data.batch_size)
         tokens, shuffle = session.streams.tokens("train"), Shuffle.from_config(config)
         batches = TrainingBatches(tokens, data.batch_size, data.tgt_len, rows, shuffle)
-        return run_task(RetrainTask(session, model, batches, Schedule.of(config.train)), lambda: architecture)
+        task = RetrainTask(session, model, batches, Schedule.of(config.train))
+        return run_task(task, lambda: architecture, inherited)

@@ -19,7 +19,7 @@ from parnas.model.cutoffs import HEAD_SHARE, optimal_cutoffs
 from parnas.model.summary import summarise
 from parnas.model.transformer_xl import TransformerXL
 from parnas.runs.files import atomic_folder, expand_user, write_json, write_text
-from parnas.runs.records import BestValidation, Kind, RunSummary
+from parnas.runs.records import BestValidation, InheritedWeights, Kind, RunSummary
 from parnas.runs.run import OTHER_PHASE_SETTINGS, STREAMS, Run
 from parnas.training.checkpoints import list_checkpoints
 from parnas.training.device import Device, choose_device, seed_process
@@ -32,8 +32,8 @@ __all__ = [
     "flatten",
     "open_session",
     "refuse_changes",
-    "resolve_corpus",
     "resolve_cutoffs",
+    "resolve_paths",
     "run_task",
 ]
 
@@ -71,7 +71,7 @@ def open_session(config: Config, kind: Kind, folder: Path, resume: bool, reporte
                 else:
                     run.refuse_used()
         resuming = distributed.any(resuming)
-        config = resolve_corpus(config)
+        config = resolve_paths(config)
         streams = prepare(config.data, reporter.note)
         config = resolve_cutoffs(config, streams)
         with distributed.main_process_first():
@@ -109,21 +109,26 @@ def find_cutoffs(config: Config, counts: NDArray[np.int64]) -> Config:
     return config.replace(model__cutoffs=optimum.cutoffs)
 
 
-def resolve_corpus(config: Config) -> Config:
-    """Return the configuration with an absolute path in `data.corpus`, if `data.corpus` is a path.
+def resolve_paths(config: Config) -> Config:
+    """Return the configuration with absolute paths in `data.corpus`, if that is a path, and in `train.inherit`.
 
-    With an absolute path, a run can be resumed from any working directory.
+    With absolute paths, a run can be resumed from any working directory.
     """
-    path = expand_user(config.data.corpus)
-    named = config.data.corpus in NAMES or not path.exists()
-    return config if named else config.replace(data__corpus=str(path.resolve()))
+    path, changes = expand_user(config.data.corpus), {}
+    if config.data.corpus not in NAMES and path.exists():
+        changes["data__corpus"] = str(path.resolve())
+    if config.train.inherit is not None:
+        changes["train__inherit"] = str(expand_user(config.train.inherit).resolve())
+    return config.replace(**changes)
 
 
-def run_task(task: TrainingTask, architecture: Callable[[], Architecture]) -> Run:
+def run_task(
+    task: TrainingTask, architecture: Callable[[], Architecture], inherited: InheritedWeights | None = None
+) -> Run:
     """Train a task to its last step, write `summary.json`, and return the run.
 
     A resumed session continues from the newest checkpoint. `architecture` is called to name the present architecture in
-    the log and in the summary.
+    the log and in the summary; `inherited` tells which search the first weights are from.
     """
     session, trainer = task.session, Trainer(task)
     if session.resuming:
@@ -140,6 +145,7 @@ def run_task(task: TrainingTask, architecture: Callable[[], Architecture]) -> Ru
         arch=str(architecture()),
         steps=trainer.step,
         seconds=round(trainer.seconds, 1),
+        inherited=inherited,
         parameters=total,
         parameters_without_embeddings=total - task.model.embedding_parameters(),
         best=trainer.best and BestValidation(step=trainer.best.step, loss=trainer.best.loss),
@@ -217,7 +223,7 @@ def check_same_results(run: Run, config: Config) -> None:
 
     Settings of other phases do not change the results of the run.
     """
-    config = resolve_corpus(config)  # as the run's configuration was when it started
+    config = resolve_paths(config)  # as the run's configuration was when it started
     if isinstance(config.model.cutoffs, str):
         config = resolve_cutoffs(config, prepare(config.data))
     unread = OTHER_PHASE_SETTINGS[run.kind()]

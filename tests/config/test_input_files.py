@@ -19,7 +19,7 @@ from parnas.nas.cost import costs_of_run, read_costs
 from parnas.runs.files import MAX_JSON_BYTES, from_json, read_json
 from parnas.runs.run import METRICS, PI, Run, read_derivation
 from parnas.training.progress import Silent
-from parnas.training.session import resolve_corpus
+from parnas.training.session import resolve_paths
 
 
 def complaint(make: Callable[[], object]) -> str:
@@ -214,7 +214,7 @@ def test_costs_that_are_none_are_refused(per_layer: dict[str, float], interleave
 def test_a_home_that_nobody_has_is_no_corpus() -> None:
     config = Config().replace(data__corpus="~nobody-of-that-name/text")
     assert "names an unknown user" in complaint(lambda: find_corpus(config.data.corpus))
-    assert "names an unknown user" in complaint(lambda: resolve_corpus(config))
+    assert "names an unknown user" in complaint(lambda: resolve_paths(config))
 
 
 @pytest.mark.parametrize(

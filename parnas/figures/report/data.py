@@ -181,6 +181,8 @@ def run_row(run: RunData) -> NetworkRow:
         values = run.validations[-1].to_dict()
     if summary:
         values |= {"steps": summary.steps, "train_seconds": summary.seconds}
+        if source := summary.inherited:
+            values |= {"inherited_steps": source.steps, "total_seconds": summary.seconds + source.seconds}
     network = "derived, in SuperNet" if search else "discrete"
     return NetworkRow(run.name, network, str(run.architecture or ""), finite_values(values), run)
 

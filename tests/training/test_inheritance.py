@@ -1,0 +1,118 @@
+"""Retrainings that start from the weights of a search."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import small_config
+from helpers.training_helpers import assert_resumes, final_weights
+
+from parnas.architecture import Architecture
+from parnas.errors import ParnasError
+from parnas.evaluation.comparison import compare
+from parnas.evaluation.loading import EvalOptions
+from parnas.nas.search import search
+from parnas.runs.resolve import resolve_config_and_run
+from parnas.runs.run import Run
+from parnas.training.loaded_run import load
+from parnas.training.progress import Silent
+from parnas.training.retrain import retrain
+
+STILL = {"train__lr": 1e-30, "train__steps": 1, "train__weight_decay": 0.0}
+"""Settings with which a training changes no weight."""
+
+
+@pytest.fixture(scope="module")
+def uniform(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A finished search that fine-tuned the selected path."""
+    config = small_config(corpus, search__steps=10, search__alpha_start_step=2)
+    return search(config, tmp_path_factory.mktemp("search") / "run", Silent())
+
+
+def train_from(source: Run, arch: str, folder: Path, **changes: object) -> Run:
+    settings = {"train__inherit": str(source.folder), "model__arch": arch, **changes}
+    return retrain(source.config().replace(**settings), folder, Silent())
+
+
+def other_architecture(source: Run) -> Architecture:
+    """Return a network of the search space that the search did not select."""
+    letters = ["s" if letter == "f" else "f" for letter in source.summary().arch]
+    return Architecture(letters)
+
+
+def test_the_selected_network_starts_with_its_fine_tuned_weights(uniform: Run, tmp_path: Path) -> None:
+    summary = uniform.summary()
+    run = train_from(uniform, summary.arch, tmp_path / "run", **STILL)
+    expected = load(uniform.folder).model.extract(Architecture.parse(summary.arch)).state_dict()
+    for name, weight in final_weights(run).items():
+        torch.testing.assert_close(weight, expected[name], rtol=0, atol=0)
+    assert summary.argmax is not None
+    assert run.summary().valid.loss == pytest.approx(summary.argmax.loss, abs=1e-6)
+
+
+def test_another_network_starts_with_the_weights_before_the_fine_tuning(uniform: Run, tmp_path: Path) -> None:
+    arch = other_architecture(uniform)
+    run = train_from(uniform, str(arch), tmp_path / "run", **STILL)
+    expected = load(uniform.folder, supernet_weights=True).model.extract(arch).state_dict()
+    for name, weight in final_weights(run).items():
+        torch.testing.assert_close(weight, expected[name], rtol=0, atol=0)
+
+
+def test_summary_and_comparison_tell_inherited_weights_from_scratch(uniform: Run, tmp_path: Path) -> None:
+    arch = uniform.summary().arch
+    inherited = train_from(uniform, arch, tmp_path / "inherited")
+    scratch = retrain(uniform.config().replace(model__arch=arch), tmp_path / "scratch", Silent())
+    source = inherited.summary().inherited
+    assert source is not None
+    assert (source.run, source.steps) == (str(uniform.folder), uniform.summary().steps)
+    assert scratch.summary().inherited is None
+    table = compare([inherited.folder, scratch.folder], EvalOptions(), Silent()).table.set_index("run")
+    assert table.loc["inherited", "inherited_steps"] == source.steps
+    assert table.loc["inherited", "total_seconds"] == pytest.approx(
+        inherited.summary().seconds + uniform.summary().seconds
+    )
+    assert table["total_seconds"].isna()["scratch"]
+
+
+def test_the_weights_of_another_network_are_those_of_fewer_steps(uniform: Run, tmp_path: Path) -> None:
+    run = train_from(uniform, str(other_architecture(uniform)), tmp_path / "run", **STILL)
+    source = run.summary().inherited
+    assert source is not None
+    assert source.steps == uniform.config().search.alpha_end_step < uniform.summary().steps
+
+
+def test_architecture_and_configuration_are_by_default_those_of_the_search(uniform: Run, elsewhere: None) -> None:
+    config, _ = resolve_config_and_run(None, [], None, False, "retrain", inherit=uniform.folder)
+    assert config.model.arch == str(uniform.architecture())
+    assert config.train.inherit == str(uniform.folder)
+    assert config.data == uniform.config().data
+
+
+def test_an_interrupted_retraining_resumes_bit_by_bit(uniform: Run, tmp_path: Path) -> None:
+    config = uniform.config().replace(
+        train__inherit=str(uniform.folder), model__arch=uniform.summary().arch, train__steps=6, train__save_every=2
+    )
+    run = assert_resumes(retrain, config, tmp_path, 3)
+    assert run.summary().inherited is not None
+
+
+def test_what_cannot_be_inherited_is_refused(uniform: Run, trained: Run, tmp_path: Path) -> None:
+    arch = uniform.summary().arch
+    with pytest.raises(ParnasError, match="is a retrain run"):
+        train_from(uniform, arch, tmp_path / "kind", train__inherit=str(trained.folder))
+    with pytest.raises(ParnasError, match="no run folder"):
+        train_from(uniform, arch, tmp_path / "missing", train__inherit=str(tmp_path / "nowhere"))
+    with pytest.raises(ParnasError, match=r"tensors differ in shape.*settings of the section model"):
+        train_from(uniform, arch, tmp_path / "shape", model__d_inner=7)
+    with pytest.raises(ParnasError, match="has no candidate k"):
+        train_from(uniform, "k" * len(arch), tmp_path / "candidate")
+    with pytest.raises(ParnasError, match="has 1 blocks"):
+        train_from(uniform, "s", tmp_path / "blocks")
+    with pytest.raises(ParnasError, match="text or the tokenizer"):
+        train_from(uniform, arch, tmp_path / "text", data__tokenizer__vocab_size=20)
+    unfinished = tmp_path / "unfinished"
+    shutil.copytree(uniform.folder, unfinished)
+    (unfinished / "summary.json").unlink()
+    with pytest.raises(ParnasError, match=r"summary\.json"):
+        train_from(uniform, arch, tmp_path / "half", train__inherit=str(unfinished))
