@@ -20,7 +20,7 @@ from trainings import read_study
 from parnas.config.loader import Config
 from parnas.config.schema import ModelConfig
 from parnas.model.layers import make_layer
-from parnas.model.memory import map_memory
+from parnas.model.memory import count_numbers
 from parnas.model.transformer_xl import TransformerXL
 from parnas.nas.latency_table import profile
 from parnas.training.progress import Silent
@@ -63,16 +63,9 @@ def measure_generation_memory(config: ModelConfig, texts: Sequence[int]) -> list
                 while done < length:  # in segments: the memory is the same as token by token
                     tokens = torch.zeros(1, min(SEGMENT, length - done), dtype=torch.long)
                     memory, done = network(tokens, memory, inference=True).memory, done + tokens.shape[1]
-            kept[length] = count_bytes(memory)
+            kept[length] = 4 * count_numbers(memory)  # float32
         records.append({"layer": name} | {f"{length:,} tokens": number for length, number in kept.items()})
     return records
-
-
-def count_bytes(memory: Any) -> int:
-    """Return the bytes of all tensors in a memory."""
-    sizes = []
-    map_memory(lambda tensor: sizes.append(tensor.numel() * tensor.element_size()) or tensor, memory)
-    return sum(sizes)
 
 
 def main(arguments: list[str] | None = None) -> None:

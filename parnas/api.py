@@ -128,8 +128,8 @@ def retrain(
     >>> trained.metrics["split"].unique().tolist()
     ['train', 'valid']
     >>> continued = parnas.retrain(inherit=searched)
-    >>> continued.summary.inherited.steps
-    30
+    >>> continued.summary.inherited.steps == searched.summary.steps
+    True
     """
     settled, folder = _resolve(config, overrides, run, "retrain", arch, resume, inherit)
     with _resumable(folder, run is None, " and resume=True"):
@@ -141,6 +141,7 @@ def derive(
     *,
     cost_target: float | None = None,
     metric: Metric | None = None,
+    within: Mapping[Metric, float] | None = None,
     limits: Mapping[str, int] | None = None,
     top_k: int | None = None,
     rerank_top_k: int | None = None,
@@ -152,7 +153,8 @@ def derive(
     Args:
         run: the run folder of a search, finished or not.
         cost_target: largest cost as a share of the interleaved network's cost; by default that of the search.
-        metric: the measure of cost: "latency", "macs" or "parameters"; by default that of the search.
+        metric: the measure of cost: "latency", "macs", "parameters" or "cache"; by default that of the search.
+        within: several cost targets by metric, such as {"latency": 0.5, "cache": 0.25}, in place of these two.
         limits: largest number of blocks by layer, such as {"s": 4}.
         top_k: number of most probable networks to list.
         rerank_top_k: number of networks that are compared with the shared weights; 0 selects by pi alone.
@@ -169,7 +171,8 @@ def derive(
     True
     """
     counts = [f"{name}={count}" for name, count in (limits or {}).items()]
-    constraints = derivations.read_constraints(cost_target, metric, counts, top_k, rerank_top_k)
+    targets = None if within is None else {str(name): share for name, share in within.items()}
+    constraints = derivations.read_constraints(cost_target, metric, counts, top_k, rerank_top_k, targets)
     folder = open_run(run)
     derivation = derivations.derive(folder, constraints, _reporter(progress))
     if out is not None:

@@ -101,7 +101,17 @@ def derive(
         float | None,
         Option(help="Largest cost, as a share of the interleaved network's cost; default: as in the search."),
     ] = None,
-    metric: Annotated[str | None, Option(help="Cost: latency, macs or parameters; default: as in the search.")] = None,
+    metric: Annotated[
+        str | None, Option(help="Cost: latency, macs, parameters or cache; default: as in the search.")
+    ] = None,
+    within: Annotated[
+        str | None,
+        Option(
+            metavar="METRIC=SHARE,…",
+            help="Several cost targets at once, such as latency=0.5,parameters=0.8,cache=0.25, in place of "
+            "--cost-target and --metric.",
+        ),
+    ] = None,
     limits: Annotated[
         list[str] | None,
         Option("--max", metavar="LAYER=COUNT", help="Largest number of blocks with a layer, such as s=4."),
@@ -121,10 +131,11 @@ def derive(
 ) -> None:
     """Select the best architecture of a search within the cost target, and write arch.yaml."""
     from parnas.cli.tables import show_derivation
-    from parnas.nas.derive import derive, read_constraints, write_derivation
+    from parnas.nas.derive import derive, read_constraints, read_within, write_derivation
 
     searched = Run(run)
-    constraints = read_constraints(cost_target, metric, limits or [], top_k, rerank_top_k)
+    targets = None if within is None else read_within(within)
+    constraints = read_constraints(cost_target, metric, limits or [], top_k, rerank_top_k, targets)
     derivation = derive(searched, constraints, output.reporter())
     path = (out or run) / "arch.yaml"
     write_derivation(derivation, searched, path)

@@ -346,9 +346,10 @@ def _show_space(space: Space) -> str:
 class CostConfig(Section):
     """Section `search.cost`."""
 
-    metric: Literal["latency", "macs", "parameters"] = Field(
+    metric: Literal["latency", "macs", "parameters", "cache"] = Field(
         "latency",
-        description="Measure of a layer's cost: inference latency on this device, multiply-adds or parameters.",
+        description="Measure of a layer's cost: inference latency on this device, multiply-adds, parameters, or the "
+        "numbers that it keeps in memory in generation.",
     )
     target: float | None = Field(
         0.65,

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-__all__ = ["Memory", "join_rows", "map_memory"]
+__all__ = ["Memory", "count_numbers", "join_rows", "map_memory"]
 
 BlockMemory: TypeAlias = Any
 """Plain memory: the block's inputs at the last positions, [B, M, D], or in inference their keys and values,
@@ -57,6 +57,13 @@ def map_memory(change: Callable[[Tensor], Tensor], memory: BlockMemory) -> Block
     if isinstance(memory, tuple):
         return tuple(map_memory(change, part) for part in memory)
     return None if memory is None else change(memory)
+
+
+def count_numbers(memory: BlockMemory) -> int:
+    """Return the number of elements of all tensors in `memory`."""
+    if isinstance(memory, tuple):
+        return sum(map(count_numbers, memory))
+    return 0 if memory is None else memory.numel()
 
 
 def join_rows(parts: Sequence[BlockMemory]) -> BlockMemory:

@@ -1,4 +1,4 @@
-"""The constraints on a derived architecture: a cost target, and limits of the number of blocks with a layer."""
+"""The constraints on a derived architecture: cost targets, and limits of the number of blocks with a layer."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,6 +17,7 @@ class Budget(NamedTuple):
     costs: Costs | None = None  # None: no cost target
     target: float | None = None  # largest cost, as a share of the interleaved network's cost; None: no cost target
     limits: Mapping[str, int] = {}  # for each layer name, the largest number of blocks that may have this layer
+    further: Sequence[tuple[Costs, float]] = ()  # further costs, each with its target
 
     def most_probable(self, pi: Sequence[Mapping[str, float]], count: int = 1) -> list[LayerString]:
         """Return the `count` most probable architectures within the budget, best first; fewer if no more exist.
@@ -27,14 +28,15 @@ class Budget(NamedTuple):
             ParnasError: no architecture is within the budget.
         """
         costs, target = self.costs, self.target
+        further = [(each.per_layer, most * each.interleaved) for each, most in self.further]
         # A target is a share of the interleaved network's cost; the knapsack's budget is in the metric's own unit.
         if target is None or costs is None:
             free = dict.fromkeys((name for block in pi for name in block), 0.0)
-            return most_probable(pi, free if costs is None else costs.per_layer, math.inf, self.limits, count)
+            return most_probable(pi, free if costs is None else costs.per_layer, math.inf, self.limits, count, further)
         try:
-            return most_probable(pi, costs.per_layer, target * costs.interleaved, self.limits, count)
+            return most_probable(pi, costs.per_layer, target * costs.interleaved, self.limits, count, further)
         except OverBudget as error:
-            within = " within the limits" if self.limits else ""
+            within = " within the other limits" if self.limits or self.further else ""
             # Rounded up, so that the target given in the message is met.
             least = math.ceil(1000 * error.cheapest / costs.interleaved) / 1000
             raise ParnasError(
@@ -44,9 +46,10 @@ class Budget(NamedTuple):
 
     def allows(self, layers: Sequence[str]) -> bool:
         """Return whether an architecture, one layer name per block, is within the budget."""
-        most_share = math.inf if self.target is None else self.target * (1 + float(TOLERANCE))  # as in the knapsack
-        if self.costs is not None and self.costs.share(layers) > most_share:
-            return False
+        targets = [*self.further, (self.costs, math.inf if self.target is None else self.target)]
+        for costs, target in targets:
+            if costs is not None and costs.share(layers) > target * (1 + float(TOLERANCE)):  # as in the knapsack
+                return False
         return all(sum(is_limited(name, key) for name in layers) <= most for key, most in self.limits.items())
 
     def describe(self, layers: tuple[str, ...], pi: Sequence[Mapping[str, float]]) -> LayerString:

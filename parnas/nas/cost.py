@@ -1,9 +1,10 @@
-"""Costs of architectures: the sum of the costs of their layers, in multiply-adds, parameters or measured latency.
+"""Costs of architectures: the sum of their layers' multiply-adds, parameters, memory or measured latency.
 
 Cost targets are relative to the interleaved network of the same depth: a target of 0.5 is half its cost. Embedding and
 softmax, which all architectures share, are not part of a cost.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,15 +17,22 @@ from torch import Tensor
 from parnas.architecture import ATTENTION, FEED_FORWARD, Architecture
 from parnas.config.loader import Config
 from parnas.errors import ParnasError
-from parnas.model.layers import make_layer
+from parnas.model.layers import Block, make_layer
+from parnas.model.memory import count_numbers
+from parnas.model.transformer_xl import TransformerXL
 from parnas.nas.latency_table import cached_profile, read_profile
 from parnas.runs.files import read_json, write_json
 from parnas.training.progress import Reporter
 
 __all__ = ["Costs", "Metric", "costs_of_run", "find_costs"]
 
-Metric = Literal["latency", "macs", "parameters"]
-UNITS: dict[Metric, str] = {"latency": "ms per batch", "macs": "multiply-adds per token", "parameters": "parameters"}
+Metric = Literal["latency", "macs", "parameters", "cache"]
+UNITS: dict[Metric, str] = {
+    "latency": "ms per batch",
+    "macs": "multiply-adds per token",
+    "parameters": "parameters",
+    "cache": "numbers per text",
+}
 _COSTS = "costs.json"
 
 
@@ -120,17 +128,37 @@ def _names_to_cost(config: Config) -> list[str]:
     return list(dict.fromkeys([*config.search.candidates, ATTENTION, FEED_FORWARD]))
 
 
-def count_costs(config: Config, metric: Literal["macs", "parameters"]) -> Costs:
-    """Return the costs of the candidates in multiply-adds per token or in parameters, counted from their shapes."""
+def count_costs(config: Config, metric: Literal["macs", "parameters", "cache"]) -> Costs:
+    """Return the costs of the candidates, counted from their shapes, in the unit `UNITS[metric]`.
+
+    Raises:
+        ParnasError: the metric is `cache`, but with `model.mem_len` 0 the interleaved network keeps no memory.
+    """
     per_layer = {}
     for name in _names_to_cost(config):
+        if metric == "cache":
+            per_layer[name] = float(cache_size(make_layer(name, config.model), config))
+            continue
         with torch.device("meta"):  # shapes without memory
             layer = make_layer(name, config.model)
         if metric == "parameters":
             per_layer[name] = float(sum(parameter.numel() for parameter in layer.parameters()))
         else:
             per_layer[name] = layer.multiply_adds(config.data.tgt_len, config.model.reach)
+    if metric == "cache" and not per_layer[ATTENTION]:
+        raise ParnasError("The metric cache compares with the memory of attention, which is 0; raise model.mem_len.")
     return make_costs(metric, per_layer, config.search.blocks)
+
+
+def cache_size(layer: Block, config: Config) -> int:
+    """Return how many numbers a layer keeps from one segment to the next in generation, when its memory is full."""
+    plain = config.model.model_copy(update={"cutoffs": (), "proj_factor": None})
+    network, tgt_len = TransformerXL(plain, [layer], vocab_size=2).eval(), config.data.tgt_len
+    memory = None
+    with torch.no_grad():
+        for _ in range(1 + math.ceil(layer.memory_tokens(plain.reach) / tgt_len)):
+            memory = network(torch.zeros(1, tgt_len, dtype=torch.long), memory, inference=True).memory
+    return count_numbers(memory)
 
 
 def penalty(pi: Tensor, costs: Tensor, target: float) -> Tensor:

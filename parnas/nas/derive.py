@@ -30,7 +30,7 @@ from parnas.runs.records import BlockRecord, CostRecord, DerivationRecord, Ranke
 from parnas.runs.run import PI, RERANK, STREAMS, Run
 from parnas.training.progress import Reporter, Silent
 
-__all__ = ["BlockChoice", "Derivation", "derive", "read_constraints", "write_derivation"]
+__all__ = ["BlockChoice", "Derivation", "derive", "read_constraints", "read_within", "write_derivation"]
 
 _SMALL_MARGIN = 0.1
 
@@ -44,15 +44,23 @@ class Constraints:
     limits: Mapping[str, int] = field(default_factory=dict)  # by layer name: how many blocks may have the layer
     top_k: int | None = None  # length of the ranking; None: the number of networks that are re-ranked, at least one
     rerank_top_k: int | None = None  # as `search.rerank_top_k`; 0: by pi alone
+    further: Mapping[Metric, float] = field(default_factory=dict)  # targets of further metrics, shares likewise
 
     def are_those_of(self, search: SearchConfig) -> bool:
         """Return whether these constraints are the ones by which the search itself selects an architecture."""
         own = {"cost_target": search.cost.target, "metric": search.cost.metric, "rerank_top_k": search.rerank_count}
-        return not self.limits and all(getattr(self, name) in (None, value) for name, value in own.items())
+        return (
+            not self.limits
+            and not self.further
+            and all(getattr(self, name) in (None, value) for name, value in own.items())
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the constraints that are given, under the names of the options of `parnas derive`."""
-        given = {name: value for name, value in vars(self).items() if value is not None and name != "limits"}
+        given = {
+            name: value for name, value in vars(self).items() if value is not None and name not in ("limits", "further")
+        }
+        given |= {"further": dict(self.further)} if self.further else {}
         return given | ({"max": dict(self.limits)} if self.limits else {})
 
 
@@ -143,22 +151,41 @@ def read_constraints(
     most: Sequence[str],
     top_k: int | None = None,
     rerank_top_k: int | None = None,
+    within: Mapping[str, float] | None = None,
 ) -> Constraints:
     """Return constraints from the options of the command line or the Python API, after checking the values.
 
-    `most` holds the values of the option `--max`, such as `s=4` for at most four blocks with layer `s`.
+    Args:
+        cost_target: largest cost, as a share of the interleaved network's; `None`: that of the search.
+        metric: the measure of cost; `None`: that of the search.
+        most: values of the option `--max`, such as `s=4` for at most four blocks with layer `s`.
+        top_k: see `Constraints`.
+        rerank_top_k: see `Constraints`.
+        within: several cost targets by metric, the first in place of `cost_target` and `metric`.
 
     Raises:
         ParnasError: a value is not valid.
     """
+    further = dict(within or {})
+    if further:
+        if cost_target is not None or metric is not None:
+            raise ParnasError(
+                "within (--within) names cost targets and their metrics; leave out cost_target and metric "
+                "(--cost-target, --metric)."
+            )
+        metric = next(iter(further))
+        cost_target = further.pop(metric)
     if cost_target is not None and not cost_target > 0:
         raise ParnasError(
             f"cost_target (--cost-target) is {cost_target}; give a number above 0: the largest allowed cost "
             "relative to the interleaved network, such as 0.65."
         )
     known = get_args(Metric)
-    if metric is not None and metric not in known:
-        raise ParnasError(f"metric (--metric) is {metric!r}; give one of {', '.join(known)}.")
+    for name in [*([] if metric is None else [metric]), *further]:
+        if name not in known:
+            raise ParnasError(f"metric (--metric, --within) is {name!r}; give one of {', '.join(known)}.")
+    if wrong := [name for name, share in further.items() if not share > 0]:
+        raise ParnasError(f"The target of {wrong[0]} (--within) is {further[wrong[0]]}; give a number above 0.")
     limits = {}
     for text in most:
         name, equals, count = text.rpartition("=")
@@ -168,7 +195,26 @@ def read_constraints(
     for option, given, least in (("top_k (--top-k)", top_k, 1), ("rerank_top_k (--rerank-top-k)", rerank_top_k, 0)):
         if given is not None and given < least:
             raise ParnasError(f"{option} is {given}; give {least} or more networks.")
-    return Constraints(cost_target, cast(Metric | None, metric), limits, top_k, rerank_top_k)
+    others = cast(dict[Metric, float], further)
+    return Constraints(cost_target, cast(Metric | None, metric), limits, top_k, rerank_top_k, others)
+
+
+def read_within(text: str) -> dict[str, float]:
+    """Return cost targets by metric from a text such as `latency=0.5,parameters=0.8`.
+
+    Raises:
+        ParnasError: the text is not valid.
+    """
+    targets = {}
+    for part in text.split(","):
+        metric, _, share = part.partition("=")
+        try:
+            targets[metric.strip()] = float(share)
+        except ValueError:
+            raise ParnasError(
+                f"A cost target (--within) is {part!r}; give a metric and a share, such as latency=0.5."
+            ) from None
+    return targets
 
 
 def derive(run: Run, constraints: Constraints | None = None, reporter: Reporter | None = None) -> Derivation:
@@ -184,7 +230,10 @@ def derive(run: Run, constraints: Constraints | None = None, reporter: Reporter 
     # 1. Read pi, the cost target and the costs of layers.
     step, pi = read_pi(run, config)
     target, costs = _resolve_target(run, config, constraints, reporter)
-    budget = Budget(costs, target, constraints.limits)
+    further = [
+        (costs_of_run(run.folder, config, metric, reporter), share) for metric, share in constraints.further.items()
+    ]
+    budget = Budget(costs, target, constraints.limits, further)
     # 2. Re-rank by held-out loss, as the search does when alpha is frozen; the search has stored its result.
     estimates: list[Estimate] = []
     rerank_count = config.search.rerank_count if constraints.rerank_top_k is None else constraints.rerank_top_k
@@ -306,7 +355,8 @@ def _describe_method(costs: Costs | None, target: float | None, constraints: Con
     """Describe in a phrase how the architecture was chosen, for `arch.yaml` and the terminal."""
     bounds = [f"at most {count} of {name}" for name, count in constraints.limits.items()]
     if costs is not None and target is not None and target < math.inf:
-        bounds.append(f"{target:g} of the interleaved network's {costs.metric}")
+        shares = {costs.metric: target, **constraints.further}
+        bounds += [f"{share:g} of the interleaved network's {metric}" for metric, share in shares.items()]
     within = " within " + ", ".join(bounds) if bounds else ""
     if reranked:
         return f"best by pi and by the SuperNet's weights of {reranked} networks{within}"

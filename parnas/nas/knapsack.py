@@ -1,8 +1,9 @@
 """The k most probable networks within a cost budget, computed exactly.
 
 The problem. Choose one candidate per block to maximise the sum of log pi. The sum of costs must be at most the budget,
-and the number of blocks with a layer at most the limit of this layer, if it has one. This is a multiple-choice knapsack
-(Kellerer, Pferschy & Pisinger 2004, chapter 11). The cost and the limited numbers of blocks are called resources.
+sums of further costs at most their budgets, and the number of blocks with a layer at most the limit of this layer, if
+it has one. This is a multiple-choice knapsack (Kellerer, Pferschy & Pisinger 2004, chapter 11). The costs and the
+limited numbers of blocks are called resources.
 
 The algorithm. A *label* is a choice for the first t blocks, with its loss (minus log pi) and its use of each resource.
 
@@ -60,6 +61,7 @@ def most_probable(
     budget: float = math.inf,
     limits: Mapping[str, int] | None = None,
     k: int = 1,
+    further: Sequence[tuple[Mapping[str, float], float]] = (),
 ) -> list[LayerString]:
     """Return the k most probable different networks within `budget`, best first; fewer than k if no more exist.
 
@@ -74,10 +76,11 @@ def most_probable(
         limits: for each layer name, the largest number of blocks that may have this layer; the limit of a single
             letter also counts its variants (`s` counts `s:heads=2`).
         k: number of networks.
+        further: further costs of each layer, by name, each with its budget.
 
     Raises:
         OverBudget: every network costs more than the budget.
-        ParnasError: no network keeps to the limits, or an argument is not valid.
+        ParnasError: no network keeps to the limits or to the further budgets, or an argument is not valid.
     """
     # 1. Check the arguments.
     blocks = [{name: chance for name, chance in block.items() if chance > 0} for block in pi]
@@ -92,27 +95,29 @@ def most_probable(
     limits = limits or {}
     _check_limits(limits, sorted({name for block in pi for name in block}))
     # 2. Turn costs and log probabilities into exact integers.
-    cost_of, unit = exact_costs(dict.fromkeys(name for block in blocks for name in block), costs)
+    names = list(dict.fromkeys(name for block in blocks for name in block))
+    cost_of, unit = exact_costs(names, costs)
+    others = [_Resource.of_costs(*exact_costs(names, each), most) for each, most in further]
+    others += [_Resource({name: int(is_limited(name, key)) for name in names}, most) for key, most in limits.items()]
     chances = list(dict.fromkeys(chance for block in blocks for chance in block.values()))
     logs, nat = _integers([math.log(chance) for chance in chances])
     loss_of = {chance: -log for chance, log in zip(chances, logs, strict=True)}
     losses = [{name: loss_of[chance] for name, chance in block.items()} for block in blocks]
-    most = None if budget == math.inf else math.floor(Fraction(max(budget, -1)) * (1 + TOLERANCE) * unit)
     # 3. Solve.
-    if labels := _make_knapsack(losses, cost_of, most, limits).solve(k):
-        names = [list(block) for block in blocks]
+    if labels := _make_knapsack(losses, [_Resource.of_costs(cost_of, unit, budget), *others]).solve(k):
+        candidates = [list(block) for block in blocks]
         return [
-            LayerString(tuple(map(getitem, names, label.order)), -label.loss / nat, label.cost / unit)
+            LayerString(tuple(map(getitem, candidates, label.order)), -label.loss / nat, label.cost / unit)
             for label in labels
         ]
     # 4. Nothing fits: find the cheapest network, by the same algorithm with costs as losses, for the message.
     by_cost = [{name: cost_of[name] for name in block} for block in blocks]
-    cheapest = _make_knapsack(by_cost, cost_of, None, limits).solve(1)
+    cheapest = _make_knapsack(by_cost, [_Resource(cost_of, None), *others]).solve(1)
     if not cheapest:
-        raise ParnasError(
-            f"No network of these candidates keeps to the limits {dict(limits)}; raise one of the limits."
-        )
+        budgets = f" and to {len(further)} further budget(s)" if further else ""
+        raise ParnasError(f"No network of these candidates keeps to the limits {dict(limits)}{budgets}; raise one.")
     within = f" within the limits {dict(limits)}" if limits else ""
+    within += f"{' and' if limits else ' within'} the further budgets" if further else ""
     cost = cheapest[0].cost / unit
     raise OverBudget(
         f"No network fits the budget of {budget}: the cheapest{within} costs {cost}. Raise the budget to that or more.",
@@ -163,11 +168,11 @@ def _integers(values: Sequence[float]) -> tuple[list[int], int]:
 
 
 class _Item(NamedTuple):
-    """A candidate of a block: its loss, -log pi, and its use of each resource (cost, and one for each limit)."""
+    """A candidate of a block: its loss, -log pi, and its use of each resource."""
 
     name: str
     loss: int  # minus log pi, as an exact integer
-    uses: tuple[int, ...]  # of each resource: the cost, then 1 for each limit that counts this layer, else 0
+    uses: tuple[int, ...]  # the cost, the further costs, then 1 for each limit that counts this layer, else 0
 
 
 class _Label(NamedTuple):
@@ -180,21 +185,35 @@ class _Label(NamedTuple):
     word: tuple[str, ...]  # the layers without identity: the network
 
 
-def _make_knapsack(
-    losses: Sequence[Mapping[str, int]], costs: Mapping[str, int], budget: int | None, limits: Mapping[str, int]
-) -> "_Knapsack":
-    """Return the knapsack problem whose resources are the cost and the number of blocks that each limit counts.
+class _Resource(NamedTuple):
+    """The use of a resource by each layer, by name, and the most of it that a network may use; `None`: no limit."""
+
+    use: Mapping[str, int]
+    most: int | None
+
+    @classmethod
+    def of_costs(cls, costs: Mapping[str, int], unit: int, budget: float) -> "_Resource":
+        """Return the resource of costs in integer multiples of 1 / `unit`, with a budget in the unit 1."""
+        most = None if budget == math.inf else math.floor(Fraction(max(budget, -1)) * (1 + TOLERANCE) * unit)
+        return cls(costs, most)
+
+
+def _make_knapsack(losses: Sequence[Mapping[str, int]], resources: Sequence[_Resource]) -> "_Knapsack":
+    """Return the knapsack problem of minimising the sum of losses within the limits of the resources.
 
     Args:
         losses: for each block the loss of each candidate, by name.
-        costs: cost of each layer, by name.
-        budget: largest sum of costs; `None` for no budget.
-        limits: see `most_probable`.
+        resources: the cost first.
     """
-    uses = {name: (cost, *(int(is_limited(name, key)) for key in limits)) for name, cost in costs.items()}
-    blocks = [[_Item(name, loss, uses[name]) for name, loss in block.items()] for block in losses]
-    dearest = sum(max(item.uses[0] for item in block) for block in blocks)
-    return _Knapsack(blocks, (dearest if budget is None else budget, *limits.values()))
+    blocks = [
+        [_Item(name, loss, tuple(each.use[name] for each in resources)) for name, loss in block.items()]
+        for block in losses
+    ]
+    most = [
+        sum(max(each.use[name] for name in block) for block in losses) if each.most is None else each.most
+        for each in resources
+    ]
+    return _Knapsack(blocks, tuple(most))
 
 
 class _Knapsack:
@@ -270,23 +289,23 @@ class _Knapsack:
         # the level from which on it matters, so that more labels count as equal.
         enough = [limit - most for limit, most in zip(self.limits, self.most[t], strict=True)]
         words: set[tuple[str, ...]] = set()
-        lowest: dict[tuple[int, ...], list[int]] = {}  # by counts: the k lowest costs of labels so far, sorted
+        lowest: dict[tuple[int, ...], list[int]] = {}  # by other uses: the k lowest costs of labels so far, sorted
         undominated = []
         for label in ranked:
             if label.word in words:  # the same network with identity elsewhere, and better
                 continue
             words.add(label.word)
-            cost, *counts = map(max, label.uses, enough)
+            cost, *others = map(max, label.uses, enough)
             dominating = sum(
                 bisect_right(other_costs, cost)  # the number of other costs up to `cost`
-                for other_counts, other_costs in lowest.items()
-                if all(map(le, other_counts, counts))
+                for uses, other_costs in lowest.items()
+                if all(map(le, uses, others))
             )
             if dominating >= k:
                 continue
             undominated.append(label)
             if label.word:
-                group = lowest.setdefault(tuple(counts), [])
+                group = lowest.setdefault(tuple(others), [])
                 insort(group, cost)
                 del group[k:]
         return undominated

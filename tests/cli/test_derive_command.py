@@ -40,6 +40,44 @@ def test_cost_target_and_metric_bound_the_cost(undecided: Run, tmp_path: Path) -
     assert content["cost"]["share"] <= 0.7 < costs.share("ssi")
 
 
+def test_within_bounds_several_costs_at_once(undecided: Run, tmp_path: Path) -> None:
+    by_hand = ("--rerank-top-k", "0")
+    content = derived(undecided, tmp_path, *by_hand, "--within", "macs=0.9,cache=0.5")
+    assert (content["cost"]["metric"], content["cost"]["target"]) == ("macs", 0.9)
+    assert content["constraints"]["further"] == {"cache": 0.5}
+    cache, macs = (count_costs(undecided.config(), metric) for metric in ("cache", "macs"))
+    assert cache.share(content["arch"]) <= 0.5
+    assert macs.share(content["arch"]) <= 0.9
+    assert "0.5 of the interleaved network's cache" in content["method"]
+    alone = derived(undecided, tmp_path, *by_hand, "--within", "macs=0.9")["arch"]
+    assert alone == derived(undecided, tmp_path, *by_hand, "--cost-target", "0.9", "--metric", "macs")["arch"]
+    assert cache.share(alone) > 0.5
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("macs=0.5,size=1", "is 'size'; give one of latency, macs, parameters, cache"),
+        ("macs", "A cost target (--within) is 'macs'"),
+        ("macs=1,cache=0", "The target of cache (--within) is 0.0"),
+        ("macs=0.01,cache=0.5", "within the other limits"),
+    ],
+)
+def test_mistakes_in_within_are_named(
+    undecided: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, message: str
+) -> None:
+    with pytest.raises(SystemExit) as leaving:
+        main(["derive", str(undecided.folder), "--out", str(tmp_path), "--within", text])
+    assert leaving.value.code == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_within_replaces_target_and_metric(undecided: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["derive", str(undecided.folder), "--within", "macs=0.5", "--metric", "macs"])
+    assert "leave out cost_target and metric" in capsys.readouterr().err
+
+
 def test_max_bounds_a_layer(undecided: Run, tmp_path: Path) -> None:
     assert derived(undecided, tmp_path, "--rerank-top-k", "0")["arch"] == "ssi"
     assert derived(undecided, tmp_path, "--rerank-top-k", "0", "--max", "s=1")["arch"] == "sfi"

@@ -13,9 +13,10 @@ from parnas.architecture import Architecture
 from parnas.config.loader import Config
 from parnas.config.schema import SearchConfig
 from parnas.errors import ParnasError
+from parnas.model.layers import make_layer
 from parnas.model.transformer_xl import TransformerXL
 from parnas.nas.architecture_optimizer import ArchitectureOptimizer
-from parnas.nas.cost import Costs, count_costs, find_costs, make_costs, penalty, read_costs, write_costs
+from parnas.nas.cost import Costs, cache_size, count_costs, find_costs, make_costs, penalty, read_costs, write_costs
 from parnas.nas.diagnostics import entropies
 from parnas.nas.latency_table import ModeTable, Profile, Timing, describe_shapes
 from parnas.nas.search import search
@@ -139,3 +140,22 @@ def test_latency_comes_from_the_table_that_is_given(tmp_path: Path) -> None:
     assert find_costs(config, "latency", Silent()) == Costs("latency", {"s": 4.0, "f": 1.0, "i": 0.0}, 9.0)
     with pytest.raises(ParnasError, match="tgt_len"):
         find_costs(config.replace(data__tgt_len=7), "latency", Silent())
+
+
+@pytest.mark.parametrize("name, per_position", [("s", 16), ("s:kv_heads=1", 8)])
+def test_the_cache_of_attention_holds_keys_and_values_of_its_memory(name, per_position):
+    config = Config().replace(model__d_model=8, model__n_heads=2, model__d_inner=16, model__mem_len=5, data__tgt_len=3)
+    assert cache_size(make_layer(name, config.model), config) == 5 * per_position
+
+
+@pytest.mark.parametrize("name, size", [("s:window=4", 4 * 16), ("k:width=3", 2 * 8), ("r", 8), ("f", 0), ("i", 0)])
+def test_the_cache_of_other_layers_does_not_depend_on_the_length_of_memory(name, size):
+    for mem_len in (5, 50):
+        changes = {"model__d_model": 8, "model__n_heads": 2, "model__d_inner": 16, "data__tgt_len": 3}
+        config = Config().replace(model__mem_len=mem_len, **changes)
+        assert cache_size(make_layer(name, config.model), config) == size
+
+
+def test_without_memory_the_cache_is_no_cost():
+    with pytest.raises(ParnasError, match=r"raise model\.mem_len"):
+        count_costs(Config().replace(model__mem_len=0), "cache")

@@ -23,10 +23,14 @@ def network(layers):
     return tuple(name for name in layers if name != "i")
 
 
-def by_brute_force(pi, costs, budget=math.inf, limits=None, k=1):
+def fits(layers, costs, budget):
+    slack = budget if budget == math.inf else Fraction(budget) * (1 + Fraction(1, 10**9))
+    return sum(Fraction(costs[name]) for name in layers) <= slack
+
+
+def by_brute_force(pi, costs, budget=math.inf, limits=None, k=1, further=()):
     """Look at every string: the best of each network, the best k of those."""
     best = {}
-    slack = 1 if budget == math.inf else Fraction(budget) * (1 + Fraction(1, 10**9))
     logs = [[None if p == 0 else Fraction(math.log(p)) for p in block.values()] for block in pi]
     for order in itertools.product(*(range(len(block)) for block in pi)):
         chances = [log[number] for log, number in zip(logs, order, strict=True)]
@@ -38,7 +42,8 @@ def by_brute_force(pi, costs, budget=math.inf, limits=None, k=1):
             key: sum(name == key or (len(key) == 1 and name.startswith(key + ":")) for name in layers)
             for key in limits or {}
         }
-        if (budget == math.inf or cost <= slack) and all(counts[key] <= limits[key] for key in counts):
+        budgets = [(costs, budget), *further]
+        if all(fits(layers, *each) for each in budgets) and all(counts[key] <= limits[key] for key in counts):
             rank = (-sum(chances), cost, order, layers)
             name = network(layers)
             best[name] = min(best.get(name, rank), rank)
@@ -72,11 +77,17 @@ def problems(draw):
     known = {name for block in pi for name in block}
     keys = [key for key in NAMES if key in known or (key == "s" and "s:heads=2" in known)]
     limits = draw(st.none() | st.dictionaries(st.sampled_from(keys), st.integers(0, blocks), max_size=3))
+    further = []
+    for _ in range(draw(st.integers(0, 2))):
+        others = dict(zip(NAMES, draw(st.lists(COSTS, min_size=4, max_size=4)), strict=True))
+        highest = sum(max(others[name] for name in block) for block in pi)
+        further.append((others, draw(st.floats(0, 1.1)) * highest))
     return {
         "pi": pi,
         "costs": costs,
         "budget": budget,
         "limits": limits,
+        "further": further,
         "k": draw(st.integers(1, 20)),
     }
 
@@ -124,6 +135,15 @@ def test_agrees_where_a_limit_binds_besides_the_budget():
     for k in (1, 20):
         assert most_probable(**problem, k=k) == expected[:k]
     free = [by_brute_force(**{**problem, change: value})[0] for change, value in (("budget", math.inf), ("limits", {}))]
+    assert expected[0] not in free
+
+
+def test_agrees_where_a_further_budget_binds_besides_the_first():
+    problem = tight(2, blocks=7) | {"limits": None, "further": [({"s": 1.0, "f": 2.0, "i": 0.5}, 9.0)]}
+    expected = by_brute_force(**problem, k=20)
+    for k in (1, 20):
+        assert most_probable(**problem, k=k) == expected[:k]
+    free = [by_brute_force(**problem | change)[0] for change in ({"budget": math.inf}, {"further": []})]
     assert expected[0] not in free
 
 
