@@ -14,7 +14,7 @@ True
 """
 
 import signal
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -29,9 +29,11 @@ from parnas.figures.draw import draw_run
 from parnas.figures.heatmap import FRAME_MS, AnimationOptions
 from parnas.figures.tuning import draw_tuning
 from parnas.nas import derive as derivations
+from parnas.nas import front as fronts
 from parnas.nas import search as searches
 from parnas.nas.cost import Metric
 from parnas.nas.derive import Derivation
+from parnas.nas.front import Front
 from parnas.runs import resolve
 from parnas.runs.records import TunedEvalRecord
 from parnas.runs.resolve import Settings, read_overrides
@@ -48,7 +50,7 @@ from parnas.training.interruptions import Stopped
 from parnas.training.loaded_run import LoadedRun
 from parnas.training.progress import Reporter, TensorBoard, make_reporter
 
-__all__ = ["derive", "draw", "evaluate", "load", "pipeline", "retrain", "search", "tune", "tune_eval"]
+__all__ = ["derive", "derive_front", "draw", "evaluate", "load", "pipeline", "retrain", "search", "tune", "tune_eval"]
 
 Progress: TypeAlias = bool | Reporter
 """`True` shows progress like the command line, `False` shows nothing; both write TensorBoard files into the run folder.
@@ -178,6 +180,43 @@ def derive(
     if out is not None:
         derivations.write_derivation(derivation, folder, Path(out) / "arch.yaml")
     return derivation
+
+
+def derive_front(
+    run: RunLike,
+    targets: Sequence[float],
+    *,
+    metric: Metric | None = None,
+    limits: Mapping[str, int] | None = None,
+    rerank_top_k: int | None = None,
+    out: str | Path | None = None,
+    progress: Progress = False,
+) -> Front:
+    """Return the best architecture of a search within each of several cost targets (`parnas derive --front`).
+
+    Args:
+        run: the run folder of a search, finished or not.
+        targets: largest costs, as shares of the interleaved network's cost.
+        metric: the measure of cost, as for `derive`, like the arguments below.
+        limits: largest number of blocks by layer.
+        rerank_top_k: number of networks that are compared with the shared weights, for each target.
+        out: a folder to write `front/` to, such as the run folder; by default nothing is written.
+        progress: whether to show progress; see `Progress`.
+
+    Raises:
+        ParnasError: the run is not a search, or no architecture is within the lowest target.
+
+    >>> front = parnas.derive_front(searched, [0.5, 1.0], metric="macs", rerank_top_k=0)
+    >>> [row["cost"] <= row["target"] for row in front.to_rows()]
+    [True, True]
+    """
+    counts = [f"{name}={count}" for name, count in (limits or {}).items()]
+    constraints = derivations.read_constraints(None, metric, counts, None, rerank_top_k)
+    folder = open_run(run)
+    front = fronts.derive_front(folder, targets, constraints, _reporter(progress))
+    if out is not None:
+        front.write(folder, Path(out))
+    return front
 
 
 def evaluate(

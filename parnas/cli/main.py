@@ -5,7 +5,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Argument, Option
@@ -29,6 +29,9 @@ from parnas.cli.tools import tools
 from parnas.runs.files import write_text
 from parnas.runs.resolve import make_run_folder, remove_if_empty
 from parnas.runs.run import Run, package_version
+
+if TYPE_CHECKING:
+    from parnas.nas.derive import Constraints
 
 __all__ = ["main"]
 
@@ -112,6 +115,14 @@ def derive(
             "--cost-target and --metric.",
         ),
     ] = None,
+    front: Annotated[
+        str | None,
+        Option(
+            metavar="N|SHARE,…",
+            help="Instead of one network, the best within each of N cost targets up to 1, or within each of the given "
+            "targets; written to front/.",
+        ),
+    ] = None,
     limits: Annotated[
         list[str] | None,
         Option("--max", metavar="LAYER=COUNT", help="Largest number of blocks with a layer, such as s=4."),
@@ -136,12 +147,29 @@ def derive(
     searched = Run(run)
     targets = None if within is None else read_within(within)
     constraints = read_constraints(cost_target, metric, limits or [], top_k, rerank_top_k, targets)
+    if front is not None:
+        _derive_front(output, searched, front, constraints, out or run)
+        return
     derivation = derive(searched, constraints, output.reporter())
     path = (out or run) / "arch.yaml"
     write_derivation(derivation, searched, path)
     output.show(show_derivation, derivation)
     record = derivation.to_record(searched).to_dict()
     output.end(record, [path], f"parnas retrain CONFIG --arch {shlex.quote(str(path))}")
+
+
+def _derive_front(output: Output, run: Run, targets: str, constraints: "Constraints", out: Path) -> None:
+    """Derive a network within each of `targets`, print and draw them, and write them to the folder `out`/front."""
+    from parnas.cli.tables import show_derived_front
+    from parnas.figures.pareto import FRONT_PERPLEXITY, draw_pareto, front_points
+    from parnas.nas.front import derive_front, read_targets
+
+    front = derive_front(run, read_targets(targets), constraints, output.reporter())
+    written = front.write(run, out)
+    output.show(show_derived_front, front)
+    if points := front_points(front.to_rows()):
+        written.append(draw_pareto(points, written[0].with_suffix(".png"), ppl_label=FRONT_PERPLEXITY))
+    output.end({"front": front.to_rows()}, written, f"parnas retrain --from {shlex.quote(str(run.folder))} --arch ARCH")
 
 
 @_command

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from parnas.evaluation.analyses import Analysis
     from parnas.evaluation.comparison import Comparison
     from parnas.nas.derive import Derivation
+    from parnas.nas.front import Front
     from parnas.nas.latency_table import Check, Profile
     from parnas.runs.records import TunedEvalRecord
     from parnas.studies.baseline_comparison import BaselineComparison
@@ -92,6 +93,16 @@ def show_derivation(derivation: "Derivation") -> None:
         share = costs.share(derivation.architecture)
         print(f"cost of the blocks: {share:.3f} of the interleaved network's {costs.metric}, as predicted")
     print(f"{listed}; {derivation.parameters:,} parameters")
+
+
+def show_derived_front(front: "Front") -> None:
+    """Print the network within each cost target, with its predicted cost and its estimated loss."""
+    rows = []
+    for row in front.to_rows():
+        losses = _decimals(row["loss"], 4), _decimals(row["estimate"], 4)
+        rows.append([f"{row['target']:g}", row["arch"], _decimals(row["cost"], 3), *losses, f"{row['parameters']:,}"])
+    titles = ["target", "architecture", "cost", "shared-weight loss", "score", "parameters"]
+    Console().print(_make_table(titles, rows, left=["architecture"]))
 
 
 def show_finalists(finalists: Sequence["Finalist"]) -> None:

@@ -1,10 +1,10 @@
 """Figure of the perplexity of networks against their cost, with the Pareto front."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import cycle, pairwise, product
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -27,7 +27,9 @@ from parnas.figures.style import (
     tidy,
 )
 
-__all__ = ["ParetoPoint", "draw_pareto"]
+__all__ = ["FRONT_PERPLEXITY", "ParetoPoint", "draw_pareto", "front_points"]
+
+FRONT_PERPLEXITY = "perplexity with the shared weights"  # axis label
 
 _WIDTH, _HEIGHT = 6.4, 4.5  # inches
 _NOTE_HEIGHT = 0.16  # inches of a line below the plot
@@ -57,9 +59,24 @@ class ParetoPoint(NamedTuple):
     random: bool = False
 
 
+def front_points(rows: Iterable[Mapping[str, Any]]) -> list[ParetoPoint]:
+    """Return the predicted cost and the perplexity with shared weights of the networks of a front (`Front.to_rows`).
+
+    Networks that were not re-ranked have no loss and are left out.
+    """
+    return [
+        ParetoPoint(str(row["arch"]), row["cost"], math.exp(row["loss"]))
+        for row in rows
+        if None not in (row["cost"], row["loss"])
+    ]
+
+
 @styled
 def draw_pareto(
-    rows: Sequence[ParetoPoint], path: Path, cost_label: str = "cost of the blocks, interleaved = 1"
+    rows: Sequence[ParetoPoint],
+    path: Path,
+    cost_label: str = "cost of the blocks, interleaved = 1",
+    ppl_label: str = "validation perplexity per token",
 ) -> Path:
     """Draw perplexity against cost as a PNG, one marker per network, with the Pareto front as steps.
 
@@ -75,7 +92,7 @@ def draw_pareto(
     notes = [" ".join(pareto_notes(shown))]
     if missing:
         notes.append(shorten(f"Not finite: {missing}.", _LONGEST_NOTE))
-    return save_png(plot_pareto(shown, cost_label, notes=notes), path)
+    return save_png(plot_pareto(shown, cost_label, ppl_label, notes=notes), path)
 
 
 @styled

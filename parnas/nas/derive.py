@@ -7,7 +7,7 @@ limits and re-ranking, the result is the most probable candidate of each block.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -24,13 +24,13 @@ from parnas.model.transformer_xl import TransformerXL
 from parnas.nas.budget import Budget
 from parnas.nas.cost import UNITS, Costs, Metric, costs_of_run
 from parnas.nas.diagnostics import describe_collapse
-from parnas.nas.rerank import Estimate, estimate, losses_of_run, rank, read_rerank, sort_by_score
+from parnas.nas.rerank import Estimate, HeldOutLosses, estimate, losses_of_run, rank, read_rerank, sort_by_score
 from parnas.runs.files import write_text
 from parnas.runs.records import BlockRecord, CostRecord, DerivationRecord, RankedRecord
 from parnas.runs.run import PI, RERANK, STREAMS, Run
 from parnas.training.progress import Reporter, Silent
 
-__all__ = ["BlockChoice", "Derivation", "derive", "read_constraints", "read_within", "write_derivation"]
+__all__ = ["BlockChoice", "Constraints", "Derivation", "derive", "read_constraints", "read_within", "write_derivation"]
 
 _SMALL_MARGIN = 0.1
 
@@ -217,11 +217,24 @@ def read_within(text: str) -> dict[str, float]:
     return targets
 
 
-def derive(run: Run, constraints: Constraints | None = None, reporter: Reporter | None = None) -> Derivation:
+def derive(
+    run: Run,
+    constraints: Constraints | None = None,
+    reporter: Reporter | None = None,
+    losses: Callable[[], HeldOutLosses] | None = None,
+    found: Sequence[tuple[str, ...]] = (),
+) -> Derivation:
     """Derive an architecture from the last pi of a search: the most probable one within the constraints.
 
     With re-ranking, derive the network of the best score among the most probable ones and those that an evolutionary
-    search makes from them. Fields of `constraints` that are `None` come from the configuration of the search.
+    search makes from them.
+
+    Args:
+        run: the search.
+        constraints: fields that are `None` come from the configuration of the search.
+        reporter: receives notes.
+        losses: returns the held-out losses with the shared weights; by default they are loaded from the run.
+        found: good networks within the constraints, from which the evolutionary search starts as well.
 
     Raises:
         ParnasError: the run is not a search, or no architecture meets the constraints.
@@ -242,7 +255,8 @@ def derive(run: Run, constraints: Constraints | None = None, reporter: Reporter 
         if not estimates:
             reporter.note("evaluating networks with the shared weights; set rerank_top_k to 0 to skip this")
             settings = config.replace(search__rerank_top_k=rerank_count)
-            estimates = rank(pi, budget, settings, losses_of_run(run, reporter))
+            measured = losses_of_run(run, reporter) if losses is None else losses()
+            estimates = rank(pi, budget, settings, measured, found)
     # 3. List the most probable networks within the constraints after them.
     ranking = _list_networks(estimates, budget, pi, constraints.top_k)
     # 4. Describe the first.

@@ -19,6 +19,7 @@ has no such meaning; then e is 0.
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from statistics import fmean
 from typing import NamedTuple
 
@@ -60,6 +61,11 @@ class HeldOutLosses(NamedTuple):
     short: Callable[[Architecture], float]  # on the beginning of the text
     full: Callable[[Architecture], float]
 
+    def cached(self) -> "HeldOutLosses":
+        """Return functions that measure each architecture once."""
+        by_layers = [cache(lambda layers, loss=loss: loss(Architecture(layers))) for loss in self]
+        return HeldOutLosses(*(lambda architecture, loss=loss: loss(architecture.layers) for loss in by_layers))
+
     @classmethod
     def mean(cls, losses: Sequence["HeldOutLosses"]) -> "HeldOutLosses":
         """Return the functions that measure the mean loss with the shared weights of several searches."""
@@ -69,7 +75,13 @@ class HeldOutLosses(NamedTuple):
         )
 
 
-def rank(pi: Sequence[Mapping[str, float]], budget: Budget, config: Config, losses: HeldOutLosses) -> list[Estimate]:
+def rank(
+    pi: Sequence[Mapping[str, float]],
+    budget: Budget,
+    config: Config,
+    losses: HeldOutLosses,
+    found: Sequence[tuple[str, ...]] = (),
+) -> list[Estimate]:
     """Return the networks of the best scores within `budget`, best first: `search.rerank_top_k`, or fewer if few exist.
 
     Architectures that differ only in the positions of identity are one network, represented by the best of them.
@@ -79,6 +91,7 @@ def rank(pi: Sequence[Mapping[str, float]], budget: Budget, config: Config, loss
         budget: the constraints.
         config: the configuration of the search.
         losses: the held-out losses of an architecture.
+        found: good networks within the budget, from which the evolutionary search starts besides the most probable.
 
     Raises:
         ParnasError: no architecture is within the budget.
@@ -88,8 +101,8 @@ def rank(pi: Sequence[Mapping[str, float]], budget: Budget, config: Config, loss
     def short_score(layers: tuple[str, ...]) -> float:
         return estimate(budget.describe(layers, pi), losses.short(Architecture(layers)), search).score
 
-    # 1. Start from the most probable networks.
-    start = [choice.layers for choice in budget.most_probable(pi, search.rerank_count)]
+    # 1. Start from the most probable networks, and from good ones that are known.
+    start = list(dict.fromkeys([*found, *(each.layers for each in budget.most_probable(pi, search.rerank_count))]))
     # 2. Search further, by the loss on a short text.
     spaces = [[name for name, chance in block.items() if chance > 0] for block in pi]
     evolved = evolve(start, short_score, spaces, budget.allows, search.evolution_count, config.runtime.seed)

@@ -42,6 +42,7 @@ from parnas.runs.records import (
 
 __all__ = [
     "ARCH_FILE",
+    "DERIVED_FRONT",
     "ENVIRONMENT",
     "METRICS",
     "OTHER_PHASE_SETTINGS",
@@ -67,6 +68,8 @@ METRICS, PI, STREAMS, ENVIRONMENT, LOCK = "metrics.jsonl", "pi.jsonl", "streams.
 SUMMARY, ARCH_FILE, TUNED_EVAL = "summary.json", "arch.yaml", "tuned_eval.json"
 SUPERNET, RERANK = "supernet", "rerank.json"
 """Names of what a search writes when it freezes alpha: the shared weights, and the losses of re-ranked networks."""
+DERIVED_FRONT = Path("front") / "front.json"
+"""What `parnas derive --front` writes to the folder of a search, beside a folder with `arch.yaml` for each target."""
 SPEED_KEYS = ("tokens_per_s", "step_ms")
 """Keys of `metrics.jsonl` that depend on the machine's speed; all others are equal if a training is repeated."""
 TUNING = "tuning.json"

@@ -136,7 +136,7 @@ def front_chart(front: CostFront, name: str) -> _Chart:
     if not front.points:
         return _Chart(front.title, Markup(), [*notes, "No network of this study has a finite perplexity."])
     notes.append(_describe_points(front.points, len(front.points)))
-    return _pareto_chart(front.title, front.points, front.cost, "validation perplexity per token", name, notes)
+    return _pareto_chart(front.title, front.points, front.cost, front.perplexity, name, notes)
 
 
 def _pareto_chart(

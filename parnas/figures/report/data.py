@@ -14,12 +14,12 @@ from parnas.architecture import Architecture, drop_identity
 from parnas.config.loader import Config
 from parnas.config.yaml_file import read_text
 from parnas.errors import ParnasError
-from parnas.figures.pareto import ParetoPoint
+from parnas.figures.pareto import FRONT_PERPLEXITY, ParetoPoint, front_points
 from parnas.figures.style import drawable
 from parnas.runs.files import is_outside, read_json, read_json_object, refuse_outside_link
 from parnas.runs.pi_history import PiHistory
 from parnas.runs.records import ComparisonRow, DerivationRecord, Environment, MetricsRecord, RunSummary, parse_rows
-from parnas.runs.run import ARCH_FILE, ENVIRONMENT, METRICS, PI, PLAIN, STREAMS, Run, name_runs
+from parnas.runs.run import ARCH_FILE, DERIVED_FRONT, ENVIRONMENT, METRICS, PI, PLAIN, STREAMS, Run, name_runs
 
 __all__ = ["COMPARISON", "analysis_files"]
 
@@ -114,13 +114,14 @@ class ComparisonData:
 
 @dataclass(frozen=True)
 class CostFront:
-    """Costs and perplexities of the networks of a baseline comparison or of a black-box search."""
+    """Costs and perplexities of the networks of a baseline comparison, a black-box search or a front of a search."""
 
     title: str
     cost: str  # axis label
     points: tuple[ParetoPoint, ...]
     diverged: tuple[str, ...] = ()  # names of networks without a finite cost or perplexity
     answers: tuple[str, ...] = ()  # sentences on whether the derived network is better than its baselines
+    perplexity: str = "validation perplexity per token"  # axis label
 
 
 @dataclass(frozen=True)
@@ -159,6 +160,7 @@ def read_report_data(paths: Sequence[Path]) -> ReportData:
             runs.setdefault(os.path.realpath(run.folder), run)
         fronts += [path / name for name in (BASELINES, FRONT) if name in names]
     fronts += [run.folder / "baselines" / BASELINES for run in runs.values()]
+    fronts += [run.folder / DERIVED_FRONT for run in runs.values()]
     named = zip(runs.items(), name_runs(list(runs.values())), strict=True)
     read = {key: _read_run(run, name) for (key, run), name in named}
     return ReportData(
@@ -315,8 +317,12 @@ def _argmax_validation(search: RunData) -> dict[str, Any]:
 
 
 def _read_front(path: Path) -> CostFront:
-    """Read costs and perplexities from `baselines.json` or `pareto.csv`; raises `ParnasError` for other content."""
-    command, read = ("baselines", _read_baselines) if path.name == BASELINES else ("blackbox", _read_blackbox)
+    """Read costs and perplexities of one of these files; raises `ParnasError` for other content."""
+    command, read = {
+        BASELINES: ("baselines", _read_baselines),
+        FRONT: ("blackbox", _read_blackbox),
+        DERIVED_FRONT.name: ("derive --front", _read_derived_front),
+    }[path.name]
     try:
         return read(path)
     except (KeyError, TypeError, ValueError) as error:
@@ -335,6 +341,15 @@ def _read_baselines(path: Path) -> CostFront:
     answers = tuple(str(each["text"]) for each in content["answers"])
     cost = f"{content['metric']} of the blocks, interleaved = 1"
     return CostFront("The derived network and its baselines", cost, tuple(points), tuple(diverged), answers)
+
+
+def _read_derived_front(path: Path) -> CostFront:
+    content = read_json_object(path)
+    points = front_points(content["networks"])
+    if any(drawable(value) is None for point in points for value in (point.cost, point.ppl)):
+        raise ValueError("a cost or loss is not finite")
+    cost = f"predicted {content['metric']} of the blocks, interleaved = 1"
+    return CostFront("Front of the search", cost, tuple(points), perplexity=FRONT_PERPLEXITY)
 
 
 def _read_blackbox(path: Path) -> CostFront:

@@ -1,0 +1,105 @@
+"""The front of a search: the best network within each of several cost targets, from one pi and one set of weights."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from parnas.errors import ParnasError
+from parnas.nas.derive import Constraints, Derivation, derive, write_derivation
+from parnas.nas.rerank import HeldOutLosses, losses_of_run
+from parnas.runs.files import write_json
+from parnas.runs.run import ARCH_FILE, DERIVED_FRONT, Run
+from parnas.training.progress import Reporter, Silent
+
+__all__ = ["Front", "derive_front", "read_targets"]
+
+
+@dataclass(frozen=True)
+class Front:
+    """Derivations within different cost targets, by rising target."""
+
+    derivations: tuple[Derivation, ...]
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Return for each target the network, its cost and the losses that re-ranking estimated, as plain values."""
+        rows = []
+        for each in self.derivations:
+            best = each.ranking[0]
+            rows.append(
+                {
+                    "target": each.target,
+                    "arch": str(each.architecture),
+                    "cost": best.cost,  # share of the interleaved network's
+                    "loss": best.loss,  # held-out loss with the shared weights, nats per token
+                    "estimate": best.estimate,
+                    "parameters": each.parameters,
+                }
+            )
+        return rows
+
+    def write(self, run: Run, folder: Path) -> list[Path]:
+        """Write `front.json`, and an `arch.yaml` for each target, to the folder `front` in `folder`; return the paths.
+
+        `run` is the search.
+        """
+        listed, paths = folder / DERIVED_FRONT, []
+        for each in self.derivations:
+            paths.append(listed.with_name(f"{each.target:g}") / ARCH_FILE)
+            write_derivation(each, run, paths[-1])
+        metric = self.derivations[0].costs.metric if self.derivations[0].costs else None
+        write_json(listed, {"metric": metric, "networks": self.to_rows()})
+        return [listed, *paths]
+
+
+def read_targets(text: str) -> tuple[float, ...]:
+    """Return cost targets from a number N, for N targets with equal distances up to 1, or a list such as `0.3,0.5,0.8`.
+
+    Raises:
+        ParnasError: the text is not valid.
+    """
+    try:
+        targets = tuple(sorted({float(part) for part in text.split(",")}))
+    except ValueError:
+        targets = ()
+    if "," not in text and targets and targets[0] >= 1 and targets[0].is_integer():
+        count = int(targets[0])
+        targets = tuple(number / count for number in range(1, count + 1))
+    if not targets or not targets[0] > 0 or not targets[-1] < math.inf:
+        raise ParnasError(
+            f"The targets of the front (--front) are {text!r:.60}; give a number of targets, such as 5, or shares of "
+            "the interleaved network's cost, such as 0.3,0.5,0.8."
+        )
+    return targets
+
+
+def derive_front(
+    run: Run, targets: Sequence[float], constraints: Constraints | None = None, reporter: Reporter | None = None
+) -> Front:
+    """Derive a network within each cost target; other constraints are the same for all.
+
+    Each network is found as by `derive`: exactly the most probable ones within the target, then re-ranking. The search
+    for a target also starts from the networks found within lower targets, which are within it too.
+
+    Args:
+        run: the search.
+        targets: largest costs, as shares of the interleaved network's cost.
+        constraints: the other constraints; the target is replaced.
+        reporter: receives notes.
+
+    Raises:
+        ParnasError: the run is not a search, or no network is within the lowest target.
+    """
+    constraints, reporter = constraints or Constraints(), reporter or Silent()
+
+    @cache  # the shared weights are loaded once, and only if networks are re-ranked
+    def losses() -> HeldOutLosses:
+        return losses_of_run(run, reporter).cached()
+
+    front: list[Derivation] = []
+    for target in sorted(targets):
+        found = [each.architecture.layers for each in front]
+        front.append(derive(run, replace(constraints, cost_target=target), reporter, losses, found))
+    return Front(tuple(front))
