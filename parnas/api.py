@@ -362,6 +362,8 @@ def pipeline(
     *,
     run: str | Path | None = None,
     baselines: Iterable[str] = (EQUAL_COST, ALTERNATING),
+    one_run: bool = False,
+    front: Sequence[float] = (),
     finalists: int = 1,
     tune_eval: bool = False,
     test: bool = False,
@@ -375,6 +377,10 @@ def pipeline(
         run: the folder of all runs, by default a new `runs/pipeline-CONFIG`; an unfinished pipeline in it is resumed.
         baselines: the networks to compare with: any of "equal-cost", "alternating" (if k is a candidate),
             "interleaved", "all-f" and the presets of docs/layers.md.
+        one_run: search in the share `search.share` of `train.steps`, then train the derived network on, from its
+            weights in the SuperNet.
+        front: cost targets; derive a network within each, and train each for a quarter of `train.steps` from the
+            weights of the search, instead of one network.
         finalists: train up to this many networks, with fewer and fewer attention layers, for an eighth of the steps,
             and retrain the best.
         tune_eval: also evaluate with dynamic evaluation and the cache, at the best settings.
@@ -394,7 +400,15 @@ def pipeline(
     settled, folder = _resolve(config, overrides, run, "pipeline")
     with _resumable(folder, run is None):
         return run_pipeline(
-            settled, names, folder, _reporter(progress), finalists=finalists, tune_eval=tune_eval, test=test
+            settled,
+            names,
+            folder,
+            _reporter(progress),
+            one_run=one_run,
+            front=front,
+            finalists=finalists,
+            tune_eval=tune_eval,
+            test=test,
         )
 
 

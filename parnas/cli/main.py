@@ -275,6 +275,22 @@ def pipeline(
             "interleaved, all-f, or presets of docs/layers.md such as lfm2-12.",
         ),
     ] = "equal-cost,alternating",
+    one_run: Annotated[
+        bool,
+        Option(
+            "--one-run",
+            help="Make the search a part of the training: search in the share search.share of train.steps, then train "
+            "the derived network on, from its weights in the SuperNet.",
+        ),
+    ] = False,
+    front: Annotated[
+        str | None,
+        Option(
+            metavar="N|SHARE,…",
+            help="Derive a network within each of several cost targets (see derive --front), and train each for a "
+            "quarter of train.steps from the weights of the search.",
+        ),
+    ] = None,
     finalists: Annotated[
         int,
         Option(
@@ -294,14 +310,23 @@ def pipeline(
 ) -> None:
     """Search, derive, retrain the derived network and baselines, and compare them, with one command."""
     refuse_torchrun("pipeline")
+    from parnas.nas.front import read_targets
     from parnas.studies.baselines import read_baselines
     from parnas.studies.pipeline import run_pipeline
 
-    names = read_baselines(baselines)
+    names, targets = read_baselines(baselines), () if front is None else read_targets(front)
     config, folder = resolve_arguments(settings, run, False, "pipeline")
     with remove_if_empty(None if run else folder), interruptible(lambda: study_resume_hint(folder)):
         result = run_pipeline(
-            config, names, folder, output.reporter(), finalists=finalists, tune_eval=tune_eval, test=test
+            config,
+            names,
+            folder,
+            output.reporter(),
+            one_run=one_run,
+            front=targets,
+            finalists=finalists,
+            tune_eval=tune_eval,
+            test=test,
         )
     show_pipeline(result, output, f"open {shlex.quote(str(folder / 'report.html'))}")
 

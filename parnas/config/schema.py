@@ -395,6 +395,18 @@ class SearchConfig(Section):
     steps: int = Field(2000, ge=1, description="Training steps of the SuperNet.")
     warmup_steps: int = Field(100, ge=0, description="Steps over which the learning rate of the weights rises.")
     lr: float = Field(2e-3, gt=0, description="Peak learning rate of the weights.")
+    lr_decay: bool = Field(
+        True,
+        description="Whether the learning rate of the weights falls linearly to zero after the warm-up; false: it "
+        "stays at its peak, for weights that a retraining inherits.",
+    )
+    share: float = Field(
+        0.2,
+        gt=0,
+        lt=1,
+        description="With `parnas pipeline --one-run`: share of train.steps in which the search trains its SuperNet; "
+        "in the other steps the derived network is trained, from these weights.",
+    )
     alpha_start_step: int = Field(200, ge=0, description="Step from which alpha is trained too (FBNet, section 3).")
     alpha_lr: float = Field(
         0.02, gt=0, description="Initial learning rate of alpha; it falls linearly to zero while alpha is trained."

@@ -112,7 +112,8 @@ def compare(folders: Sequence[Path], options: EvalOptions, reporter: Reporter) -
     diverged = (row for row in rows if not math.isfinite(row.ppl or math.nan))
     notes += [f"{row.run}: {row.evaluation} gives no finite loss" for row in diverged]
     table = pd.DataFrame([row.to_dict() for row in rows])
-    table = table.astype({"multiply_adds_per_token": "Int64"})  # integers, some of them missing
+    integers = ("multiply_adds_per_token", "inherited_steps")  # some of them missing
+    table = table.astype({name: "Int64" for name in integers if name in table})
     if any(protocols.values()):
         notes.append("results of different evaluation protocols are not comparable: compare rows of one protocol only")
     else:

@@ -76,7 +76,8 @@ class SearchTask(TrainingTask):
                 f"warning: search.gate_samples is {search.gate_samples}, which does not divide the {rows} rows of a "
                 f"batch; {count} sample(s) are used"
             )
-        super().__init__(session, model, batches, Schedule(search.steps, search.lr, search.warmup_steps))
+        schedule = Schedule(search.steps, search.lr, search.warmup_steps, decays=search.lr_decay)
+        super().__init__(session, model, batches, schedule)
         relative_costs = None if costs is None else costs.relative(search.candidates).to(session.device.device)
         self.arch_optimizer = ArchitectureOptimizer(model, search, session.config.runtime.seed, relative_costs)
         self.arch_memory: Memory | None = None  # the SuperNet's memory of the held-out split

@@ -21,6 +21,7 @@ from parnas.figures.heatmap import AnimationOptions
 from parnas.figures.report.data import COMPARISON
 from parnas.nas.cost import costs_of_run
 from parnas.nas.derive import Derivation, derive, write_derivation
+from parnas.nas.front import derive_front
 from parnas.nas.search import search
 from parnas.runs.files import read_json
 from parnas.runs.records import parse_rows
@@ -34,6 +35,9 @@ from parnas.training.retrain import retrain
 
 __all__ = ["PipelineResult", "run_pipeline"]
 
+_FRONT_SHARE = 0.25  # steps of a network of a front, as a share of train.steps
+_REWARMED = 0.02  # warm-up of a training that inherits weights, as a share of its steps
+
 
 @dataclass(frozen=True)
 class PipelineResult:
@@ -45,7 +49,7 @@ class PipelineResult:
     finalists: tuple[Finalist, ...]
     """The finalists, best first, so that the first has the `derivation`; empty if no finalists were trained."""
     runs: Mapping[str, TrainedRun] = field(repr=False)
-    """The retrainings, by name: `derived`, then the baselines."""
+    """The retrainings, by name: `derived`, or `front-TARGET` for each network of a front, then the baselines."""
     comparison: Comparison = field(repr=False)
     """The comparison of `runs` on the validation split."""
     test: Comparison | None = field(repr=False)
@@ -68,6 +72,8 @@ def run_pipeline(
     folder: Path,
     reporter: Reporter,
     *,
+    one_run: bool = False,
+    front: Sequence[float] = (),
     finalists: int = 1,
     tune_eval: bool = False,
     test: bool = False,
@@ -79,14 +85,17 @@ def run_pipeline(
         baselines: names of the baselines to retrain and to compare with the derived network; see `hand_designed`.
         folder: the folder of the pipeline; each training has a subfolder.
         reporter: receives the progress.
+        one_run: make the search a part of the training: see `split_training`.
+        front: cost targets; a network is derived within each, and trained for a quarter of `train.steps` from the
+            weights of the search. By default one network within `search.cost.target` is trained.
         finalists: train up to this many networks briefly, the derived network and others with fewer and fewer attention
             layers, and take the best of them as the derived network; 1 for no such trainings.
         tune_eval: also evaluate dynamically and with a cache, with settings tuned on the validation split.
         test: also compare on the test split, in the subfolder `test`; a comparison that exists there is kept.
 
     Raises:
-        ParnasError: `config` has an architecture, `finalists` is less than 1, or `folder` holds trainings of another
-            configuration or network.
+        ParnasError: `config` has an architecture, `finalists` is less than 1 or given with `front`, or `folder` holds
+            trainings of another configuration or network.
     """
     if config.model.arch is not None:
         raise ParnasError(
@@ -94,8 +103,11 @@ def run_pipeline(
         )
     if finalists < 1:
         raise ParnasError(f"finalists (--finalists) is {finalists}; give 1 or more.")
+    if finalists > 1 and front:
+        raise ParnasError("finalists and front (--finalists, --front) exclude each other; give one of them.")
     # 1. Search and derive a network, or select a network with less attention by short trainings.
-    searched = train_once(search, config, folder / "search", reporter)
+    search_config, derived_config = split_training(config, folder / "search") if one_run else (config, config)
+    searched = train_once(search, search_config, folder / "search", reporter)
     derivation, trained_finalists = derive(searched), list[Finalist]()
     if finalists > 1:
         finalist_folder = folder / "finalists"
@@ -104,19 +116,43 @@ def run_pipeline(
         strings = tuple(str(finalist.derivation.architecture) for finalist in trained_finalists)
         derivation = replace(trained_finalists[0].derivation, finalists=strings)
 
-    # 2. Retrain the derived network and the baselines.
+    # 2. Retrain the derived network, or those of the front, and the baselines.
+    trainings = {DERIVED: derived_config.replace(model__arch=str(derivation.architecture))}
+    if front:
+        trainings = _prepare_front(searched, front, config, reporter)
     costs = derivation.costs or costs_of_run(searched.folder, searched.config(), config.search.cost.metric, reporter)
-    networks = {DERIVED: str(derivation.architecture)}
-    networks |= hand_designed(baselines, derivation.architecture, costs, config.search.blocks)
-    for name, arch in networks.items():
-        refuse_other_network(folder / name, arch)
+    for name, arch in hand_designed(baselines, derivation.architecture, costs, config.search.blocks).items():
+        trainings[name] = config.replace(model__arch=arch)
+    for name, training in trainings.items():
+        refuse_other_network(folder / name, str(training.model.arch))
     write_derivation(derivation, searched, searched.folder / "arch.yaml")
     runs: dict[str, Run] = {}
-    for name, arch in networks.items():
-        reporter.note(f"{name}: training {arch}")
-        runs[name] = train_once(retrain, config.replace(model__arch=arch), folder / name, reporter)
+    for name, training in trainings.items():
+        reporter.note(f"{name}: training {training.model.arch}")
+        runs[name] = train_once(retrain, training, folder / name, reporter)
 
-    # 3. Compare them: on the validation split in each call, on the test split only once.
+    # 3. Compare and draw them.
+    comparison, test_comparison, written = _compare(folder, searched, runs, tune_eval, test, reporter)
+    return PipelineResult(
+        folder,
+        TrainedRun.read(searched),
+        derivation,
+        tuple(trained_finalists),
+        {name: TrainedRun.read(run) for name, run in runs.items()},
+        comparison,
+        test_comparison,
+        tuple(written),
+    )
+
+
+def _compare(
+    folder: Path, searched: Run, runs: Mapping[str, Run], tune_eval: bool, test: bool, reporter: Reporter
+) -> tuple[Comparison, Comparison | None, list[Path]]:
+    """Compare the runs, and draw them and the search; return the comparisons and the written files.
+
+    The validation split is evaluated in each call, the test split only once, if `test` is set: the second comparison is
+    `None` if this call did not evaluate it.
+    """
     folders = [run.folder for run in runs.values()]
     for run in runs.values() if tune_eval else []:
         if not (run.folder / TUNED_EVAL).is_file():
@@ -136,16 +172,53 @@ def run_pipeline(
         written += test_comparison.write(test_folder)
     compared = [folder, *([test_folder] if test or tested_before else [])]
     written += draw_report([*compared, searched.folder, *folders], folder, reporter.note)
-    return PipelineResult(
-        folder,
-        TrainedRun.read(searched),
-        derivation,
-        tuple(trained_finalists),
-        {name: TrainedRun.read(run) for name, run in runs.items()},
-        comparison,
-        test_comparison,
-        tuple(written),
+    return comparison, test_comparison, written
+
+
+def split_training(config: Config, search: Path) -> tuple[Config, Config]:
+    """Return the configurations of the two parts of a training in one run, which together take `train.steps` steps.
+
+    The schedule of the learning rate is that of one training. In the first part, the share `search.share` of the steps,
+    the rate rises and stays at its peak while the search trains the SuperNet. The second part trains the derived
+    network from its weights in the SuperNet, while the rate falls; it begins with a short warm-up, since the optimizer
+    has no momentum yet.
+
+    Args:
+        config: the configuration of the whole training.
+        search: the run folder of the search.
+    """
+    train, searching = config.train, max(2, round(config.search.share * config.train.steps))
+    first = config.replace(
+        search__steps=searching,
+        search__lr=train.lr,
+        search__lr_decay=False,
+        search__warmup_steps=min(train.warmup_steps, searching // 2),
+        search__alpha_start_step=searching // 4,
+        search__uniform_fraction=1.0,
     )
+    return first, inheriting(config, search, train.steps - searching)
+
+
+def inheriting(config: Config, search: Path, steps: int) -> Config:
+    """Return the configuration of a training of `steps` steps that starts from the weights of a search."""
+    warmup_steps = min(config.train.warmup_steps, round(_REWARMED * steps))
+    return config.replace(train__inherit=str(search), train__steps=steps, train__warmup_steps=warmup_steps)
+
+
+def _prepare_front(searched: Run, targets: Sequence[float], config: Config, reporter: Reporter) -> dict[str, Config]:
+    """Derive a network within each target, write the front to the search's folder, and return their trainings by name.
+
+    Of equal networks, the one of the lowest target is trained.
+    """
+    front = derive_front(searched, targets, reporter=reporter)
+    front.write(searched, searched.folder)
+    steps = max(1, round(_FRONT_SHARE * config.train.steps))
+    trainings: dict[str, Config] = {}
+    for each in front.derivations:
+        training = inheriting(config, searched.folder, steps).replace(model__arch=str(each.architecture))
+        if training not in trainings.values():
+            trainings[f"front-{each.target:g}"] = training
+    return trainings
 
 
 def _refuse_retrained_networks(path: Path, runs: Mapping[str, Run]) -> None:

@@ -250,12 +250,13 @@ class Schedule(NamedTuple):
     lr: float  # the peak, after the warm-up
     warmup_steps: int
     averaged: int = 0  # number of last steps whose weights are averaged
+    decays: bool = True  # whether the rate falls after the warm-up
 
     @classmethod
     def of(cls, train: TrainConfig) -> Self:
         """Return the schedule of a retraining with the settings `train`."""
         averaged = max(1, round(train.average * train.steps)) if train.average else 0
-        return cls(train.steps, train.lr, train.warmup_steps, averaged)
+        return cls(train.steps, train.lr, train.warmup_steps, averaged, decays=not averaged)
 
     def fit_warmup(self, note: Callable[[str], None]) -> "Schedule":
         """Return the schedule with a warm-up that is shorter than the training.
@@ -271,12 +272,12 @@ class Schedule(NamedTuple):
 
 
 def learning_rate(step: int, schedule: Schedule) -> float:
-    """Return the learning rate at `step` (0 ≤ step < steps): linear warm-up, then linear decay to zero.
+    """Return the learning rate at `step` (0 ≤ step < steps): linear warm-up, then linear decay to zero if it decays.
 
     In short runs linear decay ends at a lower loss than a half cosine (Bergsma et al. 2025, arXiv 2502.15938). If the
     weights of the last steps are averaged, the rate stays at its peak after the warm-up: averaging replaces the decay.
     """
-    steps, peak, warmup_steps, averaged = schedule
+    steps, peak, warmup_steps, _, decays = schedule
     if step < warmup_steps:
         return peak * (step + 1) / warmup_steps
-    return peak if averaged else peak * (steps - step) / (steps - warmup_steps)
+    return peak * (steps - step) / (steps - warmup_steps) if decays else peak

@@ -22,8 +22,9 @@ from parnas.nas.search import search
 from parnas.runs.files import read_json
 from parnas.runs.run import Run
 from parnas.studies.baselines import hand_designed, read_baselines, shortest
-from parnas.studies.pipeline import run_pipeline
+from parnas.studies.pipeline import run_pipeline, split_training
 from parnas.studies.train_or_load import train_once
+from parnas.training.optimizers import Schedule, learning_rate
 from parnas.training.progress import Silent
 from parnas.training.retrain import retrain
 
@@ -166,3 +167,45 @@ def test_the_word_level_configurations_work_from_search_to_report(name: str, cor
     run_pipeline(tiny, ["equal-cost"], tmp_path / name, Silent(), test=True)
     assert (tmp_path / name / "report.html").is_file()
     assert read_json(tmp_path / name / "test" / "comparison.json")[0]["word_ppl"] > 1
+
+
+def test_one_run_divides_the_steps_between_search_and_training(corpus: Path, tmp_path: Path) -> None:
+    config = small_config(corpus, search__share=0.25, train__steps=40, train__warmup_steps=6, train__lr=5e-3)
+    first, second = split_training(config, tmp_path / "search")
+    assert (first.search.steps, second.train.steps) == (10, 30)
+    rates = [learning_rate(step, Schedule(10, 5e-3, 5, decays=False)) for step in range(10)]
+    assert rates[5:] == [5e-3] * 5
+    assert (first.search.lr, first.search.lr_decay, first.search.uniform_fraction) == (5e-3, False, 1.0)
+    assert second.train.inherit == str(tmp_path / "search")
+    assert second.train.warmup_steps == 1
+
+
+def test_a_pipeline_in_one_run_trains_the_derived_network_from_the_weights_of_the_search(
+    corpus: Path, tmp_path: Path
+) -> None:
+    config = small_config(corpus, search__share=0.5, train__steps=16)
+    result = run_pipeline(config, ["all-f"], tmp_path / "all", Silent(), one_run=True)
+    derived, other = result.runs["derived"].summary, result.runs["all-f"].summary
+    assert (result.search.summary.steps, derived.steps, other.steps) == (8, 8, 16)
+    assert derived.inherited is not None
+    assert derived.inherited.steps == 8
+    assert other.inherited is None
+    lines = Run(tmp_path / "all" / "search").metrics()
+    assert lines[-1].lr == config.train.lr, "the rate has not fallen"
+    again = Notes()
+    run_pipeline(config, ["all-f"], tmp_path / "all", again, one_run=True)
+    assert sum("is finished and kept" in note for note in again.notes) == 3
+
+
+def test_a_pipeline_trains_each_network_of_a_front_for_a_quarter_of_the_steps(corpus: Path, tmp_path: Path) -> None:
+    config = small_config(corpus, search__blocks=4, train__steps=16)
+    result = run_pipeline(config, ["all-f"], tmp_path / "all", Silent(), front=(0.3, 0.9))
+    assert list(result.runs) == ["front-0.3", "front-0.9", "all-f"]
+    for name in ("front-0.3", "front-0.9"):
+        summary = result.runs[name].summary
+        assert summary.steps == 4
+        assert summary.inherited is not None
+    assert (tmp_path / "all" / "search" / "front" / "0.9" / "arch.yaml").is_file()
+    assert "Front of the search" in (tmp_path / "all" / "report.html").read_text(encoding="utf-8")
+    with pytest.raises(ParnasError, match="exclude each other"):
+        run_pipeline(config, [], tmp_path / "both", Silent(), front=(0.3,), finalists=2)

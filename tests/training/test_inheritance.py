@@ -12,6 +12,7 @@ from parnas.architecture import Architecture
 from parnas.errors import ParnasError
 from parnas.evaluation.comparison import compare
 from parnas.evaluation.loading import EvalOptions
+from parnas.figures.report.page import write_report
 from parnas.nas.search import search
 from parnas.runs.resolve import resolve_config_and_run
 from parnas.runs.run import Run
@@ -67,12 +68,16 @@ def test_summary_and_comparison_tell_inherited_weights_from_scratch(uniform: Run
     assert source is not None
     assert (source.run, source.steps) == (str(uniform.folder), uniform.summary().steps)
     assert scratch.summary().inherited is None
-    table = compare([inherited.folder, scratch.folder], EvalOptions(), Silent()).table.set_index("run")
+    comparison = compare([inherited.folder, scratch.folder], EvalOptions(), Silent())
+    comparison.write(tmp_path)
+    table = comparison.table.set_index("run")
     assert table.loc["inherited", "inherited_steps"] == source.steps
     assert table.loc["inherited", "total_seconds"] == pytest.approx(
         inherited.summary().seconds + uniform.summary().seconds
     )
-    assert table["total_seconds"].isna()["scratch"]
+    assert table[["inherited_steps", "total_seconds"]].isna().loc["scratch"].all()
+    page = write_report([tmp_path, inherited.folder, scratch.folder], tmp_path)
+    assert "inherited search steps" in page.read_text(encoding="utf-8")
 
 
 def test_the_weights_of_another_network_are_those_of_fewer_steps(uniform: Run, tmp_path: Path) -> None:
