@@ -47,7 +47,7 @@ def compare(config: Config, folder: Path, seconds: float, least: int) -> list[di
         summary = run.summary()
         records.append(
             {"estimator": estimator, "steps": steps, "seconds": summary.seconds, "arch": summary.arch}
-            | {"argmax": summary.argmax.bits_per_byte, "mixture": summary.mixture.bits_per_byte}
+            | {"argmax": summary.argmax.bits_per_byte, "mixture": summary.mixture and summary.mixture.bits_per_byte}
         )
     return records
 
@@ -65,7 +65,10 @@ def main(arguments: list[str] | None = None) -> None:
         records = compare(config, Path(name), 0.0 if tiny else parsed.seconds, 8 if tiny else PROBE_STEPS)
         device = harness.choose(parsed.device, config.runtime.precision)
     digits = dict.fromkeys(("argmax", "mixture"), "{:.4f}")
-    shown = [{key: digits.get(key, "{}").format(value) for key, value in record.items()} for record in records]
+    shown = [
+        {key: "–" if value is None else digits.get(key, "{}").format(value) for key, value in record.items()}
+        for record in records
+    ]
     harness.print_table("Searches planned for the same time, and bits per byte", shown)
     harness.write_result("estimators", device, {"precisions": [device.precision], "records": records}, parsed)
 

@@ -14,12 +14,20 @@ from parnas.runs.run import Run
 from parnas.training.progress import Silent, describe_metrics
 
 
-def test_the_gap_is_what_the_mixture_loses_to_the_derived_network(search_run: Run) -> None:
-    lines = [line for line in search_run.metrics() if line.split == "valid"]
+def test_the_gap_is_what_the_mixture_loses_to_the_derived_network(corpus: Path, tmp_path: Path) -> None:
+    run = search(small_config(corpus, search__estimator="soft"), tmp_path / "soft", Silent())
+    lines = [line for line in run.metrics() if line.split == "valid"]
     assert lines
     for line in lines:
         assert line.gap == pytest.approx(line.mixture_loss - line.argmax_loss)
         assert abs(line.gap) > 1e-5, "else its sign would say nothing"
+
+
+def test_what_is_trained_on_single_paths_is_not_evaluated_as_a_mixture(search_run: Run) -> None:
+    (line,) = [line for line in search_run.metrics() if line.split == "valid"][-1:]
+    assert (line.mixture_loss, line.gap) == (None, None)
+    assert line.loss == line.argmax_loss
+    assert search_run.summary().mixture is None
 
 
 def test_each_collapse_is_told_once(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,7 @@ def test_search_writes_what_the_run_folder_promises(search_run: Run, corpus: Pat
     metrics = search_run.metrics()
     assert [line.tau for line in metrics if line.split == "train"][-1] == 0.1
     assert [line.step for line in metrics if line.split == "valid"] == [12, 24]
-    assert {"loss", "ppl", "word_ppl", "bits_per_byte", "argmax_ppl", "mixture_ppl"} <= metrics[-1].to_dict().keys()
+    assert {"loss", "ppl", "word_ppl", "bits_per_byte", "argmax_ppl"} <= metrics[-1].to_dict().keys()
 
 
 def test_alpha_is_constant_before_its_first_step_and_changes_after(search_run: Run) -> None:
