@@ -234,7 +234,10 @@ def measured_shares(path: Path, architectures: Mapping[str, Architecture]) -> di
 def format_record(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row of the printed table."""
     row = {"variant": record["variant"]}
-    row |= {"layers": record["arch"].replace(" ", "")} if "arch" in record else {"source": record["source"] or "–"}
+    if "arch" in record and not record["source"]:
+        row["layers"] = record["arch"] if ":" in record["arch"] else record["arch"].replace(" ", "")
+    else:
+        row["source"] = record["source"] or "–"
     row["seeds"] = record["seeds"]
     row |= {"latency share": f"{record['latency']:.2f}"} if "latency" in record else {}
     row |= {"time": f"{record['time']:.2f}" if "time" in record else "–", "ppl": f"{record['ppl']:.2f}"}
