@@ -26,6 +26,7 @@ from parnas.cli.common import (
 from parnas.cli.options import MAIN_STEPS, Arch, Best, Out, Resume, RunFolder, Settings, register
 from parnas.cli.studies import studies
 from parnas.cli.tools import tools
+from parnas.errors import ParnasError
 from parnas.runs.files import write_text
 from parnas.runs.resolve import make_run_folder, remove_if_empty
 from parnas.runs.run import Run, package_version
@@ -146,6 +147,8 @@ def derive(
 
     searched = Run(run)
     targets = None if within is None else read_within(within)
+    if front is not None and targets:
+        raise ParnasError("--front and --within exclude each other; give one of them.")
     constraints = read_constraints(cost_target, metric, limits or [], top_k, rerank_top_k, targets)
     if front is not None:
         _derive_front(output, searched, front, constraints, out or run)

@@ -208,6 +208,11 @@ class ModelConfig(Section):
     tie_weights: bool = Field(True, description="Share the weights of embedding and softmax.")
     div_val: int = Field(1, ge=1, description="Divisor of the width from each cluster of the embedding to the next.")
 
+    def without_clusters(self) -> Self:
+        """Return the settings with one small softmax, tied to the embedding: for networks whose layers alone matter."""
+        plain = {"cutoffs": (), "div_val": 1, "proj_factor": None, "proj_dims": None, "tie_weights": True}
+        return self.model_copy(update=plain)
+
     @property
     def head_width(self) -> int:
         """Width of one attention head."""

@@ -71,6 +71,7 @@ class TrainingBatches:
         rows: slice | None = None,
         shuffle: Shuffle | None = None,
         source: str = "training text",
+        first: int = 0,
     ) -> None:
         """Divide a stream into rows.
 
@@ -81,11 +82,12 @@ class TrainingBatches:
             rows: The rows that this process reads in a distributed training; by default all.
             shuffle: Positions at which rows begin in each epoch; by default their first tokens.
             source: Name of the stream for the error message.
+            first: Number of batches before the first one that is read.
 
         Raises:
             ParnasError: N does not fill one segment in every row.
         """
-        self._shuffle = shuffle or Shuffle()
+        self._shuffle, self._first = shuffle or Shuffle(), first
         self.segments = (len(tokens) - 1) // (batch_size * tgt_len)
         if self.segments < 1:
             raise ParnasError(
@@ -99,7 +101,7 @@ class TrainingBatches:
 
     def batch(self, step: int) -> Batch:
         """Return the batch of a training step; steps count from 0 over all epochs."""
-        epoch, segment = divmod(step, self.segments)
+        epoch, segment = divmod(self._first + step, self.segments)
         index = self._index(epoch, segment * self._tgt_len, (segment + 1) * self._tgt_len)
         return Batch(self._inputs[index].astype(np.int64), self._targets[index].astype(np.int64), segment == 0)
 

@@ -32,6 +32,7 @@ __all__ = ["FRONT_PERPLEXITY", "ParetoPoint", "draw_pareto", "front_points"]
 FRONT_PERPLEXITY = "perplexity with the shared weights"  # axis label
 
 _WIDTH, _HEIGHT = 6.4, 4.5  # inches
+_LARGEST_LOSS = 700.0  # nats, whose exponential is still a number
 _NOTE_HEIGHT = 0.16  # inches of a line below the plot
 _LONGEST_NAME, _LONGEST_NOTE = 28, 75  # characters
 # Places of a label: directions from its marker, and distances in points.
@@ -65,7 +66,7 @@ def front_points(rows: Iterable[Mapping[str, Any]]) -> list[ParetoPoint]:
     Networks that were not re-ranked have no loss and are left out.
     """
     return [
-        ParetoPoint(str(row["arch"]), row["cost"], math.exp(row["loss"]))
+        ParetoPoint(str(row["arch"]), row["cost"], math.exp(min(row["loss"], _LARGEST_LOSS)))
         for row in rows
         if None not in (row["cost"], row["loss"])
     ]

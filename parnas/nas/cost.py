@@ -137,7 +137,9 @@ def count_costs(config: Config, metric: Literal["macs", "parameters", "cache"]) 
     per_layer = {}
     for name in _names_to_cost(config):
         if metric == "cache":
-            per_layer[name] = float(cache_size(make_layer(name, config.model), config))
+            with torch.random.fork_rng(devices=[]):
+                layer = make_layer(name, config.model)
+            per_layer[name] = float(cache_size(layer, config))
             continue
         with torch.device("meta"):  # shapes without memory
             layer = make_layer(name, config.model)
@@ -152,10 +154,9 @@ def count_costs(config: Config, metric: Literal["macs", "parameters", "cache"]) 
 
 def cache_size(layer: Block, config: Config) -> int:
     """Return how many numbers a layer keeps from one segment to the next in generation, when its memory is full."""
-    plain = config.model.model_copy(update={"cutoffs": (), "proj_factor": None})
-    network, tgt_len = TransformerXL(plain, [layer], vocab_size=2).eval(), config.data.tgt_len
-    memory = None
-    with torch.no_grad():
+    plain, tgt_len, memory = config.model.without_clusters(), config.data.tgt_len, None
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):  # its random weights must not change a training
+        network = TransformerXL(plain, [layer], vocab_size=2).eval()
         for _ in range(1 + math.ceil(layer.memory_tokens(plain.reach) / tgt_len)):
             memory = network(torch.zeros(1, tgt_len, dtype=torch.long), memory, inference=True).memory
     return count_numbers(memory)

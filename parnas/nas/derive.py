@@ -251,7 +251,8 @@ def derive(
     estimates: list[Estimate] = []
     rerank_count = config.search.rerank_count if constraints.rerank_top_k is None else constraints.rerank_top_k
     if rerank_count and (constraints.rerank_top_k is not None or step >= config.search.alpha_end_step):
-        estimates = _stored_ranking(run, config, step, pi, budget) if constraints.are_those_of(config.search) else []
+        known = constraints.are_those_of(config.search) and not found
+        estimates = _stored_ranking(run, config, step, pi, budget) if known else []
         if not estimates:
             reporter.note("evaluating networks with the shared weights; set rerank_top_k to 0 to skip this")
             settings = config.replace(search__rerank_top_k=rerank_count)

@@ -14,7 +14,9 @@ from parnas.runs.files import write_json
 from parnas.runs.run import ARCH_FILE, DERIVED_FRONT, Run
 from parnas.training.progress import Reporter, Silent
 
-__all__ = ["Front", "derive_front", "read_targets"]
+__all__ = ["Front", "check_targets", "derive_front", "read_targets"]
+
+_MOST_TARGETS = 100
 
 
 @dataclass(frozen=True)
@@ -66,13 +68,18 @@ def read_targets(text: str) -> tuple[float, ...]:
         targets = ()
     if "," not in text and targets and targets[0] >= 1 and targets[0].is_integer():
         count = int(targets[0])
-        targets = tuple(number / count for number in range(1, count + 1))
-    if not targets or not targets[0] > 0 or not targets[-1] < math.inf:
+        targets = tuple(number / count for number in range(1, count + 1)) if count <= _MOST_TARGETS else ()
+    return check_targets(targets, repr(text)[:60])
+
+
+def check_targets(targets: Sequence[float], given: str) -> tuple[float, ...]:
+    """Return cost targets, sorted, without repeats; raise `ParnasError`, which names `given`, if one is not valid."""
+    if not targets or not all(0 < target < math.inf for target in targets):
         raise ParnasError(
-            f"The targets of the front (--front) are {text!r:.60}; give a number of targets, such as 5, or shares of "
-            "the interleaved network's cost, such as 0.3,0.5,0.8."
+            f"The targets of the front (--front) are {given}; give a number of targets, up to {_MOST_TARGETS}, or "
+            "shares of the interleaved network's cost, such as 0.3,0.5,0.8."
         )
-    return targets
+    return tuple(sorted(set(targets)))
 
 
 def derive_front(
@@ -86,20 +93,24 @@ def derive_front(
     Args:
         run: the search.
         targets: largest costs, as shares of the interleaved network's cost.
-        constraints: the other constraints; the target is replaced.
+        constraints: the other constraints, without a target.
         reporter: receives notes.
 
     Raises:
-        ParnasError: the run is not a search, or no network is within the lowest target.
+        ParnasError: the run is not a search, a target is not valid or also in `constraints`, or no network is within
+            the lowest target.
     """
     constraints, reporter = constraints or Constraints(), reporter or Silent()
+    targets = check_targets(targets, str(list(targets))[:60])
+    if constraints.cost_target is not None:
+        raise ParnasError("A front has targets of its own (--front); leave out cost_target (--cost-target).")
 
     @cache  # the shared weights are loaded once, and only if networks are re-ranked
     def losses() -> HeldOutLosses:
         return losses_of_run(run, reporter).cached()
 
     front: list[Derivation] = []
-    for target in sorted(targets):
+    for target in targets:
         found = [each.architecture.layers for each in front]
         front.append(derive(run, replace(constraints, cost_target=target), reporter, losses, found))
     return Front(tuple(front))

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias, get_args
 from parnas.architecture import Architecture
 from parnas.config.loader import Config, Override, check_config, load_config, to_yaml_values
 from parnas.errors import ParnasError
+from parnas.runs.files import expand_user
 from parnas.runs.records import Kind
 from parnas.runs.run import ENVIRONMENT, LOCK, Run, read_derivation
 
@@ -69,8 +70,9 @@ def resolve_config_and_run(
     if inherit is not None:
         overrides = [*overrides, ("train.inherit", str(inherit))]
     config = read_config(settings, overrides)
-    if config.train.inherit is not None and config.model.arch is None:
-        config = config.replace(model__arch=resolve_arch(config.train.inherit))
+    if command == "retrain" and config.train.inherit is not None and config.model.arch is None:
+        searched = Run(expand_user(config.train.inherit))
+        config = config.replace(model__arch=str(searched.architecture() or searched.derivation().arch))
     name = f"-{Path(settings).stem}" if isinstance(settings, (str, Path)) else ""
     return config, run or make_run_folder(command + name)
 

@@ -31,6 +31,7 @@ from parnas.runs.files import (
 from parnas.runs.records import (
     DerivationRecord,
     Environment,
+    InheritedWeights,
     Kind,
     MetricsRecord,
     PiRecord,
@@ -61,11 +62,16 @@ __all__ = [
 _AnyRecord = TypeVar("_AnyRecord", bound=Record)
 OTHER_PHASE_SETTINGS: dict[str, tuple[str, ...]] = {
     "retrain": ("search",),
-    "search": ("train.lr", "train.steps", "train.warmup_steps", "train.average", "train.inherit", "model.arch"),
+    "search": (
+        *("train.lr", "train.steps", "train.warmup_steps", "train.average", "train.inherit"),
+        *("model.arch", "search.share"),
+    ),
 }
 """Settings and sections of the configuration that each kind of run does not use."""
 METRICS, PI, STREAMS, ENVIRONMENT, LOCK = "metrics.jsonl", "pi.jsonl", "streams.json", "environment.json", ".lock"
 SUMMARY, ARCH_FILE, TUNED_EVAL = "summary.json", "arch.yaml", "tuned_eval.json"
+INHERITED = "inherited.json"
+"""Name of the file that says which search the first weights of a retraining are from."""
 SUPERNET, RERANK = "supernet", "rerank.json"
 """Names of what a search writes when it freezes alpha: the shared weights, and the losses of re-ranked networks."""
 DERIVED_FRONT = Path("front") / "front.json"
@@ -77,7 +83,7 @@ TUNING = "tuning.json"
 PLAIN = "plain"
 """Name of the plain evaluation protocol: the text is read once, in segments, with the trained weights."""
 _FIRST_FILES = {"config.yaml", "costs.json", "run.log", "tokenizer", "tensorboard", "checkpoints"}
-_FIRST_FILES |= {ENVIRONMENT, STREAMS, METRICS, PI, SUPERNET, RERANK}
+_FIRST_FILES |= {ENVIRONMENT, STREAMS, METRICS, PI, SUPERNET, RERANK, INHERITED}
 """Files and folders that a run may contain before its first checkpoint."""
 
 
@@ -99,7 +105,14 @@ class Run:
         """
         self.refuse_used()
         self.folder.mkdir(parents=True, exist_ok=True)
-        for name in (STREAMS, METRICS, PI, "costs.json", RERANK):  # STREAMS first: the run no longer counts as started
+        for name in (
+            STREAMS,
+            METRICS,
+            PI,
+            "costs.json",
+            RERANK,
+            INHERITED,
+        ):  # STREAMS first: the run no longer counts as started
             (self.folder / name).unlink(missing_ok=True)
         for folder in (self.folder / "tensorboard", self.supernet):
             shutil.rmtree(folder, ignore_errors=True)
@@ -212,6 +225,14 @@ class Run:
     def write_summary(self, summary: RunSummary) -> None:
         """Write `summary.json`, which marks the run as finished."""
         write_json(self.folder / SUMMARY, summary.to_dict())
+
+    def inherited(self) -> InheritedWeights | None:
+        """Return which search the first weights are from; `None` for a training from scratch."""
+        return self._read(INHERITED, InheritedWeights) if (self.folder / INHERITED).is_file() else None
+
+    def write_inherited(self, record: InheritedWeights) -> None:
+        """Write `inherited.json`."""
+        write_json(self.folder / INHERITED, record.to_dict())
 
     def reranked(self) -> RerankRecord | None:
         """Return the losses of the re-ranked architectures; `None` if there is no `rerank.json`."""

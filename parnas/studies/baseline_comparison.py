@@ -147,7 +147,7 @@ def compare_baselines(
 
     Raises `ParnasError` if `folder` holds trainings of another configuration, or files but no `config.yaml`.
     """
-    config = config.replace(model__arch=None)
+    config = config.replace(model__arch=None, train__inherit=None)
     prepare_folder(folder, config)
     first_names: dict[Architecture, str] = {}  # the name of a network that its subfolders have
     for each in baselines.networks:

@@ -21,7 +21,7 @@ from parnas.figures.heatmap import AnimationOptions
 from parnas.figures.report.data import COMPARISON
 from parnas.nas.cost import costs_of_run
 from parnas.nas.derive import Derivation, derive, write_derivation
-from parnas.nas.front import derive_front
+from parnas.nas.front import check_targets, derive_front
 from parnas.nas.search import search
 from parnas.runs.files import read_json
 from parnas.runs.records import parse_rows
@@ -36,6 +36,7 @@ from parnas.training.retrain import retrain
 __all__ = ["PipelineResult", "run_pipeline"]
 
 _FRONT_SHARE = 0.25  # steps of a network of a front, as a share of train.steps
+_LEAST_STEPS = 8  # of a training in one run
 _REWARMED = 0.02  # warm-up of a training that inherits weights, as a share of its steps
 
 
@@ -94,8 +95,9 @@ def run_pipeline(
         test: also compare on the test split, in the subfolder `test`; a comparison that exists there is kept.
 
     Raises:
-        ParnasError: `config` has an architecture, `finalists` is less than 1 or given with `front`, or `folder` holds
-            trainings of another configuration or network.
+        ParnasError: `config` has an architecture or `train.inherit`, `finalists` is less than 1, more than one of
+            `finalists`, `front` and `one_run` is given, or `folder` holds trainings of another configuration or
+            network.
     """
     if config.model.arch is not None:
         raise ParnasError(
@@ -103,10 +105,18 @@ def run_pipeline(
         )
     if finalists < 1:
         raise ParnasError(f"finalists (--finalists) is {finalists}; give 1 or more.")
-    if finalists > 1 and front:
-        raise ParnasError("finalists and front (--finalists, --front) exclude each other; give one of them.")
+    if (finalists > 1) + bool(front) + one_run > 1:
+        raise ParnasError(
+            "finalists, front and one_run (--finalists, --front, --one-run) exclude each other; give one."
+        )
+    if config.train.inherit is not None:
+        raise ParnasError("train.inherit is for parnas retrain; a pipeline searches first (--one-run inherits too).")
     # 1. Search and derive a network, or select a network with less attention by short trainings.
     search_config, derived_config = split_training(config, folder / "search") if one_run else (config, config)
+    if front:
+        front = check_targets(front, str(list(front))[:60])
+        # No path is fine-tuned, so that all networks of the front start from weights of the same training.
+        search_config = config.replace(search__uniform_fraction=1.0)
     searched = train_once(search, search_config, folder / "search", reporter)
     derivation, trained_finalists = derive(searched), list[Finalist]()
     if finalists > 1:
@@ -178,16 +188,20 @@ def _compare(
 def split_training(config: Config, search: Path) -> tuple[Config, Config]:
     """Return the configurations of the two parts of a training in one run, which together take `train.steps` steps.
 
-    The schedule of the learning rate is that of one training. In the first part, the share `search.share` of the steps,
-    the rate rises and stays at its peak while the search trains the SuperNet. The second part trains the derived
-    network from its weights in the SuperNet, while the rate falls; it begins with a short warm-up, since the optimizer
-    has no momentum yet.
+    The schedule of the learning rate is that of one training: warm-up, constant, decay. In the first part, the share
+    `search.share` of the steps, the rate rises and stays at its peak while the search trains the SuperNet; settings of
+    the search that concern its steps and its rate are replaced. The second part trains the derived network from its
+    weights in the SuperNet, while the rate falls; it begins with a short warm-up, since the optimizer has no momentum
+    yet. It reads the text from where the search ended.
 
     Args:
         config: the configuration of the whole training.
         search: the run folder of the search.
     """
-    train, searching = config.train, max(2, round(config.search.share * config.train.steps))
+    train = config.train
+    if train.steps < _LEAST_STEPS:
+        raise ParnasError(f"train.steps is {train.steps}; a training in one run needs {_LEAST_STEPS} steps or more.")
+    searching = min(train.steps - 1, max(4, round(config.search.share * train.steps)))
     first = config.replace(
         search__steps=searching,
         search__lr=train.lr,

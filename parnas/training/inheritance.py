@@ -31,7 +31,7 @@ def inherit(network: TransformerXL, architecture: Architecture, folder: Path, he
         header: the text of the training, which must be that of the search.
 
     Raises:
-        ParnasError: the run is not a finished search, its text or its settings of the model differ, or the architecture
+        ParnasError: the run is not a finished search, its text or the shapes of its weights differ, or the architecture
             is not in the search space.
     """
     search = Run(folder)

@@ -37,16 +37,21 @@ def retrain(config: Config, folder: Path, reporter: Reporter, resume: bool = Fal
 
     Raises:
         ParnasError: the folder holds a finished run or a run of another kind or configuration, the text cannot be read,
-            or the architecture is not valid.
+            the architecture is not valid, or the weights of `train.inherit` do not fit (see `inherit`).
     """
     architecture = run_architecture(config)
     with open_session(config, "retrain", folder, resume, reporter) as session:
         config, data = session.config, session.config.data
         model = TransformerXL.build(config.model, architecture, session.streams.tokenizer.vocab_size)
-        source = config.train.inherit
-        inherited = inherit(model, architecture, Path(source), session.streams.header) if source else None
+        if config.train.inherit and not session.resuming:
+            found = inherit(model, architecture, Path(config.train.inherit), session.streams.header)
+            with session.device.distributed.main_process_first():  # so that every process can read it
+                if session.device.distributed.is_main:
+                    session.run.write_inherited(found)
+        # After a search, the text continues where the search ended.
+        inherited = session.run.inherited()
+        first = 0 if inherited is None else inherited.steps
         rows = session.device.distributed.local_slice(data.batch_size)
         tokens, shuffle = session.streams.tokens("train"), Shuffle.from_config(config)
-        batches = TrainingBatches(tokens, data.batch_size, data.tgt_len, rows, shuffle)
-        task = RetrainTask(session, model, batches, Schedule.of(config.train))
-        return run_task(task, lambda: architecture, inherited)
+        batches = TrainingBatches(tokens, data.batch_size, data.tgt_len, rows, shuffle, first=first)
+        return run_task(RetrainTask(session, model, batches, Schedule.of(config.train)), lambda: architecture)

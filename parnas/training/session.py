@@ -19,7 +19,7 @@ from parnas.model.cutoffs import HEAD_SHARE, optimal_cutoffs
 from parnas.model.summary import summarise
 from parnas.model.transformer_xl import TransformerXL
 from parnas.runs.files import atomic_folder, expand_user, write_json, write_text
-from parnas.runs.records import BestValidation, InheritedWeights, Kind, RunSummary
+from parnas.runs.records import BestValidation, Kind, RunSummary
 from parnas.runs.run import OTHER_PHASE_SETTINGS, STREAMS, Run
 from parnas.training.checkpoints import list_checkpoints
 from parnas.training.device import Device, choose_device, seed_process
@@ -39,10 +39,13 @@ __all__ = [
 
 MAY_CHANGE = {
     *("train.steps", "train.log_every", "train.eval_every", "train.save_every", "train.max_skipped_steps"),
-    *("train.accumulate", "runtime.checkpoint_activations"),
+    *("train.accumulate", "train.inherit", "runtime.checkpoint_activations"),
     *(key for key, _ in walk_fields(EvaluationConfig, "evaluation.")),
 }
-"""Settings that may change when a run is resumed; `train.steps` may only grow, which changes later learning rates."""
+"""Settings that may change when a run is resumed; `train.steps` may only grow, which changes later learning rates.
+
+`train.inherit` may change, since its weights are in the checkpoint: the search may have been moved or removed.
+"""
 
 
 @contextmanager
@@ -122,13 +125,11 @@ def resolve_paths(config: Config) -> Config:
     return config.replace(**changes)
 
 
-def run_task(
-    task: TrainingTask, architecture: Callable[[], Architecture], inherited: InheritedWeights | None = None
-) -> Run:
+def run_task(task: TrainingTask, architecture: Callable[[], Architecture]) -> Run:
     """Train a task to its last step, write `summary.json`, and return the run.
 
     A resumed session continues from the newest checkpoint. `architecture` is called to name the present architecture in
-    the log and in the summary; `inherited` tells which search the first weights are from.
+    the log and in the summary.
     """
     session, trainer = task.session, Trainer(task)
     if session.resuming:
@@ -145,7 +146,7 @@ def run_task(
         arch=str(architecture()),
         steps=trainer.step,
         seconds=round(trainer.seconds, 1),
-        inherited=inherited,
+        inherited=session.run.inherited(),
         parameters=total,
         parameters_without_embeddings=total - task.model.embedding_parameters(),
         best=trainer.best and BestValidation(step=trainer.best.step, loss=trainer.best.loss),
@@ -209,6 +210,7 @@ def _check_changes(run: Run, config: Config, note: Note) -> None:
     """
     before = run.config()
     refuse_changes(run, config, MAY_CHANGE)
+    _refuse_other_start(run, config)
     if config.train.steps < before.train.steps:
         raise ParnasError(
             f"{run.folder} was started with train.steps {before.train.steps}, which cannot be lowered to "
@@ -226,9 +228,19 @@ def check_same_results(run: Run, config: Config) -> None:
     config = resolve_paths(config)  # as the run's configuration was when it started
     if isinstance(config.model.cutoffs, str):
         config = resolve_cutoffs(config, prepare(config.data))
-    unread = OTHER_PHASE_SETTINGS[run.kind()]
+    unread = (*OTHER_PHASE_SETTINGS[run.kind()], "train.inherit")
+    if run.kind() == "retrain":
+        _refuse_other_start(run, config)
     keys = flatten(config.model_dump())
     refuse_changes(run, config, [key for key in keys if any(f"{key}.".startswith(f"{prefix}.") for prefix in unread)])
+
+
+def _refuse_other_start(run: Run, config: Config) -> None:
+    """Raise `ParnasError` if a training from scratch would be resumed as one from inherited weights, or vice versa."""
+    inherits, inherited = config.train.inherit is not None, run.config().train.inherit is not None
+    if inherits != inherited:
+        way = "from the weights of a search" if inherited else "from scratch"
+        raise ParnasError(f"{run.folder} was trained {way}; restore train.inherit, or choose another folder (--run).")
 
 
 def check_same_text(header: StreamHeader, before: StreamHeader, run: str) -> None:

@@ -54,6 +54,13 @@ def test_within_bounds_several_costs_at_once(undecided: Run, tmp_path: Path) -> 
     assert cache.share(alone) > 0.5
 
 
+def test_re_ranked_networks_keep_to_every_target(undecided: Run, tmp_path: Path) -> None:
+    content = derived(undecided, tmp_path, "--rerank-top-k", "8", "--within", "macs=0.9,cache=0.5")
+    cache = count_costs(undecided.config(), "cache")
+    assert len(content["ranking"]) > 1
+    assert all(cache.share(each["arch"]) <= 0.5 for each in content["ranking"])
+
+
 @pytest.mark.parametrize(
     "text, message",
     [

@@ -159,3 +159,10 @@ def test_the_cache_of_other_layers_does_not_depend_on_the_length_of_memory(name,
 def test_without_memory_the_cache_is_no_cost():
     with pytest.raises(ParnasError, match=r"raise model\.mem_len"):
         count_costs(Config().replace(model__mem_len=0), "cache")
+
+
+def test_counting_the_cache_works_with_clusters_and_draws_no_random_number():
+    config = Config().replace(model__cutoffs=(10, 20), model__proj_dims=(8, 4), model__tie_weights=False, model__d_model=16, model__mem_len=4)
+    state = torch.get_rng_state()
+    count_costs(config, "cache")
+    assert torch.equal(torch.get_rng_state(), state)

@@ -3,16 +3,19 @@
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import small_config
 from helpers.command_helpers import refusal, run_command
 
+import parnas.nas.front as front_module
 from parnas.architecture import Architecture
 from parnas.errors import ParnasError
 from parnas.figures.report.data import read_report_data
 from parnas.nas.derive import Constraints, derive
 from parnas.nas.front import derive_front, read_targets
+from parnas.nas.rerank import HeldOutLosses
 from parnas.nas.search import search
 from parnas.runs.run import Run, read_derivation
 from parnas.training.progress import Silent
@@ -22,7 +25,10 @@ TARGETS = (0.4, 0.7, 1.0)
 
 @pytest.fixture(scope="module")
 def searched_hybrid(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    config = small_config(corpus, search__space=["s", "k", "f", "i"], search__blocks=4, search__rerank_top_k=4)
+    changes = {"search__space": ["s", "k", "f", "i"], "search__blocks": 4, "search__rerank_top_k": 4}
+    config = small_config(
+        corpus, **changes, search__cost__target=TARGETS[1]
+    )  # for which the search has ranked networks
     return search(config, tmp_path_factory.mktemp("front") / "search", Silent())
 
 
@@ -68,7 +74,7 @@ def test_a_number_of_targets_divides_the_range_up_to_one() -> None:
     assert read_targets("0.5") == (0.5,)
 
 
-@pytest.mark.parametrize("text", ["", "x", "0", "-1", "0.3,-1", "nan", "inf", "1.5,inf"])
+@pytest.mark.parametrize("text", ["", "x", "0", "1000000000", "-1", "0.3,-1", "nan", "inf", "1.5,inf"])
 def test_targets_that_are_none_are_refused(text: str) -> None:
     with pytest.raises(ParnasError, match=r"targets of the front \(--front\)"):
         read_targets(text)
@@ -85,3 +91,37 @@ def test_a_report_draws_the_front_of_a_search(searched_hybrid: Run) -> None:
     assert [point.name for point in read.points] == [row["arch"] for row in front.to_rows()]
     assert [point.ppl for point in read.points] == [pytest.approx(math.exp(row["loss"])) for row in front.to_rows()]
     assert read.perplexity == "perplexity with the shared weights"
+
+
+@pytest.mark.parametrize("targets", [[], [math.nan], [0.0], [0.5, math.inf]])
+def test_targets_from_python_are_checked_too(searched_hybrid: Run, targets: list[float]) -> None:
+    with pytest.raises(ParnasError, match=r"targets of the front \(--front\)"):
+        derive_front(searched_hybrid, targets)
+
+
+def test_targets_of_another_option_are_refused(searched_hybrid: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ("derive", searched_hybrid.folder, "--front", "0.5,1")
+    assert "has targets of its own" in refusal(capsys, *command, "--cost-target", "0.5")
+    assert "exclude each other" in refusal(capsys, *command, "--within", "macs=0.5,cache=0.5")
+
+
+def test_each_network_is_evaluated_once_and_the_weights_are_loaded_once(
+    searched_hybrid: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads, evaluated = [], []
+    original = front_module.losses_of_run
+
+    def counting(run: Run, reporter: Any) -> HeldOutLosses:
+        loads.append(run)
+        losses = original(run, reporter)
+
+        def short(architecture: Architecture) -> float:
+            evaluated.append(str(architecture))
+            return losses.short(architecture)
+
+        return HeldOutLosses(short, losses.full)
+
+    monkeypatch.setattr(front_module, "losses_of_run", counting)
+    derive_front(searched_hybrid, TARGETS)
+    assert len(loads) == 1
+    assert len(evaluated) == len(set(evaluated)) > 4

@@ -8,6 +8,7 @@ import pytest
 from conftest import small_config
 
 from parnas.architecture import Architecture
+from parnas.config.loader import Config
 from parnas.errors import ParnasError
 from parnas.nas.budget import Budget
 from parnas.nas.cost import count_costs, make_costs
@@ -75,13 +76,25 @@ def test_losses_of_several_searches_are_averaged() -> None:
 def test_a_budget_allows_what_the_exact_selection_finds(corpus: Path) -> None:
     config = small_config(corpus, search__blocks=4)
     costs, pi = count_costs(config, "macs"), [{"s": 0.4, "f": 0.35, "i": 0.25}] * 4
-    for target, limits in itertools.product((0.3, 0.65, None), ({}, {"s": 1}, {"f": 2, "s": 1})):
-        budget = Budget(costs, target, limits)
+    cache = count_costs(config, "cache")
+    cases = itertools.product((0.3, 0.65, None), ({}, {"s": 1}, {"f": 2, "s": 1}), ([], [(cache, 0.5)]))
+    for target, limits, further in cases:
+        budget = Budget(costs, target, limits, further)
         found = {each.layers for each in budget.most_probable(pi, 100)}
         allowed = {layers for layers in itertools.product("sfi", repeat=4) if budget.allows(layers)}
         assert found <= allowed
         networks = {tuple(name for name in layers if name != "i") for layers in allowed} - {()}
         assert {tuple(name for name in layers if name != "i") for layers in found} == networks
+
+
+def test_known_networks_take_part_in_re_ranking() -> None:
+    config = Config().replace(
+        search__blocks=3, search__rerank_top_k=1, search__evolution_steps=0, search__entropy_end=0.0
+    )
+    pi = [{"s": 0.1, "f": 0.9}] * 3
+    one_best = HeldOutLosses(*(lambda architecture: 1.0 if str(architecture) == "ssf" else 2.0 for _ in range(2)))
+    assert rank(pi, Budget(), config, one_best)[0].choice.layers == ("f", "f", "f")
+    assert rank(pi, Budget(), config, one_best, found=[("s", "s", "f")])[0].choice.layers == ("s", "s", "f")
 
 
 def test_a_limit_of_a_letter_counts_its_variants() -> None:

@@ -173,8 +173,10 @@ def test_one_run_divides_the_steps_between_search_and_training(corpus: Path, tmp
     config = small_config(corpus, search__share=0.25, train__steps=40, train__warmup_steps=6, train__lr=5e-3)
     first, second = split_training(config, tmp_path / "search")
     assert (first.search.steps, second.train.steps) == (10, 30)
-    rates = [learning_rate(step, Schedule(10, 5e-3, 5, decays=False)) for step in range(10)]
-    assert rates[5:] == [5e-3] * 5
+    search_settings = first.search
+    schedule = Schedule(10, search_settings.lr, search_settings.warmup_steps, decays=search_settings.lr_decay)
+    assert [learning_rate(step, schedule) for step in range(5, 10)] == [5e-3] * 5
+    assert search_settings.alpha_start_step < search_settings.alpha_end_step == 10
     assert (first.search.lr, first.search.lr_decay, first.search.uniform_fraction) == (5e-3, False, 1.0)
     assert second.train.inherit == str(tmp_path / "search")
     assert second.train.warmup_steps == 1
@@ -207,5 +209,24 @@ def test_a_pipeline_trains_each_network_of_a_front_for_a_quarter_of_the_steps(co
         assert summary.inherited is not None
     assert (tmp_path / "all" / "search" / "front" / "0.9" / "arch.yaml").is_file()
     assert "Front of the search" in (tmp_path / "all" / "report.html").read_text(encoding="utf-8")
-    with pytest.raises(ParnasError, match="exclude each other"):
-        run_pipeline(config, [], tmp_path / "both", Silent(), front=(0.3,), finalists=2)
+    for more in ({"finalists": 2}, {"one_run": True}):
+        with pytest.raises(ParnasError, match="exclude each other"):
+            run_pipeline(config, [], tmp_path / "both", Silent(), front=(0.3,), **more)
+    with pytest.raises(ParnasError, match="targets of the front"):
+        run_pipeline(config, [], tmp_path / "none", Silent(), front=(0.0,))
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(("steps", "share"), [(8, 0.01), (8, 0.99), (40, 0.99)])
+def test_both_parts_of_a_run_have_steps(corpus: Path, tmp_path: Path, steps: int, share: float) -> None:
+    config = small_config(corpus, search__share=share, train__steps=steps)
+    first, second = split_training(config, tmp_path)
+    assert first.search.steps + second.train.steps == steps
+    assert min(first.search.steps, second.train.steps) >= 1
+
+
+def test_what_a_pipeline_cannot_use_is_refused(corpus: Path, tmp_path: Path) -> None:
+    with pytest.raises(ParnasError, match=r"needs 8 steps or more"):
+        split_training(small_config(corpus, train__steps=7), tmp_path)
+    with pytest.raises(ParnasError, match=r"train\.inherit is for parnas retrain"):
+        run_pipeline(small_config(corpus, train__inherit="x"), [], tmp_path / "all", Silent())

@@ -2,13 +2,15 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from conftest import small_config
-from helpers.training_helpers import assert_resumes, final_weights
+from helpers.training_helpers import Notes, Stop, StopAfter, assert_resumes, assert_same_weights, final_weights
 
 from parnas.architecture import Architecture
+from parnas.data.batching import TrainingBatches
 from parnas.errors import ParnasError
 from parnas.evaluation.comparison import compare
 from parnas.evaluation.loading import EvalOptions
@@ -16,6 +18,8 @@ from parnas.figures.report.page import write_report
 from parnas.nas.search import search
 from parnas.runs.resolve import resolve_config_and_run
 from parnas.runs.run import Run
+from parnas.studies.blackbox import training_task
+from parnas.studies.train_or_load import train_once
 from parnas.training.loaded_run import load
 from parnas.training.progress import Silent
 from parnas.training.retrain import retrain
@@ -102,6 +106,45 @@ def test_an_interrupted_retraining_resumes_bit_by_bit(uniform: Run, tmp_path: Pa
     assert run.summary().inherited is not None
 
 
+def test_a_retraining_resumes_and_stays_finished_without_its_search(uniform: Run, tmp_path: Path) -> None:
+    source = Run(shutil.copytree(uniform.folder, tmp_path / "search"))
+    settings = {"train__inherit": str(source.folder), "model__arch": source.summary().arch}
+    config = source.config().replace(**settings, train__steps=6, train__save_every=2)
+    whole = retrain(config, tmp_path / "whole", Silent())
+    with pytest.raises(Stop):
+        retrain(config, tmp_path / "run", StopAfter(3))
+    shutil.move(source.folder, tmp_path / "moved")
+    moved = config.replace(train__inherit=str(tmp_path / "moved"))
+    run = retrain(moved, tmp_path / "run", Silent(), resume=True)
+    assert_same_weights(whole, run)
+    assert run.summary().inherited == whole.summary().inherited
+    notes = Notes()
+    train_once(retrain, config, run.folder, notes)
+    assert notes.notes == [f"{run.folder} is finished and kept"]
+    with pytest.raises(ParnasError, match="trained from the weights of a search"):
+        train_once(retrain, config.replace(train__inherit=None), run.folder, notes)
+
+
+def test_the_text_continues_where_the_search_ended(
+    uniform: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    original = TrainingBatches.__init__
+
+    def observe(self: TrainingBatches, *arguments: Any, first: int = 0, **more: Any) -> None:
+        read.append(first)
+        original(self, *arguments, first=first, **more)
+
+    monkeypatch.setattr(TrainingBatches, "__init__", observe)
+    train_from(uniform, uniform.summary().arch, tmp_path / "run", train__steps=1)
+    assert read == [uniform.summary().steps]
+
+
+def test_studies_from_scratch_do_not_inherit(uniform: Run, tmp_path: Path) -> None:
+    config = uniform.config().replace(train__inherit=str(uniform.folder))
+    assert training_task(config, 5, None, Silent()).config.train.inherit is None
+
+
 def test_what_cannot_be_inherited_is_refused(uniform: Run, trained: Run, tmp_path: Path) -> None:
     arch = uniform.summary().arch
     with pytest.raises(ParnasError, match="is a retrain run"):
@@ -121,3 +164,11 @@ def test_what_cannot_be_inherited_is_refused(uniform: Run, trained: Run, tmp_pat
     (unfinished / "summary.json").unlink()
     with pytest.raises(ParnasError, match=r"summary\.json"):
         train_from(uniform, arch, tmp_path / "half", train__inherit=str(unfinished))
+
+
+def test_only_retraining_takes_its_architecture_from_the_search(uniform: Run, elsewhere: None) -> None:
+    settings = {"train": {"inherit": "nowhere"}}
+    config, _ = resolve_config_and_run(settings, [], None, False, "search")
+    assert config.model.arch is None
+    with pytest.raises(ParnasError, match="no run folder nowhere"):
+        resolve_config_and_run(settings, [], None, False, "retrain")

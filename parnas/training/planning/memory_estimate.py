@@ -282,8 +282,7 @@ def _saved_by(name: str, model: ModelConfig, rows: int, tgt_len: int, precision:
     """Return the bytes of activations that a network of the single layer `name` saves for the backward pass."""
     if name == IDENTITY:
         return 0
-    narrow = {"cutoffs": (), "div_val": 1, "proj_factor": None, "proj_dims": None, "tie_weights": True}
-    network = TransformerXL.build(model.model_copy(update=narrow), Architecture([name]), 2).train()
+    network = TransformerXL.build(model.without_clusters(), Architecture([name]), 2).train()
     return Step(network, rows, tgt_len, precision).count().saved_activations
 
 
