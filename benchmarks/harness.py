@@ -5,6 +5,7 @@ Ratios count, not seconds: candidates take turns in one process, on the same inp
 """
 
 import argparse
+import math
 import multiprocessing
 import re
 import resource
@@ -197,8 +198,8 @@ def print_table(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _cell(value: object) -> str:
-    """Return a number with three significant digits, or as an integer from 1,000 on."""
-    if value is None:
+    """Return a number with three significant digits, or as an integer from 1,000 on; a missing one is a dash."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
         return "–"
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"

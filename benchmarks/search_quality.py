@@ -278,14 +278,14 @@ def agreement(truth: Truth, score: Mapping[str, float], chosen: Sequence[str]) -
 
 
 def agreement_in_strata(truth: Truth, score: Mapping[str, float]) -> float:
-    """Share of concordant less discordant pairs among networks that cost the same."""
+    """Share of concordant less discordant pairs among networks that cost the same; nan if no two do."""
     signs = []
     for one, other in itertools.combinations(truth.losses, 2):
         costs = sorted((truth.share(one), truth.share(other)))
         if costs[1] <= costs[0] * (1 + STRATUM):
             product = (score[one] - score[other]) * (truth.mean(other) - truth.mean(one))
             signs.append((product > 0) - (product < 0))
-    return mean(signs)
+    return mean(signs) if signs else math.nan
 
 
 def rank_table(truth: Truth, scores: Sequence[Score], config: Config) -> list[dict[str, Any]]:

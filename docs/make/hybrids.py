@@ -48,6 +48,13 @@ SECTIONS = {
         "weights; *estimate*: both together, by which `derive` chooses. Measured by "
         "`python benchmarks/search_quality.py --config benchmarks/hybrid_truth.yaml`",
     ),
+    "search_quality_slices_truth": (
+        "Slices of weights",
+        "With `search.share_slices`, small layers use slices of the weights of large ones. The reference are 24 random networks of "
+        "two sizes of `s` and of `f`, each trained from scratch. Pi ranks them worse with shared slices than without; re-ranking "
+        "makes up for most of it. Measured by "
+        "`python benchmarks/search_quality.py --config benchmarks/slices_truth.yaml`",
+    ),
     "mixers": (
         "What the layers cost",
         "Latencies relative to an attention layer in the same run, in the shapes of `benchmarks/comparison.yaml` (width 256, "
