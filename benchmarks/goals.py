@@ -41,6 +41,7 @@ PERPLEXITIES = {
     "wikitext2-word-gpu": (68.6, 65.8),
 }
 """Goals of the derived network's validation and test perplexity, set before any training."""
+SHAKESPEARE_BITS, SHAKESPEARE_SECONDS = 2.05, 240
 WORD_LEVEL = ("wikitext2-word-cpu", "wikitext2-word", "wikitext2-word-gpu", "wikitext2-pieces-cpu")
 
 
@@ -251,6 +252,21 @@ def judge_words(result: dict[str, Any]) -> Iterator[Goal]:
         yield Goal(area, goal, value, max(shares.values()) < 0, command)
 
 
+def judge_shakespeare(result: dict[str, Any]) -> Iterator[Goal]:
+    """Yield the goals of the network derived on Tiny Shakespeare."""
+    area, command = "Tiny Shakespeare", "python benchmarks/word_level.py shakespeare"
+    plain = {row["run"]: row for row in result["comparison"]["valid"] if row["evaluation"] == PLAIN}
+    derived = plain["derived"]["bits_per_byte"]
+    goal = f"bits per byte of the derived network: at most {SHAKESPEARE_BITS}"
+    yield Goal(area, goal, f"{derived:.3f}", derived <= SHAKESPEARE_BITS, command)
+    for phase, seconds in (("search", result["search"]["seconds"]), ("training", result["runs"]["derived"]["seconds"])):
+        goal = f"{phase} of two cores: at most {SHAKESPEARE_SECONDS} s"
+        yield Goal(area, goal, f"{seconds:.0f} s", seconds <= SHAKESPEARE_SECONDS, command)
+    other = plain["equal-cost"]["bits_per_byte"]
+    goal = f"bits per byte of the derived network below the interleaved network's of equal latency, {other:.3f}"
+    yield Goal(area, goal, f"{derived:.3f}", derived < other, command)
+
+
 JUDGES: dict[str, Callable[[dict[str, Any]], Iterator[Goal]]] = {
     "mixers-cpu": judge_mixers,
     "hybrid-cpu": judge_search,
@@ -258,7 +274,8 @@ JUDGES: dict[str, Callable[[dict[str, Any]], Iterator[Goal]]] = {
     "comparison_profile": judge_profile,
     "comparison-cpu": judge_comparison,
     "search_quality-cpu": judge_table,
-    **{f"word_level-{name}-cpu": judge_words for name in WORD_LEVEL},
+    **{f"word_level-{name}": judge_words for name in WORD_LEVEL},
+    "word_level-shakespeare": judge_shakespeare,
     "search_step-cpu": judge_search_step,
     "train_step-cpu": judge_train_step,
     "time_to_quality-cpu": judge_time_to_quality,
