@@ -162,7 +162,8 @@ def test_without_memory_the_cache_is_no_cost():
 
 
 def test_counting_the_cache_works_with_clusters_and_draws_no_random_number():
-    config = Config().replace(model__cutoffs=(10, 20), model__proj_dims=(8, 4), model__tie_weights=False, model__d_model=16, model__mem_len=4)
+    clusters = {"model__cutoffs": (10, 20), "model__proj_dims": (8, 4), "model__tie_weights": False}
+    config = Config().replace(model__d_model=16, model__mem_len=4, **clusters)
     state = torch.get_rng_state()
     count_costs(config, "cache")
     assert torch.equal(torch.get_rng_state(), state)
