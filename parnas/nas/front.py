@@ -7,14 +7,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from parnas.architecture import Architecture
 from parnas.errors import ParnasError
 from parnas.nas.derive import Constraints, Derivation, derive, write_derivation
 from parnas.nas.rerank import HeldOutLosses, losses_of_run
-from parnas.runs.files import write_json
+from parnas.runs.files import read_json_object, write_json
 from parnas.runs.run import ARCH_FILE, DERIVED_FRONT, Run
 from parnas.training.progress import Reporter, Silent
 
-__all__ = ["Front", "check_targets", "derive_front", "read_targets"]
+__all__ = ["Front", "check_targets", "derive_front", "read_front", "read_targets"]
 
 _MOST_TARGETS = 100
 
@@ -80,6 +81,17 @@ def check_targets(targets: Sequence[float], given: str) -> tuple[float, ...]:
             "shares of the interleaved network's cost, such as 0.3,0.5,0.8."
         )
     return tuple(sorted(set(targets)))
+
+
+def read_front(run: Run, targets: Sequence[float]) -> dict[float, str]:
+    """Return the architectures that `Front.write` stored in the folder of a search, by target; empty if for others."""
+    path = run.folder / DERIVED_FRONT
+    rows = read_json_object(path).get("networks") if path.is_file() else None
+    try:
+        stored = {float(row["target"]): str(Architecture.parse(row["arch"])) for row in rows or ()}
+    except (KeyError, TypeError, ValueError) as error:
+        raise ParnasError(f"{path} was not written by parnas derive --front; delete it.") from error
+    return stored if list(stored) == list(targets) else {}
 
 
 def derive_front(

@@ -21,7 +21,7 @@ from parnas.figures.heatmap import AnimationOptions
 from parnas.figures.report.data import COMPARISON
 from parnas.nas.cost import costs_of_run
 from parnas.nas.derive import Derivation, derive, write_derivation
-from parnas.nas.front import check_targets, derive_front
+from parnas.nas.front import check_targets, derive_front, read_front
 from parnas.nas.search import search
 from parnas.runs.files import read_json
 from parnas.runs.records import parse_rows
@@ -222,16 +222,22 @@ def inheriting(config: Config, search: Path, steps: int) -> Config:
 def _prepare_front(searched: Run, targets: Sequence[float], config: Config, reporter: Reporter) -> dict[str, Config]:
     """Derive a network within each target, write the front to the search's folder, and return their trainings by name.
 
-    Of equal networks, the one of the lowest target is trained.
+    A front that is stored there is not derived again, since losses measured on another machine differ in the last
+    digits. Of equal networks, the one of the lowest target is trained.
     """
-    front = derive_front(searched, targets, reporter=reporter)
-    front.write(searched, searched.folder)
+    networks = read_front(searched, targets)
+    if not networks:
+        front = derive_front(searched, targets, reporter=reporter)
+        front.write(searched, searched.folder)
+        networks = read_front(searched, targets)
     steps = max(1, round(_FRONT_SHARE * config.train.steps))
     trainings: dict[str, Config] = {}
-    for each in front.derivations:
-        training = inheriting(config, searched.folder, steps).replace(model__arch=str(each.architecture))
-        if training not in trainings.values():
-            trainings[f"front-{each.target:g}"] = training
+    for target, arch in networks.items():
+        training = inheriting(config, searched.folder, steps).replace(model__arch=arch)
+        if training in trainings.values():
+            reporter.note(f"the network within {target:g} is that of a lower target")
+        else:
+            trainings[f"front-{target:g}"] = training
     return trainings
 
 

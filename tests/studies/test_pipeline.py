@@ -199,7 +199,9 @@ def test_a_pipeline_in_one_run_trains_the_derived_network_from_the_weights_of_th
     assert sum("is finished and kept" in note for note in again.notes) == 3
 
 
-def test_a_pipeline_trains_each_network_of_a_front_for_a_quarter_of_the_steps(corpus: Path, tmp_path: Path) -> None:
+def test_a_pipeline_trains_each_network_of_a_front_for_a_quarter_of_the_steps(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = small_config(corpus, search__blocks=4, train__steps=16)
     result = run_pipeline(config, ["all-f"], tmp_path / "all", Silent(), front=(0.3, 0.9))
     assert list(result.runs) == ["front-0.3", "front-0.9", "all-f"]
@@ -209,6 +211,11 @@ def test_a_pipeline_trains_each_network_of_a_front_for_a_quarter_of_the_steps(co
         assert summary.inherited is not None
     assert (tmp_path / "all" / "search" / "front" / "0.9" / "arch.yaml").is_file()
     assert "Front of the search" in (tmp_path / "all" / "report.html").read_text(encoding="utf-8")
+    listed = read_json(tmp_path / "all" / "search" / "front" / "front.json")
+    monkeypatch.setattr(parnas.studies.pipeline, "derive_front", lambda *_, **__: pytest.fail("derived again"))
+    again = run_pipeline(config, ["all-f"], tmp_path / "all", Silent(), front=(0.3, 0.9))
+    assert {name: run.arch for name, run in again.runs.items()} == {name: run.arch for name, run in result.runs.items()}
+    assert [row["target"] for row in listed["networks"]] == [0.3, 0.9]
     for more in ({"finalists": 2}, {"one_run": True}):
         with pytest.raises(ParnasError, match="exclude each other"):
             run_pipeline(config, [], tmp_path / "both", Silent(), front=(0.3,), **more)
