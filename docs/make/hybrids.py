@@ -259,6 +259,7 @@ def render_shakespeare(result: Mapping[str, Any]) -> str:
         "Measured by `parnas pipeline shakespeare --tune-eval --run runs/shakespeare` and "
         f"`python benchmarks/word_level.py runs/shakespeare`, on {machine['cores']} cores of {machine['device_name']}.\n\n"
         "![pi of each block over the steps of the search](images/shakespeare-pi.gif)\n\n"
+        "![pi of each candidate as a line for each block](images/shakespeare-pi-lines.png)\n\n"
         f"{table(rows)}\n\n![loss of the networks over their training steps](images/shakespeare-curves.png)\n"
     )
 
