@@ -41,7 +41,7 @@ PERPLEXITIES = {
     "wikitext2-word-gpu": (68.6, 65.8),
 }
 """Goals of the derived network's validation and test perplexity, set before any training."""
-SHAKESPEARE_BITS, SHAKESPEARE_SECONDS = 2.05, 240
+SHAKESPEARE_BITS, SHAKESPEARE_SECONDS = 2.05, 240  # bits per byte in validation; of the search, and of a training
 WORD_LEVEL = ("wikitext2-word-cpu", "wikitext2-word", "wikitext2-word-gpu", "wikitext2-pieces-cpu")
 
 
@@ -93,6 +93,7 @@ def judge_search(result: dict[str, Any]) -> Iterator[Goal]:
             reached = found["percent"] <= BETTER and found["p"] < SIGNIFICANT and found["latency"] <= float(target)
             goal = f"derived within {target}: perplexity 5 % below the interleaved network's, p < {SIGNIFICANT}"
             yield Goal(area, goal, value, reached, command)
+    # Paired by seed, for each network that was trained for some steps and for twice as many.
     gains = [
         100 * (1 - ppl / once["ppl_by_seed"][seed])
         for longer, once in product(result["variants"], repeat=2)
@@ -100,10 +101,8 @@ def judge_search(result: dict[str, Any]) -> Iterator[Goal]:
         for seed, ppl in longer["ppl_by_seed"].items()
     ]
     if gains:
-        goal, value = (
-            f"twice the steps lower perplexity by less than {CONVERGED} %",
-            ", ".join(f"{gain:.1f} %" for gain in gains),
-        )
+        goal = f"twice the steps lower perplexity by less than {CONVERGED} %"
+        value = ", ".join(f"{gain:.1f} %" for gain in gains)
         yield Goal(area, goal, value, max(gains) < CONVERGED, command)
 
 
@@ -254,7 +253,7 @@ def judge_words(result: dict[str, Any]) -> Iterator[Goal]:
 
 def judge_shakespeare(result: dict[str, Any]) -> Iterator[Goal]:
     """Yield the goals of the network derived on Tiny Shakespeare."""
-    area, command = "Tiny Shakespeare", "python benchmarks/word_level.py shakespeare"
+    area, command = "Tiny Shakespeare", "python benchmarks/word_level.py runs/shakespeare"
     plain = {row["run"]: row for row in result["comparison"]["valid"] if row["evaluation"] == PLAIN}
     derived = plain["derived"]["bits_per_byte"]
     goal = f"bits per byte of the derived network: at most {SHAKESPEARE_BITS}"

@@ -194,8 +194,8 @@ def describe_recipe(result: Mapping[str, Any]) -> str:
 RECIPE_CONCLUSIONS = (
     "The softmax matters most. Tails of full width are the default of parnas (`model.proj_factor: null`), and so is the full "
     "softmax, which the configurations with small vocabularies have (`demo`, `own-text`, `shakespeare`).",
-    "Muon pays at equal steps, but not at equal time in shapes as small as these: interpolated between 1,000 and 4,000 "
-    "steps, AdamW reaches a lower perplexity in the same time. AdamW is the default.",
+    "Muon pays at equal steps, but not at equal time in shapes as small as these: in the time of 1,000 steps of Muon, AdamW "
+    "reaches a lower perplexity (interpolated between its trainings of 1,000 and 4,000 steps). AdamW is the default.",
     "A shorter warm-up helps short trainings alone.",
     "The other changes gain less than 2 % and are not part of parnas.",
 )

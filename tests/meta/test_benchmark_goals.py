@@ -57,6 +57,25 @@ def test_the_length_of_trainings_is_judged_by_what_twice_the_steps_gain(longer: 
     assert goal.value == f"{100 - longer:.1f} %", "paired by seed"
 
 
+def test_shakespeare_is_judged_by_plain_evaluation_and_the_time_of_each_phase() -> None:
+    def row(run: str, evaluation: str, bits: float) -> dict[str, object]:
+        return {"run": run, "evaluation": evaluation, "bits_per_byte": bits}
+
+    rows = [row("derived", "plain", 2.06), row("derived", "dynamic", 1.9), row("equal-cost", "plain", 2.2)]
+    result = {
+        "comparison": {"valid": rows},
+        "search": {"seconds": 241.0},
+        "runs": {"derived": {"seconds": 239.0}},
+    }
+    bits, search, training, better = goals.judge_shakespeare(result)
+    assert (bits.value, bits.reached) == ("2.060", False), "dynamic evaluation does not count"
+    assert (search.reached, training.reached, better.reached) == (False, True, True)
+    rows[0]["bits_per_byte"] = 2.05
+    rows[2]["bits_per_byte"] = 2.04
+    bits, *_, better = goals.judge_shakespeare(result)
+    assert (bits.reached, better.reached) == (True, False)
+
+
 def test_a_ranking_is_judged_by_the_reliability_and_the_counts() -> None:
     ours = {"tau, one training": 0.7, "tau, equal latency": 0.4, "tau, all": 0.72}
     ranks = [{"ranked by": "uniform: estimate", "target": "none", **ours}]
