@@ -36,15 +36,15 @@ HALVED = 0.05  # share of the segments that are about half as long
 
 def cosine(step: int, schedule: Schedule) -> float:
     """Linear warm-up, then a half cosine to zero (Loshchilov & Hutter 2017, arXiv 1608.03983)."""
-    steps, peak, warmup_steps, _ = schedule
-    if step < warmup_steps:
+    if step < schedule.warmup_steps:
         return learning_rate(step, schedule)
-    return peak * (1 + math.cos(math.pi * (step - warmup_steps) / (steps - warmup_steps))) / 2
+    passed = (step - schedule.warmup_steps) / (schedule.steps - schedule.warmup_steps)
+    return schedule.lr * (1 + math.cos(math.pi * passed)) / 2
 
 
 def constant(step: int, schedule: Schedule) -> float:
     """Linear warm-up, then the peak."""
-    return learning_rate(step, schedule._replace(averaged=1))
+    return learning_rate(step, schedule._replace(decays=False))
 
 
 @contextmanager
@@ -213,8 +213,10 @@ class RandomLengths(TrainingBatches):
     step takes more memory; and ten lengths at most, since kernels are prepared for each.
     """
 
-    def __init__(self, tokens: Tokens, batch_size: int, tgt_len: int, rows: slice | None, shuffle: Shuffle) -> None:
-        super().__init__(tokens, batch_size, tgt_len, rows, shuffle)
+    def __init__(
+        self, tokens: Tokens, batch_size: int, tgt_len: int, rows: slice | None, shuffle: Shuffle, first: int = 0
+    ) -> None:
+        super().__init__(tokens, batch_size, tgt_len, rows, shuffle, first=first)
         possible = [base - number * tgt_len // 32 for base in (tgt_len, tgt_len // 2) for number in range(5)]
         shares = np.repeat([1 - HALVED, HALVED], 5) / 5
         # Multiples of the golden ratio, which fall evenly: each length is as often as it should be, in any text.
@@ -228,7 +230,7 @@ class RandomLengths(TrainingBatches):
 
     def batch(self, step: int) -> Batch:
         """As of `TrainingBatches`."""
-        epoch, segment = divmod(step, self.segments)
+        epoch, segment = divmod(self._first + step, self.segments)
         lengths = np.random.default_rng([self._shuffle.seed, epoch, 1]).permutation(self._lengths)
         start = int(lengths[:segment].sum())
         index = self._index(epoch, start, start + int(lengths[segment]))
