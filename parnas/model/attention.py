@@ -152,6 +152,10 @@ class SelfAttention(ResidualLayer):
         """Return the length of a full memory: `mem_len` or, with a window, the window."""
         return reach.mem_len if self.window is None else self.window
 
+    def look_back(self, tokens: int, reach: Reach, tgt_len: int) -> int:
+        """Return the tokens of `Block.look_back`; with a window of N, each position reads N - 1 before it."""
+        return super().look_back(tokens, reach, tgt_len) if self.window is None else tokens + self.window - 1
+
     def attend(
         self, query: Tensor, keys: Tensor, context: Context, window: int, far_keys: int = 0, step: int = 1
     ) -> tuple[Tensor, Tensor]:

@@ -248,13 +248,14 @@ class CompressiveAttention(SelfAttention):
         """Return the number of tokens that memory and compressed memory cover together when full."""
         return reach.mem_len + self.ratio * reach.cmem_len
 
-    def look_back(self, reach: Reach, tgt_len: int) -> int:
-        """Return how many tokens before a segment of `tgt_len` tokens can influence the layer's output for it."""
+    def look_back(self, tokens: int, reach: Reach, tgt_len: int) -> int:
+        """Return how many tokens before a segment of `tgt_len` tokens can influence the layer's output."""
+        plain = super().look_back(tokens, reach, tgt_len)  # with compressed memory, if there is any
         if not reach.cmem_len:
-            return reach.mem_len
+            return plain
         # Up to R - 1 positions may wait in memory. A compressor that mixes groups also depends on what left memory
         # together with the oldest group, that is on one segment more.
-        return self.memory_tokens(reach) + self.ratio - 1 + (tgt_len if self.compression.compressor.mixes_groups else 0)
+        return plain + self.ratio - 1 + (tgt_len if self.compression.compressor.mixes_groups else 0)
 
     def multiply_adds(self, tgt_len: int, reach: Reach) -> float:
         """Return multiply-adds per token, compression included, with memory and compressed memory full.

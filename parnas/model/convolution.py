@@ -72,6 +72,10 @@ class GatedConvolution(ResidualLayer):
         """Return W - 1."""
         return self.width - 1
 
+    def look_back(self, tokens: int, reach: Reach, tgt_len: int) -> int:  # noqa: ARG002
+        """Return W - 1 more than `tokens`, since each position reads the W - 1 positions before it."""
+        return tokens + self.width - 1
+
     def multiply_adds(self, tgt_len: int, reach: Reach) -> float:  # noqa: ARG002
         """Return the multiply-adds of the two matrices per token."""
         return 4.0 * self.outer.in_features * self.outer.out_features

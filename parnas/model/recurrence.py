@@ -68,7 +68,7 @@ class GatedRecurrence(ResidualLayer):
         """Return 1: the state is full after one token."""
         return 1
 
-    def look_back(self, reach: Reach, tgt_len: int) -> int:  # noqa: ARG002
+    def look_back(self, tokens: int, reach: Reach, tgt_len: int) -> int:  # noqa: ARG002
         """Return a number above the length of any text: the output depends on all tokens before."""
         return WHOLE_TEXT
 

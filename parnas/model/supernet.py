@@ -65,9 +65,9 @@ class StochasticBlock(Block):
         """Return the number of tokens that full memory covers, the largest of all candidates."""
         return max(layer.memory_tokens(reach) for layer in self._layers())
 
-    def look_back(self, reach: Reach, tgt_len: int) -> int:
+    def look_back(self, tokens: int, reach: Reach, tgt_len: int) -> int:
         """Return how many tokens before a segment can influence the block's output: the most of all candidates."""
-        return max(layer.look_back(reach, tgt_len) for layer in self._layers())
+        return max(layer.look_back(tokens, reach, tgt_len) for layer in self._layers())
 
     def key_lengths(self, memory: BlockMemory) -> KeyLengths:
         """Return the largest plain and the largest compressed memory length of all candidates."""

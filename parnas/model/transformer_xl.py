@@ -196,7 +196,10 @@ class TransformerXL(nn.Module):
 
         The segments have `tgt_len` tokens each.
         """
-        return sum(math.ceil(cast(Block, block).look_back(reach, tgt_len) / tgt_len) for block in self.blocks)
+        tokens = 0
+        for block in reversed(self.blocks):
+            tokens = cast(Block, block).look_back(tokens, reach, tgt_len)
+        return math.ceil(tokens / tgt_len)
 
     def compresses(self) -> bool:
         """Return whether any block has compressive memory."""

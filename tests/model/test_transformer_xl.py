@@ -234,6 +234,27 @@ def test_burn_in_adds_up_what_each_block_looks_back():
     assert make_network("sfisf").burn_in(4, reach(6)) == 2 * 2
     assert make_supernet(3).burn_in(6, reach(6)) == 3
     assert make_supernet(3, ("f", "i")).burn_in(4, reach(6)) == 0
+    assert make_network("kkkk").burn_in(4, reach(6)) == 3  # 4 times 3 tokens before each position
+    assert make_network("skkfs").burn_in(4, reach(6)) == 5  # 6, then 6 more, then 6 before the segment of those 12
+    assert make_supernet(2, ("k", "s")).burn_in(4, reach(6)) == 4
+    assert make_network("r").burn_in(4, reach(6)) > 10**8
+
+
+@pytest.mark.parametrize("arch", ["kkkkkk", "skks", "k s k k s:window=5 k", "s:window=7 k f", "s s:window=3 s"])
+@pytest.mark.parametrize("mem_len", [3, 4, 6])
+def test_outputs_do_not_depend_on_tokens_before_burn_in(arch, mem_len):
+    network, tgt_len = make_network(arch).double(), 4
+    burn_in, ids = network.burn_in(tgt_len, reach(mem_len)), random_ids(1, 60)
+
+    def last_segment(tokens):
+        memory = None
+        for segment in tokens.split(tgt_len, dim=1):
+            hidden, memory = network(segment, memory, reach=reach(mem_len))[:2]
+        return hidden
+
+    whole = last_segment(ids)
+    near(last_segment(ids[:, -(burn_in + 1) * tgt_len :]), whole)
+    assert (last_segment(ids[:, -burn_in * tgt_len :]) - whole).abs().max() > 0
 
 
 def test_initial_weights_are_small_biases_zero_and_norms_one():
