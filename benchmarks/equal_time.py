@@ -1,16 +1,32 @@
 """Trainings of equal time: one run, search included, beside networks that are known: `python benchmarks/equal_time.py`.
 
-    python benchmarks/equal_time.py --profile   # the time of a training step of each layer, and of a search
-    python benchmarks/equal_time.py             # train what is missing; call it twice: see below
-    python benchmarks/equal_time.py --latency   # measure the latency of all networks in turns
-    python benchmarks/equal_time.py --report    # print and write the table of the finished trainings
+    python benchmarks/equal_time.py --profile            # the time of a training step of each layer, and of searches
+    python benchmarks/equal_time.py                      # train what is missing; call it twice: see below
+    python benchmarks/equal_time.py --latency            # measure the latency of all networks in turns
+    python benchmarks/equal_time.py --report             # print and write the table of the finished trainings
+    python benchmarks/equal_time.py --plan one_run …     # the same for benchmarks/one_run.yaml: variants of the search
 
-The plan is the section `equal_time` of benchmarks/equal_time.yaml: `minutes` of predicted training time on an idle
-core, `seeds`, `networks` by name, and the cost `target` of the search. A network is trained from scratch for as many
-steps as fit into the time, by the profile. `one run` searches in the share `search.share` of the time (re-ranking and
-validation included) and trains the derived network in the rest, from its weights in the SuperNet. `derived, from
-scratch` trains the network that the run of the same seed derived, for the whole time; it needs the row of that run, so
-it is trained by a later call. Each finished training appends a row to results/equal_time.csv.
+A plan is a configuration with a section of its name:
+
+    seeds: [1, 2]
+    minutes: 4              # of predicted time of each training, on an idle core
+    target: 0.5             # of the searches
+    networks: {lfm2: lfm2-10}
+    one_runs:               # variants of the one run; by default one of that name
+      - {name: one run}
+      - {name: sandwich, source: "arXiv …", changes: {search.gate_samples: 4}, tried: [sandwich]}
+    front: {targets: [0.3, 0.5], search: 1, training: 0.25}     # shares of the time; optional
+
+A network is trained from scratch for as many steps as fit into the time, by the profile. `one run` searches in the
+share `search.share` of the time (re-ranking included) and trains the derived network in the rest, from its weights in
+the SuperNet. `halving: {networks: N, steps: S}` selects the network among N by successive halving: N networks are
+trained for S steps from their weights in the SuperNet, the better half for twice as many, and so on.
+
+`front TARGET` is a network derived within a target from one search for all targets. What a search derived is also
+trained from scratch for the whole time, by a later call, since this needs the row of the search; `scratch: false`
+leaves that out.
+
+`tried` are names in benchmarks/tried_search.py. Each finished training appends a row to results/PLAN.csv.
 """
 
 import tempfile
@@ -18,6 +34,8 @@ import time
 from argparse import ArgumentParser, Namespace
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -25,22 +43,37 @@ from typing import Any, NamedTuple
 
 import comparison
 import harness
-from trainings import read_rows, read_study, require_corpus, train_missing
+from trainings import append_rows, read_rows, read_study, require_corpus, work_off
+from tried_search import TRIED
 from variants import compare, measured_shares
 
 from parnas.architecture import Architecture, drop_identity
 from parnas.config.loader import Config
+from parnas.data.streams import prepare
 from parnas.nas.derive import derive
+from parnas.nas.front import derive_front
 from parnas.nas.latency_table import profile as measure_layers
 from parnas.nas.search import search
 from parnas.runs.files import read_json, write_json
+from parnas.runs.resolve import read_config, read_overrides
+from parnas.runs.run import Run
 from parnas.studies.pipeline import inheriting, split_training
 from parnas.training.progress import Silent
 from parnas.training.retrain import retrain
 
-ONE_RUN, KNOWN = "one run", "derived, from scratch"
+ONE_RUN, FRONT, SCRATCH = "one run", "front", ", from scratch"
 LAYERS = ("s", "k", "f", "i", "r", "g", "s:window=64")  # that the networks have
 PROBE = 120  # steps of the search that is timed
+TINY: dict[str, Any] = {  # replaces keys of the plan
+    "seeds": [1],
+    "minutes": 0.02,
+    "networks": {"interleaved": "interleaved-2"},
+    "one_runs": [
+        {"name": ONE_RUN},
+        {"name": "distilled", "changes": {"search.gate_samples": 4}, "tried": ["distilled_in_place"]},
+        {"name": "successive halving", "halving": {"networks": 2, "steps": 4}},
+    ],
+}
 
 
 class Row(NamedTuple):
@@ -62,8 +95,7 @@ class Times(NamedTuple):
 
     fixed: float  # of a training step without layers
     layers: Mapping[str, float]  # of a training step, by layer
-    search_step: float
-    rerank: float  # what a search takes besides its steps: re-ranking and the last validation
+    searches: Mapping[str, Mapping[str, float]]  # by name of the one run: `step`, and `rerank` (with the validation)
 
     @classmethod
     def read(cls, path: Path) -> "Times":
@@ -71,111 +103,227 @@ class Times(NamedTuple):
         content = read_json(path)
         table = content["training"]
         layers = {name: timing["median_ms"] for name, timing in table["layers"].items()}
-        return cls(table["fixed"]["median_ms"], layers, content["search_step_ms"], content["rerank_ms"])
+        return cls(table["fixed"]["median_ms"], layers, content["searches"])
+
+    def step(self, arch: Architecture) -> float:
+        """Return the time of a training step of a network."""
+        return self.fixed + sum(self.layers[name] for name in drop_identity(arch))
 
     def steps(self, arch: Architecture, milliseconds: float) -> int:
         """Return the number of training steps of a network that fit into a time."""
-        return round(milliseconds / (self.fixed + sum(self.layers[name] for name in drop_identity(arch))))
+        return round(milliseconds / self.step(arch))
+
+    def search_steps(self, name: str, milliseconds: float) -> int:
+        """Return the number of steps of a search that fit into a time, together with re-ranking."""
+        times = self.searches[name]
+        return max(8, round((milliseconds - times["rerank"]) / times["step"]))
 
 
-def measure(config: Config, path: Path) -> None:
-    """Measure the profile of all layers, the time of a search step and that of re-ranking, and write them."""
+@dataclass(frozen=True)
+class OneRun:
+    """A variant of the training in one run."""
+
+    name: str
+    source: str = ""  # the paper
+    changes: Mapping[str, Any] = field(default_factory=dict)  # of the configuration, by dotted key
+    tried: Sequence[str] = ()
+    halving: Mapping[str, int] = field(default_factory=dict)  # `networks` and `steps`
+
+    def search(self, config: Config, folder: Path, steps: int) -> Run:
+        """Search for `steps` steps with the settings of the first part of a training in one run, and the changes."""
+        first, _ = split_training(config.replace(train__steps=round(steps / config.search.share)), folder)
+        with ExitStack() as stack:
+            for name in self.tried:
+                stack.enter_context(TRIED[name]())
+            return search(self.changed(first), folder, Silent())
+
+    def changed(self, config: Config) -> Config:
+        """Return the configuration with the changes."""
+        return read_config(config, list(read_overrides(self.changes)))
+
+
+class Job(NamedTuple):
+    """A training: a one run or a front by its name, or a network from scratch."""
+
+    name: str
+    seed: int
+    arch: str = ""  # of a training from scratch
+
+
+def one_runs_of(plan: Mapping[str, Any]) -> dict[str, OneRun]:
+    """Return the variants of the one run, by name."""
+    return {each["name"]: OneRun(**each) for each in plan.get("one_runs", [{"name": ONE_RUN}])}
+
+
+def measure(config: Config, plan: Mapping[str, Any], path: Path) -> None:
+    """Measure the profile of all layers, and for each variant the time of a search step and of re-ranking."""
     space = config.search.space
-    measured = measure_layers(config.replace(search__space=LAYERS), Silent(), rounds=50, check=0)
-    measured.write(path)
-    timed = config.replace(
-        search__cost__table=str(path), search__space=space, train__steps=round(PROBE / config.search.share)
+    measure_layers(config.replace(search__space=LAYERS), Silent(), rounds=50, check=0).write(path)
+    config = config.replace(search__cost__table=str(path), search__space=space, train__log_every=PROBE // 2)
+    searches = {}
+    for name, variant in one_runs_of(plan).items():
+        with tempfile.TemporaryDirectory(prefix="parnas-equal-time-") as folder:
+            began = time.perf_counter()
+            run = variant.search(variant.changed(config), Path(folder) / "run", PROBE)
+            wall = 1000 * (time.perf_counter() - began)
+            step = [line.step_ms for line in run.metrics() if line.split == "train" and line.step_ms is not None][-1]
+        searches[name] = {"step": step, "rerank": wall - PROBE * step}
+    write_json(path, read_json(path) | {"searches": searches})
+
+
+def train(config: Config, plan: Mapping[str, Any], times: Times, job: Job) -> list[Row]:
+    """Do a job; return its rows, one for each network that it trained to the end."""
+    config, milliseconds = config.replace(runtime__seed=job.seed), 60_000 * plan["minutes"]
+    with tempfile.TemporaryDirectory(prefix="parnas-equal-time-") as place:
+        folder = Path(place)
+        if job.arch:
+            began = time.perf_counter()
+            training = config.replace(model__arch=job.arch)
+            training = training.replace(train__steps=times.steps(Architecture.parse(job.arch), milliseconds))
+            return [train_network(training, folder / "run", job, began)]
+        if job.name == FRONT:
+            return train_front(config, plan, times, milliseconds, folder, job)
+        variant = one_runs_of(plan)[job.name]
+        return [train_one_run(variant.changed(config), variant, times, milliseconds, folder, job)]
+
+
+def train_network(config: Config, folder: Path, job: Job, began: float, found: Run | None = None) -> Row:
+    """Train a network and return its row, given the search from which it inherits weights, if any."""
+    search_steps, search_seconds = 0, 0.0
+    if found is not None:
+        search_steps, search_seconds = found.summary().steps, time.perf_counter() - began
+    summary = retrain(config, folder, Silent()).summary()
+    arch, steps, seconds = str(config.model.arch), config.train.steps, time.perf_counter() - began
+    row = job.name, job.seed, arch, search_steps, steps, summary.valid.ppl, seconds, search_seconds, summary.parameters
+    return Row(*row)
+
+
+def train_one_run(config: Config, variant: OneRun, times: Times, milliseconds: float, folder: Path, job: Job) -> Row:
+    """Search and derive in the first part of the time, train the network in the rest."""
+    began, share = time.perf_counter(), config.search.share
+    found = variant.search(config, folder / "search", times.search_steps(variant.name, share * milliseconds))
+    derivation, rest = derive(found), (1 - share) * milliseconds
+    arch = derivation.architecture
+    if variant.halving:
+        candidates = [each.architecture for each in derivation.ranking[: variant.halving["networks"]]]
+        arch, taken = halve(config, candidates, variant.halving["steps"], times, folder)
+        rest -= taken
+    training = inheriting(config, folder / "search", times.steps(arch, rest)).replace(model__arch=str(arch))
+    return train_network(training, folder / "run", job, began, found)
+
+
+def halve(
+    config: Config, candidates: Sequence[Architecture], steps: int, times: Times, folder: Path
+) -> tuple[Architecture, float]:
+    """Select a network by successive halving; return it and the predicted time that this takes, without validation."""
+    taken = 0.0
+    while len(candidates) > 1:
+        losses = {}
+        for number, arch in enumerate(candidates):
+            training = inheriting(config, folder / "search", steps).replace(model__arch=str(arch))
+            run = retrain(training, folder / f"halving-{steps}-{number}", Silent())
+            losses[arch], taken = run.summary().valid.loss, taken + steps * times.step(arch)
+        candidates, steps = sorted(losses, key=losses.__getitem__)[: len(losses) // 2], 2 * steps
+    return candidates[0], taken
+
+
+def train_front(
+    config: Config, plan: Mapping[str, Any], times: Times, milliseconds: float, folder: Path, job: Job
+) -> list[Row]:
+    """Search once, derive a network within each target, and train each from its weights in the SuperNet."""
+    front, began = plan[FRONT], time.perf_counter()
+    found = OneRun(FRONT).search(
+        config.replace(search__cost__target=max(front["targets"])),
+        folder / "search",
+        times.search_steps(ONE_RUN, front["search"] * milliseconds),
     )
-    with tempfile.TemporaryDirectory(prefix="parnas-equal-time-") as folder:
-        first, _ = split_training(timed, Path(folder) / "run")
-        first = first.replace(train__log_every=PROBE // 2)
-        began = time.perf_counter()
-        run = search(first, Path(folder) / "run", Silent())
-        wall = 1000 * (time.perf_counter() - began)
-        steps = [line.step_ms for line in run.metrics() if line.split == "train" and line.step_ms is not None]
-        rest = wall - PROBE * steps[-1]
-    write_json(path, read_json(path) | {"search_step_ms": steps[-1], "rerank_ms": rest})
+    rows, searched = [], time.perf_counter() - began
+    for derivation in derive_front(found, front["targets"]).derivations:
+        arch = derivation.architecture
+        steps = times.steps(arch, front["training"] * milliseconds)
+        training = inheriting(config, folder / "search", steps).replace(model__arch=str(arch))
+        name = f"{FRONT} {derivation.target:g}"
+        began = time.perf_counter() - searched  # each network by itself: search and own training
+        rows.append(train_network(training, folder / name.replace(" ", "-"), job._replace(name=name), began, found))
+    return rows
 
 
-def train(config: Config, times: Times, milliseconds: float, job: tuple[str, int, str]) -> Row:
-    """Train a network from scratch, or in one run, and return its row; `job` is name, seed and architecture."""
-    name, seed, arch = job
-    config = config.replace(runtime__seed=seed)
-    with tempfile.TemporaryDirectory(prefix="parnas-equal-time-") as folder:
-        search_steps, search_seconds, began = 0, 0.0, time.perf_counter()
-        if name == ONE_RUN:
-            place = Path(folder) / "search"
-            search_steps = max(8, round((config.search.share * milliseconds - times.rerank) / times.search_step))
-            first, _ = split_training(config.replace(train__steps=round(search_steps / config.search.share)), place)
-            arch = str(derive(search(first, place, Silent())).architecture)
-            search_seconds = time.perf_counter() - began
-            steps = times.steps(Architecture.parse(arch), (1 - config.search.share) * milliseconds)
-            training = inheriting(config, place, steps)
-        else:
-            steps = times.steps(Architecture.parse(arch), milliseconds)
-            training = config.replace(train__steps=steps)
-        summary = retrain(training.replace(model__arch=arch), Path(folder) / "run", Silent()).summary()
-        seconds = time.perf_counter() - began
-    return Row(name, seed, arch, search_steps, steps, summary.valid.ppl, seconds, search_seconds, summary.parameters)
-
-
-def list_jobs(plan: Mapping[str, Any], rows: Sequence[Row]) -> list[tuple[str, int, str]]:
-    """Return the trainings that have no row: name, seed and architecture, all of one seed before the next seed."""
-    networks = {name: str(Architecture.parse(arch)) for name, arch in plan["networks"].items()}
-    derived = {row.seed: row.arch for row in rows if row.name == ONE_RUN}
+def list_jobs(plan: Mapping[str, Any], rows: Sequence[Row]) -> list[Job]:
+    """Return the trainings that have no row, all of one seed before the next seed."""
     jobs = []
     for seed in plan["seeds"]:
-        jobs.append((ONE_RUN, seed, ""))
-        jobs += [(name, seed, arch) for name, arch in networks.items()]
-        jobs += [(KNOWN, seed, derived[seed])] if seed in derived else []
-    done = {row[:2] for row in rows}
-    return [job for job in jobs if job[:2] not in done]
+        done = {row.name: row for row in rows if row.seed == seed}
+        jobs += [Job(name, seed) for name in one_runs_of(plan) if name not in done]
+        if FRONT in plan and not any(name.startswith(FRONT) for name in done):
+            jobs.append(Job(FRONT, seed))
+        scratch = {name: str(Architecture.parse(arch)) for name, arch in plan["networks"].items()}
+        trained = {*scratch.values(), *(row.arch for row in done.values() if not row.search_steps)}
+        derived = dict.fromkeys(row.arch for row in done.values() if row.search_steps and row.arch not in trained)
+        if plan.get("scratch", True):
+            scratch |= {arch + SCRATCH: arch for arch in derived}
+        jobs += [Job(name, seed, arch) for name, arch in scratch.items() if name not in done]
+    return jobs
 
 
 def summarise(rows: Sequence[Row], shares: Mapping[str, float]) -> list[dict[str, Any]]:
-    """Return a record for each name: mean perplexity and time, and the difference of the one run from it, paired."""
+    """Return a record for each name: mean perplexity and time, and the difference of the one run from it, paired.
+
+    Records of what was derived also have the difference from the same networks, trained from scratch: `to_scratch`.
+    """
+    scratch = {(row.seed, row.arch): row for row in rows if not row.search_steps}
     by_name: dict[str, dict[int, Row]] = defaultdict(dict)
     for row in rows:
-        by_name[row.name][row.seed] = row
-    ours = {seed: row.ppl for seed, row in by_name[ONE_RUN].items()}
+        if not row.name.endswith(SCRATCH):
+            by_name[row.name][row.seed] = row
+        if row.search_steps and (same := scratch.get((row.seed, row.arch))):
+            by_name[f"{row.name}: its network{SCRATCH}"][row.seed] = same
+    ppl = {name: {seed: row.ppl for seed, row in of_seed.items()} for name, of_seed in by_name.items()}
     records = []
     for name, of_seed in by_name.items():
-        theirs = {seed: row.ppl for seed, row in of_seed.items()}
         archs = list(dict.fromkeys(row.arch for row in of_seed.values()))
-        record = {"name": name, "archs": archs, "seeds": len(theirs), "ppl": fmean(theirs.values())}
-        record |= {"ppl_by_seed": {str(seed): theirs[seed] for seed in sorted(theirs)}}
-        record |= {"steps": fmean(row.steps for row in of_seed.values())}
-        record |= {"seconds": fmean(row.seconds for row in of_seed.values())}
+        record = {"name": name, "archs": archs, "seeds": len(of_seed), "ppl": fmean(ppl[name].values())}
+        record |= {"ppl_by_seed": {str(seed): ppl[name][seed] for seed in sorted(of_seed)}}
+        for key in ("search_steps", "steps", "seconds"):
+            record[key] = fmean(getattr(row, key) for row in of_seed.values())
         if known := [shares[arch] for arch in archs if arch in shares]:
             record["latency"] = fmean(known)
-        if name != ONE_RUN and ours.keys() & theirs.keys():
-            record |= compare(ours, theirs)
+        if name != ONE_RUN and ppl.get(ONE_RUN, {}).keys() & of_seed.keys():
+            record |= compare(ppl[ONE_RUN], ppl[name])
+        if theirs := ppl.get(f"{name}: its network{SCRATCH}"):
+            record["to_scratch"] = compare(ppl[name], theirs)
         records.append(record)
     return records
 
 
 def format_record(record: Mapping[str, Any]) -> dict[str, str]:
     """Return a row of the printed table."""
-    difference = "–"
-    if "percent" in record:
-        difference = f"{record['percent']:+.2f} %"
-        if record["p"] is not None:
-            difference += f" ({record['low']:+.2f} to {record['high']:+.2f} %, p = {record['p']:.2g})"
     return {
         "network": record["name"],
         "layers": ", ".join(record["archs"]),
         "seeds": str(record["seeds"]),
         "latency share": f"{record['latency']:.2f}" if "latency" in record else "–",
-        "steps": f"{record['steps']:,.0f}",
+        "steps": f"{record['search_steps']:,.0f} + {record['steps']:,.0f}",
         "seconds": f"{record['seconds']:.0f}",
         "ppl": f"{record['ppl']:.2f}",
-        "one run relative to it": difference,
+        "one run relative to it": format_difference(record),
+        "relative to scratch": format_difference(record.get("to_scratch", {})),
     }
+
+
+def format_difference(record: Mapping[str, Any]) -> str:
+    """Return a difference in words, with its interval."""
+    if "percent" not in record:
+        return "–"
+    difference = f"{record['percent']:+.2f} %"
+    if record["p"] is not None:
+        difference += f" ({record['low']:+.2f} to {record['high']:+.2f} %, p = {record['p']:.2g})"
+    return difference
 
 
 def make_parser() -> ArgumentParser:
     """Return the parser of the arguments."""
     parser = harness.make_parser(__doc__, ["tiny"], ["corpus", "workers"])
+    parser.add_argument("--plan", default="equal_time", help="name of a configuration in benchmarks/")
     stage = parser.add_mutually_exclusive_group()
     for name in ("profile", "latency", "report"):
         stage.add_argument(f"--{name}", dest="stage", action="store_const", const=name, default="train")
@@ -185,21 +333,22 @@ def make_parser() -> ArgumentParser:
 def main(arguments: list[str] | None = None) -> None:
     """Run the benchmark."""
     parsed: Namespace = make_parser().parse_args(arguments)
-    tiny = {"seeds": [1], "minutes": 0.02}
-    config, plan = read_study(Path(__file__).with_suffix(".yaml"), parsed, comparison.TINY, tiny)
+    config, plan = read_study(Path(__file__).with_name(f"{parsed.plan}.yaml"), parsed, comparison.TINY, TINY)
     config = config.replace(search__cost__target=plan["target"])
     folder = harness.results_folder(parsed)
-    profile, latency, table = (folder / f"equal_time{suffix}" for suffix in ("_profile.json", "_latency.json", ".csv"))
+    profile, latency, table = (folder / f"{parsed.plan}{end}" for end in ("_profile.json", "_latency.json", ".csv"))
     rows = read_rows(table, Row)
     if parsed.stage != "report":
         require_corpus(config)
     if parsed.stage == "profile":
-        measure(config, profile)
+        measure(config, plan, profile)
         return
     if parsed.stage == "train":
         config = config.replace(search__cost__table=str(profile))
-        task = partial(train, config, Times.read(profile), 60_000 * plan["minutes"])
-        train_missing(table, config, task, list_jobs(plan, rows), parsed.workers)
+        prepare(config.data)  # once, not in every process
+        for found in work_off(partial(train, config, plan, Times.read(profile)), list_jobs(plan, rows), parsed.workers):
+            append_rows(table, found)
+            print(*(", ".join(map(str, row)) for row in found), sep="\n", flush=True)
         return
     archs = {row.arch: Architecture.parse(row.arch) for row in rows}
     if parsed.stage == "latency":
@@ -208,7 +357,7 @@ def main(arguments: list[str] | None = None) -> None:
     records = summarise(rows, measured_shares(latency, archs))
     harness.print_table("Trainings of equal time", [format_record(record) for record in records])
     device = harness.choose(parsed.device, config.runtime.precision)
-    harness.write_result("equal_time", device, {"precisions": [device.precision], "networks": records}, parsed)
+    harness.write_result(parsed.plan, device, {"precisions": [device.precision], "networks": records}, parsed)
 
 
 if __name__ == "__main__":

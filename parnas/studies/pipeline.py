@@ -36,6 +36,7 @@ from parnas.training.retrain import retrain
 __all__ = ["PipelineResult", "run_pipeline"]
 
 _FRONT_SHARE = 0.25  # steps of a network of a front, as a share of train.steps
+_RERANKED, _EVOLVED = 8, 2  # in one run: networks to re-rank, and steps of the evolutionary search for each block
 _LEAST_STEPS = 8  # of a training in one run
 _REWARMED = 0.02  # warm-up of a training that inherits weights, as a share of its steps
 
@@ -185,23 +186,24 @@ def _compare(
     return comparison, test_comparison, written
 
 
-def split_training(config: Config, search: Path) -> tuple[Config, Config]:
+def split_training(config: Config, folder: Path) -> tuple[Config, Config]:
     """Return the configurations of the two parts of a training in one run, which together take `train.steps` steps.
 
     The schedule of the learning rate is that of one training: warm-up, constant, decay. In the first part, the share
-    `search.share` of the steps, the rate rises and stays at its peak while the search trains the SuperNet; settings of
-    the search that concern its steps and its rate are replaced. The second part trains the derived network from its
-    weights in the SuperNet, while the rate falls; it begins with a short warm-up, since the optimizer has no momentum
-    yet. It reads the text from where the search ended.
+    `search.share` of the steps, the rate rises and stays at its peak while the search trains the SuperNet. Settings of
+    the search that concern its steps and its rate are replaced; unless the configuration sets the number of networks to
+    re-rank, it is lowered. The second part trains the derived network from its weights in the SuperNet, while the rate
+    falls; it begins with a short warm-up, since the optimizer has no momentum yet. It reads the text from where the
+    search ended.
 
     Args:
         config: the configuration of the whole training.
-        search: the run folder of the search.
+        folder: the run folder of the search.
     """
-    train = config.train
+    train, search = config.train, config.search
     if train.steps < _LEAST_STEPS:
         raise ParnasError(f"train.steps is {train.steps}; a training in one run needs {_LEAST_STEPS} steps or more.")
-    searching = min(train.steps - 1, max(4, round(config.search.share * train.steps)))
+    searching = min(train.steps - 1, max(4, round(search.share * train.steps)))
     first = config.replace(
         search__steps=searching,
         search__lr=train.lr,
@@ -209,8 +211,10 @@ def split_training(config: Config, search: Path) -> tuple[Config, Config]:
         search__warmup_steps=min(train.warmup_steps, searching // 2),
         search__alpha_start_step=searching // 4,
         search__uniform_fraction=1.0,
+        search__rerank_top_k=_RERANKED if search.rerank_top_k is None else search.rerank_top_k,
+        search__evolution_steps=_EVOLVED * search.blocks if search.evolution_steps is None else search.evolution_steps,
     )
-    return first, inheriting(config, search, train.steps - searching)
+    return first, inheriting(config, folder, train.steps - searching)
 
 
 def inheriting(config: Config, search: Path, steps: int) -> Config:

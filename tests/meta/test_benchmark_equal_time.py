@@ -1,26 +1,43 @@
-"""The benchmark of trainings of equal time: its plan, its steps, and all its stages in the tiny form."""
+"""The benchmark of trainings of equal time: plans, steps, what it tries, and all its stages in the tiny form."""
 
 from pathlib import Path
 
 import equal_time
 import pytest
+import torch
+import tried_search
 from conftest import make_corpus
+from equal_time import FRONT, ONE_RUN, SCRATCH, Job, Row
+from helpers.model_helpers import make_supernet, random_ids
 from trainings import read_rows
 
 from parnas.architecture import Architecture
 from parnas.config.yaml_file import read_yaml
+from parnas.data.batching import Batch
+from parnas.model.estimators import UniformPath
 from parnas.runs.files import read_json
 from parnas.runs.resolve import read_config
+from parnas.training.device import Device
+from parnas.training.weight_optimizer import GradientAccumulator
 
-BENCHMARK = Path(equal_time.__file__)
-TIMES = equal_time.Times(10.0, {"s": 5.0, "f": 2.0}, 20.0, 1000.0)
+BENCHMARKS = Path(equal_time.__file__).parent
+TIMES = equal_time.Times(10.0, {"s": 5.0, "f": 2.0}, {ONE_RUN: {"step": 20.0, "rerank": 1000.0}})
 
 
-def test_the_plan_has_only_layers_that_are_timed() -> None:
-    settings = read_yaml(BENCHMARK.with_suffix(".yaml").read_text(encoding="utf-8"), "plan")
-    plan = settings.pop("equal_time")
-    read_config(settings, [])
-    assert len(plan["seeds"]) >= 5
+def read_plan(name: str) -> dict:
+    settings = read_yaml((BENCHMARKS / f"{name}.yaml").read_text(encoding="utf-8"), name)
+    plan = settings.pop(name)
+    config = read_config(settings, [])
+    for variant in equal_time.one_runs_of(plan).values():
+        variant.changed(config)
+        assert set(variant.tried) <= tried_search.TRIED.keys()
+    return plan
+
+
+@pytest.mark.parametrize("name", ["equal_time", "one_run"])
+def test_a_plan_has_only_layers_that_are_timed_and_settings_that_exist(name: str) -> None:
+    plan = read_plan(name)
+    assert ONE_RUN in equal_time.one_runs_of(plan)
     for arch in plan["networks"].values():
         assert set(Architecture.parse(arch)) <= set(equal_time.LAYERS)
 
@@ -28,30 +45,76 @@ def test_the_plan_has_only_layers_that_are_timed() -> None:
 def test_a_network_gets_the_steps_that_fit_into_the_time() -> None:
     assert TIMES.steps(Architecture("sf"), 1700.0) == 100
     assert TIMES.steps(Architecture("sfi"), 1700.0) == 100, "identity takes no time"
+    assert TIMES.search_steps(ONE_RUN, 3000.0) == 100
 
 
-def test_the_known_network_of_a_seed_waits_for_the_run_that_derives_it() -> None:
-    plan = {"seeds": [1, 2], "networks": {"by hand": "interleaved-2"}}
-    run = equal_time.Row(equal_time.ONE_RUN, 1, "ks", 5, 20, 50.0, 9.0, 2.0, 100)
-    assert equal_time.list_jobs(plan, []) == [
-        (equal_time.ONE_RUN, 1, ""),
-        ("by hand", 1, "sf"),
-        (equal_time.ONE_RUN, 2, ""),
-        ("by hand", 2, "sf"),
+def test_what_was_derived_is_trained_from_scratch_once_it_is_known() -> None:
+    plan = {"seeds": [1, 2], "networks": {"by hand": "interleaved-2"}, "front": {"targets": [0.5]}}
+    run = Row(ONE_RUN, 1, "ks", 5, 20, 50.0, 9.0, 2.0, 100)
+    fronts = [run._replace(name=f"{FRONT} 0.3", arch="k"), run._replace(name=f"{FRONT} 0.5")]
+    jobs = equal_time.list_jobs(plan, [])
+    assert jobs == [
+        Job(name, seed, arch) for seed in (1, 2) for name, arch in ((ONE_RUN, ""), (FRONT, ""), ("by hand", "sf"))
     ]
-    assert (equal_time.KNOWN, 1, "ks") in equal_time.list_jobs(plan, [run])
-    assert (equal_time.ONE_RUN, 1, "") not in equal_time.list_jobs(plan, [run])
+    later = equal_time.list_jobs(plan, [run, *fronts])
+    assert [job for job in later if job.seed == 1] == [
+        Job("by hand", 1, "sf"),
+        Job(f"ks{SCRATCH}", 1, "ks"),  # that of the target 0.5 is the same network
+        Job(f"k{SCRATCH}", 1, "k"),
+    ]
+    assert not [job for job in equal_time.list_jobs(plan | {"scratch": False}, [run, *fronts]) if SCRATCH in job.name]
 
 
 def test_the_run_is_compared_with_each_network_by_seed() -> None:
     rows = [
-        equal_time.Row(name, seed, arch, 0, 10, ppl, 5.0, 0.0, 100)
-        for name, arch, values in ((equal_time.ONE_RUN, "ks", (45.0, 54.0)), ("by hand", "sf", (50.0, 60.0)))
+        Row(name, seed, arch, 0, 10, ppl, 5.0, 0.0, 100)
+        for name, arch, values in ((ONE_RUN, "ks", (45.0, 54.0)), ("by hand", "sf", (50.0, 60.0)))
         for seed, ppl in enumerate(values, 1)
     ]
-    _, other = equal_time.summarise(rows, {"sf": 0.5})
+    rows = [rows[0]._replace(search_steps=5), *rows[1:], rows[0]._replace(name=f"ks{SCRATCH}", ppl=50.0)]
+    run, same, other = equal_time.summarise(rows, {"sf": 0.5})
     assert other["percent"] == pytest.approx(-10.0)
     assert (other["seeds"], other["latency"]) == (2, 0.5)
+    assert (same["ppl"], same["seeds"]) == (50.0, 1)
+    assert run["to_scratch"]["percent"] == pytest.approx(-10.0)
+
+
+def test_a_sandwich_has_the_largest_and_the_smallest_network_and_paths_by_pi_the_probable_layers() -> None:
+    alpha = torch.zeros(3, 4)
+    alpha[:, 1] = 9.0  # almost always k
+    estimator, space = UniformPath(3, ("s", "k", "f", "i")), ("s", "k", "f", "i")
+    with tried_search.sandwich():
+        paths = estimator.sample_several(4, alpha, 1.0, torch.Generator().manual_seed(0))
+    assert ["".join(space[gate.chosen] for gate in path) for path in (paths[0], paths[-1])] == ["sss", "kkk"]
+    with tried_search.paths_by_pi():
+        draws = [gate.chosen for _ in range(200) for path in estimator.sample_several(2, alpha, 1.0) for gate in path]
+    assert draws.count(1) / len(draws) == pytest.approx((1 + 1 / 3.5) / 2, abs=0.05)
+
+
+def test_distillation_in_place_teaches_all_networks_but_the_largest() -> None:
+    """Compare gradients with those of the losses written out: of the text, then of the teacher's distribution."""
+    supernet = make_supernet(2, ("s", "k", "i")).train()
+    estimator, rows = UniformPath(2, ("s", "k", "i")), random_ids(4, 7)
+    batch = Batch(rows[:, :-1].numpy(), rows[:, 1:].numpy(), starts_epoch=True)
+    with tried_search.distilled_in_place():
+        paths = estimator.sample_several(4, supernet.alpha(), 1.0, torch.Generator().manual_seed(0))
+        accumulator = GradientAccumulator(supernet, supernet.weights().values(), Device(torch.device("cpu"), "fp32"), 1)
+        accumulator.backward(batch, None, paths)
+    gradients = {name: weight.grad for name, weight in supernet.weights().items()}
+    supernet.zero_grad()
+    total = torch.zeros(())
+    for row, path in enumerate(paths):
+        chosen, largest = (
+            supernet.head.log_probs(supernet(rows[row : row + 1, :-1], None, each).hidden[0])
+            for each in (path, paths[0])
+        )
+        if row == 0:
+            total = total - chosen.gather(1, rows[0, 1:, None]).mean()
+        else:
+            total = total - (largest.detach().exp() * chosen).sum(dim=1).mean()
+    (total / 4).backward()
+    for name, weight in supernet.weights().items():
+        torch.testing.assert_close(gradients[name], weight.grad, msg=name)
 
 
 @pytest.mark.slow
@@ -60,13 +123,14 @@ def test_all_stages_run_in_the_tiny_form(tmp_path: Path) -> None:
     equal_time.main([*common, "--profile"])
     for _ in range(2):
         equal_time.main(common)
-    rows = read_rows(tmp_path / "equal_time.csv", equal_time.Row)
-    names = {row.name for row in rows}
-    assert {equal_time.ONE_RUN, equal_time.KNOWN} < names
+    rows = read_rows(tmp_path / "equal_time.csv", Row)
     of = {row.name: row for row in rows}
-    assert of[equal_time.KNOWN].arch == of[equal_time.ONE_RUN].arch
-    assert 0 < of[equal_time.ONE_RUN].search_seconds < of[equal_time.ONE_RUN].seconds
+    assert 0 < of[ONE_RUN].search_seconds < of[ONE_RUN].seconds
+    assert len([name for name in of if name.startswith(FRONT)]) == 5
+    assert equal_time.list_jobs(read_plan("equal_time") | equal_time.TINY, rows) == []
+    assert {"distilled", "successive halving"} < of.keys()
     equal_time.main([*common, "--latency"])
     equal_time.main([*common, "--report"])
     found = {each["name"]: each for each in read_json(tmp_path / "equal_time-cpu.json")["networks"]}
-    assert found.keys() == names
+    assert found.keys() > {name for name in of if SCRATCH not in name}
+    assert all("to_scratch" in found[row.name] for row in rows if row.search_steps)
