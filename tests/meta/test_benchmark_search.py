@@ -5,9 +5,11 @@ import json
 import harness
 import plain
 import pytest
+import search_overhead
 import search_step
 import torch
 
+from parnas.config.loader import load_config
 from parnas.errors import ParnasError
 from parnas.nas.search import SearchTask
 
@@ -114,3 +116,20 @@ def test_floor_is_in_proportion_to_the_machine():
     records = [{"dropout": 0.1, "name": "baseline", "steps_per_second": 9.0}]
     assert search_step.check_baseline(records, 155e9)["above_floor"] == {"0.1": False}
     assert search_step.check_baseline(records, 100e9)["above_floor"] == {"0.1": True}
+
+
+def test_a_step_of_a_search_is_measured_beside_networks_of_its_space(tmp_path):
+    search_overhead.main(["--tiny", "--device", "cpu", "--out", str(tmp_path)])
+    result = json.loads((tmp_path / "search_overhead-cpu.json").read_text())
+    mean = sum(result["networks_ms"].values()) / len(result["networks_ms"])
+    assert result["time_over_networks"] == pytest.approx(result["search_ms"] / mean)
+    assert set(result["largest"]) == {"s"}
+    search, largest = (result["peak_bytes"][name] for name in (search_overhead.SEARCH, result["largest"]))
+    assert result["memory_over_largest"] == pytest.approx(search / largest)
+
+
+def test_sampled_networks_have_the_layers_of_the_space_in_their_shares():
+    config = load_config("demo").replace(search__space=("s", "k", "f", "i"), search__blocks=50)
+    layers = "".join(search_overhead.sample_networks(config, 40))
+    assert layers.count("s") / len(layers) == pytest.approx(1 / 3.5, abs=0.04)
+    assert layers.count("i") / len(layers) == pytest.approx(0.5 / 3.5, abs=0.04)
