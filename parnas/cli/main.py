@@ -74,11 +74,27 @@ def before_any_command(
 
 
 @_command
-def search(output: Output, settings: Settings = None, run: RunFolder = None, resume: Resume = False) -> None:
+def search(
+    output: Output,
+    settings: Settings = None,
+    one_run: Annotated[
+        bool,
+        Option(
+            "--one-run",
+            help="Train only the first part of a training in one run, of the share search.share of train.steps; "
+            "retrain --from RUN --one-run trains the second. pipeline --one-run does both, in one process.",
+        ),
+    ] = False,
+    run: RunFolder = None,
+    resume: Resume = False,
+) -> None:
     """Train a SuperNet and learn pi, the probability of each layer in each block."""
     config, folder = resolve_arguments(settings, run, resume, "search")
     from parnas.nas.search import search
+    from parnas.studies.pipeline import split_training
 
+    if one_run:
+        config, _ = split_training(config, folder)
     with remove_if_empty(None if run else folder), interruptible(lambda: training_resume_hint("search", folder)):
         finished = search(config, folder, output.reporter(), resume)
     _show_training(finished, output, f"parnas derive {shlex.quote(str(folder))}")
@@ -189,13 +205,22 @@ def retrain(
             "are the default.",
         ),
     ] = None,
+    one_run: Annotated[
+        bool,
+        Option("--one-run", help="With --from: train the second part of a training in one run; see search --one-run."),
+    ] = False,
     run: RunFolder = None,
     resume: Resume = False,
 ) -> None:
     """Train a discrete architecture, from scratch or from the weights of a search."""
     config, folder = resolve_arguments(settings, run, resume, "retrain", arch, inherit)
+    from parnas.studies.pipeline import split_training
     from parnas.training.retrain import retrain
 
+    if one_run and inherit is None:
+        raise ParnasError("--one-run continues a search; give its folder by --from, or leave out --one-run to resume.")
+    if one_run and inherit is not None:
+        _, config = split_training(config, inherit)
     with remove_if_empty(None if run else folder), interruptible(lambda: training_resume_hint("retrain", folder)):
         finished = retrain(config, folder, output.reporter(), resume)
     _show_training(finished, output, f"parnas evaluate {shlex.quote(str(folder))} OTHER_RUN")

@@ -6,8 +6,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import small_config
-from helpers.training_helpers import Notes
+from helpers.command_helpers import run_command
+from helpers.training_helpers import Notes, final_weights
 from typer.testing import CliRunner
 
 import parnas
@@ -197,6 +199,15 @@ def test_a_pipeline_in_one_run_trains_the_derived_network_from_the_weights_of_th
     again = Notes()
     run_pipeline(config, ["all-f"], tmp_path / "all", again, one_run=True)
     assert sum("is finished and kept" in note for note in again.notes) == 3
+    # 2. The same by the commands of the two parts, which torchrun can start.
+    path, first, second = tmp_path / "config.yaml", str(tmp_path / "first"), str(tmp_path / "second")
+    path.write_text(dump_config(config), encoding="utf-8")
+    assert run_command("search", str(path), "--one-run", "--run", first) == 0
+    assert run_command("retrain", "--from", first, "--one-run", "--run", second) == 0
+    expected, found = (final_weights(Run(Path(each))) for each in (tmp_path / "all" / "derived", second))
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(found[name], weight) for name, weight in expected.items())
+    assert run_command("retrain", str(path), "--one-run", "--arch", "sf", "--run", str(tmp_path / "third")) == 2
 
 
 def test_a_pipeline_trains_each_network_of_a_front_for_a_quarter_of_the_steps(

@@ -50,6 +50,7 @@ NETWORKS = {
     "muon": {"model__arch": "sfs", "train__optimizer": "muon"},
     "mixers": {"model__arch": "k g r s:window=5"},
 }
+INHERITED = "inherited"  # from the weights of the search `uniform`
 
 
 def make_config(corpus: Path, **changes: object) -> Config:
@@ -75,6 +76,8 @@ def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int,
         jobs += [
             write_job("retrain", make_config(corpus, **changes), folder / name) for name, changes in NETWORKS.items()
         ]
+        inheriting = make_config(corpus, model__arch="sfi", train__inherit=str(folder / "uniform"))
+        jobs.append(write_job("retrain", inheriting, folder / INHERITED))
         run_ranks(count, folder / "errors", train, jobs)
     return folders
 
@@ -89,7 +92,7 @@ def losses(run: Run) -> list[tuple[int, str, float]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*ESTIMATORS, *NETWORKS])
+@pytest.mark.parametrize("name", [*ESTIMATORS, *NETWORKS, INHERITED])
 def test_several_processes_train_as_one(name: str, trained: dict[int, Path]) -> None:
     alone, together = Run(trained[1] / name), Run(trained[2] / name)
     for one, other in zip(losses(alone), losses(together), strict=True):
