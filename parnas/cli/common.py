@@ -163,8 +163,10 @@ def split_runs(arguments: Sequence[str]) -> tuple[list[Path], dict[str, Any]]:
 def show_pipeline(result: "PipelineResult", output: Output, hint: str) -> None:
     """Print the derived architecture, the comparisons, the written files and the next command of a pipeline."""
     from parnas.cli.tables import show_comparison, show_derivation, show_finalists
+    from parnas.studies.baselines import DERIVED
 
-    output.show(show_derivation, result.derivation)
+    if DERIVED in result.runs:  # not with a front, whose networks the comparison lists
+        output.show(show_derivation, result.derivation)
     if result.finalists:
         output.show(show_finalists, result.finalists)
     for comparison in (result.comparison, result.test):

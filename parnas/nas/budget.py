@@ -30,12 +30,12 @@ class Budget(NamedTuple):
         costs, target = self.costs, self.target
         further = [(each.per_layer, most * each.interleaved) for each, most in self.further]
         # A target is a share of the interleaved network's cost; the knapsack's budget is in the metric's own unit.
-        if target is None or costs is None:
-            free = dict.fromkeys((name for block in pi for name in block), 0.0)
-            return most_probable(pi, free if costs is None else costs.per_layer, math.inf, self.limits, count, further)
+        per_layer = dict.fromkeys((name for block in pi for name in block), 0.0) if costs is None else costs.per_layer
+        budget = math.inf if target is None or costs is None else target * costs.interleaved
         try:
-            return most_probable(pi, costs.per_layer, target * costs.interleaved, self.limits, count, further)
+            return most_probable(pi, per_layer, budget, self.limits, count, further)
         except OverBudget as error:
+            assert costs is not None
             within = " within the other limits" if self.limits or self.further else ""
             # Rounded up, so that the target given in the message is met.
             least = math.ceil(1000 * error.cheapest / costs.interleaved) / 1000
@@ -43,6 +43,11 @@ class Budget(NamedTuple):
                 f"No network{within} costs at most {target:g} of the interleaved network's {costs.metric}; set the "
                 f"cost target, search.cost.target or cost_target (--cost-target), to {least:g} or more."
             ) from error
+        except ParnasError as error:
+            if not self.further:
+                raise
+            targets = ", ".join(f"{each.metric}={most:g}" for each, most in self.further)
+            raise ParnasError(f"{error} The further targets are {targets} (--within).") from error
 
     def allows(self, layers: Sequence[str]) -> bool:
         """Return whether an architecture, one layer name per block, is within the budget."""

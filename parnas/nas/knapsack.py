@@ -224,8 +224,8 @@ class _Knapsack:
         # The least and the most that `blocks[t:]` can use of each resource, [blocks + 1][resources].
         self.least = _uses_from(blocks, min)
         self.most = _uses_from(blocks, max)
-        # Prices are integers in units of 1 / scale, fine enough for a price per unit of cost.
-        self.scale = 1 << (20 + max(x.uses[0] for block in blocks for x in block).bit_length())
+        # Prices are integers in units of 1 / scale, fine enough for a price per unit of any resource.
+        self.scale = 1 << (20 + max(use for block in blocks for x in block for use in x.uses).bit_length())
         self.prices = [0] * len(limits)
 
     def solve(self, k: int) -> list[_Label]:

@@ -68,6 +68,7 @@ def test_re_ranked_networks_keep_to_every_target(undecided: Run, tmp_path: Path)
         ("macs", "A cost target (--within) is 'macs'"),
         ("macs=1,cache=0", "The target of cache (--within) is 0.0"),
         ("macs=0.01,cache=0.5", "within the other limits"),
+        ("macs=1,parameters=0.01", "The further targets are parameters=0.01"),
     ],
 )
 def test_mistakes_in_within_are_named(
