@@ -16,6 +16,7 @@ A plan is a configuration with a section of its name:
       - {name: one run}
       - {name: sandwich, source: "arXiv …", changes: {search.gate_samples: 4}, tried: [sandwich]}
     front: {targets: [0.3, 0.5], search: 1, training: 0.25}     # shares of the time; optional
+    twice: [lfm2]           # optional: also trained for twice the time, from the first seed
 
 A network is trained from scratch for as many steps as fit into the time, by the profile. `one run` searches in the
 share `search.share` of the time (re-ranking included) and trains the derived network in the rest, from its weights in
@@ -61,13 +62,14 @@ from parnas.studies.pipeline import inheriting, split_training
 from parnas.training.progress import Silent
 from parnas.training.retrain import retrain
 
-ONE_RUN, FRONT, SCRATCH = "one run", "front", ", from scratch"
+ONE_RUN, FRONT, SCRATCH, TWICE = "one run", "front", ", from scratch", ", twice the time"
 LAYERS = ("s", "k", "f", "i", "r", "g", "s:window=64")  # that the networks have
 PROBE = 120  # steps of the search that is timed
 TINY: dict[str, Any] = {  # replaces keys of the plan
     "seeds": [1],
     "minutes": 0.02,
     "networks": {"interleaved": "interleaved-2"},
+    "twice": ["interleaved"],
     "one_runs": [
         {"name": ONE_RUN},
         {"name": "distilled", "changes": {"search.gate_samples": 4}, "tried": ["distilled_in_place"]},
@@ -179,6 +181,7 @@ def train(config: Config, plan: Mapping[str, Any], times: Times, job: Job) -> li
         if job.arch:
             began = time.perf_counter()
             training = config.replace(model__arch=job.arch)
+            milliseconds *= 2 if job.name.endswith(TWICE) else 1
             training = training.replace(train__steps=times.steps(Architecture.parse(job.arch), milliseconds))
             return [train_network(training, folder / "run", job, began)]
         if job.name == FRONT:
@@ -257,6 +260,8 @@ def list_jobs(plan: Mapping[str, Any], rows: Sequence[Row]) -> list[Job]:
         if FRONT in plan and not any(name.startswith(FRONT) for name in done):
             jobs.append(Job(FRONT, seed))
         scratch = {name: str(Architecture.parse(arch)) for name, arch in plan["networks"].items()}
+        if seed == plan["seeds"][0]:
+            scratch |= {name + TWICE: scratch[name] for name in plan.get("twice", ())}
         trained = {*scratch.values(), *(row.arch for row in done.values() if not row.search_steps)}
         derived = dict.fromkeys(row.arch for row in done.values() if row.search_steps and row.arch not in trained)
         if plan.get("scratch", True):
@@ -270,7 +275,7 @@ def summarise(rows: Sequence[Row], shares: Mapping[str, float]) -> list[dict[str
 
     Records of what was derived also have the difference from the same networks, trained from scratch: `to_scratch`.
     """
-    scratch = {(row.seed, row.arch): row for row in rows if not row.search_steps}
+    scratch = {(row.seed, row.arch): row for row in rows if not row.search_steps and not row.name.endswith(TWICE)}
     by_name: dict[str, dict[int, Row]] = defaultdict(dict)
     for row in rows:
         if not row.name.endswith(SCRATCH):
@@ -357,7 +362,8 @@ def main(arguments: list[str] | None = None) -> None:
     records = summarise(rows, measured_shares(latency, archs))
     harness.print_table("Trainings of equal time", [format_record(record) for record in records])
     device = harness.choose(parsed.device, config.runtime.precision)
-    harness.write_result(parsed.plan, device, {"precisions": [device.precision], "networks": records}, parsed)
+    payload = {"precisions": [device.precision], "by_hand": list(plan["networks"]), "networks": records}
+    harness.write_result(parsed.plan, device, payload, parsed)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ missing are left out.
 from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any, NamedTuple
 
 import harness
@@ -15,6 +15,7 @@ import harness
 from parnas.config.schema import SearchConfig
 from parnas.runs.files import read_json, write_json
 from parnas.runs.run import PLAIN
+from parnas.studies.baseline_comparison import paired_difference
 
 NAME = "goals.json"
 LATENCY = {"k": (0.20, 0.25), "s:window=64": (0.45, 0.5), "r": (0.45, 0.6)}
@@ -26,7 +27,9 @@ TARGETS = ("0.45", "0.65")
 SIGNIFICANT = 0.01
 CONVERGED = 15  # per cent by which twice the steps may lower the perplexity
 RELIABLE = 0.85  # share of the reliability of the reference table
-SPEED, SEARCH = "speed", "search among s, f and i"  # areas
+SPEED, SEARCH, ONE_RUN_AREA = "speed", "search among s, f and i", "search within the training"  # areas
+HALF, EQUAL_LATENCY = 0.5, 0.1  # of the interleaved network's latency; relative difference of equal latencies
+SHALLOW, TWICE = 0.4, ", twice the time"
 CEILING_SHARE = 0.9  # of the tau between two seeds: goal of a search in the space of s, f and i
 MOST_LATENCY = 0.65
 SUBSETS = {
@@ -266,6 +269,77 @@ def judge_shakespeare(result: dict[str, Any]) -> Iterator[Goal]:
     yield Goal(area, goal, f"{derived:.3f}", derived < other, command)
 
 
+def judge_equal_time(result: dict[str, Any]) -> Iterator[Goal]:
+    """Yield the goals of the training in one run beside networks that are known, and of the front of a search."""
+    area, command = ONE_RUN_AREA, "python benchmarks/equal_time.py"
+    of = {record["name"]: record for record in result["networks"]}
+    ours = of["one run"]
+    yield Goal(
+        area,
+        f"latency of the derived network: at most {HALF} of the interleaved network's",
+        f"{ours['latency']:.2f}",
+        ours["latency"] <= HALF,
+        command,
+    )
+    for name, least in (("interleaved, 12 blocks", -5.0), ("interleaved, 5 blocks", -3.0)):
+        goal = f"one run: perplexity {-least:.0f} % below that of *{name}*, trained as long, p < {SIGNIFICANT}"
+        other = of[name]
+        reached = other["percent"] <= least and other["p"] < SIGNIFICANT
+        yield Goal(
+            area, goal, f"{other['percent']:+.1f} %, p = {other['p']:.1g}, {ours['seeds']} seeds", reached, command
+        )
+    by_hand = [
+        of[name]
+        for name in result["by_hand"]
+        if not name.startswith("interleaved") and of[name]["latency"] <= HALF * (1 + EQUAL_LATENCY)
+    ]
+    mean = {seed: fmean(each["ppl_by_seed"][seed] for each in by_hand) for seed in ours["ppl_by_seed"]}
+    best = min(by_hand, key=lambda each: each["ppl"])
+    for name, theirs, most in (
+        (f"the mean of {len(by_hand)} hybrids made by hand of its latency", mean, 0.0),
+        (f"the best of them in hindsight, *{best['name']}*", best["ppl_by_seed"], 1.0),
+    ):
+        found = paired_difference(ours["ppl_by_seed"], theirs)
+        goal = f"one run: perplexity relative to {name}: at most {most:+.0f} %"
+        interval = "" if found.low is None else f" ({found.low:+.1f} to {found.high:+.1f} %)"
+        yield Goal(area, goal, f"{found.mean:+.1f} %{interval}", found.mean <= most, command)
+    fronts = [record for name, record in of.items() if name.startswith("front ") and "to_scratch" in record]
+    for record in [ours, *fronts]:
+        goal = f"{record['name']}: perplexity relative to its network trained from scratch as long: at most +1 %"
+        found = record["to_scratch"]["percent"]
+        yield Goal(area, goal, f"{found:+.1f} %", found <= 1, command)
+    shallower = of["interleaved, 4 blocks"]
+    for record in fronts:
+        if float(record["name"].split()[1]) <= SHALLOW:
+            found = paired_difference(record["ppl_by_seed"], shallower["ppl_by_seed"])
+            goal = f"{record['name']}: perplexity 3 % below that of *interleaved, 4 blocks*"
+            yield Goal(area, goal, f"{found.mean:+.1f} %", found.mean <= -3, command)
+    gains = [
+        100 * (1 - ppl / of[name.removesuffix(TWICE)]["ppl_by_seed"][seed])
+        for name, record in of.items()
+        if name.endswith(TWICE)
+        for seed, ppl in record["ppl_by_seed"].items()
+    ]
+    if gains:
+        goal = f"twice the time lowers perplexity by less than {CONVERGED} %"
+        yield Goal(area, goal, ", ".join(f"{gain:.1f} %" for gain in gains), max(gains) < CONVERGED, command)
+
+
+def judge_overhead(result: dict[str, Any]) -> Iterator[Goal]:
+    """Yield the goals of a search step in the space `hybrid`."""
+    command = "python benchmarks/search_overhead.py"
+    for goal, value, most in (
+        (
+            "step of a search in `hybrid` relative to the mean training step of its networks",
+            "time_over_networks",
+            "most_time",
+        ),
+        ("peak memory of that search relative to training the largest network", "memory_over_largest", "most_memory"),
+    ):
+        goal = f"{quantity}: at most {result[most]:g}"
+        yield Goal(ONE_RUN_AREA, goal, f"{result[value]:.2f}", result[value] <= result[most], command)
+
+
 JUDGES: dict[str, Callable[[dict[str, Any]], Iterator[Goal]]] = {
     "mixers-cpu": judge_mixers,
     "hybrid-cpu": judge_search,
@@ -280,6 +354,8 @@ JUDGES: dict[str, Callable[[dict[str, Any]], Iterator[Goal]]] = {
     "time_to_quality-cpu": judge_time_to_quality,
     "data-cpu": judge_data,
     "compressive_step-cpu": judge_compressive,
+    "equal_time-cpu": judge_equal_time,
+    "search_overhead-cpu": judge_overhead,
 }
 """By the name of the result file."""
 

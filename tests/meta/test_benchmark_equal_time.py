@@ -7,7 +7,7 @@ import pytest
 import torch
 import tried_search
 from conftest import make_corpus
-from equal_time import FRONT, ONE_RUN, SCRATCH, Job, Row
+from equal_time import FRONT, ONE_RUN, SCRATCH, TWICE, Job, Row
 from helpers.model_helpers import make_supernet, random_ids
 from trainings import read_rows
 
@@ -50,6 +50,8 @@ def test_a_network_gets_the_steps_that_fit_into_the_time() -> None:
 
 def test_what_was_derived_is_trained_from_scratch_once_it_is_known() -> None:
     plan = {"seeds": [1, 2], "networks": {"by hand": "interleaved-2"}, "front": {"targets": [0.5]}}
+    longer = [job for job in equal_time.list_jobs(plan | {"twice": ["by hand"]}, []) if job.name.endswith(TWICE)]
+    assert longer == [Job(f"by hand{TWICE}", 1, "sf")]
     run = Row(ONE_RUN, 1, "ks", 5, 20, 50.0, 9.0, 2.0, 100)
     fronts = [run._replace(name=f"{FRONT} 0.3", arch="k"), run._replace(name=f"{FRONT} 0.5")]
     jobs = equal_time.list_jobs(plan, [])
@@ -133,4 +135,5 @@ def test_all_stages_run_in_the_tiny_form(tmp_path: Path) -> None:
     equal_time.main([*common, "--report"])
     found = {each["name"]: each for each in read_json(tmp_path / "equal_time-cpu.json")["networks"]}
     assert found.keys() > {name for name in of if SCRATCH not in name}
+    assert of[f"interleaved{TWICE}"].steps == pytest.approx(2 * of["interleaved"].steps, abs=1)
     assert all("to_scratch" in found[row.name] for row in rows if row.search_steps)
