@@ -362,8 +362,8 @@ def main(arguments: list[str] | None = None) -> None:
     records = summarise(rows, measured_shares(latency, archs))
     harness.print_table("Trainings of equal time", [format_record(record) for record in records])
     device = harness.choose(parsed.device, config.runtime.precision)
-    payload = {"precisions": [device.precision], "by_hand": list(plan["networks"]), "networks": records}
-    harness.write_result(parsed.plan, device, payload, parsed)
+    payload = {"precisions": [device.precision], "minutes": plan["minutes"], "by_hand": list(plan["networks"])}
+    harness.write_result(parsed.plan, device, payload | {"networks": records}, parsed)
 
 
 if __name__ == "__main__":

@@ -328,7 +328,7 @@ def judge_equal_time(result: dict[str, Any]) -> Iterator[Goal]:
 def judge_overhead(result: dict[str, Any]) -> Iterator[Goal]:
     """Yield the goals of a search step in the space `hybrid`."""
     command = "python benchmarks/search_overhead.py"
-    for goal, value, most in (
+    for quantity, value, most in (
         (
             "step of a search in `hybrid` relative to the mean training step of its networks",
             "time_over_networks",

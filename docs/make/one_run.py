@@ -1,0 +1,102 @@
+"""Write docs/one-run.md from the results of the benchmarks: `python docs/make/one_run.py`."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hybrids import render_tables
+from performance import RESULTS, render_goals
+
+from parnas.figures.pareto import ParetoPoint, draw_pareto
+from parnas.runs.files import read_json, write_text
+
+PAGE = Path(__file__).resolve().parents[1] / "one-run.md"
+PICTURE = PAGE.with_name("images") / "one-run.png"
+INTRODUCTION = """# A search within the training
+
+A search that is followed by a training from scratch costs time that the training could use. With
+
+    parnas pipeline CONFIG --one-run
+
+the search is the first part of the training: the derived network starts from its weights in the SuperNet
+([inherited weights](how-it-works.md#inherited-weights)). With
+
+    parnas pipeline CONFIG --front 0.3,0.5,0.8
+
+one search serves several networks. This page compares both with networks that are known from the start and trained from
+scratch for the same time.
+
+## Goals
+
+The goals were set before the measurements.
+
+{goals}
+"""
+SECTIONS = {
+    "equal_time": (
+        "Trainings of equal time",
+        "Each training has the same predicted time on an idle core: {minutes} minutes, search and re-ranking included; *seconds* are "
+        "those of two trainings that ran side by side. The networks of a front have one search of that time together, and a "
+        "quarter of the time each. *Latency share* is the measured latency of the blocks relative to the slowest "
+        "network's, *steps* are those of the search and of the training, perplexity is per piece on the validation split of WikiText-2, "
+        "differences are paired by seed. Measured by `python benchmarks/equal_time.py`",
+    ),
+    "one_run": (
+        "Variants of the search",
+        "The first row is the training in one run as parnas does it; the others change one thing. A positive difference in the last column "
+        "but one means that the first row is worse. Measured by `python benchmarks/equal_time.py --plan one_run`",
+    ),
+    "inheritance": (
+        "What inherited weights are worth",
+        "A network made by hand, trained from its weights in the SuperNet of a search and from scratch, for equally many "
+        "steps in all, those of the search included. The search trains each layer of the network in a part of its steps only, so "
+        "a gain means that its steps are worth more than nothing, and a loss that they are worth less than steps of the network "
+        "itself. Measured by `python benchmarks/inheritance.py`",
+    ),
+    "search_overhead": (
+        "A step of the search",
+        "Training steps of networks sampled from the space `hybrid`, and of the SuperNet that holds them. "
+        "Measured by `python benchmarks/search_overhead.py`",
+    ),
+}
+"""By result: title of the section and note."""
+
+
+def render() -> str:
+    """Return the page."""
+    results = {name: read_json(path) for name in SECTIONS if (path := RESULTS / f"{name}-cpu.json").is_file()}
+    parts = [INTRODUCTION.format(goals=render_goals("search within the training"))]
+    for name, result in results.items():
+        title, note = SECTIONS[name]
+        note = note.format(minutes=result.get("minutes"))
+        device = f"{result['machine']['cores']} cores of {result['machine']['device_name']}"
+        said = f"{DESCRIPTIONS[name](result)}\n\n" if name in DESCRIPTIONS else ""
+        parts.append(f"## {title}\n\n{note}, on {device}.\n\n{said}{render_tables(name, result)}\n")
+    parts.append("`python docs/make/one_run.py` writes this page from `benchmarks/results/`.\n")
+    return "\n".join(parts)
+
+
+def describe_equal_time(result: Mapping[str, Any]) -> str:
+    """Return what the table of equal times says: a picture."""
+    return f"![perplexity against latency of networks that were trained for the same time](images/{PICTURE.name})"
+
+
+DESCRIPTIONS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {"equal_time": describe_equal_time}
+"""By result: what its tables say."""
+
+
+def draw(result: Mapping[str, Any], path: Path = PICTURE) -> None:
+    """Draw perplexity against latency of the one run, the front and the networks made by hand."""
+    records = {record["name"]: record for record in result["networks"] if "latency" in record}
+    points = [
+        ParetoPoint(name, record["latency"], record["ppl"])
+        for name, record in records.items()
+        if name in result["by_hand"] or record["search_steps"]
+    ]
+    draw_pareto(points, path, "measured latency of the blocks, slowest = 1")
+
+
+if __name__ == "__main__":
+    if (EQUAL_TIME := RESULTS / "equal_time-cpu.json").is_file():
+        draw(read_json(EQUAL_TIME))
+    write_text(PAGE, render())
