@@ -1,6 +1,6 @@
 """Write docs/one-run.md from the results of the benchmarks: `python docs/make/one_run.py`."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from parnas.runs.files import read_json, write_text
 
 PAGE = Path(__file__).resolve().parents[1] / "one-run.md"
 PICTURE = PAGE.with_name("images") / "one-run.png"
+DRAWN = f"![perplexity against latency of networks that were trained for the same time](images/{PICTURE.name})"
 INTRODUCTION = """# A search within the training
 
 A search that is followed by a training from scratch costs time that the training could use. With
@@ -70,19 +71,10 @@ def render() -> str:
         title, note = SECTIONS[name]
         note = note.format(minutes=result.get("minutes"))
         device = f"{result['machine']['cores']} cores of {result['machine']['device_name']}"
-        said = f"{DESCRIPTIONS[name](result)}\n\n" if name in DESCRIPTIONS else ""
-        parts.append(f"## {title}\n\n{note}, on {device}.\n\n{said}{render_tables(name, result)}\n")
+        picture = f"{DRAWN}\n\n" if name == "equal_time" else ""
+        parts.append(f"## {title}\n\n{note}, on {device}.\n\n{picture}{render_tables(name, result)}\n")
     parts.append("`python docs/make/one_run.py` writes this page from `benchmarks/results/`.\n")
     return "\n".join(parts)
-
-
-def describe_equal_time(result: Mapping[str, Any]) -> str:
-    """Return what the table of equal times says: a picture."""
-    return f"![perplexity against latency of networks that were trained for the same time](images/{PICTURE.name})"
-
-
-DESCRIPTIONS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {"equal_time": describe_equal_time}
-"""By result: what its tables say."""
 
 
 def draw(result: Mapping[str, Any], path: Path = PICTURE) -> None:
