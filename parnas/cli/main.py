@@ -369,15 +369,13 @@ def demo(
     """Run all main steps on a small text, in minutes."""
     refuse_torchrun("demo")
     from parnas.config.loader import PRESETS, load_config
-    from parnas.studies.baselines import INTERLEAVED
-    from parnas.studies.pipeline import run_pipeline
+    from parnas.studies.pipeline import demo_baselines, run_pipeline
 
     folder = run or make_run_folder("demo")
     again = f"parnas demo --run {shlex.quote(str(folder))}"
     config = load_config(PRESETS / "demo.yaml")
-    baselines = [INTERLEAVED, f"alternating-{config.search.blocks}"]  # the usual network, and a hybrid made by hand
     with remove_if_empty(None if run else folder), interruptible(lambda: again):
-        result = run_pipeline(config, baselines, folder, output.reporter())
+        result = run_pipeline(config, demo_baselines(config), folder, output.reporter(), one_run=True)
     hint = "parnas --help"
     if sys.prefix != sys.base_prefix:  # in a virtual environment, which `make demo` does not activate
         hint = f"source {Path(sys.prefix) / 'bin/activate'}; then {hint}"

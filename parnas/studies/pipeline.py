@@ -27,7 +27,7 @@ from parnas.runs.files import read_json
 from parnas.runs.records import parse_rows
 from parnas.runs.run import TUNED_EVAL, Run
 from parnas.runs.trained_run import TrainedRun
-from parnas.studies.baselines import DERIVED, hand_designed
+from parnas.studies.baselines import DERIVED, INTERLEAVED, hand_designed
 from parnas.studies.finalists import Finalist, refuse_other_network, train_finalists
 from parnas.studies.train_or_load import train_once
 from parnas.training.progress import Reporter
@@ -184,6 +184,11 @@ def _compare(
     compared = [folder, *([test_folder] if test or tested_before else [])]
     written += draw_report([*compared, searched.folder, *folders], folder, reporter.note)
     return comparison, test_comparison, written
+
+
+def demo_baselines(config: Config) -> list[str]:
+    """Return the baselines of `parnas demo`: the usual network, and a hybrid made by hand."""
+    return [INTERLEAVED, f"alternating-{config.search.blocks}"]
 
 
 def split_training(config: Config, folder: Path) -> tuple[Config, Config]:

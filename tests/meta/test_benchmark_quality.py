@@ -5,6 +5,7 @@ from pathlib import Path
 from types import ModuleType
 
 import collapse
+import demo
 import demo_seeds
 import estimators
 import harness
@@ -126,3 +127,22 @@ def test_trainings_are_rows_that_a_later_start_does_not_repeat(
     assert [record["seeds"] for record in records] == [1] * len(records)
     assert len(records) == written.count("\n") - 1 == {"demo_seeds": 2, "softmax": len(softmax.SOFTMAXES)}[name]
     assert "interleaved" in capsys.readouterr().out
+
+
+def test_a_demo_is_better_if_the_derived_network_is_better_and_faster() -> None:
+    row = demo.Row(1, "kk", 50.0, 1.0, 51.0, 2.0, 60.0)
+    assert row.better
+    assert not row._replace(ppl=51.0).better
+    assert not row._replace(latency=2.0).better
+    assert demo.describe([row, row._replace(ppl=52.0, seconds=70.0)])["better"] == 1
+
+
+@pytest.mark.slow
+def test_the_demo_runs_from_a_seed_and_is_not_repeated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):
+        demo.main(["--tiny", "--seeds", "1", "--device", "cpu", "--out", str(tmp_path)])
+    assert (tmp_path / "demo.csv").read_text().count("\n") == 2
+    result = json.loads((tmp_path / "demo-cpu.json").read_text())
+    assert result["seeds"] == 1
+    assert result["seconds"] == result["most_seconds"] > 0
+    assert f"better in {result['better']} of 1 seeds" in capsys.readouterr().out
