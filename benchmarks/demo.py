@@ -49,9 +49,7 @@ def measure(config: Config, seed: int) -> Row:
         seconds = time.perf_counter() - began
     rows = {row["run"]: row for row in result.comparison.to_dict()["rows"]}
     derived, other = rows[DERIVED], rows[INTERLEAVED]
-    return Row(
-        seed, derived["arch"], derived["ppl"], derived["latency_ms"], other["ppl"], other["latency_ms"], seconds
-    )
+    return Row(seed, derived["arch"], derived["ppl"], derived["latency_ms"], other["ppl"], other["latency_ms"], seconds)
 
 
 def describe(rows: Sequence[Row]) -> dict[str, Any]:

@@ -29,6 +29,7 @@ CONVERGED = 15  # per cent by which twice the steps may lower the perplexity
 RELIABLE = 0.85  # share of the reliability of the reference table
 SPEED, SEARCH, ONE_RUN_AREA = "speed", "search among s, f and i", "search within the training"  # areas
 HALF, EQUAL_LATENCY = 0.5, 0.1  # of the interleaved network's latency; relative difference of equal latencies
+DEMO_SECONDS, DEMO_BETTER = 90, 0.9
 SHALLOW, TWICE = 0.4, ", twice the time"
 CEILING_SHARE = 0.9  # of the tau between two seeds: goal of a search in the space of s, f and i
 MOST_LATENCY = 0.65
@@ -340,6 +341,26 @@ def judge_overhead(result: dict[str, Any]) -> Iterator[Goal]:
         yield Goal(ONE_RUN_AREA, goal, f"{result[value]:.2f}", result[value] <= result[most], command)
 
 
+def judge_demo(result: dict[str, Any]) -> Iterator[Goal]:
+    """Yield the goals of the demo."""
+    command = "python benchmarks/demo.py"
+    goal = f"`parnas demo` on two cores: at most {DEMO_SECONDS} s"
+    yield Goal(ONE_RUN_AREA, goal, f"{result['most_seconds']:.0f} s", result["most_seconds"] <= DEMO_SECONDS, command)
+    goal = f"the demo's derived network better and faster than the interleaved one: {DEMO_BETTER:.0%} of the seeds"
+    value, reached = f"{result['better']} of {result['seeds']}", result["better"] >= DEMO_BETTER * result["seeds"]
+    yield Goal(ONE_RUN_AREA, goal, value, reached, command)
+
+
+def judge_time_in_one_run(result: dict[str, Any]) -> Iterator[Goal]:
+    """Yield the goal of a pipeline in one run from an empty cache."""
+    target, most = result["target_bits_per_byte"], result["goal_seconds"]
+    goal = f"`pipeline --one-run` from an empty cache: {target:g} bits per byte within {most:.0f} s"
+    for each in result["repetitions"]:
+        value = f"{each['bits_per_byte']:.4f} in {each['command_seconds']:.0f} s"
+        reached = each["bits_per_byte"] <= target and each["command_seconds"] <= most
+        yield Goal(ONE_RUN_AREA, goal, value, reached, "python benchmarks/time_to_quality.py --one-run")
+
+
 JUDGES: dict[str, Callable[[dict[str, Any]], Iterator[Goal]]] = {
     "mixers-cpu": judge_mixers,
     "hybrid-cpu": judge_search,
@@ -356,6 +377,8 @@ JUDGES: dict[str, Callable[[dict[str, Any]], Iterator[Goal]]] = {
     "compressive_step-cpu": judge_compressive,
     "equal_time-cpu": judge_equal_time,
     "search_overhead-cpu": judge_overhead,
+    "demo-cpu": judge_demo,
+    "time_to_quality_one_run-cpu": judge_time_in_one_run,
 }
 """By the name of the result file."""
 

@@ -2,6 +2,8 @@
 
     python benchmarks/time_to_quality.py [--config configs/wikitext2-par.yaml] [--target 1.488] [--repeat N]
 
+    python benchmarks/time_to_quality.py --one-run [--config configs/wikitext2-hybrid.yaml] [--target 1.44]
+
 `search.py`, `derive.py` and `retrain.py` (of the string derived) run as processes of their own. Search and retraining
 each begin with an empty cache, so that learning the tokenizer and encoding the text count. A time is the wall clock
 from the start of a process until a validation at or below the target, in bits per byte, stands in its metrics.jsonl.
@@ -9,6 +11,8 @@ from the start of a process until a validation at or below the target, in bits p
 A search counts where its estimator is the default one, its temperature has reached `search.tau_end` and the training
 of alpha spans at least half of its steps (every `alpha_every`-th is an architecture step, where alpha has a held-out
 split): its quality is then that of the network that it ends with, and stands beside.
+
+With `--one-run` the whole of `parnas pipeline --one-run` is timed, from an empty cache to the last picture.
 """
 
 import math
@@ -30,6 +34,8 @@ from parnas.runs.run import METRICS, Run
 
 POLL = 0.1  # seconds between two looks at metrics.jsonl
 GOAL = 240.0  # seconds of each phase on two CPU cores
+ONE_RUN_GOAL, ONE_RUN_TARGET = 300.0, 1.44  # seconds and bits per byte of a pipeline in one run
+ONE_RUN_CONFIG = harness.ROOT / "configs" / "wikitext2-hybrid.yaml"
 LEAST_ALPHA_SPAN = 0.5
 TINY_TARGET = 100.0
 
@@ -134,6 +140,40 @@ def retrain(
     return {**phase, "arch": arch}
 
 
+def one_run(config: Path, folder: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """Run a pipeline in one run with an empty cache in `folder`, without baselines; return its time and its result."""
+    place = folder / "one-run"
+    command = ["-m", "parnas", "pipeline", str(config), "--one-run", "--baselines", "", "--run", str(place), *overrides]
+    began = time.perf_counter()
+    with tempfile.TemporaryFile() as output:
+        if start(command, folder / "cache", output.fileno()).wait():
+            raise failed(command, output.seek(0) or output.read())
+    seconds, found = time.perf_counter() - began, Run(place / "derived").summary()
+    return {
+        "command_seconds": seconds,
+        "search_seconds": Run(place / "search").summary().seconds,
+        "training_seconds": found.seconds,
+        "arch": found.arch,
+        "parameters": found.parameters,
+        "bits_per_byte": found.valid.bits_per_byte,
+    }
+
+
+def main_of_one_run(parsed: Namespace, config: Path, target: float, overrides: Sequence[str], folder: Path) -> None:
+    """Time pipelines in one run, and write the result."""
+    settings, found = load_config(config, overrides), []
+    require_corpus(settings)
+    for number in range(parsed.repeat):
+        place = folder / str(number)
+        place.mkdir(parents=True)
+        found.append(one_run(config, place, overrides))
+    harness.print_table("A pipeline in one run, from an empty cache", found)
+    device = harness.choose(parsed.device, settings.runtime.precision)
+    payload = {"config": settings.model_dump(mode="json"), "target_bits_per_byte": target, "repetitions": found}
+    result = {"precisions": [device.precision], "goal_seconds": ONE_RUN_GOAL, **payload}
+    harness.write_result("time_to_quality_one_run", device, result, parsed)
+
+
 def judge(repetition: Mapping[str, Mapping[str, Any]]) -> dict[str, bool]:
     """Whether each phase reached the target in time; a search that does not count did not."""
     in_time = {
@@ -180,16 +220,21 @@ def _digits(bits: float | None) -> str | None:
 def main(arguments: list[str] | None = None) -> None:
     """Run the benchmark."""
     parser = harness.make_parser(__doc__, ["tiny"])
-    parser.add_argument("--config", type=Path, default=harness.PAR_CONFIG, help="configuration of both phases")
-    parser.add_argument("--target", type=float, default=TARGET, help="bits per byte on the validation split")
+    parser.add_argument("--config", type=Path, help="configuration of all phases")
+    parser.add_argument("--one-run", action="store_true", help="time parnas pipeline --one-run")
+    parser.add_argument("--target", type=float, help="bits per byte on the validation split")
     parser.add_argument("--runs", type=Path, help="folder in which the runs stay: N/search and N/retrain")
     parser.add_argument("--repeat", type=int, default=1, help="how often all of it is measured")
     parsed: Namespace = parser.parse_args(arguments)
-    target = TINY_TARGET if parsed.size == "tiny" else parsed.target
+    default = (ONE_RUN_CONFIG, ONE_RUN_TARGET) if parsed.one_run else (harness.PAR_CONFIG, TARGET)
+    target = TINY_TARGET if parsed.size == "tiny" else parsed.target or default[1]
     overrides = [] if parsed.device == "auto" else [f"runtime.device={parsed.device}"]
     repetitions = []
     with tempfile.TemporaryDirectory(prefix="parnas-quality-") as name:
-        config = make_tiny(Path(name)) if parsed.size == "tiny" else parsed.config
+        config = make_tiny(Path(name)) if parsed.size == "tiny" else parsed.config or default[0]
+        if parsed.one_run:
+            main_of_one_run(parsed, config, target, overrides, parsed.runs or Path(name))
+            return
         settings = load_config(config, overrides)
         require_corpus(settings)
         for number in range(parsed.repeat):

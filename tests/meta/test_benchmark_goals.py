@@ -116,3 +116,15 @@ def test_a_training_in_one_run_is_judged_by_networks_of_its_time_and_latency() -
         ("front 0.4", False),  # of 4 blocks
         ("twice the time lowers perplexity by less than 15 %", False),
     ]
+
+
+def test_the_demo_and_a_cold_start_are_judged_by_time_and_quality() -> None:
+    time, better = goals.judge_demo({"most_seconds": 91.0, "better": 9, "seeds": 10})
+    assert (time.reached, better.reached) == (False, True)
+    cold = {"bits_per_byte": 1.44, "command_seconds": 299.0}
+    result = {
+        "target_bits_per_byte": 1.44,
+        "goal_seconds": 300.0,
+        "repetitions": [cold, cold | {"bits_per_byte": 1.441}],
+    }
+    assert [goal.reached for goal in goals.judge_time_in_one_run(result)] == [True, False]

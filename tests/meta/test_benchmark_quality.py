@@ -38,6 +38,15 @@ def test_the_tiny_benchmark_runs_all_commands(tmp_path: Path, capsys: pytest.Cap
     assert "bits per byte" in capsys.readouterr().out
 
 
+@pytest.mark.slow
+def test_the_tiny_benchmark_times_a_pipeline_in_one_run(tmp_path: Path) -> None:
+    benchmark.main(["--one-run", "--tiny", "--device", "cpu", "--out", str(tmp_path)])
+    result = json.loads((tmp_path / "time_to_quality_one_run-cpu.json").read_text())
+    (found,) = result["repetitions"]
+    assert found["command_seconds"] > found["search_seconds"] + found["training_seconds"] > 0
+    assert found["bits_per_byte"] > 0
+
+
 def test_a_corpus_that_would_be_downloaded_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PARNAS_DATA", str(tmp_path))
     with pytest.raises(ParnasError, match="PARNAS_DATA=DIR"):
