@@ -33,7 +33,7 @@ from parnas.studies.train_or_load import train_once
 from parnas.training.progress import Reporter
 from parnas.training.retrain import retrain
 
-__all__ = ["PipelineResult", "run_pipeline"]
+__all__ = ["PipelineResult", "demo_baselines", "run_pipeline", "split_training"]
 
 _FRONT_SHARE = 0.25  # steps of a network of a front, as a share of train.steps
 _RERANKED, _EVOLVED = 8, 2  # in one run: networks to re-rank, and steps of the evolutionary search for each block
