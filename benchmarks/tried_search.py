@@ -26,14 +26,14 @@ BACKWARD = GradientAccumulator.backward
 
 @contextmanager
 def paths_by_pi() -> Iterator[None]:
-    """Sample half of each block's layers by pi, so that probable layers are trained more."""
+    """Sample a layer uniformly with probability tau, else by pi, so that probable layers are trained more and more."""
 
     def sample_by_pi(
         self: UniformPath, count: int, alpha: Tensor, tau: Tensor | float, generator: torch.Generator | None = None
     ) -> list[Gates]:
         if self.selected_path is not None:
             return SAMPLE(self, count, alpha, tau, generator)
-        mixed = (self.probabilities.to(alpha) + alpha.detach().softmax(dim=-1)) / 2
+        mixed = tau * self.probabilities.to(alpha) + (1 - tau) * alpha.detach().softmax(dim=-1)
         chosen = sample_spread(mixed, count, generator)
         return [make_path(path) for path in F.one_hot(chosen, len(self.space)).to(alpha.dtype)]
 

@@ -89,7 +89,7 @@ def test_a_sandwich_has_the_largest_and_the_smallest_network_and_paths_by_pi_the
         paths = estimator.sample_several(4, alpha, 1.0, torch.Generator().manual_seed(0))
     assert ["".join(space[gate.chosen] for gate in path) for path in (paths[0], paths[-1])] == ["sss", "kkk"]
     with tried_search.paths_by_pi():
-        draws = [gate.chosen for _ in range(200) for path in estimator.sample_several(2, alpha, 1.0) for gate in path]
+        draws = [gate.chosen for _ in range(200) for path in estimator.sample_several(2, alpha, 0.5) for gate in path]
     assert draws.count(1) / len(draws) == pytest.approx((1 + 1 / 3.5) / 2, abs=0.05)
 
 
