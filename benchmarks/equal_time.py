@@ -64,7 +64,8 @@ from parnas.training.retrain import retrain
 
 ONE_RUN, FRONT, SCRATCH, TWICE = "one run", "front", ", from scratch", ", twice the time"
 LAYERS = ("s", "k", "f", "i", "r", "g", "s:window=64")  # that the networks have
-PROBE = 120  # steps of the search that is timed
+PROBE = 120  # steps of a training or a search that is timed
+PROBED = "sfsfs"
 TINY: dict[str, Any] = {  # replaces keys of the plan
     "seeds": [1],
     "minutes": 0.02,
@@ -95,17 +96,16 @@ class Row(NamedTuple):
 class Times(NamedTuple):
     """Predicted times on an idle core, in milliseconds."""
 
-    fixed: float  # of a training step without layers
+    fixed: float  # of a training step without layers, with the update of the weights and the loop around it
     layers: Mapping[str, float]  # of a training step, by layer
     searches: Mapping[str, Mapping[str, float]]  # by name of the one run: `step`, and `rerank` (with the validation)
 
     @classmethod
-    def read(cls, path: Path) -> "Times":
-        """Read the times that `measure` wrote."""
-        content = read_json(path)
+    def of(cls, content: Mapping[str, Any]) -> "Times":
+        """Return the times in the content of a profile (see `measure`)."""
         table = content["training"]
         layers = {name: timing["median_ms"] for name, timing in table["layers"].items()}
-        return cls(table["fixed"]["median_ms"], layers, content["searches"])
+        return cls(table["fixed"]["median_ms"] + content["trainer_ms"], layers, content["searches"])
 
     def step(self, arch: Architecture) -> float:
         """Return the time of a training step of a network."""
@@ -158,19 +158,36 @@ def one_runs_of(plan: Mapping[str, Any]) -> dict[str, OneRun]:
 
 
 def measure(config: Config, plan: Mapping[str, Any], path: Path) -> None:
-    """Measure the profile of all layers, and for each variant the time of a search step and of re-ranking."""
+    """Measure what is missing in a profile, which holds three parts.
+
+    1. The times of layers in a training step, forward and backward.
+    2. `trainer_ms`: what a step of the trainer takes besides, measured for the network `PROBED`.
+    3. `searches`: for each variant of the one run the time of a search step, and of re-ranking and validation.
+    """
     space = config.search.space
-    measure_layers(config.replace(search__space=LAYERS), Silent(), rounds=50, check=0).write(path)
+    if not path.is_file():
+        measure_layers(config.replace(search__space=LAYERS), Silent(), rounds=50, check=0).write(path)
+    content = read_json(path)
     config = config.replace(search__cost__table=str(path), search__space=space, train__log_every=PROBE // 2)
-    searches = {}
-    for name, variant in one_runs_of(plan).items():
+    if "trainer_ms" not in content:
         with tempfile.TemporaryDirectory(prefix="parnas-equal-time-") as folder:
-            began = time.perf_counter()
-            run = variant.search(variant.changed(config), Path(folder) / "run", PROBE)
-            wall = 1000 * (time.perf_counter() - began)
-            step = [line.step_ms for line in run.metrics() if line.split == "train" and line.step_ms is not None][-1]
-        searches[name] = {"step": step, "rerank": wall - PROBE * step}
-    write_json(path, read_json(path) | {"searches": searches})
+            probed = config.replace(model__arch=PROBED, train__steps=PROBE)
+            step = last_step_ms(retrain(probed, Path(folder) / "run", Silent()))
+        forward_backward = Times.of(content | {"trainer_ms": 0.0, "searches": {}}).step(Architecture(PROBED))
+        write_json(path, content := content | {"trainer_ms": step - forward_backward})
+    for name, variant in one_runs_of(plan).items():
+        if name not in content.get("searches", {}):
+            with tempfile.TemporaryDirectory(prefix="parnas-equal-time-") as folder:
+                began = time.perf_counter()
+                run = variant.search(variant.changed(config), Path(folder) / "run", PROBE)
+                wall, step = 1000 * (time.perf_counter() - began), last_step_ms(run)
+            found = {name: {"step": step, "rerank": wall - PROBE * step}}
+            write_json(path, content := content | {"searches": content.get("searches", {}) | found})
+
+
+def last_step_ms(run: Run) -> float:
+    """Return the time of a step in the last line of training metrics."""
+    return [line.step_ms for line in run.metrics() if line.split == "train" and line.step_ms is not None][-1]
 
 
 def train(config: Config, plan: Mapping[str, Any], times: Times, job: Job) -> list[Row]:
@@ -351,7 +368,9 @@ def main(arguments: list[str] | None = None) -> None:
     if parsed.stage == "train":
         config = config.replace(search__cost__table=str(profile))
         prepare(config.data)  # once, not in every process
-        for found in work_off(partial(train, config, plan, Times.read(profile)), list_jobs(plan, rows), parsed.workers):
+        for found in work_off(
+            partial(train, config, plan, Times.of(read_json(profile))), list_jobs(plan, rows), parsed.workers
+        ):
             append_rows(table, found)
             print(*(", ".join(map(str, row)) for row in found), sep="\n", flush=True)
         return

@@ -36,7 +36,7 @@ from parnas.training.retrain import retrain
 __all__ = ["PipelineResult", "demo_baselines", "run_pipeline", "split_training"]
 
 _FRONT_SHARE = 0.25  # steps of a network of a front, as a share of train.steps
-_RERANKED, _EVOLVED = 8, 2  # in one run: networks to re-rank, and steps of the evolutionary search for each block
+_RERANKED, _EVOLVED = 6, 1  # in one run: networks to re-rank, and steps of the evolutionary search for each block
 _LEAST_STEPS = 8  # of a training in one run
 _REWARMED = 0.02  # warm-up of a training that inherits weights, as a share of its steps
 
@@ -216,7 +216,10 @@ def split_training(config: Config, folder: Path) -> tuple[Config, Config]:
         search__warmup_steps=min(train.warmup_steps, searching // 2),
         search__alpha_start_step=searching // 4,
         search__uniform_fraction=1.0,
-        search__rerank_top_k=_RERANKED if search.rerank_top_k is None else search.rerank_top_k,
+        search__gate_samples=1 if search.gate_samples is None else search.gate_samples,
+        search__rerank_top_k=min(_RERANKED, search.rerank_count)
+        if search.rerank_top_k is None
+        else search.rerank_top_k,
         search__evolution_steps=_EVOLVED * search.blocks if search.evolution_steps is None else search.evolution_steps,
     )
     return first, inheriting(config, folder, train.steps - searching)
