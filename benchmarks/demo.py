@@ -1,8 +1,8 @@
 """Run the demo from several seeds: how long it takes, and whether its search pays: `python benchmarks/demo.py`.
 
-Each run is that of `parnas demo`, on all cores, one after another. It counts as better if the derived network has a
-lower perplexity and a lower latency than the interleaved one. Each run appends a row to results/demo.csv; a later start
-does what is missing.
+Each run is a command that does what `parnas demo` does, with another seed: a process of its own on all cores, with an
+empty cache. It counts as better if the derived network has a lower perplexity and a lower latency than the interleaved
+one. Each run appends a row to results/demo.csv; a later start does what is missing.
 """
 
 import tempfile
@@ -15,12 +15,12 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import harness
+from data import failed, start
 from trainings import make_tiny, measure_missing
 
-from parnas.config.loader import PRESETS, Config, load_config
-from parnas.studies.baselines import DERIVED, INTERLEAVED
-from parnas.studies.pipeline import demo_baselines, run_pipeline
-from parnas.training.progress import Silent
+from parnas.config.loader import PRESETS, load_config
+from parnas.runs.files import read_json
+from parnas.studies.baselines import INTERLEAVED
 
 
 class Row(NamedTuple):
@@ -40,15 +40,19 @@ class Row(NamedTuple):
         return self.ppl < self.interleaved_ppl and self.latency < self.interleaved_latency
 
 
-def measure(config: Config, seed: int) -> Row:
+def measure(config: Path, overrides: Sequence[str], blocks: int, seed: int) -> Row:
     """Run the demo, and return its row."""
-    with tempfile.TemporaryDirectory(prefix="parnas-demo-") as folder:
+    with tempfile.TemporaryDirectory(prefix="parnas-demo-") as name, tempfile.TemporaryFile() as output:
+        folder = Path(name) / "demo"
+        baselines = f"{INTERLEAVED},alternating-{blocks}"
+        command = ["-m", "parnas", "pipeline", str(config), "--one-run", "--baselines", baselines, "--run", str(folder)]
+        command += [f"runtime.seed={seed}", *overrides]
         began = time.perf_counter()
-        config = config.replace(runtime__seed=seed)
-        result = run_pipeline(config, demo_baselines(config), Path(folder) / "demo", Silent(), one_run=True)
+        if start(command, Path(name) / "cache", output.fileno()).wait():
+            raise failed(command, output.seek(0) or output.read())
         seconds = time.perf_counter() - began
-    rows = {row["run"]: row for row in result.comparison.to_dict()["rows"]}
-    derived, other = rows[DERIVED], rows[INTERLEAVED]
+        rows = {row["run"]: row for row in read_json(folder / "comparison.json")}
+    derived, other = rows["derived"], rows[INTERLEAVED]
     return Row(seed, derived["arch"], derived["ppl"], derived["latency_ms"], other["ppl"], other["latency_ms"], seconds)
 
 
@@ -72,10 +76,11 @@ def main(arguments: list[str] | None = None) -> None:
     parsed: Namespace = parser.parse_args(arguments)
     path = harness.results_folder(parsed) / "demo.csv"
     with tempfile.TemporaryDirectory(prefix="parnas-demo-") as name:
-        config = load_config(make_tiny(Path(name)) if parsed.size == "tiny" else PRESETS / "demo.yaml")
-        config = config.replace(runtime__device=parsed.device)
-        cases = [(seed,) for seed in range(1, 1 + parsed.seeds)]
-        rows = measure_missing(path, Row, cases, None if parsed.report else partial(measure, config))
+        path_of_config = make_tiny(Path(name)) if parsed.size == "tiny" else PRESETS / "demo.yaml"
+        overrides = [] if parsed.device == "auto" else [f"runtime.device={parsed.device}"]
+        config = load_config(path_of_config, overrides)
+        run = None if parsed.report else partial(measure, path_of_config, overrides, config.search.blocks)
+        rows = measure_missing(path, Row, [(seed,) for seed in range(1, 1 + parsed.seeds)], run)
     record = describe(list(rows.values()))
     harness.print_table("The demo from several seeds", [row._asdict() for row in rows.values()])
     print(f"better in {record['better']} of {record['seeds']} seeds, {record['seconds']:.0f} s")

@@ -46,7 +46,7 @@ import comparison
 import harness
 from trainings import append_rows, read_rows, read_study, require_corpus, work_off
 from tried_search import TRIED
-from variants import compare, measured_shares
+from variants import compare
 
 from parnas.architecture import Architecture, drop_identity
 from parnas.config.loader import Config
@@ -115,10 +115,13 @@ class Times(NamedTuple):
         """Return the number of training steps of a network that fit into a time."""
         return round(milliseconds / self.step(arch))
 
+    def rerank(self, name: str) -> float:
+        """Return the time of the end of a search: re-ranking and validation."""
+        return self.searches[name]["rerank"]
+
     def search_steps(self, name: str, milliseconds: float) -> int:
-        """Return the number of steps of a search that fit into a time, together with re-ranking."""
-        times = self.searches[name]
-        return max(8, round((milliseconds - times["rerank"]) / times["step"]))
+        """Return the number of steps of a search that fit into a time, together with its end."""
+        return max(8, round((milliseconds - self.rerank(name)) / self.searches[name]["step"]))
 
 
 @dataclass(frozen=True)
@@ -255,10 +258,11 @@ def train_front(
     found = OneRun(FRONT).search(
         config.replace(search__cost__target=max(front["targets"])),
         folder / "search",
-        times.search_steps(ONE_RUN, front["search"] * milliseconds),
+        times.search_steps(ONE_RUN, front["search"] * milliseconds - len(front["targets"]) * times.rerank(ONE_RUN)),
     )
-    rows, searched = [], time.perf_counter() - began
-    for derivation in derive_front(found, front["targets"]).derivations:
+    derivations = derive_front(found, front["targets"]).derivations
+    rows, searched = [], time.perf_counter() - began  # with the re-ranking for all targets
+    for derivation in derivations:
         arch = derivation.architecture
         steps = times.steps(arch, front["training"] * milliseconds)
         training = inheriting(config, folder / "search", steps).replace(model__arch=str(arch))
@@ -307,8 +311,9 @@ def summarise(rows: Sequence[Row], shares: Mapping[str, float]) -> list[dict[str
         record |= {"ppl_by_seed": {str(seed): ppl[name][seed] for seed in sorted(of_seed)}}
         for key in ("search_steps", "steps", "seconds"):
             record[key] = fmean(getattr(row, key) for row in of_seed.values())
-        if known := [shares[arch] for arch in archs if arch in shares]:
-            record["latency"] = fmean(known)
+        if all(arch in shares for arch in archs):
+            record["latency"] = fmean(shares[row.arch] for row in of_seed.values())
+            record["most_latency"] = max(shares[arch] for arch in archs)
         if name != ONE_RUN and ppl.get(ONE_RUN, {}).keys() & of_seed.keys():
             record |= compare(ppl[ONE_RUN], ppl[name])
         if theirs := ppl.get(f"{name}: its network{SCRATCH}"):
@@ -378,7 +383,11 @@ def main(arguments: list[str] | None = None) -> None:
     if parsed.stage == "latency":
         write_json(latency, comparison.measure_latencies(config, archs.values(), 2 if parsed.size == "tiny" else 50))
         return
-    records = summarise(rows, measured_shares(latency, archs))
+    stacks = {arch: each["stack_ms"] for arch, each in read_json(latency)["of"].items()} if latency.is_file() else {}
+    whole = stacks.get(
+        str(Architecture.parse(f"interleaved-{config.search.blocks}")), max(stacks.values(), default=1.0)
+    )
+    records = summarise(rows, {arch: ms / whole for arch, ms in stacks.items()})
     harness.print_table("Trainings of equal time", [format_record(record) for record in records])
     device = harness.choose(parsed.device, config.runtime.precision)
     payload = {"precisions": [device.precision], "minutes": plan["minutes"], "by_hand": list(plan["networks"])}

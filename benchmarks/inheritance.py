@@ -1,11 +1,11 @@
-"""What inherited weights are worth, by the length of the training: `python benchmarks/inheritance.py`.
+"""The value of inherited weights, by the length of the training: `python benchmarks/inheritance.py`.
 
     python benchmarks/inheritance.py             # train what is missing of benchmarks/inheritance.yaml
-    python benchmarks/inheritance.py --report    # print, write and draw the curve of the finished trainings
+    python benchmarks/inheritance.py --report    # print and write the table of the finished trainings
 
 A network is trained for several numbers of steps from the weights that it has in the SuperNet of a search, and from
-scratch for as many steps in all, those of the search included. The gain of inheritance is the difference of their
-perplexities. Each finished training appends a row to results/inheritance.csv.
+scratch for as many steps in all, those of the search included. Perplexities are compared by seed. Each finished
+training appends a row to results/inheritance.csv.
 """
 
 import tempfile
@@ -75,7 +75,7 @@ def list_jobs(plan: Mapping[str, Any], rows: Sequence[Row]) -> list[Job]:
 
 
 def summarise(plan: Mapping[str, Any], rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return a record for each number of steps: mean perplexities and times, and the gain, paired by seed."""
+    """Return a record for each number of steps: mean perplexities and times, and the difference, paired by seed."""
     records = []
     for steps in plan["steps"]:
         total = plan["search_steps"] + steps
@@ -85,11 +85,11 @@ def summarise(plan: Mapping[str, Any], rows: Sequence[Row]) -> list[dict[str, An
             continue
         records.append(
             {"search_steps": plan["search_steps"], "steps": steps, "seeds": len(seeds)}
-            | {start: {"ppl": fmean(values.values())} for start, values in ppl.items()}
+            | {start: {"ppl": fmean(values[seed] for seed in seeds)} for start, values in ppl.items()}
             | compare(ppl[INHERITED], ppl[SCRATCH])
         )
         for start, by_seed in of.items():
-            records[-1][start]["seconds"] = fmean(row.seconds for row in by_seed.values())
+            records[-1][start]["seconds"] = fmean(by_seed[seed].seconds for seed in seeds)
     return records
 
 
@@ -102,7 +102,7 @@ def format_record(record: Mapping[str, Any]) -> dict[str, str]:
         "seeds": str(record["seeds"]),
         **{f"ppl {start}": f"{record[start]['ppl']:.2f}" for start in (INHERITED, SCRATCH)},
         **{f"seconds {start}": f"{record[start]['seconds']:.0f}" for start in (INHERITED, SCRATCH)},
-        "gain": f"{record['percent']:+.2f} %{interval}",
+        "inherited relative to scratch": f"{record['percent']:+.2f} %{interval}",
     }
 
 

@@ -204,7 +204,7 @@ def derive_front(
         progress: whether to show progress; see `Progress`.
 
     Raises:
-        ParnasError: the run is not a search, or no architecture is within the lowest target.
+        ParnasError: the run is not a search, or no architecture is within the highest target.
 
     >>> front = parnas.derive_front(searched, [0.5, 1.0], metric="macs", rerank_top_k=0)
     >>> [row["cost"] <= row["target"] for row in front.to_rows()]

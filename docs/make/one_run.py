@@ -12,7 +12,7 @@ from parnas.runs.files import read_json, write_text
 
 PAGE = Path(__file__).resolve().parents[1] / "one-run.md"
 PICTURE = PAGE.with_name("images") / "one-run.png"
-DRAWN = f"![perplexity against latency of networks that were trained for the same time](images/{PICTURE.name})"
+DRAWN = f"![perplexity against latency of the one run, the networks of the front and networks made by hand](images/{PICTURE.name})"
 INTRODUCTION = """# A search within the training
 
 A search that is followed by a training from scratch costs time that the training could use. With
@@ -25,7 +25,7 @@ the search is the first part of the training: the derived network starts from it
     parnas pipeline CONFIG --front 0.3,0.5,0.8
 
 one search serves several networks. This page compares both with networks that are known from the start and trained from
-scratch for the same time.
+scratch.
 
 ## Goals
 
@@ -48,11 +48,10 @@ SECTIONS = {
         "but one means that the first row is worse. Measured by `python benchmarks/equal_time.py --plan one_run`",
     ),
     "inheritance": (
-        "What inherited weights are worth",
+        "The value of inherited weights",
         "A network made by hand, trained from its weights in the SuperNet of a search and from scratch, for equally many "
         "steps in all, those of the search included. The search trains each layer of the network in a part of its steps only, so "
-        "a gain means that its steps are worth more than nothing, and a loss that they are worth less than steps of the network "
-        "itself. Measured by `python benchmarks/inheritance.py`",
+        "its steps are worth less than steps of the network itself as long as the perplexity is higher. Measured by `python benchmarks/inheritance.py`",
     ),
     "search_overhead": (
         "A step of the search",

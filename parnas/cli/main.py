@@ -93,11 +93,14 @@ def search(
     from parnas.nas.search import search
     from parnas.studies.pipeline import split_training
 
-    if one_run:
-        config, _ = split_training(config, folder)
     with remove_if_empty(None if run else folder), interruptible(lambda: training_resume_hint("search", folder)):
+        if one_run:
+            config, _ = split_training(config, folder)
         finished = search(config, folder, output.reporter(), resume)
-    _show_training(finished, output, f"parnas derive {shlex.quote(str(folder))}")
+    place = shlex.quote(str(folder))
+    _show_training(
+        finished, output, f"parnas retrain --from {place} --one-run" if one_run else f"parnas derive {place}"
+    )
 
 
 def _show_training(run: Run, output: Output, hint: str) -> None:
@@ -213,15 +216,16 @@ def retrain(
     resume: Resume = False,
 ) -> None:
     """Train a discrete architecture, from scratch or from the weights of a search."""
-    config, folder = resolve_arguments(settings, run, resume, "retrain", arch, inherit)
-    from parnas.studies.pipeline import split_training
-    from parnas.training.retrain import retrain
-
     if one_run and inherit is None:
         raise ParnasError("--one-run continues a search; give its folder by --from, or leave out --one-run to resume.")
-    if one_run and inherit is not None:
-        _, config = split_training(config, inherit)
+    config, folder = resolve_arguments(settings, run, resume, "retrain", arch, inherit)
+    from parnas.studies.pipeline import second_part
+    from parnas.training.retrain import retrain
+
     with remove_if_empty(None if run else folder), interruptible(lambda: training_resume_hint("retrain", folder)):
+        # With --resume alone, the configuration is that of the run, which is the second part already.
+        if one_run and inherit is not None and not (resume and settings is None):
+            config = second_part(config, inherit)
         finished = retrain(config, folder, output.reporter(), resume)
     _show_training(finished, output, f"parnas evaluate {shlex.quote(str(folder))} OTHER_RUN")
 
@@ -369,13 +373,15 @@ def demo(
     """Run all main steps on a small text, in minutes."""
     refuse_torchrun("demo")
     from parnas.config.loader import PRESETS, load_config
-    from parnas.studies.pipeline import demo_baselines, run_pipeline
+    from parnas.studies.baselines import INTERLEAVED
+    from parnas.studies.pipeline import run_pipeline
 
     folder = run or make_run_folder("demo")
     again = f"parnas demo --run {shlex.quote(str(folder))}"
     config = load_config(PRESETS / "demo.yaml")
+    baselines = [INTERLEAVED, f"alternating-{config.search.blocks}"]  # the usual network, and a hybrid made by hand
     with remove_if_empty(None if run else folder), interruptible(lambda: again):
-        result = run_pipeline(config, demo_baselines(config), folder, output.reporter(), one_run=True)
+        result = run_pipeline(config, baselines, folder, output.reporter(), one_run=True)
     hint = "parnas --help"
     if sys.prefix != sys.base_prefix:  # in a virtual environment, which `make demo` does not activate
         hint = f"source {Path(sys.prefix) / 'bin/activate'}; then {hint}"

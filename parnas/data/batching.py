@@ -124,8 +124,8 @@ def evaluation_batches(
     reads segments b R to b R + R + burn_in. All rows start with empty memory. Row 0 scores all its segments. The other
     rows fill their memory on their first `burn_in` segments, which the row before scores.
 
-    The scores equal those of batch size 1. The segments are the same for any B, and after `burn_in` = (attention
-    layers) * ceil(mem_len / T) segments the scores of a row no longer depend on where the row began: a layer's memory
+    The scores equal those of batch size 1. The segments are the same for any B, and after `burn_in` segments
+    (`TransformerXL.burn_in`) the scores of a row no longer depend on where the row began: an attention layer's memory
     holds `mem_len` outputs of the layer below, each of which depends on `mem_len` positions of the layer below it.
     Rows begin at multiples of `alignment` tokens, for networks that compress positions in groups.
 

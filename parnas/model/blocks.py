@@ -93,14 +93,13 @@ class Block(nn.Module):
         return reach.mem_len if self.uses_memory else 0
 
     def look_back(self, tokens: int, reach: Reach, tgt_len: int) -> int:
-        """Return how many tokens before a segment of T = `tgt_len` tokens can influence the block's output.
+        """Return how many tokens before a segment the first input of the block is that influences the network's output.
 
-        The output of interest begins `tokens` tokens before the segment, with which the blocks above begin to depend on
-        it. By default all positions of a segment read the memory of that segment. A layer whose positions read a fixed
-        number of positions before their own overrides this method.
+        The blocks above read this block's outputs from `tokens` tokens before the segment on; segments have `tgt_len`
+        tokens. By default each position reads its own segment and the memory of that segment. A layer whose positions
+        read a fixed number of positions before their own overrides this method.
         """
-        memory = self.memory_tokens(reach)
-        return math.ceil(tokens / tgt_len) * tgt_len + memory if memory else tokens
+        return math.ceil(tokens / tgt_len) * tgt_len + self.memory_tokens(reach)
 
     def multiply_adds(self, tgt_len: int, reach: Reach) -> float:
         """Return the multiply-adds per token of the matrix products in inference, at batch size 1 with full memory.

@@ -250,12 +250,12 @@ class CompressiveAttention(SelfAttention):
 
     def look_back(self, tokens: int, reach: Reach, tgt_len: int) -> int:
         """Return how many tokens before a segment of `tgt_len` tokens can influence the layer's output."""
-        plain = super().look_back(tokens, reach, tgt_len)  # with compressed memory, if there is any
+        furthest = super().look_back(tokens, reach, tgt_len)  # `memory_tokens` counts compressed positions too
         if not reach.cmem_len:
-            return plain
+            return furthest
         # Up to R - 1 positions may wait in memory. A compressor that mixes groups also depends on what left memory
         # together with the oldest group, that is on one segment more.
-        return plain + self.ratio - 1 + (tgt_len if self.compression.compressor.mixes_groups else 0)
+        return furthest + self.ratio - 1 + (tgt_len if self.compression.compressor.mixes_groups else 0)
 
     def multiply_adds(self, tgt_len: int, reach: Reach) -> float:
         """Return multiply-adds per token, compression included, with memory and compressed memory full.

@@ -57,6 +57,10 @@ class FeedForward(ResidualLayer):
         result: Tensor = self.outer(self.dropout(F.relu(self.inner(x))))
         return result
 
+    def look_back(self, tokens: int, reach: Reach, tgt_len: int) -> int:  # noqa: ARG002
+        """Return `tokens`, since each position reads only itself."""
+        return tokens
+
     def share_weights(self, larger: Block) -> None:
         """Use the first inner features of a wider layer."""
         if isinstance(larger, FeedForward):
@@ -87,6 +91,10 @@ class GatedFeedForward(ResidualLayer):
         result: Tensor = self.outer(self.dropout(F.silu(gate) * value))
         return result
 
+    def look_back(self, tokens: int, reach: Reach, tgt_len: int) -> int:  # noqa: ARG002
+        """Return `tokens`, since each position reads only itself."""
+        return tokens
+
     def share_weights(self, larger: Block) -> None:
         """Use the first inner features of a wider layer, each with its gate."""
         if isinstance(larger, GatedFeedForward):
@@ -106,6 +114,10 @@ class Identity(Block):
     def forward(self, x: Tensor, memory: BlockMemory, context: Context) -> BlockOutput:  # noqa: ARG002
         """Return `x` itself and an empty memory."""
         return BlockOutput(x)
+
+    def look_back(self, tokens: int, reach: Reach, tgt_len: int) -> int:  # noqa: ARG002
+        """Return `tokens`, since each position reads only itself."""
+        return tokens
 
     def multiply_adds(self, tgt_len: int, reach: Reach) -> float:  # noqa: ARG002
         """Return 0: identity computes nothing."""

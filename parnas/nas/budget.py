@@ -25,7 +25,8 @@ class Budget(NamedTuple):
         `pi` holds for each block the probability of each candidate, by name.
 
         Raises:
-            ParnasError: no architecture is within the budget.
+            OverBudget: no architecture is within the cost target.
+            ParnasError: no architecture keeps to the limits or to the further targets.
         """
         costs, target = self.costs, self.target
         further = [(each.per_layer, most * each.interleaved) for each, most in self.further]
@@ -39,9 +40,10 @@ class Budget(NamedTuple):
             within = " within the other limits" if self.limits or self.further else ""
             # Rounded up, so that the target given in the message is met.
             least = math.ceil(1000 * error.cheapest / costs.interleaved) / 1000
-            raise ParnasError(
+            raise OverBudget(
                 f"No network{within} costs at most {target:g} of the interleaved network's {costs.metric}; set the "
-                f"cost target, search.cost.target or cost_target (--cost-target), to {least:g} or more."
+                f"cost target, search.cost.target or cost_target (--cost-target), to {least:g} or more.",
+                error.cheapest,
             ) from error
         except ParnasError as error:
             if not self.further:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from parnas.architecture import Architecture
-from parnas.errors import ParnasError
+from parnas.errors import OverBudget, ParnasError
 from parnas.nas.derive import Constraints, Derivation, derive, write_derivation
 from parnas.nas.rerank import HeldOutLosses, losses_of_run
 from parnas.runs.files import read_json_object, write_json
@@ -22,9 +22,10 @@ _MOST_TARGETS = 100
 
 @dataclass(frozen=True)
 class Front:
-    """Derivations within different cost targets, by rising target."""
+    """Derivations within different cost targets, by rising target; targets that no network meets have none."""
 
     derivations: tuple[Derivation, ...]
+    targets: tuple[float, ...]
 
     def to_rows(self) -> list[dict[str, Any]]:
         """Return for each target the network, its cost and the losses that re-ranking estimated, as plain values."""
@@ -52,8 +53,11 @@ class Front:
         for each in self.derivations:
             paths.append(listed.with_name(f"{each.target:g}") / ARCH_FILE)
             write_derivation(each, run, paths[-1])
-        metric = self.derivations[0].costs.metric if self.derivations[0].costs else None
-        write_json(listed, {"metric": metric, "networks": self.to_rows()})
+        first = self.derivations[0]
+        constraints = {key: value for key, value in first.constraints.to_dict().items() if key != "cost_target"}
+        metric = first.costs.metric if first.costs else None
+        given = {"metric": metric, "targets": list(self.targets), "constraints": constraints}
+        write_json(listed, {**given, "networks": self.to_rows()})
         return [listed, *paths]
 
 
@@ -84,14 +88,20 @@ def check_targets(targets: Sequence[float], given: str) -> tuple[float, ...]:
 
 
 def read_front(run: Run, targets: Sequence[float]) -> dict[float, str]:
-    """Return the architectures that `Front.write` stored in the folder of a search, by target; empty if for others."""
+    """Return the architectures that `Front.write` stored in the folder of a search, by target.
+
+    The result is empty if the stored front is for other targets, for another metric than the search's, or has further
+    constraints.
+    """
     path = run.folder / DERIVED_FRONT
-    rows = read_json_object(path).get("networks") if path.is_file() else None
+    content = read_json_object(path) if path.is_file() else {}
+    given: dict[str, Any] = {"metric": run.config().search.cost.metric, "targets": list(targets), "constraints": {}}
+    if {key: content.get(key) for key in given} != given:
+        return {}
     try:
-        stored = {float(row["target"]): str(Architecture.parse(row["arch"])) for row in rows or ()}
+        return {float(row["target"]): str(Architecture.parse(row["arch"])) for row in content["networks"]}
     except (KeyError, TypeError, ValueError) as error:
         raise ParnasError(f"{path} was not written by parnas derive --front; delete it.") from error
-    return stored if list(stored) == list(targets) else {}
 
 
 def derive_front(
@@ -110,7 +120,7 @@ def derive_front(
 
     Raises:
         ParnasError: the run is not a search, a target is not valid or also in `constraints`, or no network is within
-            the lowest target.
+            the highest target. Lower targets that no network meets are left out, with a note.
     """
     constraints, reporter = constraints or Constraints(), reporter or Silent()
     targets = check_targets(targets, str(list(targets))[:60])
@@ -124,5 +134,10 @@ def derive_front(
     front: list[Derivation] = []
     for target in targets:
         found = [each.architecture.layers for each in front]
-        front.append(derive(run, replace(constraints, cost_target=target), reporter, losses, found))
-    return Front(tuple(front))
+        try:
+            front.append(derive(run, replace(constraints, cost_target=target), reporter, losses, found))
+        except OverBudget as error:
+            if target == targets[-1]:
+                raise
+            reporter.note(f"the front has no network within {target:g}: {error}")
+    return Front(tuple(front), targets)

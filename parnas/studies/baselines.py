@@ -20,7 +20,7 @@ from parnas.nas.random_sampling import draw_networks
 from parnas.runs.run import Run
 from parnas.training.progress import Reporter
 
-__all__ = ["ALTERNATING", "DERIVED", "EQUAL_COST", "Baselines", "find_baselines", "read_baselines"]
+__all__ = ["ALTERNATING", "DERIVED", "EQUAL_COST", "INTERLEAVED", "Baselines", "find_baselines", "read_baselines"]
 
 DERIVED, INTERLEAVED, SANDWICH, SHALLOWER, RANDOM = "derived", "interleaved", "sandwich", "shallower", "random"
 EQUAL_COST, ALL_F, ALTERNATING = "equal-cost", "all-f", "alternating"

@@ -27,13 +27,13 @@ from parnas.runs.files import read_json
 from parnas.runs.records import parse_rows
 from parnas.runs.run import TUNED_EVAL, Run
 from parnas.runs.trained_run import TrainedRun
-from parnas.studies.baselines import DERIVED, INTERLEAVED, hand_designed
+from parnas.studies.baselines import DERIVED, hand_designed
 from parnas.studies.finalists import Finalist, refuse_other_network, train_finalists
 from parnas.studies.train_or_load import train_once
 from parnas.training.progress import Reporter
 from parnas.training.retrain import retrain
 
-__all__ = ["PipelineResult", "demo_baselines", "run_pipeline", "split_training"]
+__all__ = ["PipelineResult", "run_pipeline", "second_part", "split_training"]
 
 _FRONT_SHARE = 0.25  # steps of a network of a front, as a share of train.steps
 _RERANKED, _EVOLVED = 6, 1  # in one run: networks to re-rank, and steps of the evolutionary search for each block
@@ -186,11 +186,6 @@ def _compare(
     return comparison, test_comparison, written
 
 
-def demo_baselines(config: Config) -> list[str]:
-    """Return the baselines of `parnas demo`: the usual network, and a hybrid made by hand."""
-    return [INTERLEAVED, f"alternating-{config.search.blocks}"]
-
-
 def split_training(config: Config, folder: Path) -> tuple[Config, Config]:
     """Return the configurations of the two parts of a training in one run, which together take `train.steps` steps.
 
@@ -198,8 +193,8 @@ def split_training(config: Config, folder: Path) -> tuple[Config, Config]:
     `search.share` of the steps, the rate rises and stays at its peak while the search trains the SuperNet. Settings of
     the search that concern its steps and its rate are replaced; unless the configuration sets the number of networks to
     re-rank, it is lowered. The second part trains the derived network from its weights in the SuperNet, while the rate
-    falls; it begins with a short warm-up, since the optimizer has no momentum yet. It reads the text from where the
-    search ended.
+    falls; it begins with a short warm-up, since the optimizer has no momentum yet. It continues with the batch
+    whose number follows that of the search.
 
     Args:
         config: the configuration of the whole training.
@@ -223,6 +218,22 @@ def split_training(config: Config, folder: Path) -> tuple[Config, Config]:
         search__evolution_steps=_EVOLVED * search.blocks if search.evolution_steps is None else search.evolution_steps,
     )
     return first, inheriting(config, folder, train.steps - searching)
+
+
+def second_part(config: Config, search: Path) -> Config:
+    """Return the configuration of the second part of a training in one run, after the search in the folder `search`.
+
+    Raises:
+        ParnasError: the search was not the first part of such a training.
+    """
+    first, second = split_training(config, search)
+    found = Run(search).config().search
+    if (found.steps, found.lr_decay) != (first.search.steps, False):
+        raise ParnasError(
+            f"{search} has {found.steps} search steps and is not the first part of a training in one run, which has "
+            f"{first.search.steps} here; search with --one-run, or leave out --one-run."
+        )
+    return second
 
 
 def inheriting(config: Config, search: Path, steps: int) -> Config:

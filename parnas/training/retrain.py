@@ -48,7 +48,8 @@ def retrain(config: Config, folder: Path, reporter: Reporter, resume: bool = Fal
             with session.device.distributed.main_process_first():  # so that every process can read it
                 if session.device.distributed.is_main:
                     session.run.write_inherited(found)
-        # After a search, the text continues where the search ended.
+        # After a search, the training continues with the batch of the next number: the search has read the others, in
+        # somewhat other rows where it held text out for alpha.
         inherited = session.run.inherited()
         first = 0 if inherited is None else inherited.steps
         rows = session.device.distributed.local_slice(data.batch_size)

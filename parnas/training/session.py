@@ -210,7 +210,8 @@ def _check_changes(run: Run, config: Config, note: Note) -> None:
     """
     before = run.config()
     refuse_changes(run, config, MAY_CHANGE)
-    _refuse_other_start(run, config)
+    if run.kind() == "retrain":
+        _refuse_other_start(run, config)
     if config.train.steps < before.train.steps:
         raise ParnasError(
             f"{run.folder} was started with train.steps {before.train.steps}, which cannot be lowered to "
@@ -241,6 +242,16 @@ def _refuse_other_start(run: Run, config: Config) -> None:
     if inherits != inherited:
         way = "from the weights of a search" if inherited else "from scratch"
         raise ParnasError(f"{run.folder} was trained {way}; restore train.inherit, or choose another folder (--run).")
+    source = run.inherited()
+    if source is None or config.train.inherit is None or config.train.inherit == run.config().train.inherit:
+        return
+    # The search may have been moved or removed, but must not be another one: no two take exactly the same time.
+    moved = Run(Path(config.train.inherit))
+    if moved.finished() and moved.summary().seconds != source.seconds:
+        raise ParnasError(
+            f"{run.folder} was trained from the weights of {source.run}, and {moved.folder} is another search; restore "
+            "train.inherit (--from), or choose another folder (--run)."
+        )
 
 
 def check_same_text(header: StreamHeader, before: StreamHeader, run: str) -> None:

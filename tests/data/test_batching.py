@@ -6,7 +6,7 @@ from helpers.data_helpers import distinct_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parnas.data.batching import TrainingBatches, evaluation_batches, split_share
+from parnas.data.batching import Shuffle, TrainingBatches, evaluation_batches, split_share
 from parnas.errors import ParnasError
 
 EOS = 7
@@ -103,3 +103,13 @@ def test_split_share_cuts_off_the_end(share: float, left: int) -> None:
     weights, alpha = split_share(distinct_tokens(100), share)
     assert weights.tolist() == list(range(100, 100 + left))
     assert alpha.tolist() == list(range(100 + left, 200))
+
+
+@pytest.mark.parametrize("partial", [False, True])
+def test_batches_after_earlier_ones_are_the_later_ones(partial: bool) -> None:
+    shuffle = Shuffle(3, partial)
+    whole = TrainingBatches(np.arange(61), 2, 5, shuffle=shuffle)
+    later = TrainingBatches(np.arange(61), 2, 5, shuffle=shuffle, first=4)
+    for step in range(2 * whole.segments):  # across the ends of epochs
+        for one, other in zip(later.batch(step), whole.batch(step + 4), strict=True):
+            np.testing.assert_array_equal(one, other)

@@ -240,8 +240,10 @@ def test_burn_in_adds_up_what_each_block_looks_back():
     assert make_network("r").burn_in(4, reach(6)) > 10**8
 
 
-@pytest.mark.parametrize("arch", ["kkkkkk", "skks", "k s k k s:window=5 k", "s:window=7 k f", "s s:window=3 s"])
-@pytest.mark.parametrize("mem_len", [3, 4, 6])
+@pytest.mark.parametrize(
+    "arch", ["kkkkkk", "ksk", "kkskk", "skks", "k s k k s:window=5 k", "s:window=7 k f", "s s:window=3 s"]
+)
+@pytest.mark.parametrize("mem_len", [0, 3, 4, 6])
 def test_outputs_do_not_depend_on_tokens_before_burn_in(arch, mem_len):
     network, tgt_len = make_network(arch).double(), 4
     burn_in, ids = network.burn_in(tgt_len, reach(mem_len)), random_ids(1, 60)

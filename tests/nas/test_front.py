@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 from conftest import small_config
 from helpers.command_helpers import refusal, run_command
+from helpers.training_helpers import Notes
 
 import parnas.nas.front as front_module
 from parnas.architecture import Architecture
 from parnas.errors import ParnasError
 from parnas.figures.report.data import read_report_data
 from parnas.nas.derive import Constraints, derive
-from parnas.nas.front import derive_front, read_targets
+from parnas.nas.front import derive_front, read_front, read_targets
 from parnas.nas.rerank import HeldOutLosses
 from parnas.nas.search import search
 from parnas.runs.run import Run, read_derivation
@@ -80,8 +81,23 @@ def test_targets_that_are_none_are_refused(text: str) -> None:
         read_targets(text)
 
 
-def test_a_target_below_every_network_is_refused(searched_hybrid: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "set the cost target" in refusal(capsys, "derive", searched_hybrid.folder, "--front", "0.001,1")
+def test_targets_below_every_network_are_left_out_or_refused(
+    searched_hybrid: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "set the cost target" in refusal(capsys, "derive", searched_hybrid.folder, "--front", "0.001,0.002")
+    notes = Notes()
+    front = derive_front(searched_hybrid, [0.001, 1.0], reporter=notes)
+    assert [each.target for each in front.derivations] == [1.0]
+    assert any("no network within 0.001" in note for note in notes.notes)
+
+
+def test_a_stored_front_is_read_only_for_its_targets_and_constraints(searched_hybrid: Run) -> None:
+    derive_front(searched_hybrid, [0.001, 1.0]).write(searched_hybrid, searched_hybrid.folder)
+    assert list(read_front(searched_hybrid, [0.001, 1.0])) == [1.0]
+    assert read_front(searched_hybrid, [1.0]) == {}
+    constrained = derive_front(searched_hybrid, [0.001, 1.0], Constraints(limits={"s": 1}))
+    constrained.write(searched_hybrid, searched_hybrid.folder)
+    assert read_front(searched_hybrid, [0.001, 1.0]) == {}
 
 
 def test_a_report_draws_the_front_of_a_search(searched_hybrid: Run) -> None:

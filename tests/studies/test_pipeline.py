@@ -207,7 +207,12 @@ def test_a_pipeline_in_one_run_trains_the_derived_network_from_the_weights_of_th
     expected, found = (final_weights(Run(Path(each))) for each in (tmp_path / "all" / "derived", second))
     assert expected.keys() == found.keys()
     assert all(torch.equal(found[name], weight) for name, weight in expected.items())
+    assert run_command("retrain", "--from", first, "--one-run", "--run", second, "--resume") == 2  # it is finished
     assert run_command("retrain", str(path), "--one-run", "--arch", "sf", "--run", str(tmp_path / "third")) == 2
+    assert run_command("search", str(path), "--run", str(tmp_path / "whole")) == 0
+    assert run_command("retrain", "--from", str(tmp_path / "whole"), "--one-run", "--run", str(tmp_path / "4")) == 2
+    assert not (tmp_path / "third").exists()
+    assert not (tmp_path / "4").exists()
 
 
 def test_a_pipeline_trains_each_network_of_a_front_for_a_quarter_of_the_steps(

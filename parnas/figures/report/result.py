@@ -122,8 +122,13 @@ def _compare(result: _SearchResult, search: RunData, data: ReportData) -> None:
     name = "the interleaved network" + ("" if depth == blocks else f" {_interleaved(depth)}")
     _add_measures(result, *pair, name)
     steps = [row.figures.get("steps") for row in pair]
-    if None not in steps and steps[0] != steps[1]:
-        result.cautions.append(f"Steps of training: derived network {steps[0]:,.0f}, interleaved {steps[1]:,.0f}.")
+    searched = [row.figures.get("inherited_steps", 0.0) for row in pair]
+    if None not in steps and (steps[0] != steps[1] or any(searched)):
+        counts = [
+            f"{of:,.0f}" + (f" after {inherited:,.0f} of the search" if inherited else "")
+            for of, inherited in zip(steps, searched, strict=True)
+        ]
+        result.cautions.append(f"Steps of training: derived network {counts[0]}, interleaved {counts[1]}.")
     if any("latency_ms" not in row.figures for row in pair):
         result.sentences.append("Latency was not measured.")
         folders = " ".join(_quote(row.run) for row in pair if row.run)
@@ -183,7 +188,8 @@ def _add_measures(result: _SearchResult, derived: NetworkRow, other: NetworkRow,
             relation = f"as {name} does ({against})"
         result.cards.append(_MeasureCard(title, value, against, verdict, difference))
         if measure == key:
-            result.sentences.append(f"Trained from scratch, the derived network reaches {value} {title}, {relation}.")
+            trained = _describe_start(derived)
+            result.sentences.append(f"{trained}, the derived network reaches {value} {title}, {relation}.")
         elif measure == "latency_ms":
             result.sentences.append(f"It takes {value} per segment, {relation}.")
 
@@ -212,9 +218,16 @@ def _describe_alone(result: _SearchResult, search: RunData, derived: NetworkRow 
 
 
 def _describe_perplexity(derived: NetworkRow) -> str:
+    trained = _describe_start(derived)
     if (ppl := derived.figures.get("ppl")) is None:
-        return "It was trained from scratch, but has no finite perplexity per token."
-    return f"Trained from scratch, it reaches {ppl:,.2f} perplexity per token."
+        return f"{trained}, it has no finite perplexity per token."
+    return f"{trained}, it reaches {ppl:,.2f} perplexity per token."
+
+
+def _describe_start(network: NetworkRow) -> str:
+    """Return from which weights a network was trained, as the beginning of a sentence."""
+    steps = network.figures.get("inherited_steps")
+    return f"Trained from its weights after {steps:,.0f} search steps" if steps else "Trained from scratch"
 
 
 def _quote(run: RunData) -> str:
