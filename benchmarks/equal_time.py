@@ -133,6 +133,7 @@ class OneRun:
     changes: Mapping[str, Any] = field(default_factory=dict)  # of the configuration, by dotted key
     tried: Sequence[str] = ()
     halving: Mapping[str, int] = field(default_factory=dict)  # `networks` and `steps`
+    timed_as: str = ""  # the variant whose search takes the same time per step, if its own is not measured
 
     def search(self, config: Config, folder: Path, steps: int) -> Run:
         """Search for `steps` steps with the settings of the first part of a training in one run, and the changes."""
@@ -179,7 +180,7 @@ def measure(config: Config, plan: Mapping[str, Any], path: Path) -> None:
         forward_backward = Times.of(content | {"trainer_ms": 0.0, "searches": {}}).step(Architecture(PROBED))
         write_json(path, content := content | {"trainer_ms": step - forward_backward})
     for name, variant in one_runs_of(plan).items():
-        if name not in content.get("searches", {}):
+        if name not in content.get("searches", {}) and not variant.timed_as:
             with tempfile.TemporaryDirectory(prefix="parnas-equal-time-") as folder:
                 began = time.perf_counter()
                 run = variant.search(variant.changed(config), Path(folder) / "run", PROBE)
@@ -224,7 +225,8 @@ def train_network(config: Config, folder: Path, job: Job, began: float, found: R
 def train_one_run(config: Config, variant: OneRun, times: Times, milliseconds: float, folder: Path, job: Job) -> Row:
     """Search and derive in the first part of the time, train the network in the rest."""
     began, share = time.perf_counter(), config.search.share
-    found = variant.search(config, folder / "search", times.search_steps(variant.name, share * milliseconds))
+    steps = times.search_steps(variant.timed_as or variant.name, share * milliseconds)
+    found = variant.search(config, folder / "search", steps)
     derivation, rest = derive(found), (1 - share) * milliseconds
     arch = derivation.architecture
     if variant.halving:
