@@ -45,7 +45,7 @@ def measure(config: Path, overrides: Sequence[str], blocks: int, seed: int) -> R
     with tempfile.TemporaryDirectory(prefix="parnas-demo-") as name, tempfile.TemporaryFile() as output:
         folder = Path(name) / "demo"
         baselines = f"{INTERLEAVED},alternating-{blocks}"
-        command = ["-m", "parnas", "pipeline", str(config), "--one-run", "--baselines", baselines, "--run", str(folder)]
+        command = ["-m", "parnas", "pipeline", str(config), "--baselines", baselines, "--run", str(folder)]
         command += [f"runtime.seed={seed}", *overrides]
         began = time.perf_counter()
         if start(command, Path(name) / "cache", output.fileno()).wait():

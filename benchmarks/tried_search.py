@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from parnas.architecture import ATTENTION
+from parnas.architecture import ATTENTION, IDENTITY, Architecture
 from parnas.data.batching import Batch
 from parnas.model.estimators import UniformPath, make_path, sample_spread
 from parnas.model.gates import Gates
@@ -22,6 +22,7 @@ from parnas.nas.search import SearchTask
 from parnas.training.weight_optimizer import Forward, GradientAccumulator, join_micro_batches, take_rows
 
 LARGEST, SMALLEST = ATTENTION, "k"  # the layers that take most and least time, identity excluded
+PREFERENCE = 2.0  # logit: a probability of 0.71 among four candidates
 SAMPLE = UniformPath.sample_several  # as it is, whatever else is tried
 BACKWARD = GradientAccumulator.backward
 
@@ -75,6 +76,22 @@ def paths_within_target() -> Iterator[None]:
         estimator.probabilities = estimator.within(estimator.probabilities)
 
     with patch.object(SearchTask, "__init__", prepare_within_target):
+        yield
+
+
+@contextmanager
+def from_alternating() -> Iterator[None]:
+    """Begin with a pi that prefers a network made by hand: `alternating-8`, then identity."""
+    prepare = SearchTask.__init__
+
+    def prepare_with_preference(self: SearchTask, *arguments: Any) -> None:
+        prepare(self, *arguments)
+        alphas = self.supernet.alphas()
+        layers = [*Architecture.parse("alternating-8"), *[IDENTITY] * len(alphas)]
+        for alpha, name in zip(alphas, layers, strict=False):
+            alpha.data[self.search.candidates.index(name)] += PREFERENCE
+
+    with patch.object(SearchTask, "__init__", prepare_with_preference):
         yield
 
 
@@ -133,6 +150,7 @@ def distilled_in_place() -> Iterator[None]:
 
 TRIED: Mapping[str, Callable[[], AbstractContextManager[Any]]] = {
     "distilled_in_place": distilled_in_place,
+    "from_alternating": from_alternating,
     "paths_by_pi": paths_by_pi,
     "paths_within_target": paths_within_target,
     "sandwich": sandwich,

@@ -381,7 +381,7 @@ def demo(
     config = load_config(PRESETS / "demo.yaml")
     baselines = [INTERLEAVED, f"alternating-{config.search.blocks}"]  # the usual network, and a hybrid made by hand
     with remove_if_empty(None if run else folder), interruptible(lambda: again):
-        result = run_pipeline(config, baselines, folder, output.reporter(), one_run=True)
+        result = run_pipeline(config, baselines, folder, output.reporter())
     hint = "parnas --help"
     if sys.prefix != sys.base_prefix:  # in a virtual environment, which `make demo` does not activate
         hint = f"source {Path(sys.prefix) / 'bin/activate'}; then {hint}"
