@@ -131,7 +131,6 @@ class OneRun:
     name: str
     source: str = ""  # the paper
     changes: dict[str, Any] = field(default_factory=dict)  # of the configuration, by dotted key
-    search_alone: dict[str, Any] = field(default_factory=dict)  # changes of the search's configuration alone
     tried: Sequence[str] = ()
     halving: Mapping[str, int] = field(default_factory=dict)  # `networks` and `steps`
     timed_as: str = ""  # the variant whose search takes the same time per step, if its own is not measured
@@ -142,7 +141,7 @@ class OneRun:
         with ExitStack() as stack:
             for name in self.tried:
                 stack.enter_context(TRIED[name]())
-            return search(read_config(first, list(read_overrides(self.changes | self.search_alone))), folder, Silent())
+            return search(self.changed(first), folder, Silent())
 
     def changed(self, config: Config) -> Config:
         """Return the configuration with the changes."""

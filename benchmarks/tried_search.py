@@ -14,14 +14,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from parnas.architecture import ATTENTION, IDENTITY, Architecture
-from parnas.data.batching import Batch
+from parnas.data.batching import Batch, TrainingBatches
+from parnas.data.streams import Tokens
 from parnas.model.estimators import UniformPath, make_path, sample_spread
 from parnas.model.gates import Gates
 from parnas.model.memory import Memory
+from parnas.nas import search as search_module
 from parnas.nas.search import SearchTask
 from parnas.training.weight_optimizer import Forward, GradientAccumulator, join_micro_batches, take_rows
 
 LARGEST, SMALLEST = ATTENTION, "k"  # the layers that take most and least time, identity excluded
+SMALL = 2  # rows
 PREFERENCE = 2.0  # logit: a probability of 0.71 among four candidates
 SAMPLE = UniformPath.sample_several  # as it is, whatever else is tried
 BACKWARD = GradientAccumulator.backward
@@ -95,6 +98,13 @@ def from_alternating() -> Iterator[None]:
         yield
 
 
+class SmallBatches(TrainingBatches):
+    """Batches of `SMALL` rows, whatever is asked for: more steps of a search in the same time."""
+
+    def __init__(self, tokens: Tokens, batch_size: int, *others: Any) -> None:  # noqa: ARG002
+        super().__init__(tokens, SMALL, *others)
+
+
 @contextmanager
 def sandwich() -> Iterator[None]:
     """Replace the first and the last path of a step by the largest and the smallest network (the sandwich rule).
@@ -154,5 +164,6 @@ TRIED: Mapping[str, Callable[[], AbstractContextManager[Any]]] = {
     "paths_by_pi": paths_by_pi,
     "paths_within_target": paths_within_target,
     "sandwich": sandwich,
+    "small_batches": partial(patch.object, search_module, "TrainingBatches", SmallBatches),
 }
 """By the name that the plans of benchmarks/equal_time.py give."""
