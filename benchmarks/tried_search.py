@@ -39,46 +39,11 @@ def paths_by_pi() -> Iterator[None]:
     ) -> list[Gates]:
         if self.selected_path is not None:
             return SAMPLE(self, count, alpha, tau, generator)
-        pi = getattr(self, "within", lambda each: each)(alpha.detach().softmax(dim=-1))
-        mixed = tau * self.probabilities.to(alpha) + (1 - tau) * pi
+        mixed = tau * self.probabilities.to(alpha) + (1 - tau) * alpha.detach().softmax(dim=-1)
         chosen = sample_spread(mixed, count, generator)
         return [make_path(path) for path in F.one_hot(chosen, len(self.space)).to(alpha.dtype)]
 
     with patch.object(UniformPath, "sample_several", sample_by_pi):
-        yield
-
-
-def within_target(probabilities: Tensor, relative_costs: Tensor, target: float) -> Tensor:
-    """Return probabilities [N, C] whose mean cost is at most the target: p(layer) · exp(-price · cost), normalised."""
-    low, high, tilted = 0.0, 200.0, probabilities
-    for _ in range(24):  # bisection of the price; the first is 0
-        price = (low + high) / 2 if tilted is not probabilities else 0.0
-        tilted = F.normalize(probabilities * torch.exp(-price * relative_costs), p=1)
-        if (tilted * relative_costs).sum() > target:
-            low = price
-        elif price == 0.0:
-            break
-        else:
-            high = price
-    return tilted
-
-
-@contextmanager
-def paths_within_target() -> Iterator[None]:
-    """Sample paths whose mean cost is the cost target, instead of uniform ones: p(layer) ∝ exp(-price · cost)."""
-    prepare = SearchTask.__init__
-
-    def prepare_within_target(self: SearchTask, *arguments: Any) -> None:
-        prepare(self, *arguments)
-        costs, target = self.costs, self.search.cost.target
-        assert costs is not None
-        assert target is not None
-        estimator, relative = self.arch_optimizer.estimator, costs.relative(self.search.candidates)
-        assert isinstance(estimator, UniformPath)
-        estimator.within = partial(within_target, relative_costs=relative, target=target)
-        estimator.probabilities = estimator.within(estimator.probabilities)
-
-    with patch.object(SearchTask, "__init__", prepare_within_target):
         yield
 
 
@@ -162,7 +127,6 @@ TRIED: Mapping[str, Callable[[], AbstractContextManager[Any]]] = {
     "distilled_in_place": distilled_in_place,
     "from_alternating": from_alternating,
     "paths_by_pi": paths_by_pi,
-    "paths_within_target": paths_within_target,
     "sandwich": sandwich,
     "small_batches": partial(patch.object, search_module, "TrainingBatches", SmallBatches),
 }

@@ -13,6 +13,7 @@ from parnas.runs.files import read_json, write_text
 PAGE = Path(__file__).resolve().parents[1] / "one-run.md"
 PICTURE = PAGE.with_name("images") / "one-run.png"
 DRAWN = f"![perplexity against latency of the one run, the networks of the front and networks made by hand](images/{PICTURE.name})"
+AREA = "search within the training"
 INTRODUCTION = """# A search within the training
 
 A search that is followed by a training from scratch costs time that the training could use. With
@@ -26,7 +27,8 @@ the search is the first part of the training: the derived network starts from it
 
 one search serves several networks. This page compares both with networks that are known from the start and trained from
 scratch.
-
+"""
+GOALS = """
 ## Goals
 
 The goals were set before the measurements.
@@ -44,8 +46,10 @@ SECTIONS = {
     ),
     "one_run": (
         "Variants of the search",
-        "The first row is the training in one run as parnas does it; the others change one thing. A positive difference in the last column "
-        "but one means that the first row is worse. Measured by `python benchmarks/equal_time.py --plan one_run`",
+        "Variants of the training in one run, each within {minutes} minutes of predicted time on an idle core, search and re-ranking "
+        "included: *share* is that of the time for the search, 0.2 where nothing is said. *Relative to it* compares *one run* with the row: "
+        "a positive difference means that the row is better. Variants that are no settings of parnas are in "
+        "`benchmarks/tried_search.py`. Measured by `python benchmarks/equal_time.py --plan one_run`",
     ),
     "inheritance": (
         "The value of inherited weights",
@@ -65,7 +69,9 @@ SECTIONS = {
 def render() -> str:
     """Return the page."""
     results = {name: read_json(path) for name in SECTIONS if (path := RESULTS / f"{name}-cpu.json").is_file()}
-    parts = [INTRODUCTION.format(goals=render_goals("search within the training"))]
+    parts = [INTRODUCTION]
+    if any(goal["area"] == AREA for goal in read_json(RESULTS / "goals.json")):
+        parts.append(GOALS.format(goals=render_goals(AREA)))
     for name, result in results.items():
         title, note = SECTIONS[name]
         note = note.format(minutes=result.get("minutes"))

@@ -430,6 +430,11 @@ class SearchConfig(Section):
         "that differ (as in FairNAS, Chu et al. 2019, arXiv 1907.01845). Fewer are drawn if they cannot divide the "
         "rows of a batch evenly; null: 2 for uniform, else 1.",
     )
+    paths_within_target: bool = Field(
+        False,
+        description="For the estimator uniform with a cost target: sample costly layers less often, so that paths cost "
+        "no more than the target on average. Steps are faster, and networks near the target are trained more.",
+    )
     uniform_fraction: float = Field(
         0.6,
         gt=0,
@@ -540,6 +545,9 @@ class SearchConfig(Section):
             yield "space", problem
         if self.estimator == "uniform":
             yield from self._uniform_errors()
+        if self.paths_within_target and (self.estimator != "uniform" or self.cost.target is None):
+            problem = "is true, which is for estimator uniform with a cost target (search.cost.target)"
+            yield "paths_within_target", problem
         if self.tau_end > self.tau_start:
             yield "tau_end", f"is {self.tau_end}, above tau_start {self.tau_start}; the temperature must not rise"
         if self.alpha_start_step >= self.alpha_end_step:

@@ -32,6 +32,7 @@ uniform           Uniform path sampling (SPOS, Guo et al. 2020, arXiv 1904.00420
 The network itself is never random: it uses the gates that it is given, or pi where it is given none.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -54,6 +55,7 @@ __all__ = [
 _PAIRS_PER_COEFFICIENT = 10  # memory of the linear fit: fewer pairs are noisy, older ones are of other weights
 IDENTITY_WEIGHT = 0.5  # of identity in uniform sampling: with 1, deep networks are so rare that they rank too low
 RIDGE = 1.0  # regularisation of the linear fit, in pairs of paths
+_HIGHEST_PRICE, _BISECTIONS = 1e6, 40  # of a path's cost; at this price, practically only the cheapest layers are left
 _MEAN_RATE = 0.1  # update rate of the running means; with 6 blocks a candidate is probed about every twelfth step
 
 
@@ -153,6 +155,10 @@ class Estimator:
         gradient of the mean loss, but not its value.
         """
         return loss_of_gates(self.sample_gates(alpha, tau, generator))
+
+    def limit_cost(self, relative_costs: Tensor, target: float) -> None:
+        """Sample costly candidates less often; only `UniformPath`, whose sampling does not depend on alpha, can."""
+        raise NotImplementedError
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the state to store in a checkpoint; an estimator without state returns an empty dict."""
@@ -309,6 +315,36 @@ class UniformPath(Estimator):
         # The weights of a block's one-hot rows sum to 1, so each block has one coefficient less than candidates.
         coefficients = max(1, sum(len(names) - 1 for names in self.block_spaces))
         self.forgetting = 1 - 1 / (_PAIRS_PER_COEFFICIENT * coefficients)
+
+    def limit_cost(self, relative_costs: Tensor, target: float) -> None:
+        """Sample costly candidates less often, so that paths cost at most `target` on average.
+
+        Among all distributions with this mean cost, the new one is closest to uniform sampling in KL divergence:
+        p[c] ∝ u[c] · exp(-price · cost[c]) for the uniform probabilities u and the lowest price that suffices.
+
+        Args:
+            relative_costs: cost of each candidate, as a share of the interleaved network's cost, [C].
+            target: largest mean cost of a path, as such a share.
+        """
+        uniform, costs = self.probabilities.double(), relative_costs.to(self.probabilities.device).double()
+
+        def tilt(price: float) -> Tensor:
+            # Relative to each block's cheapest candidate, so that no row underflows to zero.
+            least = costs.masked_fill(uniform == 0, math.inf).min(dim=-1, keepdim=True).values
+            return F.normalize(uniform * torch.exp(-price * (costs - least)), p=1)
+
+        def suffices(price: float) -> bool:
+            return bool((tilt(price) * costs).sum() <= target)
+
+        if suffices(0.0):
+            return
+        low, high = 0.0, 1.0
+        while not suffices(high) and high < _HIGHEST_PRICE:
+            low, high = high, 2 * high
+        for _ in range(_BISECTIONS):
+            middle = (low + high) / 2
+            low, high = (low, middle) if suffices(middle) else (middle, high)
+        self.probabilities = tilt(high).to(self.probabilities)
 
     def sample_gates(self, alpha: Tensor, tau: Tensor | float, generator: torch.Generator | None = None) -> Gates:
         """Sample a path without gradient: see `sample_several`."""

@@ -39,6 +39,8 @@ class ArchitectureOptimizer:
     def __init__(self, supernet: SuperNet, search: SearchConfig, seed: int, relative_costs: Tensor | None) -> None:
         self.supernet, self.search, self.relative_costs = supernet, search, relative_costs
         self.estimator: Estimator = ESTIMATORS[search.estimator](search.blocks, search.space)
+        if search.paths_within_target and relative_costs is not None and search.cost.target is not None:
+            self.estimator.limit_cost(relative_costs, search.cost.target)
         device = supernet.alpha().device
         # A generator of its own: dropout and data order do not change with the estimator.
         self.noise = torch.Generator(device).manual_seed(seed)

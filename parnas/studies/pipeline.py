@@ -212,6 +212,7 @@ def split_training(config: Config, folder: Path) -> tuple[Config, Config]:
         search__alpha_start_step=searching // 4,
         search__uniform_fraction=1.0,
         search__gate_samples=1 if search.gate_samples is None else search.gate_samples,
+        search__paths_within_target=search.estimator == "uniform" and search.cost.target is not None,
         search__rerank_top_k=min(_RERANKED, search.rerank_count)
         if search.rerank_top_k is None
         else search.rerank_top_k,

@@ -247,6 +247,8 @@ def test_model_settings_that_agree(load, model):
         ("{tau_end: 2.0}", "search.tau_end is 2.0, above tau_start 1.0"),
         ("{steps: 200}", "search.alpha_start_step is 200, but alpha's training ends after 120 of 200 steps"),
         ("{estimator: gdas, steps: 200}", "search.alpha_start_step is 200, but alpha's training ends after 200 of 200"),
+        ("{paths_within_target: true, cost: {target: null}}", "search.paths_within_target is true, which is for esti"),
+        ("{paths_within_target: true, estimator: soft}", "search.paths_within_target is true, which is for estimator"),
         ("{candidate_dropout: 0.2}", "search.candidate_dropout is 0.2, but estimator uniform samples uniformly"),
         ("{tau_start: 2.0}", "search.tau_start is 2.0, but for estimator uniform tau is a share"),
         ("{tau_schedule: learnable}", "search.tau_schedule is learnable, but estimator uniform"),

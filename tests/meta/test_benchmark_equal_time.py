@@ -93,15 +93,6 @@ def test_a_sandwich_has_the_largest_and_the_smallest_network_and_paths_by_pi_the
     assert draws.count(1) / len(draws) == pytest.approx((1 + 1 / 3.5) / 2, abs=0.05)
 
 
-def test_paths_within_the_target_cost_it_in_the_mean() -> None:
-    uniform, costs = torch.full((12, 4), 0.25), torch.tensor([0.12, 0.04, 0.05, 0.0])
-    assert torch.equal(tried_search.within_target(uniform, costs, 0.7), uniform)
-    tilted = tried_search.within_target(uniform, costs, 0.4)
-    assert (tilted * costs).sum() == pytest.approx(0.4, abs=0.01)
-    assert tilted.sum(dim=-1) == pytest.approx([1.0] * 12)
-    assert tilted[0, 0] < tilted[0, 2] < tilted[0, 1] < tilted[0, 3]
-
-
 def test_distillation_in_place_teaches_all_networks_but_the_largest() -> None:
     """Compare gradients with those of the losses written out: of the text, then of the teacher's distribution."""
     supernet = make_supernet(2, ("s", "k", "i")).train()

@@ -20,6 +20,7 @@ PAGES = [
     "performance",
     "evidence",
     "hybrids",
+    "one_run",
     "results",
     "compressive",
     "reliability",
@@ -33,7 +34,8 @@ PAGES = [
 def test_pages_are_made_from_the_models_and_the_results(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "docs" / "make"))
     page = runpy.run_path(str(ROOT / "docs" / "make" / f"{name}.py"))["render"]()
-    assert (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") == page, f"run docs/make/{name}.py"
+    made = ROOT / "docs" / f"{name.replace('_', '-')}.md"
+    assert made.read_text(encoding="utf-8") == page, f"run docs/make/{name}.py"
 
 
 def test_the_readme_has_the_figures_of_the_results(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from parnas.architecture import Architecture
 from parnas.data.batching import TrainingBatches
 from parnas.data.streams import prepare
 from parnas.model.estimators import RIDGE, UniformPath
+from parnas.nas.cost import count_costs
 from parnas.nas.derive import derive
 from parnas.nas.rerank import held_out, held_out_losses, losses_of_run
 from parnas.nas.search import SearchTask, make_arch_batches, search
@@ -49,6 +50,52 @@ def test_paths_of_a_step_differ_and_each_layer_keeps_its_share() -> None:
             for place, index in enumerate(chosen):
                 counts[place, block, index] += 1
     torch.testing.assert_close(counts / 3000, torch.tensor([0.4, 0.4, 0.2]).expand(4, 2, 3), atol=0.03, rtol=0)
+
+
+@pytest.mark.parametrize("target", [0.9, 0.5, 0.31])
+def test_paths_within_a_target_cost_it_on_average_and_are_as_uniform_as_can_be(target: float) -> None:
+    space, costs = ("s", "k", "f", "i"), torch.tensor([0.12, 0.04, 0.05, 0.025])
+    estimator, uniform = UniformPath(12, space), UniformPath(12, space).probabilities
+    estimator.limit_cost(costs, target)
+    found = estimator.probabilities
+    if target == 0.9:
+        assert torch.equal(found, uniform), "uniform paths cost less already"
+        return
+    assert (found * costs).sum() == pytest.approx(target, rel=1e-4)
+    assert found.sum(dim=-1).tolist() == pytest.approx([1.0] * 12)
+    # With the least KL divergence from uniform sampling, log(found / uniform) is linear in the cost.
+    log_ratio = (found / uniform).log()[0]
+    slopes = (log_ratio[:3] - log_ratio[3]) / (costs[:3] - costs[3])
+    assert slopes.tolist() == pytest.approx([slopes[0].item()] * 3, rel=1e-3)
+    assert slopes[0] < 0
+
+
+def test_paths_within_a_target_have_no_layer_that_a_block_lacks() -> None:
+    estimator = UniformPath(2, (("s", "f"), ("f", "i")))
+    estimator.limit_cost(torch.tensor([0.5, 0.2, 0.0]), 0.21)  # of s, f, i
+    assert estimator.probabilities[0, 2] == estimator.probabilities[1, 0] == 0
+    assert estimator.probabilities[0, 1] > 0.9
+
+
+def test_the_search_samples_paths_within_its_target(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, used = UniformPath.sample_several, list[torch.Tensor]()
+
+    def sample_several(self: UniformPath, *given: Any) -> Any:
+        used.append(self.probabilities)
+        return original(self, *given)
+
+    monkeypatch.setattr(UniformPath, "sample_several", sample_several)
+    means = []
+    for within in (False, True):
+        settings = {"search__estimator": "uniform", "search__cost__metric": "macs", "search__cost__target": 0.4}
+        config = small_config(corpus, **settings, search__paths_within_target=within)
+        run = search(config, tmp_path / str(within), Silent())
+        costs = count_costs(run.config(), "macs").relative(run.config().search.candidates)
+        means.append((used[-1] * costs).sum().item())
+    assert means[0] > 0.4
+    assert means[1] == pytest.approx(0.4, rel=1e-3)
 
 
 def test_a_layer_that_a_block_lacks_is_in_no_path() -> None:
