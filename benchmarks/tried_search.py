@@ -1,6 +1,7 @@
-"""What benchmarks/one_run.yaml tries in searches that is no option of parnas.
+"""Changes of the search that plans of benchmarks/equal_time.py measure and that are no settings of parnas.
 
-Each is a context in which `search` does otherwise, called with nothing; for the estimator `uniform`, in one process.
+Each is a function without arguments that returns a context; a search inside it has the change. They are for the
+estimator `uniform` in one process.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -192,7 +192,7 @@ class Environment(Record):
 class CostRecord(Record):
     """Predicted cost of an architecture's blocks."""
 
-    metric: str  # latency, macs or parameters
+    metric: str  # latency, macs, parameters or cache
     unit: str
     blocks: _Float  # cost of the architecture
     interleaved: _Float  # cost of the interleaved network of the same depth

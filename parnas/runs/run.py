@@ -105,14 +105,8 @@ class Run:
         """
         self.refuse_used()
         self.folder.mkdir(parents=True, exist_ok=True)
-        for name in (
-            STREAMS,
-            METRICS,
-            PI,
-            "costs.json",
-            RERANK,
-            INHERITED,
-        ):  # STREAMS first: the run no longer counts as started
+        # STREAMS first: without it, the run no longer counts as started.
+        for name in (STREAMS, METRICS, PI, "costs.json", RERANK, INHERITED):
             (self.folder / name).unlink(missing_ok=True)
         for folder in (self.folder / "tensorboard", self.supernet):
             shutil.rmtree(folder, ignore_errors=True)
