@@ -136,12 +136,12 @@ class OneRun:
     timed_as: str = ""  # the variant whose search takes the same time per step, if its own is not measured
 
     def search(self, config: Config, folder: Path, steps: int) -> Run:
-        """Search for `steps` steps with the settings of the first part of a training in one run, and the changes."""
+        """Search for `steps` steps as the first part of a training in one run, with what is tried."""
         first, _ = split_training(config.replace(train__steps=round(steps / config.search.share)), folder)
         with ExitStack() as stack:
             for name in self.tried:
                 stack.enter_context(TRIED[name]())
-            return search(self.changed(first), folder, Silent())
+            return search(first, folder, Silent())
 
     def changed(self, config: Config) -> Config:
         """Return the configuration with the changes."""

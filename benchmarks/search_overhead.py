@@ -78,7 +78,7 @@ def measure_peak(config: Config, precision: str, arch: str, steps: int) -> int:
 
 
 def draw(config: Config, steps: int) -> Tokens:
-    """Return ids for one epoch of at least so many steps, so that memory stays full."""
+    """Return ids for one epoch of more than `steps` steps, so that memory stays full."""
     ids: Tokens = harness.draw_ids(VOCABULARY, (steps + 1) * config.data.batch_size * config.data.tgt_len + 1)
     return ids
 

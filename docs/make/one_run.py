@@ -47,8 +47,8 @@ SECTIONS = {
     "one_run": (
         "Variants of the search",
         "Variants of the training in one run, each within {minutes} minutes of predicted time on an idle core, search and re-ranking "
-        "included: *share* is that of the time for the search, 0.2 where nothing is said. *Relative to it* compares *one run* with the row: "
-        "a positive difference means that the row is better. A search of few steps may derive a network without attention, which "
+        "included: *share* is that of the time for the search, 0.2 where nothing is said. The last column but one is the perplexity "
+        "of *one run* relative to that of the row: positive where the row is better. A search of few steps may derive a network without attention, which "
         "learns faster at first and ends worse. Variants that are no settings of parnas are in "
         "`benchmarks/tried_search.py`. Measured by `python benchmarks/equal_time.py --plan one_run`",
     ),

@@ -81,8 +81,8 @@ def search(
         bool,
         Option(
             "--one-run",
-            help="Train only the first part of a training in one run, of the share search.share of train.steps; "
-            "retrain --from RUN --one-run trains the second. pipeline --one-run does both, in one process.",
+            help="Train only the first part of a training in one run: the share search.share of train.steps. "
+            "retrain --from RUN --one-run trains the second part; pipeline --one-run does both.",
         ),
     ] = False,
     run: RunFolder = None,

@@ -430,10 +430,11 @@ class SearchConfig(Section):
         "that differ (as in FairNAS, Chu et al. 2019, arXiv 1907.01845). Fewer are drawn if they cannot divide the "
         "rows of a batch evenly; null: 2 for uniform, else 1.",
     )
-    paths_within_target: bool = Field(
-        False,
+    paths_within_target: bool | None = Field(
+        None,
         description="For the estimator uniform with a cost target: sample costly layers less often, so that paths cost "
-        "no more than the target on average. Steps are faster, and networks near the target are trained more.",
+        "no more than the target on average. Steps are faster, and networks near the target are trained more; null: "
+        "only in a training in one run.",
     )
     uniform_fraction: float = Field(
         0.6,

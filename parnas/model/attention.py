@@ -153,7 +153,7 @@ class SelfAttention(ResidualLayer):
         return reach.mem_len if self.window is None else self.window
 
     def look_back(self, tokens: int, reach: Reach, tgt_len: int) -> int:
-        """Return the tokens of `Block.look_back`; with a window of N, each position reads N - 1 before it."""
+        """As of `Block`; with a window of N, each position reads N - 1 positions before it."""
         return super().look_back(tokens, reach, tgt_len) if self.window is None else tokens + self.window - 1
 
     def attend(

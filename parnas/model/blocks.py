@@ -60,6 +60,7 @@ class Block(nn.Module):
     """Base class of layers and stochastic blocks, which a network calls as `block(x, memory, context)`."""
 
     uses_memory = False
+    position_wise = False  # whether the output at a position depends on the input at that position alone
     shares_biases = False  # whether it needs the u and v of the context
     config: ModelConfig  # the network's; set by `make_layer`
 
@@ -93,12 +94,18 @@ class Block(nn.Module):
         return reach.mem_len if self.uses_memory else 0
 
     def look_back(self, tokens: int, reach: Reach, tgt_len: int) -> int:
-        """Return how many tokens before a segment the first input of the block is that influences the network's output.
+        """Return how far before a segment, in tokens, inputs of this block influence the network's output.
 
-        The blocks above read this block's outputs from `tokens` tokens before the segment on; segments have `tgt_len`
-        tokens. By default each position reads its own segment and the memory of that segment. A layer whose positions
-        read a fixed number of positions before their own overrides this method.
+        By default each position reads its own segment and the memory of that segment. A layer whose positions read a
+        fixed number of positions before their own overrides this method.
+
+        Args:
+            tokens: how far before the segment the blocks above read the outputs of this block.
+            reach: memory lengths.
+            tgt_len: tokens of a segment.
         """
+        if self.position_wise:
+            return tokens
         return math.ceil(tokens / tgt_len) * tgt_len + self.memory_tokens(reach)
 
     def multiply_adds(self, tgt_len: int, reach: Reach) -> float:

@@ -249,7 +249,7 @@ class CompressiveAttention(SelfAttention):
         return reach.mem_len + self.ratio * reach.cmem_len
 
     def look_back(self, tokens: int, reach: Reach, tgt_len: int) -> int:
-        """Return how many tokens before a segment of `tgt_len` tokens can influence the layer's output."""
+        """Return how far before a segment, in tokens, inputs matter; compressed positions and waiting ones included."""
         furthest = super().look_back(tokens, reach, tgt_len)  # `memory_tokens` counts compressed positions too
         if not reach.cmem_len:
             return furthest

@@ -47,6 +47,8 @@ __all__ = [
 class FeedForward(ResidualLayer):
     """Position-wise feed-forward layer: two linear maps with a ReLU between them."""
 
+    position_wise = True
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         self.inner: nn.Linear | SlicedLinear = nn.Linear(config.d_model, config.d_inner)
@@ -56,10 +58,6 @@ class FeedForward(ResidualLayer):
         """Return the change [B, T, D] for `x` [B, T, D], computed for each position separately."""
         result: Tensor = self.outer(self.dropout(F.relu(self.inner(x))))
         return result
-
-    def look_back(self, tokens: int, reach: Reach, tgt_len: int) -> int:  # noqa: ARG002
-        """Return `tokens`, since each position reads only itself."""
-        return tokens
 
     def share_weights(self, larger: Block) -> None:
         """Use the first inner features of a wider layer."""
@@ -79,6 +77,8 @@ class GatedFeedForward(ResidualLayer):
     as many weights as the two of `FeedForward`.
     """
 
+    position_wise = True
+
     def __init__(self, config: ModelConfig, d_inner: int | None = None) -> None:
         super().__init__(config)
         width = d_inner or max(1, round(config.d_inner / 12)) * 8
@@ -90,10 +90,6 @@ class GatedFeedForward(ResidualLayer):
         gate, value = self.inner(x).chunk(2, dim=-1)
         result: Tensor = self.outer(self.dropout(F.silu(gate) * value))
         return result
-
-    def look_back(self, tokens: int, reach: Reach, tgt_len: int) -> int:  # noqa: ARG002
-        """Return `tokens`, since each position reads only itself."""
-        return tokens
 
     def share_weights(self, larger: Block) -> None:
         """Use the first inner features of a wider layer, each with its gate."""
@@ -111,13 +107,11 @@ class GatedFeedForward(ResidualLayer):
 class Identity(Block):
     """A layer that returns its input unchanged; it has no LayerNorm, residual connection or parameters."""
 
+    position_wise = True
+
     def forward(self, x: Tensor, memory: BlockMemory, context: Context) -> BlockOutput:  # noqa: ARG002
         """Return `x` itself and an empty memory."""
         return BlockOutput(x)
-
-    def look_back(self, tokens: int, reach: Reach, tgt_len: int) -> int:  # noqa: ARG002
-        """Return `tokens`, since each position reads only itself."""
-        return tokens
 
     def multiply_adds(self, tgt_len: int, reach: Reach) -> float:  # noqa: ARG002
         """Return 0: identity computes nothing."""

@@ -69,7 +69,7 @@ class GatedRecurrence(ResidualLayer):
         return 1
 
     def look_back(self, tokens: int, reach: Reach, tgt_len: int) -> int:  # noqa: ARG002
-        """Return a number above the length of any text: the output depends on all tokens before."""
+        """Return a number of tokens above the length of any text: the output depends on all tokens before."""
         return WHOLE_TEXT
 
     def multiply_adds(self, tgt_len: int, reach: Reach) -> float:  # noqa: ARG002

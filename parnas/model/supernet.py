@@ -66,7 +66,7 @@ class StochasticBlock(Block):
         return max(layer.memory_tokens(reach) for layer in self._layers())
 
     def look_back(self, tokens: int, reach: Reach, tgt_len: int) -> int:
-        """Return how many tokens before a segment can influence the block's output: the most of all candidates."""
+        """Return how far before a segment, in tokens, inputs matter: the most of all candidates."""
         return max(layer.look_back(tokens, reach, tgt_len) for layer in self._layers())
 
     def key_lengths(self, memory: BlockMemory) -> KeyLengths:

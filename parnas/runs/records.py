@@ -146,6 +146,7 @@ class InheritedWeights(Record):
     run: str  # the run folder
     steps: _Count  # steps of the search that trained these weights
     seconds: _Float  # of the whole search
+    sha256: str  # of the file of weights
 
 
 class RunSummary(Record):

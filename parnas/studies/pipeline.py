@@ -191,10 +191,10 @@ def split_training(config: Config, folder: Path) -> tuple[Config, Config]:
 
     The schedule of the learning rate is that of one training: warm-up, constant, decay. In the first part, the share
     `search.share` of the steps, the rate rises and stays at its peak while the search trains the SuperNet. Settings of
-    the search that concern its steps and its rate are replaced; unless the configuration sets the number of networks to
-    re-rank, it is lowered. The second part trains the derived network from its weights in the SuperNet, while the rate
-    falls; it begins with a short warm-up, since the optimizer has no momentum yet. It continues with the batch
-    whose number follows that of the search.
+    the search that concern its steps and its rate are replaced. By default, each step trains one path, the paths are
+    within the cost target on average, and few networks are re-ranked. The second part trains the derived network from
+    its weights in the SuperNet, while the rate falls; it begins with a short warm-up, since the optimizer has no
+    momentum yet. It continues with the batch whose number follows that of the search.
 
     Args:
         config: the configuration of the whole training.
@@ -204,6 +204,13 @@ def split_training(config: Config, folder: Path) -> tuple[Config, Config]:
     if train.steps < _LEAST_STEPS:
         raise ParnasError(f"train.steps is {train.steps}; a training in one run needs {_LEAST_STEPS} steps or more.")
     searching = min(train.steps - 1, max(4, round(search.share * train.steps)))
+    # What the configuration leaves open: a short search needs fast steps, and little time at its end.
+    defaults = {
+        "gate_samples": 1,
+        "paths_within_target": search.estimator == "uniform" and search.cost.target is not None,
+        "rerank_top_k": min(_RERANKED, search.rerank_count),
+        "evolution_steps": _EVOLVED * search.blocks,
+    }
     first = config.replace(
         search__steps=searching,
         search__lr=train.lr,
@@ -211,12 +218,7 @@ def split_training(config: Config, folder: Path) -> tuple[Config, Config]:
         search__warmup_steps=min(train.warmup_steps, searching // 2),
         search__alpha_start_step=searching // 4,
         search__uniform_fraction=1.0,
-        search__gate_samples=1 if search.gate_samples is None else search.gate_samples,
-        search__paths_within_target=search.estimator == "uniform" and search.cost.target is not None,
-        search__rerank_top_k=min(_RERANKED, search.rerank_count)
-        if search.rerank_top_k is None
-        else search.rerank_top_k,
-        search__evolution_steps=_EVOLVED * search.blocks if search.evolution_steps is None else search.evolution_steps,
+        **{f"search__{name}": value for name, value in defaults.items() if getattr(search, name) is None},
     )
     return first, inheriting(config, folder, train.steps - searching)
 

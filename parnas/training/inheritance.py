@@ -12,8 +12,10 @@ from parnas.data.streams import StreamHeader
 from parnas.errors import ParnasError
 from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import TransformerXL
+from parnas.runs.files import read_json
 from parnas.runs.records import InheritedWeights
 from parnas.runs.run import Run
+from parnas.training.checkpoints import MANIFEST, WEIGHTS
 from parnas.training.loaded_run import load
 from parnas.training.session import check_same_text
 
@@ -50,7 +52,8 @@ def inherit(network: TransformerXL, architecture: Architecture, folder: Path, he
             f"{min(differing)}; use the search's settings of the section model."
         )
     network.load_state_dict(inherited)
-    return InheritedWeights(run=str(folder), steps=loaded.step, seconds=summary.seconds)
+    weights = read_json(loaded.checkpoint / MANIFEST)["sha256"][WEIGHTS]
+    return InheritedWeights(run=str(folder), steps=loaded.step, seconds=summary.seconds, sha256=weights)
 
 
 def _shape(state: dict[str, object], name: str) -> object:

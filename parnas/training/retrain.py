@@ -48,8 +48,8 @@ def retrain(config: Config, folder: Path, reporter: Reporter, resume: bool = Fal
             with session.device.distributed.main_process_first():  # so that every process can read it
                 if session.device.distributed.is_main:
                     session.run.write_inherited(found)
-        # After a search, the training continues with the batch of the next number: the search has read the others, in
-        # somewhat other rows where it held text out for alpha.
+        # Continue with the number of the batch after the search. If the search held out text for alpha, its rows were
+        # shorter, so that the text continues at about the same place only.
         inherited = session.run.inherited()
         first = 0 if inherited is None else inherited.steps
         rows = session.device.distributed.local_slice(data.batch_size)

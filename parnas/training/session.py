@@ -18,10 +18,10 @@ from parnas.errors import ParnasError
 from parnas.model.cutoffs import HEAD_SHARE, optimal_cutoffs
 from parnas.model.summary import summarise
 from parnas.model.transformer_xl import TransformerXL
-from parnas.runs.files import atomic_folder, expand_user, write_json, write_text
+from parnas.runs.files import atomic_folder, expand_user, read_json, write_json, write_text
 from parnas.runs.records import BestValidation, Kind, RunSummary
 from parnas.runs.run import OTHER_PHASE_SETTINGS, STREAMS, Run
-from parnas.training.checkpoints import list_checkpoints
+from parnas.training.checkpoints import MANIFEST, WEIGHTS, list_checkpoints
 from parnas.training.device import Device, choose_device, seed_process
 from parnas.training.progress import Reporter, Silent
 from parnas.training.trainer import Session, Trainer, TrainingTask
@@ -210,8 +210,7 @@ def _check_changes(run: Run, config: Config, note: Note) -> None:
     """
     before = run.config()
     refuse_changes(run, config, MAY_CHANGE)
-    if run.kind() == "retrain":
-        _refuse_other_start(run, config)
+    _refuse_other_start(run, config)
     if config.train.steps < before.train.steps:
         raise ParnasError(
             f"{run.folder} was started with train.steps {before.train.steps}, which cannot be lowered to "
@@ -230,14 +229,15 @@ def check_same_results(run: Run, config: Config) -> None:
     if isinstance(config.model.cutoffs, str):
         config = resolve_cutoffs(config, prepare(config.data))
     unread = (*OTHER_PHASE_SETTINGS[run.kind()], "train.inherit")
-    if run.kind() == "retrain":
-        _refuse_other_start(run, config)
+    _refuse_other_start(run, config)
     keys = flatten(config.model_dump())
     refuse_changes(run, config, [key for key in keys if any(f"{key}.".startswith(f"{prefix}.") for prefix in unread)])
 
 
 def _refuse_other_start(run: Run, config: Config) -> None:
-    """Raise `ParnasError` if a training from scratch would be resumed as one from inherited weights, or vice versa."""
+    """Raise `ParnasError` if a retraining began with other weights: from scratch, or from those of another search."""
+    if run.kind() != "retrain":
+        return
     inherits, inherited = config.train.inherit is not None, run.config().train.inherit is not None
     if inherits != inherited:
         way = "from the weights of a search" if inherited else "from scratch"
@@ -245,9 +245,11 @@ def _refuse_other_start(run: Run, config: Config) -> None:
     source = run.inherited()
     if source is None or config.train.inherit is None or config.train.inherit == run.config().train.inherit:
         return
-    # The search may have been moved or removed, but must not be another one: no two take exactly the same time.
+    # The search may have been moved or removed, but must not be another one.
     moved = Run(Path(config.train.inherit))
-    if moved.finished() and moved.summary().seconds != source.seconds:
+    checkpoints = [*list_checkpoints(moved.supernet), *list_checkpoints(moved.checkpoints)]
+    hashes = [read_json(path / MANIFEST)["sha256"][WEIGHTS] for path in checkpoints]
+    if hashes and source.sha256 not in hashes:
         raise ParnasError(
             f"{run.folder} was trained from the weights of {source.run}, and {moved.folder} is another search; restore "
             "train.inherit (--from), or choose another folder (--run)."

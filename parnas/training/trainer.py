@@ -172,7 +172,7 @@ class TrainingTask:
     def validate(self) -> dict[str, TotalLoss]:
         """Return the losses on the validation split, by name; the loss named `valid` decides which checkpoint is best.
 
-        A search overrides this method, since it validates the selected network.
+        A search overrides this method: it validates the selected network and, if it mixes candidates, the mixture.
         """
         return {"valid": self.validation_loss(self.model)}
 

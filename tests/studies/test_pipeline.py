@@ -173,6 +173,7 @@ def test_the_word_level_configurations_work_from_search_to_report(name: str, cor
 
 def test_one_run_divides_the_steps_between_search_and_training(corpus: Path, tmp_path: Path) -> None:
     config = small_config(corpus, search__share=0.25, train__steps=40, train__warmup_steps=6, train__lr=5e-3)
+    config = config.replace(search__estimator="uniform", search__cost__target=0.9)
     first, second = split_training(config, tmp_path / "search")
     assert (first.search.steps, second.train.steps) == (10, 30)
     search_settings = first.search
@@ -182,6 +183,11 @@ def test_one_run_divides_the_steps_between_search_and_training(corpus: Path, tmp
     assert (first.search.lr, first.search.lr_decay, first.search.uniform_fraction) == (5e-3, False, 1.0)
     assert second.train.inherit == str(tmp_path / "search")
     assert second.train.warmup_steps == 1
+    assert split_training(first, tmp_path / "search")[0] == first, "a resumed first part is not divided again"
+    assert (first.search.gate_samples, first.search.paths_within_target) == (1, True)
+    given = {"gate_samples": 2, "paths_within_target": False, "rerank_top_k": 3, "evolution_steps": 5}
+    kept, _ = split_training(config.replace(**{f"search__{name}": of for name, of in given.items()}), tmp_path / "a")
+    assert {name: getattr(kept.search, name) for name in given} == given
 
 
 def test_a_pipeline_in_one_run_trains_the_derived_network_from_the_weights_of_the_search(

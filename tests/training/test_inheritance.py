@@ -82,6 +82,9 @@ def test_summary_and_comparison_tell_inherited_weights_from_scratch(uniform: Run
     assert table[["inherited_steps", "total_seconds"]].isna().loc["scratch"].all()
     page = write_report([tmp_path, inherited.folder, scratch.folder], tmp_path)
     assert "inherited search steps" in page.read_text(encoding="utf-8")
+    alone = write_report([uniform.folder, inherited.folder], tmp_path / "alone").read_text(encoding="utf-8")
+    assert f"Trained from its weights after {source.steps} search steps" in alone
+    assert "Trained from scratch" not in alone
 
 
 def test_the_weights_of_another_network_are_those_of_fewer_steps(uniform: Run, tmp_path: Path) -> None:
@@ -123,6 +126,9 @@ def test_a_retraining_resumes_and_stays_finished_without_its_search(uniform: Run
     assert notes.notes == [f"{run.folder} is finished and kept"]
     with pytest.raises(ParnasError, match="trained from the weights of a search"):
         train_once(retrain, config.replace(train__inherit=None), run.folder, notes)
+    other = search(uniform.config().replace(runtime__seed=7), tmp_path / "other", Silent())
+    with pytest.raises(ParnasError, match="is another search"):
+        train_once(retrain, config.replace(train__inherit=str(other.folder)), run.folder, notes)
 
 
 def test_the_text_continues_where_the_search_ended(
