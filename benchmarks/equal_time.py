@@ -176,7 +176,7 @@ def measure(config: Config, plan: Mapping[str, Any], path: Path) -> None:
     if "trainer_ms" not in content:
         with tempfile.TemporaryDirectory(prefix="parnas-equal-time-") as folder:
             probed = config.replace(model__arch=PROBED, train__steps=PROBE)
-            step = last_step_ms(retrain(probed, Path(folder) / "run", Silent()))
+            step = step_times(retrain(probed, Path(folder) / "run", Silent()))[-1]
         forward_backward = Times.of(content | {"trainer_ms": 0.0, "searches": {}}).step(Architecture(PROBED))
         write_json(path, content := content | {"trainer_ms": step - forward_backward})
     for name, variant in one_runs_of(plan).items():
@@ -184,14 +184,14 @@ def measure(config: Config, plan: Mapping[str, Any], path: Path) -> None:
             with tempfile.TemporaryDirectory(prefix="parnas-equal-time-") as folder:
                 began = time.perf_counter()
                 run = variant.search(variant.changed(config), Path(folder) / "run", PROBE)
-                wall, step = 1000 * (time.perf_counter() - began), last_step_ms(run)
+                wall, step = 1000 * (time.perf_counter() - began), fmean(step_times(run))
             found = {name: {"step": step, "rerank": wall - PROBE * step}}
             write_json(path, content := content | {"searches": content.get("searches", {}) | found})
 
 
-def last_step_ms(run: Run) -> float:
-    """Return the time of a step in the last line of training metrics."""
-    return [line.step_ms for line in run.metrics() if line.split == "train" and line.step_ms is not None][-1]
+def step_times(run: Run) -> list[float]:
+    """Return the time of a step in each line of training metrics; all lines are of equally many steps."""
+    return [line.step_ms for line in run.metrics() if line.split == "train" and line.step_ms is not None]
 
 
 def train(config: Config, plan: Mapping[str, Any], times: Times, job: Job) -> list[Row]:

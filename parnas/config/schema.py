@@ -7,7 +7,7 @@ from typing import Annotated, Literal, NamedTuple, Self, TypeAlias, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from parnas.architecture import IDENTITY, LETTERS, Architecture, LayerName
+from parnas.architecture import ATTENTION, IDENTITY, LETTERS, Architecture, LayerName
 from parnas.errors import ParnasError
 
 __all__ = [
@@ -436,6 +436,20 @@ class SearchConfig(Section):
         "no more than the target on average. Steps are faster, and networks near the target are trained more; null: "
         "only in a training in one run.",
     )
+    block_ridge: float | None = Field(
+        None,
+        gt=0,
+        description="For the estimator uniform: how strongly the estimated contribution of a candidate in a block is "
+        "shrunk towards its mean over all blocks, in pairs of evaluated paths; for short searches, whose pairs are too "
+        "few for each block by itself; null: 100 in a training in one run, else each block by itself.",
+    )
+    least_attention: int | None = Field(
+        None,
+        ge=0,
+        description="Least number of attention layers of the derived network, variants of attention included. In short "
+        "searches attention looks worse than it is, since it learns slowly; null: 1 in a training in one run whose "
+        "space has attention, else 0. A limit of attention (`parnas derive --max s=0`) replaces it.",
+    )
     uniform_fraction: float = Field(
         0.6,
         gt=0,
@@ -469,6 +483,13 @@ class SearchConfig(Section):
         description="Number of most probable networks within the cost target from which an evolutionary search starts "
         "once alpha is frozen, and of networks that are compared by held-out loss with shared weights and by pi at its "
         "end; derive returns the best. 0: derive returns the most probable one; null: 16 for uniform, else 0.",
+    )
+    rerank_tokens: int | None = Field(
+        None,
+        ge=64,
+        description="Tokens of held-out text on which networks are re-ranked; the evolutionary search uses a quarter "
+        "of them. null: 8,192 in a training in one run, else 32,768, with which a difference of 0.005 nats per token "
+        "is three times its standard error.",
     )
     evolution_steps: int | None = Field(
         None,
@@ -523,6 +544,11 @@ class SearchConfig(Section):
         return (16 if self.estimator == "uniform" else 0) if self.rerank_top_k is None else self.rerank_top_k
 
     @property
+    def rerank_token_count(self) -> int:
+        """Tokens on which networks are re-ranked: `rerank_tokens` or, if it is `None`, 32,768."""
+        return 32_768 if self.rerank_tokens is None else self.rerank_tokens
+
+    @property
     def evolution_count(self) -> int:
         """Steps of the evolutionary search: `evolution_steps` or, if it is `None`, 8 for each block."""
         return 8 * self.blocks if self.evolution_steps is None else self.evolution_steps
@@ -534,6 +560,11 @@ class SearchConfig(Section):
         It is 0 if a cost penalty also trained alpha, or if the weights were trained on paths that depend on alpha.
         """
         return self.entropy_end / 2 if self.estimator == "uniform" and not self.cost_weight else 0.0
+
+    @property
+    def least_layers(self) -> dict[str, int]:
+        """Least number of blocks by layer name, as the knapsack counts them: attention, if any are demanded."""
+        return {ATTENTION: self.least_attention} if self.least_attention else {}
 
     @property
     def alpha_end_step(self) -> int:
@@ -549,6 +580,11 @@ class SearchConfig(Section):
         if self.paths_within_target and (self.estimator != "uniform" or self.cost.target is None):
             problem = "is true, which is for estimator uniform with a cost target (search.cost.target)"
             yield "paths_within_target", problem
+        offering = sum(any(name.partition(":")[0] == ATTENTION for name in block) for block in self.block_spaces)
+        if (self.least_attention or 0) > offering:
+            yield "least_attention", f"is {self.least_attention}, but {offering} block(s) have attention as a candidate"
+        if self.block_ridge is not None and self.estimator != "uniform":
+            yield "block_ridge", f"is {self.block_ridge:g}, which is for estimator uniform; leave it at null"
         if self.tau_end > self.tau_start:
             yield "tau_end", f"is {self.tau_end}, above tau_start {self.tau_start}; the temperature must not rise"
         if self.alpha_start_step >= self.alpha_end_step:

@@ -55,6 +55,7 @@ __all__ = [
 _PAIRS_PER_COEFFICIENT = 10  # memory of the linear fit: fewer pairs are noisy, older ones are of other weights
 IDENTITY_WEIGHT = 0.5  # of identity in uniform sampling: with 1, deep networks are so rare that they rank too low
 RIDGE = 1.0  # regularisation of the linear fit, in pairs of paths
+MEAN_RIDGE = 3.0  # the same for the means over blocks, if `search.block_ridge` is set
 _HIGHEST_PRICE, _BISECTIONS = 1e6, 40  # of a path's cost; at this price, practically only the cheapest layers are left
 _MEAN_RATE = 0.1  # update rate of the running means; with 6 blocks a candidate is probed about every twelfth step
 
@@ -158,6 +159,10 @@ class Estimator:
 
     def limit_cost(self, relative_costs: Tensor, target: float) -> None:
         """Sample costly candidates less often; only `UniformPath`, whose sampling does not depend on alpha, can."""
+        raise NotImplementedError
+
+    def share_between_blocks(self, block_ridge: float) -> None:
+        """Shrink estimates of blocks towards their mean; only `UniformPath`, which fits a model of losses, can."""
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -296,6 +301,9 @@ class UniformPath(Estimator):
     ridge regression finds w [N·C] by the normal equations (sum x xᵀ + ridge · I) w = sum x y. The state is the two
     sums: `gram` [N·C, N·C] and `moment` [N·C]. With each new pair they are multiplied by `forgetting` < 1, since old
     losses were measured with old shared weights.
+
+    In a short search the pairs are too few for N·C numbers, but enough for the C means over blocks. With `block_ridge`,
+    w[b, c] = mean[c] + deviation[b, c], where the deviations have this larger ridge: a hierarchical prior.
     """
 
     one_hot = True
@@ -311,6 +319,7 @@ class UniformPath(Estimator):
         ]
         self.probabilities = F.normalize(torch.tensor(weights), p=1)  # [N, C]; 0 where a block lacks a candidate
         self.gram, self.moment = torch.zeros(size, size), torch.zeros(size)
+        self.ridge = RIDGE * torch.eye(size)  # inverse of the prior covariance of w, in units of a pair's noise
         self.selected_path: Tensor | None = None  # one-hot [N, C]: the path to fine-tune, once alpha is frozen
         # The weights of a block's one-hot rows sum to 1, so each block has one coefficient less than candidates.
         coefficients = max(1, sum(len(names) - 1 for names in self.block_spaces))
@@ -345,6 +354,18 @@ class UniformPath(Estimator):
             middle = (low + high) / 2
             low, high = (low, middle) if suffices(middle) else (middle, high)
         self.probabilities = tilt(high).to(self.probabilities)
+
+    def share_between_blocks(self, block_ridge: float) -> None:
+        """Estimate the mean of a candidate's contributions over all blocks, and shrink each block's towards it.
+
+        Args:
+            block_ridge: regularisation of the deviations from the mean, in pairs of paths.
+        """
+        blocks, candidates = len(self.block_spaces), len(self.space)
+        # Prior covariance of w[b, c] and w[b', c]: 1 / MEAN_RIDGE, since both have the mean of c, and 1 / block_ridge
+        # if b = b'. Different candidates are independent.
+        of_blocks = torch.ones(blocks, blocks) / MEAN_RIDGE + torch.eye(blocks) / block_ridge
+        self.ridge = torch.linalg.inv(torch.kron(of_blocks, torch.eye(candidates)))
 
     def sample_gates(self, alpha: Tensor, tau: Tensor | float, generator: torch.Generator | None = None) -> Gates:
         """Sample a path without gradient: see `sample_several`."""
@@ -403,8 +424,7 @@ class UniformPath(Estimator):
         """Return w [N, C], the fitted contribution of each candidate to the loss in nats per token; rows sum to 0."""
         # Differences of paths say nothing about a constant per block, so `gram` is singular; the ridge makes the
         # solution unique (the one with zero row sums) and shrinks candidates that few pairs have compared.
-        ridge = RIDGE * torch.eye(len(self.moment), device=self.moment.device)
-        solution: Tensor = torch.linalg.solve(self.gram + ridge, self.moment)
+        solution: Tensor = torch.linalg.solve(self.gram + self.ridge.to(self.moment), self.moment)
         return solution.view(len(self.block_spaces), -1)
 
     def select(self, path: Tensor) -> None:

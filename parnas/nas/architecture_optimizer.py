@@ -41,6 +41,8 @@ class ArchitectureOptimizer:
         self.estimator: Estimator = ESTIMATORS[search.estimator](search.blocks, search.space)
         if search.paths_within_target and relative_costs is not None and search.cost.target is not None:
             self.estimator.limit_cost(relative_costs, search.cost.target)
+        if search.block_ridge is not None:
+            self.estimator.share_between_blocks(search.block_ridge)
         device = supernet.alpha().device
         # A generator of its own: dropout and data order do not change with the estimator.
         self.noise = torch.Generator(device).manual_seed(seed)

@@ -18,6 +18,7 @@ class Budget(NamedTuple):
     target: float | None = None  # largest cost, as a share of the interleaved network's cost; None: no cost target
     limits: Mapping[str, int] = {}  # for each layer name, the largest number of blocks that may have this layer
     further: Sequence[tuple[Costs, float]] = ()  # further costs, each with its target
+    least: Mapping[str, int] = {}  # for each layer name, the least number of blocks that must have this layer
 
     def most_probable(self, pi: Sequence[Mapping[str, float]], count: int = 1) -> list[LayerString]:
         """Return the `count` most probable architectures within the budget, best first; fewer if no more exist.
@@ -34,10 +35,11 @@ class Budget(NamedTuple):
         per_layer = dict.fromkeys((name for block in pi for name in block), 0.0) if costs is None else costs.per_layer
         budget = math.inf if target is None or costs is None else target * costs.interleaved
         try:
-            return most_probable(pi, per_layer, budget, self.limits, count, further)
+            return most_probable(pi, per_layer, budget, self.limits, count, further, self.least)
         except OverBudget as error:
             assert costs is not None
             within = " within the other limits" if self.limits or self.further else ""
+            within += "".join(f" with at least {number} of {key}" for key, number in self.least.items())
             # Rounded up, so that the target given in the message is met.
             least = math.ceil(1000 * error.cheapest / costs.interleaved) / 1000
             raise OverBudget(
@@ -57,7 +59,13 @@ class Budget(NamedTuple):
         for costs, target in targets:
             if costs is not None and costs.share(layers) > target * (1 + float(TOLERANCE)):  # as in the knapsack
                 return False
-        return all(sum(is_limited(name, key) for name in layers) <= most for key, most in self.limits.items())
+
+        def count(key: str) -> int:
+            return sum(is_limited(name, key) for name in layers)
+
+        return all(count(key) <= most for key, most in self.limits.items()) and all(
+            count(key) >= number for key, number in self.least.items()
+        )
 
     def describe(self, layers: tuple[str, ...], pi: Sequence[Mapping[str, float]]) -> LayerString:
         """Return an architecture with its log probability by `pi` and its cost; without costs, the cost is 0."""

@@ -246,7 +246,8 @@ def derive(
     further = [
         (costs_of_run(run.folder, config, metric, reporter), share) for metric, share in constraints.further.items()
     ]
-    budget = Budget(costs, target, constraints.limits, further)
+    least = {name: count for name, count in config.search.least_layers.items() if name not in constraints.limits}
+    budget = Budget(costs, target, constraints.limits, further, least)
     # 2. Re-rank by held-out loss, as the search does when alpha is frozen; the search has stored its result.
     estimates: list[Estimate] = []
     rerank_count = config.search.rerank_count if constraints.rerank_top_k is None else constraints.rerank_top_k
@@ -269,7 +270,7 @@ def derive(
         step,
         _count_parameters(run, config, architecture),
         tuple(_find_warnings(run, config, blocks, step)),
-        _describe_method(costs, target, constraints, len(estimates)),
+        _describe_method(budget, constraints, len(estimates)),
         tuple(ranking),
         costs,
         target,
@@ -366,9 +367,11 @@ def _find_warnings(run: Run, config: Config, blocks: Sequence[BlockChoice], step
     return warnings
 
 
-def _describe_method(costs: Costs | None, target: float | None, constraints: Constraints, reranked: int) -> str:
+def _describe_method(budget: Budget, constraints: Constraints, reranked: int) -> str:
     """Describe in a phrase how the architecture was chosen, for `arch.yaml` and the terminal."""
-    bounds = [f"at most {count} of {name}" for name, count in constraints.limits.items()]
+    costs, target = budget.costs, budget.target
+    bounds = [f"at most {count} of {name}" for name, count in budget.limits.items()]
+    bounds += [f"at least {count} of {name}" for name, count in budget.least.items()]
     if costs is not None and target is not None and target < math.inf:
         shares = {costs.metric: target, **constraints.further}
         bounds += [f"{share:g} of the interleaved network's {metric}" for metric, share in shares.items()]

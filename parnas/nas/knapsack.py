@@ -3,7 +3,7 @@
 The problem. Choose one candidate per block to maximise the sum of log pi. The sum of costs must be at most the budget,
 sums of further costs at most their budgets, and the number of blocks with a layer at most the limit of this layer, if
 it has one. This is a multiple-choice knapsack (Kellerer, Pferschy & Pisinger 2004, chapter 11). The costs and the
-limited numbers of blocks are called resources.
+limited numbers of blocks are called resources. A least number of blocks with a layer is a limit of the others.
 
 The algorithm. A *label* is a choice for the first t blocks, with its loss (minus log pi) and its use of each resource.
 
@@ -62,6 +62,7 @@ def most_probable(
     limits: Mapping[str, int] | None = None,
     k: int = 1,
     further: Sequence[tuple[Mapping[str, float], float]] = (),
+    least: Mapping[str, int] | None = None,
 ) -> list[LayerString]:
     """Return the k most probable different networks within `budget`, best first; fewer than k if no more exist.
 
@@ -77,6 +78,7 @@ def most_probable(
             letter also counts its variants (`s` counts `s:heads=2`).
         k: number of networks.
         further: further costs of each layer, by name, each with its budget.
+        least: for each layer name, the least number of blocks that must have this layer; counted as for `limits`.
 
     Raises:
         OverBudget: every network costs more than the budget.
@@ -92,13 +94,18 @@ def most_probable(
             f"Every block offers {IDENTITY!r} (identity) alone, so there is no network to choose; "
             "give a block another candidate."
         )
-    limits = limits or {}
+    limits, least = limits or {}, least or {}
     _check_limits(limits, sorted({name for block in pi for name in block}))
     # 2. Turn costs and log probabilities into exact integers.
     names = list(dict.fromkeys(name for block in blocks for name in block))
     cost_of, unit = exact_costs(names, costs)
     others = [_Resource.of_costs(*exact_costs(names, each), most) for each, most in further]
     others += [_Resource({name: int(is_limited(name, key)) for name in names}, most) for key, most in limits.items()]
+    # At least n blocks with a layer are at most N - n with any other.
+    others += [
+        _Resource({name: int(not is_limited(name, key)) for name in names}, len(blocks) - fewest)
+        for key, fewest in least.items()
+    ]
     chances = list(dict.fromkeys(chance for block in blocks for chance in block.values()))
     logs, nat = _integers([math.log(chance) for chance in chances])
     loss_of = {chance: -log for chance, log in zip(chances, logs, strict=True)}
@@ -115,8 +122,10 @@ def most_probable(
     cheapest = _make_knapsack(by_cost, [_Resource(cost_of, None), *others]).solve(1)
     if not cheapest:
         budgets = f" and to {len(further)} further budget(s)" if further else ""
-        raise ParnasError(f"No network of these candidates keeps to the limits {dict(limits)}{budgets}; raise one.")
+        most = f"the limits {dict(limits)}" + "".join(f" and has at least {n} of {key!r}" for key, n in least.items())
+        raise ParnasError(f"No network of these candidates keeps to {most}{budgets}; change one.")
     within = f" within the limits {dict(limits)}" if limits else ""
+    within += "".join(f" with at least {n} of {key!r}" for key, n in least.items())
     within += f"{' and' if limits else ' within'} the further budgets" if further else ""
     cost = cheapest[0].cost / unit
     raise OverBudget(

@@ -43,8 +43,7 @@ from parnas.training.session import check_same_text
 
 __all__ = ["Estimate", "HeldOutLosses", "losses_of_run", "rank", "shared_weight_losses"]
 
-_EVALUATED_TOKENS = 32_768  # enough that a difference of 0.005 nats per token is three times its standard error
-_SHORT_TOKENS = _EVALUATED_TOKENS // 4  # to select the networks that are evaluated on all tokens
+_SHORT = 4  # the networks that are evaluated on the whole text are selected by this fraction, 1/4, of it
 
 
 class Estimate(NamedTuple):
@@ -147,17 +146,18 @@ def held_out(config: Config, streams: TokenStreams) -> Tokens:
     """Return tokens that the shared weights are not trained on: the first tokens of alpha's held-out split.
 
     If the search has no held-out split, return the first tokens of the validation split. The number of tokens is
-    `_EVALUATED_TOKENS`, or that of the split if it is shorter.
+    `search.rerank_tokens`, or that of the split if it is shorter.
     """
     # Losses on text that the weights were trained on would favour layers that memorise it.
     _, arch_tokens = split_share(streams.tokens("train"), config.search.alpha_share)
-    return (arch_tokens if len(arch_tokens) else streams.tokens("valid"))[:_EVALUATED_TOKENS]
+    return (arch_tokens if len(arch_tokens) else streams.tokens("valid"))[: config.search.rerank_token_count]
 
 
 def held_out_losses(supernet: SuperNet, config: Config, streams: TokenStreams) -> HeldOutLosses:
     """Return the functions that measure held-out losses with the weights of the SuperNet, at the time of their call."""
     text = held_out(config, streams)
-    short, full = (shared_weight_losses(supernet, config, streams, part) for part in (text[:_SHORT_TOKENS], text))
+    beginning = text[: config.search.rerank_token_count // _SHORT]
+    short, full = (shared_weight_losses(supernet, config, streams, part) for part in (beginning, text))
     return HeldOutLosses(
         lambda architecture: short(architecture).per_token, lambda architecture: full(architecture).per_token
     )

@@ -70,7 +70,7 @@ class SearchTask(TrainingTask):
     ) -> None:
         search = session.config.search
         self.supernet, self.search, self.arch_batches, self.costs = model, search, arch_batches, costs
-        self.budget = Budget(costs, search.cost.target)
+        self.budget = Budget(costs, search.cost.target, least=search.least_layers)
         if (count := search.samples_of_batch(rows := session.config.data.batch_size)) < (search.gate_samples or 1):
             session.reporter.note(
                 f"warning: search.gate_samples is {search.gate_samples}, which does not divide the {rows} rows of a "

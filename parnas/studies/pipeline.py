@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from parnas.architecture import ATTENTION
 from parnas.config.loader import Config
 from parnas.errors import ParnasError
 from parnas.evaluation.comparison import Comparison, compare, median_rate
@@ -37,6 +38,10 @@ __all__ = ["PipelineResult", "run_pipeline", "second_part", "split_training"]
 
 _FRONT_SHARE = 0.25  # steps of a network of a front, as a share of train.steps
 _RERANKED, _EVOLVED = 6, 1  # in one run: networks to re-rank, and steps of the evolutionary search for each block
+_RERANK_TOKENS = 8192  # in one run: the weights of a short search predict too little for a longer text to matter
+_BLOCK_RIDGE = 100.0  # in one run; of greatest marginal likelihood in searches of 600 steps
+_ALPHA_EVERY = 2  # in one run: weight steps per architecture step, or fewer
+_ALPHA_RANGE = 6.0  # in one run: how far alpha must be able to move, in nats
 _LEAST_STEPS = 8  # of a training in one run
 _REWARMED = 0.02  # warm-up of a training that inherits weights, as a share of its steps
 
@@ -191,8 +196,9 @@ def split_training(config: Config, folder: Path) -> tuple[Config, Config]:
 
     The schedule of the learning rate is that of one training: warm-up, constant, decay. In the first part, the share
     `search.share` of the steps, the rate rises and stays at its peak while the search trains the SuperNet. Settings of
-    the search that concern its steps and its rate are replaced. By default, each step trains one path, the paths are
-    within the cost target on average, and few networks are re-ranked. The second part trains the derived network from
+    the search that concern its steps and its rates are replaced. By default, each step trains one path, the paths are
+    within the cost target on average, blocks share an estimate of what a layer contributes, the network has attention,
+    and few networks are re-ranked. The second part trains the derived network from
     its weights in the SuperNet, while the rate falls; it begins with a short warm-up, since the optimizer has no
     momentum yet. It continues with the batch whose number follows that of the search.
 
@@ -209,14 +215,23 @@ def split_training(config: Config, folder: Path) -> tuple[Config, Config]:
         "gate_samples": 1,
         "paths_within_target": search.estimator == "uniform" and search.cost.target is not None,
         "rerank_top_k": min(_RERANKED, search.rerank_count),
+        "rerank_tokens": _RERANK_TOKENS,
         "evolution_steps": _EVOLVED * search.blocks,
+        "block_ridge": _BLOCK_RIDGE if search.estimator == "uniform" else None,
+        "least_attention": int(any(name.partition(":")[0] == ATTENTION for name in search.candidates)),
     }
+    # Alpha is trained often, in the second half: in a short search, what layers contribute to the loss changes fast.
+    # Its rate falls linearly to zero, so that n updates of Adam move it by up to n/2 times the first rate.
+    start, every = searching // 2, min(search.alpha_every, _ALPHA_EVERY)
+    updates = max(1, (searching - start) // every)
     first = config.replace(
         search__steps=searching,
         search__lr=train.lr,
         search__lr_decay=False,
         search__warmup_steps=min(train.warmup_steps, searching // 2),
-        search__alpha_start_step=searching // 4,
+        search__alpha_start_step=start,
+        search__alpha_every=every,
+        search__alpha_lr=max(search.alpha_lr, 2 * _ALPHA_RANGE / updates),
         search__uniform_fraction=1.0,
         **{f"search__{name}": value for name, value in defaults.items() if getattr(search, name) is None},
     )

@@ -129,7 +129,8 @@ def stability(config: Config, folder: Path, seeds: int, reporter: Reporter) -> S
         reporter.note(f"seed {seed}, {len(runs) + 1} of {seeds}")
         runs.append(train_once(search, config.replace(runtime__seed=seed), folder / f"seed-{seed}", reporter))
     derivations = [derive(run, reporter=reporter) for run in runs]
-    blocks, budget = [each.blocks for each in derivations], Budget(derivations[0].costs, derivations[0].target)
+    blocks, first = [each.blocks for each in derivations], derivations[0]
+    budget = Budget(first.costs, first.target, least=config.search.least_layers)
     if not config.search.rerank_count:
         return compare_seeds(numbers, blocks, budget)
 

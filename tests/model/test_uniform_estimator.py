@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from parnas.architecture import Architecture
 from parnas.data.batching import TrainingBatches
 from parnas.data.streams import prepare
-from parnas.model.estimators import RIDGE, UniformPath
+from parnas.model.estimators import MEAN_RIDGE, RIDGE, UniformPath
 from parnas.nas.cost import count_costs
 from parnas.nas.derive import derive
 from parnas.nas.rerank import held_out, held_out_losses, losses_of_run
@@ -250,6 +250,42 @@ def test_fit_equals_weighted_least_squares_with_a_ridge() -> None:
     rows = torch.cat([weights[:, None] * paths.flatten(1), RIDGE**0.5 * torch.eye(6)])
     expected = torch.linalg.lstsq(rows, torch.cat([weights * losses, torch.zeros(6)])).solution
     torch.testing.assert_close(estimator.contributions(), expected.view(2, 3), atol=1e-4, rtol=1e-3)
+
+
+def test_fit_with_a_block_ridge_equals_least_squares_for_means_and_deviations() -> None:
+    """The slow twin has a column for the mean of each candidate, and one for each deviation from it."""
+    estimator, noise = UniformPath(4, SPACE), generator()
+    estimator.share_between_blocks(20.0)
+    chosen = torch.randint(3, (2, 30, 4), generator=noise)
+    one, other = torch.nn.functional.one_hot(chosen, 3).float()
+    paths, losses = one - other, torch.randn(30, generator=noise)
+    for path, loss in zip(paths, losses, strict=True):
+        estimator.observe(path, loss)
+    weights = torch.tensor([estimator.forgetting**age for age in range(29, -1, -1)]).sqrt()
+    columns = torch.cat([paths.sum(dim=1), paths.flatten(1)], dim=1)
+    ridge = torch.diag(torch.tensor([MEAN_RIDGE] * 3 + [20.0] * 12).sqrt())
+    rows = torch.cat([weights[:, None] * columns, ridge])
+    solution = torch.linalg.lstsq(rows, torch.cat([weights * losses, torch.zeros(15)])).solution
+    found = estimator.contributions()
+    torch.testing.assert_close(found, solution[:3] + solution[3:].view(4, 3), atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(found.sum(dim=1), torch.zeros(4), atol=1e-4, rtol=0)
+    assert found.std(dim=0).max() < 0.5 * found.mean(dim=0).abs().max(), "blocks are shrunk towards their mean"
+
+
+def test_few_pairs_find_the_better_layer_of_all_blocks_with_a_block_ridge_alone() -> None:
+    """Losses are noisy; the pairs suffice for the mean over blocks, not for each block by itself."""
+    truth, noise = torch.tensor([0.0, 0.03, 0.1]), generator(1)
+    plain, shared = UniformPath(8, SPACE), UniformPath(8, SPACE)
+    shared.share_between_blocks(100.0)
+    for _ in range(40):
+        one, other = torch.nn.functional.one_hot(torch.randint(3, (2, 8), generator=noise), 3).float()
+        loss = ((one - other) @ truth).sum() + 0.06 * torch.randn((), generator=noise)
+        for estimator in (plain, shared):
+            estimator.observe(one - other, loss)
+    expected = truth - truth.mean()
+    plain_error, shared_error = ((each.contributions() - expected).square().mean() for each in (plain, shared))
+    assert shared_error < 0.5 * plain_error
+    assert shared.contributions().argmin(dim=1).tolist() == [0] * 8
 
 
 def test_a_loss_that_is_not_finite_is_in_the_gradient_and_not_in_the_fit() -> None:

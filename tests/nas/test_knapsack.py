@@ -28,7 +28,7 @@ def fits(layers, costs, budget):
     return sum(Fraction(costs[name]) for name in layers) <= slack
 
 
-def by_brute_force(pi, costs, budget=math.inf, limits=None, k=1, further=()):
+def by_brute_force(pi, costs, budget=math.inf, limits=None, k=1, further=(), least=None):
     """Look at every string: the best of each network, the best k of those."""
     best = {}
     logs = [[None if p == 0 else Fraction(math.log(p)) for p in block.values()] for block in pi]
@@ -40,10 +40,12 @@ def by_brute_force(pi, costs, budget=math.inf, limits=None, k=1, further=()):
         cost = sum(Fraction(costs[name]) for name in layers)
         counts = {
             key: sum(name == key or (len(key) == 1 and name.startswith(key + ":")) for name in layers)
-            for key in limits or {}
+            for key in {**(limits or {}), **(least or {})}
         }
         budgets = [(costs, budget), *further]
-        if all(fits(layers, *each) for each in budgets) and all(counts[key] <= limits[key] for key in counts):
+        within = all(counts[key] <= most for key, most in (limits or {}).items())
+        enough = all(counts[key] >= fewest for key, fewest in (least or {}).items())
+        if all(fits(layers, *each) for each in budgets) and within and enough:
             rank = (-sum(chances), cost, order, layers)
             name = network(layers)
             best[name] = min(best.get(name, rank), rank)
@@ -77,6 +79,7 @@ def problems(draw):
     known = {name for block in pi for name in block}
     keys = [key for key in NAMES if key in known or (key == "s" and "s:heads=2" in known)]
     limits = draw(st.none() | st.dictionaries(st.sampled_from(keys), st.integers(0, blocks), max_size=3))
+    least = draw(st.none() | st.dictionaries(st.sampled_from(keys), st.integers(0, 2), max_size=2))
     further = []
     for _ in range(draw(st.integers(0, 2))):
         others = dict(zip(NAMES, draw(st.lists(COSTS, min_size=4, max_size=4)), strict=True))
@@ -88,6 +91,7 @@ def problems(draw):
         "budget": budget,
         "limits": limits,
         "further": further,
+        "least": least,
         "k": draw(st.integers(1, 20)),
     }
 

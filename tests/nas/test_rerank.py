@@ -9,7 +9,7 @@ from conftest import small_config
 
 from parnas.architecture import Architecture
 from parnas.config.loader import Config
-from parnas.errors import ParnasError
+from parnas.errors import OverBudget, ParnasError
 from parnas.nas.budget import Budget
 from parnas.nas.cost import count_costs, make_costs
 from parnas.nas.rerank import HeldOutLosses, rank
@@ -77,9 +77,9 @@ def test_a_budget_allows_what_the_exact_selection_finds(corpus: Path) -> None:
     config = small_config(corpus, search__blocks=4)
     costs, pi = count_costs(config, "macs"), [{"s": 0.4, "f": 0.35, "i": 0.25}] * 4
     cache = count_costs(config, "cache")
-    cases = itertools.product((0.3, 0.65, None), ({}, {"s": 1}, {"f": 2, "s": 1}), ([], [(cache, 0.5)]))
-    for target, limits, further in cases:
-        budget = Budget(costs, target, limits, further)
+    cases = itertools.product((0.4, 0.65, None), ({}, {"s": 1}, {"f": 2, "s": 1}), ([], [(cache, 0.5)]), ({}, {"s": 1}))
+    for target, limits, further, least in cases:
+        budget = Budget(costs, target, limits, further, least)
         found = {each.layers for each in budget.most_probable(pi, 100)}
         allowed = {layers for layers in itertools.product("sfi", repeat=4) if budget.allows(layers)}
         assert found <= allowed
@@ -101,6 +101,17 @@ def test_a_limit_of_a_letter_counts_its_variants() -> None:
     budget = Budget(limits={"s": 1})
     assert budget.allows(("s:heads=2", "f"))
     assert not budget.allows(("s:heads=2", "s"))
+
+
+def test_a_network_has_the_least_number_of_attention_layers() -> None:
+    pi = [{"f": 0.9, "s:heads=2": 0.1}, {"f": 0.8, "s:heads=2": 0.2}]
+    budget = Budget(least={"s": 1})
+    assert [choice.layers for choice in budget.most_probable(pi, 2)] == [("f", "s:heads=2"), ("s:heads=2", "f")]
+    assert not budget.allows(("f", "f"))
+    with pytest.raises(OverBudget, match=r"with at least 1 of s costs at most 0.1 "):
+        Budget(COSTS, 0.1, least={"s": 1}).most_probable([{"s": 0.5, "f": 0.5}] * 2)
+    with pytest.raises(ParnasError, match="has at least 3 of 's'"):
+        Budget(least={"s": 3}).most_probable(pi)
 
 
 def test_a_target_on_the_edge_is_allowed() -> None:

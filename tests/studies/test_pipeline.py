@@ -185,9 +185,15 @@ def test_one_run_divides_the_steps_between_search_and_training(corpus: Path, tmp
     assert second.train.warmup_steps == 1
     assert split_training(first, tmp_path / "search")[0] == first, "a resumed first part is not divided again"
     assert (first.search.gate_samples, first.search.paths_within_target) == (1, True)
+    assert (first.search.alpha_start_step, first.search.alpha_every, first.search.block_ridge) == (5, 2, 100)
+    assert (first.search.least_attention, first.search.rerank_tokens) == (1, 8192)
+    assert first.search.alpha_lr == 6, "two updates, at the whole and the half of this rate, move alpha by 9 at most"
     given = {"gate_samples": 2, "paths_within_target": False, "rerank_top_k": 3, "evolution_steps": 5}
+    given |= {"block_ridge": 7, "least_attention": 0, "rerank_tokens": 64}
     kept, _ = split_training(config.replace(**{f"search__{name}": of for name, of in given.items()}), tmp_path / "a")
     assert {name: getattr(kept.search, name) for name in given} == given
+    without, _ = split_training(config.replace(search__space=("f", "i")), tmp_path / "b")
+    assert without.search.least_attention == 0, "the space has no attention"
 
 
 def test_a_pipeline_in_one_run_trains_the_derived_network_from_the_weights_of_the_search(
