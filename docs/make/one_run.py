@@ -1,5 +1,6 @@
 """Write docs/one-run.md from the results of the benchmarks: `python docs/make/one_run.py`."""
 
+from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -48,9 +49,16 @@ SECTIONS = {
         "Variants of the search",
         "Variants of the training in one run, each within {minutes} minutes of predicted time on an idle core, search and re-ranking "
         "included: *share* is that of the time for the search, 0.2 where nothing is said. The last column but one is the perplexity "
-        "of *one run* relative to that of the row: positive where the row is better. A search of few steps may derive a network without attention, which "
-        "learns faster at first and ends worse. Variants that are no settings of parnas are in "
-        "`benchmarks/tried_search.py`. Measured by `python benchmarks/equal_time.py --plan one_run`",
+        "of *one run* relative to that of the row: positive where the row is better. *No least attention*: `search.least_attention=0`; "
+        "*each block by itself*: without a `search.block_ridge` of 100. Measured by `python benchmarks/equal_time.py --plan one_run`",
+    ),
+    "short_search": (
+        "How well a short search ranks networks",
+        "Searches of {steps} steps, as in a training in one run, on the table of 150 trained networks of at most 6 blocks "
+        "([how well the search ranks networks](hybrids.md#how-well-the-search-ranks-networks)). *Blocks share estimates*: "
+        "`search.block_ridge` is 100, as in one run. *Behind the best*: the perplexity of the network of the best score "
+        "within {target} of the interleaved network's latency, relative to the best one within it; *with attention*: of the "
+        "networks with attention only (`search.least_attention`). Measured by `python benchmarks/short_search.py`",
     ),
     "inheritance": (
         "The value of inherited weights",
@@ -75,7 +83,7 @@ def render() -> str:
         parts.append(GOALS.format(goals=render_goals(AREA)))
     for name, result in results.items():
         title, note = SECTIONS[name]
-        note = note.format(minutes=result.get("minutes"))
+        note = note.format_map(defaultdict(str, result))
         device = f"{result['machine']['cores']} cores of {result['machine']['device_name']}"
         picture = f"{DRAWN}\n\n" if name == "equal_time" else ""
         parts.append(f"## {title}\n\n{note}, on {device}.\n\n{picture}{render_tables(name, result)}\n")

@@ -89,7 +89,8 @@ def show_derivation(derivation: "Derivation") -> None:
     counts = dict.fromkeys(space, 0) | derivation.architecture.counts()
     listed = ", ".join(f"{count} {describe_layer(name)}" for name, count in counts.items())
     print(f"architecture: {derivation.architecture} ({derivation.method})")
-    if costs := derivation.costs:
+    costs_of_network = [derivation.costs, *(costs for costs, _ in derivation.further)]
+    for costs in filter(None, costs_of_network):
         share = costs.share(derivation.architecture)
         print(f"cost of the blocks: {share:.3f} of the interleaved network's {costs.metric}, as predicted")
     print(f"{listed}; {derivation.parameters:,} parameters")

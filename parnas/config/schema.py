@@ -580,8 +580,7 @@ class SearchConfig(Section):
         if self.paths_within_target and (self.estimator != "uniform" or self.cost.target is None):
             problem = "is true, which is for estimator uniform with a cost target (search.cost.target)"
             yield "paths_within_target", problem
-        offering = sum(any(name.partition(":")[0] == ATTENTION for name in block) for block in self.block_spaces)
-        if (self.least_attention or 0) > offering:
+        if self.least_attention and self.least_attention > (offering := self._count_blocks_with_attention()):
             yield "least_attention", f"is {self.least_attention}, but {offering} block(s) have attention as a candidate"
         if self.block_ridge is not None and self.estimator != "uniform":
             yield "block_ridge", f"is {self.block_ridge:g}, which is for estimator uniform; leave it at null"
@@ -590,6 +589,9 @@ class SearchConfig(Section):
         if self.alpha_start_step >= self.alpha_end_step:
             end = f"alpha's training ends after {self.alpha_end_step} of {self.steps} steps"
             yield "alpha_start_step", f"is {self.alpha_start_step}, but {end}; lower it"
+
+    def _count_blocks_with_attention(self) -> int:
+        return sum(any(name.partition(":")[0] == ATTENTION for name in block) for block in self.block_spaces)
 
     def _uniform_errors(self) -> Iterator[FieldError]:
         if not self.alpha_share:

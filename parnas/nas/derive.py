@@ -113,6 +113,7 @@ class Derivation:
     target: float | None  # share of the interleaved network's cost
     constraints: Constraints
     finalists: tuple[str, ...] = ()  # architectures compared by short trainings, `architecture` first
+    further: tuple[tuple[Costs, float], ...] = ()  # costs in further metrics, each with its target
 
     def to_record(self, run: Run) -> DerivationRecord:
         """Return the content of `arch.yaml`, given the search `run`."""
@@ -129,19 +130,21 @@ class Derivation:
             ranking=[ranked.to_record() for ranked in self.ranking],
             warnings=list(self.warnings),
             **({"finalists": list(self.finalists)} if self.finalists else {}),
+            **({"further_costs": [self._describe_cost(*each) for each in self.further]} if self.further else {}),
         )
 
     def cost_record(self) -> CostRecord | None:
         """Return the predicted cost of the blocks; `None` if neither a cost target nor a metric is given."""
-        if self.costs is None:
-            return None
+        return None if self.costs is None else self._describe_cost(self.costs, self.target)
+
+    def _describe_cost(self, costs: Costs, target: float | None) -> CostRecord:
         return CostRecord(
-            metric=self.costs.metric,
-            unit=UNITS[self.costs.metric],
-            blocks=self.costs.cost(self.architecture),
-            interleaved=self.costs.interleaved,
-            share=self.costs.share(self.architecture),
-            target=self.target,
+            metric=costs.metric,
+            unit=UNITS[costs.metric],
+            blocks=costs.cost(self.architecture),
+            interleaved=costs.interleaved,
+            share=costs.share(self.architecture),
+            target=target,
         )
 
 
@@ -275,6 +278,7 @@ def derive(
         costs,
         target,
         constraints,
+        further=tuple(further),
     )
 
 

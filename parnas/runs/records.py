@@ -233,6 +233,7 @@ class DerivationRecord(Record):
     counts: dict[str, _Count] = {}  # number of blocks by layer
     parameters: _Count | None = None
     cost: CostRecord | _Float | None = None  # a black-box search writes the cost of the blocks as a number
+    further_costs: list[CostRecord] = []  # in the further metrics of `derive --within`
     blocks: list[BlockRecord] = []
     ranking: list[RankedRecord] = []  # best first: the derived network is the first
     warnings: list[str] = []

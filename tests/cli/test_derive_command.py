@@ -49,6 +49,9 @@ def test_within_bounds_several_costs_at_once(undecided: Run, tmp_path: Path) -> 
     assert cache.share(content["arch"]) <= 0.5
     assert macs.share(content["arch"]) <= 0.9
     assert "0.5 of the interleaved network's cache" in content["method"]
+    (further,) = content["further_costs"]
+    assert (further["metric"], further["target"]) == ("cache", 0.5)
+    assert further["share"] == pytest.approx(cache.share(content["arch"]))
     alone = derived(undecided, tmp_path, *by_hand, "--within", "macs=0.9")["arch"]
     assert alone == derived(undecided, tmp_path, *by_hand, "--cost-target", "0.9", "--metric", "macs")["arch"]
     assert cache.share(alone) > 0.5
@@ -103,3 +106,11 @@ def test_the_file_warns_of_what_is_undecided(undecided: Run, tmp_path: Path) -> 
     (warning,) = content["warnings"]
     assert warning.startswith("block 2 is undecided")
     assert "0.020" in warning
+
+
+def test_the_cost_in_every_metric_is_printed(
+    undecided: Run, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    derived(undecided, tmp_path, "--rerank-top-k", "0", "--within", "macs=0.9,cache=0.5")
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("cost of the blocks")]
+    assert ["macs" in lines[0], "cache" in lines[1]] == [True, True]

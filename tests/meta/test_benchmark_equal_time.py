@@ -81,16 +81,11 @@ def test_the_run_is_compared_with_each_network_by_seed() -> None:
     assert run["to_scratch"]["percent"] == pytest.approx(-10.0)
 
 
-def test_a_sandwich_has_the_largest_and_the_smallest_network_and_paths_by_pi_the_probable_layers() -> None:
-    alpha = torch.zeros(3, 4)
-    alpha[:, 1] = 9.0  # almost always k
+def test_a_sandwich_has_the_largest_and_the_smallest_network() -> None:
     estimator, space = UniformPath(3, ("s", "k", "f", "i")), ("s", "k", "f", "i")
     with tried_search.sandwich():
-        paths = estimator.sample_several(4, alpha, 1.0, torch.Generator().manual_seed(0))
+        paths = estimator.sample_several(4, torch.zeros(3, 4), 1.0, torch.Generator().manual_seed(0))
     assert ["".join(space[gate.chosen] for gate in path) for path in (paths[0], paths[-1])] == ["sss", "kkk"]
-    with tried_search.paths_by_pi():
-        draws = [gate.chosen for _ in range(200) for path in estimator.sample_several(2, alpha, 0.5) for gate in path]
-    assert draws.count(1) / len(draws) == pytest.approx((1 + 1 / 3.5) / 2, abs=0.05)
 
 
 def test_distillation_in_place_teaches_all_networks_but_the_largest() -> None:
@@ -128,7 +123,7 @@ def test_all_stages_run_in_the_tiny_form(tmp_path: Path) -> None:
     rows = read_rows(tmp_path / "equal_time.csv", Row)
     of = {row.name: row for row in rows}
     assert 0 < of[ONE_RUN].search_seconds < of[ONE_RUN].seconds
-    assert len([name for name in of if name.startswith(FRONT)]) == 5
+    assert len([name for name in of if name.startswith(FRONT)]) == 3, "with attention, four blocks cost above 0.4"
     assert equal_time.list_jobs(read_plan("equal_time") | equal_time.TINY, rows) == []
     assert {"distilled", "successive halving"} < of.keys()
     equal_time.main([*common, "--latency"])

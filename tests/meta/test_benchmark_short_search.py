@@ -1,0 +1,44 @@
+"""The benchmark of searches of few steps: its configuration, and what its table says of known scores."""
+
+import pytest
+from ground_truth import read_settings
+from search_quality import Score, Truth
+from short_search import CONFIG, VARIANTS, find_choice, short_search, summarise
+
+from parnas.nas.cost import make_costs
+from parnas.runs.resolve import read_config
+
+COSTS = make_costs("latency", {"s": 2.0, "f": 1.0, "k": 1.0, "i": 0.0}, 4)
+LOSSES = {"sk": [3.9, 3.9], "kk": [4.0, 4.0], "k": [4.2, 4.2], "sssk": [3.5, 3.5]}
+
+
+def test_the_searches_are_the_first_part_of_a_training_in_one_run() -> None:
+    settings, _ = read_settings(CONFIG)
+    config = read_config(settings, [])
+    shared, single = (short_search(config, variant).search for variant in VARIANTS)
+    assert (shared.steps, shared.cost.target, shared.lr_decay) == (600, 0.5, False)
+    assert shared.block_ridge == 100
+    assert single == shared.model_copy(update={"block_ridge": single.block_ridge})
+
+
+def test_a_choice_is_compared_with_the_best_network_within_the_target() -> None:
+    truth = Truth(LOSSES, COSTS)
+    likes_convolutions = {"sk": 1.0, "kk": 3.0, "k": 2.0, "sssk": 9.0}
+    assert find_choice(truth, likes_convolutions, attention=False) == pytest.approx(10.0)
+    assert find_choice(truth, likes_convolutions, attention=True) == pytest.approx(0.0)
+
+
+def test_the_table_has_the_means_over_seeds_of_each_score() -> None:
+    settings, _ = read_settings(CONFIG)
+    config, truth = read_config(settings, []), Truth(LOSSES, COSTS)
+    good = {network: -of[0] for network, of in LOSSES.items()}
+    scores = [
+        Score("variant", "0.5", seed, 600, network, sign * of, sign * of)
+        for seed, sign in ((1, 1.0), (2, -1.0))
+        for network, of in good.items()
+    ]
+    records = summarise(truth, scores, config)
+    assert [record["score"] for record in records] == ["pi", "inherited", "estimate"]
+    assert all(record["seeds"] == 2 for record in records)
+    assert records[0]["tau, all"] == pytest.approx(0.0), "one seed ranks as the table, one the other way"
+    assert records[0]["behind the best"] == pytest.approx((0.0 + 30.0) / 2)
