@@ -334,6 +334,7 @@ def judge_overhead(result: dict[str, Any]) -> Iterator[Goal]:
             "time_over_networks",
             "most_time",
         ),
+        ("the same with one path in each step, as in one run", "one_path_over_networks", "most_time"),
         ("peak memory of that search relative to training the largest network", "memory_over_largest", "most_memory"),
     ):
         goal = f"{quantity}: at most {result[most]:g}"

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import stdev
 from typing import Any
 
 from hybrids import render_tables
@@ -91,11 +92,17 @@ def render() -> str:
     return "\n".join(parts)
 
 
+def deviation(record: Mapping[str, Any]) -> float | None:
+    """Return the standard deviation of the perplexity over the seeds; `None` for one seed."""
+    values = list(record["ppl_by_seed"].values())
+    return stdev(values) if len(values) > 1 else None
+
+
 def draw(result: Mapping[str, Any], path: Path = PICTURE) -> None:
     """Draw perplexity against latency of the one run, the front and the networks made by hand."""
     records = {record["name"]: record for record in result["networks"] if "latency" in record}
     points = [
-        ParetoPoint(name, record["latency"], record["ppl"])
+        ParetoPoint(name, record["latency"], record["ppl"], deviation(record))
         for name, record in records.items()
         if name in result["by_hand"] or record["search_steps"]
     ]

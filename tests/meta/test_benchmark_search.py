@@ -123,6 +123,7 @@ def test_a_step_of_a_search_is_measured_beside_networks_of_its_space(tmp_path):
     result = json.loads((tmp_path / "search_overhead-cpu.json").read_text())
     mean = sum(result["networks_ms"].values()) / len(result["networks_ms"])
     assert result["time_over_networks"] == pytest.approx(result["search_ms"] / mean)
+    assert result["one_path_over_networks"] == pytest.approx(result["one_path_ms"] / mean)
     assert set(result["largest"]) == {"s"}
     search, largest = (result["peak_bytes"][name] for name in (search_overhead.SEARCH, result["largest"]))
     assert result["memory_over_largest"] == pytest.approx(search / largest)
