@@ -27,7 +27,8 @@ the search is the first part of the training: the derived network starts from it
 
     parnas pipeline CONFIG --front 0.3,0.5,0.8
 
-one search serves several networks. This page compares both with networks that are known from the start and trained from
+one search serves several networks. This page shows how well a search of few steps ranks networks and what a step costs,
+and, as far as the trainings are finished, compares both with networks that are known from the start and trained from
 scratch.
 """
 GOALS = """

@@ -114,3 +114,15 @@ def test_the_cost_in_every_metric_is_printed(
     derived(undecided, tmp_path, "--rerank-top-k", "0", "--within", "macs=0.9,cache=0.5")
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("cost of the blocks")]
     assert ["macs" in lines[0], "cache" in lines[1]] == [True, True]
+
+
+def test_the_least_number_of_attention_layers_holds_unless_max_limits_attention(undecided: Run, tmp_path: Path) -> None:
+    run = Run(Path(shutil.copytree(undecided.folder, tmp_path / "run")))
+    path = run.folder / "config.yaml"
+    path.write_text(path.read_text().replace("least_attention: null", "least_attention: 2"))
+    with (run.folder / PI).open("a") as file:
+        file.write(json.dumps({"step": run.config().search.steps, "tau": 0.1, "pi": [[0.2, 0.7, 0.1]] * 3}) + "\n")
+    content = derived(run, tmp_path, "--rerank-top-k", "0")
+    assert content["counts"]["s"] == 2
+    assert "at least 2 of s" in content["method"]
+    assert derived(run, tmp_path, "--rerank-top-k", "0", "--max", "s=0")["arch"] == "fff"
