@@ -1,6 +1,6 @@
 """A step of a search beside training steps of the networks of its space: `python benchmarks/search_overhead.py`.
 
-The shapes are those of benchmarks/equal_time.yaml and its space `hybrid`; token ids are drawn by Zipf's law. A step is
+The shapes are those of benchmarks/equal_time.yaml, the space is `hybrid`; token ids are drawn by Zipf's law. A step is
 the trainer's own: forward, backward, clipping and AdamW; for the search also its architecture steps. The networks are
 paths that the search samples for its weights, so the mean of their steps is that of the networks that it trains. The
 search trains two paths in a step, each on half of the batch, which is the default, or one, as in a training in one run;
@@ -34,6 +34,7 @@ from parnas.training.retrain import RetrainTask
 PLAN = Path(__file__).with_name("equal_time.yaml")
 SEARCH, ONE_PATH = "search", "search, one path"
 SEARCHES = {SEARCH: {}, ONE_PATH: {"search__gate_samples": 1}}
+HYBRID = ("s", "k", "f", "i")
 VOCABULARY, CUTOFFS = 4000, (471, 2052)  # what `cutoffs: auto` finds in WikiText-2
 MOST_TIME, MOST_MEMORY = 1.0, 1.5  # the goals
 
@@ -91,7 +92,11 @@ def make_config(parsed: Namespace) -> Config:
     """Return the configuration of the plan, with cutoffs that no text is needed for; alpha is trained at once."""
     config, _ = read_study(PLAN, parsed, comparison.TINY, {})
     return config.replace(
-        model__cutoffs=CUTOFFS, search__alpha_start_step=0, search__uniform_fraction=1.0, search__cost__target=None
+        search__space=HYBRID,
+        model__cutoffs=CUTOFFS,
+        search__alpha_start_step=0,
+        search__uniform_fraction=1.0,
+        search__cost__target=None,
     )
 
 
