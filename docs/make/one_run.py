@@ -52,13 +52,14 @@ SECTIONS = {
         "Variants of the training in one run, each within {minutes} minutes of predicted time on an idle core, search and re-ranking "
         "included: *share* is that of the time for the search, 0.2 where nothing is said. The last column but one is the perplexity "
         "of *one run* relative to that of the row: positive where the row is better. *No least attention*: `search.least_attention=0`; "
-        "*each block by itself*: without a `search.block_ridge` of 100. Measured by `python benchmarks/equal_time.py --plan one_run`",
+        "*weak block ridge*: `search.block_ridge=1`. Measured by `python benchmarks/equal_time.py --plan one_run`",
     ),
     "short_search": (
         "How well a short search ranks networks",
         "Searches of {steps} steps, as in a training in one run, on the table of 150 trained networks of at most 6 blocks "
         "([how well the search ranks networks](hybrids.md#how-well-the-search-ranks-networks)). *Blocks share estimates*: "
-        "`search.block_ridge` is 100, as in one run. *Behind the best*: the perplexity of the network of the best score "
+        "`search.block_ridge` is 100, as in one run; this matters for pi, from which the evolutionary search starts, and less for the "
+        "estimate after re-ranking. *Behind the best*: the perplexity of the network of the best score "
         "within {target} of the interleaved network's latency, relative to the best one within it; *with attention*: of the "
         "networks with attention only (`search.least_attention`). Measured by `python benchmarks/short_search.py`",
     ),

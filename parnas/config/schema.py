@@ -562,6 +562,11 @@ class SearchConfig(Section):
         return self.entropy_end / 2 if self.estimator == "uniform" and not self.cost_weight else 0.0
 
     @property
+    def attention_blocks(self) -> int:
+        """Number of blocks that have attention, or a variant of it, as a candidate."""
+        return sum(any(name.partition(":")[0] == ATTENTION for name in block) for block in self.block_spaces)
+
+    @property
     def least_layers(self) -> dict[str, int]:
         """Least number of blocks by layer name, as the knapsack counts them: attention, if any are demanded."""
         return {ATTENTION: self.least_attention} if self.least_attention else {}
@@ -580,8 +585,9 @@ class SearchConfig(Section):
         if self.paths_within_target and (self.estimator != "uniform" or self.cost.target is None):
             problem = "is true, which is for estimator uniform with a cost target (search.cost.target)"
             yield "paths_within_target", problem
-        if self.least_attention and self.least_attention > (offering := self._count_blocks_with_attention()):
-            yield "least_attention", f"is {self.least_attention}, but {offering} block(s) have attention as a candidate"
+        if self.least_attention and self.least_attention > self.attention_blocks:
+            problem = f"is {self.least_attention}, but {self.attention_blocks} block(s) have attention as a candidate"
+            yield "least_attention", problem
         if self.block_ridge is not None and self.estimator != "uniform":
             yield "block_ridge", f"is {self.block_ridge:g}, which is for estimator uniform; leave it at null"
         if self.tau_end > self.tau_start:
@@ -589,9 +595,6 @@ class SearchConfig(Section):
         if self.alpha_start_step >= self.alpha_end_step:
             end = f"alpha's training ends after {self.alpha_end_step} of {self.steps} steps"
             yield "alpha_start_step", f"is {self.alpha_start_step}, but {end}; lower it"
-
-    def _count_blocks_with_attention(self) -> int:
-        return sum(any(name.partition(":")[0] == ATTENTION for name in block) for block in self.block_spaces)
 
     def _uniform_errors(self) -> Iterator[FieldError]:
         if not self.alpha_share:

@@ -103,8 +103,8 @@ def most_probable(
     others += [_Resource({name: int(is_limited(name, key)) for name in names}, most) for key, most in limits.items()]
     # At least n blocks with a layer are at most N - n with any other.
     others += [
-        _Resource({name: int(not is_limited(name, key)) for name in names}, len(blocks) - fewest)
-        for key, fewest in least.items()
+        _Resource({name: int(not is_limited(name, key)) for name in names}, len(blocks) - count)
+        for key, count in least.items()
     ]
     chances = list(dict.fromkeys(chance for block in blocks for chance in block.values()))
     logs, nat = _integers([math.log(chance) for chance in chances])
@@ -122,10 +122,12 @@ def most_probable(
     cheapest = _make_knapsack(by_cost, [_Resource(cost_of, None), *others]).solve(1)
     if not cheapest:
         budgets = f" and to {len(further)} further budget(s)" if further else ""
-        most = f"the limits {dict(limits)}" + "".join(f" and has at least {n} of {key!r}" for key, n in least.items())
-        raise ParnasError(f"No network of these candidates keeps to {most}{budgets}; change one.")
+        fewest = "".join(f" and has at least {count} of {key!r}" for key, count in least.items())
+        raise ParnasError(
+            f"No network of these candidates keeps to the limits {dict(limits)}{fewest}{budgets}; change one of them."
+        )
     within = f" within the limits {dict(limits)}" if limits else ""
-    within += "".join(f" with at least {n} of {key!r}" for key, n in least.items())
+    within += "".join(f" with at least {count} of {key!r}" for key, count in least.items())
     within += f"{' and' if limits else ' within'} the further budgets" if further else ""
     cost = cheapest[0].cost / unit
     raise OverBudget(

@@ -43,7 +43,7 @@ from parnas.training.session import check_same_text
 
 __all__ = ["Estimate", "HeldOutLosses", "losses_of_run", "rank", "shared_weight_losses"]
 
-_SHORT = 4  # the networks that are evaluated on the whole text are selected by this fraction, 1/4, of it
+_SHORT_DIVISOR = 4  # the evolutionary search evaluates networks on the first quarter of the text
 
 
 class Estimate(NamedTuple):
@@ -156,7 +156,7 @@ def held_out(config: Config, streams: TokenStreams) -> Tokens:
 def held_out_losses(supernet: SuperNet, config: Config, streams: TokenStreams) -> HeldOutLosses:
     """Return the functions that measure held-out losses with the weights of the SuperNet, at the time of their call."""
     text = held_out(config, streams)
-    beginning = text[: config.search.rerank_token_count // _SHORT]
+    beginning = text[: config.search.rerank_token_count // _SHORT_DIVISOR]
     short, full = (shared_weight_losses(supernet, config, streams, part) for part in (beginning, text))
     return HeldOutLosses(
         lambda architecture: short(architecture).per_token, lambda architecture: full(architecture).per_token

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from parnas.architecture import ATTENTION
 from parnas.config.loader import Config
 from parnas.errors import ParnasError
 from parnas.evaluation.comparison import Comparison, compare, median_rate
@@ -198,9 +197,11 @@ def split_training(config: Config, folder: Path) -> tuple[Config, Config]:
     `search.share` of the steps, the rate rises and stays at its peak while the search trains the SuperNet. Settings of
     the search that concern its steps and its rates are replaced. By default, each step trains one path, the paths are
     within the cost target on average, blocks share an estimate of what a layer contributes, the network has attention,
-    and few networks are re-ranked. The second part trains the derived network from
-    its weights in the SuperNet, while the rate falls; it begins with a short warm-up, since the optimizer has no
-    momentum yet. It continues with the batch whose number follows that of the search.
+    and few networks are re-ranked.
+
+    The second part trains the derived network from its weights in the SuperNet, while the rate falls; it begins with a
+    short warm-up, since the optimizer has no momentum yet. It continues with the batch whose number follows that of the
+    search.
 
     Args:
         config: the configuration of the whole training.
@@ -218,7 +219,7 @@ def split_training(config: Config, folder: Path) -> tuple[Config, Config]:
         "rerank_tokens": _RERANK_TOKENS,
         "evolution_steps": _EVOLVED * search.blocks,
         "block_ridge": _BLOCK_RIDGE if search.estimator == "uniform" else None,
-        "least_attention": int(any(name.partition(":")[0] == ATTENTION for name in search.candidates)),
+        "least_attention": min(1, search.attention_blocks),
     }
     # Alpha is trained often, in the second half: in a short search, what layers contribute to the loss changes fast.
     # Its rate falls linearly to zero, so that n updates of Adam move it by up to n/2 times the first rate.

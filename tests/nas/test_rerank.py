@@ -77,8 +77,10 @@ def test_a_budget_allows_what_the_exact_selection_finds(corpus: Path) -> None:
     config = small_config(corpus, search__blocks=4)
     costs, pi = count_costs(config, "macs"), [{"s": 0.4, "f": 0.35, "i": 0.25}] * 4
     cache = count_costs(config, "cache")
-    cases = itertools.product((0.4, 0.65, None), ({}, {"s": 1}, {"f": 2, "s": 1}), ([], [(cache, 0.5)]), ({}, {"s": 1}))
-    for target, limits, further, least in cases:
+    limited = ({}, {"s": 1}, {"f": 2, "s": 1}), ([], [(cache, 0.5)])
+    cases = itertools.product((0.3, 0.65, None), *limited, [{}])
+    with_attention = itertools.product((0.4, 0.65, None), *limited, [{"s": 1}])  # none costs at most 0.3
+    for target, limits, further, least in itertools.chain(cases, with_attention):
         budget = Budget(costs, target, limits, further, least)
         found = {each.layers for each in budget.most_probable(pi, 100)}
         allowed = {layers for layers in itertools.product("sfi", repeat=4) if budget.allows(layers)}
