@@ -137,7 +137,8 @@ class OneRun:
 
     def search(self, config: Config, folder: Path, steps: int) -> Run:
         """Search for `steps` steps as the first part of a training in one run, with what is tried."""
-        first, _ = split_training(config.replace(train__steps=round(steps / config.search.share)), folder)
+        config = config.replace(train__steps=round(steps / config.search.share))
+        first, _ = split_training(config, folder)
         with ExitStack() as stack:
             for name in self.tried:
                 stack.enter_context(TRIED[name]())
@@ -256,13 +257,17 @@ def train_front(
     config: Config, plan: Mapping[str, Any], times: Times, milliseconds: float, folder: Path, job: Job
 ) -> list[Row]:
     """Search once, derive a network within each target, and train each from its weights in the SuperNet."""
-    front, began = plan[FRONT], time.perf_counter()
-    found = OneRun(FRONT).search(
-        config.replace(search__cost__target=max(front["targets"])),
-        folder / "search",
-        times.search_steps(ONE_RUN, front["search"] * milliseconds - len(front["targets"]) * times.rerank(ONE_RUN)),
-    )
-    derivations = derive_front(found, front["targets"]).derivations
+    front, began, share = plan[FRONT], time.perf_counter(), config.search.share
+    targets, milliseconds_of_search = front["targets"], front["search"] * milliseconds
+    search_steps = times.search_steps(ONE_RUN, share * milliseconds_of_search)
+    # Which networks take turns after the search is not known yet: suppose that they cost as much as their targets.
+    interleaved = times.step(Architecture.parse(f"interleaved-{config.search.blocks}"))
+    turn = times.fixed + fmean(targets) * (interleaved - times.fixed)
+    rest = (1 - share) * milliseconds_of_search - (len(targets) - 1) * times.rerank(ONE_RUN)
+    steps = search_steps + max(1, round(rest / turn))
+    first, _ = split_training(config.replace(train__steps=steps, search__share=search_steps / steps), folder, targets)
+    found = search(first, folder / "search", Silent())
+    derivations = derive_front(found, targets).derivations
     rows, searched = [], time.perf_counter() - began  # with the re-ranking for all targets
     for derivation in derivations:
         arch = derivation.architecture

@@ -10,11 +10,18 @@ what a layer contributes in each block by itself. Each search appends its scores
 The table shows Kendall's tau between score and perplexity, for all networks and for those of equal latency, and how far
 the network of the best score is behind the best one, both within the target: of all networks, and of those with
 attention, as `search.least_attention` demands. The scores are those of benchmarks/search_quality.py.
+
+A second table shows whether networks like the best one so far are worth more evaluations than probable ones. Of the
+networks with attention within a target, `EVALUATIONS` are evaluated with the shared weights: the most probable ones, or
+half of them and then, one after the other, the network most similar to the best one so far. These are searches of the
+above kind, and the longer ones in search_scores_hybrid_truth.csv.
 """
 
+import itertools
 from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from difflib import SequenceMatcher
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -22,7 +29,17 @@ from typing import Any
 
 import harness
 from ground_truth import Study, read_table_study
-from search_quality import SCORE_NAMES, Job, Score, Truth, agreement, agreement_in_strata, read_truth, run_search
+from search_quality import (
+    ESTIMATE,
+    SCORE_NAMES,
+    Job,
+    Score,
+    Truth,
+    agreement,
+    agreement_in_strata,
+    read_truth,
+    run_search,
+)
 from trainings import append_rows, read_rows, require_corpus, work_off
 
 from parnas.architecture import ATTENTION
@@ -34,6 +51,7 @@ from parnas.training.progress import Silent
 
 CONFIG = Path(__file__).with_name("hybrid_truth.yaml")
 STEPS, SHARE, TARGET, SEEDS = 600, 0.2, 0.5, (1, 2, 3)
+EVALUATIONS, LOCAL_TARGETS = (4, 8, 16), (0.5, 0.65, 0.8)
 VARIANTS: dict[str, dict[str, Any]] = {  # changes of the search
     "blocks share estimates": {},
     "each block by itself": {"search__block_ridge": None},
@@ -85,18 +103,60 @@ def summarise(truth: Truth, scores: Sequence[Score], config: Config) -> list[dic
     ]
 
 
+def choose(scores: Mapping[str, Score], evaluations: int, local: bool, config: Config) -> str:
+    """Return the network of the best estimate among those that are evaluated: probable, or in part similar ones."""
+    probable = sorted(scores, key=lambda network: -scores[network].pi)
+    evaluated = probable[: evaluations // 2 if local else evaluations]
+
+    def best() -> str:
+        return max(evaluated, key=lambda network: scores[network].of(ESTIMATE, config))
+
+    while len(evaluated) < min(evaluations, len(probable)):
+        others = [network for network in probable if network not in evaluated]
+        evaluated.append(max(others, key=lambda network: SequenceMatcher(None, network, best()).ratio()))
+    return best()
+
+
+def summarise_local_search(truth: Truth, scores: Sequence[Score], config: Config) -> list[dict[str, Any]]:
+    """Return a row for each number of search steps, target and number of evaluations: means over the searches."""
+    searches: dict[tuple[str, int, int], dict[str, Score]] = defaultdict(dict)
+    for row in scores:
+        if ATTENTION in row.network:
+            searches[row.estimator, row.seed, row.steps][row.network] = row
+    records = []
+    for steps, target, evaluations in itertools.product(
+        sorted({steps for _, _, steps in searches}), LOCAL_TARGETS, EVALUATIONS
+    ):
+        behind: dict[bool, list[float]] = {False: [], True: []}
+        for key, of_search in searches.items():
+            if key[-1] == steps:
+                within = {network: row for network, row in of_search.items() if truth.share(network) <= target}
+                best = min(map(truth.mean, within))
+                for local, found in behind.items():
+                    found.append(100 * (truth.mean(choose(within, evaluations, local, config)) - best))
+        record = {"search steps": steps, "target": target, "evaluations": evaluations, "searches": len(behind[True])}
+        records.append(record | {"most probable": fmean(behind[False]), "local search": fmean(behind[True])})
+    return records
+
+
+def in_percent(records: Sequence[Mapping[str, Any]], *keys: str) -> list[dict[str, Any]]:
+    """Return records with the values of some keys as text with a per cent sign."""
+    return [{key: f"{of:.1f} %" if key in keys else of for key, of in record.items()} for record in records]
+
+
 def report(study: Study, table: Path, parsed: Namespace) -> None:
-    """Print and write the table."""
+    """Print and write the tables."""
     config = study.config
     truth = read_truth(harness.RESULTS / f"{CONFIG.stem}.csv", study, find_costs(config, "latency", Silent()))
-    records = summarise(truth, read_rows(table, Score), config.replace(search__estimator="uniform"))
-    printed = [
-        {key: f"{of:.1f} %" if key in ("behind the best", "with attention") else of for key, of in record.items()}
-        for record in records
-    ]
-    harness.print_table("Searches of few steps", printed)
+    config = config.replace(search__estimator="uniform")
+    scores = read_rows(table, Score)
+    records = summarise(truth, scores, config)
+    harness.print_table("Searches of few steps", in_percent(records, "behind the best", "with attention"))
+    longer = read_rows(harness.RESULTS / f"search_scores_{CONFIG.stem}.csv", Score)
+    local = summarise_local_search(truth, [*scores, *longer], config)
+    harness.print_table("Choice behind the best, by evaluations", in_percent(local, "most probable", "local search"))
     device = harness.choose(parsed.device, config.runtime.precision)
-    payload = {"precisions": [device.precision], "steps": STEPS, "target": TARGET, "ranks": records}
+    payload = {"precisions": [device.precision], "steps": STEPS, "target": TARGET, "ranks": records, "local": local}
     harness.write_result("short_search", device, payload, parsed)
 
 

@@ -61,7 +61,10 @@ SECTIONS = {
         "`search.block_ridge` is 100, as in one run; this matters for pi, from which the evolutionary search starts, and less for the "
         "estimate after re-ranking. *Behind the best*: the perplexity of the network of the best score "
         "within {target} of the interleaved network's latency, relative to the best one within it; *with attention*: of the "
-        "networks with attention only (`search.least_attention`). Measured by `python benchmarks/short_search.py`",
+        "networks with attention only (`search.least_attention`). The second table compares, at equal numbers of evaluations, the most "
+        "probable networks with attention with a local search: half of the evaluations are of the most probable networks, the others "
+        "of networks that resemble the best one so far. Local "
+        "search is not better here. Measured by `python benchmarks/short_search.py`",
     ),
     "inheritance": (
         "The value of inherited weights",

@@ -319,8 +319,9 @@ def pipeline(
         str | None,
         Option(
             metavar="N|SHARE,…",
-            help="Derive a network within each of several cost targets (see derive --front), and train each for a "
-            "quarter of train.steps from the weights of the search.",
+            help="Derive a network within each of several cost targets (see derive --front) in the share search.share "
+            "of train.steps, train these networks in turns in the rest, then each for a quarter of train.steps by "
+            "itself.",
         ),
     ] = None,
     finalists: Annotated[

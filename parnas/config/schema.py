@@ -450,6 +450,12 @@ class SearchConfig(Section):
         "searches attention looks worse than it is, since it learns slowly; null: 1 in a training in one run whose "
         "space has attention, else 0. A limit of attention (`parnas derive --max s=0`) replaces it.",
     )
+    front: tuple[float, ...] = Field(
+        (),
+        description="For the estimator uniform: cost targets below search.cost.target, such as [0.3, 0.5]. Once alpha "
+        "is frozen, a network is selected within each of them too, and each step trains one of the selected networks, "
+        "so that all of them can be retrained from these weights (`parnas pipeline --front`).",
+    )
     uniform_fraction: float = Field(
         0.6,
         gt=0,
@@ -572,6 +578,11 @@ class SearchConfig(Section):
         return {ATTENTION: self.least_attention} if self.least_attention else {}
 
     @property
+    def targets(self) -> tuple[float | None, ...]:
+        """The cost targets within which the search selects networks, in ascending order; the last is `cost.target`."""
+        return (*sorted({*self.front} - {self.cost.target}), self.cost.target)
+
+    @property
     def alpha_end_step(self) -> int:
         """First step at which alpha is frozen; `steps` for estimators other than uniform, which never freeze it."""
         return round(self.uniform_fraction * self.steps) if self.estimator == "uniform" else self.steps
@@ -588,6 +599,10 @@ class SearchConfig(Section):
         if self.least_attention and self.least_attention > self.attention_blocks:
             problem = f"is {self.least_attention}, but {self.attention_blocks} block(s) have attention as a candidate"
             yield "least_attention", problem
+        if self.front and (self.estimator != "uniform" or self.cost.target is None):
+            yield "front", "is for estimator uniform with a cost target (search.cost.target)"
+        elif self.front and not all(0 < target <= (self.cost.target or 0) for target in self.front):
+            yield "front", f"has a target that is not above 0 and at most search.cost.target, {self.cost.target:g}"
         if self.block_ridge is not None and self.estimator != "uniform":
             yield "block_ridge", f"is {self.block_ridge:g}, which is for estimator uniform; leave it at null"
         if self.tau_end > self.tau_start:

@@ -172,8 +172,8 @@ class Estimator:
     def load_state_dict(self, state: Mapping[str, Tensor], device: torch.device) -> None:
         """Restore the state that `state_dict` stored, on `device`."""
 
-    def select(self, path: Tensor) -> None:
-        """Receive the selected path, one-hot [N, C], when alpha is frozen; by default ignore it and sample by pi."""
+    def select(self, paths: Tensor) -> None:
+        """Receive the selected paths, one-hot [K, N, C], when alpha is frozen; by default keep on sampling by pi."""
 
 
 class _Soft(Estimator):
@@ -320,7 +320,7 @@ class UniformPath(Estimator):
         self.probabilities = F.normalize(torch.tensor(weights), p=1)  # [N, C]; 0 where a block lacks a candidate
         self.gram, self.moment = torch.zeros(size, size), torch.zeros(size)
         self.ridge = RIDGE * torch.eye(size)  # inverse of the prior covariance of w, in units of a pair's noise
-        self.selected_path: Tensor | None = None  # one-hot [N, C]: the path to fine-tune, once alpha is frozen
+        self.selected: Tensor | None = None  # one-hot [K, N, C]: the paths to fine-tune, once alpha is frozen
         # The weights of a block's one-hot rows sum to 1, so each block has one coefficient less than candidates.
         coefficients = max(1, sum(len(names) - 1 for names in self.block_spaces))
         self.forgetting = 1 - 1 / (_PAIRS_PER_COEFFICIENT * coefficients)
@@ -375,18 +375,23 @@ class UniformPath(Estimator):
     def sample_several(
         self, count: int, alpha: Tensor, tau: Tensor | float, generator: torch.Generator | None = None
     ) -> list[Gates]:
-        """Sample `count` uniform paths that differ as much as possible; once `selected_path` is set, sample one path.
+        """Sample `count` uniform paths that differ as much as possible; once `selected` is set, sample one path.
 
         With paths that differ, a step trains more of the candidates, and its gradient favours no composition of layers
         (strict fairness of FairNAS, Chu et al. 2019, arXiv 1907.01845, which has one path for each candidate). The one
         path is the selected one with random changes: with probability `tau` a block runs a layer sampled by pi instead.
+        Of several selected paths it is a random one, without changes.
         """
-        if self.selected_path is None:
+        if self.selected is None:
             chosen = sample_spread(self.probabilities.to(alpha), count, generator)  # alpha plays no part
             return [make_path(path) for path in F.one_hot(chosen, len(self.space)).to(alpha.dtype)]
+        selected = self.selected.to(alpha)
+        if len(selected) > 1:
+            index = torch.randint(len(selected), (), generator=generator, device=alpha.device)
+            return [make_path(selected[index])]
         by_pi = _sample_one_hot(alpha.detach(), 1.0, generator)
         explores = torch.rand(len(alpha), 1, generator=generator, device=alpha.device) < tau
-        return [make_path(torch.where(explores, by_pi, self.selected_path.to(by_pi)))]
+        return [make_path(torch.where(explores, by_pi, selected[0]))]
 
     def arch_loss(
         self,
@@ -427,9 +432,9 @@ class UniformPath(Estimator):
         solution: Tensor = torch.linalg.solve(self.gram + self.ridge.to(self.moment), self.moment)
         return solution.view(len(self.block_spaces), -1)
 
-    def select(self, path: Tensor) -> None:
-        """Sample this path, one-hot [N, C], from now on, with random changes (see `sample_gates`)."""
-        self.selected_path = path
+    def select(self, paths: Tensor) -> None:
+        """Sample these paths, one-hot [K, N, C], from now on (see `sample_several`)."""
+        self.selected = paths
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the two sums of the linear fit, `gram` and `moment`."""

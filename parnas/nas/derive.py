@@ -47,11 +47,12 @@ class Constraints:
     further: Mapping[Metric, float] = field(default_factory=dict)  # targets of further metrics, shares likewise
 
     def are_those_of(self, search: SearchConfig) -> bool:
-        """Return whether these constraints are the ones by which the search itself selects an architecture."""
-        own = {"cost_target": search.cost.target, "metric": search.cost.metric, "rerank_top_k": search.rerank_count}
+        """Return whether these constraints are ones by which the search itself selects an architecture."""
+        own = {"metric": search.cost.metric, "rerank_top_k": search.rerank_count}
         return (
             not self.limits
             and not self.further
+            and self.cost_target in (None, *search.targets)
             and all(getattr(self, name) in (None, value) for name, value in own.items())
         )
 
@@ -255,7 +256,7 @@ def derive(
     estimates: list[Estimate] = []
     rerank_count = config.search.rerank_count if constraints.rerank_top_k is None else constraints.rerank_top_k
     if rerank_count and (constraints.rerank_top_k is not None or step >= config.search.alpha_end_step):
-        known = constraints.are_those_of(config.search) and not found
+        known = constraints.are_those_of(config.search) and (not found or bool(config.search.front))
         estimates = _stored_ranking(run, config, step, pi, budget) if known else []
         if not estimates:
             reporter.note("evaluating networks with the shared weights; set rerank_top_k to 0 to skip this")
@@ -285,7 +286,10 @@ def derive(
 def _stored_ranking(
     run: Run, config: Config, step: int, pi: Sequence[Mapping[str, float]], budget: Budget
 ) -> list[Estimate]:
-    """Return the networks that the search has re-ranked, best first; empty if it has stored none until `step`."""
+    """Return the networks within the budget that the search has re-ranked, best first.
+
+    The list is empty if the search has stored none until `step`.
+    """
     stored = read_rerank(run, step)
     if any(
         len(layers) != len(pi) or any(not block.get(name) for name, block in zip(layers, pi, strict=True))
@@ -294,7 +298,11 @@ def _stored_ranking(
         raise ParnasError(
             f"{run.folder / RERANK} has a network that is not in the search space; restore the file or delete it."
         )
-    return sort_by_score(estimate(budget.describe(layers, pi), loss, config.search) for layers, loss in stored.items())
+    return sort_by_score(
+        estimate(budget.describe(layers, pi), loss, config.search)
+        for layers, loss in stored.items()
+        if budget.allows(layers)
+    )
 
 
 def _list_networks(

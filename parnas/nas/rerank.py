@@ -41,7 +41,7 @@ from parnas.training.perplexity import TotalLoss, measure_loss
 from parnas.training.progress import Reporter
 from parnas.training.session import check_same_text
 
-__all__ = ["Estimate", "HeldOutLosses", "losses_of_run", "rank", "shared_weight_losses"]
+__all__ = ["Estimate", "HeldOutLosses", "best_within", "losses_of_run", "rank", "rank_within", "shared_weight_losses"]
 
 _SHORT_DIVISOR = 4  # the evolutionary search evaluates networks on the first quarter of the text
 
@@ -111,6 +111,28 @@ def rank(
         best.setdefault(drop_identity(layers), budget.describe(layers, pi))
     finalists = list(best.values())[: search.rerank_count]
     return sort_by_score([estimate(choice, losses.full(Architecture(choice.layers)), search) for choice in finalists])
+
+
+def rank_within(
+    pi: Sequence[Mapping[str, float]], budgets: Iterable[Budget], config: Config, losses: HeldOutLosses
+) -> list[Estimate]:
+    """Return the networks that `rank` finds within any of several budgets, best first, each of them once.
+
+    The budgets differ in their cost target only and ascend: the evolutionary search within one also starts from the
+    best networks within those before it. The other arguments are those of `rank`.
+    """
+    best: list[tuple[str, ...]] = []
+    found: dict[tuple[str, ...], Estimate] = {}
+    for budget in budgets:
+        ranked = rank(pi, budget, config, losses, best)
+        best.append(ranked[0].choice.layers)
+        found = {drop_identity(each.choice.layers): each for each in ranked} | found
+    return sort_by_score(found.values())
+
+
+def best_within(budget: Budget, estimates: Iterable[Estimate]) -> Estimate:
+    """Return the first of `estimates` that is within a budget."""
+    return next(each for each in estimates if budget.allows(each.choice.layers))
 
 
 def estimate(choice: LayerString, loss: float, search: SearchConfig) -> Estimate:

@@ -157,6 +157,7 @@ class RunSummary(Record):
     steps: _Count
     seconds: _Float
     inherited: InheritedWeights | None = None  # `None`: trained from scratch
+    selected: list[str] = []  # in a search: the architectures that were trained after alpha was frozen
     parameters: _Count
     parameters_without_embeddings: _Count | None = None
     best: BestValidation | None = None

@@ -92,8 +92,9 @@ def run_pipeline(
         folder: the folder of the pipeline; each training has a subfolder.
         reporter: receives the progress.
         one_run: make the search a part of the training: see `split_training`.
-        front: cost targets; a network is derived within each, and trained for a quarter of `train.steps` from the
-            weights of the search. By default one network within `search.cost.target` is trained.
+        front: cost targets; one search derives a network within each and trains these in turns (see
+            `split_training`); then each is trained further by itself, for a quarter of `train.steps`. By default one
+            network within `search.cost.target` is trained.
         finalists: train up to this many networks briefly, the derived network and others with fewer and fewer attention
             layers, and take the best of them as the derived network; 1 for no such trainings.
         tune_eval: also evaluate dynamically and with a cache, with settings tuned on the validation split.
@@ -117,11 +118,11 @@ def run_pipeline(
     if config.train.inherit is not None:
         raise ParnasError("train.inherit is for parnas retrain; a pipeline searches first (--one-run inherits too).")
     # 1. Search and derive a network, or select a network with less attention by short trainings.
-    search_config, derived_config = split_training(config, folder / "search") if one_run else (config, config)
+    search_config = derived_config = config
     if front:
         front = check_targets(front, str(list(front))[:60])
-        # No path is fine-tuned, so that all networks of the front start from weights of the same training.
-        search_config = config.replace(search__uniform_fraction=1.0)
+    if one_run or front:
+        search_config, derived_config = split_training(config, folder / "search", front)
     searched = train_once(search, search_config, folder / "search", reporter)
     derivation, trained_finalists = derive(searched), list[Finalist]()
     if finalists > 1:
@@ -134,7 +135,7 @@ def run_pipeline(
     # 2. Retrain the derived network, or those of the front, and the baselines.
     trainings = {DERIVED: derived_config.replace(model__arch=str(derivation.architecture))}
     if front:
-        trainings = _prepare_front(searched, front, config, reporter)
+        trainings = _prepare_front(searched, front, derived_config, reporter)
     costs = derivation.costs or costs_of_run(searched.folder, searched.config(), config.search.cost.metric, reporter)
     for name, arch in hand_designed(baselines, derivation.architecture, costs, config.search.blocks).items():
         trainings[name] = config.replace(model__arch=arch)
@@ -190,7 +191,7 @@ def _compare(
     return comparison, test_comparison, written
 
 
-def split_training(config: Config, folder: Path) -> tuple[Config, Config]:
+def split_training(config: Config, folder: Path, front: Sequence[float] = ()) -> tuple[Config, Config]:
     """Return the configurations of the two parts of a training in one run, which together take `train.steps` steps.
 
     The schedule of the learning rate is that of one training: warm-up, constant, decay. In the first part, the share
@@ -203,9 +204,14 @@ def split_training(config: Config, folder: Path) -> tuple[Config, Config]:
     short warm-up, since the optimizer has no momentum yet. It continues with the batch whose number follows that of the
     search.
 
+    With a front, the first part takes `train.steps` steps: after the share `search.share` a network is selected within
+    each target, and each further step trains one of them, at the peak of the rate. The second part, a quarter of
+    `train.steps`, is for each of these networks by itself.
+
     Args:
         config: the configuration of the whole training.
         folder: the run folder of the search.
+        front: cost targets, ascending.
     """
     train, search = config.train, config.search
     if train.steps < _LEAST_STEPS:
@@ -214,7 +220,7 @@ def split_training(config: Config, folder: Path) -> tuple[Config, Config]:
     # What the configuration leaves open: a short search needs fast steps, and little time at its end.
     defaults = {
         "gate_samples": 1,
-        "paths_within_target": search.estimator == "uniform" and search.cost.target is not None,
+        "paths_within_target": search.estimator == "uniform" and bool(front or search.cost.target),
         "rerank_top_k": min(_RERANKED, search.rerank_count),
         "rerank_tokens": _RERANK_TOKENS,
         "evolution_steps": _EVOLVED * search.blocks,
@@ -225,18 +231,23 @@ def split_training(config: Config, folder: Path) -> tuple[Config, Config]:
     # Its rate falls linearly to zero, so that n updates of Adam move it by up to n/2 times the first rate.
     start, every = searching // 2, min(search.alpha_every, _ALPHA_EVERY)
     updates = max(1, (searching - start) // every)
+    steps, rest = searching, train.steps - searching
+    if front:
+        steps, rest = train.steps, max(1, round(_FRONT_SHARE * train.steps))
     first = config.replace(
-        search__steps=searching,
+        search__front=tuple(front),
+        search__cost__target=max(front, default=search.cost.target),
+        search__steps=steps,
         search__lr=train.lr,
         search__lr_decay=False,
         search__warmup_steps=min(train.warmup_steps, searching // 2),
         search__alpha_start_step=start,
         search__alpha_every=every,
         search__alpha_lr=max(search.alpha_lr, 2 * _ALPHA_RANGE / updates),
-        search__uniform_fraction=1.0,
+        search__uniform_fraction=searching / steps,
         **{f"search__{name}": value for name, value in defaults.items() if getattr(search, name) is None},
     )
-    return first, inheriting(config, folder, train.steps - searching)
+    return first, inheriting(config, folder, rest)
 
 
 def second_part(config: Config, search: Path) -> Config:
@@ -265,17 +276,17 @@ def _prepare_front(searched: Run, targets: Sequence[float], config: Config, repo
     """Derive a network within each target, write the front to the search's folder, and return their trainings by name.
 
     A front that is stored there is not derived again, since losses measured on another machine differ in the last
-    digits. Of equal networks, the one of the lowest target is trained.
+    digits. Of equal networks, the one of the lowest target is trained. `config` is the configuration of each training,
+    without the network.
     """
     networks = read_front(searched, targets)
     if not networks:
         front = derive_front(searched, targets, reporter=reporter)
         front.write(searched, searched.folder)
         networks = read_front(searched, targets)
-    steps = max(1, round(_FRONT_SHARE * config.train.steps))
     trainings: dict[str, Config] = {}
     for target, arch in networks.items():
-        training = inheriting(config, searched.folder, steps).replace(model__arch=arch)
+        training = config.replace(model__arch=arch)
         if training in trainings.values():
             reporter.note(f"the network within {target:g} is that of a lower target")
         else:

@@ -23,8 +23,8 @@ from parnas.training.session import check_same_text
 def inherit(network: TransformerXL, architecture: Architecture, folder: Path, header: StreamHeader) -> InheritedWeights:
     """Copy the weights of an architecture in the SuperNet of a search into `network`; return where they are from.
 
-    The network that the search selected has been fine-tuned at the end of the search; the weights of all others are
-    those that were stored before the fine-tuning.
+    A network that the search selected has been fine-tuned at the end of the search; the weights of all others are those
+    that were stored before the fine-tuning.
 
     Args:
         network: the discrete network of `architecture`.
@@ -40,11 +40,15 @@ def inherit(network: TransformerXL, architecture: Architecture, folder: Path, he
     if search.kind() != "search":
         raise ParnasError(f"{folder} is a {search.kind()} run; weights are inherited from a search (train.inherit).")
     summary = search.summary()
-    selected = drop_identity(Architecture.parse(summary.arch)) == drop_identity(architecture)
+    selected = [
+        own
+        for own in map(Architecture.parse, [*summary.selected, summary.arch])
+        if drop_identity(own) == drop_identity(architecture)
+    ]
     loaded = load(folder, supernet_weights=not selected, by_pi=True)
     check_same_text(header, loaded.header, str(folder))
     assert isinstance(loaded.model, SuperNet)
-    inherited = loaded.model.extract(Architecture.parse(summary.arch) if selected else architecture).state_dict()
+    inherited = loaded.model.extract(selected[0] if selected else architecture).state_dict()
     own = network.state_dict()
     if differing := [name for name in own.keys() | inherited.keys() if _shape(own, name) != _shape(inherited, name)]:
         raise ParnasError(

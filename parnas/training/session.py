@@ -147,6 +147,7 @@ def run_task(task: TrainingTask, architecture: Callable[[], Architecture]) -> Ru
         steps=trainer.step,
         seconds=round(trainer.seconds, 1),
         inherited=session.run.inherited(),
+        **task.describe(),
         parameters=total,
         parameters_without_embeddings=total - task.model.embedding_parameters(),
         best=trainer.best and BestValidation(step=trainer.best.step, loss=trainer.best.loss),

@@ -3,7 +3,7 @@
 import pytest
 from ground_truth import read_settings
 from search_quality import Score, Truth
-from short_search import CONFIG, VARIANTS, find_choice, short_search, summarise
+from short_search import CONFIG, VARIANTS, choose, find_choice, short_search, summarise, summarise_local_search
 
 from parnas.nas.cost import make_costs
 from parnas.runs.resolve import read_config
@@ -26,6 +26,30 @@ def test_a_choice_is_compared_with_the_best_network_within_the_target() -> None:
     likes_convolutions = {"sk": 1.0, "kk": 3.0, "k": 2.0, "sssk": 9.0}
     assert find_choice(truth, likes_convolutions, attention=False) == pytest.approx(10.0)
     assert find_choice(truth, likes_convolutions, attention=True) == pytest.approx(0.0)
+
+
+def test_a_local_search_evaluates_networks_that_resemble_the_best_so_far() -> None:
+    settings, _ = read_settings(CONFIG)
+    config = read_config(settings, [])
+    # By pi: ss, ff, fk, ki, sk; the estimate of the improbable sk, which resembles ss, is the best.
+    estimates = {"ss": 2.0, "ff": 1.0, "fk": 0.0, "ki": 0.5, "sk": 3.0}
+    scores = {
+        network: Score("variant", "0.5", 1, 600, network, -1e-6 * place, of)
+        for place, (network, of) in enumerate(estimates.items())
+    }
+    assert choose(scores, 4, local=False, config=config) == "ss"
+    assert choose(scores, 4, local=True, config=config) == "sk"
+    assert choose(scores, 9, local=False, config=config) == "sk"
+
+
+def test_the_table_of_local_search_has_only_networks_with_attention() -> None:
+    settings, _ = read_settings(CONFIG)
+    config, truth = read_config(settings, []), Truth(LOSSES, COSTS)
+    scores = [Score("variant", "0.5", 1, 600, network, -of[0], -of[0]) for network, of in LOSSES.items()]
+    records = summarise_local_search(truth, scores, config)
+    assert {record["target"] for record in records} == {0.5, 0.65, 0.8}
+    # `sk` is the only network with attention within any of the targets.
+    assert all(record["most probable"] == record["local search"] == 0.0 for record in records)
 
 
 def test_the_table_has_the_means_over_seeds_of_each_score() -> None:

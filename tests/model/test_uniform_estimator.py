@@ -2,6 +2,7 @@
 
 import itertools
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -109,13 +110,25 @@ def test_a_layer_that_a_block_lacks_is_in_no_path() -> None:
 def test_fine_tuning_samples_the_selected_path_and_with_probability_tau_a_layer_by_pi() -> None:
     alpha = torch.tensor([[0.4, 0.1, 0.0], [0.0, -0.2, 0.3]], requires_grad=True)
     estimator, noise, counts = UniformPath(2, SPACE), generator(), torch.zeros(2, 3)
-    estimator.selected_path = torch.tensor([[0, 1, 0], [1, 0, 0]])
+    selected = torch.tensor([[0, 1, 0], [1, 0, 0]])
+    estimator.select(selected[None])
     for _ in range(4000):
         for block, gate in enumerate(estimator.sample_gates(alpha, 0.25, noise)):
             assert not gate.weights.requires_grad
             counts[block, gate.chosen] += 1
-    expected = 0.75 * estimator.selected_path + 0.25 * alpha.detach().softmax(dim=-1)
+    expected = 0.75 * selected + 0.25 * alpha.detach().softmax(dim=-1)
     torch.testing.assert_close(counts / 4000, expected, atol=0.03, rtol=0)
+
+
+def test_of_several_selected_paths_each_is_sampled_equally_often_and_unchanged() -> None:
+    estimator, noise = UniformPath(2, SPACE), generator()
+    paths = torch.tensor([[[0, 1, 0], [1, 0, 0]], [[1, 0, 0], [0, 0, 1]], [[0, 1, 0], [0, 1, 0]]])
+    estimator.select(paths)
+    samples = Counter(
+        tuple(gate.chosen for gate in estimator.sample_gates(torch.zeros(2, 3), 0.9, noise)) for _ in range(3000)
+    )
+    assert samples.keys() == {tuple(path.argmax(dim=-1).tolist()) for path in paths}
+    assert all(850 < count < 1150 for count in samples.values())
 
 
 def test_weights_are_fine_tuned_on_the_selected_path(
@@ -125,7 +138,7 @@ def test_weights_are_fine_tuned_on_the_selected_path(
     original = UniformPath.sample_several
 
     def spy(self: UniformPath, *arguments: object) -> object:
-        selected.append(self.selected_path)
+        selected.append(self.selected)
         return original(self, *arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(UniformPath, "sample_several", spy)
@@ -142,7 +155,7 @@ def test_weights_are_fine_tuned_on_the_selected_path(
     assert found.costs.share(found.architecture) <= 0.65
     chosen = ["sfi".index(name) for name in found.architecture]
     assert all(each is None for each in selected[:10])
-    assert all(each.argmax(dim=-1).tolist() == chosen for each in selected[10:])
+    assert all(each.argmax(dim=-1).tolist() == [chosen] for each in selected[10:])
     assert run.summary().arch == str(found.architecture) == str(load(run.folder).architecture)
 
 

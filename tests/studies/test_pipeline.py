@@ -231,22 +231,25 @@ def test_a_pipeline_trains_each_network_of_a_front_for_a_quarter_of_the_steps(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = small_config(corpus, search__blocks=4, train__steps=16)
-    result = run_pipeline(config, ["all-f"], tmp_path / "all", Silent(), front=(0.3, 0.9))
-    assert list(result.runs) == ["front-0.3", "front-0.9", "all-f"]
-    for name in ("front-0.3", "front-0.9"):
+    result = run_pipeline(config, ["all-f"], tmp_path / "all", Silent(), front=(0.5, 0.9))
+    assert list(result.runs) == ["front-0.5", "front-0.9", "all-f"]
+    assert result.search.summary.steps == 16
+    assert Run(result.search.folder).config().search.alpha_end_step == 4  # at least
+    for name in ("front-0.5", "front-0.9"):
         summary = result.runs[name].summary
         assert summary.steps == 4
         assert summary.inherited is not None
+        assert summary.inherited.steps == 16
     assert (tmp_path / "all" / "search" / "front" / "0.9" / "arch.yaml").is_file()
     assert "Front of the search" in (tmp_path / "all" / "report.html").read_text(encoding="utf-8")
     listed = read_json(tmp_path / "all" / "search" / "front" / "front.json")
     monkeypatch.setattr(parnas.studies.pipeline, "derive_front", lambda *_, **__: pytest.fail("derived again"))
-    again = run_pipeline(config, ["all-f"], tmp_path / "all", Silent(), front=(0.3, 0.9))
+    again = run_pipeline(config, ["all-f"], tmp_path / "all", Silent(), front=(0.5, 0.9))
     assert {name: run.arch for name, run in again.runs.items()} == {name: run.arch for name, run in result.runs.items()}
-    assert [row["target"] for row in listed["networks"]] == [0.3, 0.9]
+    assert [row["target"] for row in listed["networks"]] == [0.5, 0.9]
     for more in ({"finalists": 2}, {"one_run": True}):
         with pytest.raises(ParnasError, match="exclude each other"):
-            run_pipeline(config, [], tmp_path / "both", Silent(), front=(0.3,), **more)
+            run_pipeline(config, [], tmp_path / "both", Silent(), front=(0.5,), **more)
     with pytest.raises(ParnasError, match="targets of the front"):
         run_pipeline(config, [], tmp_path / "none", Silent(), front=(0.0,))
     assert not (tmp_path / "none").exists()
