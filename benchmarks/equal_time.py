@@ -12,6 +12,7 @@ A plan is a configuration with a section of its name:
     minutes: 4              # of predicted time of each training, on an idle core
     target: 0.5             # of the searches
     networks: {lfm2: lfm2-10}
+    first_seed: {alternating: alternating-7}    # optional: networks trained from the first seed only
     one_runs:               # variants of the one run; by default one of that name
       - {name: one run}
       - {name: sandwich, source: "arXiv …", changes: {search.gate_samples: 4}, tried: [sandwich]}
@@ -287,8 +288,10 @@ def list_jobs(plan: Mapping[str, Any], rows: Sequence[Row]) -> list[Job]:
         jobs += [Job(name, seed) for name in one_runs_of(plan) if name not in done]
         if FRONT in plan and not any(name.startswith(FRONT) for name in done):
             jobs.append(Job(FRONT, seed))
-        scratch = {name: str(Architecture.parse(arch)) for name, arch in plan["networks"].items()}
-        if seed == plan["seeds"][0]:
+        first = seed == plan["seeds"][0]
+        networks = plan["networks"] | (plan.get("first_seed", {}) if first else {})
+        scratch = {name: str(Architecture.parse(arch)) for name, arch in networks.items()}
+        if first:
             scratch |= {name + TWICE: scratch[name] for name in plan.get("twice", ())}
         trained = {*scratch.values(), *(row.arch for row in done.values() if not row.search_steps)}
         derived = dict.fromkeys(row.arch for row in done.values() if row.search_steps and row.arch not in trained)
@@ -397,7 +400,8 @@ def main(arguments: list[str] | None = None) -> None:
     records = summarise(rows, {arch: ms / whole for arch, ms in stacks.items()})
     harness.print_table("Trainings of equal time", [format_record(record) for record in records])
     device = harness.choose(parsed.device, config.runtime.precision)
-    payload = {"precisions": [device.precision], "minutes": plan["minutes"], "by_hand": list(plan["networks"])}
+    by_hand = [*plan["networks"], *plan.get("first_seed", {})]
+    payload = {"precisions": [device.precision], "minutes": plan["minutes"], "by_hand": by_hand}
     harness.write_result(parsed.plan, device, payload | {"networks": records}, parsed)
 
 

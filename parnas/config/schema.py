@@ -454,7 +454,8 @@ class SearchConfig(Section):
         (),
         description="For the estimator uniform: cost targets below search.cost.target, such as [0.3, 0.5]. Once alpha "
         "is frozen, a network is selected within each of them too, and each step trains one of the selected networks, "
-        "so that all of them can be retrained from these weights (`parnas pipeline --front`).",
+        "so that all of them can be retrained from these weights (`parnas pipeline --front`). They are nested: each "
+        "contains the layers of the cheaper ones, some of them replaced by attention (the most costly candidate).",
     )
     uniform_fraction: float = Field(
         0.6,
@@ -599,8 +600,8 @@ class SearchConfig(Section):
         if self.least_attention and self.least_attention > self.attention_blocks:
             problem = f"is {self.least_attention}, but {self.attention_blocks} block(s) have attention as a candidate"
             yield "least_attention", problem
-        if self.front and (self.estimator != "uniform" or self.cost.target is None):
-            yield "front", "is for estimator uniform with a cost target (search.cost.target)"
+        if self.front and (self.estimator != "uniform" or self.cost.target is None or not self.rerank_count):
+            yield "front", "is for estimator uniform with a cost target (search.cost.target) and with re-ranking"
         elif self.front and not all(0 < target <= (self.cost.target or 0) for target in self.front):
             yield "front", f"has a target that is not above 0 and at most search.cost.target, {self.cost.target:g}"
         if self.block_ridge is not None and self.estimator != "uniform":

@@ -19,6 +19,7 @@ class Budget(NamedTuple):
     limits: Mapping[str, int] = {}  # for each layer name, the largest number of blocks that may have this layer
     further: Sequence[tuple[Costs, float]] = ()  # further costs, each with its target
     least: Mapping[str, int] = {}  # for each layer name, the least number of blocks that must have this layer
+    floor: float = 0.0  # least cost, as a share of the interleaved network's cost
 
     def most_probable(self, pi: Sequence[Mapping[str, float]], count: int = 1) -> list[LayerString]:
         """Return the `count` most probable architectures within the budget, best first; fewer if no more exist.
@@ -27,10 +28,15 @@ class Budget(NamedTuple):
 
         Raises:
             OverBudget: no architecture is within the cost target.
-            ParnasError: no architecture keeps to the limits or to the further targets.
+            ParnasError: no architecture keeps to the limits, to the further targets or to the floor.
         """
         costs, target = self.costs, self.target
         further = [(each.per_layer, most * each.interleaved) for each, most in self.further]
+        if costs is not None and self.floor:
+            # A least sum of costs is a largest sum of what each layer costs less than the dearest.
+            dearest = max(costs.per_layer[name] for block in pi for name in block)
+            saved = {name: dearest - cost for name, cost in costs.per_layer.items() if cost <= dearest}
+            further.append((saved, len(pi) * dearest - self.floor * costs.interleaved))
         # A target is a share of the interleaved network's cost; the knapsack's budget is in the metric's own unit.
         per_layer = dict.fromkeys((name for block in pi for name in block), 0.0) if costs is None else costs.per_layer
         budget = math.inf if target is None or costs is None else target * costs.interleaved
@@ -38,7 +44,7 @@ class Budget(NamedTuple):
             return most_probable(pi, per_layer, budget, self.limits, count, further, self.least)
         except OverBudget as error:
             assert costs is not None
-            within = " within the other limits" if self.limits or self.further else ""
+            within = " within the other limits" if self.limits or further else ""
             within += "".join(f" with at least {number} of {key}" for key, number in self.least.items())
             # Rounded up, so that the target given in the message is met.
             least = math.ceil(1000 * error.cheapest / costs.interleaved) / 1000
@@ -59,6 +65,9 @@ class Budget(NamedTuple):
         for costs, target in targets:
             if costs is not None and costs.share(layers) > target * (1 + float(TOLERANCE)):  # as in the knapsack
                 return False
+
+        if self.costs is not None and self.costs.share(layers) < self.floor * (1 - float(TOLERANCE)):
+            return False
 
         def count(key: str) -> int:
             return sum(is_limited(name, key) for name in layers)

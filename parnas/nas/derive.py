@@ -286,11 +286,8 @@ def derive(
 def _stored_ranking(
     run: Run, config: Config, step: int, pi: Sequence[Mapping[str, float]], budget: Budget
 ) -> list[Estimate]:
-    """Return the networks within the budget that the search has re-ranked, best first.
-
-    The list is empty if the search has stored none until `step`.
-    """
-    stored = read_rerank(run, step)
+    """Return the networks that the search has re-ranked for a target, best first; empty if it stored none by `step`."""
+    stored = read_rerank(run, step, budget.target)
     if any(
         len(layers) != len(pi) or any(not block.get(name) for name, block in zip(layers, pi, strict=True))
         for layers in stored
@@ -298,11 +295,7 @@ def _stored_ranking(
         raise ParnasError(
             f"{run.folder / RERANK} has a network that is not in the search space; restore the file or delete it."
         )
-    return sort_by_score(
-        estimate(budget.describe(layers, pi), loss, config.search)
-        for layers, loss in stored.items()
-        if budget.allows(layers)
-    )
+    return sort_by_score(estimate(budget.describe(layers, pi), loss, config.search) for layers, loss in stored.items())
 
 
 def _list_networks(

@@ -23,7 +23,7 @@ from functools import cache
 from statistics import fmean
 from typing import NamedTuple
 
-from parnas.architecture import Architecture, drop_identity
+from parnas.architecture import IDENTITY, Architecture, drop_identity
 from parnas.config.loader import Config
 from parnas.config.schema import SearchConfig
 from parnas.data.batching import split_share
@@ -31,6 +31,7 @@ from parnas.data.streams import Tokens, TokenStreams, prepare
 from parnas.errors import ParnasError
 from parnas.model.supernet import SuperNet
 from parnas.nas.budget import Budget
+from parnas.nas.cost import Costs
 from parnas.nas.evolution import evolve
 from parnas.nas.knapsack import LayerString
 from parnas.runs.records import RerankedNetwork, RerankRecord
@@ -41,9 +42,10 @@ from parnas.training.perplexity import TotalLoss, measure_loss
 from parnas.training.progress import Reporter
 from parnas.training.session import check_same_text
 
-__all__ = ["Estimate", "HeldOutLosses", "best_within", "losses_of_run", "rank", "rank_within", "shared_weight_losses"]
+__all__ = ["Estimate", "HeldOutLosses", "losses_of_run", "rank", "rank_front", "shared_weight_losses"]
 
 _SHORT_DIVISOR = 4  # the evolutionary search evaluates networks on the first quarter of the text
+_SPENT = 0.9  # least cost of a network of a front, as a share of its target
 
 
 class Estimate(NamedTuple):
@@ -113,26 +115,47 @@ def rank(
     return sort_by_score([estimate(choice, losses.full(Architecture(choice.layers)), search) for choice in finalists])
 
 
-def rank_within(
-    pi: Sequence[Mapping[str, float]], budgets: Iterable[Budget], config: Config, losses: HeldOutLosses
-) -> list[Estimate]:
-    """Return the networks that `rank` finds within any of several budgets, best first, each of them once.
+def rank_front(
+    pi: Sequence[Mapping[str, float]], budgets: Sequence[Budget], config: Config, losses: HeldOutLosses
+) -> list[list[Estimate]]:
+    """Return for each of several cost targets the networks that `rank` returns, such that the best ones are nested.
 
-    The budgets differ in their cost target only and ascend: the evolutionary search within one also starts from the
-    best networks within those before it. The other arguments are those of `rank`.
+    A block keeps the layer that it has in the best network within the target before, or gets the most costly candidate
+    instead; where that network has identity, the block may have any candidate. So the networks have most of their
+    layers in common, and to train one of them trains the others. Each spends most of its target, if some network does.
+
+    Args:
+        pi: for each block the probability of each candidate, by name.
+        budgets: the constraints, which differ in the cost target only, in ascending order.
+        config: the configuration of the search.
+        losses: the held-out losses of an architecture.
+
+    Raises:
+        ParnasError: no architecture is within the first budget.
     """
-    best: list[tuple[str, ...]] = []
-    found: dict[tuple[str, ...], Estimate] = {}
+    rankings: list[list[Estimate]] = []
     for budget in budgets:
-        ranked = rank(pi, budget, config, losses, best)
-        best.append(ranked[0].choice.layers)
-        found = {drop_identity(each.choice.layers): each for each in ranked} | found
-    return sort_by_score(found.values())
+        assert budget.costs is not None
+        assert budget.target is not None
+        allowed = pi
+        if rankings:
+            before = rankings[-1][0].choice.layers
+            allowed = [_keep_or_raise(*each, budget.costs) for each in zip(pi, before, strict=True)]
+        spending = budget._replace(floor=_SPENT * budget.target)
+        try:
+            spending.most_probable(allowed)
+        except ParnasError:
+            spending = budget
+        rankings.append(rank(allowed, spending, config, losses))
+    return rankings
 
 
-def best_within(budget: Budget, estimates: Iterable[Estimate]) -> Estimate:
-    """Return the first of `estimates` that is within a budget."""
-    return next(each for each in estimates if budget.allows(each.choice.layers))
+def _keep_or_raise(block: Mapping[str, float], layer: str, costs: Costs) -> Mapping[str, float]:
+    """Return a block's probabilities, with 0 for all but `layer` and the most costly candidate if it has a layer."""
+    if layer == IDENTITY:
+        return block
+    dearest = max(block, key=lambda name: (costs.per_layer[name], name == layer))
+    return {name: chance if name in (layer, dearest) else 0.0 for name, chance in block.items()}
 
 
 def estimate(choice: LayerString, loss: float, search: SearchConfig) -> Estimate:
@@ -200,16 +223,22 @@ def losses_of_run(run: Run, reporter: Reporter) -> HeldOutLosses:
     return held_out_losses(loaded.model, loaded.config, streams)
 
 
-def write_rerank(run: Run, step: int, estimates: Sequence[Estimate]) -> None:
-    """Write the networks that were ranked at `step`, and their shared-weight losses, to `rerank.json` of the run."""
-    networks = [
-        RerankedNetwork(arch=str(Architecture(each.choice.layers)), loss=each.shared_weight_loss) for each in estimates
-    ]
+def write_rerank(run: Run, step: int, rankings: Mapping[float | None, Sequence[Estimate]]) -> None:
+    """Write the networks that were ranked at `step`, and their shared-weight losses, to `rerank.json` of the run.
+
+    `rankings` are by cost target, `None` without a target.
+    """
+    networks = []
+    for target, estimates in rankings.items():
+        given = {} if target is None else {"target": target}
+        for each in estimates:
+            arch = str(Architecture(each.choice.layers))
+            networks.append(RerankedNetwork(arch=arch, loss=each.shared_weight_loss, **given))
     run.write_rerank(RerankRecord(step=step, networks=networks))
 
 
-def read_rerank(run: Run, step: int) -> dict[tuple[str, ...], float]:
-    """Return the shared-weight loss of each re-ranked network, by its layers, as stored in `rerank.json`.
+def read_rerank(run: Run, step: int, target: float | None) -> dict[tuple[str, ...], float]:
+    """Return the shared-weight loss of each network re-ranked for a target, by its layers, as stored in `rerank.json`.
 
     Return an empty dictionary if the file is missing or from a step after `step`. A loss of NaN is read as infinite.
 
@@ -222,4 +251,5 @@ def read_rerank(run: Run, step: int) -> dict[tuple[str, ...], float]:
     return {
         Architecture.parse(network.arch).layers: math.inf if math.isnan(network.loss) else network.loss
         for network in record.networks
+        if network.target == target
     }

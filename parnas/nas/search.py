@@ -32,7 +32,7 @@ from parnas.nas.architecture_optimizer import ArchitectureOptimizer
 from parnas.nas.budget import Budget
 from parnas.nas.cost import Costs, costs_of_run, write_costs
 from parnas.nas.diagnostics import Monitor, describe_collapse
-from parnas.nas.rerank import best_within, held_out_losses, rank_within, write_rerank
+from parnas.nas.rerank import held_out_losses, rank, rank_front, write_rerank
 from parnas.runs.records import MetricsRecord, PiRecord
 from parnas.runs.run import PI, Run
 from parnas.training.checkpoints import Snapshot, save_checkpoint
@@ -138,11 +138,7 @@ class SearchTask(TrainingTask):
             # Fine-tuning fits the weights to few paths. Keep those before it, which are fair to all paths, so that a
             # later `derive` can re-rank other networks with them.
             save_checkpoint(self.session.run.supernet, Snapshot.copy(step, self.supernet, {}))
-        if self.search.rerank_count:
-            self._select(self._rerank(step))
-        else:
-            pi = self.pi()
-            self._select([budget.most_probable(pi)[0].layers for budget in self.budgets])
+        self._select(self._rerank(step) if self.search.rerank_count else [self.architecture().layers])
 
     def _select(self, networks: Iterable[Sequence[str]]) -> None:
         """Set the selected networks, of which equal ones are one, and make the estimator sample their paths."""
@@ -158,10 +154,12 @@ class SearchTask(TrainingTask):
         # As `derive` does with a finished search, but with the weights at hand; `derive` reads the stored losses.
         self.session.reporter.note("alpha is frozen; evaluating networks with the shared weights")
         losses = held_out_losses(self.supernet, config, self.session.streams).cached()
-        estimates = rank_within(self.pi(), self.budgets, config, losses)
+        pi, budgets = self.pi(), self.budgets
+        front = self.search.front
+        rankings = rank_front(pi, budgets, config, losses) if front else [rank(pi, budgets[0], config, losses)]
         if self.distributed.is_main:
-            write_rerank(run, step, estimates)
-        return [best_within(budget, estimates).choice.layers for budget in self.budgets]
+            write_rerank(run, step, dict(zip((budget.target for budget in budgets), rankings, strict=True)))
+        return [ranking[0].choice.layers for ranking in rankings]
 
     def pi(self) -> list[dict[str, float]]:
         """Return the current pi of each block, by name of the candidate."""

@@ -249,6 +249,7 @@ class RerankedNetwork(Record):
 
     arch: str
     loss: _Float  # nats per token
+    target: _OptionalFloat = None  # the cost target for which it was ranked
 
 
 class RerankRecord(Record):

@@ -205,7 +205,7 @@ def test_a_lost_reranking_is_repeated(search_run: Run, tmp_path: Path, lost: str
 
 def test_top_k_gives_so_many_of_the_best(search_run: Run) -> None:
     every = derive(search_run).ranking
-    assert len(every) == len(read_rerank(search_run, 24)) > 3
+    assert len(every) == len(read_rerank(search_run, 24, None)) > 3
     assert derive(search_run, Constraints(top_k=3)).ranking == every[:3]
     assert len(derive(search_run, Constraints(top_k=3, rerank_top_k=0)).ranking) == 3
 

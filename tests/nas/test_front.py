@@ -12,13 +12,15 @@ from helpers.command_helpers import refusal, run_command
 from helpers.training_helpers import Notes, assert_resumes
 
 import parnas.nas.front as front_module
-from parnas.architecture import Architecture, drop_identity
+from parnas.architecture import IDENTITY, Architecture, drop_identity
 from parnas.config.loader import Config
 from parnas.errors import ParnasError
 from parnas.figures.report.data import read_report_data
+from parnas.nas.budget import Budget
+from parnas.nas.cost import make_costs
 from parnas.nas.derive import Constraints, derive
 from parnas.nas.front import derive_front, read_front, read_targets
-from parnas.nas.rerank import HeldOutLosses
+from parnas.nas.rerank import HeldOutLosses, rank_front
 from parnas.nas.search import search
 from parnas.runs.run import Run, read_derivation
 from parnas.training.loaded_run import load
@@ -101,12 +103,31 @@ def test_a_search_trains_the_networks_of_its_front_and_derives_the_same_ones(
     front = derive_front(searched_front, TARGETS)
     assert all(row["cost"] <= row["target"] for row in front.to_rows())
     selected = searched_front.summary().selected
-    assert 1 < len(selected) <= len(TARGETS)
+    assert len(selected) == len(TARGETS)
     assert {drop_identity(each.architecture) for each in front.derivations} == {
         drop_identity(Architecture.parse(text)) for text in selected
     }
     assert searched_front.summary().arch == selected[-1] == str(derive(searched_front).architecture)
     assert str(front.derivations[-1].architecture) == selected[-1]
+
+
+def test_networks_of_a_front_spend_their_targets_and_are_nested(searched_front: Run) -> None:
+    rows = derive_front(searched_front, TARGETS).to_rows()
+    assert all(0.9 * row["target"] <= row["cost"] <= row["target"] for row in rows[1:])  # none costs 0.36 to 0.4
+    cheaper, *_ = networks = [Architecture.parse(row["arch"]) for row in rows]
+    for dearer in networks[1:]:
+        assert all(before in (IDENTITY, after) or after == "s" for before, after in zip(cheaper, dearer, strict=True))
+        cheaper = dearer
+
+
+def test_a_front_spends_less_where_no_network_spends_its_target() -> None:
+    costs = make_costs("latency", {"s": 4.0, "f": 1.0, "i": 0.0}, 2)  # the interleaved network costs 5
+    pi = [{"s": 0.1, "f": 0.5, "i": 0.4}, {"f": 0.9, "i": 0.1}]
+    config = Config().replace(search__blocks=2)
+    losses = HeldOutLosses(lambda _: 1.0, lambda _: 1.0)
+    rankings = rank_front(pi, [Budget(costs, target) for target in (0.5, 0.8, 1.0)], config, losses)
+    # Two feed-forward layers cost 0.4, attention alone 0.8: nothing costs 0.45 to 0.5.
+    assert [ranking[0].choice.layers for ranking in rankings] == [("f", "f"), ("f", "f"), ("s", "f")]
 
 
 def test_after_alpha_is_frozen_only_layers_of_the_front_are_trained(searched_front: Run) -> None:
@@ -155,6 +176,7 @@ def test_a_search_leaves_out_targets_that_no_network_meets(corpus: Path, tmp_pat
         {"search__front": [1.5]},
         {"search__front": [0.5], "search__cost__target": None},
         {"search__front": [0.5], "search__estimator": "gdas"},
+        {"search__front": [0.5], "search__rerank_top_k": 0},
     ],
 )
 def test_a_front_that_a_search_cannot_have_is_refused(corpus: Path, changes: dict[str, Any]) -> None:

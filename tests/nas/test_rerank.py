@@ -80,8 +80,9 @@ def test_a_budget_allows_what_the_exact_selection_finds(corpus: Path) -> None:
     limited = ({}, {"s": 1}, {"f": 2, "s": 1}), ([], [(cache, 0.5)])
     cases = itertools.product((0.3, 0.65, None), *limited, [{}])
     with_attention = itertools.product((0.4, 0.65, None), *limited, [{"s": 1}])  # none costs at most 0.3
-    for target, limits, further, least in itertools.chain(cases, with_attention):
-        budget = Budget(costs, target, limits, further, least)
+    budgets = [Budget(costs, *constraints) for constraints in itertools.chain(cases, with_attention)]
+    budgets += [Budget(costs, target, least=least, floor=0.47) for target in (0.65, None) for least in ({}, {"s": 1})]
+    for budget in budgets:
         found = {each.layers for each in budget.most_probable(pi, 100)}
         allowed = {layers for layers in itertools.product("sfi", repeat=4) if budget.allows(layers)}
         assert found <= allowed
