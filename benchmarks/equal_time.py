@@ -168,26 +168,32 @@ def measure(config: Config, plan: Mapping[str, Any], path: Path) -> None:
 
     1. The times of layers in a training step, forward and backward.
     2. `trainer_ms`: what a step of the trainer takes besides, measured for the network `PROBED`.
-    3. `searches`: for each variant of the one run the time of a search step, and of re-ranking and validation.
+    3. `searches`: for each variant of the one run the time of a search step, and of re-ranking and validation. Since
+       the speed of a machine changes, `PROBED` is trained again beside each search, and the times of the search are
+       divided by how much slower that was than the parts before say.
     """
     space = config.search.space
     if not path.is_file():
         measure_layers(config.replace(search__space=LAYERS), Silent(), rounds=50, check=0).write(path)
     content = read_json(path)
     config = config.replace(search__cost__table=str(path), search__space=space, train__log_every=PROBE // 2)
-    if "trainer_ms" not in content:
+
+    def measure_training_step() -> float:
         with tempfile.TemporaryDirectory(prefix="parnas-equal-time-") as folder:
             probed = config.replace(model__arch=PROBED, train__steps=PROBE)
-            step = step_times(retrain(probed, Path(folder) / "run", Silent()))[-1]
+            return step_times(retrain(probed, Path(folder) / "run", Silent()))[-1]
+
+    if "trainer_ms" not in content:
         forward_backward = Times.of(content | {"trainer_ms": 0.0, "searches": {}}).step(Architecture(PROBED))
-        write_json(path, content := content | {"trainer_ms": step - forward_backward})
+        write_json(path, content := content | {"trainer_ms": measure_training_step() - forward_backward})
     for name, variant in one_runs_of(plan).items():
         if name not in content.get("searches", {}) and not variant.timed_as:
+            slower = measure_training_step() / Times.of(content | {"searches": {}}).step(Architecture(PROBED))
             with tempfile.TemporaryDirectory(prefix="parnas-equal-time-") as folder:
                 began = time.perf_counter()
                 run = variant.search(variant.changed(config), Path(folder) / "run", PROBE)
                 wall, step = 1000 * (time.perf_counter() - began), fmean(step_times(run))
-            found = {name: {"step": step, "rerank": wall - PROBE * step}}
+            found = {name: {"step": step / slower, "rerank": (wall - PROBE * step) / slower}}
             write_json(path, content := content | {"searches": content.get("searches", {}) | found})
 
 

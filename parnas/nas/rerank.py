@@ -42,7 +42,7 @@ from parnas.training.perplexity import TotalLoss, measure_loss
 from parnas.training.progress import Reporter
 from parnas.training.session import check_same_text
 
-__all__ = ["Estimate", "HeldOutLosses", "losses_of_run", "rank", "rank_front", "shared_weight_losses"]
+__all__ = ["Estimate", "HeldOutLosses", "losses_of_run", "rank", "shared_weight_losses"]
 
 _SHORT_DIVISOR = 4  # the evolutionary search evaluates networks on the first quarter of the text
 _SPENT = 0.9  # least cost of a network of a front, as a share of its target
