@@ -16,7 +16,7 @@ A plan is a configuration with a section of its name:
     one_runs:               # variants of the one run; by default one of that name
       - {name: one run}
       - {name: sandwich, source: "arXiv …", changes: {search.gate_samples: 4}, tried: [sandwich]}
-    front: {targets: [0.3, 0.5], search: 1, training: 0.25}     # shares of the time; optional
+    front: {targets: [0.3, 0.5], search: 1, training: 0.25, seeds: [1]}     # shares of the time; optional
     twice: [lfm2]           # optional: also trained for twice the time, from the first seed
 
 A network is trained from scratch for as many steps as fit into the time, by the profile. `one run` searches in the
@@ -292,7 +292,8 @@ def list_jobs(plan: Mapping[str, Any], rows: Sequence[Row]) -> list[Job]:
     for seed in plan["seeds"]:
         done = {row.name: row for row in rows if row.seed == seed}
         jobs += [Job(name, seed) for name in one_runs_of(plan) if name not in done]
-        if FRONT in plan and not any(name.startswith(FRONT) for name in done):
+        has_front = FRONT in plan and seed in plan[FRONT].get("seeds", plan["seeds"])
+        if has_front and not any(name.startswith(FRONT) for name in done):
             jobs.append(Job(FRONT, seed))
         first = seed == plan["seeds"][0]
         networks = plan["networks"] | (plan.get("first_seed", {}) if first else {})

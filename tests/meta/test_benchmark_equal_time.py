@@ -52,6 +52,8 @@ def test_what_was_derived_is_trained_from_scratch_once_it_is_known() -> None:
     plan = {"seeds": [1, 2], "networks": {"by hand": "interleaved-2"}, "front": {"targets": [0.5]}}
     longer = [job for job in equal_time.list_jobs(plan | {"twice": ["by hand"]}, []) if job.name.endswith(TWICE)]
     assert longer == [Job(f"by hand{TWICE}", 1, "sf")]
+    few = plan | {"front": {"targets": [0.5], "seeds": [2]}}
+    assert [job.seed for job in equal_time.list_jobs(few, []) if job.name == FRONT] == [2]
     more = plan | {"first_seed": {"long": "interleaved-3"}}
     assert [job.seed for job in equal_time.list_jobs(more, []) if job.name == "long"] == [1]
     run = Row(ONE_RUN, 1, "ks", 5, 20, 50.0, 9.0, 2.0, 100)
