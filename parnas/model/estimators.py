@@ -30,6 +30,9 @@ uniform           Uniform path sampling (SPOS, Guo et al. 2020, arXiv 1904.00420
                   on the selected path: tau is then the probability that a block runs a layer sampled by pi instead.
 
 The network itself is never random: it uses the gates that it is given, or pi where it is given none.
+
+Random numbers are drawn on the CPU, whatever the device of alpha: a seed gives the same noise on every device, and
+`uniform` samples paths without waiting for a GPU.
 """
 
 import math
@@ -63,8 +66,8 @@ _MEAN_RATE = 0.1  # update rate of the running means; with 6 blocks a candidate 
 def gumbel_softmax(alpha: Tensor, tau: Tensor | float, generator: torch.Generator | None = None) -> Tensor:
     """Return softmax((alpha + g) / tau) with Gumbel noise g, [N, C] (Jang et al. 2017, equation 2)."""
     # Gumbel noise: -log E with E from Exponential(1).
-    noise = -torch.empty_like(alpha).exponential_(generator=generator).log()
-    return ((alpha + noise) / tau).softmax(dim=-1)
+    noise = -torch.empty(alpha.shape, dtype=alpha.dtype).exponential_(generator=generator).log()
+    return ((alpha + noise.to(alpha.device)) / tau).softmax(dim=-1)
 
 
 def harden(gates: Tensor) -> Tensor:
@@ -86,11 +89,11 @@ def sample_spread(probabilities: Tensor, count: int, generator: torch.Generator 
     Systematic sampling: each sample has the distribution of the row, and in `count` samples an index of probability p
     occurs `count` · p times, rounded up or down at random.
     """
-    rows, device = len(probabilities), probabilities.device
+    rows = len(probabilities)
     # 1. Points at equal distances in [0, 1), with a random offset in each row.
-    points = torch.rand(rows, 1, generator=generator, device=device) + torch.arange(count, device=device)
+    points = torch.rand(rows, 1, generator=generator) + torch.arange(count)
     # 2. In random order, independently in each row.
-    order = torch.rand(rows, count, generator=generator, device=device).argsort(dim=-1)
+    order = torch.rand(rows, count, generator=generator).argsort(dim=-1)
     points = points.gather(1, order) / count
     # 3. The index in whose interval of the cumulative distribution a point lies. Rounding can leave a point beyond the
     #    last interval, or within an empty one at the end: these points belong to the last index that can occur.
@@ -100,10 +103,13 @@ def sample_spread(probabilities: Tensor, count: int, generator: torch.Generator 
     return torch.minimum(index, last).T
 
 
-def make_path(weights: Tensor, probe: "Probe | None" = None) -> list[PathGate]:
-    """Return the gate of each block for the path of one-hot `weights` [N, C]; the probe's block runs the probe too."""
+def make_path(weights: Tensor, probe: "Probe | None" = None, device: torch.device | None = None) -> list[PathGate]:
+    """Return the gate of each block for the path of one-hot `weights` [N, C]; the probe's block runs the probe too.
+
+    The gates are on `device`, by default that of the weights.
+    """
     probed = {} if probe is None else {probe.block: probe.candidate}
-    rows = zip(weights.unbind(), weights.detach().argmax(dim=-1).tolist(), strict=True)
+    rows = zip(weights.to(device).unbind(), weights.detach().argmax(dim=-1).tolist(), strict=True)
     return [PathGate(row, index, probed.get(block)) for block, (row, index) in enumerate(rows)]
 
 
@@ -112,7 +118,7 @@ def drop_candidates(alpha: Tensor, p: float, generator: torch.Generator | None =
 
     A block that would lose all its candidates keeps all of them.
     """
-    keep = torch.rand(alpha.shape, generator=generator, device=alpha.device) >= p
+    keep = (torch.rand(alpha.shape, generator=generator) >= p).to(alpha.device)
     # Where every candidate is dropped or absent, keep all.
     keep |= (~keep | (alpha <= ABSENT)).all(dim=-1, keepdim=True)
     return alpha.masked_fill(~keep, ABSENT)
@@ -257,8 +263,7 @@ class ProbedSinglePath(Estimator):
             return None
         # Two uniform numbers from the search's own generator, in one draw: the probe costs the same random numbers
         # whatever the candidates are.
-        device = None if generator is None else generator.device
-        first, second = torch.rand(2, generator=generator, device=device).tolist()
+        first, second = torch.rand(2, generator=generator).tolist()
         block, unobserved = open_blocks[int(first * len(open_blocks))]
         return Probe(block, unobserved[int(second * len(unobserved))], 1 / (len(open_blocks) * len(unobserved)))
 
@@ -383,15 +388,17 @@ class UniformPath(Estimator):
         Of several selected paths it is a random one, without changes.
         """
         if self.selected is None:
-            chosen = sample_spread(self.probabilities.to(alpha), count, generator)  # alpha plays no part
-            return [make_path(path) for path in F.one_hot(chosen, len(self.space)).to(alpha.dtype)]
-        selected = self.selected.to(alpha)
+            chosen = sample_spread(self.probabilities, count, generator)  # alpha plays no part
+            paths = F.one_hot(chosen, len(self.space)).to(alpha.dtype)
+            return [make_path(path, device=alpha.device) for path in paths]
+        selected = self.selected.to("cpu", alpha.dtype)
         if len(selected) > 1:
-            index = torch.randint(len(selected), (), generator=generator, device=alpha.device)
-            return [make_path(selected[index])]
+            index = torch.randint(len(selected), (), generator=generator)
+            return [make_path(selected[index], device=alpha.device)]
         by_pi = _sample_one_hot(alpha.detach(), 1.0, generator)
-        explores = torch.rand(len(alpha), 1, generator=generator, device=alpha.device) < tau
-        return [make_path(torch.where(explores, by_pi, selected[0]))]
+        explores = torch.rand(len(alpha), 1, generator=generator) < tau
+        path = torch.where(explores, by_pi.cpu(), selected[0]) if explores.any() else selected[0]
+        return [make_path(path, device=alpha.device)]
 
     def arch_loss(
         self,

@@ -43,11 +43,10 @@ class ArchitectureOptimizer:
             self.estimator.limit_cost(relative_costs, search.cost.target)
         if search.block_ridge is not None:
             self.estimator.share_between_blocks(search.block_ridge)
-        device = supernet.alpha().device
         # A generator of its own: dropout and data order do not change with the estimator.
-        self.noise = torch.Generator(device).manual_seed(seed)
+        self.noise = torch.Generator().manual_seed(seed)
         learnable = search.tau_schedule == "learnable"
-        self.log_tau = nn.Parameter(torch.tensor(math.log(search.tau_start), device=device), learnable)
+        self.log_tau = nn.Parameter(torch.tensor(math.log(search.tau_start), device=supernet.alpha().device), learnable)
         self.parameters = [*supernet.alphas(), *([self.log_tau] if learnable else [])]
         self.adam = torch.optim.Adam(self.parameters, lr=search.alpha_lr, fused=True)
         # On held-out text the architecture trains every `alpha_every` steps, on the weights' text every step.

@@ -131,6 +131,21 @@ def test_of_several_selected_paths_each_is_sampled_equally_often_and_unchanged()
     assert all(850 < count < 1150 for count in samples.values())
 
 
+def test_paths_are_sampled_without_a_value_from_the_device() -> None:
+    """Tensors on the device `meta` have no values, so that an estimator that reads one fails."""
+    on_cpu, on_device = torch.zeros(3, 3), torch.zeros(3, 3, device="meta")
+    paths = torch.eye(3, dtype=torch.long)[torch.tensor([[0, 1, 2], [2, 1, 0]])]
+    for selected in (None, paths[:1], paths):
+        estimator = UniformPath(3, SPACE)
+        if selected is not None:
+            estimator.select(selected)
+        found = [estimator.sample_several(2, alpha, 0.0, generator()) for alpha in (on_cpu, on_device)]
+        assert [[gate.chosen for gate in path] for path in found[0]] == [
+            [gate.chosen for gate in path] for path in found[1]
+        ]
+        assert all(gate.weights.device.type == "meta" for path in found[1] for gate in path)
+
+
 def test_weights_are_fine_tuned_on_the_selected_path(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
