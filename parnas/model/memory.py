@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-__all__ = ["Memory", "count_numbers", "join_rows", "map_memory"]
+__all__ = ["Memory", "count_numbers", "join_rows", "list_tensors", "map_memory"]
 
 BlockMemory: TypeAlias = Any
 """Plain memory: the block's inputs at the last positions, [B, M, D], or in inference their keys and values,
@@ -59,11 +59,16 @@ def map_memory(change: Callable[[Tensor], Tensor], memory: BlockMemory) -> Block
     return None if memory is None else change(memory)
 
 
+def list_tensors(memory: BlockMemory) -> list[Tensor]:
+    """Return all tensors in `memory`, in order."""
+    if isinstance(memory, tuple):
+        return [tensor for part in memory for tensor in list_tensors(part)]
+    return [] if memory is None else [memory]
+
+
 def count_numbers(memory: BlockMemory) -> int:
     """Return the number of elements of all tensors in `memory`."""
-    if isinstance(memory, tuple):
-        return sum(map(count_numbers, memory))
-    return 0 if memory is None else memory.numel()
+    return sum(tensor.numel() for tensor in list_tensors(memory))
 
 
 def join_rows(parts: Sequence[BlockMemory]) -> BlockMemory:

@@ -28,6 +28,8 @@ from parnas.model.attention import in_product_dtype
 from parnas.model.blocks import BlockOutput, Context, ResidualLayer
 from parnas.model.memory import BlockMemory, KeyLengths
 
+__all__ = ["WHOLE_TEXT"]
+
 CHUNK = 16  # tokens: about as many steps within chunks as between them, at usual segment lengths
 WHOLE_TEXT = 10**9  # tokens: the state depends on everything before
 

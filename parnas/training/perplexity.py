@@ -1,7 +1,7 @@
 """Perplexity of a text: score every token exactly once, add up all losses, then divide by the number of tokens."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Self, TypeAlias
 
@@ -9,15 +9,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from parnas.config.schema import Shape
+from parnas.config.schema import Reach, Shape
 from parnas.data.batching import EvaluationBatch, evaluation_batches
 from parnas.data.streams import SplitCounts
-from parnas.model.memory import Memory
+from parnas.model.memory import Memory, join_rows, list_tensors, map_memory
+from parnas.model.recurrence import WHOLE_TEXT
 from parnas.model.transformer_xl import TransformerXL
 from parnas.runs.records import SplitLoss
 from parnas.training.device import Device
 
 __all__ = ["TotalLoss", "exp_or_infinity", "measure_loss", "score_batches", "score_tokens"]
+
+_ROUNDING = 1e-3  # largest relative difference of memories that differ by rounding only
+_LEAST_ROWS, _LEAST_ROW = 4, 4096  # rows that are read repeatedly, and tokens of each: recurrences forget slowly
 
 
 @dataclass(frozen=True)
@@ -78,19 +82,81 @@ def score_tokens(model: TransformerXL, tokens: np.ndarray, first: int, device: D
     The model reads the token `first` before `tokens`, to predict `tokens[0]`. For speed the text is divided into
     `shape.batch_size` rows that are read in parallel. Each row except the first begins with text from the end of the
     previous row, unscored and as long as memory reaches back: so the result does not depend on the batch size, except
-    for rounding. Blocks of a SuperNet mix their candidates with the weights pi.
+    for rounding. If memory reaches back to the beginning of the text, as that of recurrences does, see
+    `_score_recurrent`. Blocks of a SuperNet mix their candidates with the weights pi.
     """
-    batch_size, tgt_len, reach = shape
-    memory: Memory | None = None
+    burn_in = model.burn_in(shape.tgt_len, shape.reach)
+    if burn_in * shape.tgt_len >= WHOLE_TEXT and shape.batch_size > 1 and device.distributed.world_size == 1:
+        nll = _score_recurrent(model, tokens, first, device, shape)
+        if nll is not None:
+            return nll
+    batches = evaluation_batches(tokens, first, shape.batch_size, shape.tgt_len, burn_in, model.alignment())
+    return _read(model, batches, None, len(tokens), device, shape.reach)[0]
+
+
+def _score_recurrent(
+    model: TransformerXL, tokens: np.ndarray, first: int, device: Device, shape: Shape
+) -> Tensor | None:
+    """Return what `score_tokens` does, by reading parallel rows repeatedly, if memory has no end.
+
+    A row whose first memory is exact has exact losses and an exact last memory, the first one of the next row. So n
+    passes over the text make n rows exact. Since a recurrence forgets, two or three passes are enough: the last
+    memories no longer change, however the first ones were. Return `None` if rows are shorter than memory or too few
+    to be faster.
+    """
+    rows = min(shape.batch_size, len(tokens) // _LEAST_ROW)
+    if rows < _LEAST_ROWS:
+        return None
+
+    def batches() -> Iterator[EvaluationBatch]:
+        return evaluation_batches(tokens, first, rows, shape.tgt_len, 0, model.alignment())
+
+    starts_of_rows = next(batches()).positions[:, 0]
+    # 1. Read all rows from empty memory, which is right for the first row.
+    nll, last = _read(model, batches(), None, len(tokens), device, shape.reach)
+    # 2. Read the other rows from the last memory of the row before, until these memories stay the same.
+    own = int(starts_of_rows[1])  # number of tokens of the first row
+    before = map_memory(lambda rows: rows[:-1], last)
+    for _ in starts_of_rows[1:]:
+        others = (
+            EvaluationBatch(each.inputs[1:], each.targets[1:], each.scored[1:], each.positions[1:] - own)
+            for each in batches()
+        )
+        rest, last = _read(model, others, before, len(tokens) - own, device, shape.reach)
+        pairs = list(zip(list_tensors(before), list_tensors(last), strict=True))
+        if any(one.shape != other.shape for one, other in pairs):
+            return None
+        if all(_agree(one[1:], other[:-1]) for one, other in pairs):
+            break
+        exact = map_memory(lambda rows: rows[:1], before)
+        before = join_rows([exact, map_memory(lambda rows: rows[:-1], last)])
+    return torch.cat([nll[:own], rest])
+
+
+def _agree(memory: Tensor, other: Tensor) -> bool:
+    """Return whether two memories [B, …] of equal rows are the same, except for rounding, in every row."""
+    difference = (memory.float() - other.float()).flatten(1).norm(dim=1)
+    return bool((difference <= _ROUNDING * other.float().flatten(1).norm(dim=1)).all())
+
+
+def _read(
+    model: TransformerXL,
+    batches: Iterable[EvaluationBatch],
+    memory: Memory | None,
+    count: int,
+    device: Device,
+    reach: Reach,
+) -> tuple[Tensor, Memory]:
+    """Return the losses in nats of `count` tokens, [count], and the memory after the last batch."""
 
     def score(inputs: Tensor, targets: Tensor) -> Tensor:
         nonlocal memory
         nll, memory = model.nll(inputs, targets, memory, reach=reach, inference=True)
         return nll
 
-    burn_in = model.burn_in(tgt_len, reach)
-    batches = evaluation_batches(tokens, first, batch_size, tgt_len, burn_in, model.alignment())
-    return score_batches(model, score, batches, len(tokens), device)
+    nll = score_batches(model, score, batches, count, device)
+    assert memory is not None
+    return nll, memory
 
 
 _BatchScorer: TypeAlias = Callable[[Tensor, Tensor], Tensor]

@@ -8,6 +8,7 @@ import pytest
 import torch
 from conftest import small_config
 
+import parnas.training.perplexity as perplexity
 from parnas.architecture import Architecture
 from parnas.config.schema import ModelConfig, Reach, Shape
 from parnas.data.batching import evaluation_batches
@@ -16,7 +17,7 @@ from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import TransformerXL
 from parnas.training.device import Device
 from parnas.training.latency import Candidate, measure_latencies
-from parnas.training.perplexity import TotalLoss, measure_loss, score_batches
+from parnas.training.perplexity import TotalLoss, measure_loss, score_batches, score_tokens
 
 CPU = Device(torch.device("cpu"), "fp32")
 
@@ -59,6 +60,41 @@ def slow_loss(model: TransformerXL, streams: TokenStreams, tgt_len: int, mem_len
             total -= float(log_probs[position, target])
             count += 1
     return total, count
+
+
+@pytest.mark.parametrize(
+    ("forgetting", "mem_len", "fewest", "most"),
+    [
+        (0.0, 12, 2, 4),  # a state is halved with each token
+        (-7.0, 12, 4, 8),  # a state loses a thousandth with each token: as many passes as rows
+        (0.0, 400, 2, 2),  # the memory of attention is longer than a row: rows are given up after two passes
+    ],
+)
+def test_rows_of_a_recurrent_network_are_read_until_their_memories_are_exact(
+    streams: TokenStreams,
+    monkeypatch: pytest.MonkeyPatch,
+    forgetting: float,
+    mem_len: int,
+    fewest: int,
+    most: int,
+) -> None:
+    torch.manual_seed(0)
+    config = ModelConfig(d_model=16, n_heads=2, d_inner=32, mem_len=mem_len, dropout=0.0)
+    network = TransformerXL.build(config, Architecture.parse("rskr"), streams.tokenizer.vocab_size)
+    for name, parameter in network.named_parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.3)
+        if name.endswith("inner.bias"):
+            torch.nn.init.constant_(parameter[:16], forgetting)
+    passes = []
+    original = perplexity._read
+    monkeypatch.setattr(perplexity, "_read", lambda *arguments: passes.append(1) or original(*arguments))
+    monkeypatch.setattr(perplexity, "_LEAST_ROW", 100)
+    tokens, first = streams.tokens("valid")[:805], streams.tokenizer.eos_id
+    alone, together = (score_tokens(network, tokens, first, CPU, Shape(rows, 8, Reach(mem_len))) for rows in (1, 32))
+    assert len(tokens) == len(together) == 805
+    assert fewest <= len(passes) - 1 - (mem_len > 100) <= most
+    torch.testing.assert_close(together, alone, rtol=0, atol=2e-3)
 
 
 @pytest.mark.parametrize(("tgt_len", "mem_len"), [(8, 12), (5, 12), (16, 0), (7, 30)])
