@@ -15,6 +15,9 @@ A second table shows whether networks like the best one so far are worth more ev
 networks with attention within a target, `EVALUATIONS` are evaluated with the shared weights: the most probable ones, or
 half of them and then, one after the other, the network most similar to the best one so far. These are searches of the
 above kind, and the longer ones in search_scores_hybrid_truth.csv.
+
+A third table shows by how much a layer lowers the loss: the coefficients of a regression of the loss of all networks on
+the number of layers of each kind, for the trained networks and for the shared weights at the end of the searches.
 """
 
 import itertools
@@ -28,6 +31,7 @@ from statistics import fmean
 from typing import Any
 
 import harness
+import numpy as np
 from ground_truth import Study, read_table_study
 from search_quality import (
     ESTIMATE,
@@ -42,7 +46,7 @@ from search_quality import (
 )
 from trainings import append_rows, read_rows, require_corpus, work_off
 
-from parnas.architecture import ATTENTION
+from parnas.architecture import ATTENTION, IDENTITY
 from parnas.config.loader import Config
 from parnas.data.streams import prepare
 from parnas.nas.cost import find_costs
@@ -139,6 +143,28 @@ def summarise_local_search(truth: Truth, scores: Sequence[Score], config: Config
     return records
 
 
+def find_contributions(losses: Mapping[str, float]) -> dict[str, float]:
+    """Return by how much a layer of each kind lowers the loss in nats per token, by least squares over networks."""
+    names = sorted({name for network in losses for name in network} - {IDENTITY})
+    counts = np.array([[1.0, *(network.count(name) for name in names)] for network in losses])
+    coefficients, *_ = np.linalg.lstsq(counts, np.array([*losses.values()]), rcond=None)
+    return dict(zip(names, map(float, -coefficients[1:]), strict=True))
+
+
+def summarise_contributions(truth: Truth, scores: Sequence[Score]) -> list[dict[str, Any]]:
+    """Return a row for the trained networks and for each number of search steps: means over the searches."""
+    searches: dict[int, dict[tuple[str, int], dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
+    for row in scores:
+        searches[row.steps][row.estimator, row.seed][row.network] = -row.inherited
+    trained = {network: truth.mean(network) for network in truth.losses}
+    records: list[dict[str, Any]] = [{"weights": "of each network", "searches": "–", **find_contributions(trained)}]
+    for steps, of_steps in sorted(searches.items()):
+        found = [find_contributions(losses) for losses in of_steps.values()]
+        means = {name: fmean(each[name] for each in found) for name in found[0]}
+        records.append({"weights": f"shared, after {steps:,} steps", "searches": len(found), **means})
+    return records
+
+
 def in_percent(records: Sequence[Mapping[str, Any]], *keys: str) -> list[dict[str, Any]]:
     """Return records with the values of some keys as text with a per cent sign."""
     return [{key: f"{of:.1f} %" if key in keys else of for key, of in record.items()} for record in records]
@@ -155,8 +181,11 @@ def report(study: Study, table: Path, parsed: Namespace) -> None:
     longer = read_rows(harness.RESULTS / f"search_scores_{CONFIG.stem}.csv", Score)
     local = summarise_local_search(truth, [*scores, *longer], config)
     harness.print_table("Choice behind the best, by evaluations", in_percent(local, "most probable", "local search"))
+    layers = summarise_contributions(truth, [*scores, *longer])
+    harness.print_table("Nats per token by which a layer lowers the loss", layers)
     device = harness.choose(parsed.device, config.runtime.precision)
-    payload = {"precisions": [device.precision], "steps": STEPS, "target": TARGET, "ranks": records, "local": local}
+    payload = {"precisions": [device.precision], "steps": STEPS, "target": TARGET}
+    payload |= {"ranks": records, "local": local, "layers": layers}
     harness.write_result("short_search", device, payload, parsed)
 
 

@@ -64,7 +64,8 @@ SECTIONS = {
         "networks with attention only (`search.least_attention`). The second table compares, at equal numbers of evaluations, the most "
         "probable networks with attention with a local search: half of the evaluations are of the most probable networks, the others "
         "of networks that resemble the best one so far. Local "
-        "search is not better here. Measured by `python benchmarks/short_search.py`",
+        "search is not better here. The last table shows why a short search underrates attention: with the shared weights, an "
+        "attention layer lowers the loss only after a longer search. Measured by `python benchmarks/short_search.py`",
     ),
     "inheritance": (
         "The value of inherited weights",

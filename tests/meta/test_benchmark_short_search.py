@@ -3,7 +3,17 @@
 import pytest
 from ground_truth import read_settings
 from search_quality import Score, Truth
-from short_search import CONFIG, VARIANTS, choose, find_choice, short_search, summarise, summarise_local_search
+from short_search import (
+    CONFIG,
+    VARIANTS,
+    choose,
+    find_choice,
+    find_contributions,
+    short_search,
+    summarise,
+    summarise_contributions,
+    summarise_local_search,
+)
 
 from parnas.nas.cost import make_costs
 from parnas.runs.resolve import read_config
@@ -50,6 +60,21 @@ def test_the_table_of_local_search_has_only_networks_with_attention() -> None:
     assert {record["target"] for record in records} == {0.5, 0.65, 0.8}
     # `sk` is the only network with attention within any of the targets.
     assert all(record["most probable"] == record["local search"] == 0.0 for record in records)
+
+
+def test_the_contribution_of_a_layer_is_the_slope_of_the_loss() -> None:
+    losses = {network: 5.0 - 0.3 * network.count("s") + 0.1 * network.count("k") for network in ("sk", "kk", "k", "ss")}
+    assert find_contributions(losses) == pytest.approx({"k": -0.1, "s": 0.3})
+    scores = [
+        Score(str(sign), "0.5", 1, 600, network, 0.0, -sign * of) for sign in (1, 3) for network, of in losses.items()
+    ]
+    (_, shared) = summarise_contributions(Truth(LOSSES, COSTS), scores)
+    assert shared == {
+        "weights": "shared, after 600 steps",
+        "searches": 2,
+        "k": pytest.approx(-0.2),
+        "s": pytest.approx(0.6),
+    }
 
 
 def test_the_table_has_the_means_over_seeds_of_each_score() -> None:
