@@ -146,17 +146,15 @@ def _read(
     count: int,
     device: Device,
     reach: Reach,
-) -> tuple[Tensor, Memory]:
-    """Return the losses in nats of `count` tokens, [count], and the memory after the last batch."""
+) -> tuple[Tensor, Memory | None]:
+    """Return the losses in nats of `count` tokens, [count], and the memory after the last batch of this process."""
 
     def score(inputs: Tensor, targets: Tensor) -> Tensor:
         nonlocal memory
         nll, memory = model.nll(inputs, targets, memory, reach=reach, inference=True)
         return nll
 
-    nll = score_batches(model, score, batches, count, device)
-    assert memory is not None
-    return nll, memory
+    return score_batches(model, score, batches, count, device), memory
 
 
 _BatchScorer: TypeAlias = Callable[[Tensor, Tensor], Tensor]
