@@ -452,7 +452,7 @@ class SearchConfig(Section):
     )
     front: tuple[float, ...] = Field(
         (),
-        description="For the estimator uniform: cost targets below search.cost.target, such as [0.3, 0.5]. Once alpha "
+        description="For the estimator uniform: cost targets up to search.cost.target, such as [0.3, 0.5]. Once alpha "
         "is frozen, a network is selected within each of them too, and each step trains one of the selected networks, "
         "so that all of them can be retrained from these weights (`parnas pipeline --front`). They are nested: each "
         "contains the layers of the cheaper ones, some of them replaced by attention (the most costly candidate).",

@@ -151,10 +151,10 @@ def rank_front(
 
 
 def _keep_or_raise(block: Mapping[str, float], layer: str, costs: Costs) -> Mapping[str, float]:
-    """Return a block's probabilities, with 0 for all but `layer` and the most costly candidate if it has a layer."""
+    """Return a block's probabilities, with 0 for all but `layer` and the most costly one unless `layer` is identity."""
     if layer == IDENTITY:
         return block
-    dearest = max(block, key=lambda name: (costs.per_layer[name], name == layer))
+    dearest = max((name for name, chance in block.items() if chance > 0), key=lambda name: costs.per_layer[name])
     return {name: chance if name in (layer, dearest) else 0.0 for name, chance in block.items()}
 
 

@@ -130,6 +130,15 @@ def test_a_front_spends_less_where_no_network_spends_its_target() -> None:
     assert [ranking[0].choice.layers for ranking in rankings] == [("f", "f"), ("f", "f"), ("s", "f")]
 
 
+def test_a_front_raises_a_block_to_its_own_most_costly_candidate() -> None:
+    costs = make_costs("latency", {"s": 4.0, "k": 2.0, "f": 1.0}, 2)  # the interleaved network costs 5
+    pi = [{"s": 0.0, "k": 0.4, "f": 0.6}] * 2  # no block has attention
+    losses = HeldOutLosses(lambda _: 1.0, lambda _: 1.0)
+    budgets = [Budget(costs, target) for target in (0.4, 0.6, 0.8)]
+    rankings = rank_front(pi, budgets, Config().replace(search__blocks=2), losses)
+    assert [sum(costs.per_layer[name] for name in ranking[0].choice.layers) for ranking in rankings] == [2.0, 3.0, 4.0]
+
+
 def test_after_alpha_is_frozen_only_layers_of_the_front_are_trained(searched_front: Run) -> None:
     fair = load(searched_front.folder, supernet_weights=True)
     before, after = fair.model.state_dict(), load(searched_front.folder).model.state_dict()
