@@ -777,7 +777,7 @@ class RuntimeConfig(Section):
     precision: Literal["auto", "fp32", "bf16"] = Field(
         "auto", description="Precision of matrix products; auto: bf16 by autocast if the processor computes in it."
     )
-    compile: bool = Field(False, description="Compile the network with torch.compile.")
+    compile: bool = Field(False, description="Compile the network with torch.compile; in a search, each candidate.")
     checkpoint_activations: bool = Field(
         False,
         description="Activation checkpointing: store only the input of each block and recompute the block in the "

@@ -12,7 +12,7 @@ Shapes: B batch, T segment, D model width, N blocks, C candidates, counted over 
 """
 
 from collections.abc import Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -184,6 +184,11 @@ class SuperNet(TransformerXL):
     def from_config(cls, model: ModelConfig, search: SearchConfig, vocab_size: int) -> "SuperNet":
         """Create the SuperNet of a search from the sections `model` and `search` of its configuration."""
         return cls(model, search.space, search.blocks, vocab_size, search.share_slices)
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile each candidate with `torch.compile`: compiled as one, a SuperNet would be compiled for each path."""
+        for layer in (layer for block in self._stochastic() for layer in block.candidates.values()):
+            layer.compile(*args, **kwargs)
 
     def alphas(self) -> list[nn.Parameter]:
         """Return alpha as one parameter [C] for each block: the architecture parameters."""

@@ -6,11 +6,12 @@ import pytest
 import torch
 from helpers.model_helpers import make_network, make_supernet, near, random_ids, reach, read_in_segments
 from helpers.supernet_helpers import SPACE, VARIANTS, draw_gates, generator, one_hot
+from torch._dynamo.utils import counters
 from torch.nn import functional as F
 
 from parnas.architecture import Architecture
 from parnas.errors import ParnasError
-from parnas.model.estimators import ESTIMATORS, drop_candidates
+from parnas.model.estimators import ESTIMATORS, drop_candidates, make_path
 from parnas.model.gates import ABSENT, PathGate
 
 STRINGS = ["".join(letters) for letters in itertools.product(SPACE, repeat=2)]
@@ -274,3 +275,24 @@ def test_candidates_are_dropped_with_their_probability_but_never_all():
     # Where all three would go, none goes: p - p³ for each.
     near(dropped.mean(dim=0)[0], torch.full((3,), 0.4 - 0.4**3), atol=0.03)
     assert torch.equal(torch.where(drawn <= ABSENT, alpha, drawn), alpha.expand_as(drawn))
+
+
+def test_a_compiled_supernet_is_compiled_by_layer_and_not_by_path():
+    def run(blocks, compiled):
+        """Return the outputs of five random paths, and the number of compiled graphs."""
+        torch._dynamo.reset()
+        counters.clear()
+        network, draw, outputs = make_supernet(blocks), generator(), []
+        if compiled:
+            network.compile(backend="eager")  # traces as any backend, and generates no code
+        for _ in range(5):
+            chosen = torch.randint(0, len(SPACE), (blocks,), generator=draw)
+            path = make_path(F.one_hot(chosen, len(SPACE)).float())
+            outputs.append(network(random_ids(2, 5), gates=path).hidden)
+        return torch.stack(outputs), counters["stats"]["unique_graphs"]
+
+    eager, none = run(6, compiled=False)
+    compiled, graphs = run(6, compiled=True)
+    near(compiled, eager)
+    assert none == 0
+    assert 0 < run(3, compiled=True)[1] == graphs, "as many for 3 blocks as for 6"
