@@ -46,6 +46,7 @@ from torch.nn import functional as F
 from parnas.architecture import IDENTITY
 from parnas.config.schema import Space, spread_space, unite
 from parnas.model.gates import ABSENT, Gates, PathGate
+from parnas.model.transfer import to_device
 
 __all__ = [
     "ESTIMATORS",
@@ -109,7 +110,8 @@ def make_path(weights: Tensor, probe: "Probe | None" = None, device: torch.devic
     The gates are on `device`, by default that of the weights.
     """
     probed = {} if probe is None else {probe.block: probe.candidate}
-    rows = zip(weights.to(device).unbind(), weights.detach().argmax(dim=-1).tolist(), strict=True)
+    on_device = to_device(weights, weights.device if device is None else device)
+    rows = zip(on_device.unbind(), weights.detach().argmax(dim=-1).tolist(), strict=True)
     return [PathGate(row, index, probed.get(block)) for block, (row, index) in enumerate(rows)]
 
 

@@ -25,6 +25,7 @@ from torch.nn import functional as F
 from parnas.config.schema import ModelConfig
 from parnas.errors import ParnasError
 from parnas.model import fused
+from parnas.model.transfer import to_device
 
 __all__ = ["Embedding", "cluster_bounds"]
 
@@ -118,8 +119,12 @@ class SoftmaxHead(nn.Module):
         )
 
     def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Return the negative log-likelihood in nats of each target [N], given hidden states [N, D]: [N] in float32."""
-        first, smoothing = self.bounds[1], self.label_smoothing if self.training else 0.0
+        """Return the negative log-likelihood in nats of each target [N], given hidden states [N, D]: [N] in float32.
+
+        `targets` may be on the CPU when `hidden` is on a GPU. This is faster: how many rows belong to each tail is
+        then known without waiting for the GPU.
+        """
+        device, first, smoothing = hidden.device, self.bounds[1], self.label_smoothing if self.training else 0.0
         # 1. Find the rows of each tail. In the head their target is the tail's cluster logit, number n_0 + cluster - 1.
         head_targets, tail_rows = targets, []
         for cluster, (start, stop) in enumerate(pairwise(self.bounds[1:]), 1):
@@ -129,15 +134,16 @@ class SoftmaxHead(nn.Module):
         tables = self._tables()
         # 2. The head, for all rows: -log p(id), or for a rare id -log p(tail).
         projected, head = self._project(hidden, 0), self._head_matrix(tables[0])
-        nll: Tensor = fused.linear_cross_entropy(projected, *head, head_targets, smoothing)
+        nll: Tensor = fused.linear_cross_entropy(projected, *head, to_device(head_targets, device), smoothing)
         # 3. Each tail, for its own rows only: -log p(id) = -log p(tail) - log p(id | tail). Rows are padded to few
         #    different numbers (see `_round_up_rows`), and the losses of the padding left out.
         for cluster, start, rows in tail_rows:
-            projected = self._project(hidden[_round_up_rows(rows)], cluster)
+            padded = to_device(_round_up_rows(rows), device)
+            within_tail = to_device(_round_up_rows(targets[rows] - start), device)
             within = fused.linear_cross_entropy(
-                projected, tables[cluster], self.biases[cluster], _round_up_rows(targets[rows] - start), smoothing
+                self._project(hidden[padded], cluster), tables[cluster], self.biases[cluster], within_tail, smoothing
             )
-            nll = nll.index_add(0, rows, within[: len(rows)])
+            nll = nll.index_add(0, padded[: len(rows)], within[: len(rows)])
         return nll
 
     def log_probs(self, hidden: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from parnas.config.schema import TrainConfig
 from parnas.data.batching import Batch
 from parnas.model.gates import DetachedGates, Gates
 from parnas.model.memory import Memory, join_rows, map_memory
+from parnas.model.transfer import to_device
 from parnas.model.transformer_xl import TransformerXL
 from parnas.training.device import Device
 from parnas.training.distributed import DistributedContext
@@ -45,7 +46,7 @@ class NetworkWithLoss(nn.Module):
         self.model, self.device = model, device
 
     def forward(self, inputs: Tensor, targets: Tensor, memory: Memory | None, gates: Gates | None) -> Forward:
-        """Return the mean loss of predicting the ids `targets` [B, T] from `inputs` [B, T], and the new memory."""
+        """Return the mean loss of predicting ids from `inputs` [B, T], and the memory; `targets` [B, T] on the CPU."""
         with self.device.autocast():
             output = self.model(inputs, memory, gates)
             nll = self.model.score(output.hidden, targets)
@@ -98,8 +99,7 @@ class GradientAccumulator:
             average_gradients: average the gradients of the weights over all processes in the backward pass.
         """
         network = self.parallel if average_gradients and self.parallel else self.network
-        device = self.device.device
-        inputs, targets = torch.from_numpy(batch.inputs).to(device), torch.from_numpy(batch.targets).to(device)
+        inputs, targets = to_device(torch.from_numpy(batch.inputs), self.device.device), torch.from_numpy(batch.targets)
         memory = None if batch.starts_epoch else memory
         micro_batches = self.split(len(inputs), samples)
         for number, (rows, gates) in enumerate(micro_batches, 1):

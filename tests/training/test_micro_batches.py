@@ -1,11 +1,13 @@
 """Less memory, the same numbers: gradients in parts, and activations that are computed twice."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from conftest import small_config
+from helpers.model_helpers import VOCABULARY, model_config, random_ids
 from helpers.supernet_helpers import one_hot
 from helpers.training_helpers import Notes, Phase, assert_same_weights, final_weights
 
@@ -13,7 +15,8 @@ from parnas.architecture import Architecture
 from parnas.config.loader import Config
 from parnas.config.schema import SearchConfig
 from parnas.data.batching import Batch
-from parnas.model.estimators import make_path
+from parnas.model import fused
+from parnas.model.estimators import UniformPath, make_path
 from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import TransformerXL
 from parnas.nas.search import search
@@ -152,3 +155,19 @@ def test_checkpointed_activations_keep_less(corpus: Path) -> None:
         weights = {parameter.data_ptr() for parameter in network.parameters()}
         kept.append(sum(size for pointer, size in sizes.items() if pointer not in weights))
     assert kept[1] < kept[0] / 3
+
+
+def test_a_step_reads_no_value_from_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors on the device `meta` have no values; on a GPU, reading one waits until the GPU has computed it."""
+    monkeypatch.setattr(Device, "autocast", lambda _: nullcontext())  # which torch has not for `meta`
+    monkeypatch.setattr(fused, "product_dtype", lambda x: x.dtype)
+    space = ("s", "k", "r", "g", "f", "i")
+    model = SuperNet(model_config(cutoffs=(5, 12)), space, blocks=6, vocab_size=VOCABULARY).to("meta")
+    accumulator = GradientAccumulator(model, model.weights().values(), Device(torch.device("meta"), "fp32"), 1)
+    estimator, noise, memory = UniformPath(6, space), torch.Generator().manual_seed(0), None
+    for starts_epoch in (True, False):
+        ids = random_ids(4, 9).numpy()
+        paths = estimator.sample_several(2, model.alpha(), 0.0, noise)
+        memory = accumulator.backward(Batch(ids[:, :-1], ids[:, 1:], starts_epoch), memory, paths).memory
+    assert all(parameter.grad is None or parameter.grad.is_meta for parameter in model.parameters())
+    assert model.head.tables[-1].grad is not None

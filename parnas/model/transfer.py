@@ -1,0 +1,13 @@
+"""Copies from the CPU to a GPU that do not wait for it: each wait leaves the GPU without work until the CPU goes on."""
+
+import torch
+from torch import Tensor
+
+__all__ = ["to_device"]
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return `tensor` on a device; a copy from the CPU to a GPU is queued behind the work that the GPU has."""
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        tensor = tensor.pin_memory()  # the GPU reads pinned memory by itself
+    return tensor.to(device, non_blocking=True)
