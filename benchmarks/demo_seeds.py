@@ -1,9 +1,10 @@
 """Count the seeds with which the demo fails to train, by length of the warm-up: `python benchmarks/demo_seeds.py`.
 
 The demo's interleaved network, with 4,000 pieces and 1,200 steps instead of 1,000 and 600, is trained by `--seeds`
-seeds (20) with 200 steps of warm-up, as configs/demo.yaml says, then with 50, one training at a time on one thread. A training counts as stuck where its validation perplexity ends
-above `STUCK`: the perplexity of a network that knows no more than the frequencies of the tokens is about 500. Each
-training appends a row to demo_seeds.csv; a later start trains what is missing.
+seeds (20) with 200 steps of warm-up, as configs/demo.yaml says, then with 50, one training at a time on one thread. A
+training counts as stuck where its validation perplexity ends above `STUCK`: the perplexity of a network that knows no
+more than the frequencies of the tokens is about 500. Each training appends a row to demo_seeds.csv; a later start
+trains what is missing.
 """
 
 import tempfile
