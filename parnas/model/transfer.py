@@ -8,6 +8,6 @@ __all__ = ["to_device"]
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """Return `tensor` on a device; a copy from the CPU to a GPU is queued behind the work that the GPU has."""
-    if device.type == "cuda" and tensor.device.type == "cpu":
-        tensor = tensor.pin_memory()  # the GPU reads pinned memory by itself
-    return tensor.to(device, non_blocking=True)
+    if device.type != "cuda" or not tensor.is_cpu:
+        return tensor.to(device)  # the CPU must wait for what a GPU writes
+    return tensor.pin_memory().to(device, non_blocking=True)  # a GPU reads pinned memory by itself

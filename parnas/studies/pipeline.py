@@ -240,6 +240,7 @@ def split_training(config: Config, folder: Path, front: Sequence[float] = ()) ->
         search__steps=steps,
         search__lr=train.lr,
         search__lr_decay=False,
+        # Not less, however short the search: weights that a rate ruins by rising too fast do not recover later.
         search__warmup_steps=min(train.warmup_steps, searching - 1),
         search__alpha_start_step=start,
         search__alpha_every=every,

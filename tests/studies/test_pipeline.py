@@ -188,10 +188,10 @@ def test_one_run_divides_the_steps_between_search_and_training(corpus: Path, tmp
     assert (first.search.alpha_start_step, first.search.alpha_every, first.search.block_ridge) == (5, 2, 100)
     assert (first.search.least_attention, first.search.rerank_tokens) == (1, 8192)
     assert first.search.alpha_lr == 6, "two updates, at the whole and the half of this rate, move alpha by 9 at most"
+    long_warmup, _ = split_training(config.replace(train__warmup_steps=30), tmp_path / "search")
+    assert long_warmup.search.warmup_steps == 9, "all but one of the steps of the search"
     given = {"gate_samples": 2, "paths_within_target": False, "rerank_top_k": 3, "evolution_steps": 5}
     given |= {"block_ridge": 7, "least_attention": 0, "rerank_tokens": 64}
-    long_warmup, _ = split_training(config.replace(train__warmup_steps=30), tmp_path / "search")
-    assert long_warmup.search.warmup_steps == 9, "a rate that rises faster can ruin the weights for good"
     kept, _ = split_training(config.replace(**{f"search__{name}": of for name, of in given.items()}), tmp_path / "a")
     assert {name: getattr(kept.search, name) for name in given} == given
     without, _ = split_training(config.replace(search__space=("f", "i")), tmp_path / "b")
