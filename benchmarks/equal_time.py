@@ -40,7 +40,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any, NamedTuple
 
 import comparison
@@ -67,6 +67,7 @@ ONE_RUN, FRONT, SCRATCH, TWICE = "one run", "front", ", from scratch", ", twice 
 LAYERS = ("s", "k", "f", "i", "r", "g", "s:window=64")  # that the networks have
 PROBE = 120  # steps of a training or a search that is timed
 PROBED = "sfsfs"
+LEAST_TIMED = 3  # trainings of which the median of the measured times is reported: machines do other work at times
 TINY: dict[str, Any] = {  # replaces keys of the plan
     "seeds": [1],
     "minutes": 0.02,
@@ -127,7 +128,7 @@ class Times(NamedTuple):
 
 @dataclass(frozen=True)
 class OneRun:
-    """A variant of the training in one run."""
+    """A variant of the one-run training."""
 
     name: str
     source: str = ""  # the paper
@@ -137,7 +138,7 @@ class OneRun:
     timed_as: str = ""  # the variant whose search takes the same time per step, if its own is not measured
 
     def search(self, config: Config, folder: Path, steps: int) -> Run:
-        """Search for `steps` steps as the first part of a training in one run, with what is tried."""
+        """Search for `steps` steps as the first part of a one-run training, with what is tried."""
         config = config.replace(train__steps=round(steps / config.search.share))
         first, _ = split_training(config, folder)
         with ExitStack() as stack:
@@ -308,10 +309,18 @@ def list_jobs(plan: Mapping[str, Any], rows: Sequence[Row]) -> list[Job]:
     return jobs
 
 
-def summarise(rows: Sequence[Row], shares: Mapping[str, float]) -> list[dict[str, Any]]:
-    """Return a record for each name: mean perplexity and time, and the difference of the one run from it, paired.
+def minutes_of(plan: Mapping[str, Any], name: str) -> float:
+    """Return the predicted time of a training: of a network of a front with that of the search for all networks."""
+    if name.startswith(FRONT) and not name.endswith(SCRATCH):
+        return plan["minutes"] * (plan[FRONT]["search"] + plan[FRONT]["training"])
+    return plan["minutes"] * (2 if name.endswith(TWICE) else 1)
 
-    Records of what was derived also have the difference from the same networks, trained from scratch: `to_scratch`.
+
+def summarise(plan: Mapping[str, Any], rows: Sequence[Row], shares: Mapping[str, float]) -> list[dict[str, Any]]:
+    """Return a record for each name: mean perplexity, times, and the difference of the one run from it, paired.
+
+    `minutes` is the predicted time, `seconds` the median of the measured times. Records of what was derived also have
+    the difference from the same networks, trained from scratch: `to_scratch`.
     """
     scratch = {(row.seed, row.arch): row for row in rows if not row.search_steps and not row.name.endswith(TWICE)}
     by_name: dict[str, dict[int, Row]] = defaultdict(dict)
@@ -325,9 +334,12 @@ def summarise(rows: Sequence[Row], shares: Mapping[str, float]) -> list[dict[str
     for name, of_seed in by_name.items():
         archs = list(dict.fromkeys(row.arch for row in of_seed.values()))
         record = {"name": name, "archs": archs, "seeds": len(of_seed), "ppl": fmean(ppl[name].values())}
+        record |= {"minutes": minutes_of(plan, name)}
         record |= {"ppl_by_seed": {str(seed): ppl[name][seed] for seed in sorted(of_seed)}}
-        for key in ("search_steps", "steps", "seconds"):
+        for key in ("search_steps", "steps"):
             record[key] = fmean(getattr(row, key) for row in of_seed.values())
+        if len(of_seed) >= LEAST_TIMED:
+            record["seconds"] = median(row.seconds for row in of_seed.values())
         if all(arch in shares for arch in archs):
             record["latency"] = fmean(shares[row.arch] for row in of_seed.values())
             record["most_latency"] = max(shares[arch] for arch in archs)
@@ -347,7 +359,8 @@ def format_record(record: Mapping[str, Any]) -> dict[str, str]:
         "seeds": str(record["seeds"]),
         "latency share": f"{record['latency']:.2f}" if "latency" in record else "–",
         "steps": f"{record['search_steps']:,.0f} + {record['steps']:,.0f}",
-        "seconds": f"{record['seconds']:.0f}",
+        "minutes": f"{record['minutes']:g}",
+        "seconds": f"{record['seconds']:.0f}" if "seconds" in record else "–",
         "ppl": f"{record['ppl']:.2f}",
         "one run relative to it": format_difference(record),
         "relative to scratch": format_difference(record.get("to_scratch", {})),
@@ -404,7 +417,7 @@ def main(arguments: list[str] | None = None) -> None:
     whole = stacks.get(
         str(Architecture.parse(f"interleaved-{config.search.blocks}")), max(stacks.values(), default=1.0)
     )
-    records = summarise(rows, {arch: ms / whole for arch, ms in stacks.items()})
+    records = summarise(plan, rows, {arch: ms / whole for arch, ms in stacks.items()})
     harness.print_table("Trainings of equal time", [format_record(record) for record in records])
     device = harness.choose(parsed.device, config.runtime.precision)
     by_hand = [*plan["networks"], *plan.get("first_seed", {})]

@@ -271,7 +271,7 @@ def judge_shakespeare(result: dict[str, Any]) -> Iterator[Goal]:
 
 
 def judge_equal_time(result: dict[str, Any]) -> Iterator[Goal]:
-    """Yield the goals of the training in one run beside networks that are known, and of the front of a search.
+    """Yield the goals of the one-run training beside networks that are known, and of the front of a search.
 
     Goals whose networks have not been trained from two seeds or more, or whose latency was not measured, are left out.
     """
@@ -294,7 +294,7 @@ def judge_equal_time(result: dict[str, Any]) -> Iterator[Goal]:
         mean = {seed: fmean(each["ppl_by_seed"][seed] for each in near) for seed in seeds}
         best = min(near, key=lambda each: each["ppl"])
         for name, theirs, most in (
-            (f"the mean of {len(near)} networks made by hand of similar latency", mean, 0.0),
+            (f"the mean of {len(near)} hand-designed networks of similar latency", mean, 0.0),
             (f"the best of them in hindsight, *{best['name']}*", best["ppl_by_seed"], 1.0),
         ):
             found = paired_difference(ours["ppl_by_seed"], theirs)
@@ -334,7 +334,7 @@ def judge_overhead(result: dict[str, Any]) -> Iterator[Goal]:
             "time_over_networks",
             "most_time",
         ),
-        ("the same with one path in each step, as in one run", "one_path_over_networks", "most_time"),
+        ("the same with one path in each step, as in a one-run training", "one_path_over_networks", "most_time"),
         ("peak memory of that search relative to training the largest network", "memory_over_largest", "most_memory"),
     ):
         goal = f"{quantity}: at most {result[most]:g}"
@@ -355,7 +355,7 @@ def judge_demo(result: dict[str, Any]) -> Iterator[Goal]:
 def judge_time_in_one_run(result: dict[str, Any]) -> Iterator[Goal]:
     """Yield the goal of a pipeline in one run from an empty cache."""
     target, most = result["target_bits_per_byte"], result["goal_seconds"]
-    goal = f"`pipeline --one-run` from an empty cache: {target:g} bits per byte within {most:.0f} s"
+    goal = f"`parnas pipeline wikitext2-hybrid --one-run` from an empty cache: {target:g} bits per byte within {most:.0f} s"
     for each in result["repetitions"]:
         value = f"{each['bits_per_byte']:.4f} in {each['command_seconds']:.0f} s"
         reached = each["bits_per_byte"] <= target and each["command_seconds"] <= most

@@ -7,6 +7,7 @@ from typing import Any
 
 from performance import RESULTS, render_goals
 
+from parnas.architecture import ATTENTION
 from parnas.figures.pareto import ParetoPoint, draw_pareto
 from parnas.runs.files import read_json, write_text
 from parnas.studies.baseline_comparison import paired_difference
@@ -35,9 +36,9 @@ OTHER_SEARCH = ", search from seed"
 AREAS = ("cost of layers", "search in the space hybrid", "ranking in the space hybrid", "Tiny Shakespeare")
 SECTIONS = {
     "hybrid": (
-        "What a search derives",
-        "One search in the space `hybrid` = [s, k, f, i] of 12 blocks, and what it derives within three cost targets, beside "
-        "networks made by hand; a search from another seed shows how far the derived networks depend on it. All networks are trained from scratch by the same recipe; *latency share* is the measured latency "
+        "Derived networks",
+        "One search in the space `hybrid` = [s, k, f, i] of 12 blocks, and the networks that it derives with three cost targets, beside "
+        "hand-designed networks; a search from another seed shows how far the derived networks depend on it. All networks are trained from scratch by the same recipe; *latency share* is the measured latency "
         "of the blocks relative to the interleaved network's, *time* that of the training relative to the first, perplexity is per "
         "piece on the validation split of WikiText-2, differences are paired by seed. Measured by "
         "`python benchmarks/variants.py hybrid`",
@@ -58,19 +59,19 @@ SECTIONS = {
         "`python benchmarks/search_quality.py --config benchmarks/slices_truth.yaml`",
     ),
     "mixers": (
-        "What the layers cost",
+        "Cost of layers",
         "Latencies relative to an attention layer in the same run, in the shapes of `benchmarks/comparison.yaml` (width 256, "
         "segment 256). *Memory* is `mem_len`. Bytes are those that one layer keeps between tokens in generation, for one text in "
         "float32. Measured by `python benchmarks/mixers.py`",
     ),
     "layers": (
-        "What the layers are worth",
+        "Value of layers",
         "Each network has about the latency of the first, except the interleaved network of 12 blocks; *latency share* is "
         "the measured latency of its blocks relative to that network's. Perplexity per piece on the validation split of WikiText-2, "
         "differences are paired by seed. Measured by `python benchmarks/variants.py layers`",
     ),
     "recipe": (
-        "What a modern recipe is worth",
+        "Changes of the training recipe",
         "Each row changes one part of the recipe of `benchmarks/recipe.yaml`, for a network `skfskf`. A change that is worse after "
         "1,000 steps from one seed was not trained further, and one that gains less than 2 % from three seeds not for 4,000 steps. "
         "*Time* is that of the training relative to the first, roughly, since two trainings shared the machine. "
@@ -127,7 +128,7 @@ def describe_layers(result: Mapping[str, Any]) -> str:
 
 
 def derived_and_by_hand(result: Mapping[str, Any]) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
-    """Return the records of derived networks, and those of networks made by hand, of as many steps as the first."""
+    """Return the records of derived networks, and those of hand-designed networks, of as many steps as the first."""
     records = [record for record in result["variants"] if record["steps"] == result["variants"][0]["steps"]]
     derived = [record for record in records if record["variant"].startswith("derived")]
     return derived, [record for record in records if record not in derived]
@@ -147,20 +148,30 @@ def difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
 
 
 def describe_search(result: Mapping[str, Any]) -> str:
-    """Return what the table of derived networks says, in sentences."""
+    """Return a picture, a summary, a table of the derived networks beside others, and the gain of longer trainings."""
     derived, by_hand = derived_and_by_hand(result)
-    lines = []
+    rows = []
     for record in derived:
-        line = (
-            f"{record['variant'].capitalize()}: `{record['arch']}`, {record['percent']:+.1f} % perplexity relative to the interleaved "
-            f"network at {record['latency']:.2f} of its latency ({record['seeds']} seed{'s' * (record['seeds'] > 1)})."
+        best = best_of_latency(by_hand, record["latency"])
+        places = [str(number) for number, layer in enumerate(record["arch"], 1) if layer == ATTENTION]
+        rows.append(
+            {
+                "network": record["variant"],
+                "layers": f"`{record['arch']}`",
+                "blocks with attention": ", ".join(places) or "–",
+                "latency share": f"{record['latency']:.2f}",
+                "seeds": record["seeds"],
+                "relative to interleaved": f"{record['percent']:+.1f} %",
+                "relative to hand-designed": f"`{best['arch']}`: {difference(record, best)}" if best else "–",
+            }
         )
-        if best := best_of_latency(by_hand, record["latency"]):
-            line += (
-                f" Relative to *{best['variant']}*, the best network made by hand of at most that latency (within "
-                f"{EQUAL_LATENCY:.0%}), its perplexity is {difference(record, best)}."
-            )
-        lines.append(line)
+    shares, gains = ([record[key] for record in derived] for key in ("latency", "percent"))
+    summary = (
+        f"The derived networks have perplexities from {min(gains):+.1f} to {max(gains):+.1f} % relative to the interleaved network, "
+        f"at {min(shares):.0%} to {max(shares):.0%} of its latency. The last column compares with the best hand-designed network "
+        f"that is at most {EQUAL_LATENCY:.0%} slower."
+    )
+    lines = []
     for record in result["variants"]:
         once = next(
             (each for each in by_hand if each["arch"] == record["arch"] and each["steps"] < record["steps"]), None
@@ -171,8 +182,8 @@ def describe_search(result: Mapping[str, Any]) -> str:
                 f"With {record['steps'] / once['steps']:g} times the steps, *{once['variant']}* has a perplexity "
                 f"{gain:.1f} % lower ({record['seeds']} seed{'s' * (record['seeds'] > 1)})."
             )
-    picture = f"![perplexity against latency of derived networks and of networks made by hand](images/{PICTURE.name})"
-    return "\n".join([picture, "", *(f"* {line}" for line in lines)])
+    picture = f"![perplexity against latency of derived networks and of hand-designed networks](images/{PICTURE.name})"
+    return "\n".join([summary, "", picture, "", table(rows), "", *(f"* {line}" for line in lines)])
 
 
 def describe_recipe(result: Mapping[str, Any]) -> str:
@@ -210,7 +221,7 @@ DESCRIPTIONS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
 
 
 def draw_search(result: Mapping[str, Any], path: Path = PICTURE) -> None:
-    """Draw perplexity against latency of the networks that the first search derived and of those made by hand."""
+    """Draw perplexity against latency of the networks that the first search derived and of hand-designed ones."""
     derived, by_hand = derived_and_by_hand(result)
     first = [each for each in derived if OTHER_SEARCH not in each["variant"]]
     points = [ParetoPoint(f"derived: {each['arch']}", each["latency"], each["ppl"]) for each in first]
@@ -253,7 +264,7 @@ def render_shakespeare(result: Mapping[str, Any]) -> str:
     return (
         "## Tiny Shakespeare\n\nThe configuration `shakespeare`: byte by byte, the first 90 % of the text for training and the last 10 % for "
         f"validation, as in char-rnn and nanoGPT. The search took {search['seconds']:.0f} seconds and derived "
-        f"`{search['derivation']['arch']}`; the networks below it were made by hand and have about its latency. Dynamic evaluation and "
+        f"`{search['derivation']['arch']}`; the networks below it are hand-designed and have about its latency. Dynamic evaluation and "
         "cache were tuned on the first 30,000 bytes of the validation split, which therefore makes them look slightly better than they are. For comparison, nanoGPT's network of "
         "10.7 million parameters reaches 1.47 nats per character in about 3 minutes of an A100, and its small one 1.88 in about 3 minutes of a processor. "
         "Measured by `parnas pipeline shakespeare --tune-eval --run runs/shakespeare` and "

@@ -14,7 +14,7 @@ from parnas.runs.files import read_json, write_text
 
 PAGE = Path(__file__).resolve().parents[1] / "one-run.md"
 PICTURE = PAGE.with_name("images") / "one-run.png"
-DRAWN = f"![perplexity against latency of the one run, the networks of the front and networks made by hand](images/{PICTURE.name})"
+DRAWN = f"![perplexity against latency of the one run, the networks of the front and hand-designed networks](images/{PICTURE.name})"
 AREA = "search within the training"
 INTRODUCTION = """# A search within the training
 
@@ -41,24 +41,25 @@ The goals were set before the measurements.
 SECTIONS = {
     "equal_time": (
         "Trainings of equal time",
-        "Each training has the same predicted time on an idle core: {minutes} minutes, search and re-ranking included; *seconds* are "
-        "those of two trainings that ran side by side. The networks of a front have one search of that time together, and a "
+        "Each training has the same predicted time on an idle core: {minutes} minutes, search and re-ranking included. *Seconds* is "
+        "the median of the measured times, of trainings from three or more seeds; two trainings ran at once, at times beside "
+        "other programs. The networks of a front have one search of that time together, and a "
         "quarter of the time each. *Latency share* is the measured latency of the blocks relative to the slowest "
         "network's, *steps* are those of the search and of the training, perplexity is per piece on the validation split of WikiText-2, "
         "differences are paired by seed. Measured by `python benchmarks/equal_time.py`",
     ),
     "one_run": (
         "Variants of the search",
-        "Variants of the training in one run, each within {minutes} minutes of predicted time on an idle core, search and re-ranking "
+        "Variants of the one-run training, each within {minutes} minutes of predicted time on an idle core, search and re-ranking "
         "included: *share* is that of the time for the search, 0.2 where nothing is said. The last column but one is the perplexity "
         "of *one run* relative to that of the row: positive where the row is better. *No least attention*: `search.least_attention=0`; "
         "*weak block ridge*: `search.block_ridge=1`. Measured by `python benchmarks/equal_time.py --plan one_run`",
     ),
     "short_search": (
         "How well a short search ranks networks",
-        "Searches of {steps} steps, as in a training in one run, on the table of 150 trained networks of at most 6 blocks "
+        "Searches of {steps} steps, as in a one-run training, on the table of 150 trained networks of at most 6 blocks "
         "([how well the search ranks networks](hybrids.md#how-well-the-search-ranks-networks)). *Blocks share estimates*: "
-        "`search.block_ridge` is 100, as in one run; this matters for pi, from which the evolutionary search starts, and less for the "
+        "`search.block_ridge` is 100, as in a one-run training; this matters for pi, from which the evolutionary search starts, and less for the "
         "estimate after re-ranking. *Behind the best*: the perplexity of the network of the best score "
         "within {target} of the interleaved network's latency, relative to the best one within it; *with attention*: of the "
         "networks with attention only (`search.least_attention`). The second table compares, at equal numbers of evaluations, the most "
@@ -69,7 +70,7 @@ SECTIONS = {
     ),
     "inheritance": (
         "The value of inherited weights",
-        "A network made by hand, trained from its weights in the SuperNet of a search and from scratch, for equally many "
+        "A hand-designed network, trained from its weights in the SuperNet of a search and from scratch, for equally many "
         "steps in all, those of the search included. The search trains each layer of the network in a part of its steps only, so "
         "its steps are worth less than steps of the network itself as long as the perplexity is higher. Measured by `python benchmarks/inheritance.py`",
     ),
@@ -105,7 +106,7 @@ def deviation(record: Mapping[str, Any]) -> float | None:
 
 
 def draw(result: Mapping[str, Any], path: Path = PICTURE) -> None:
-    """Draw perplexity against latency of the one run, the front and the networks made by hand."""
+    """Draw perplexity against latency of the one run, the front and the hand-designed networks."""
     records = {record["name"]: record for record in result["networks"] if "latency" in record}
     points = [
         ParetoPoint(name, record["latency"], record["ppl"], deviation(record))

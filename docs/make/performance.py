@@ -1,5 +1,6 @@
 """Write docs/performance.md from the result files of the benchmarks: `python docs/make/performance.py`."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,10 @@ PARTS = (
 
 INTRODUCTION = """# Speed
 
-On two CPU cores, parnas trains the same network 1.5 to 2.4 times as fast as Hugging Face transformers (*train_step* below),
-and a search step takes about as long as a training step of one network (*search_step*). **Nothing has been
-measured on a GPU**; `benchmarks/gpu_round.py` is prepared for it.
+On two CPU cores, parnas trains the same network {transformers} times as fast as Hugging Face transformers and {others} times as
+fast as x-transformers (*train_step* below). A search step takes {steps} training steps of the interleaved network among
+attention, feed-forward and identity (*search_step*), and [more with convolutions](one-run.md#a-step-of-the-search).
+**Nothing has been measured on a GPU**; `benchmarks/gpu_round.py` is prepared for it.
 
 `make bench` and `make bench-quality` make short runs of most benchmarks; `python benchmarks/NAME.py` makes the full run
 of one. The variants in a table are timed in turns in one process, and the tables come from different machines, so compare
@@ -66,8 +68,8 @@ These were no faster, and are not used:
 * A hand-written gradient of the feed-forward layer, in-place ReLU, sparse gradients of a tied embedding.
 * `scaled_dot_product_attention` for training on a CPU: its fast path supports neither dropout nor a bias with gradient.
 
-Optimisations for GPUs are missing: token streams on the device, CUDA graphs, FlexAttention. Two operations of a step
-make a GPU wait for the CPU: counting the rows of each softmax tail, and sampling the path of `single_path` and `gdas`.
+Optimisations for GPUs are missing: token streams on the device, CUDA graphs, FlexAttention. One operation of a step
+makes the CPU wait for the GPU: sampling the path of `single_path` and `gdas`.
 
 ## How to read the tables
 
@@ -112,9 +114,25 @@ TITLES = {
 def render() -> str:
     """Return the page."""
     results = {name: read_json(path) for name in PARTS if (path := RESULTS / f"{name}-cpu.json").is_file()}
-    parts = [INTRODUCTION.format(goals=render_goals("speed"))]
+    parts = [INTRODUCTION.format(goals=render_goals("speed"), **ratios(results))]
     parts += [rename(render_part(name, result)) for name, result in results.items()]
     return "\n".join(parts)
+
+
+def ratios(results: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Return the ranges of the introduction: speed relative to two libraries, and search steps in training steps."""
+    records = [record for record in results["train_step"]["records"] if record["work"] == "step"]
+    times = {(record["size"], record["precision"], record["network"]): record["median_seconds"] for record in records}
+
+    def faster(network: str) -> list[float]:
+        return [time / times[size, dtype, "parnas"] for (size, dtype, name), time in times.items() if name == network]
+
+    ranges = {
+        "transformers": faster("transformers"),
+        "others": faster("x-transformers"),
+        "steps": [goal["step over training"] for goal in results["search_step"]["goals"]],
+    }
+    return {name: f"{min(values):.1f} to {max(values):.1f}" for name, values in ranges.items()}
 
 
 def rename(page: str) -> str:

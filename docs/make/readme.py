@@ -7,7 +7,7 @@ from statistics import median
 from textwrap import fill
 from typing import Any, NamedTuple
 
-from hybrids import OTHER_SEARCH, best_of_latency, derived_and_by_hand, difference
+from hybrids import EQUAL_LATENCY, OTHER_SEARCH, best_of_latency, derived_and_by_hand, difference
 from performance import RESULTS
 from results import FORERUNNER, plain
 
@@ -42,7 +42,7 @@ def render() -> str:
 
 
 def headline(hybrid: Mapping[str, Any]) -> str:
-    """Return the sentences on one derived network beside the interleaved one and the best one made by hand."""
+    """Return the sentences on one derived network beside the interleaved one and the best hand-designed one."""
     derived, by_hand = derived_and_by_hand(hybrid)
     (found,) = [each for each in derived if each["variant"].endswith(f" {HEADLINE_TARGET}")]
     best = best_of_latency(by_hand, found["latency"])
@@ -52,8 +52,8 @@ def headline(hybrid: Mapping[str, Any]) -> str:
         f"{HEADLINE_TARGET} derived `{found['arch']}`, with {found['arch'].count('s')} attention "
         f"layer{'s' * (found['arch'].count('s') != 1)}. Its blocks have {100 * found['latency']:.0f} % of the latency of twelve "
         f"interleaved blocks, and after the same training its perplexity is {abs(found['percent']):.1f} % "
-        f"{'lower' if found['percent'] < 0 else 'higher'}. Relative to the best network made by hand of its latency, "
-        f"`{best['arch']}`, it is {difference(found, best)} ([which mixer where?](docs/hybrids.md)). parnas finds such networks for your text, your hardware and your cost target."
+        f"{'lower' if found['percent'] < 0 else 'higher'}. Relative to the best hand-designed network that is at most "
+        f"{EQUAL_LATENCY:.0%} slower, `{best['arch']}`, it is {difference(found, best)} ([which mixer where?](docs/hybrids.md)). parnas finds such networks for your text, your hardware and your cost target."
     )
     # A number and its sign stay on one line.
     text = fill(sentences.replace(" %", "\u00a0%"), 120, break_on_hyphens=False, break_long_words=False)
@@ -75,11 +75,11 @@ def hybrid_rows(hybrid: Mapping[str, Any]) -> Iterator[Row]:
             continue
         target, verdict = record["variant"].rpartition(" ")[2], "Yes." if record["high"] < 0 else "No."
         if best := best_of_latency(by_hand, record["latency"]):
-            verdict += f" Relative to the best network made by hand of its latency (`{best['arch']}`): {difference(record, best)}."
+            verdict += f" Relative to the best hand-designed network that is at most {EQUAL_LATENCY:.0%} slower (`{best['arch']}`): {difference(record, best)}."
         yield Row(
-            f"With gated convolutions: is the network derived within {target} of the latency (`{record['arch']}`) better than the "
+            f"With gated convolutions: is the network derived with cost target {target} (`{record['arch']}`) better than the "
             f"interleaved network of {len(base['arch'])} blocks?",
-            f"{record['latency']:.0%} of its latency; perplexity {record['ppl']:.1f} against {base['ppl']:.1f}, {record['percent']:+.1f} % "
+            f"blocks: {record['latency']:.0%} of its latency; perplexity {record['ppl']:.1f} against {base['ppl']:.1f}, {record['percent']:+.1f} % "
             f"(95 % interval {record['low']:+.1f} to {record['high']:+.1f} %, {record['seeds']} seeds)",
             verdict,
         )
@@ -90,11 +90,12 @@ def comparison_rows(comparison: Mapping[str, Any]) -> Iterator[Row]:
     networks = {row["network"]: row for row in comparison["networks"]}
     derived, interleaved = networks["derived"], networks["interleaved"]
     seeds = derived["seeds"]
+    blocks = derived["stack, share of interleaved"]
     latency = derived["whole network, ms"] / interleaved["whole network, ms"]
     gain, interval, verdict = against(comparison, "interleaved", seeds)
     yield Row(
         f"Is the derived network (`{derived['string']}`) cheaper than the interleaved network (`{interleaved['string']}`)?",
-        f"{latency:.0%} of its latency; perplexity {derived['valid ppl']:.1f} against {interleaved['valid ppl']:.1f}, "
+        f"blocks: {blocks:.0%} of its latency, whole network: {latency:.0%}; perplexity {derived['valid ppl']:.1f} against {interleaved['valid ppl']:.1f}, "
         f"{gain:+.2f} % ({interval})",
         f"{'Yes' if latency < 1 else 'No'}. Perplexity: {verdict}.",
     )

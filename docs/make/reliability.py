@@ -66,7 +66,7 @@ message names the step, the block and the settings to change: a lower `data.batc
 architecture and weights on the same machine with the same versions and number of threads. These vary:
 
 * Latencies are measured once per machine, cached, and written to the run (`costs.json`). With an empty cache, a search
-  by latency may derive another architecture. `macs` and `parameters` are counted and never vary.
+  by latency may derive another architecture. `macs`, `parameters` and `cache` are counted and never vary.
 * Sums differ in the last digits with another number of threads or processes, another version, another machine, or on
   GPUs.
 * Speeds and times in the metrics.

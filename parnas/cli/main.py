@@ -23,7 +23,7 @@ from parnas.cli.common import (
     study_resume_hint,
     training_resume_hint,
 )
-from parnas.cli.options import MAIN_STEPS, Arch, Best, Out, Resume, RunFolder, Settings, register
+from parnas.cli.options import MAIN_STEPS, Arch, Best, Resume, RunFolder, Settings, register
 from parnas.cli.studies import studies
 from parnas.cli.tools import tools
 from parnas.errors import ParnasError
@@ -81,7 +81,7 @@ def search(
         bool,
         Option(
             "--one-run",
-            help="Train only the first part of a training in one run: the share search.share of train.steps. "
+            help="Train only the first part of a one-run training: the share search.share of train.steps. "
             "retrain --from RUN --one-run trains the second part; pipeline --one-run does both.",
         ),
     ] = False,
@@ -154,11 +154,12 @@ def derive(
         int | None,
         Option(
             min=0,
-            help="Number of most probable networks from which an evolutionary search starts, and of networks that are "
-            "compared by held-out loss with the shared weights; 0: select by pi alone; default: as in the search.",
+            help="Number N: an evolutionary search starts from the N most probable networks, and the N best that it "
+            "finds are compared by held-out loss with the shared weights; 0: select by pi alone; default: as in the "
+            "search.",
         ),
     ] = None,
-    out: Out = None,
+    out: Annotated[Path | None, Option(help="Folder for arch.yaml, or for front/; default: RUN.")] = None,
 ) -> None:
     """Select the best architecture of a search within the cost target, and write arch.yaml."""
     from parnas.cli.tables import show_derivation
@@ -210,7 +211,7 @@ def retrain(
     ] = None,
     one_run: Annotated[
         bool,
-        Option("--one-run", help="With --from: train the second part of a training in one run; see search --one-run."),
+        Option("--one-run", help="With --from: train the second part of a one-run training; see search --one-run."),
     ] = False,
     run: RunFolder = None,
     resume: Resume = False,
@@ -259,7 +260,9 @@ def evaluate(
         str | None,
         Option("--analyse", metavar="LIST", help="Further tables and pictures: any of attention,frequency,memory."),
     ] = None,
-    out: Out = None,
+    out: Annotated[
+        Path | None, Option(help="Folder for the results, which are replaced; default: runs/comparison.")
+    ] = None,
 ) -> None:
     """Compare perplexities and costs of runs in one table."""
     from parnas.cli.tables import show_analysis, show_comparison
@@ -296,7 +299,10 @@ def pipeline(
     output: Output,
     settings: Settings = None,
     run: Annotated[
-        Path | None, Option(help="Folder for all runs, or to resume; default: runs/pipeline-CONFIG.")
+        Path | None,
+        Option(
+            help="Folder for all runs, or to resume; default: runs/pipeline-CONFIG, with a number if that is taken.",
+        ),
     ] = None,
     baselines: Annotated[
         str,
@@ -312,7 +318,7 @@ def pipeline(
         Option(
             "--one-run",
             help="Make the search a part of the training: search in the share search.share of train.steps, then train "
-            "the derived network on, from its weights in the SuperNet.",
+            "the derived network on, from its weights in the SuperNet. Not with --front or --finalists.",
         ),
     ] = False,
     front: Annotated[
@@ -321,7 +327,7 @@ def pipeline(
             metavar="N|SHARE,…",
             help="Derive a network within each of several cost targets (see derive --front) in the share search.share "
             "of train.steps, train these networks in turns in the rest, then each for a quarter of train.steps by "
-            "itself.",
+            "itself. Not with --one-run or --finalists.",
         ),
     ] = None,
     finalists: Annotated[
@@ -330,7 +336,7 @@ def pipeline(
             min=1,
             metavar="N",
             help="Train up to N networks with fewer and fewer attention layers for an eighth of the steps, and keep "
-            "the best.",
+            "the best. Not with --one-run or --front.",
         ),
     ] = 1,
     tune_eval: Annotated[
@@ -380,7 +386,7 @@ def demo(
     folder = run or make_run_folder("demo")
     again = f"parnas demo --run {shlex.quote(str(folder))}"
     config = load_config(PRESETS / "demo.yaml")
-    baselines = [INTERLEAVED, f"alternating-{config.search.blocks}"]  # the usual network, and a hybrid made by hand
+    baselines = [INTERLEAVED, f"alternating-{config.search.blocks}"]  # the usual network, and a hand-designed hybrid
     with remove_if_empty(None if run else folder), interruptible(lambda: again):
         result = run_pipeline(config, baselines, folder, output.reporter())
     hint = "parnas --help"

@@ -28,7 +28,6 @@ Settings = Annotated[list[str] | None, Argument(metavar="[CONFIG] [SECTION.KEY=V
 RunFolder = Annotated[Path | None, Option("--run", help=_RUN_HELP)]
 Resume = Annotated[bool, Option("--resume", help=_RESUME_HELP)]
 Arch = Annotated[str | None, Option(help=_ARCH_HELP)]
-Out = Annotated[Path | None, Option(help="Folder for the results.")]
 Best = Annotated[bool, Option("--best", help="Use the weights of the lowest validation loss, not the final ones.")]
 _Quiet = Annotated[bool, Option("--quiet", "-q", help="Print results and warnings only, no progress.")]
 _Verbose = Annotated[bool, Option("--verbose", "-v", help=_VERBOSE_HELP)]

@@ -8,7 +8,7 @@ from typing import Annotated
 from typer import Argument, Option, Typer
 
 from parnas.cli.common import Output, draw, interruptible, resolve_arguments
-from parnas.cli.options import TOOLS, Arch, Best, Out, Settings, register
+from parnas.cli.options import TOOLS, Arch, Best, Settings, register
 from parnas.config.loader import check_config, load_config
 from parnas.errors import ParnasError
 from parnas.runs.resolve import remove_if_empty
@@ -71,7 +71,7 @@ def export(
     run: Annotated[Path, Argument(metavar="RUN", help="A retraining, or a search to export its derived network.")],
     target: Annotated[str, Option("--to", help="Format: safetensors, x-transformers, pt2 or onnx.")],
     best: Best = False,
-    out: Annotated[Path | None, Option(help="Folder for the files; default: RUN/exports.")] = None,
+    out: Annotated[Path | None, Option(help="Folder for the files; default: RUN/exports/FORMAT.")] = None,
 ) -> None:
     """Export the network of a run to another format, and verify its outputs."""
     from parnas.export import export_run
@@ -96,7 +96,10 @@ def profile(
             help="Number of random networks whose latency is compared with the sum over their layers; 0: none.",
         ),
     ] = 20,
-    out: Out = None,
+    out: Annotated[
+        Path | None,
+        Option(help="Folder for the profile; default: runs/profile-CONFIG, with a number if that is taken."),
+    ] = None,
 ) -> None:
     """Measure the latency of each layer on this machine, and compare sums of layer latencies with whole networks."""
     shape = {"data.batch_size": batch_size, "data.tgt_len": tgt_len, "model.mem_len": mem_len}
@@ -131,7 +134,7 @@ def plan(
         Option(metavar="GB_PER_S", help="Bandwidth of each GPU; default: 200 for up to eight GPUs, else 25."),
     ] = None,
     price_per_hour: Annotated[float | None, Option(min=0, help="Price of one GPU hour, in any currency.")] = None,
-    out: Out = None,
+    out: Annotated[Path | None, Option(help="Folder for plan.json; default: the plan is only printed.")] = None,
 ) -> None:
     """Estimate memory, days and price of search and retraining before they run.
 

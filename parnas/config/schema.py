@@ -434,21 +434,22 @@ class SearchConfig(Section):
         None,
         description="For the estimator uniform with a cost target: sample costly layers less often, so that paths cost "
         "no more than the target on average. Steps are faster, and networks near the target are trained more; null: "
-        "only in a training in one run.",
+        "only with --one-run.",
     )
     block_ridge: float | None = Field(
         None,
         gt=0,
         description="For the estimator uniform: how strongly the estimated contribution of a candidate in a block is "
-        "shrunk towards its mean over all blocks, in pairs of evaluated paths; for short searches, whose pairs are too "
-        "few for each block by itself; null: 100 in a training in one run, else each block by itself.",
+        "shrunk towards its mean over all blocks, counted as a number of additional pairs of evaluated paths; for "
+        "short searches, whose pairs are too few for each block by itself; null: 100 with --one-run, else no "
+        "shrinking.",
     )
     least_attention: int | None = Field(
         None,
         ge=0,
         description="Least number of attention layers of the derived network, variants of attention included. In short "
-        "searches attention looks worse than it is, since it learns slowly; null: 1 in a training in one run whose "
-        "space has attention, else 0. A limit of attention (`parnas derive --max s=0`) replaces it.",
+        "searches attention looks worse than it is, since it learns more slowly than convolutions; null: 1 with "
+        "--one-run if the space has attention, else 0. A limit of attention (`parnas derive --max s=0`) replaces it.",
     )
     front: tuple[float, ...] = Field(
         (),
@@ -487,15 +488,16 @@ class SearchConfig(Section):
     rerank_top_k: int | None = Field(
         None,
         ge=0,
-        description="Number of most probable networks within the cost target from which an evolutionary search starts "
-        "once alpha is frozen, and of networks that are compared by held-out loss with shared weights and by pi at its "
-        "end; derive returns the best. 0: derive returns the most probable one; null: 16 for uniform, else 0.",
+        description="Number N of networks to re-rank once alpha is frozen: an evolutionary search starts from the N "
+        "most probable networks within the cost target, and the N best that it finds are compared by held-out loss "
+        "with shared weights and by pi; derive returns the best. 0: derive returns the most probable network; null: 16 "
+        "for uniform, else 0.",
     )
     rerank_tokens: int | None = Field(
         None,
         ge=64,
         description="Tokens of held-out text on which networks are re-ranked; the evolutionary search uses a quarter "
-        "of them. null: 8,192 in a training in one run, else 32,768, with which a difference of 0.005 nats per token "
+        "of them. null: 8,192 with --one-run, else 32,768, with which a difference of 0.005 nats per token "
         "is three times its standard error.",
     )
     evolution_steps: int | None = Field(

@@ -36,12 +36,12 @@ from parnas.training.retrain import retrain
 __all__ = ["PipelineResult", "run_pipeline", "second_part", "split_training"]
 
 _FRONT_SHARE = 0.25  # steps of a network of a front, as a share of train.steps
-_RERANKED, _EVOLVED = 6, 1  # in one run: networks to re-rank, and steps of the evolutionary search for each block
-_RERANK_TOKENS = 8192  # in one run: the weights of a short search predict too little for a longer text to matter
-_BLOCK_RIDGE = 100.0  # in one run; of greatest marginal likelihood in searches of 600 steps
-_ALPHA_EVERY = 2  # in one run: weight steps per architecture step, or fewer
-_ALPHA_RANGE = 6.0  # in one run: how far alpha must be able to move, in nats
-_LEAST_STEPS = 8  # of a training in one run
+_RERANKED, _EVOLVED = 6, 1  # one-run training: networks to re-rank, and steps of the evolutionary search for each block
+_RERANK_TOKENS = 8192  # one-run training: the weights of a short search predict too little for a longer text to matter
+_BLOCK_RIDGE = 100.0  # one-run training; of greatest marginal likelihood in searches of 600 steps
+_ALPHA_EVERY = 2  # one-run training: weight steps per architecture step, or fewer
+_ALPHA_RANGE = 6.0  # one-run training: how far alpha must be able to move, in nats
+_LEAST_STEPS = 8  # of a one-run training
 _REWARMED = 0.02  # warm-up of a training that inherits weights, as a share of its steps
 
 
@@ -192,7 +192,7 @@ def _compare(
 
 
 def split_training(config: Config, folder: Path, front: Sequence[float] = ()) -> tuple[Config, Config]:
-    """Return the configurations of the two parts of a training in one run, which together take `train.steps` steps.
+    """Return the configurations of the two parts of a one-run training, which together take `train.steps` steps.
 
     The schedule of the learning rate is that of one training: warm-up, constant, decay. In the first part, the share
     `search.share` of the steps, the rate rises and stays at its peak while the search trains the SuperNet. Settings of
@@ -215,7 +215,7 @@ def split_training(config: Config, folder: Path, front: Sequence[float] = ()) ->
     """
     train, search = config.train, config.search
     if train.steps < _LEAST_STEPS:
-        raise ParnasError(f"train.steps is {train.steps}; a training in one run needs {_LEAST_STEPS} steps or more.")
+        raise ParnasError(f"train.steps is {train.steps}; a one-run training needs {_LEAST_STEPS} steps or more.")
     searching = min(train.steps - 1, max(4, round(search.share * train.steps)))
     # What the configuration leaves open: a short search needs fast steps, and little time at its end.
     defaults = {
@@ -252,7 +252,7 @@ def split_training(config: Config, folder: Path, front: Sequence[float] = ()) ->
 
 
 def second_part(config: Config, search: Path) -> Config:
-    """Return the configuration of the second part of a training in one run, after the search in the folder `search`.
+    """Return the configuration of the second part of a one-run training, after the search in the folder `search`.
 
     Raises:
         ParnasError: the search was not the first part of such a training.
@@ -261,7 +261,7 @@ def second_part(config: Config, search: Path) -> Config:
     found = Run(search).config().search
     if (found.steps, found.lr_decay) != (first.search.steps, False):
         raise ParnasError(
-            f"{search} has {found.steps} search steps and is not the first part of a training in one run, which has "
+            f"{search} has {found.steps} search steps and is not the first part of a one-run training, which has "
             f"{first.search.steps} here; search with --one-run, or leave out --one-run."
         )
     return second

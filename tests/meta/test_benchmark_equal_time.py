@@ -78,11 +78,22 @@ def test_the_run_is_compared_with_each_network_by_seed() -> None:
         for seed, ppl in enumerate(values, 1)
     ]
     rows = [rows[0]._replace(search_steps=5), *rows[1:], rows[0]._replace(name=f"ks{SCRATCH}", ppl=50.0)]
-    run, same, other = equal_time.summarise(rows, {"sf": 0.5})
+    run, same, other = equal_time.summarise({"minutes": 6}, rows, {"sf": 0.5})
     assert other["percent"] == pytest.approx(-10.0)
     assert (other["seeds"], other["latency"]) == (2, 0.5)
     assert (same["ppl"], same["seeds"]) == (50.0, 1)
+    assert "seconds" not in other, "two trainings are too few for a median"
     assert run["to_scratch"]["percent"] == pytest.approx(-10.0)
+
+
+def test_times_are_predicted_and_the_median_of_those_measured() -> None:
+    """One of three trainings ran while the machine was busy."""
+    rows = [Row("by hand", seed, "sf", 0, 10, 50.0, seconds, 0.0, 100) for seed, seconds in enumerate((5.0, 6.0, 90.0))]
+    (record,) = equal_time.summarise({"minutes": 6}, rows, {})
+    assert (record["minutes"], record["seconds"]) == (6, 6.0)
+    plan = {"minutes": 4, "front": {"search": 1, "training": 0.25}}
+    names = (f"{FRONT} 0.3", f"{FRONT} 0.3: its network{SCRATCH}", f"by hand{TWICE}")
+    assert [equal_time.minutes_of(plan, name) for name in names] == [5, 4, 8]
 
 
 def test_a_sandwich_has_the_largest_and_the_smallest_network() -> None:

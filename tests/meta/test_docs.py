@@ -74,14 +74,15 @@ def test_derived_networks_are_compared_with_the_best_of_their_latency(
     }
     monkeypatch.syspath_prepend(str(ROOT / "docs" / "make"))
     page = runpy.run_path(str(ROOT / "docs" / "make" / "hybrids.py"))
-    _, _, within, cheapest, longer = page["describe_search"](result).splitlines()
-    assert "`kksk`, -4.4 %" in within
-    assert "Relative to *two attention layers*" in within, "0.46 counts as equally fast"
-    assert "its perplexity is +0.2 % (95 % interval +0.2 to +0.2 %)." in within
-    assert "made by hand" not in cheapest, "no such network is that fast"
+    summary, *_, within, cheapest, _, longer = page["describe_search"](result).splitlines()
+    assert "from -4.4 to +5.5 %" in summary
+    assert "at 29% to 45% of its latency" in summary
+    assert "| `kksk` | 3 | 0.45 | 5 | -4.4 %" in within
+    assert "| `kkskkskk`: +0.2 % (95 % interval +0.2 to +0.2 %) |" in within, "0.46 counts as equally fast"
+    assert cheapest.endswith("| – |"), "no hand-designed network is that fast"
     assert "With 2 times the steps, *interleaved* has a perplexity 20.0 % lower (1 seed)." in longer
     rows = list(runpy.run_path(str(ROOT / "docs" / "make" / "readme.py"))["hybrid_rows"](result))
-    assert "of its latency (`kkskkskk`): +0.2 % (95 % interval +0.2 to +0.2 %)." in rows[0].answer
+    assert "at most 10% slower (`kkskkskk`): +0.2 % (95 % interval +0.2 to +0.2 %)." in rows[0].answer
     assert rows[0].answer.startswith("Yes.")
     assert rows[1].answer == "No."
     assert page["difference"](result["variants"][3], {"ppl_by_seed": {"2": 50.0}}) == "+5.4 %", "paired by seed"

@@ -105,14 +105,12 @@ def test_a_black_box_search_has_as_many_steps(page: dict[str, Any]) -> None:
     assert [re.findall(r"[\d.]*\d %", line) for line in lines] == [["4.65 %"], ["4.80 %"]]
 
 
-def test_remedies_stand_beside_the_search_without_any(page: dict[str, Any]) -> None:
-    def record(estimator: str, against: str, share: float) -> dict[str, Any]:
-        return {"estimator": estimator, "against": against, "identity share": share}
+def test_remedies_are_judged_by_the_derived_network(page: dict[str, Any]) -> None:
+    def record(estimator: str, against: str, share: float, bits: str) -> dict[str, Any]:
+        return {"estimator": estimator, "against": against, "identity share": share, "bits per byte": bits}
 
-    records = [record("gdas", "late alpha", 0.2), record("soft", "late alpha", 0.37)]
-    records += [record("gdas", "nothing", 0.7), record("soft", "nothing", 0.4), record("uniform", "nothing", 0.3)]
-    lines = list(page["judge_collapse"]({"records": records}))
-    assert [re.findall(r"gdas|soft|0\.\d\d|does not help", line) for line in lines] == [
-        ["gdas", "0.20", "0.70"],
-        ["soft", "0.37", "0.40", "does not help"],
-    ]
+    records = [record("gdas", "nothing", 0.7, "1.7440"), record("gdas", "late alpha", 0.2, "1.7202")]
+    records += [record("gdas", "entropy", 0.3, "1.7507"), record("uniform", "nothing", 0.1, "1.6250")]
+    (line,) = page["judge_collapse"]({"records": records})
+    assert "`gdas` to identity (mean probability 0.70)" in line
+    assert line.endswith("or more: `late alpha`; these do not: `entropy`.")
