@@ -55,11 +55,11 @@ from parnas.data.streams import prepare
 from parnas.nas.derive import derive
 from parnas.nas.front import derive_front
 from parnas.nas.latency_table import profile as measure_layers
+from parnas.nas.one_run import inheriting, split_front, split_training
 from parnas.nas.search import search
 from parnas.runs.files import read_json, write_json
 from parnas.runs.resolve import read_config, read_overrides
 from parnas.runs.run import Run
-from parnas.studies.pipeline import inheriting, split_training
 from parnas.training.progress import Silent
 from parnas.training.retrain import retrain
 
@@ -93,6 +93,16 @@ class Row(NamedTuple):
     seconds: float
     search_seconds: float
     parameters: int
+
+    @property
+    def network(self) -> str:
+        """The layers without identity."""
+        return canonical(self.arch)
+
+
+def canonical(arch: str) -> str:
+    """Return an architecture without identity, as text."""
+    return str(Architecture.parse(arch).canonical())
 
 
 class Times(NamedTuple):
@@ -273,7 +283,7 @@ def train_front(
     turn = times.fixed + fmean(targets) * (interleaved - times.fixed)
     rest = (1 - share) * milliseconds_of_search - (len(targets) - 1) * times.rerank(ONE_RUN)
     steps = search_steps + max(1, round(rest / turn))
-    first, _ = split_training(config.replace(train__steps=steps, search__share=search_steps / steps), folder, targets)
+    first, _ = split_front(config.replace(train__steps=steps, search__share=search_steps / steps), folder, targets)
     found = search(first, folder / "search", Silent())
     derivations = derive_front(found, targets).derivations
     rows, searched = [], time.perf_counter() - began  # with the re-ranking for all targets
@@ -301,10 +311,10 @@ def list_jobs(plan: Mapping[str, Any], rows: Sequence[Row]) -> list[Job]:
         scratch = {name: str(Architecture.parse(arch)) for name, arch in networks.items()}
         if first:
             scratch |= {name + TWICE: scratch[name] for name in plan.get("twice", ())}
-        trained = {*scratch.values(), *(row.arch for row in done.values() if not row.search_steps)}
-        derived = dict.fromkeys(row.arch for row in done.values() if row.search_steps and row.arch not in trained)
+        trained = {*map(canonical, scratch.values()), *(row.network for row in done.values() if not row.search_steps)}
+        derived = {row.network: row.arch for row in done.values() if row.search_steps and row.network not in trained}
         if plan.get("scratch", True):
-            scratch |= {arch + SCRATCH: arch for arch in derived}
+            scratch |= {arch + SCRATCH: arch for arch in derived.values()}
         jobs += [Job(name, seed, arch) for name, arch in scratch.items() if name not in done]
     return jobs
 
@@ -322,12 +332,12 @@ def summarise(plan: Mapping[str, Any], rows: Sequence[Row], shares: Mapping[str,
     `minutes` is the predicted time, `seconds` the median of the measured times. Records of what was derived also have
     the difference from the same networks, trained from scratch: `to_scratch`.
     """
-    scratch = {(row.seed, row.arch): row for row in rows if not row.search_steps and not row.name.endswith(TWICE)}
+    scratch = {(row.seed, row.network): row for row in rows if not row.search_steps and not row.name.endswith(TWICE)}
     by_name: dict[str, dict[int, Row]] = defaultdict(dict)
     for row in rows:
         if not row.name.endswith(SCRATCH):
             by_name[row.name][row.seed] = row
-        if row.search_steps and (same := scratch.get((row.seed, row.arch))):
+        if row.search_steps and (same := scratch.get((row.seed, row.network))):
             by_name[f"{row.name}: its network{SCRATCH}"][row.seed] = same
     ppl = {name: {seed: row.ppl for seed, row in of_seed.items()} for name, of_seed in by_name.items()}
     records = []
@@ -409,15 +419,13 @@ def main(arguments: list[str] | None = None) -> None:
             append_rows(table, found)
             print(*(", ".join(map(str, row)) for row in found), sep="\n", flush=True)
         return
-    archs = {row.arch: Architecture.parse(row.arch) for row in rows}
+    interleaved = str(Architecture.parse(f"interleaved-{config.search.blocks}"))
+    archs = {arch: Architecture.parse(arch) for arch in [interleaved, *(row.arch for row in rows)]}
     if parsed.stage == "latency":
         write_json(latency, comparison.measure_latencies(config, archs.values(), 2 if parsed.size == "tiny" else 50))
         return
     stacks = {arch: each["stack_ms"] for arch, each in read_json(latency)["of"].items()} if latency.is_file() else {}
-    whole = stacks.get(
-        str(Architecture.parse(f"interleaved-{config.search.blocks}")), max(stacks.values(), default=1.0)
-    )
-    records = summarise(plan, rows, {arch: ms / whole for arch, ms in stacks.items()})
+    records = summarise(plan, rows, {arch: ms / stacks[interleaved] for arch, ms in stacks.items()})
     harness.print_table("Trainings of equal time", [format_record(record) for record in records])
     device = harness.choose(parsed.device, config.runtime.precision)
     by_hand = [*plan["networks"], *plan.get("first_seed", {})]

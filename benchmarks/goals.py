@@ -283,9 +283,9 @@ def judge_equal_time(result: dict[str, Any]) -> Iterator[Goal]:
     goal = f"latency of the network derived in one run: at most {HALF} of the interleaved network's, from every seed"
     yield Goal(area, goal, f"{ours['most_latency']:.2f}", ours["most_latency"] <= HALF, command)
     for name, least in (("interleaved, 12 blocks", -5.0), ("interleaved, 5 blocks", -3.0)):
-        if other := of.get(name):
+        if (other := of.get(name)) and other["p"] is not None:
             goal = f"one run: perplexity {-least:.0f} % below that of *{name}*, trained as long, p < {SIGNIFICANT}"
-            value = f"{other['percent']:+.1f} %, p = {other['p']:.1g}, {ours['seeds']} seeds"
+            value = f"{other['percent']:+.1f} %, p = {other['p']:.1g}, {other['pairs']} seeds"
             yield Goal(area, goal, value, other["percent"] <= least and other["p"] < SIGNIFICANT, command)
     by_hand = [of[name] for name in result["by_hand"] if name in of and not name.startswith("interleaved")]
     near = [each for each in by_hand if abs(each["latency"] / ours["latency"] - 1) <= SIMILAR_LATENCY]
@@ -355,7 +355,8 @@ def judge_demo(result: dict[str, Any]) -> Iterator[Goal]:
 def judge_time_in_one_run(result: dict[str, Any]) -> Iterator[Goal]:
     """Yield the goal of a pipeline in one run from an empty cache."""
     target, most = result["target_bits_per_byte"], result["goal_seconds"]
-    goal = f"`parnas pipeline wikitext2-hybrid --one-run` from an empty cache: {target:g} bits per byte within {most:.0f} s"
+    command = "`parnas pipeline wikitext2-hybrid --one-run`"
+    goal = f"{command} from an empty cache: {target:g} bits per byte within {most:.0f} s"
     for each in result["repetitions"]:
         value = f"{each['bits_per_byte']:.4f} in {each['command_seconds']:.0f} s"
         reached = each["bits_per_byte"] <= target and each["command_seconds"] <= most

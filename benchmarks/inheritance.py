@@ -23,8 +23,8 @@ from variants import compare
 
 from parnas.architecture import Architecture
 from parnas.config.loader import Config
+from parnas.nas.one_run import split_training
 from parnas.nas.search import search
-from parnas.studies.pipeline import split_training
 from parnas.training.progress import Silent
 from parnas.training.retrain import retrain
 

@@ -50,7 +50,7 @@ from parnas.architecture import ATTENTION, IDENTITY
 from parnas.config.loader import Config
 from parnas.data.streams import prepare
 from parnas.nas.cost import find_costs
-from parnas.studies.pipeline import split_training
+from parnas.nas.one_run import split_training
 from parnas.training.progress import Silent
 
 CONFIG = Path(__file__).with_name("hybrid_truth.yaml")
@@ -63,7 +63,7 @@ VARIANTS: dict[str, dict[str, Any]] = {  # changes of the search
 
 
 def short_search(config: Config, variant: str) -> Config:
-    """Return the configuration of a search that is the first part of a training in one run."""
+    """Return the configuration of a search that is the first part of a one-run training."""
     whole = config.replace(train__steps=round(STEPS / SHARE), search__share=SHARE, search__cost__target=TARGET)
     first, _ = split_training(whole, Path())  # the second part, and so the folder of its search, is not used
     return first.replace(**VARIANTS[variant])

@@ -27,7 +27,7 @@ BACKWARD = GradientAccumulator.backward
 
 @contextmanager
 def sandwich() -> Iterator[None]:
-    """Replace the first and the last path of a step by the largest and the smallest network (the sandwich rule).
+    """Replace two random paths of a step by the largest and the smallest network (the sandwich rule).
 
     Yu & Huang 2019, arXiv 1903.05134; BigNAS, Yu et al. 2020, arXiv 2003.11142.
     """
@@ -37,7 +37,9 @@ def sandwich() -> Iterator[None]:
     ) -> list[Gates]:
         paths = SAMPLE(self, count, alpha, tau, generator)
         if len(paths) > 2:
-            for place, name in ((0, LARGEST), (-1, SMALLEST)):
+            # At random places: the rows of a place are always from the same part of the text.
+            places = torch.randperm(len(paths), generator=generator)[:2].tolist()
+            for place, name in zip(places, (LARGEST, SMALLEST), strict=True):
                 chosen = torch.full((len(alpha),), self.space.index(name))
                 paths[place] = make_path(F.one_hot(chosen, len(self.space)).to(alpha))
         return paths
@@ -59,16 +61,18 @@ def distilled_in_place() -> Iterator[None]:
         model, device = self.network.model, self.device
         inputs, targets = (torch.from_numpy(each).to(device.device) for each in batch[:2])
         memory = None if batch.starts_epoch else memory
+        attention = model.space.index(LARGEST)
+        largest = next(gates for gates in samples if all(gate.chosen == attention for gate in gates))
         parts, results = self.split(len(inputs), samples), []
         for rows, gates in parts:
             own = take_rows(memory, rows)
             with device.autocast():
                 output = model(inputs[rows], own, gates)
-                if gates is samples[0]:
+                if gates is largest:
                     loss = model.score(output.hidden, targets[rows]).mean()
                 else:
                     with torch.no_grad():
-                        teacher = model.head.log_probs(model(inputs[rows], own, samples[0]).hidden.flatten(0, 1)).exp()
+                        teacher = model.head.log_probs(model(inputs[rows], own, largest).hidden.flatten(0, 1)).exp()
                     loss = -(teacher * model.head.log_probs(output.hidden.flatten(0, 1))).sum(dim=-1).mean()
             (loss / len(parts)).backward()
             results.append(Forward(loss.detach(), output.memory, None))

@@ -21,6 +21,7 @@ from typing import Any, Literal, TypeAlias
 
 from parnas.architecture import Architecture
 from parnas.config.loader import Config, Override
+from parnas.errors import ParnasError
 from parnas.evaluation.comparison import Comparison, compare
 from parnas.evaluation.loading import EvalOptions
 from parnas.evaluation.tune_eval import Grid
@@ -34,6 +35,7 @@ from parnas.nas import search as searches
 from parnas.nas.cost import Metric
 from parnas.nas.derive import Derivation
 from parnas.nas.front import Front
+from parnas.nas.one_run import second_part, split_training
 from parnas.runs import resolve
 from parnas.runs.records import TunedEvalRecord
 from parnas.runs.resolve import Settings, read_overrides
@@ -62,6 +64,7 @@ def search(
     config: Settings | None = None,
     overrides: Mapping[str, Any] | None = None,
     *,
+    one_run: bool = False,
     run: str | Path | None = None,
     resume: bool = False,
     progress: Progress = False,
@@ -72,6 +75,8 @@ def search(
         config: a YAML file, the name of a shipped configuration such as "demo" (the default), nested sections as a
             dictionary, or a `Config`.
         overrides: settings by dotted key (docs/configuration.md).
+        one_run: search in the share `search.share` of `train.steps`, as the first part of a one-run training;
+            `retrain(inherit=…, one_run=True)` is the second part, and `pipeline(one_run=True)` does both.
         run: the run folder; an unfinished search with the same configuration in it is resumed. By default a new
             folder `runs/search-CONFIG`, with a number appended if it exists.
         resume: require that `run` holds a search to resume; without `config`, its configuration is used.
@@ -92,6 +97,8 @@ def search(
     """
     settled, folder = _resolve(config, overrides, run, "search", resume=resume)
     with _resumable(folder, run is None, " and resume=True"):
+        if one_run:
+            settled, _ = split_training(settled, folder)
         return TrainedRun.read(searches.search(settled, folder, _reporter(progress), resume))
 
 
@@ -101,6 +108,7 @@ def retrain(
     overrides: Mapping[str, Any] | None = None,
     *,
     inherit: RunLike | None = None,
+    one_run: bool = False,
     run: str | Path | None = None,
     resume: bool = False,
     progress: Progress = False,
@@ -115,6 +123,7 @@ def retrain(
         overrides: settings by dotted key (docs/configuration.md).
         inherit: the run of a search whose weights the training starts from; its configuration and its architecture are
             the default.
+        one_run: with `inherit`, train the second part of a one-run training; see `search`.
         run: the run folder, by default a new `runs/retrain-CONFIG`; an unfinished retraining in it is resumed.
         resume: require that `run` holds a retraining to resume; without `config`, its configuration is used.
         progress: whether to show progress; see `Progress`.
@@ -133,8 +142,13 @@ def retrain(
     >>> continued.summary.inherited.steps == searched.summary.steps
     True
     """
+    if one_run and inherit is None:
+        raise ParnasError("one_run continues a search; give it by inherit, or leave out one_run to resume.")
     settled, folder = _resolve(config, overrides, run, "retrain", arch, resume, inherit)
     with _resumable(folder, run is None, " and resume=True"):
+        # With resume alone, the configuration is that of the run, which is the second part already.
+        if one_run and inherit is not None and not (resume and config is None):
+            settled = second_part(settled, open_run(inherit).folder)
         return TrainedRun.read(retrainings.retrain(settled, folder, _reporter(progress), resume))
 
 

@@ -90,8 +90,8 @@ def search(
 ) -> None:
     """Train a SuperNet and learn pi, the probability of each layer in each block."""
     config, folder = resolve_arguments(settings, run, resume, "search")
+    from parnas.nas.one_run import split_training
     from parnas.nas.search import search
-    from parnas.studies.pipeline import split_training
 
     with remove_if_empty(None if run else folder), interruptible(lambda: training_resume_hint("search", folder)):
         if one_run:
@@ -220,7 +220,7 @@ def retrain(
     if one_run and inherit is None:
         raise ParnasError("--one-run continues a search; give its folder by --from, or leave out --one-run to resume.")
     config, folder = resolve_arguments(settings, run, resume, "retrain", arch, inherit)
-    from parnas.studies.pipeline import second_part
+    from parnas.nas.one_run import second_part
     from parnas.training.retrain import retrain
 
     with remove_if_empty(None if run else folder), interruptible(lambda: training_resume_hint("retrain", folder)):

@@ -80,7 +80,7 @@ def show_derivation(derivation: "Derivation") -> None:
         titles = ["rank", "architecture", "probability", "nats behind", "cost", "shared-weight loss", "score"]
         rows = [
             [str(rank), str(each.architecture), f"{each.probability:.2e}", _decimals(each.behind, 3)]
-            + [_decimals(value, digits) for value, digits in ((each.cost, 3), (each.loss, 4), (each.estimate, 4))]
+            + [_decimals(value, digits) for value, digits in ((each.cost, 3), (each.loss, 4), (each.score, 4))]
             for rank, each in enumerate(derivation.ranking, 1)
         ]
         console.print(_make_table(titles, rows, left=["architecture"]))
@@ -100,7 +100,7 @@ def show_derived_front(front: "Front") -> None:
     """Print the network within each cost target, with its predicted cost and its estimated loss."""
     rows = []
     for row in front.to_rows():
-        losses = _decimals(row["loss"], 4), _decimals(row["estimate"], 4)
+        losses = _decimals(row["loss"], 4), _decimals(row["score"], 4)
         rows.append([f"{row['target']:g}", row["arch"], _decimals(row["cost"], 3), *losses, f"{row['parameters']:,}"])
     titles = ["target", "architecture", "cost", "shared-weight loss", "score", "parameters"]
     Console().print(_make_table(titles, rows, left=["architecture"]))

@@ -409,8 +409,8 @@ class SearchConfig(Section):
         0.2,
         gt=0,
         lt=1,
-        description="With `parnas pipeline --one-run`: share of train.steps in which the search trains its SuperNet; "
-        "in the other steps the derived network is trained, from these weights.",
+        description="With --one-run or --front: share of train.steps in which the search trains sampled paths; in the "
+        "other steps the derived network, or the networks of the front, are trained, from these weights.",
     )
     alpha_start_step: int = Field(200, ge=0, description="Step from which alpha is trained too (FBNet, section 3).")
     alpha_lr: float = Field(

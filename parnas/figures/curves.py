@@ -52,6 +52,7 @@ class Curves:
         valid: Perplexity of the validation split.
         argmax: Validation perplexity of a search's derived network with the shared weights; empty if `valid` holds
             the same values. Otherwise `valid` is the perplexity of the SuperNet with candidates weighted by pi.
+        first: Number of steps of the search from which the run inherited its weights; the curves begin there.
     """
 
     name: str
@@ -59,11 +60,12 @@ class Curves:
     train: Points
     valid: Points
     argmax: Points
+    first: int = 0
 
     @classmethod
     def from_run(cls, run: Run, name: str) -> Self:
         """Read the curves of a run; raises `ParnasError` if it logged no perplexity."""
-        curves = cls.from_records(run.metrics(), name, _architecture_text(run))
+        curves = cls.from_records(run.metrics(), name, _architecture_text(run), first=first_step(run))
         if not curves.train and not curves.valid:
             raise ParnasError(
                 f"{run.folder / METRICS} holds no finite perplexity yet; wait until the training has logged one, "
@@ -72,16 +74,25 @@ class Curves:
         return curves
 
     @classmethod
-    def from_records(cls, records: Sequence[MetricsRecord], name: str, string: str, key: str = "ppl") -> Self:
+    def from_records(
+        cls, records: Sequence[MetricsRecord], name: str, string: str, key: str = "ppl", first: int = 0
+    ) -> Self:
         """Return the curves of the measure `key`, such as `ppl`, from the lines of `metrics.jsonl`."""
+        records = [record.model_copy(update={"step": record.step + first}) for record in records]
         train, valid = ([r for r in records if r.split == split] for split in ("train", "valid"))
         own, argmax = _points(valid, key), _points(valid, f"argmax_{key}")
-        return cls(name, string, _points(train, key), own, argmax if argmax != own else [])
+        return cls(name, string, _points(train, key), own, argmax if argmax != own else [], first)
 
     @property
     def last(self) -> float:
         """The last validation perplexity; infinity before the first validation."""
         return self.valid[-1][1] if self.valid else math.inf
+
+
+def first_step(run: Run) -> int:
+    """Return the number of steps of the search from which a run inherited its weights; 0 if it started from scratch."""
+    inherited = run.inherited()
+    return 0 if inherited is None else inherited.steps
 
 
 def draw_learning_curves(runs: Sequence[Run], path: Path) -> Path:
@@ -144,6 +155,8 @@ def curve_notes(curves: Sequence[Curves]) -> list[str]:
     notes = ["Thick lines: validation, with its last value before the name. Thin lines: training."]
     if any(run.argmax for run in curves):
         notes.append("Dotted lines: validation of a search's derived network.")
+    if any(run.first for run in curves):
+        notes.append("Curves of networks with inherited weights begin after the steps of the search.")
     if (limit := _cut(curves)) is not None:
         notes.append(f"Training curves are cut off above {limit:,.0f}.")
     return notes

@@ -326,7 +326,9 @@ class UniformPath(Estimator):
         ]
         self.probabilities = F.normalize(torch.tensor(weights), p=1)  # [N, C]; 0 where a block lacks a candidate
         self.gram, self.moment = torch.zeros(size, size), torch.zeros(size)
-        self.ridge = RIDGE * torch.eye(size)  # inverse of the prior covariance of w, in units of a pair's noise
+        self.ridge = RIDGE * torch.eye(
+            size
+        )  # inverse of the prior covariance of w, [N·C, N·C], in units of a pair's noise
         self.selected: Tensor | None = None  # one-hot [K, N, C]: the paths to fine-tune, once alpha is frozen
         # The weights of a block's one-hot rows sum to 1, so each block has one coefficient less than candidates.
         coefficients = max(1, sum(len(names) - 1 for names in self.block_spaces))

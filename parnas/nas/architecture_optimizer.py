@@ -125,12 +125,18 @@ class ArchitectureOptimizer:
         if objective.requires_grad:
             objective.backward()
 
-    def gradient_is_finite(self) -> bool:
-        """Return whether the gradients of alpha and tau are finite."""
-        return math.isfinite(gradient_norm(self.parameters).item())
+    def gradient_norm(self) -> Tensor:
+        """Return the norm of the gradients of alpha and tau, a scalar on the device."""
+        return gradient_norm(self.parameters)
 
     def update(self, step: int) -> None:
-        """Update alpha and, if learnable, tau, with a learning rate that decays linearly to zero."""
+        """Update alpha and, if learnable, tau, with a learning rate that decays linearly to zero.
+
+        Gradients that are not finite count as 0.
+        """
+        for parameter in self.parameters:
+            if parameter.grad is not None:
+                parameter.grad.nan_to_num_(0.0, 0.0, 0.0)
         # The steps of Adam do not shrink with the gradient; a decaying rate lets pi settle.
         for group in self.adam.param_groups:
             group["lr"] = self.search.alpha_lr * (1 - self.progress(step))

@@ -24,7 +24,15 @@ from parnas.model.transformer_xl import TransformerXL
 from parnas.nas.budget import Budget
 from parnas.nas.cost import UNITS, Costs, Metric, costs_of_run
 from parnas.nas.diagnostics import describe_collapse
-from parnas.nas.rerank import Estimate, HeldOutLosses, estimate, losses_of_run, rank, read_rerank, sort_by_score
+from parnas.nas.rerank import (
+    HeldOutLosses,
+    ScoredNetwork,
+    losses_of_run,
+    rank,
+    read_rerank,
+    score_network,
+    sort_by_score,
+)
 from parnas.runs.files import write_text
 from parnas.runs.records import BlockRecord, CostRecord, DerivationRecord, RankedRecord
 from parnas.runs.run import PI, RERANK, STREAMS, Run
@@ -57,7 +65,7 @@ class Constraints:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the constraints that are given, under the names of the options of `parnas derive`."""
+        """Return the constraints that are given, for `arch.yaml`; `further` are those of `--within` but the first."""
         given = {
             name: value for name, value in vars(self).items() if value is not None and name not in ("limits", "further")
         }
@@ -84,14 +92,14 @@ class BlockChoice:
 
 @dataclass(frozen=True)
 class Ranked:
-    """An architecture in the ranking; `loss` and `estimate` are `None` for an architecture that was not re-ranked."""
+    """An architecture in the ranking; `loss` and `score` are `None` for an architecture that was not re-ranked."""
 
     architecture: Architecture
     probability: float
     behind: float  # log probability of the most probable architecture minus that of this one, in nats
     cost: float | None  # share of the interleaved network's cost
     loss: float | None = None  # held-out loss with the SuperNet's weights, nats per token
-    estimate: float | None = None  # re-ranking score (parnas/nas/rerank.py)
+    score: float | None = None  # of re-ranking (parnas/nas/rerank.py)
 
     def to_record(self) -> RankedRecord:
         """Return this architecture's entry in the ranking of `arch.yaml`."""
@@ -226,7 +234,7 @@ def derive(
     constraints: Constraints | None = None,
     reporter: Reporter | None = None,
     losses: Callable[[], HeldOutLosses] | None = None,
-    found: Sequence[tuple[str, ...]] = (),
+    known_good: Sequence[tuple[str, ...]] = (),
 ) -> Derivation:
     """Derive an architecture from the last pi of a search: the most probable one within the constraints.
 
@@ -238,7 +246,8 @@ def derive(
         constraints: fields that are `None` come from the configuration of the search.
         reporter: receives notes.
         losses: returns the held-out losses with the shared weights; by default they are loaded from the run.
-        found: good networks within the constraints, from which the evolutionary search starts as well.
+        known_good: networks within the constraints from which the evolutionary search starts as well; not used where
+            the search has stored its re-ranking for these constraints.
 
     Raises:
         ParnasError: the run is not a search, or no architecture meets the constraints.
@@ -253,18 +262,18 @@ def derive(
     least = {name: count for name, count in config.search.least_layers.items() if name not in constraints.limits}
     budget = Budget(costs, target, constraints.limits, further, least)
     # 2. Re-rank by held-out loss, as the search does when alpha is frozen; the search has stored its result.
-    estimates: list[Estimate] = []
+    scored: list[ScoredNetwork] = []
     rerank_count = config.search.rerank_count if constraints.rerank_top_k is None else constraints.rerank_top_k
     if rerank_count and (constraints.rerank_top_k is not None or step >= config.search.alpha_end_step):
-        known = constraints.are_those_of(config.search) and (not found or bool(config.search.front))
-        estimates = _stored_ranking(run, config, step, pi, budget) if known else []
-        if not estimates:
+        known = constraints.are_those_of(config.search) and (not known_good or bool(config.search.front))
+        scored = _stored_ranking(run, config, step, pi, budget) if known else []
+        if not scored:
             reporter.note("evaluating networks with the shared weights; set rerank_top_k to 0 to skip this")
             settings = config.replace(search__rerank_top_k=rerank_count)
             measured = losses_of_run(run, reporter) if losses is None else losses()
-            estimates = rank(pi, budget, settings, measured, found)
+            scored = rank(pi, budget, settings, measured, known_good)
     # 3. List the most probable networks within the constraints after them.
-    ranking = _list_networks(estimates, budget, pi, constraints.top_k)
+    ranking = _list_networks(scored, budget, pi, constraints.top_k)
     # 4. Describe the first.
     architecture = ranking[0].architecture
     blocks = tuple(BlockChoice.from_pi(layer, block) for layer, block in zip(architecture, pi, strict=True))
@@ -274,7 +283,7 @@ def derive(
         step,
         _count_parameters(run, config, architecture),
         tuple(_find_warnings(run, config, blocks, step)),
-        _describe_method(budget, constraints, len(estimates)),
+        _describe_method(budget, constraints, len(scored)),
         tuple(ranking),
         costs,
         target,
@@ -285,7 +294,7 @@ def derive(
 
 def _stored_ranking(
     run: Run, config: Config, step: int, pi: Sequence[Mapping[str, float]], budget: Budget
-) -> list[Estimate]:
+) -> list[ScoredNetwork]:
     """Return the networks that the search has re-ranked for a target, best first; empty if it stored none by `step`."""
     stored = read_rerank(run, step, budget.target)
     if any(
@@ -295,19 +304,21 @@ def _stored_ranking(
         raise ParnasError(
             f"{run.folder / RERANK} has a network that is not in the search space; restore the file or delete it."
         )
-    return sort_by_score(estimate(budget.describe(layers, pi), loss, config.search) for layers, loss in stored.items())
+    return sort_by_score(
+        score_network(budget.describe(layers, pi), loss, config.search) for layers, loss in stored.items()
+    )
 
 
 def _list_networks(
-    estimates: Sequence[Estimate], budget: Budget, pi: Sequence[Mapping[str, float]], top_k: int | None
+    scored: Sequence[ScoredNetwork], budget: Budget, pi: Sequence[Mapping[str, float]], top_k: int | None
 ) -> list[Ranked]:
     """Return the ranking: the re-ranked networks, then the most probable others, up to `top_k` in all.
 
     By default, return the re-ranked networks, or the most probable one if there are none.
     """
-    count = max(1, len(estimates)) if top_k is None else top_k
+    count = max(1, len(scored)) if top_k is None else top_k
     probable = budget.most_probable(pi, count)
-    known = {drop_identity(each.choice.layers) for each in estimates}
+    known = {drop_identity(each.choice.layers) for each in scored}
     others = [(choice, None, None) for choice in probable if drop_identity(choice.layers) not in known]
     best = probable[0].log_probability
     return [
@@ -319,7 +330,7 @@ def _list_networks(
             loss,
             score,
         )
-        for choice, loss, score in [*estimates, *others][:count]
+        for choice, loss, score in [*scored, *others][:count]
     ]
 
 

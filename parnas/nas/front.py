@@ -27,8 +27,12 @@ class Front:
     derivations: tuple[Derivation, ...]
     targets: tuple[float, ...]
 
+    def networks(self) -> dict[float, str]:
+        """Return the architectures by target."""
+        return {each.target: str(each.architecture) for each in self.derivations if each.target is not None}
+
     def to_rows(self) -> list[dict[str, Any]]:
-        """Return for each target the network, its cost and the losses that re-ranking estimated, as plain values."""
+        """Return for each target the network, its cost loss and score, as plain values."""
         rows = []
         for each in self.derivations:
             best = each.ranking[0]
@@ -38,7 +42,7 @@ class Front:
                     "arch": str(each.architecture),
                     "cost": best.cost,  # share of the interleaved network's
                     "loss": best.loss,  # held-out loss with the shared weights, nats per token
-                    "estimate": best.estimate,
+                    "score": best.score,
                     "parameters": each.parameters,
                 }
             )
@@ -47,9 +51,13 @@ class Front:
     def write(self, run: Run, folder: Path) -> list[Path]:
         """Write `front.json`, and an `arch.yaml` for each target, to the folder `front` in `folder`; return the paths.
 
-        `run` is the search.
+        The networks of an earlier front in this folder are removed. `run` is the search.
         """
         listed, paths = folder / DERIVED_FRONT, []
+        for earlier in listed.parent.glob(f"*/{ARCH_FILE}"):
+            earlier.unlink()
+            if not any(earlier.parent.iterdir()):
+                earlier.parent.rmdir()
         for each in self.derivations:
             paths.append(listed.with_name(f"{each.target:g}") / ARCH_FILE)
             write_derivation(each, run, paths[-1])
@@ -79,10 +87,11 @@ def read_targets(text: str) -> tuple[float, ...]:
 
 def check_targets(targets: Sequence[float], given: str) -> tuple[float, ...]:
     """Return cost targets, sorted, without repeats; raise `ParnasError`, which names `given`, if one is not valid."""
-    if not targets or not all(0 < target < math.inf for target in targets):
+    names = {f"{target:g}" for target in targets}  # of folders
+    if not targets or not all(0 < target < math.inf for target in targets) or len(names) < len(set(targets)):
         raise ParnasError(
             f"The targets of the front (--front) are {given}; give a number of targets, up to {_MOST_TARGETS}, or "
-            "shares of the interleaved network's cost, such as 0.3,0.5,0.8."
+            "shares of the interleaved network's cost, such as 0.3,0.5,0.8, which differ in the first six digits."
         )
     return tuple(sorted(set(targets)))
 
@@ -100,7 +109,7 @@ def read_front(run: Run, targets: Sequence[float]) -> dict[float, str]:
         return {}
     try:
         return {float(row["target"]): str(Architecture.parse(row["arch"])) for row in content["networks"]}
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, ParnasError) as error:
         raise ParnasError(f"{path} was not written by parnas derive --front; delete it.") from error
 
 

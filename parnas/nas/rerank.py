@@ -42,13 +42,13 @@ from parnas.training.perplexity import TotalLoss, measure_loss
 from parnas.training.progress import Reporter
 from parnas.training.session import check_same_text
 
-__all__ = ["Estimate", "HeldOutLosses", "losses_of_run", "rank", "shared_weight_losses"]
+__all__ = ["HeldOutLosses", "losses_of_run", "rank", "shared_weight_losses"]
 
 _SHORT_DIVISOR = 4  # the evolutionary search evaluates networks on the first quarter of the text
 _SPENT = 0.9  # least cost of a network of a front, as a share of its target
 
 
-class Estimate(NamedTuple):
+class ScoredNetwork(NamedTuple):
     """A re-ranked network with its shared-weight loss and its score."""
 
     choice: LayerString
@@ -64,8 +64,7 @@ class HeldOutLosses(NamedTuple):
 
     def cached(self) -> "HeldOutLosses":
         """Return functions that measure each architecture once."""
-        by_layers = [cache(lambda layers, loss=loss: loss(Architecture(layers))) for loss in self]
-        return HeldOutLosses(*(lambda architecture, loss=loss: loss(architecture.layers) for loss in by_layers))
+        return HeldOutLosses(cache(self.short), cache(self.full))
 
     @classmethod
     def mean(cls, losses: Sequence["HeldOutLosses"]) -> "HeldOutLosses":
@@ -81,8 +80,8 @@ def rank(
     budget: Budget,
     config: Config,
     losses: HeldOutLosses,
-    found: Sequence[tuple[str, ...]] = (),
-) -> list[Estimate]:
+    known_good: Sequence[tuple[str, ...]] = (),
+) -> list[ScoredNetwork]:
     """Return the networks of the best scores within `budget`, best first: `search.rerank_top_k`, or fewer if few exist.
 
     Architectures that differ only in the positions of identity are one network, represented by the best of them.
@@ -92,7 +91,7 @@ def rank(
         budget: the constraints.
         config: the configuration of the search.
         losses: the held-out losses of an architecture.
-        found: good networks within the budget, from which the evolutionary search starts besides the most probable.
+        known_good: networks within the budget from which the evolutionary search starts besides the most probable.
 
     Raises:
         ParnasError: no architecture is within the budget.
@@ -100,10 +99,10 @@ def rank(
     search = config.search
 
     def short_score(layers: tuple[str, ...]) -> float:
-        return estimate(budget.describe(layers, pi), losses.short(Architecture(layers)), search).score
+        return score_network(budget.describe(layers, pi), losses.short(Architecture(layers)), search).score
 
     # 1. Start from the most probable networks, and from good ones that are known.
-    start = list(dict.fromkeys([*found, *(each.layers for each in budget.most_probable(pi, search.rerank_count))]))
+    start = list(dict.fromkeys([*known_good, *(each.layers for each in budget.most_probable(pi, search.rerank_count))]))
     # 2. Search further, by the loss on a short text.
     spaces = [[name for name, chance in block.items() if chance > 0] for block in pi]
     evolved = evolve(start, short_score, spaces, budget.allows, search.evolution_count, config.runtime.seed)
@@ -112,12 +111,14 @@ def rank(
     for layers in evolved:
         best.setdefault(drop_identity(layers), budget.describe(layers, pi))
     finalists = list(best.values())[: search.rerank_count]
-    return sort_by_score([estimate(choice, losses.full(Architecture(choice.layers)), search) for choice in finalists])
+    return sort_by_score(
+        [score_network(choice, losses.full(Architecture(choice.layers)), search) for choice in finalists]
+    )
 
 
 def rank_front(
     pi: Sequence[Mapping[str, float]], budgets: Sequence[Budget], config: Config, losses: HeldOutLosses
-) -> list[list[Estimate]]:
+) -> list[list[ScoredNetwork]]:
     """Return for each of several cost targets the networks that `rank` returns, such that the best ones are nested.
 
     A block keeps the layer that it has in the best network within the target before, or gets the most costly candidate
@@ -133,7 +134,7 @@ def rank_front(
     Raises:
         ParnasError: no architecture is within the first budget.
     """
-    rankings: list[list[Estimate]] = []
+    rankings: list[list[ScoredNetwork]] = []
     for budget in budgets:
         assert budget.costs is not None
         assert budget.target is not None
@@ -158,15 +159,15 @@ def _keep_or_raise(block: Mapping[str, float], layer: str, costs: Costs) -> Mapp
     return {name: chance if name in (layer, dearest) else 0.0 for name, chance in block.items()}
 
 
-def estimate(choice: LayerString, loss: float, search: SearchConfig) -> Estimate:
+def score_network(choice: LayerString, loss: float, search: SearchConfig) -> ScoredNetwork:
     """Return a network with its score, given its shared-weight loss in nats per token."""
     # score = loss - e/2 log p; log p <= 0, so an improbable network needs a lower loss.
-    return Estimate(choice, loss, loss - search.rerank_pi_weight * choice.log_probability)
+    return ScoredNetwork(choice, loss, loss - search.rerank_pi_weight * choice.log_probability)
 
 
-def sort_by_score(estimates: Iterable[Estimate]) -> list[Estimate]:
+def sort_by_score(scored: Iterable[ScoredNetwork]) -> list[ScoredNetwork]:
     """Return networks sorted by score, best first; a score that is NaN comes last."""
-    return sorted(estimates, key=lambda each: math.inf if math.isnan(each.score) else each.score)
+    return sorted(scored, key=lambda each: math.inf if math.isnan(each.score) else each.score)
 
 
 def shared_weight_losses(
@@ -201,7 +202,7 @@ def held_out(config: Config, streams: TokenStreams) -> Tokens:
 def held_out_losses(supernet: SuperNet, config: Config, streams: TokenStreams) -> HeldOutLosses:
     """Return the functions that measure held-out losses with the weights of the SuperNet, at the time of their call."""
     text = held_out(config, streams)
-    beginning = text[: config.search.rerank_token_count // _SHORT_DIVISOR]
+    beginning = text[: max(1, len(text) // _SHORT_DIVISOR)]
     short, full = (shared_weight_losses(supernet, config, streams, part) for part in (beginning, text))
     return HeldOutLosses(
         lambda architecture: short(architecture).per_token, lambda architecture: full(architecture).per_token
@@ -223,15 +224,15 @@ def losses_of_run(run: Run, reporter: Reporter) -> HeldOutLosses:
     return held_out_losses(loaded.model, loaded.config, streams)
 
 
-def write_rerank(run: Run, step: int, rankings: Mapping[float | None, Sequence[Estimate]]) -> None:
+def write_rerank(run: Run, step: int, rankings: Mapping[float | None, Sequence[ScoredNetwork]]) -> None:
     """Write the networks that were ranked at `step`, and their shared-weight losses, to `rerank.json` of the run.
 
     `rankings` are by cost target, `None` without a target.
     """
     networks = []
-    for target, estimates in rankings.items():
+    for target, scored in rankings.items():
         given = {} if target is None else {"target": target}
-        for each in estimates:
+        for each in scored:
             arch = str(Architecture(each.choice.layers))
             networks.append(RerankedNetwork(arch=arch, loss=each.shared_weight_loss, **given))
     run.write_rerank(RerankRecord(step=step, networks=networks))

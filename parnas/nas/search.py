@@ -11,6 +11,7 @@ temperature, the noise and their schedules are in `architecture_optimizer.py`, t
 `parnas/model/estimators.py`.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -110,11 +111,13 @@ class SearchTask(TrainingTask):
         # 4. Regularisation: add the gradients of the cost penalty and of the entropy of pi.
         self.arch_optimizer.add_regularisation(step)
 
-        # 5. Architecture step: update alpha and, if it is learnable, tau.
-        if self.session.checks_each_step and not self.arch_optimizer.gradient_is_finite():
+        # 5. Architecture step: update alpha and, if it is learnable, tau. On a GPU the trainer checks norms later, for
+        #    many steps at once; if that of alpha's gradient is not finite, the norm returned here is not a number.
+        norm = self.arch_optimizer.gradient_norm()
+        if self.session.checks_each_step and not math.isfinite(norm.item()):
             raise NonFinite("gradient of alpha")
         self.arch_optimizer.update(step)
-        return result
+        return result._replace(gradient_norm=result.gradient_norm + 0 * norm)
 
     def _backward_held_out(self, step: int, batches: TrainingBatches) -> None:
         """Compute the gradient of alpha on the next batch of `batches`, the held-out split."""

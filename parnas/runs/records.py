@@ -219,7 +219,7 @@ class RankedRecord(Record):
     behind: _OptionalFloat = None  # log-probability of the most probable architecture minus that of this one, nats
     cost: _OptionalFloat = None  # share of the interleaved network's cost
     loss: _OptionalFloat = None  # held-out loss with the shared weights, in nats per token, if it was re-ranked
-    estimate: _OptionalFloat = None  # loss predicted for re-ranking, in nats per token
+    score: _OptionalFloat = None  # of re-ranking: loss minus a weight times the log-probability, in nats per token
 
 
 class DerivationRecord(Record):

@@ -35,6 +35,7 @@ class _Difference(NamedTuple):
     mean: float  # over the seeds; nan if a perplexity is not finite
     low: float | None  # lower end of the 95 % confidence interval of the mean; `None` for fewer than two pairs
     high: float | None  # upper end of the interval
+    p: float | None  # two-sided p value of the mean being 0; `None` where there is no interval
     pairs: int  # number of seeds from which both networks were trained
 
     @property
@@ -52,14 +53,16 @@ def paired_difference(ours: Mapping[int, float], theirs: Mapping[int, float]) ->
 
     `ours` and `theirs` are the perplexities of two networks by seed. For one seed the difference is
     100 · (ours / theirs - 1). The mean is taken over the n seeds that both networks have; the interval is
-    mean ± t(0.975, n - 1) · sd / √n with Student's t.
+    mean ± t(0.975, n - 1) · sd / √n with Student's t, and p is that of the same test.
     """
     percent = [_percent_above(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
     mean, pairs = fmean(percent), len(percent)
     if pairs < 2 or math.isnan(mean):
-        return _Difference(mean, None, None, pairs)
-    half = float(stats.t.ppf((1 + _LEVEL) / 2, pairs - 1) * stats.sem(percent))  # 0 for equal networks
-    return _Difference(mean, mean - half, mean + half, pairs)
+        return _Difference(mean, None, None, None, pairs)
+    error = float(stats.sem(percent))  # 0 for equal networks
+    half = float(stats.t.ppf((1 + _LEVEL) / 2, pairs - 1)) * error
+    p = 2 * float(stats.t.sf(abs(mean) / error, pairs - 1)) if error else float(mean == 0)
+    return _Difference(mean, mean - half, mean + half, p, pairs)
 
 
 def _percent_above(ours: float, theirs: float) -> float:
@@ -206,7 +209,7 @@ def _compare_with_random(derived: NetworkResult, random: Sequence[NetworkResult]
     The mean perplexity of the derived network is compared with the median over the random networks. There is no
     interval, since random networks have one seed each.
     """
-    difference = _Difference(_percent_above(derived.mean, median(each.mean for each in random)), None, None, 0)
+    difference = _Difference(_percent_above(derived.mean, median(each.mean for each in random)), None, None, None, 0)
     size = "" if math.isnan(difference.mean) else f"{difference.mean:+.2f} % perplexity; "
     worse = sum(derived.mean < each.mean for each in random)
     text = (

@@ -22,6 +22,7 @@ from parnas.figures.report.data import COMPARISON
 from parnas.nas.cost import costs_of_run
 from parnas.nas.derive import Derivation, derive, write_derivation
 from parnas.nas.front import check_targets, derive_front, read_front
+from parnas.nas.one_run import split_front, split_training
 from parnas.nas.search import search
 from parnas.runs.files import read_json
 from parnas.runs.records import parse_rows
@@ -33,16 +34,7 @@ from parnas.studies.train_or_load import train_once
 from parnas.training.progress import Reporter
 from parnas.training.retrain import retrain
 
-__all__ = ["PipelineResult", "run_pipeline", "second_part", "split_training"]
-
-_FRONT_SHARE = 0.25  # steps of a network of a front, as a share of train.steps
-_RERANKED, _EVOLVED = 6, 1  # one-run training: networks to re-rank, and steps of the evolutionary search for each block
-_RERANK_TOKENS = 8192  # one-run training: the weights of a short search predict too little for a longer text to matter
-_BLOCK_RIDGE = 100.0  # one-run training; of greatest marginal likelihood in searches of 600 steps
-_ALPHA_EVERY = 2  # one-run training: weight steps per architecture step, or fewer
-_ALPHA_RANGE = 6.0  # one-run training: how far alpha must be able to move, in nats
-_LEAST_STEPS = 8  # of a one-run training
-_REWARMED = 0.02  # warm-up of a training that inherits weights, as a share of its steps
+__all__ = ["PipelineResult", "run_pipeline"]
 
 
 @dataclass(frozen=True)
@@ -93,7 +85,7 @@ def run_pipeline(
         reporter: receives the progress.
         one_run: make the search a part of the training: see `split_training`.
         front: cost targets; one search derives a network within each and trains these in turns (see
-            `split_training`); then each is trained further by itself, for a quarter of `train.steps`. By default one
+            `split_front`); then each is trained further by itself, for a quarter of `train.steps`. By default one
             network within `search.cost.target` is trained.
         finalists: train up to this many networks briefly, the derived network and others with fewer and fewer attention
             layers, and take the best of them as the derived network; 1 for no such trainings.
@@ -101,28 +93,18 @@ def run_pipeline(
         test: also compare on the test split, in the subfolder `test`; a comparison that exists there is kept.
 
     Raises:
-        ParnasError: `config` has an architecture or `train.inherit`, `finalists` is less than 1, more than one of
-            `finalists`, `front` and `one_run` is given, or `folder` holds trainings of another configuration or
-            network.
+        ParnasError: `config` has an architecture, `train.inherit` or `search.front`, `finalists` is less than 1, more
+            than one of `finalists`, `front` and `one_run` is given, or `folder` holds trainings of another
+            configuration or network.
     """
-    if config.model.arch is not None:
-        raise ParnasError(
-            "A pipeline trains the network that its search derives; leave out model.arch, or use parnas retrain."
-        )
-    if finalists < 1:
-        raise ParnasError(f"finalists (--finalists) is {finalists}; give 1 or more.")
-    if (finalists > 1) + bool(front) + one_run > 1:
-        raise ParnasError(
-            "finalists, front and one_run (--finalists, --front, --one-run) exclude each other; give one."
-        )
-    if config.train.inherit is not None:
-        raise ParnasError("train.inherit is for parnas retrain; a pipeline searches first (--one-run inherits too).")
+    _check_arguments(config, one_run, front, finalists)
     # 1. Search and derive a network, or select a network with less attention by short trainings.
     search_config = derived_config = config
     if front:
         front = check_targets(front, str(list(front))[:60])
-    if one_run or front:
-        search_config, derived_config = split_training(config, folder / "search", front)
+        search_config, derived_config = split_front(config, folder / "search", front)
+    elif one_run:
+        search_config, derived_config = split_training(config, folder / "search")
     searched = train_once(search, search_config, folder / "search", reporter)
     derivation, trained_finalists = derive(searched), list[Finalist]()
     if finalists > 1:
@@ -133,9 +115,10 @@ def run_pipeline(
         derivation = replace(trained_finalists[0].derivation, finalists=strings)
 
     # 2. Retrain the derived network, or those of the front, and the baselines.
-    trainings = {DERIVED: derived_config.replace(model__arch=str(derivation.architecture))}
     if front:
         trainings = _prepare_front(searched, front, derived_config, reporter)
+    else:
+        trainings = {DERIVED: derived_config.replace(model__arch=str(derivation.architecture))}
     costs = derivation.costs or costs_of_run(searched.folder, searched.config(), config.search.cost.metric, reporter)
     for name, arch in hand_designed(baselines, derivation.architecture, costs, config.search.blocks).items():
         trainings[name] = config.replace(model__arch=arch)
@@ -159,6 +142,24 @@ def run_pipeline(
         test_comparison,
         tuple(written),
     )
+
+
+def _check_arguments(config: Config, one_run: bool, front: Sequence[float], finalists: int) -> None:
+    """Raise `ParnasError` if an argument of `run_pipeline` is not valid, or excludes another."""
+    if config.model.arch is not None:
+        raise ParnasError(
+            "A pipeline trains the network that its search derives; leave out model.arch, or use parnas retrain."
+        )
+    if finalists < 1:
+        raise ParnasError(f"finalists (--finalists) is {finalists}; give 1 or more.")
+    if (finalists > 1) + bool(front) + one_run > 1:
+        raise ParnasError(
+            "finalists, front and one_run (--finalists, --front, --one-run) exclude each other; give one."
+        )
+    if config.train.inherit is not None:
+        raise ParnasError("train.inherit is for parnas retrain; a pipeline searches first (--one-run inherits too).")
+    if config.search.front:
+        raise ParnasError("search.front is set by a pipeline itself; leave it out and give the targets by --front.")
 
 
 def _compare(
@@ -191,88 +192,6 @@ def _compare(
     return comparison, test_comparison, written
 
 
-def split_training(config: Config, folder: Path, front: Sequence[float] = ()) -> tuple[Config, Config]:
-    """Return the configurations of the two parts of a one-run training, which together take `train.steps` steps.
-
-    The schedule of the learning rate is that of one training: warm-up, constant, decay. In the first part, the share
-    `search.share` of the steps, the rate rises and stays at its peak while the search trains the SuperNet. Settings of
-    the search that concern its steps and its rates are replaced. By default, each step trains one path, the paths are
-    within the cost target on average, blocks share an estimate of what a layer contributes, the network has attention,
-    and few networks are re-ranked.
-
-    The second part trains the derived network from its weights in the SuperNet, while the rate falls; it begins with a
-    short warm-up, since the optimizer has no momentum yet. It continues with the batch whose number follows that of the
-    search.
-
-    With a front, the first part takes `train.steps` steps: after the share `search.share` a network is selected within
-    each target, and each further step trains one of them, at the peak of the rate. The second part, a quarter of
-    `train.steps`, is for each of these networks by itself.
-
-    Args:
-        config: the configuration of the whole training.
-        folder: the run folder of the search.
-        front: cost targets, ascending.
-    """
-    train, search = config.train, config.search
-    if train.steps < _LEAST_STEPS:
-        raise ParnasError(f"train.steps is {train.steps}; a one-run training needs {_LEAST_STEPS} steps or more.")
-    searching = min(train.steps - 1, max(4, round(search.share * train.steps)))
-    # What the configuration leaves open: a short search needs fast steps, and little time at its end.
-    defaults = {
-        "gate_samples": 1,
-        "paths_within_target": search.estimator == "uniform" and bool(front or search.cost.target),
-        "rerank_top_k": min(_RERANKED, search.rerank_count),
-        "rerank_tokens": _RERANK_TOKENS,
-        "evolution_steps": _EVOLVED * search.blocks,
-        "block_ridge": _BLOCK_RIDGE if search.estimator == "uniform" else None,
-        "least_attention": min(1, search.attention_blocks),
-    }
-    # Alpha is trained often, in the second half: in a short search, what layers contribute to the loss changes fast.
-    # Its rate falls linearly to zero, so that n updates of Adam move it by up to n/2 times the first rate.
-    start, every = searching // 2, min(search.alpha_every, _ALPHA_EVERY)
-    updates = max(1, (searching - start) // every)
-    steps, rest = searching, train.steps - searching
-    if front:
-        steps, rest = train.steps, max(1, round(_FRONT_SHARE * train.steps))
-    first = config.replace(
-        search__front=tuple(front),
-        search__cost__target=max(front, default=search.cost.target),
-        search__steps=steps,
-        search__lr=train.lr,
-        search__lr_decay=False,
-        # Not less, however short the search: weights that a rate ruins by rising too fast do not recover later.
-        search__warmup_steps=min(train.warmup_steps, searching - 1),
-        search__alpha_start_step=start,
-        search__alpha_every=every,
-        search__alpha_lr=max(search.alpha_lr, 2 * _ALPHA_RANGE / updates),
-        search__uniform_fraction=searching / steps,
-        **{f"search__{name}": value for name, value in defaults.items() if getattr(search, name) is None},
-    )
-    return first, inheriting(config, folder, rest)
-
-
-def second_part(config: Config, search: Path) -> Config:
-    """Return the configuration of the second part of a one-run training, after the search in the folder `search`.
-
-    Raises:
-        ParnasError: the search was not the first part of such a training.
-    """
-    first, second = split_training(config, search)
-    found = Run(search).config().search
-    if (found.steps, found.lr_decay) != (first.search.steps, False):
-        raise ParnasError(
-            f"{search} has {found.steps} search steps and is not the first part of a one-run training, which has "
-            f"{first.search.steps} here; search with --one-run, or leave out --one-run."
-        )
-    return second
-
-
-def inheriting(config: Config, search: Path, steps: int) -> Config:
-    """Return the configuration of a training of `steps` steps that starts from the weights of a search."""
-    warmup_steps = min(config.train.warmup_steps, round(_REWARMED * steps))
-    return config.replace(train__inherit=str(search), train__steps=steps, train__warmup_steps=warmup_steps)
-
-
 def _prepare_front(searched: Run, targets: Sequence[float], config: Config, reporter: Reporter) -> dict[str, Config]:
     """Derive a network within each target, write the front to the search's folder, and return their trainings by name.
 
@@ -284,7 +203,7 @@ def _prepare_front(searched: Run, targets: Sequence[float], config: Config, repo
     if not networks:
         front = derive_front(searched, targets, reporter=reporter)
         front.write(searched, searched.folder)
-        networks = read_front(searched, targets)
+        networks = front.networks()
     trainings: dict[str, Config] = {}
     for target, arch in networks.items():
         training = config.replace(model__arch=arch)

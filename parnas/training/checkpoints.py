@@ -171,6 +171,19 @@ def verify_checkpoint(path: Path) -> bool:
         return False
 
 
+def hash_of_weights(path: Path) -> str:
+    """Return the SHA-256 hash of a checkpoint's weights from its manifest.
+
+    Raises:
+        ParnasError: the manifest is missing or damaged.
+    """
+    hashes = read_json_object(path / MANIFEST).get("sha256")
+    found = hashes.get(WEIGHTS) if isinstance(hashes, dict) else None
+    if not isinstance(found, str):
+        raise ParnasError(f"{path / MANIFEST} has no hash of {WEIGHTS}; restore the file, or remove the folder {path}.")
+    return found
+
+
 def load_weights(path: Path, model: torch.nn.Module) -> None:
     """Load the weights of the checkpoint `path` into `model`.
 

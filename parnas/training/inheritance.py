@@ -12,10 +12,9 @@ from parnas.data.streams import StreamHeader
 from parnas.errors import ParnasError
 from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import TransformerXL
-from parnas.runs.files import read_json
 from parnas.runs.records import InheritedWeights
 from parnas.runs.run import Run
-from parnas.training.checkpoints import MANIFEST, WEIGHTS
+from parnas.training.checkpoints import hash_of_weights
 from parnas.training.loaded_run import load
 from parnas.training.session import check_same_text
 
@@ -56,7 +55,7 @@ def inherit(network: TransformerXL, architecture: Architecture, folder: Path, he
             f"{min(differing)}; use the search's settings of the section model."
         )
     network.load_state_dict(inherited)
-    weights = read_json(loaded.checkpoint / MANIFEST)["sha256"][WEIGHTS]
+    weights = hash_of_weights(loaded.checkpoint)
     return InheritedWeights(run=str(folder), steps=loaded.step, seconds=summary.seconds, sha256=weights)
 
 

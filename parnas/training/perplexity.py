@@ -112,6 +112,8 @@ def _score_recurrent(
         return evaluation_batches(tokens, first, rows, shape.tgt_len, 0, model.alignment())
 
     starts_of_rows = next(batches()).positions[:, 0]
+    if len(starts_of_rows) < _LEAST_ROWS:  # segments are so long that there are fewer rows
+        return None
     # 1. Read all rows from empty memory, which is right for the first row.
     nll, last = _read(model, batches(), None, len(tokens), device, shape.reach)
     # 2. Read the other rows from the last memory of the row before, until these memories stay the same.

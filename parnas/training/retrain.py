@@ -49,7 +49,7 @@ def retrain(config: Config, folder: Path, reporter: Reporter, resume: bool = Fal
                 if session.device.distributed.is_main:
                     session.run.write_inherited(found)
         # Continue with the number of the batch after the search. If the search held out text for alpha, its rows were
-        # shorter, so that the text continues at about the same place only.
+        # shorter: the text of the first row continues, that of the others is some way ahead.
         inherited = session.run.inherited()
         first = 0 if inherited is None else inherited.steps
         rows = session.device.distributed.local_slice(data.batch_size)

@@ -18,10 +18,10 @@ from parnas.errors import ParnasError
 from parnas.model.cutoffs import HEAD_SHARE, optimal_cutoffs
 from parnas.model.summary import summarise
 from parnas.model.transformer_xl import TransformerXL
-from parnas.runs.files import atomic_folder, expand_user, read_json, write_json, write_text
+from parnas.runs.files import atomic_folder, expand_user, write_json, write_text
 from parnas.runs.records import BestValidation, Kind, RunSummary
 from parnas.runs.run import OTHER_PHASE_SETTINGS, STREAMS, Run
-from parnas.training.checkpoints import MANIFEST, WEIGHTS, list_checkpoints
+from parnas.training.checkpoints import hash_of_weights, list_checkpoints
 from parnas.training.device import Device, choose_device, seed_process
 from parnas.training.progress import Reporter, Silent
 from parnas.training.trainer import Session, Trainer, TrainingTask
@@ -249,7 +249,7 @@ def _refuse_other_start(run: Run, config: Config) -> None:
     # The search may have been moved or removed, but must not be another one.
     moved = Run(Path(config.train.inherit))
     checkpoints = [*list_checkpoints(moved.supernet), *list_checkpoints(moved.checkpoints)]
-    hashes = [read_json(path / MANIFEST)["sha256"][WEIGHTS] for path in checkpoints]
+    hashes = [hash_of_weights(path) for path in checkpoints]
     if hashes and source.sha256 not in hashes:
         raise ParnasError(
             f"{run.folder} was trained from the weights of {source.run}, and {moved.folder} is another search; restore "

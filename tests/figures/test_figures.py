@@ -13,7 +13,7 @@ from parnas.config.loader import Config
 from parnas.errors import ParnasError
 from parnas.figures import curves, style
 from parnas.figures.colours import LETTER_COLOURS, candidate_colours
-from parnas.figures.curves import Curves, draw_learning_curves
+from parnas.figures.curves import Curves, curve_notes, draw_learning_curves
 from parnas.figures.draw import draw_run
 from parnas.figures.heatmap import (
     LAST_FRAME_MS,
@@ -25,7 +25,7 @@ from parnas.figures.heatmap import (
 from parnas.figures.panels import draw_pi_lines
 from parnas.figures.style import thin
 from parnas.runs.pi_history import PiHistory
-from parnas.runs.records import PiRecord
+from parnas.runs.records import InheritedWeights, PiRecord
 from parnas.runs.run import METRICS, PI, Run
 
 
@@ -262,6 +262,15 @@ class TestCurves:
         lines = [{"step": n, "split": "valid", "ppl": ppl} for n, ppl in enumerate([float("inf"), None, 9.5])]
         run = make_run(tmp_path / "run", "retrain", {METRICS: lines}, model__arch="sf")
         assert Curves.from_run(run, "run").valid == [(2, 9.5)]
+
+    def test_curves_of_inherited_weights_begin_after_the_search(self, tmp_path):
+        run = make_run(tmp_path / "run", "retrain", {METRICS: metrics()}, model__arch="sf")
+        scratch = Curves.from_run(run, "run")
+        run.write_inherited(InheritedWeights(run="search", steps=100, seconds=1.0, sha256="0" * 64))
+        later = Curves.from_run(run, "run")
+        assert later.valid == [(step + 100, ppl) for step, ppl in scratch.valid]
+        assert any("after the steps of the search" in note for note in curve_notes([later]))
+        assert not any("after the steps of the search" in note for note in curve_notes([scratch]))
 
     def test_the_picture_grows_with_the_legend(self, tmp_path):
         runs = [make_run(tmp_path / f"{n}", "retrain", {METRICS: metrics()}, model__arch="sf") for n in range(12)]

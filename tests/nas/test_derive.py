@@ -161,14 +161,14 @@ def test_reranking_adds_inherited_loss_and_pi(search_run: Run, tmp_path: Path) -
     streams = prepare(found.config.data)
     eos_id, text = streams.tokenizer.eos_id, held_out(found.config, streams)
     device, shape = choose_device(found.config.runtime), Shape(1, 8, Reach(8))
-    estimates = {}
+    scores = {}
     for each in by_pi[:5]:
         loss = measure_loss(found.model.extract(each.architecture), text, eos_id, device, shape).per_token
-        estimates[each.architecture] = loss - found.config.search.entropy_end / 2 * math.log(each.probability)
-    first = sorted(estimates, key=estimates.__getitem__)
+        scores[each.architecture] = loss - found.config.search.entropy_end / 2 * math.log(each.probability)
+    first = sorted(scores, key=scores.__getitem__)
     assert [each.architecture for each in asked.ranking] == [*first, *(each.architecture for each in by_pi[5:])]
-    assert [each.estimate for each in asked.ranking[:5]] == pytest.approx(sorted(estimates.values()), rel=1e-4)
-    assert all(each.loss is each.estimate is None for each in asked.ranking[5:])
+    assert [each.score for each in asked.ranking[:5]] == pytest.approx(sorted(scores.values()), rel=1e-4)
+    assert all(each.loss is each.score is None for each in asked.ranking[5:])
     assert asked.architecture == asked.ranking[0].architecture
     assert [block.layer for block in asked.blocks] == list(asked.architecture)
     assert "best by pi and by the SuperNet's weights of 5 networks within at most 2 of s" in asked.method
@@ -182,8 +182,8 @@ def test_networks_that_the_search_has_reranked_are_not_evaluated_again(search_ru
     for constraints in (Constraints(), Constraints(top_k=2), Constraints(rerank_top_k=16)):
         ranking = derive(run, constraints).ranking
         assert {str(each.architecture): each.loss for each in ranking}.items() <= kept.items()
-        estimates = [each.estimate for each in ranking]
-        assert estimates == sorted(estimates)
+        scores = [each.score for each in ranking]
+        assert scores == sorted(scores)
     with pytest.raises(ParnasError, match="checkpoint"):
         derive(run, Constraints(limits={"s": 1}))  # other networks have to be evaluated
     assert derive(run, Constraints(rerank_top_k=0)).method == "argmax of pi"

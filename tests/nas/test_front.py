@@ -43,7 +43,7 @@ def test_each_network_keeps_to_its_target_and_more_cost_is_never_worse(searched_
     rows = derive_front(searched_hybrid, TARGETS).to_rows()
     assert [row["target"] for row in rows] == list(TARGETS)
     assert all(row["cost"] <= row["target"] for row in rows)
-    assert [row["estimate"] for row in rows] == sorted((row["estimate"] for row in rows), reverse=True)
+    assert [row["score"] for row in rows] == sorted((row["score"] for row in rows), reverse=True)
 
 
 def test_the_lowest_target_derives_what_derive_does(searched_hybrid: Run) -> None:
@@ -72,6 +72,8 @@ def test_the_command_writes_a_table_a_picture_and_an_architecture_for_each_targe
         assert row["arch"] in shown
         assert len(Architecture.parse(row["arch"])) == 4
     assert (tmp_path / "front" / "front.png").is_file()
+    assert run_command("derive", searched_hybrid.folder, "--front", "0.7,1", "--out", tmp_path) == 0
+    assert sorted(path.name for path in (tmp_path / "front").iterdir() if path.is_dir()) == ["0.7", "1"]
 
 
 @pytest.fixture(scope="module")
@@ -200,7 +202,9 @@ def test_a_number_of_targets_divides_the_range_up_to_one() -> None:
     assert read_targets("0.5") == (0.5,)
 
 
-@pytest.mark.parametrize("text", ["", "x", "0", "1000000000", "-1", "0.3,-1", "nan", "inf", "1.5,inf"])
+@pytest.mark.parametrize(
+    "text", ["", "x", "0", "1000000000", "-1", "0.3,-1", "nan", "inf", "1.5,inf", "0.5,0.50000001"]
+)
 def test_targets_that_are_none_are_refused(text: str) -> None:
     with pytest.raises(ParnasError, match=r"targets of the front \(--front\)"):
         read_targets(text)

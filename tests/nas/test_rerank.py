@@ -97,7 +97,7 @@ def test_known_networks_take_part_in_re_ranking() -> None:
     pi = [{"s": 0.1, "f": 0.9}] * 3
     one_best = HeldOutLosses(*(lambda architecture: 1.0 if str(architecture) == "ssf" else 2.0 for _ in range(2)))
     assert rank(pi, Budget(), config, one_best)[0].choice.layers == ("f", "f", "f")
-    assert rank(pi, Budget(), config, one_best, found=[("s", "s", "f")])[0].choice.layers == ("s", "s", "f")
+    assert rank(pi, Budget(), config, one_best, known_good=[("s", "s", "f")])[0].choice.layers == ("s", "s", "f")
 
 
 def test_a_limit_of_a_letter_counts_its_variants() -> None:

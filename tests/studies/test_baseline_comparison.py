@@ -45,10 +45,17 @@ def test_paired_differences_are_those_of_a_t_test() -> None:
         theirs = {seed: draw.uniform(50, 70) for seed in range(-1, pairs)}  # one seed more
         difference = paired_difference(ours, theirs)
         sample = [100 * ours[seed] / theirs[seed] - 100 for seed in range(pairs)]
-        interval = ttest_1samp(sample, 0).confidence_interval(0.95)
+        test = ttest_1samp(sample, 0)
+        interval = test.confidence_interval(0.95)
         assert difference.mean == pytest.approx(sum(sample) / pairs)
         assert (difference.low, difference.high) == pytest.approx((interval.low, interval.high))
+        assert difference.p == pytest.approx(test.pvalue)
         assert difference.pairs == pairs
+
+
+@pytest.mark.parametrize(("ours", "p"), [(100.0, 1.0), (99.0, 0.0)])
+def test_equal_differences_have_a_p_value(ours: float, p: float) -> None:
+    assert paired_difference({1: ours, 2: ours}, {1: 100.0, 2: 100.0}).p == p
 
 
 def test_a_difference_of_three_pairs() -> None:

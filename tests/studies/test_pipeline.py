@@ -24,9 +24,8 @@ from parnas.nas.search import search
 from parnas.runs.files import read_json
 from parnas.runs.run import Run
 from parnas.studies.baselines import hand_designed, read_baselines, shortest
-from parnas.studies.pipeline import run_pipeline, split_training
+from parnas.studies.pipeline import run_pipeline
 from parnas.studies.train_or_load import train_once
-from parnas.training.optimizers import Schedule, learning_rate
 from parnas.training.progress import Silent
 from parnas.training.retrain import retrain
 
@@ -171,33 +170,6 @@ def test_the_word_level_configurations_work_from_search_to_report(name: str, cor
     assert read_json(tmp_path / name / "test" / "comparison.json")[0]["word_ppl"] > 1
 
 
-def test_one_run_divides_the_steps_between_search_and_training(corpus: Path, tmp_path: Path) -> None:
-    config = small_config(corpus, search__share=0.25, train__steps=40, train__warmup_steps=6, train__lr=5e-3)
-    config = config.replace(search__estimator="uniform", search__cost__target=0.9)
-    first, second = split_training(config, tmp_path / "search")
-    assert (first.search.steps, second.train.steps) == (10, 30)
-    search_settings = first.search
-    schedule = Schedule(10, search_settings.lr, search_settings.warmup_steps, decays=search_settings.lr_decay)
-    assert [learning_rate(step, schedule) for step in range(5, 10)] == [5e-3] * 5
-    assert search_settings.alpha_start_step < search_settings.alpha_end_step == 10
-    assert (first.search.lr, first.search.lr_decay, first.search.uniform_fraction) == (5e-3, False, 1.0)
-    assert second.train.inherit == str(tmp_path / "search")
-    assert second.train.warmup_steps == 1
-    assert split_training(first, tmp_path / "search")[0] == first, "a resumed first part is not divided again"
-    assert (first.search.gate_samples, first.search.paths_within_target) == (1, True)
-    assert (first.search.alpha_start_step, first.search.alpha_every, first.search.block_ridge) == (5, 2, 100)
-    assert (first.search.least_attention, first.search.rerank_tokens) == (1, 8192)
-    assert first.search.alpha_lr == 6, "two updates, at the whole and the half of this rate, move alpha by 9 at most"
-    long_warmup, _ = split_training(config.replace(train__warmup_steps=30), tmp_path / "search")
-    assert long_warmup.search.warmup_steps == 9, "all but one of the steps of the search"
-    given = {"gate_samples": 2, "paths_within_target": False, "rerank_top_k": 3, "evolution_steps": 5}
-    given |= {"block_ridge": 7, "least_attention": 0, "rerank_tokens": 64}
-    kept, _ = split_training(config.replace(**{f"search__{name}": of for name, of in given.items()}), tmp_path / "a")
-    assert {name: getattr(kept.search, name) for name in given} == given
-    without, _ = split_training(config.replace(search__space=("f", "i")), tmp_path / "b")
-    assert without.search.least_attention == 0, "the space has no attention"
-
-
 def test_a_pipeline_in_one_run_trains_the_derived_network_from_the_weights_of_the_search(
     corpus: Path, tmp_path: Path
 ) -> None:
@@ -227,6 +199,12 @@ def test_a_pipeline_in_one_run_trains_the_derived_network_from_the_weights_of_th
     assert run_command("retrain", "--from", str(tmp_path / "whole"), "--one-run", "--run", str(tmp_path / "4")) == 2
     assert not (tmp_path / "third").exists()
     assert not (tmp_path / "4").exists()
+    # 3. The same by the functions.
+    searched = parnas.search(config, one_run=True, run=tmp_path / "5")
+    trained = parnas.retrain(inherit=searched, one_run=True, run=tmp_path / "6")
+    assert trained.summary.valid == derived.valid
+    with pytest.raises(ParnasError, match="one_run continues a search"):
+        parnas.retrain(config, "sf", one_run=True)
 
 
 def test_a_pipeline_trains_each_network_of_a_front_for_a_quarter_of_the_steps(
@@ -257,16 +235,9 @@ def test_a_pipeline_trains_each_network_of_a_front_for_a_quarter_of_the_steps(
     assert not (tmp_path / "none").exists()
 
 
-@pytest.mark.parametrize(("steps", "share"), [(8, 0.01), (8, 0.99), (40, 0.99)])
-def test_both_parts_of_a_run_have_steps(corpus: Path, tmp_path: Path, steps: int, share: float) -> None:
-    config = small_config(corpus, search__share=share, train__steps=steps)
-    first, second = split_training(config, tmp_path)
-    assert first.search.steps + second.train.steps == steps
-    assert min(first.search.steps, second.train.steps) >= 1
-
-
 def test_what_a_pipeline_cannot_use_is_refused(corpus: Path, tmp_path: Path) -> None:
-    with pytest.raises(ParnasError, match=r"needs 8 steps or more"):
-        split_training(small_config(corpus, train__steps=7), tmp_path)
     with pytest.raises(ParnasError, match=r"train\.inherit is for parnas retrain"):
         run_pipeline(small_config(corpus, train__inherit="x"), [], tmp_path / "all", Silent())
+    given = {"search__front": (0.5,), "search__cost__target": 1.0, "search__rerank_top_k": 4}
+    with pytest.raises(ParnasError, match=r"search\.front is set by a pipeline"):
+        run_pipeline(small_config(corpus, **given), [], tmp_path / "all", Silent(), one_run=True)

@@ -22,6 +22,7 @@ from parnas.nas.search import SearchTask, search
 from parnas.training.optimizers import gradient_norm, make_adamw, step_clipped
 from parnas.training.progress import Silent
 from parnas.training.retrain import retrain
+from parnas.training.trainer import Session
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -197,6 +198,22 @@ def test_alpha_learns_nothing_from_what_is_not_finite(
     run = search(small_config(corpus, **changes), tmp_path / "run", Silent())
     assert run.summary().skipped_steps == 1
     assert np.isfinite([record.pi for record in run.pi_records()]).all()
+
+
+def test_a_gpu_that_checks_many_steps_at_once_reports_the_gradient_of_alpha(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = ArchitectureOptimizer.add_regularisation
+
+    def spoil(self: ArchitectureOptimizer, step: int) -> None:
+        original(self, step)
+        if step == 12:
+            self.parameters[0].grad = torch.full_like(self.parameters[0], torch.nan)
+
+    monkeypatch.setattr(ArchitectureOptimizer, "add_regularisation", spoil)
+    monkeypatch.setattr(Session, "checks_each_step", False)
+    with pytest.raises(Diverged, match="step 13"):
+        search(small_config(corpus, search__estimator="soft"), tmp_path / "run", Silent())
 
 
 @pytest.mark.parametrize(

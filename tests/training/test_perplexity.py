@@ -97,6 +97,17 @@ def test_rows_of_a_recurrent_network_are_read_until_their_memories_are_exact(
     torch.testing.assert_close(together, alone, rtol=0, atol=2e-3)
 
 
+def test_a_recurrent_network_reads_a_text_of_few_segments_in_one_row(
+    streams: TokenStreams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(perplexity, "_LEAST_ROW", 100)
+    config = ModelConfig(d_model=16, n_heads=2, d_inner=32, mem_len=0, dropout=0.0)
+    network = TransformerXL.build(config, Architecture.parse("r"), streams.tokenizer.vocab_size)
+    tokens, first = streams.tokens("valid")[:805], streams.tokenizer.eos_id
+    alone, together = (score_tokens(network, tokens, first, CPU, Shape(rows, 500, Reach(0))) for rows in (1, 32))
+    torch.testing.assert_close(together, alone)
+
+
 @pytest.mark.parametrize(("tgt_len", "mem_len"), [(8, 12), (5, 12), (16, 0), (7, 30)])
 @pytest.mark.parametrize("batch_size", [1, 3, 32])
 def test_equals_the_slow_sum_for_any_batch_size(

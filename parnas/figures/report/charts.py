@@ -7,7 +7,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from parnas.figures.colours import candidate_colours
-from parnas.figures.curves import Curves, Points, curve_notes, plot_curves
+from parnas.figures.curves import Curves, Points, curve_notes, first_step, plot_curves
 from parnas.figures.panels import MONITORED, plot_monitor, plot_pi_lines
 from parnas.figures.pareto import ParetoPoint, pareto_front, pareto_notes, plot_pareto
 from parnas.figures.report.data import ComparisonData, CostFront, RunData, finite_values
@@ -101,7 +101,10 @@ def learning_chart(runs: Sequence[RunData]) -> _Chart | None:
     if len({run.tokens for run in runs}) > 1 and validated:
         key = shared_perplexity([finite_values(line.to_dict()) for _, line in validated], [run for run, _ in validated])
     key = key or "bits_per_byte"
-    read = [Curves.from_records(run.metrics, run.name, str(run.architecture or ""), key) for run in runs]
+    read = [
+        Curves.from_records(run.metrics, run.name, str(run.architecture or ""), key, first_step(run.run))
+        for run in runs
+    ]
     curves = [each for each in read if each.train or each.valid]
     if not curves:
         return None
