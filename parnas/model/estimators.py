@@ -180,8 +180,11 @@ class Estimator:
     def load_state_dict(self, state: Mapping[str, Tensor], device: torch.device) -> None:
         """Restore the state that `state_dict` stored, on `device`."""
 
-    def select(self, paths: Tensor) -> None:
-        """Receive the selected paths, one-hot [K, N, C], when alpha is frozen; by default keep on sampling by pi."""
+    def select(self, paths: Tensor, explores: bool = True) -> None:
+        """Receive the selected paths, one-hot [K, N, C], when alpha is frozen; by default keep on sampling by pi.
+
+        `explores` is whether the selected paths are sampled with random changes.
+        """
 
 
 class _Soft(Estimator):
@@ -330,6 +333,7 @@ class UniformPath(Estimator):
             size
         )  # inverse of the prior covariance of w, [N·C, N·C], in units of a pair's noise
         self.selected: Tensor | None = None  # one-hot [K, N, C]: the paths to fine-tune, once alpha is frozen
+        self.explores = True  # whether a selected path is sampled with random changes
         # The weights of a block's one-hot rows sum to 1, so each block has one coefficient less than candidates.
         coefficients = max(1, sum(len(names) - 1 for names in self.block_spaces))
         self.forgetting = 1 - 1 / (_PAIRS_PER_COEFFICIENT * coefficients)
@@ -388,20 +392,20 @@ class UniformPath(Estimator):
 
         With paths that differ, a step trains more of the candidates, and its gradient favours no composition of layers
         (strict fairness of FairNAS, Chu et al. 2019, arXiv 1907.01845, which has one path for each candidate). The one
-        path is the selected one with random changes: with probability `tau` a block runs a layer sampled by pi instead.
-        Of several selected paths it is a random one, without changes.
+        path is a random one of those that were selected; if `explores`, it has random changes: with probability `tau` a
+        block runs a layer sampled by pi instead.
         """
         if self.selected is None:
             chosen = sample_spread(self.probabilities, count, generator)  # alpha plays no part
             paths = F.one_hot(chosen, len(self.space)).to(alpha.dtype)
             return [make_path(path, device=alpha.device) for path in paths]
-        selected = self.selected.to("cpu", alpha.dtype)
-        if len(selected) > 1:
-            index = torch.randint(len(selected), (), generator=generator)
-            return [make_path(selected[index], device=alpha.device)]
-        by_pi = _sample_one_hot(alpha.detach(), 1.0, generator)
-        explores = torch.rand(len(alpha), 1, generator=generator) < tau
-        path = torch.where(explores, by_pi.cpu(), selected[0]) if explores.any() else selected[0]
+        path = self.selected[0].to("cpu", alpha.dtype)
+        if len(self.selected) > 1:
+            path = self.selected[torch.randint(len(self.selected), (), generator=generator)].to("cpu", alpha.dtype)
+        if self.explores:
+            by_pi = _sample_one_hot(alpha.detach(), 1.0, generator)
+            changes = torch.rand(len(alpha), 1, generator=generator) < tau
+            path = torch.where(changes, by_pi.cpu(), path) if changes.any() else path
         return [make_path(path, device=alpha.device)]
 
     def arch_loss(
@@ -443,9 +447,9 @@ class UniformPath(Estimator):
         solution: Tensor = torch.linalg.solve(self.gram + self.ridge.to(self.moment), self.moment)
         return solution.view(len(self.block_spaces), -1)
 
-    def select(self, paths: Tensor) -> None:
+    def select(self, paths: Tensor, explores: bool = True) -> None:
         """Sample these paths, one-hot [K, N, C], from now on (see `sample_several`)."""
-        self.selected = paths
+        self.selected, self.explores = paths, explores
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the two sums of the linear fit, `gram` and `moment`."""

@@ -267,6 +267,11 @@ def derive(
     if rerank_count and (constraints.rerank_top_k is not None or step >= config.search.alpha_end_step):
         known = constraints.are_those_of(config.search) and (not known_good or bool(config.search.front))
         scored = _stored_ranking(run, config, step, pi, budget) if known else []
+        if known and config.search.front and run.reranked() is None:
+            raise ParnasError(
+                f"{run.folder / RERANK} is missing: it lists the networks that the search trained after alpha was "
+                "frozen. Restore it, or derive others, with another target or rerank_top_k (--rerank-top-k)."
+            )
         if not scored:
             reporter.note("evaluating networks with the shared weights; set rerank_top_k to 0 to skip this")
             settings = config.replace(search__rerank_top_k=rerank_count)

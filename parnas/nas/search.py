@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from parnas.architecture import Architecture, drop_identity
+from parnas.architecture import Architecture
 from parnas.config.loader import Config
 from parnas.data.batching import Shuffle, TrainingBatches, split_share
 from parnas.data.streams import Tokens
@@ -145,11 +145,10 @@ class SearchTask(TrainingTask):
 
     def _select(self, networks: Iterable[Sequence[str]]) -> None:
         """Set the selected networks, of which equal ones are one, and make the estimator sample their paths."""
-        # Of equal networks the last is kept: it may differ from the others in the position of identity.
-        different = {drop_identity(layers): Architecture(layers) for layers in networks}
-        self.selected = list(different.values())
+        self.selected = list(dict.fromkeys(map(Architecture, networks)))
         columns = [[self.search.candidates.index(name) for name in each] for each in self.selected]
-        self.arch_optimizer.estimator.select(functional.one_hot(torch.tensor(columns), len(self.search.candidates)))
+        paths = functional.one_hot(torch.tensor(columns), len(self.search.candidates))
+        self.arch_optimizer.estimator.select(paths, explores=not self.search.front)
 
     def _rerank(self, step: int) -> list[tuple[str, ...]]:
         """Rank networks by the shared weights, store their losses, and return the best network within each target."""

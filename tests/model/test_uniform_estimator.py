@@ -120,15 +120,17 @@ def test_fine_tuning_samples_the_selected_path_and_with_probability_tau_a_layer_
     torch.testing.assert_close(counts / 4000, expected, atol=0.03, rtol=0)
 
 
-def test_of_several_selected_paths_each_is_sampled_equally_often_and_unchanged() -> None:
+@pytest.mark.parametrize("count", [1, 3])
+def test_networks_of_a_front_are_sampled_equally_often_and_unchanged(count: int) -> None:
     estimator, noise = UniformPath(2, SPACE), generator()
-    paths = torch.tensor([[[0, 1, 0], [1, 0, 0]], [[1, 0, 0], [0, 0, 1]], [[0, 1, 0], [0, 1, 0]]])
-    estimator.select(paths)
+    paths = torch.tensor([[[0, 1, 0], [1, 0, 0]], [[1, 0, 0], [0, 0, 1]], [[0, 1, 0], [0, 1, 0]]])[:count]
+    estimator.select(paths, explores=False)
     samples = Counter(
-        tuple(gate.chosen for gate in estimator.sample_gates(torch.zeros(2, 3), 0.9, noise)) for _ in range(3000)
+        tuple(gate.chosen for gate in estimator.sample_gates(torch.zeros(2, 3), 0.9, noise))
+        for _ in range(1000 * count)
     )
     assert samples.keys() == {tuple(path.argmax(dim=-1).tolist()) for path in paths}
-    assert all(850 < count < 1150 for count in samples.values())
+    assert all(850 < number < 1150 for number in samples.values())
 
 
 def test_paths_are_sampled_without_a_value_from_the_device() -> None:
@@ -138,7 +140,7 @@ def test_paths_are_sampled_without_a_value_from_the_device() -> None:
     for selected in (None, paths[:1], paths):
         estimator = UniformPath(3, SPACE)
         if selected is not None:
-            estimator.select(selected)
+            estimator.select(selected, explores=len(selected) == 1)
         found = [estimator.sample_several(2, alpha, 0.0, generator()) for alpha in (on_cpu, on_device)]
         assert [[gate.chosen for gate in path] for path in found[0]] == [
             [gate.chosen for gate in path] for path in found[1]

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from parnas.nas.derive import Constraints, derive
 from parnas.nas.front import derive_front, read_front, read_targets
 from parnas.nas.rerank import HeldOutLosses, rank_front
 from parnas.nas.search import search
-from parnas.runs.run import Run, read_derivation
+from parnas.runs.run import RERANK, Run, read_derivation
 from parnas.training.loaded_run import load
 from parnas.training.progress import Silent
 from parnas.training.retrain import retrain
@@ -111,6 +112,14 @@ def test_a_search_trains_the_networks_of_its_front_and_derives_the_same_ones(
     }
     assert searched_front.summary().arch == selected[-1] == str(derive(searched_front).architecture)
     assert str(front.derivations[-1].architecture) == selected[-1]
+
+
+def test_without_its_re_ranking_a_front_that_was_trained_is_not_derived(searched_front: Run, tmp_path: Path) -> None:
+    run = Run(shutil.copytree(searched_front.folder, tmp_path / "run"))
+    (run.folder / RERANK).unlink()
+    with pytest.raises(ParnasError, match=r"rerank\.json is missing"):
+        derive_front(run, TARGETS)
+    assert derive_front(run, [0.6]).derivations, "other targets are re-ranked"
 
 
 def test_networks_of_a_front_spend_their_targets_and_are_nested(searched_front: Run) -> None:
