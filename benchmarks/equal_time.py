@@ -16,7 +16,7 @@ A plan is a configuration with a section of its name:
     one_runs:               # variants of the one run; by default one of that name
       - {name: one run}
       - {name: sandwich, source: "arXiv …", changes: {search.gate_samples: 4}, tried: [sandwich]}
-    front: {targets: [0.3, 0.5], search: 1, training: 0.25, seeds: [1]}     # shares of the time; optional
+    front: {targets: [0.3, 0.5], spend: 0.9, training: 0.25, seeds: [1]}     # training: share of the time; optional
     twice: [lfm2]           # optional: also trained for twice the time, from the first seed
 
 A network is trained from scratch for as many steps as fit into the time, by the profile. `one run` searches in the
@@ -24,9 +24,9 @@ share `search.share` of the time (re-ranking included) and trains the derived ne
 the SuperNet. `halving: {networks: N, steps: S}` selects the network among N by successive halving: N networks are
 trained for S steps from their weights in the SuperNet, the better half for twice as many, and so on.
 
-`front TARGET` is a network derived within a target from one search for all targets. What a search derived is also
-trained from scratch for the whole time, by a later call, since this needs the row of the search; `scratch: false`
-leaves that out.
+`front TARGET` is a network within a target: that of the highest is the result of a one run, each other one a part of
+the one before. These networks, and that of the one run, are also trained from scratch for the whole time, by a later
+call, since this needs their rows; `scratch: false` leaves that out.
 
 `tried` are names in benchmarks/tried_search.py. Each finished training appends a row to results/PLAN.csv.
 """
@@ -52,11 +52,12 @@ from variants import compare
 from parnas.architecture import Architecture, drop_identity
 from parnas.config.loader import Config
 from parnas.data.streams import prepare
+from parnas.errors import OverBudget
 from parnas.nas.derive import derive
-from parnas.nas.front import derive_front
 from parnas.nas.latency_table import profile as measure_layers
-from parnas.nas.one_run import inheriting, split_front, split_training
+from parnas.nas.one_run import healing, inheriting, split_training
 from parnas.nas.search import search
+from parnas.nas.shrink import shrink
 from parnas.runs.files import read_json, write_json
 from parnas.runs.resolve import read_config, read_overrides
 from parnas.runs.run import Run
@@ -274,26 +275,33 @@ def halve(
 def train_front(
     config: Config, plan: Mapping[str, Any], times: Times, milliseconds: float, folder: Path, job: Job
 ) -> list[Row]:
-    """Search once, derive a network within each target, and train each from its weights in the SuperNet."""
-    front, began, share = plan[FRONT], time.perf_counter(), config.search.share
-    targets, milliseconds_of_search = front["targets"], front["search"] * milliseconds
-    search_steps = times.search_steps(ONE_RUN, share * milliseconds_of_search)
-    # Which networks take turns after the search is not known yet: suppose that they cost as much as their targets.
-    interleaved = times.step(Architecture.parse(f"interleaved-{config.search.blocks}"))
-    turn = times.fixed + fmean(targets) * (interleaved - times.fixed)
-    rest = (1 - share) * milliseconds_of_search - (len(targets) - 1) * times.rerank(ONE_RUN)
-    steps = search_steps + max(1, round(rest / turn))
-    first, _ = split_front(config.replace(train__steps=steps, search__share=search_steps / steps), folder, targets)
-    found = search(first, folder / "search", Silent())
-    derivations = derive_front(found, targets).derivations
-    rows, searched = [], time.perf_counter() - began  # with the re-ranking for all targets
-    for derivation in derivations:
-        arch = derivation.architecture
-        steps = times.steps(arch, front["training"] * milliseconds)
-        training = inheriting(config, folder / "search", steps).replace(model__arch=str(arch))
-        name = f"{FRONT} {derivation.target:g}"
-        began = time.perf_counter() - searched  # each network by itself: search and own training
-        rows.append(train_network(training, folder / name.replace(" ", "-"), job._replace(name=name), began, found))
+    """Train the network within the highest target as in a one run, then shrink it to each other target and train that.
+
+    The networks share the time for the first; each other one has a share `training` of it for the choice of its layers,
+    which counts as long as the end of a search, and for its training.
+    """
+    front, share, began = plan[FRONT], config.search.share, time.perf_counter()
+    *lower, highest = sorted(front["targets"])
+    config = config.replace(search__cost__target=highest, search__cost__spend=front["spend"])
+    search_steps = times.search_steps(ONE_RUN, share * milliseconds)
+    found = one_runs_of(plan)[ONE_RUN].search(config, folder / "search", search_steps)
+    derivation, rows = derive(found), list[Row]()
+    assert derivation.costs is not None
+    # 1. The network within the highest target, as in a one run.
+    arch, name = derivation.architecture, f"{FRONT} {highest:g}"
+    training = inheriting(config, folder / "search", times.steps(arch, (1 - share) * milliseconds))
+    training = training.replace(model__arch=str(arch))
+    rows.append(train_network(training, folder / name, job._replace(name=name), began, found))
+    # 2. Each other one is a part of the one before. All share the time for the first.
+    for target in reversed(lower):
+        began, before = time.perf_counter() - rows[0].seconds, Run(folder / name)
+        try:
+            kept, name = shrink(before, found.config(), derivation.costs, target, Silent()), f"{FRONT} {target:g}"
+        except OverBudget:
+            break
+        steps = max(8, times.steps(kept, front["training"] * milliseconds - times.rerank(ONE_RUN)))
+        training = healing(config, before.folder, steps).replace(model__arch=str(kept))
+        rows.append(train_network(training, folder / name, job._replace(name=name), began, found))
     return rows
 
 
@@ -320,9 +328,10 @@ def list_jobs(plan: Mapping[str, Any], rows: Sequence[Row]) -> list[Job]:
 
 
 def minutes_of(plan: Mapping[str, Any], name: str) -> float:
-    """Return the predicted time of a training: of a network of a front with that of the search for all networks."""
+    """Return the predicted time of a training: of a smaller network of a front with that of the first."""
     if name.startswith(FRONT) and not name.endswith(SCRATCH):
-        return plan["minutes"] * (plan[FRONT]["search"] + plan[FRONT]["training"])
+        is_first = name == f"{FRONT} {max(plan[FRONT]['targets']):g}"
+        return plan["minutes"] * (1 if is_first else 1 + plan[FRONT]["training"])
     return plan["minutes"] * (2 if name.endswith(TWICE) else 1)
 
 

@@ -303,7 +303,7 @@ def judge_equal_time(result: dict[str, Any]) -> Iterator[Goal]:
             yield Goal(area, goal, f"{found.mean:+.1f} %{interval}", found.mean <= most, command)
     fronts = [record for name, record in of.items() if name.startswith("front ") and "to_scratch" in record]
     for record in [ours, *fronts] if "to_scratch" in ours else fronts:
-        less = "" if record is ours else ", the network of the front for a quarter after the search"
+        less = "" if record is ours else ", the network of the front for a quarter at most after a larger one"
         goal = f"{record['name']}: perplexity relative to its network from scratch, trained for the whole time{less}"
         found = record["to_scratch"]["percent"]
         yield Goal(area, f"{goal}: at most +1 %", f"{found:+.1f} %", found <= 1, command)

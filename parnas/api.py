@@ -121,8 +121,8 @@ def retrain(
             `arch.yaml`, or a run (for a search its `arch.yaml`, or the argmax of its last pi). By default `model.arch`
             of the configuration.
         overrides: settings by dotted key (docs/configuration.md).
-        inherit: the run of a search whose weights the training starts from; its configuration and its architecture are
-            the default.
+        inherit: the run of a search, or of a retraining, whose weights the training starts from; its configuration and
+            its architecture are the default.
         one_run: with `inherit`, train the second part of a one-run training; see `search`.
         run: the run folder, by default a new `runs/retrain-CONFIG`; an unfinished retraining in it is resumed.
         resume: require that `run` holds a retraining to resume; without `config`, its configuration is used.
@@ -393,8 +393,8 @@ def pipeline(
             "interleaved", "all-f" and the presets of docs/layers.md.
         one_run: search in the share `search.share` of `train.steps`, then train the derived network on, from its
             weights in the SuperNet.
-        front: cost targets; derive a network within each, and train each for a quarter of `train.steps` from the
-            weights of the search, instead of one network.
+        front: cost targets; train the network within the highest as with `one_run`; each other one is a part of the one
+            before, trained for a quarter of `train.steps`.
         finalists: train up to this many networks, with fewer and fewer attention layers, for an eighth of the steps,
             and retrain the best.
         tune_eval: also evaluate with dynamic evaluation and the cache, at the best settings.

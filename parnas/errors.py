@@ -24,6 +24,9 @@ class OverBudget(ParnasError):
         super().__init__(message)
         self.cheapest = cheapest
 
+    def __reduce__(self) -> tuple[type["OverBudget"], tuple[str, float]]:  # by default without `cheapest`
+        return type(self), (str(self), self.cheapest)
+
 
 class Diverged(ParnasError):
     """A training whose losses, gradients or weights are no longer finite."""

@@ -27,7 +27,8 @@ the search is the first part of the training: the derived network starts from it
 
     parnas pipeline CONFIG --front 0.3,0.5,0.8
 
-one search serves several networks. This page shows how well a search of few steps ranks networks and what a step costs,
+one search serves several networks: the largest is trained in this way, and each other one is a part of the one before,
+trained further. This page shows how well a search of few steps ranks networks and what a step costs,
 and, as far as the trainings are finished, compares both with networks that are known from the start and trained from
 scratch.
 """
@@ -43,8 +44,8 @@ SECTIONS = {
         "Trainings of equal time",
         "Each training has the same predicted time on an idle core: {minutes} minutes, search and re-ranking included. *Seconds* is "
         "the median of the measured times, of trainings from three or more seeds; two trainings ran at once, at times beside "
-        "other programs. The networks of a front have one search of that time together, and a "
-        "quarter of the time each. *Latency share* is the measured latency of the blocks relative to that of the "
+        "other programs. The largest network of a front is a one run within the highest target; each "
+        "other one is a part of the one before, trained for a quarter of the time. *Latency share* is the measured latency of the blocks relative to that of the "
         "interleaved 12 blocks, *steps* are those of the search and of the training, perplexity is per piece on the validation split of WikiText-2, "
         "differences are paired by seed. Measured by `python benchmarks/equal_time.py`",
     ),

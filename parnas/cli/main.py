@@ -205,8 +205,8 @@ def retrain(
         Option(
             "--from",
             metavar="RUN",
-            help="Folder of a search whose weights the training starts from; its configuration and its architecture "
-            "are the default.",
+            help="Folder of a search, or of a retraining, whose weights the training starts from; its configuration "
+            "and its architecture are the default.",
         ),
     ] = None,
     one_run: Annotated[
@@ -325,9 +325,9 @@ def pipeline(
         str | None,
         Option(
             metavar="N|SHARE,…",
-            help="Derive a network within each of several cost targets (see derive --front) in the share search.share "
-            "of train.steps, train these networks in turns in the rest, then each for a quarter of train.steps by "
-            "itself. Not with --one-run or --finalists.",
+            help="Train a network within each of several cost targets (given as for derive --front): the one within "
+            "the highest as with --one-run; each other one is a part of the one before, trained for a quarter of "
+            "train.steps. Not with --one-run or --finalists.",
         ),
     ] = None,
     finalists: Annotated[

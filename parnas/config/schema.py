@@ -362,6 +362,13 @@ class CostConfig(Section):
         description="Cost target: largest cost of the blocks, as a share of that of the interleaved network of the "
         "same depth; null: no target.",
     )
+    spend: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Least cost of the derived network as a share of the cost target, such as 0.9, where some network "
+        "has it: a short search underrates costly layers.",
+    )
     weight: float | None = Field(
         None,
         ge=0,
@@ -409,8 +416,8 @@ class SearchConfig(Section):
         0.2,
         gt=0,
         lt=1,
-        description="With --one-run or --front: share of train.steps in which the search trains sampled paths; in the "
-        "other steps the derived network, or the networks of the front, are trained, from these weights.",
+        description="With --one-run or --front: share of train.steps in which the search trains its SuperNet; in the "
+        "other steps the derived network is trained, from these weights.",
     )
     alpha_start_step: int = Field(200, ge=0, description="Step from which alpha is trained too (FBNet, section 3).")
     alpha_lr: float = Field(
@@ -450,13 +457,6 @@ class SearchConfig(Section):
         description="Least number of attention layers of the derived network, variants of attention included. In short "
         "searches attention looks worse than it is, since it learns more slowly than convolutions; null: 1 with "
         "--one-run if the space has attention, else 0. A limit of attention (`parnas derive --max s=0`) replaces it.",
-    )
-    front: tuple[float, ...] = Field(
-        (),
-        description="For the estimator uniform: cost targets up to search.cost.target, such as [0.3, 0.5]. Once alpha "
-        "is frozen, a network is selected within each of them too, and each step trains one of the selected networks, "
-        "so that all of them can be retrained from these weights (`parnas pipeline --front`). They are nested: each "
-        "contains the layers of the cheaper ones, some of them replaced by attention (the most costly candidate).",
     )
     uniform_fraction: float = Field(
         0.6,
@@ -581,11 +581,6 @@ class SearchConfig(Section):
         return {ATTENTION: self.least_attention} if self.least_attention else {}
 
     @property
-    def targets(self) -> tuple[float | None, ...]:
-        """The cost targets within which the search selects networks, in ascending order; the last is `cost.target`."""
-        return (*sorted({*self.front} - {self.cost.target}), self.cost.target)
-
-    @property
     def alpha_end_step(self) -> int:
         """First step at which alpha is frozen; `steps` for estimators other than uniform, which never freeze it."""
         return round(self.uniform_fraction * self.steps) if self.estimator == "uniform" else self.steps
@@ -602,10 +597,6 @@ class SearchConfig(Section):
         if self.least_attention and self.least_attention > self.attention_blocks:
             problem = f"is {self.least_attention}, but {self.attention_blocks} block(s) have attention as a candidate"
             yield "least_attention", problem
-        if self.front and (self.estimator != "uniform" or self.cost.target is None or not self.rerank_count):
-            yield "front", "is for estimator uniform with a cost target (search.cost.target) and with re-ranking"
-        elif self.front and not all(0 < target <= (self.cost.target or 0) for target in self.front):
-            yield "front", f"has a target that is not above 0 and at most search.cost.target, {self.cost.target:g}"
         if self.block_ridge is not None and self.estimator != "uniform":
             yield "block_ridge", f"is {self.block_ridge:g}, which is for estimator uniform; leave it at null"
         if self.tau_end > self.tau_start:
@@ -657,8 +648,9 @@ class TrainConfig(Section):
     )
     inherit: str | None = Field(
         None,
-        description="Folder of a finished search: the training starts from the weights of its SuperNet; null: from "
-        "scratch. Retraining only.",
+        description="Folder of a finished search or retraining: the training starts from the weights of its SuperNet, "
+        "or of its network, of which model.arch may have a part (i in place of the other layers); null: from scratch. "
+        "Retraining only.",
     )
     average: float = Field(
         0.0,

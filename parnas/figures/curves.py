@@ -52,7 +52,7 @@ class Curves:
         valid: Perplexity of the validation split.
         argmax: Validation perplexity of a search's derived network with the shared weights; empty if `valid` holds
             the same values. Otherwise `valid` is the perplexity of the SuperNet with candidates weighted by pi.
-        first: Number of steps of the search from which the run inherited its weights; the curves begin there.
+        first: Number of steps that trained the weights from which the run started; the curves begin there.
     """
 
     name: str
@@ -90,7 +90,7 @@ class Curves:
 
 
 def first_step(run: Run) -> int:
-    """Return the number of steps of the search from which a run inherited its weights; 0 if it started from scratch."""
+    """Return the number of steps that trained the weights from which a run started; 0 if it started from scratch."""
     inherited = run.inherited()
     return 0 if inherited is None else inherited.steps
 
@@ -156,7 +156,7 @@ def curve_notes(curves: Sequence[Curves]) -> list[str]:
     if any(run.argmax for run in curves):
         notes.append("Dotted lines: validation of a search's derived network.")
     if any(run.first for run in curves):
-        notes.append("Curves of networks with inherited weights begin after the steps of the search.")
+        notes.append("Curves of networks with inherited weights begin after the steps that trained these weights.")
     if (limit := _cut(curves)) is not None:
         notes.append(f"Training curves are cut off above {limit:,.0f}.")
     return notes

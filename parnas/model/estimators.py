@@ -180,11 +180,8 @@ class Estimator:
     def load_state_dict(self, state: Mapping[str, Tensor], device: torch.device) -> None:
         """Restore the state that `state_dict` stored, on `device`."""
 
-    def select(self, paths: Tensor, explores: bool = True) -> None:
-        """Receive the selected paths, one-hot [K, N, C], when alpha is frozen; by default keep on sampling by pi.
-
-        `explores` is whether the selected paths are sampled with random changes.
-        """
+    def select(self, path: Tensor) -> None:
+        """Receive the selected path, one-hot [N, C], when alpha is frozen; by default ignore it and sample by pi."""
 
 
 class _Soft(Estimator):
@@ -329,11 +326,8 @@ class UniformPath(Estimator):
         ]
         self.probabilities = F.normalize(torch.tensor(weights), p=1)  # [N, C]; 0 where a block lacks a candidate
         self.gram, self.moment = torch.zeros(size, size), torch.zeros(size)
-        self.ridge = RIDGE * torch.eye(
-            size
-        )  # inverse of the prior covariance of w, [N·C, N·C], in units of a pair's noise
-        self.selected: Tensor | None = None  # one-hot [K, N, C]: the paths to fine-tune, once alpha is frozen
-        self.explores = True  # whether a selected path is sampled with random changes
+        self.ridge = RIDGE * torch.eye(size)  # [N·C, N·C], inverse prior covariance of w in units of a pair's noise
+        self.selected: Tensor | None = None  # one-hot [N, C]: the path to fine-tune, once alpha is frozen
         # The weights of a block's one-hot rows sum to 1, so each block has one coefficient less than candidates.
         coefficients = max(1, sum(len(names) - 1 for names in self.block_spaces))
         self.forgetting = 1 - 1 / (_PAIRS_PER_COEFFICIENT * coefficients)
@@ -392,20 +386,15 @@ class UniformPath(Estimator):
 
         With paths that differ, a step trains more of the candidates, and its gradient favours no composition of layers
         (strict fairness of FairNAS, Chu et al. 2019, arXiv 1907.01845, which has one path for each candidate). The one
-        path is a random one of those that were selected; if `explores`, it has random changes: with probability `tau` a
-        block runs a layer sampled by pi instead.
+        path is the selected one with random changes: with probability `tau` a block runs a layer sampled by pi instead.
         """
         if self.selected is None:
             chosen = sample_spread(self.probabilities, count, generator)  # alpha plays no part
             paths = F.one_hot(chosen, len(self.space)).to(alpha.dtype)
             return [make_path(path, device=alpha.device) for path in paths]
-        path = self.selected[0].to("cpu", alpha.dtype)
-        if len(self.selected) > 1:
-            path = self.selected[torch.randint(len(self.selected), (), generator=generator)].to("cpu", alpha.dtype)
-        if self.explores:
-            by_pi = _sample_one_hot(alpha.detach(), 1.0, generator)
-            changes = torch.rand(len(alpha), 1, generator=generator) < tau
-            path = torch.where(changes, by_pi.cpu(), path) if changes.any() else path
+        selected, by_pi = self.selected.to("cpu", alpha.dtype), _sample_one_hot(alpha.detach(), 1.0, generator)
+        explores = torch.rand(len(alpha), 1, generator=generator) < tau
+        path = torch.where(explores, by_pi.cpu(), selected) if explores.any() else selected
         return [make_path(path, device=alpha.device)]
 
     def arch_loss(
@@ -447,9 +436,9 @@ class UniformPath(Estimator):
         solution: Tensor = torch.linalg.solve(self.gram + self.ridge.to(self.moment), self.moment)
         return solution.view(len(self.block_spaces), -1)
 
-    def select(self, paths: Tensor, explores: bool = True) -> None:
-        """Sample these paths, one-hot [K, N, C], from now on (see `sample_several`)."""
-        self.selected, self.explores = paths, explores
+    def select(self, path: Tensor) -> None:
+        """Sample this path, one-hot [N, C], from now on, with random changes (see `sample_several`)."""
+        self.selected = path
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the two sums of the linear fit, `gram` and `moment`."""

@@ -218,30 +218,16 @@ class SuperNet(TransformerXL):
         Raises:
             ParnasError: the architecture has more or fewer blocks than the SuperNet, or a layer that its block lacks.
         """
+        self.check_depth(architecture)
         blocks = self._stochastic()
-        if len(architecture) != len(blocks):
-            raise ParnasError(
-                f"{architecture} has {len(architecture)} blocks, but this SuperNet has {len(blocks)}; "
-                f"give an architecture of {len(blocks)} blocks."
-            )
         for number, (block, name) in enumerate(zip(blocks, architecture, strict=True), 1):
             if name not in block.candidates:
                 raise ParnasError(
                     f"{architecture} is not in this SuperNet: block {number} has no candidate {name}; give one of its "
                     f"candidates {', '.join(block.candidates)}."
                 )
-        with torch.random.fork_rng(devices=[]):  # its initial weights are not used and must cost no random number
-            network = TransformerXL.build(self.config, architecture, self.vocab_size)
-        # The parts outside the blocks have the same names in both networks. Blocks are renumbered, since the discrete
-        # network has none for identity: blocks.4.candidates.s.query.weight becomes, say, blocks.3.query.weight.
-        weights = {name: tensor for name, tensor in self.state_dict().items() if not name.startswith("blocks.")}
         layers = [block.candidates[name] for block, name in zip(blocks, architecture, strict=True)]
-        layers = [layer for layer in layers if not isinstance(layer, Identity)]
-        for number, layer in enumerate(layers):
-            weights |= {f"blocks.{number}.{name}": tensor for name, tensor in layer.state_dict().items()}
-        # Shared attention biases u and v are left out where no attention layer was derived.
-        network.load_state_dict({name: weights[name] for name in network.state_dict()})
-        return network.to(self.alpha().device).train(self.training)
+        return self.copy_layers(architecture, [cast(Block, each) for each in layers if not isinstance(each, Identity)])
 
     def _stochastic(self) -> list[StochasticBlock]:
         return cast(list[StochasticBlock], list(self.blocks))

@@ -65,6 +65,46 @@ class TransformerXL(nn.Module):
         blocks = [make_layer(name, config) for name in architecture if name != IDENTITY]
         return TransformerXL(config, blocks, vocab_size)
 
+    def extract(self, architecture: Architecture) -> "TransformerXL":
+        """Return the network of some of the blocks, with a copy of their weights.
+
+        Args:
+            architecture: the layer of each block of this network, or identity for a block to leave out.
+
+        Raises:
+            ParnasError: the architecture has more or fewer blocks than this network.
+        """
+        self.check_depth(architecture)
+        blocks = cast(list[Block], list(self.blocks))
+        return self.copy_layers(
+            architecture, [block for block, name in zip(blocks, architecture, strict=True) if name != IDENTITY]
+        )
+
+    def check_depth(self, architecture: Architecture) -> None:
+        """Raise `ParnasError` if an architecture has more or fewer blocks than this network."""
+        if len(architecture) != len(self.blocks):
+            name = type(self).__name__
+            raise ParnasError(
+                f"{architecture} has {len(architecture)} blocks, but this {name} has {len(self.blocks)}; "
+                f"give an architecture of {len(self.blocks)} blocks."
+            )
+
+    def copy_layers(self, architecture: Architecture, layers: Sequence[Block]) -> "TransformerXL":
+        """Return the discrete network of an architecture with copies of the weights of `layers` and of all other parts.
+
+        `layers` are those of the architecture without identity.
+        """
+        with torch.random.fork_rng(devices=[]):  # its initial weights are not used and must cost no random number
+            network = TransformerXL.build(self.config, architecture, self.vocab_size)
+        # The parts outside the blocks have the same names in both networks. Blocks are renumbered, since the discrete
+        # network has none for identity: blocks.4.candidates.s.query.weight becomes, say, blocks.3.query.weight.
+        weights = {name: tensor for name, tensor in self.state_dict().items() if not name.startswith("blocks.")}
+        for number, layer in enumerate(layers):
+            weights |= {f"blocks.{number}.{name}": tensor for name, tensor in layer.state_dict().items()}
+        # Shared attention biases u and v are left out where the architecture has no attention layer.
+        network.load_state_dict({name: weights[name] for name in network.state_dict()})
+        return network.to(next(self.parameters()).device).train(self.training)
+
     def forward(
         self,
         tokens: Tensor,

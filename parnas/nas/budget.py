@@ -48,9 +48,10 @@ class Budget(NamedTuple):
             within += "".join(f" with at least {number} of {key}" for key, number in self.least.items())
             # Rounded up, so that the target given in the message is met.
             least = math.ceil(1000 * error.cheapest / costs.interleaved) / 1000
+            without = ", or search.least_attention to 0" if self.least else ""
             raise OverBudget(
                 f"No network{within} costs at most {target:g} of the interleaved network's {costs.metric}; set the "
-                f"cost target, search.cost.target or cost_target (--cost-target), to {least:g} or more.",
+                f"cost target, search.cost.target or cost_target (--cost-target), to {least:g} or more{without}.",
                 error.cheapest,
             ) from error
         except ParnasError as error:
@@ -58,6 +59,20 @@ class Budget(NamedTuple):
                 raise
             targets = ", ".join(f"{each.metric}={most:g}" for each, most in self.further)
             raise ParnasError(f"{error} The further targets are {targets} (--within).") from error
+
+    def spend(self, share: float, pi: Sequence[Mapping[str, float]]) -> "Budget":
+        """Return the budget with a least cost, as a share of the target; this budget if no network has such a cost.
+
+        `pi` holds for each block the probability of each candidate, by name.
+        """
+        if self.costs is None or self.target is None or not share or self.target == math.inf:
+            return self
+        budget = self._replace(floor=share * self.target)
+        try:
+            budget.most_probable(pi)
+        except ParnasError:
+            return self
+        return budget
 
     def allows(self, layers: Sequence[str]) -> bool:
         """Return whether an architecture, one layer name per block, is within the budget."""

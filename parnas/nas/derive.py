@@ -55,12 +55,11 @@ class Constraints:
     further: Mapping[Metric, float] = field(default_factory=dict)  # targets of further metrics, shares likewise
 
     def are_those_of(self, search: SearchConfig) -> bool:
-        """Return whether these constraints are ones by which the search itself selects an architecture."""
-        own = {"metric": search.cost.metric, "rerank_top_k": search.rerank_count}
+        """Return whether these constraints are those by which the search itself selects an architecture."""
+        own = {"cost_target": search.cost.target, "metric": search.cost.metric, "rerank_top_k": search.rerank_count}
         return (
             not self.limits
             and not self.further
-            and self.cost_target in (None, *search.targets)
             and all(getattr(self, name) in (None, value) for name, value in own.items())
         )
 
@@ -203,6 +202,8 @@ def read_constraints(
         name, equals, count = text.rpartition("=")
         if not equals or not name or not count.isdecimal():
             raise ParnasError(f"A limit (--max) is {text!r}; give a layer and a number of blocks, such as s=4.")
+        if name in limits:
+            raise ParnasError(f"Two limits (--max) are for {name}; leave out one of them.")
         limits[name] = int(count)
     for option, given, least in (("top_k (--top-k)", top_k, 1), ("rerank_top_k (--rerank-top-k)", rerank_top_k, 0)):
         if given is not None and given < least:
@@ -219,9 +220,11 @@ def read_within(text: str) -> dict[str, float]:
     """
     targets = {}
     for part in text.split(","):
-        metric, _, share = part.partition("=")
+        metric, _, share = (each.strip() for each in part.partition("="))
+        if metric in targets:
+            raise ParnasError(f"Two cost targets (--within) are for {metric}; leave out one of them.")
         try:
-            targets[metric.strip()] = float(share)
+            targets[metric] = float(share)
         except ValueError:
             raise ParnasError(
                 f"A cost target (--within) is {part!r}; give a metric and a share, such as latency=0.5."
@@ -260,18 +263,13 @@ def derive(
         (costs_of_run(run.folder, config, metric, reporter), share) for metric, share in constraints.further.items()
     ]
     least = {name: count for name, count in config.search.least_layers.items() if name not in constraints.limits}
-    budget = Budget(costs, target, constraints.limits, further, least)
+    budget = Budget(costs, target, constraints.limits, further, least).spend(config.search.cost.spend, pi)
     # 2. Re-rank by held-out loss, as the search does when alpha is frozen; the search has stored its result.
     scored: list[ScoredNetwork] = []
     rerank_count = config.search.rerank_count if constraints.rerank_top_k is None else constraints.rerank_top_k
     if rerank_count and (constraints.rerank_top_k is not None or step >= config.search.alpha_end_step):
-        known = constraints.are_those_of(config.search) and (not known_good or bool(config.search.front))
+        known = constraints.are_those_of(config.search) and not known_good
         scored = _stored_ranking(run, config, step, pi, budget) if known else []
-        if known and config.search.front and run.reranked() is None:
-            raise ParnasError(
-                f"{run.folder / RERANK} is missing: it lists the networks that the search trained after alpha was "
-                "frozen. Restore it, or derive others, with another target or rerank_top_k (--rerank-top-k)."
-            )
         if not scored:
             reporter.note("evaluating networks with the shared weights; set rerank_top_k to 0 to skip this")
             settings = config.replace(search__rerank_top_k=rerank_count)
@@ -300,8 +298,8 @@ def derive(
 def _stored_ranking(
     run: Run, config: Config, step: int, pi: Sequence[Mapping[str, float]], budget: Budget
 ) -> list[ScoredNetwork]:
-    """Return the networks that the search has re-ranked for a target, best first; empty if it stored none by `step`."""
-    stored = read_rerank(run, step, budget.target)
+    """Return the networks that the search has re-ranked, best first; empty if it has stored none until `step`."""
+    stored = read_rerank(run, step)
     if any(
         len(layers) != len(pi) or any(not block.get(name) for name, block in zip(layers, pi, strict=True))
         for layers in stored

@@ -7,15 +7,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from parnas.architecture import Architecture
 from parnas.errors import OverBudget, ParnasError
 from parnas.nas.derive import Constraints, Derivation, derive, write_derivation
 from parnas.nas.rerank import HeldOutLosses, losses_of_run
-from parnas.runs.files import read_json_object, write_json
+from parnas.runs.files import write_json
 from parnas.runs.run import ARCH_FILE, DERIVED_FRONT, Run
 from parnas.training.progress import Reporter, Silent
 
-__all__ = ["Front", "check_targets", "derive_front", "read_front", "read_targets"]
+__all__ = ["Front", "check_targets", "derive_front", "read_targets"]
 
 _MOST_TARGETS = 100
 
@@ -27,12 +26,8 @@ class Front:
     derivations: tuple[Derivation, ...]
     targets: tuple[float, ...]
 
-    def networks(self) -> dict[float, str]:
-        """Return the architectures by target."""
-        return {each.target: str(each.architecture) for each in self.derivations if each.target is not None}
-
     def to_rows(self) -> list[dict[str, Any]]:
-        """Return for each target the network, its cost loss and score, as plain values."""
+        """Return for each target the network, its cost, loss and score, as plain values."""
         rows = []
         for each in self.derivations:
             best = each.ranking[0]
@@ -94,23 +89,6 @@ def check_targets(targets: Sequence[float], given: str) -> tuple[float, ...]:
             "shares of the interleaved network's cost, such as 0.3,0.5,0.8, which differ in the first six digits."
         )
     return tuple(sorted(set(targets)))
-
-
-def read_front(run: Run, targets: Sequence[float]) -> dict[float, str]:
-    """Return the architectures that `Front.write` stored in the folder of a search, by target.
-
-    The result is empty if the stored front is for other targets, for another metric than the search's, or has further
-    constraints.
-    """
-    path = run.folder / DERIVED_FRONT
-    content = read_json_object(path) if path.is_file() else {}
-    given: dict[str, Any] = {"metric": run.config().search.cost.metric, "targets": list(targets), "constraints": {}}
-    if {key: content.get(key) for key in given} != given:
-        return {}
-    try:
-        return {float(row["target"]): str(Architecture.parse(row["arch"])) for row in content["networks"]}
-    except (KeyError, TypeError, ValueError, ParnasError) as error:
-        raise ParnasError(f"{path} was not written by parnas derive --front; delete it.") from error
 
 
 def derive_front(

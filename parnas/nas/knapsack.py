@@ -121,11 +121,10 @@ def most_probable(
     by_cost = [{name: cost_of[name] for name in block} for block in blocks]
     cheapest = _make_knapsack(by_cost, [_Resource(cost_of, None), *others]).solve(1)
     if not cheapest:
-        budgets = f" and to {len(further)} further budget(s)" if further else ""
-        fewest = "".join(f" and has at least {count} of {key!r}" for key, count in least.items())
-        raise ParnasError(
-            f"No network of these candidates keeps to the limits {dict(limits)}{fewest}{budgets}; change one of them."
-        )
+        bounds = [f"at most {count} of {key!r}" for key, count in limits.items()]
+        bounds += [f"at least {count} of {key!r}" for key, count in least.items()]
+        bounds += [f"{len(further)} further budget(s)"] if further else []
+        raise ParnasError(f"No network of these candidates keeps to {', '.join(bounds)}; change one of them.")
     within = f" within the limits {dict(limits)}" if limits else ""
     within += "".join(f" with at least {count} of {key!r}" for key, count in least.items())
     within += f"{' and' if limits else ' within'} the further budgets" if further else ""

@@ -4,16 +4,16 @@ The two parts are runs of `search` and `retrain` in two folders; this module mak
 whole training.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from parnas.config.loader import Config
 from parnas.errors import ParnasError
 from parnas.runs.run import Run
 
-__all__ = ["second_part", "split_front", "split_training"]
+__all__ = ["healing", "second_part", "split_training"]
 
-_FRONT_SHARE = 0.25  # steps of a network of a front, as a share of train.steps
+_HEALING_SHARE = 0.25  # steps in which a network recovers from the loss of layers, as a share of train.steps
+_HEALING_RATE = 0.375  # peak of the learning rate in these steps, as a share of train.lr
 _RERANKED, _EVOLVED = 6, 1  # networks to re-rank, and steps of the evolutionary search for each block
 _RERANK_TOKENS = 8192  # the weights of a short search predict too little for a longer text to matter
 _BLOCK_RIDGE = 100.0  # of greatest marginal likelihood in searches of 600 steps
@@ -42,45 +42,14 @@ def split_training(config: Config, folder: Path) -> tuple[Config, Config]:
     Raises:
         ParnasError: `train.steps` is too small to be divided.
     """
-    steps = _search_steps(config)
-    return _short_search(config, steps, steps), inheriting(config, folder, config.train.steps - steps)
-
-
-def split_front(config: Config, folder: Path, targets: Sequence[float]) -> tuple[Config, Config]:
-    """Return the configurations of a search for several cost targets, and of the retraining of each of its networks.
-
-    The search takes `train.steps` steps. In the share `search.share` it is that of `split_training`; then a network is
-    selected within each target, and each further step trains one of them, at the peak of the rate. The retraining, a
-    quarter of `train.steps`, is for each network by itself.
-
-    Args:
-        config: the configuration of the whole training.
-        folder: the run folder of the search.
-        targets: cost targets, ascending.
-
-    Raises:
-        ParnasError: `train.steps` is too small to be divided.
-    """
-    total = config.train.steps
-    first = _short_search(config, _search_steps(config), total, targets)
-    return first, inheriting(config, folder, max(1, round(_FRONT_SHARE * total)))
-
-
-def _search_steps(config: Config) -> int:
-    """Return the number of steps in which a one-run training trains sampled paths."""
-    steps = config.train.steps
-    if steps < _LEAST_STEPS:
-        raise ParnasError(f"train.steps is {steps}; a one-run training needs {_LEAST_STEPS} steps or more.")
-    return min(steps - 1, max(4, round(config.search.share * steps)))
-
-
-def _short_search(config: Config, sampling: int, steps: int, targets: Sequence[float] = ()) -> Config:
-    """Return the configuration of a search that trains sampled paths for `sampling` steps, and selected ones after."""
     train, search = config.train, config.search
+    if train.steps < _LEAST_STEPS:
+        raise ParnasError(f"train.steps is {train.steps}; a one-run training needs {_LEAST_STEPS} steps or more.")
+    steps = min(train.steps - 1, max(4, round(search.share * train.steps)))
     # Settings that the configuration leaves open: a short search needs fast steps, and little time at its end.
     defaults = {
         "gate_samples": 1,
-        "paths_within_target": search.estimator == "uniform" and bool(targets or search.cost.target),
+        "paths_within_target": search.estimator == "uniform" and search.cost.target is not None,
         "rerank_top_k": min(_RERANKED, search.rerank_count),
         "rerank_tokens": _RERANK_TOKENS,
         "evolution_steps": _EVOLVED * search.blocks,
@@ -89,14 +58,12 @@ def _short_search(config: Config, sampling: int, steps: int, targets: Sequence[f
     }
     # Alpha is trained often, in the second half: in a short search, what layers contribute to the loss changes fast.
     # Its rate falls linearly to zero, so that n updates of Adam move it by up to about n/2 times the first rate.
-    start, every = sampling // 2, min(search.alpha_every, _ALPHA_EVERY)
-    updates = -(-(sampling - start) // (every if search.alpha_share else 1))
+    start, every = steps // 2, min(search.alpha_every, _ALPHA_EVERY)
+    updates = -(-(steps - start) // (every if search.alpha_share else 1))
     # The rate must not rise faster than in the whole training: weights that this ruins do not recover later. A search
     # that ends before the warm-up does not reach the peak.
-    warmup_steps = min(train.warmup_steps, sampling - 1)
-    return config.replace(
-        search__front=tuple(targets),
-        search__cost__target=max(targets, default=search.cost.target),
+    warmup_steps = min(train.warmup_steps, steps - 1)
+    first = config.replace(
         search__steps=steps,
         search__lr=train.lr * (warmup_steps / train.warmup_steps if train.warmup_steps else 1),
         search__lr_decay=False,
@@ -104,9 +71,10 @@ def _short_search(config: Config, sampling: int, steps: int, targets: Sequence[f
         search__alpha_start_step=start,
         search__alpha_every=every,
         search__alpha_lr=max(search.alpha_lr, 2 * _ALPHA_RANGE / updates),
-        search__uniform_fraction=sampling / steps,
+        search__uniform_fraction=1.0,
         **{f"search__{name}": value for name, value in defaults.items() if getattr(search, name) is None},
     )
+    return first, inheriting(config, folder, train.steps - steps)
 
 
 def second_part(config: Config, folder: Path) -> Config:
@@ -125,7 +93,17 @@ def second_part(config: Config, folder: Path) -> Config:
     return second
 
 
-def inheriting(config: Config, search: Path, steps: int) -> Config:
-    """Return the configuration of a training of `steps` steps that starts from the weights of a search."""
+def healing(config: Config, folder: Path, steps: int | None = None) -> Config:
+    """Return the configuration of the training of a network that is a part of the one in the run folder `folder`.
+
+    It takes `steps` steps, by default a quarter of `train.steps`, at a lower rate than a training from scratch: the
+    higher rate would undo what the larger network has learnt.
+    """
+    steps = max(1, round(_HEALING_SHARE * config.train.steps)) if steps is None else steps
+    return inheriting(config, folder, steps).replace(train__lr=_HEALING_RATE * config.train.lr)
+
+
+def inheriting(config: Config, folder: Path, steps: int) -> Config:
+    """Return the configuration of a training of `steps` steps that starts from the weights of a run."""
     warmup_steps = min(config.train.warmup_steps, round(_REWARMED * steps))
-    return config.replace(train__inherit=str(search), train__steps=steps, train__warmup_steps=warmup_steps)
+    return config.replace(train__inherit=str(folder), train__steps=steps, train__warmup_steps=warmup_steps)

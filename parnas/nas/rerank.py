@@ -23,7 +23,7 @@ from functools import cache
 from statistics import fmean
 from typing import NamedTuple
 
-from parnas.architecture import IDENTITY, Architecture, drop_identity
+from parnas.architecture import Architecture, drop_identity
 from parnas.config.loader import Config
 from parnas.config.schema import SearchConfig
 from parnas.data.batching import split_share
@@ -31,7 +31,6 @@ from parnas.data.streams import Tokens, TokenStreams, prepare
 from parnas.errors import ParnasError
 from parnas.model.supernet import SuperNet
 from parnas.nas.budget import Budget
-from parnas.nas.cost import Costs
 from parnas.nas.evolution import evolve
 from parnas.nas.knapsack import LayerString
 from parnas.runs.records import RerankedNetwork, RerankRecord
@@ -45,7 +44,6 @@ from parnas.training.session import check_same_text
 __all__ = ["HeldOutLosses", "losses_of_run", "rank", "shared_weight_losses"]
 
 _SHORT_DIVISOR = 4  # the evolutionary search evaluates networks on the first quarter of the text
-_SPENT = 0.9  # least cost of a network of a front, as a share of its target
 
 
 class ScoredNetwork(NamedTuple):
@@ -116,49 +114,6 @@ def rank(
     )
 
 
-def rank_front(
-    pi: Sequence[Mapping[str, float]], budgets: Sequence[Budget], config: Config, losses: HeldOutLosses
-) -> list[list[ScoredNetwork]]:
-    """Return for each of several cost targets the networks that `rank` returns, such that the best ones are nested.
-
-    A block keeps the layer that it has in the best network within the target before, or gets the most costly candidate
-    instead; where that network has identity, the block may have any candidate. So the networks have most of their
-    layers in common, and to train one of them trains the others. Each spends most of its target, if some network does.
-
-    Args:
-        pi: for each block the probability of each candidate, by name.
-        budgets: the constraints, which differ in the cost target only, in ascending order.
-        config: the configuration of the search.
-        losses: the held-out losses of an architecture.
-
-    Raises:
-        ParnasError: no architecture is within the first budget.
-    """
-    rankings: list[list[ScoredNetwork]] = []
-    for budget in budgets:
-        assert budget.costs is not None
-        assert budget.target is not None
-        allowed = pi
-        if rankings:
-            before = rankings[-1][0].choice.layers
-            allowed = [_keep_or_raise(*each, budget.costs) for each in zip(pi, before, strict=True)]
-        spending = budget._replace(floor=_SPENT * budget.target)
-        try:
-            spending.most_probable(allowed)
-        except ParnasError:
-            spending = budget
-        rankings.append(rank(allowed, spending, config, losses))
-    return rankings
-
-
-def _keep_or_raise(block: Mapping[str, float], layer: str, costs: Costs) -> Mapping[str, float]:
-    """Return a block's probabilities, with 0 for all but `layer` and the most costly one unless `layer` is identity."""
-    if layer == IDENTITY:
-        return block
-    dearest = max((name for name, chance in block.items() if chance > 0), key=lambda name: costs.per_layer[name])
-    return {name: chance if name in (layer, dearest) else 0.0 for name, chance in block.items()}
-
-
 def score_network(choice: LayerString, loss: float, search: SearchConfig) -> ScoredNetwork:
     """Return a network with its score, given its shared-weight loss in nats per token."""
     # score = loss - e/2 log p; log p <= 0, so an improbable network needs a lower loss.
@@ -224,22 +179,16 @@ def losses_of_run(run: Run, reporter: Reporter) -> HeldOutLosses:
     return held_out_losses(loaded.model, loaded.config, streams)
 
 
-def write_rerank(run: Run, step: int, rankings: Mapping[float | None, Sequence[ScoredNetwork]]) -> None:
-    """Write the networks that were ranked at `step`, and their shared-weight losses, to `rerank.json` of the run.
-
-    `rankings` are by cost target, `None` without a target.
-    """
-    networks = []
-    for target, scored in rankings.items():
-        given = {} if target is None else {"target": target}
-        for each in scored:
-            arch = str(Architecture(each.choice.layers))
-            networks.append(RerankedNetwork(arch=arch, loss=each.shared_weight_loss, **given))
+def write_rerank(run: Run, step: int, ranking: Sequence[ScoredNetwork]) -> None:
+    """Write the networks that were ranked at `step`, and their shared-weight losses, to `rerank.json` of the run."""
+    networks = [
+        RerankedNetwork(arch=str(Architecture(each.choice.layers)), loss=each.shared_weight_loss) for each in ranking
+    ]
     run.write_rerank(RerankRecord(step=step, networks=networks))
 
 
-def read_rerank(run: Run, step: int, target: float | None) -> dict[tuple[str, ...], float]:
-    """Return the shared-weight loss of each network re-ranked for a target, by its layers, as stored in `rerank.json`.
+def read_rerank(run: Run, step: int) -> dict[tuple[str, ...], float]:
+    """Return the shared-weight loss of each re-ranked network, by its layers, as stored in `rerank.json`.
 
     Return an empty dictionary if the file is missing or from a step after `step`. A loss of NaN is read as infinite.
 
@@ -252,5 +201,4 @@ def read_rerank(run: Run, step: int, target: float | None) -> dict[tuple[str, ..
     return {
         Architecture.parse(network.arch).layers: math.inf if math.isnan(network.loss) else network.loss
         for network in record.networks
-        if network.target == target
     }

@@ -12,7 +12,7 @@ temperature, the noise and their schedules are in `architecture_optimizer.py`, t
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from parnas.architecture import Architecture
 from parnas.config.loader import Config
 from parnas.data.batching import Shuffle, TrainingBatches, split_share
 from parnas.data.streams import Tokens
-from parnas.errors import OverBudget, ParnasError
+from parnas.errors import ParnasError
 from parnas.model.estimators import arch_batch_size
 from parnas.model.gates import DetachedGates, Gates, backward_to_alpha
 from parnas.model.memory import Memory, map_memory
@@ -33,7 +33,7 @@ from parnas.nas.architecture_optimizer import ArchitectureOptimizer
 from parnas.nas.budget import Budget
 from parnas.nas.cost import Costs, costs_of_run, write_costs
 from parnas.nas.diagnostics import Monitor, describe_collapse
-from parnas.nas.rerank import held_out_losses, rank, rank_front, write_rerank
+from parnas.nas.rerank import held_out_losses, rank, write_rerank
 from parnas.runs.records import MetricsRecord, PiRecord
 from parnas.runs.run import PI, Run
 from parnas.training.checkpoints import Snapshot, save_checkpoint
@@ -71,8 +71,7 @@ class SearchTask(TrainingTask):
     ) -> None:
         search = session.config.search
         self.supernet, self.search, self.arch_batches, self.costs = model, search, arch_batches, costs
-        # One budget for each cost target of a front, and last the search's own, within which it derives its network.
-        self.budgets = [Budget(costs, target, least=search.least_layers) for target in search.targets]
+        self.budget = Budget(costs, search.cost.target, least=search.least_layers).spend(search.cost.spend, self.pi())
         if (count := search.samples_of_batch(rows := session.config.data.batch_size)) < (search.gate_samples or 1):
             session.reporter.note(
                 f"warning: search.gate_samples is {search.gate_samples}, which does not divide the {rows} rows of a "
@@ -83,7 +82,7 @@ class SearchTask(TrainingTask):
         relative_costs = None if costs is None else costs.relative(search.candidates).to(session.device.device)
         self.arch_optimizer = ArchitectureOptimizer(model, search, session.config.runtime.seed, relative_costs)
         self.arch_memory: Memory | None = None  # the SuperNet's memory of the held-out split
-        self.selected: list[Architecture] = []  # set when alpha is frozen: the last within the search's own target
+        self.selected: Architecture | None = None  # set when alpha is frozen
         self.monitor, self.warned = Monitor(search.candidates), False
 
     def train_step(self, step: int) -> StepResult:
@@ -138,30 +137,27 @@ class SearchTask(TrainingTask):
     def _freeze_alpha(self, step: int) -> None:
         """Store the shared weights, then select an architecture, whose path is fine-tuned from now on."""
         if step < self.search.steps and self.distributed.is_main:
-            # Fine-tuning fits the weights to few paths. Keep those before it, which are fair to all paths, so that a
+            # Fine-tuning fits the weights to one path. Keep those before it, which are fair to all paths, so that a
             # later `derive` can re-rank other networks with them.
             save_checkpoint(self.session.run.supernet, Snapshot.copy(step, self.supernet, {}))
-        self._select(self._rerank(step) if self.search.rerank_count else [self.architecture().layers])
+        self._select(self._rerank(step) if self.search.rerank_count else self.architecture())
 
-    def _select(self, networks: Iterable[Sequence[str]]) -> None:
-        """Set the selected networks, of which equal ones are one, and make the estimator sample their paths."""
-        self.selected = list(dict.fromkeys(map(Architecture, networks)))
-        columns = [[self.search.candidates.index(name) for name in each] for each in self.selected]
-        paths = functional.one_hot(torch.tensor(columns), len(self.search.candidates))
-        self.arch_optimizer.estimator.select(paths, explores=not self.search.front)
+    def _select(self, architecture: Architecture) -> None:
+        """Set the selected architecture, and make the estimator sample its path from now on."""
+        self.selected = architecture
+        chosen = torch.tensor([self.search.candidates.index(name) for name in architecture])
+        self.arch_optimizer.estimator.select(functional.one_hot(chosen, len(self.search.candidates)))
 
-    def _rerank(self, step: int) -> list[tuple[str, ...]]:
-        """Rank networks by the shared weights, store their losses, and return the best network within each target."""
+    def _rerank(self, step: int) -> Architecture:
+        """Rank networks by the shared weights, store their losses in the run folder, and return the best network."""
         config, run = self.session.config, self.session.run
         # As `derive` does with a finished search, but with the weights at hand; `derive` reads the stored losses.
         self.session.reporter.note("alpha is frozen; evaluating networks with the shared weights")
-        losses = held_out_losses(self.supernet, config, self.session.streams).cached()
-        pi, budgets = self.pi(), self.budgets
-        front = self.search.front
-        rankings = rank_front(pi, budgets, config, losses) if front else [rank(pi, budgets[0], config, losses)]
+        losses = held_out_losses(self.supernet, config, self.session.streams)
+        ranking = rank(self.pi(), self.budget, config, losses)
         if self.distributed.is_main:
-            write_rerank(run, step, dict(zip((budget.target for budget in budgets), rankings, strict=True)))
-        return [ranking[0].choice.layers for ranking in rankings]
+            write_rerank(run, step, ranking)
+        return Architecture(ranking[0].choice.layers)
 
     def pi(self) -> list[dict[str, float]]:
         """Return the current pi of each block, by name of the candidate."""
@@ -170,7 +166,7 @@ class SearchTask(TrainingTask):
 
     def architecture(self) -> Architecture:
         """Return the selected architecture or, while alpha is trained, the most probable one within the cost target."""
-        return self.selected[-1] if self.selected else Architecture(self.budgets[-1].most_probable(self.pi())[0].layers)
+        return self.selected or Architecture(self.budget.most_probable(self.pi())[0].layers)
 
     def weights(self) -> dict[str, nn.Parameter]:
         """Return the parameters that the weight step trains, by name: all but alpha."""
@@ -205,10 +201,6 @@ class SearchTask(TrainingTask):
             return {"valid": argmax, "argmax": argmax}
         mixture = self.validation_loss(self.supernet)
         return {"valid": mixture, "mixture": mixture, "argmax": argmax}
-
-    def describe(self) -> dict[str, Any]:
-        """Return the networks that were trained after alpha was frozen, for `summary.json`."""
-        return {"selected": [str(architecture) for architecture in self.selected]}
 
     def log(self, record: MetricsRecord) -> None:
         """Log a line of metrics; to a line of training add diagnostics of pi, and write pi to `pi.jsonl`."""
@@ -245,7 +237,7 @@ class SearchTask(TrainingTask):
             "arch_optimizer": self.arch_optimizer.state_dict(),
             "arch_memory": map_memory(self.distributed.gather_rows, self.arch_memory),
             "monitor": (self.monitor.network, self.monitor.changes),
-            "selected": [str(architecture) for architecture in self.selected],
+            "selected": None if self.selected is None else str(self.selected),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -255,8 +247,8 @@ class SearchTask(TrainingTask):
         rows = arch_batch_size(self.search.estimator, self.session.config.data.batch_size)
         self.arch_memory = self.local_memory(state["arch_memory"], rows)
         self.monitor.network, self.monitor.changes = state["monitor"]
-        if state["selected"]:
-            self._select([Architecture.parse(text).layers for text in state["selected"]])
+        if state["selected"] is not None:
+            self._select(Architecture.parse(state["selected"]))
 
 
 def search(config: Config, folder: Path, reporter: Reporter, resume: bool = False) -> Run:
@@ -299,21 +291,12 @@ def make_arch_batches(
 
 
 def _check_feasible(task: SearchTask) -> None:
-    """Raise `ParnasError` if no network meets the cost target, and leave out targets of a front that no network meets.
-
-    Called before the first step.
-    """
+    """Raise `ParnasError` if no network meets the cost target; called before the first step."""
     try:
         task.architecture()
     except ParnasError as error:
         folder = task.session.run.folder
         raise ParnasError(f"{error} Nothing was trained; you can use the folder {folder} again.") from error
-    for budget in task.budgets[:-1]:
-        try:
-            budget.most_probable(task.pi())
-        except OverBudget as error:
-            task.budgets.remove(budget)
-            task.session.reporter.note(f"the front has no network within {budget.target:g}: {error}")
 
 
 def _prepare_costs(session: Session) -> Costs:

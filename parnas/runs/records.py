@@ -141,11 +141,11 @@ class BestValidation(Record):
 
 
 class InheritedWeights(Record):
-    """The search in whose SuperNet a retraining found its first weights."""
+    """The search or retraining from whose weights a retraining started."""
 
     run: str  # the run folder
-    steps: _Count  # steps of the search that trained these weights
-    seconds: _Float  # of the whole search
+    steps: _Count  # steps that trained these weights, those that the run itself inherited included
+    seconds: _Float  # of the whole run, and of those from which it inherited
     sha256: str  # of the file of weights
 
 
@@ -157,7 +157,6 @@ class RunSummary(Record):
     steps: _Count
     seconds: _Float
     inherited: InheritedWeights | None = None  # `None`: trained from scratch
-    selected: list[str] = []  # in a search: the architectures that were trained after alpha was frozen
     parameters: _Count
     parameters_without_embeddings: _Count | None = None
     best: BestValidation | None = None
@@ -249,7 +248,6 @@ class RerankedNetwork(Record):
 
     arch: str
     loss: _Float  # nats per token
-    target: _OptionalFloat = None  # the cost target for which it was ranked
 
 
 class RerankRecord(Record):
@@ -324,7 +322,7 @@ class ComparisonRow(Record):
     steps: _Count | None = None
     epochs: _OptionalFloat = None
     train_seconds: _OptionalFloat = None
-    inherited_steps: _Count | None = None  # steps of the search whose weights the training started from
+    inherited_steps: _Count | None = None  # steps that trained the weights from which the training started
     total_seconds: _OptionalFloat = None  # of the training and of that search
     latency_ms: _OptionalFloat = None  # median time of a segment, with one row
     latency_p95_ms: _OptionalFloat = None

@@ -43,15 +43,15 @@ def resolve_config_and_run(
     """Return the configuration and the run folder of a training.
 
     Args:
-        settings: The configuration; by default that of `run` if `resume` is true, that of the search `inherit` if one
+        settings: The configuration; by default that of `run` if `resume` is true, that of the run `inherit` if one
             is given, else the preset demo.
         overrides: Settings that replace those of the configuration.
         run: The run folder; by default a new `runs/COMMAND-CONFIG`, with a number appended if it exists.
         resume: Whether a run is to be resumed, which requires `run`.
         command: The command that trains; the name of a new folder begins with it.
         arch: An architecture, or a file or run folder with one; replaces `model.arch`.
-        inherit: The run folder of a search whose weights the training starts from; replaces `train.inherit`. Without
-            an architecture, that of the search is trained.
+        inherit: The run folder of a search or retraining whose weights the training starts from; replaces
+            `train.inherit`. Without an architecture, that of the run is trained.
 
     Raises:
         ParnasError: `run` is required but not given, or the configuration or the architecture is not valid.

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from parnas.architecture import IDENTITY, Architecture
 from parnas.config.loader import Config
-from parnas.errors import ParnasError
+from parnas.errors import OverBudget, ParnasError
 from parnas.evaluation.comparison import Comparison, compare, median_rate
 from parnas.evaluation.loading import EvalOptions
 from parnas.evaluation.tune_eval import Grid
@@ -19,11 +20,12 @@ from parnas.figures.curves import draw_learning_curves
 from parnas.figures.draw import draw_report, draw_run
 from parnas.figures.heatmap import AnimationOptions
 from parnas.figures.report.data import COMPARISON
-from parnas.nas.cost import costs_of_run
+from parnas.nas.cost import Costs, costs_of_run
 from parnas.nas.derive import Derivation, derive, write_derivation
-from parnas.nas.front import check_targets, derive_front, read_front
-from parnas.nas.one_run import split_front, split_training
+from parnas.nas.front import check_targets
+from parnas.nas.one_run import healing, split_training
 from parnas.nas.search import search
+from parnas.nas.shrink import shrink
 from parnas.runs.files import read_json
 from parnas.runs.records import parse_rows
 from parnas.runs.run import TUNED_EVAL, Run
@@ -35,6 +37,8 @@ from parnas.training.progress import Reporter
 from parnas.training.retrain import retrain
 
 __all__ = ["PipelineResult", "run_pipeline"]
+
+_SPENT = 0.9  # least cost of the largest network of a front, as a share of its target
 
 
 @dataclass(frozen=True)
@@ -84,26 +88,26 @@ def run_pipeline(
         folder: the folder of the pipeline; each training has a subfolder.
         reporter: receives the progress.
         one_run: make the search a part of the training: see `split_training`.
-        front: cost targets; one search derives a network within each and trains these in turns (see
-            `split_front`); then each is trained further by itself, for a quarter of `train.steps`. By default one
-            network within `search.cost.target` is trained.
+        front: cost targets. The search is a part of the training of the network within the highest target; for each
+            lower one this network shrinks further (see `_train_front`). By default one network within
+            `search.cost.target` is trained.
         finalists: train up to this many networks briefly, the derived network and others with fewer and fewer attention
             layers, and take the best of them as the derived network; 1 for no such trainings.
         tune_eval: also evaluate dynamically and with a cache, with settings tuned on the validation split.
         test: also compare on the test split, in the subfolder `test`; a comparison that exists there is kept.
 
     Raises:
-        ParnasError: `config` has an architecture, `train.inherit` or `search.front`, `finalists` is less than 1, more
-            than one of `finalists`, `front` and `one_run` is given, or `folder` holds trainings of another
+        ParnasError: `config` has an architecture or `train.inherit`, `finalists` is less than 1, more than one of
+            `finalists`, `front` and `one_run` is given, or `folder` holds trainings of another
             configuration or network.
     """
     _check_arguments(config, one_run, front, finalists)
     # 1. Search and derive a network, or select a network with less attention by short trainings.
     search_config = derived_config = config
-    if front:
+    if front:  # search for the network within the highest target, which then shrinks
         front = check_targets(front, str(list(front))[:60])
-        search_config, derived_config = split_front(config, folder / "search", front)
-    elif one_run:
+        config = config.replace(search__cost__target=front[-1], search__cost__spend=_SPENT)
+    if one_run or front:
         search_config, derived_config = split_training(config, folder / "search")
     searched = train_once(search, search_config, folder / "search", reporter)
     derivation, trained_finalists = derive(searched), list[Finalist]()
@@ -115,11 +119,9 @@ def run_pipeline(
         derivation = replace(trained_finalists[0].derivation, finalists=strings)
 
     # 2. Retrain the derived network, or those of the front, and the baselines.
-    if front:
-        trainings = _prepare_front(searched, front, derived_config, reporter)
-    else:
-        trainings = {DERIVED: derived_config.replace(model__arch=str(derivation.architecture))}
     costs = derivation.costs or costs_of_run(searched.folder, searched.config(), config.search.cost.metric, reporter)
+    derived = f"front-{front[-1]:g}" if front else DERIVED
+    trainings = {derived: derived_config.replace(model__arch=str(derivation.architecture))}
     for name, arch in hand_designed(baselines, derivation.architecture, costs, config.search.blocks).items():
         trainings[name] = config.replace(model__arch=arch)
     for name, training in trainings.items():
@@ -129,6 +131,8 @@ def run_pipeline(
     for name, training in trainings.items():
         reporter.note(f"{name}: training {training.model.arch}")
         runs[name] = train_once(retrain, training, folder / name, reporter)
+        if front and name == derived:
+            runs |= _train_front(runs[name], front, config, search_config, costs, reporter)
 
     # 3. Compare and draw them.
     comparison, test_comparison, written = _compare(folder, searched, runs, tune_eval, test, reporter)
@@ -158,8 +162,6 @@ def _check_arguments(config: Config, one_run: bool, front: Sequence[float], fina
         )
     if config.train.inherit is not None:
         raise ParnasError("train.inherit is for parnas retrain; a pipeline searches first (--one-run inherits too).")
-    if config.search.front:
-        raise ParnasError("search.front is set by a pipeline itself; leave it out and give the targets by --front.")
 
 
 def _compare(
@@ -192,26 +194,39 @@ def _compare(
     return comparison, test_comparison, written
 
 
-def _prepare_front(searched: Run, targets: Sequence[float], config: Config, reporter: Reporter) -> dict[str, Config]:
-    """Derive a network within each target, write the front to the search's folder, and return their trainings by name.
+def _train_front(
+    largest: Run, targets: Sequence[float], config: Config, search_config: Config, costs: Costs, reporter: Reporter
+) -> dict[str, Run]:
+    """Shrink a trained network to each target below the highest, train what is left, and return the runs by name.
 
-    A front that is stored there is not derived again, since losses measured on another machine differ in the last
-    digits. Of equal networks, the one of the lowest target is trained. `config` is the configuration of each training,
-    without the network.
+    From the highest target to the lowest, each network is a part of the one before and starts from its weights. Runs
+    that exist keep their networks: losses that were measured on another machine differ in the last digits.
+
+    Args:
+        largest: the retraining of the network within the highest target; the others are written beside it.
+        targets: cost targets, ascending.
+        config: the configuration of the whole training.
+        search_config: that of the search, for the number of networks that are compared.
+        costs: the costs of layers.
+        reporter: receives notes and the progress.
     """
-    networks = read_front(searched, targets)
-    if not networks:
-        front = derive_front(searched, targets, reporter=reporter)
-        front.write(searched, searched.folder)
-        networks = front.networks()
-    trainings: dict[str, Config] = {}
-    for target, arch in networks.items():
-        training = config.replace(model__arch=arch)
-        if training in trainings.values():
-            reporter.note(f"the network within {target:g} is that of a lower target")
-        else:
-            trainings[f"front-{target:g}"] = training
-    return trainings
+    runs, before = dict[str, Run](), largest
+    for target in reversed(targets[:-1]):
+        folder = largest.folder.with_name(f"front-{target:g}")
+        try:
+            earlier = Run(folder)
+            text = earlier.config().model.arch if earlier.started() else None
+            kept = Architecture.parse(text) if text else shrink(before, search_config, costs, target, reporter)
+        except OverBudget as error:
+            reporter.note(f"the front has no network within {target:g}: {error}")
+            break
+        if IDENTITY not in kept.layers:
+            reporter.note(f"the network within {target:g} is that of a higher target")
+            continue
+        reporter.note(f"{folder.name}: training {kept.canonical()}")
+        training = healing(config, before.folder).replace(model__arch=str(kept))
+        before = runs[folder.name] = train_once(retrain, training, folder, reporter)
+    return runs
 
 
 def _refuse_retrained_networks(path: Path, runs: Mapping[str, Run]) -> None:

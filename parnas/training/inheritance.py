@@ -1,62 +1,84 @@
-"""Inherited weights: start the training of a discrete network from the weights that it has in the SuperNet of a search.
+"""Inherited weights: start a training from the weights of the SuperNet of a search, or of a larger network.
 
-In the search, each path is trained in a part of the steps only, so the network is worse than one trained from scratch
-for as many steps, but better than an untrained one (once-for-all, Cai et al. 2020, arXiv 1908.09791, trains a SuperNet
-to use its networks directly).
+In a search, each path is trained in a part of the steps only, so the network is worse than one trained from scratch for
+as many steps, but better than an untrained one (once-for-all, Cai et al. 2020, arXiv 1908.09791, trains a SuperNet to
+use its networks directly). From a trained network, a part of the layers can be inherited (see `parnas/nas/shrink.py`).
 """
 
 from pathlib import Path
 
-from parnas.architecture import Architecture, drop_identity
+from parnas.architecture import IDENTITY, Architecture, drop_identity
 from parnas.data.streams import StreamHeader
 from parnas.errors import ParnasError
-from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import TransformerXL
-from parnas.runs.records import InheritedWeights
+from parnas.runs.records import InheritedWeights, RunSummary
 from parnas.runs.run import Run
 from parnas.training.checkpoints import hash_of_weights
-from parnas.training.loaded_run import load
+from parnas.training.loaded_run import LoadedRun, load
 from parnas.training.session import check_same_text
 
 
 def inherit(network: TransformerXL, architecture: Architecture, folder: Path, header: StreamHeader) -> InheritedWeights:
-    """Copy the weights of an architecture in the SuperNet of a search into `network`; return where they are from.
-
-    A network that the search selected has been fine-tuned at the end of the search; the weights of all others are those
-    that were stored before the fine-tuning.
+    """Copy the weights of an architecture in the run `folder` into `network`; return where they are from.
 
     Args:
         network: the discrete network of `architecture`.
-        architecture: a layer for each block of the SuperNet, identity included.
-        folder: the run folder of the finished search.
-        header: the text of the training, which must be that of the search.
+        architecture: a layer or identity for each block of the SuperNet or of the larger network.
+        folder: the run folder of a finished search or retraining.
+        header: the text of the training, which must be that of the run.
 
     Raises:
-        ParnasError: the run is not a finished search, its text or the shapes of its weights differ, or the architecture
-            is not in the search space.
+        ParnasError: the run is not finished, its text or the shapes of its weights differ, or the architecture is not
+            in the search space, or has other layers than the larger network.
     """
-    search = Run(folder)
-    if search.kind() != "search":
-        raise ParnasError(f"{folder} is a {search.kind()} run; weights are inherited from a search (train.inherit).")
-    summary = search.summary()
-    selected = [
-        own
-        for own in map(Architecture.parse, [*summary.selected, summary.arch])
-        if drop_identity(own) == drop_identity(architecture)
-    ]
-    loaded = load(folder, supernet_weights=not selected, by_pi=True)
+    run = Run(folder)
+    summary = run.summary()
+    is_search = run.kind() == "search"
+    loaded, source = _load_selected(run, summary, architecture) if is_search else _load_part(run, architecture)
     check_same_text(header, loaded.header, str(folder))
-    assert isinstance(loaded.model, SuperNet)
-    inherited = loaded.model.extract(selected[0] if selected else architecture).state_dict()
+    inherited = loaded.model.extract(source).state_dict()
     own = network.state_dict()
     if differing := [name for name in own.keys() | inherited.keys() if _shape(own, name) != _shape(inherited, name)]:
         raise ParnasError(
             f"The network does not fit the weights of {folder}: {len(differing)} tensors differ in shape, such as "
-            f"{min(differing)}; use the search's settings of the section model."
+            f"{min(differing)}; use the settings of that run in the section model."
         )
     network.load_state_dict(inherited)
-    weights = hash_of_weights(loaded.checkpoint)
-    return InheritedWeights(run=str(folder), steps=loaded.step, seconds=summary.seconds, sha256=weights)
+    # A retraining may have inherited weights itself.
+    steps, seconds = (0, 0.0) if summary.inherited is None else (summary.inherited.steps, summary.inherited.seconds)
+    return InheritedWeights(
+        run=str(folder),
+        steps=steps + loaded.step,
+        seconds=seconds + summary.seconds,
+        sha256=hash_of_weights(loaded.checkpoint),
+    )
+
+
+def _load_selected(run: Run, summary: RunSummary, architecture: Architecture) -> tuple[LoadedRun, Architecture]:
+    """Return a search with the weights for an architecture, and this architecture as the search writes it.
+
+    The network that the search selected has been fine-tuned at its end; the weights of all others are those that were
+    stored before the fine-tuning.
+    """
+    own = Architecture.parse(summary.arch)
+    selected = drop_identity(own) == drop_identity(architecture)
+    return load(run.folder, supernet_weights=not selected, by_pi=True), own if selected else architecture
+
+
+def _load_part(run: Run, architecture: Architecture) -> tuple[LoadedRun, Architecture]:
+    """Return a retraining, and an architecture that has some of its layers, with identity for the others."""
+    loaded = load(run.folder)
+    layers = drop_identity(loaded.architecture)
+    if drop_identity(architecture) == layers:
+        return loaded, Architecture(layers)
+    if len(architecture) != len(layers) or any(
+        name not in (IDENTITY, layer) for name, layer in zip(architecture, layers, strict=True)
+    ):
+        raise ParnasError(
+            f"{architecture} is not a part of {Architecture(layers)}, the network of {run.folder}; give the layers of "
+            "this network, with i in place of those that are left out."
+        )
+    return loaded, architecture
 
 
 def _shape(state: dict[str, object], name: str) -> object:

@@ -44,7 +44,7 @@ MAY_CHANGE = {
 }
 """Settings that may change when a run is resumed; `train.steps` may only grow, which changes later learning rates.
 
-`train.inherit` may change, since its weights are in the checkpoint: the search may have been moved or removed.
+`train.inherit` may change, since its weights are in the checkpoint: the other run may have been moved or removed.
 """
 
 
@@ -147,7 +147,6 @@ def run_task(task: TrainingTask, architecture: Callable[[], Architecture]) -> Ru
         steps=trainer.step,
         seconds=round(trainer.seconds, 1),
         inherited=session.run.inherited(),
-        **task.describe(),
         parameters=total,
         parameters_without_embeddings=total - task.model.embedding_parameters(),
         best=trainer.best and BestValidation(step=trainer.best.step, loss=trainer.best.loss),
@@ -236,23 +235,23 @@ def check_same_results(run: Run, config: Config) -> None:
 
 
 def _refuse_other_start(run: Run, config: Config) -> None:
-    """Raise `ParnasError` if a retraining began with other weights: from scratch, or from those of another search."""
+    """Raise `ParnasError` if a retraining began with other weights: from scratch, or from those of another run."""
     if run.kind() != "retrain":
         return
     inherits, inherited = config.train.inherit is not None, run.config().train.inherit is not None
     if inherits != inherited:
-        way = "from the weights of a search" if inherited else "from scratch"
+        way = "from the weights of another run" if inherited else "from scratch"
         raise ParnasError(f"{run.folder} was trained {way}; restore train.inherit, or choose another folder (--run).")
     source = run.inherited()
     if source is None or config.train.inherit is None or config.train.inherit == run.config().train.inherit:
         return
-    # The search may have been moved or removed, but must not be another one.
+    # The other run may have been moved or removed, but must not be another one.
     moved = Run(Path(config.train.inherit))
     checkpoints = [*list_checkpoints(moved.supernet), *list_checkpoints(moved.checkpoints)]
     hashes = [hash_of_weights(path) for path in checkpoints]
     if hashes and source.sha256 not in hashes:
         raise ParnasError(
-            f"{run.folder} was trained from the weights of {source.run}, and {moved.folder} is another search; restore "
+            f"{run.folder} was trained from the weights of {source.run}, and {moved.folder} is another run; restore "
             "train.inherit (--from), or choose another folder (--run)."
         )
 

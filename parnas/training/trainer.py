@@ -176,10 +176,6 @@ class TrainingTask:
         """
         return {"valid": self.validation_loss(self.model)}
 
-    def describe(self) -> dict[str, Any]:
-        """Return the entries of `summary.json` that only this kind of task has."""
-        return {}
-
     def log(self, record: MetricsRecord) -> None:
         """Write a line of metrics to the run folder, and report it."""
         self.session.run.append(METRICS, record)

@@ -269,8 +269,8 @@ class TestCurves:
         run.write_inherited(InheritedWeights(run="search", steps=100, seconds=1.0, sha256="0" * 64))
         later = Curves.from_run(run, "run")
         assert later.valid == [(step + 100, ppl) for step, ppl in scratch.valid]
-        assert any("after the steps of the search" in note for note in curve_notes([later]))
-        assert not any("after the steps of the search" in note for note in curve_notes([scratch]))
+        assert any("inherited weights begin" in note for note in curve_notes([later]))
+        assert not any("inherited weights begin" in note for note in curve_notes([scratch]))
 
     def test_the_picture_grows_with_the_legend(self, tmp_path):
         runs = [make_run(tmp_path / f"{n}", "retrain", {METRICS: metrics()}, model__arch="sf") for n in range(12)]

@@ -91,9 +91,9 @@ def test_times_are_predicted_and_the_median_of_those_measured() -> None:
     rows = [Row("by hand", seed, "sf", 0, 10, 50.0, seconds, 0.0, 100) for seed, seconds in enumerate((5.0, 6.0, 90.0))]
     (record,) = equal_time.summarise({"minutes": 6}, rows, {})
     assert (record["minutes"], record["seconds"]) == (6, 6.0)
-    plan = {"minutes": 4, "front": {"search": 1, "training": 0.25}}
-    names = (f"{FRONT} 0.3", f"{FRONT} 0.3: its network{SCRATCH}", f"by hand{TWICE}")
-    assert [equal_time.minutes_of(plan, name) for name in names] == [5, 4, 8]
+    plan = {"minutes": 4, "front": {"targets": [0.3, 0.8], "training": 0.25}}
+    names = (f"{FRONT} 0.3", f"{FRONT} 0.8", f"{FRONT} 0.3: its network{SCRATCH}", f"by hand{TWICE}")
+    assert [equal_time.minutes_of(plan, name) for name in names] == [5, 4, 4, 8]
 
 
 def test_a_sandwich_has_the_largest_and_the_smallest_network() -> None:

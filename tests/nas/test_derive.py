@@ -205,7 +205,7 @@ def test_a_lost_reranking_is_repeated(search_run: Run, tmp_path: Path, lost: str
 
 def test_top_k_gives_so_many_of_the_best(search_run: Run) -> None:
     every = derive(search_run).ranking
-    assert len(every) == len(read_rerank(search_run, 24, None)) > 3
+    assert len(every) == len(read_rerank(search_run, 24)) > 3
     assert derive(search_run, Constraints(top_k=3)).ranking == every[:3]
     assert len(derive(search_run, Constraints(top_k=3, rerank_top_k=0)).ranking) == 3
 
@@ -289,3 +289,10 @@ def test_constraints_that_cannot_be_read_are_refused() -> None:
     for within, metric, most in [(0.0, None, []), (None, "time", []), (None, None, ["s"]), (None, None, ["s=-1"])]:
         with pytest.raises(ParnasError, match="give"):
             read_constraints(within, metric, most, 1)
+
+
+def test_a_constraint_is_given_once() -> None:
+    with pytest.raises(ParnasError, match=r"Two cost targets \(--within\) are for macs"):
+        read_within("macs=0.5, macs=0.3")
+    with pytest.raises(ParnasError, match=r"Two limits \(--max\) are for s"):
+        read_constraints(None, None, ["s=4", "s=2"])

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import pickle
 import random
 import re
 from collections import Counter
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from parnas.errors import ParnasError
+from parnas.errors import OverBudget, ParnasError
 from parnas.nas.knapsack import LayerString, most_probable
 from parnas.nas.random_sampling import draw_networks
 
@@ -258,7 +259,7 @@ def test_long_stacks_of_many_candidates_end():
         ({"costs": SFI | {"f": math.inf}}, "cost of 'f' is inf"),
         ({"limits": {"s": -1}}, "limit of 's' is -1"),
         ({"limits": {"x": 1}}, "limit of 'x' applies to none"),
-        ({"limits": {"s": 0, "f": 0}}, "keeps to the limits"),
+        ({"limits": {"s": 0, "f": 0}}, "keeps to at most 0 of 's', at most 0 of 'f'"),
         ({"budget": -math.inf}, "cheapest costs 1.0"),
     ],
 )
@@ -392,3 +393,8 @@ def test_the_ends_of_a_band_may_be_sums_of_floats():
 
 def test_a_candidate_named_twice_counts_once():
     assert len(list(draw_networks([["s", "s", "f"]] * 2, SFI, 0, 9, 0))) == 4
+
+
+def test_an_error_of_a_worker_process_reaches_the_first_process() -> None:
+    error = pickle.loads(pickle.dumps(OverBudget("too dear", 3.5)))
+    assert (str(error), error.cheapest) == ("too dear", 3.5)

@@ -6,7 +6,7 @@ import pytest
 from conftest import small_config
 
 from parnas.errors import ParnasError
-from parnas.nas.one_run import split_front, split_training
+from parnas.nas.one_run import healing, split_training
 from parnas.training.optimizers import Schedule, learning_rate
 
 
@@ -51,11 +51,11 @@ def test_alpha_has_more_updates_if_it_learns_from_the_training_text(corpus: Path
     assert held_out.search.alpha_lr == 2 * reused.search.alpha_lr
 
 
-def test_a_front_is_trained_in_turns_for_all_steps(corpus: Path, tmp_path: Path) -> None:
-    config = small_config(corpus, search__share=0.25, train__steps=40, search__estimator="uniform")
-    first, second = split_front(config, tmp_path, (0.5, 0.9))
-    assert (first.search.steps, first.search.alpha_end_step, second.train.steps) == (40, 10, 10)
-    assert (first.search.front, first.search.cost.target) == ((0.5, 0.9), 0.9)
+def test_a_smaller_network_recovers_in_a_quarter_of_the_steps_at_a_lower_rate(corpus: Path, tmp_path: Path) -> None:
+    config = small_config(corpus, train__steps=40, train__lr=8e-3, train__warmup_steps=30)
+    train = healing(config, tmp_path / "front-0.8").train
+    assert (train.steps, train.lr, train.warmup_steps) == (10, 3e-3, 0)
+    assert train.inherit == str(tmp_path / "front-0.8")
 
 
 @pytest.mark.parametrize(("steps", "share"), [(8, 0.01), (8, 0.99), (40, 0.99)])

@@ -100,6 +100,17 @@ def test_known_networks_take_part_in_re_ranking() -> None:
     assert rank(pi, Budget(), config, one_best, known_good=[("s", "s", "f")])[0].choice.layers == ("s", "s", "f")
 
 
+def test_a_budget_is_spent_where_some_network_costs_as_much() -> None:
+    costs, pi = make_costs("latency", {"s": 4.0, "f": 1.0, "i": 0.0}, 4), [{"f": 0.9, "s": 0.1}, {"f": 0.9, "i": 0.1}]
+    budget = Budget(costs, 0.5)  # of 10
+    assert budget.most_probable(pi)[0].layers == ("f", "f")
+    assert budget.spend(0.7, pi).most_probable(pi)[0].layers == ("s", "f"), "of those that cost 3.5 to 5"
+    assert Budget(costs, 0.9).spend(0.9, pi) == Budget(costs, 0.9), "no network costs 8.1"
+    for unchanged in (Budget(), Budget(costs), Budget(costs, math.inf)):
+        assert unchanged.spend(0.9, pi) == unchanged
+    assert budget.spend(0.0, pi) == budget
+
+
 def test_a_limit_of_a_letter_counts_its_variants() -> None:
     budget = Budget(limits={"s": 1})
     assert budget.allows(("s:heads=2", "f"))
@@ -113,7 +124,7 @@ def test_a_network_has_the_least_number_of_attention_layers() -> None:
     assert not budget.allows(("f", "f"))
     with pytest.raises(OverBudget, match=r"with at least 1 of s costs at most 0.1 "):
         Budget(COSTS, 0.1, least={"s": 1}).most_probable([{"s": 0.5, "f": 0.5}] * 2)
-    with pytest.raises(ParnasError, match="has at least 3 of 's'"):
+    with pytest.raises(ParnasError, match="keeps to at least 3 of 's'"):
         Budget(least={"s": 3}).most_probable(pi)
 
 

@@ -233,7 +233,7 @@ READERS: dict[str, tuple[Callable[[Run], Any], Callable[[Any, Any], None]]] = {
     "costs.json": (lambda run: read_costs(run.folder), check_costs),
     "environment.json": (Run.environment, check_equal),
     "summary.json": (Run.summary, check_equal),
-    "rerank.json": (lambda run: read_rerank(run, 24, None), check_reranked),
+    "rerank.json": (lambda run: read_rerank(run, 24), check_reranked),
     "tuned_eval.json": (Run.tuned_eval, check_equal),
 }
 

@@ -207,26 +207,32 @@ def test_a_pipeline_in_one_run_trains_the_derived_network_from_the_weights_of_th
         parnas.retrain(config, "sf", one_run=True)
 
 
-def test_a_pipeline_trains_each_network_of_a_front_for_a_quarter_of_the_steps(
+def test_the_networks_of_a_front_shrink_from_the_largest(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = small_config(corpus, search__blocks=4, train__steps=16)
-    result = run_pipeline(config, ["all-f"], tmp_path / "all", Silent(), front=(0.5, 0.9))
-    assert list(result.runs) == ["front-0.5", "front-0.9", "all-f"]
-    assert result.search.summary.steps == 16
-    assert Run(result.search.folder).config().search.alpha_end_step == 4  # at least
-    for name in ("front-0.5", "front-0.9"):
-        summary = result.runs[name].summary
-        assert summary.steps == 4
-        assert summary.inherited is not None
-        assert summary.inherited.steps == 16
-    assert (tmp_path / "all" / "search" / "front" / "0.9" / "arch.yaml").is_file()
-    assert "Front of the search" in (tmp_path / "all" / "report.html").read_text(encoding="utf-8")
-    listed = read_json(tmp_path / "all" / "search" / "front" / "front.json")
-    monkeypatch.setattr(parnas.studies.pipeline, "derive_front", lambda *_, **__: pytest.fail("derived again"))
-    again = run_pipeline(config, ["all-f"], tmp_path / "all", Silent(), front=(0.5, 0.9))
-    assert {name: run.arch for name, run in again.runs.items()} == {name: run.arch for name, run in result.runs.items()}
-    assert [row["target"] for row in listed["networks"]] == [0.5, 0.9]
+    config = small_config(corpus, search__blocks=4, search__cost__target=0.5, train__steps=16)
+    notes = Notes()
+    result = run_pipeline(config, ["all-f"], tmp_path / "all", notes, front=(0.001, 0.5, 0.7, 1.0))
+    assert list(result.runs) == ["front-1", "front-0.7", "front-0.5", "all-f"]
+    assert any("the front has no network within 0.001" in note for note in notes.notes)
+    summaries = {name: run.summary for name, run in result.runs.items()}
+    searched = result.search.summary.steps
+    assert {name: each.steps for name, each in summaries.items()} == {
+        "front-1": 16 - searched,
+        "front-0.7": 4,
+        "front-0.5": 4,
+        "all-f": 16,
+    }
+    inherited = [each.inherited.steps for each in summaries.values() if each.inherited]
+    assert inherited == [searched, 16, 20]
+    costs = result.derivation.costs
+    assert costs is not None
+    shares = [costs.share(Architecture.parse(summaries[f"front-{target}"].arch)) for target in ("1", "0.7", "0.5")]
+    assert shares[0] >= 0.9, "the largest network spends its target"
+    assert all(share <= target for share, target in zip(shares, (1.0, 0.7, 0.5), strict=True))
+    monkeypatch.setattr(parnas.studies.pipeline, "shrink", lambda *_: pytest.fail("selected again"))
+    again = run_pipeline(config, ["all-f"], tmp_path / "all", Silent(), front=(0.5, 0.7, 1.0))
+    assert {name: run.arch for name, run in again.runs.items()} == {name: each.arch for name, each in summaries.items()}
     for more in ({"finalists": 2}, {"one_run": True}):
         with pytest.raises(ParnasError, match="exclude each other"):
             run_pipeline(config, [], tmp_path / "both", Silent(), front=(0.5,), **more)
@@ -238,6 +244,3 @@ def test_a_pipeline_trains_each_network_of_a_front_for_a_quarter_of_the_steps(
 def test_what_a_pipeline_cannot_use_is_refused(corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(ParnasError, match=r"train\.inherit is for parnas retrain"):
         run_pipeline(small_config(corpus, train__inherit="x"), [], tmp_path / "all", Silent())
-    given = {"search__front": (0.5,), "search__cost__target": 1.0, "search__rerank_top_k": 4}
-    with pytest.raises(ParnasError, match=r"search\.front is set by a pipeline"):
-        run_pipeline(small_config(corpus, **given), [], tmp_path / "all", Silent(), one_run=True)

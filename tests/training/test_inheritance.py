@@ -81,9 +81,9 @@ def test_summary_and_comparison_tell_inherited_weights_from_scratch(uniform: Run
     )
     assert table[["inherited_steps", "total_seconds"]].isna().loc["scratch"].all()
     page = write_report([tmp_path, inherited.folder, scratch.folder], tmp_path)
-    assert "inherited search steps" in page.read_text(encoding="utf-8")
+    assert "inherited steps" in page.read_text(encoding="utf-8")
     alone = write_report([uniform.folder, inherited.folder], tmp_path / "alone").read_text(encoding="utf-8")
-    assert f"Trained from its weights after {source.steps} search steps" in alone
+    assert f"Trained from inherited weights of {source.steps} steps" in alone
     assert "Trained from scratch" not in alone
 
 
@@ -124,10 +124,10 @@ def test_a_retraining_resumes_and_stays_finished_without_its_search(uniform: Run
     notes = Notes()
     train_once(retrain, config, run.folder, notes)
     assert notes.notes == [f"{run.folder} is finished and kept"]
-    with pytest.raises(ParnasError, match="trained from the weights of a search"):
+    with pytest.raises(ParnasError, match="trained from the weights of another run"):
         train_once(retrain, config.replace(train__inherit=None), run.folder, notes)
     other = search(uniform.config().replace(runtime__seed=7), tmp_path / "other", Silent())
-    with pytest.raises(ParnasError, match="is another search"):
+    with pytest.raises(ParnasError, match="is another run"):
         train_once(retrain, config.replace(train__inherit=str(other.folder)), run.folder, notes)
 
 
@@ -153,11 +153,11 @@ def test_studies_from_scratch_do_not_inherit(uniform: Run, tmp_path: Path) -> No
 
 def test_what_cannot_be_inherited_is_refused(uniform: Run, trained: Run, tmp_path: Path) -> None:
     arch = uniform.summary().arch
-    with pytest.raises(ParnasError, match="is a retrain run"):
-        train_from(uniform, arch, tmp_path / "kind", train__inherit=str(trained.folder))
+    with pytest.raises(ParnasError, match="is not a part of"):
+        train_from(uniform, arch + "k", tmp_path / "kind", train__inherit=str(trained.folder))
     with pytest.raises(ParnasError, match="no run folder"):
         train_from(uniform, arch, tmp_path / "missing", train__inherit=str(tmp_path / "nowhere"))
-    with pytest.raises(ParnasError, match=r"tensors differ in shape.*settings of the section model"):
+    with pytest.raises(ParnasError, match=r"tensors differ in shape.*settings of that run in the section model"):
         train_from(uniform, arch, tmp_path / "shape", model__d_inner=7)
     with pytest.raises(ParnasError, match="has no candidate k"):
         train_from(uniform, "k" * len(arch), tmp_path / "candidate")

@@ -125,7 +125,7 @@ def _compare(result: _SearchResult, search: RunData, data: ReportData) -> None:
     searched = [row.figures.get("inherited_steps", 0.0) for row in pair]
     if None not in steps and (steps[0] != steps[1] or any(searched)):
         counts = [
-            f"{of:,.0f}" + (f" after {inherited:,.0f} of the search" if inherited else "")
+            f"{of:,.0f}" + (f" after {inherited:,.0f} inherited" if inherited else "")
             for of, inherited in zip(steps, searched, strict=True)
         ]
         result.cautions.append(f"Steps of training: derived network {counts[0]}, interleaved {counts[1]}.")
@@ -227,7 +227,7 @@ def _describe_perplexity(derived: NetworkRow) -> str:
 def _describe_start(network: NetworkRow) -> str:
     """Return from which weights a network was trained, as the beginning of a sentence."""
     steps = network.figures.get("inherited_steps")
-    return f"Trained from its weights after {steps:,.0f} search steps" if steps else "Trained from scratch"
+    return f"Trained from inherited weights of {steps:,.0f} steps" if steps else "Trained from scratch"
 
 
 def _quote(run: RunData) -> str:
