@@ -15,7 +15,7 @@ from parnas.data.streams import prepare
 from parnas.errors import ParnasError
 from parnas.model.transformer_xl import TransformerXL
 from parnas.nas.cost import Metric, count_costs, read_costs
-from parnas.nas.derive import BlockChoice, Constraints, derive, read_constraints, write_derivation
+from parnas.nas.derive import BlockChoice, Constraints, derive, read_constraints, read_within, write_derivation
 from parnas.nas.rerank import held_out, read_rerank
 from parnas.nas.search import search
 from parnas.runs.files import read_json
