@@ -51,7 +51,8 @@ class Budget(NamedTuple):
             without = ", or search.least_attention to 0" if self.least else ""
             raise OverBudget(
                 f"No network{within} costs at most {target:g} of the interleaved network's {costs.metric}; set the "
-                f"cost target, search.cost.target or cost_target (--cost-target), to {least:g} or more{without}.",
+                "cost target, search.cost.target or cost_target (--cost-target, --within), to "
+                f"{least:g} or more{without}.",
                 error.cheapest,
             ) from error
         except ParnasError as error:

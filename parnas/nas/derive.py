@@ -52,24 +52,33 @@ class Constraints:
     limits: Mapping[str, int] = field(default_factory=dict)  # by layer name: how many blocks may have the layer
     top_k: int | None = None  # length of the ranking; None: the number of networks that are re-ranked, at least one
     rerank_top_k: int | None = None  # as `search.rerank_top_k`; 0: by pi alone
-    further: Mapping[Metric, float] = field(default_factory=dict)  # targets of further metrics, shares likewise
+    within: Mapping[Metric, float] = field(default_factory=dict)  # targets by metric, in place of the first two fields
 
     def are_those_of(self, search: SearchConfig) -> bool:
         """Return whether these constraints are those by which the search itself selects an architecture."""
         own = {"cost_target": search.cost.target, "metric": search.cost.metric, "rerank_top_k": search.rerank_count}
         return (
             not self.limits
-            and not self.further
+            and not self.within
             and all(getattr(self, name) in (None, value) for name, value in own.items())
         )
 
+    def targets(self, search: SearchConfig) -> dict[Metric, float | None]:
+        """Return the cost targets by metric, as shares of the interleaved network's cost, for a search.
+
+        A target `None` means that the cost is only reported. Without any target or metric, the result is empty.
+        """
+        if self.within:
+            return dict(self.within)
+        target = search.cost.target if self.cost_target is None else self.cost_target
+        return {} if target is None and self.metric is None else {self.metric or search.cost.metric: target}
+
     def to_dict(self) -> dict[str, Any]:
-        """Return the constraints that are given, for `arch.yaml`; `further` are those of `--within` but the first."""
-        given = {
-            name: value for name, value in vars(self).items() if value is not None and name not in ("limits", "further")
-        }
-        given |= {"further": dict(self.further)} if self.further else {}
-        return given | ({"max": dict(self.limits)} if self.limits else {})
+        """Return the constraints that are given, under the names of the options of `parnas derive`."""
+        given = {name: value for name, value in vars(self).items() if value is not None and value != {}}
+        if "limits" in given:
+            given["max"] = dict(given.pop("limits"))
+        return given | ({"within": dict(self.within)} if self.within else {})
 
 
 @dataclass(frozen=True)
@@ -172,31 +181,28 @@ def read_constraints(
         most: values of the option `--max`, such as `s=4` for at most four blocks with layer `s`.
         top_k: see `Constraints`.
         rerank_top_k: see `Constraints`.
-        within: several cost targets by metric, the first in place of `cost_target` and `metric`.
+        within: several cost targets by metric, in place of `cost_target` and `metric`.
 
     Raises:
         ParnasError: a value is not valid.
     """
-    further = dict(within or {})
-    if further:
-        if cost_target is not None or metric is not None:
-            raise ParnasError(
-                "within (--within) names cost targets and their metrics; leave out cost_target and metric "
-                "(--cost-target, --metric)."
-            )
-        metric = next(iter(further))
-        cost_target = further.pop(metric)
+    within = within or {}
+    if within and (cost_target is not None or metric is not None):
+        raise ParnasError(
+            "within (--within) names cost targets and their metrics; leave out cost_target and metric "
+            "(--cost-target, --metric)."
+        )
     if cost_target is not None and not cost_target > 0:
         raise ParnasError(
             f"cost_target (--cost-target) is {cost_target}; give a number above 0: the largest allowed cost "
             "relative to the interleaved network, such as 0.65."
         )
     known = get_args(Metric)
-    for name in [*([] if metric is None else [metric]), *further]:
+    for name in [*([] if metric is None else [metric]), *within]:
         if name not in known:
             raise ParnasError(f"metric (--metric, --within) is {name!r}; give one of {', '.join(known)}.")
-    if wrong := [name for name, share in further.items() if not share > 0]:
-        raise ParnasError(f"The target of {wrong[0]} (--within) is {further[wrong[0]]}; give a number above 0.")
+    if wrong := [name for name, share in within.items() if not share > 0]:
+        raise ParnasError(f"The target of {wrong[0]} (--within) is {within[wrong[0]]}; give a number above 0.")
     limits = {}
     for text in most:
         name, equals, count = text.rpartition("=")
@@ -208,8 +214,8 @@ def read_constraints(
     for option, given, least in (("top_k (--top-k)", top_k, 1), ("rerank_top_k (--rerank-top-k)", rerank_top_k, 0)):
         if given is not None and given < least:
             raise ParnasError(f"{option} is {given}; give {least} or more networks.")
-    others = cast(dict[Metric, float], further)
-    return Constraints(cost_target, cast(Metric | None, metric), limits, top_k, rerank_top_k, others)
+    targets = cast(Mapping[Metric, float], within)
+    return Constraints(cost_target, cast(Metric | None, metric), limits, top_k, rerank_top_k, targets)
 
 
 def read_within(text: str) -> dict[str, float]:
@@ -256,12 +262,13 @@ def derive(
         ParnasError: the run is not a search, or no architecture meets the constraints.
     """
     constraints, config, reporter = constraints or Constraints(), run.config(), reporter or Silent()
-    # 1. Read pi, the cost target and the costs of layers.
+    # 1. Read pi, the cost targets and the costs of layers. Costs in another metric than the search's are counted or
+    #    measured now.
     step, pi = read_pi(run, config)
-    target, costs = _resolve_target(run, config, constraints, reporter)
-    further = [
-        (costs_of_run(run.folder, config, metric, reporter), share) for metric, share in constraints.further.items()
-    ]
+    targets = constraints.targets(config.search)
+    found = [(costs_of_run(run.folder, config, metric, reporter), share) for metric, share in targets.items()]
+    costs, target = found[0] if found else (None, None)
+    further = tuple((each, share) for each, share in found[1:] if share is not None)
     least = {name: count for name, count in config.search.least_layers.items() if name not in constraints.limits}
     budget = Budget(costs, target, constraints.limits, further, least).spend(config.search.cost.spend, pi)
     # 2. Re-rank by held-out loss, as the search does when alpha is frozen; the search has stored its result.
@@ -286,12 +293,12 @@ def derive(
         step,
         _count_parameters(run, config, architecture),
         tuple(_find_warnings(run, config, blocks, step)),
-        _describe_method(budget, constraints, len(scored)),
+        _describe_method(budget, len(scored)),
         tuple(ranking),
         costs,
         target,
         constraints,
-        further=tuple(further),
+        further=further,
     )
 
 
@@ -356,21 +363,6 @@ def read_pi(run: Run, config: Config) -> tuple[int, list[dict[str, float]]]:
     return last.step, [dict(zip(space, row, strict=True)) for row in last.pi]
 
 
-def _resolve_target(
-    run: Run, config: Config, constraints: Constraints, reporter: Reporter
-) -> tuple[float | None, Costs | None]:
-    """Return the cost target and the costs of layers, by target and metric of the constraints or else of the search.
-
-    Return `None` for target and costs if there is no target, and no metric in the constraints. Costs in another metric
-    than the search's are counted or measured now.
-    """
-    target = config.search.cost.target if constraints.cost_target is None else constraints.cost_target
-    metric = constraints.metric or config.search.cost.metric
-    if target is None and constraints.metric is None:
-        return None, None
-    return target, costs_of_run(run.folder, config, metric, reporter)
-
-
 def _find_warnings(run: Run, config: Config, blocks: Sequence[BlockChoice], step: int) -> list[str]:
     """Return warnings about blocks with nearly equal candidates, a collapsed search and an unfinished search."""
     warnings = [
@@ -386,14 +378,16 @@ def _find_warnings(run: Run, config: Config, blocks: Sequence[BlockChoice], step
     return warnings
 
 
-def _describe_method(budget: Budget, constraints: Constraints, reranked: int) -> str:
+def _describe_method(budget: Budget, reranked: int) -> str:
     """Describe in a phrase how the architecture was chosen, for `arch.yaml` and the terminal."""
-    costs, target = budget.costs, budget.target
     bounds = [f"at most {count} of {name}" for name, count in budget.limits.items()]
     bounds += [f"at least {count} of {name}" for name, count in budget.least.items()]
-    if costs is not None and target is not None and target < math.inf:
-        shares = {costs.metric: target, **constraints.further}
-        bounds += [f"{share:g} of the interleaved network's {metric}" for metric, share in shares.items()]
+    targets = [(budget.costs, budget.target), *budget.further]
+    bounds += [
+        f"{share:g} of the interleaved network's {costs.metric}"
+        for costs, share in targets
+        if costs is not None and share is not None and share < math.inf
+    ]
     within = " within " + ", ".join(bounds) if bounds else ""
     if reranked:
         return f"best by pi and by the SuperNet's weights of {reranked} networks{within}"

@@ -44,7 +44,7 @@ def test_within_bounds_several_costs_at_once(undecided: Run, tmp_path: Path) -> 
     by_hand = ("--rerank-top-k", "0")
     content = derived(undecided, tmp_path, *by_hand, "--within", "macs=0.9,cache=0.5")
     assert (content["cost"]["metric"], content["cost"]["target"]) == ("macs", 0.9)
-    assert content["constraints"]["further"] == {"cache": 0.5}
+    assert content["constraints"] == {"rerank_top_k": 0, "within": {"macs": 0.9, "cache": 0.5}}
     cache, macs = (count_costs(undecided.config(), metric) for metric in ("cache", "macs"))
     assert cache.share(content["arch"]) <= 0.5
     assert macs.share(content["arch"]) <= 0.9

@@ -84,7 +84,7 @@ def test_derive_is_shown_with_its_constraints(tmp_path: Path) -> None:
     )
     text = f"parnas derive {run.folder} --cost-target 0.65 --metric macs --rerank-top-k 0 --max s=1 --max s:heads=2=2"
     assert text in commands_of(run.folder)
-    arch.write_text("arch: sfi\nconstraints: {cost_target: 0.5, metric: macs, further: {cache: 0.25}}\n")
+    arch.write_text("arch: sfi\nconstraints: {within: {macs: 0.5, cache: 0.25}}\n")
     assert f"parnas derive {run.folder} --within macs=0.5,cache=0.25" in commands_of(run.folder)
     arch.write_text("arch: sfi\nconstraints: {cost_target: [1], max: 3}\n")
     assert f"parnas derive {run.folder}" in commands_of(run.folder)

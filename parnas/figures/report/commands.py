@@ -87,10 +87,8 @@ def _derivation(run: RunData) -> str:
     if constraints is None:
         unknown = "arch.yaml does not record whether --cost-target, --max or --rerank-top-k was given"
         return f"{hide_command(words)}  # {unknown}"
-    if isinstance(further := constraints.get("further"), Mapping):
-        targets = {constraints.get("metric"): constraints.get("cost_target"), **further}
+    if isinstance(targets := constraints.get("within"), Mapping):
         words += ["--within", ",".join(f"{metric}={share}" for metric, share in targets.items())]
-        constraints = {key: value for key, value in constraints.items() if key not in ("metric", "cost_target")}
     words += _options(constraints, _DERIVE_OPTIONS)
     limits = constraints.get("max")
     for name, most in limits.items() if isinstance(limits, Mapping) else ():
