@@ -21,6 +21,7 @@ from helpers.training_helpers import Stop, StopAfter
 import parnas
 from parnas.nas.search import search
 from parnas.runs.run import Run
+from parnas.training import device
 from parnas.training.progress import Silent
 from parnas.training.retrain import retrain
 
@@ -38,7 +39,11 @@ Case = Callable[[Path, Path], dict[str, Any]]
 
 def environment() -> dict[str, str]:
     """Return the version of torch and the kind of CPU, which change the last digits of a training."""
-    return {"torch": torch.__version__.partition("+")[0], "cpu": torch.backends.cpu.get_cpu_capability()}
+    return {
+        "torch": torch.__version__.partition("+")[0],
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "name": device._processor(),
+    }
 
 
 def describe_run(run: Run) -> dict[str, Any]:
