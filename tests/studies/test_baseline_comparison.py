@@ -117,7 +117,7 @@ def test_infinite_perplexities_are_shown_and_stored_as_what_they_are(tmp_path: P
     assert (rows["interleaved"]["valid_ppl_mean"], rows["interleaved"]["valid_ppl_sd"]) == ("inf", "")
     content = json.loads((tmp_path / "baselines.json").read_text())
     assert content["networks"][1]["valid_ppl"] == {"0": 62, "1": None}
-    assert content["answers"][0]["percent"] == {"mean": None, "low": None, "high": None, "pairs": 2}
+    assert content["answers"][0]["percent"] == {"mean": None, "low": None, "high": None, "p": None, "pairs": 2}
     show_baseline_results(comparison)
     out = capsys.readouterr().out
     assert "inf" in out
