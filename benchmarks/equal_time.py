@@ -293,10 +293,11 @@ def train_front(
     training = training.replace(model__arch=str(arch))
     rows.append(train_network(training, folder / name, job._replace(name=name), began, found))
     # 2. Each other one is a part of the one before. All share the time for the first.
+    least = found.config().search.least_attention or 0
     for target in reversed(lower):
         began, before = time.perf_counter() - rows[0].seconds, Run(folder / name)
         try:
-            kept, name = shrink(before, found.config(), derivation.costs, target, Silent()), f"{FRONT} {target:g}"
+            kept, name = shrink(before, derivation.costs, target, least, Silent()), f"{FRONT} {target:g}"
         except OverBudget:
             break
         steps = max(8, times.steps(kept, front["training"] * milliseconds - times.rerank(ONE_RUN)))

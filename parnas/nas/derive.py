@@ -75,10 +75,8 @@ class Constraints:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the constraints that are given, under the names of the options of `parnas derive`."""
-        given = {name: value for name, value in vars(self).items() if value is not None and value != {}}
-        if "limits" in given:
-            given["max"] = dict(given.pop("limits"))
-        return given | ({"within": dict(self.within)} if self.within else {})
+        given = {**vars(self), "within": dict(self.within), "max": dict(self.limits)}
+        return {name: value for name, value in given.items() if name != "limits" and value not in (None, {})}
 
 
 @dataclass(frozen=True)
@@ -255,8 +253,8 @@ def derive(
         constraints: fields that are `None` come from the configuration of the search.
         reporter: receives notes.
         losses: returns the held-out losses with the shared weights; by default they are loaded from the run.
-        known_good: networks within the constraints from which the evolutionary search starts as well; not used where
-            the search has stored its re-ranking for these constraints.
+        known_good: networks within the constraints from which the evolutionary search starts as well. With them,
+            networks are re-ranked again where the search has stored its ranking.
 
     Raises:
         ParnasError: the run is not a search, or no architecture meets the constraints.

@@ -30,16 +30,17 @@ __all__ = ["shrink"]
 
 _TOKENS, _FEW_TOKENS = 16384, 4096  # of text on which networks are compared: those that are re-ranked, and all others
 _MOST_NATS = 30.0  # per token; larger losses count as this
+_RERANKED, _EVOLVED = 6, 12  # networks to re-rank, and steps of the evolutionary search
 
 
-def shrink(run: Run, config: Config, costs: Costs, target: float, reporter: Reporter) -> Architecture:
+def shrink(run: Run, costs: Costs, target: float, least_attention: int, reporter: Reporter) -> Architecture:
     """Return the layers of a trained network to keep within a cost target, with identity in place of the others.
 
     Args:
         run: a retraining.
-        config: how many networks are compared, and how much attention they have at least, in section `search`.
         costs: the costs of layers.
         target: largest cost, as a share of the interleaved network's cost.
+        least_attention: least number of attention layers, or all if the network has fewer.
         reporter: receives notes.
 
     Raises:
@@ -47,32 +48,30 @@ def shrink(run: Run, config: Config, costs: Costs, target: float, reporter: Repo
         ParnasError: the text has changed since the training.
     """
     loaded = load(run.folder)
-    streams, device = prepare(loaded.config.data, reporter.note), choose_device(loaded.config.runtime)
+    config, model = loaded.config, loaded.model
+    streams, device = prepare(config.data, reporter.note), choose_device(config.runtime)
     check_same_text(streams.header, loaded.header, str(run.folder))
-    loaded.model.to(device.device)
+    model.to(device.device)
 
     def loss(architecture: Architecture, tokens: int) -> float:
         # On training text: the validation split serves to report the result.
-        text, network = streams.tokens("train")[:tokens], loaded.model.extract(architecture)
-        return measure_loss(network, text, streams.tokenizer.eos_id, device, loaded.config.validation_shape).per_token
+        text, network = streams.tokens("train")[:tokens], model.extract(architecture)
+        return measure_loss(network, text, streams.tokenizer.eos_id, device, config.validation_shape).per_token
 
     losses = HeldOutLosses(lambda each: loss(each, _FEW_TOKENS), lambda each: loss(each, _TOKENS)).cached()
     layers = drop_identity(loaded.architecture)
-    kept = select_layers(layers, losses, config, costs, target)
+    least = min(least_attention, sum(is_limited(name, ATTENTION) for name in layers))
+    budget = Budget(costs, target, least={ATTENTION: least} if least else {})
+    kept = select_layers(layers, losses, budget, config)
     reporter.note(f"within {target:g}: {Architecture(kept)} of {Architecture(layers)}")
     return Architecture(kept)
 
 
-def select_layers(
-    layers: Sequence[str], losses: HeldOutLosses, config: Config, costs: Costs, target: float
-) -> tuple[str, ...]:
-    """Return the layers to keep, with identity in place of the others; see `shrink`.
+def select_layers(layers: Sequence[str], losses: HeldOutLosses, budget: Budget, config: Config) -> tuple[str, ...]:
+    """Return the layers to keep within a budget, with identity in place of the others; see `shrink`.
 
-    `losses` are those of the network with some of the layers, in nats per token.
+    `losses` are those of the network with some of the layers, in nats per token; `config` has the seed.
     """
-    attention = sum(is_limited(name, ATTENTION) for name in layers)
-    least = {key: min(count, attention) for key, count in config.search.least_layers.items()}
-    budget = Budget(costs, target, least=least)
     if budget.allows(layers):
         return tuple(layers)
     budget.most_probable([{layer: 0.5, IDENTITY: 0.5} for layer in layers])  # raises if nothing is within the target
@@ -84,4 +83,6 @@ def select_layers(
         pi.append({layer: 1 - without, IDENTITY: without})
     # 2. The networks of the least sum of these losses within the target, others that resemble them, and of all these
     #    the one of the lowest loss: log pi, which adds up the losses of single layers, has no weight.
-    return rank(pi, budget, config.replace(search__entropy_end=0.0), losses)[0].choice.layers
+    settings = {"rerank_top_k": _RERANKED, "evolution_steps": _EVOLVED, "entropy_end": 0.0}
+    config = config.replace(**{f"search__{name}": value for name, value in settings.items()})
+    return rank(pi, budget, config, losses)[0].choice.layers

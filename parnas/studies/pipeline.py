@@ -106,7 +106,7 @@ def run_pipeline(
     search_config = derived_config = config
     if front:  # search for the network within the highest target, which then shrinks
         front = check_targets(front, str(list(front))[:60])
-        config = config.replace(search__cost__target=front[-1], search__cost__spend=_SPENT)
+        config = config.replace(search__cost__target=front[-1], search__cost__spend=config.search.cost.spend or _SPENT)
     if one_run or front:
         search_config, derived_config = split_training(config, folder / "search")
     searched = train_once(search, search_config, folder / "search", reporter)
@@ -132,7 +132,7 @@ def run_pipeline(
         reporter.note(f"{name}: training {training.model.arch}")
         runs[name] = train_once(retrain, training, folder / name, reporter)
         if front and name == derived:
-            runs |= _train_front(runs[name], front, config, search_config, costs, reporter)
+            runs |= _train_front(runs[name], front, config, search_config.search.least_attention or 0, costs, reporter)
 
     # 3. Compare and draw them.
     comparison, test_comparison, written = _compare(folder, searched, runs, tune_eval, test, reporter)
@@ -195,7 +195,7 @@ def _compare(
 
 
 def _train_front(
-    largest: Run, targets: Sequence[float], config: Config, search_config: Config, costs: Costs, reporter: Reporter
+    largest: Run, targets: Sequence[float], config: Config, least_attention: int, costs: Costs, reporter: Reporter
 ) -> dict[str, Run]:
     """Shrink a trained network to each target below the highest, train what is left, and return the runs by name.
 
@@ -206,7 +206,7 @@ def _train_front(
         largest: the retraining of the network within the highest target; the others are written beside it.
         targets: cost targets, ascending.
         config: the configuration of the whole training.
-        search_config: that of the search, for the number of networks that are compared.
+        least_attention: least number of attention layers of each network.
         costs: the costs of layers.
         reporter: receives notes and the progress.
     """
@@ -216,7 +216,7 @@ def _train_front(
         try:
             earlier = Run(folder)
             text = earlier.config().model.arch if earlier.started() else None
-            kept = Architecture.parse(text) if text else shrink(before, search_config, costs, target, reporter)
+            kept = Architecture.parse(text) if text else shrink(before, costs, target, least_attention, reporter)
         except OverBudget as error:
             reporter.note(f"the front has no network within {target:g}: {error}")
             break

@@ -131,6 +131,7 @@ def stability(config: Config, folder: Path, seeds: int, reporter: Reporter) -> S
     derivations = [derive(run, reporter=reporter) for run in runs]
     blocks, first = [each.blocks for each in derivations], derivations[0]
     budget = Budget(first.costs, first.target, least=config.search.least_layers)
+    budget = budget.spend(config.search.cost.spend, [block.pi for block in first.blocks])
     if not config.search.rerank_count:
         return compare_seeds(numbers, blocks, budget)
 

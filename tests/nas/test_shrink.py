@@ -11,6 +11,7 @@ from helpers.training_helpers import Notes, final_weights
 from parnas.architecture import IDENTITY, Architecture
 from parnas.config.loader import Config
 from parnas.errors import OverBudget, ParnasError
+from parnas.nas.budget import Budget
 from parnas.nas.cost import make_costs
 from parnas.nas.rerank import HeldOutLosses
 from parnas.nas.shrink import select_layers, shrink
@@ -28,12 +29,9 @@ def loss(architecture: Architecture) -> float:
     return 5 - sum(gain for gain, name in zip(GAINS, architecture, strict=True) if name != IDENTITY)
 
 
-def settings(**changes: object) -> Config:
-    return Config().replace(search__rerank_top_k=4, search__evolution_steps=8, **changes)
-
-
-def select(target: float, **changes: object) -> tuple[str, ...]:
-    return select_layers(LAYERS, HeldOutLosses(loss, loss), settings(**changes), COSTS, target)
+def select(target: float, least: int = 0) -> tuple[str, ...]:
+    budget = Budget(COSTS, target, least={"s": least} if least else {})
+    return select_layers(LAYERS, HeldOutLosses(loss, loss), budget, Config())
 
 
 @pytest.mark.parametrize("target", [1.2, 1.1, 0.9, 0.7, 0.6, 0.5, 0.3, 0.1])
@@ -54,21 +52,17 @@ def test_the_loss_of_whole_networks_decides() -> None:
         first, second, *_ = architecture
         return 3.0 if first == second == IDENTITY else 2.0 - 0.1 * sum(name != IDENTITY for name in architecture)
 
-    losses = HeldOutLosses(loss_of_pair, loss_of_pair)
+    losses, costs = HeldOutLosses(loss_of_pair, loss_of_pair), make_costs("macs", {"s": 1.0, "f": 1.0, "i": 0.0}, 4)
     for target in (0.75, 0.5):
-        found = select_layers(
-            ("f",) * 4, losses, settings(), make_costs("macs", {"s": 1.0, "f": 1.0, "i": 0.0}, 4), target
-        )
+        found = select_layers(("f",) * 4, losses, Budget(costs, target), Config())
         assert set(found[:2]) != {IDENTITY}
 
 
 def test_attention_is_kept_where_it_must_be() -> None:
-    assert "".join(select(0.45, search__least_attention=1)) == "siiiii"
+    assert "".join(select(0.45, least=1)) == "siiiii"
     assert "".join(select(0.35)) == "ikfiki"
     with pytest.raises(ParnasError, match="at least 1 of s"):
-        select(0.35, search__least_attention=1)
-    kept = select_layers(("k", "f"), HeldOutLosses(loss, loss), settings(search__least_attention=1), COSTS, 0.2)
-    assert kept == ("k", "f"), "the network has no attention"
+        select(0.35, least=1)
 
 
 def test_a_target_below_every_layer_is_refused_before_anything_is_measured() -> None:
@@ -76,7 +70,7 @@ def test_a_target_below_every_layer_is_refused_before_anything_is_measured() -> 
         raise AssertionError
 
     with pytest.raises(OverBudget, match=r"costs at most 0\.01"):
-        select_layers(LAYERS, HeldOutLosses(fail, fail), settings(), COSTS, 0.01)
+        select_layers(LAYERS, HeldOutLosses(fail, fail), Budget(COSTS, 0.01), Config())
 
 
 @pytest.fixture(scope="module")
@@ -87,11 +81,11 @@ def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def test_a_trained_network_is_shrunk_to_a_part_of_its_layers(trained: Run) -> None:
     notes = Notes()
-    found = shrink(trained, settings(search__least_attention=1), COSTS, 0.5, notes)
+    found = shrink(trained, COSTS, 0.5, 2, notes)
     assert len(found) == 4, "identity of the trained network does not count"
     assert all(name in (IDENTITY, layer) for name, layer in zip(found, "skfk", strict=True))
     assert COSTS.share(found) <= 0.5
-    assert list(found).count("s") == 1
+    assert list(found).count("s") == 1, "all attention layers, where more are asked for"
     assert any("within 0.5" in note for note in notes.notes)
 
 

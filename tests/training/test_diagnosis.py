@@ -178,10 +178,9 @@ def test_exhausted_memory_on_resuming_is_not_reported_as_damage(
                 retrain(config, tmp_path / "run", Silent())
 
 
-@pytest.mark.parametrize("skips", [0, 1])
-def test_alpha_learns_nothing_from_what_is_not_finite(
-    skips: int, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def spoiled_alpha(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradient of alpha is not a number in the 13th step."""
     original = ArchitectureOptimizer.add_regularisation
 
     def spoil(self: ArchitectureOptimizer, step: int) -> None:
@@ -190,6 +189,11 @@ def test_alpha_learns_nothing_from_what_is_not_finite(
             self.parameters[0].grad = torch.full_like(self.parameters[0], torch.nan)
 
     monkeypatch.setattr(ArchitectureOptimizer, "add_regularisation", spoil)
+
+
+@pytest.mark.usefixtures("spoiled_alpha")
+@pytest.mark.parametrize("skips", [0, 1])
+def test_alpha_learns_nothing_from_what_is_not_finite(skips: int, corpus: Path, tmp_path: Path) -> None:
     changes = {"search__estimator": "soft", "train__max_skipped_steps": skips}
     if not skips:
         with pytest.raises(Diverged, match=r"gradient of alpha .*step 13.*block 1"):
@@ -200,17 +204,10 @@ def test_alpha_learns_nothing_from_what_is_not_finite(
     assert np.isfinite([record.pi for record in run.pi_records()]).all()
 
 
+@pytest.mark.usefixtures("spoiled_alpha")
 def test_a_gpu_that_checks_many_steps_at_once_reports_the_gradient_of_alpha(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = ArchitectureOptimizer.add_regularisation
-
-    def spoil(self: ArchitectureOptimizer, step: int) -> None:
-        original(self, step)
-        if step == 12:
-            self.parameters[0].grad = torch.full_like(self.parameters[0], torch.nan)
-
-    monkeypatch.setattr(ArchitectureOptimizer, "add_regularisation", spoil)
     monkeypatch.setattr(Session, "checks_each_step", False)
     with pytest.raises(Diverged, match="step 13"):
         search(small_config(corpus, search__estimator="soft"), tmp_path / "run", Silent())

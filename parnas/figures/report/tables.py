@@ -56,7 +56,7 @@ _COLUMNS = (
     _TableColumn("epochs", "epochs", "{:,.2f}", minor=True),
     _TableColumn("train_seconds", "minutes of training", "{:,.1f}", 60),
     _TableColumn("inherited_steps", "inherited steps", "{:,.0f}"),
-    _TableColumn("total_seconds", "minutes with search", "{:,.1f}", 60),
+    _TableColumn("total_seconds", "minutes in all", "{:,.1f}", 60),
     _TableColumn("train_tokens_per_s", "tokens/s in training", "{:,.0f}", minor=True),
 )
 _COMPARED = ("ppl", "word_ppl", "bits_per_byte", "latency_ms")  # columns whose least value is marked
