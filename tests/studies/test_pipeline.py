@@ -244,3 +244,9 @@ def test_the_networks_of_a_front_shrink_from_the_largest(
 def test_what_a_pipeline_cannot_use_is_refused(corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(ParnasError, match=r"train\.inherit is for parnas retrain"):
         run_pipeline(small_config(corpus, train__inherit="x"), [], tmp_path / "all", Silent())
+
+
+def test_a_front_needs_no_search_that_re_ranks(corpus: Path, tmp_path: Path) -> None:
+    config = small_config(corpus, search__estimator="gdas", search__blocks=3, train__steps=8)
+    result = run_pipeline(config, ["all-f"], tmp_path / "all", Silent(), front=(0.5, 1.0))
+    assert list(result.runs) == ["front-1", "front-0.5", "all-f"]
