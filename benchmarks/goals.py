@@ -273,10 +273,10 @@ def judge_shakespeare(result: dict[str, Any]) -> Iterator[Goal]:
 def judge_equal_time(result: dict[str, Any]) -> Iterator[Goal]:
     """Yield the goals of the one-run training beside networks that are known, and of the front of a search.
 
-    Goals whose networks have not been trained from two seeds or more, or whose latency was not measured, are left out.
+    Goals whose networks have not been trained, or whose latency was not measured, are left out.
     """
     area, command = ONE_RUN_AREA, "python benchmarks/equal_time.py"
-    of = {record["name"]: record for record in result["networks"] if record["seeds"] > 1 and "latency" in record}
+    of = {record["name"]: record for record in result["networks"] if "latency" in record}
     ours = of.get("one run")
     if ours is None:
         return
@@ -285,13 +285,24 @@ def judge_equal_time(result: dict[str, Any]) -> Iterator[Goal]:
     for name, least in (("interleaved, 12 blocks", -5.0), ("interleaved, 5 blocks", -3.0)):
         if (other := of.get(name)) and other["p"] is not None:
             goal = f"one run: perplexity {-least:.0f} % below that of *{name}*, trained as long, p < {SIGNIFICANT}"
-            value = f"{other['percent']:+.1f} %, p = {other['p']:.1g}, {other['pairs']} seeds"
+            value = f"{other['percent']:+.1f} %, p = {other['p']:.1g}, {describe_seeds(other['pairs'])}"
             yield Goal(area, goal, value, other["percent"] <= least and other["p"] < SIGNIFICANT, command)
-    by_hand = [of[name] for name in result["by_hand"] if name in of and not name.startswith("interleaved")]
+    # Hand-designed networks that were trained from every seed of the one run.
+    known = [of[name] for name in result["by_hand"] if name in of and of[name]["seeds"] >= ours["seeds"]]
+    single = min(
+        (each for each in known if is_single_mixer(each["archs"][0])), key=lambda each: each["ppl"], default=None
+    )
+    if single and single["p"] is not None:
+        goal = (
+            "one run: perplexity below that of the best network of one mixer and feed-forward layers, "
+            f"*{single['name']}*, p < {SIGNIFICANT}"
+        )
+        value = f"{single['percent']:+.1f} %, p = {single['p']:.1g}, {describe_seeds(single['pairs'])}"
+        yield Goal(area, goal, value, single["percent"] < 0 and single["p"] < SIGNIFICANT, command)
+    by_hand = [each for each in known if not each["name"].startswith("interleaved")]
     near = [each for each in by_hand if abs(each["latency"] / ours["latency"] - 1) <= SIMILAR_LATENCY]
     if near:
-        seeds = set(ours["ppl_by_seed"]).intersection(*(each["ppl_by_seed"] for each in near))
-        mean = {seed: fmean(each["ppl_by_seed"][seed] for each in near) for seed in seeds}
+        mean = {seed: fmean(each["ppl_by_seed"][seed] for each in near) for seed in ours["ppl_by_seed"]}
         best = min(near, key=lambda each: each["ppl"])
         for name, theirs, most in (
             (f"the mean of {len(near)} hand-designed networks of similar latency", mean, 0.0),
@@ -306,13 +317,15 @@ def judge_equal_time(result: dict[str, Any]) -> Iterator[Goal]:
         less = "" if record is ours else ", the network of the front for a quarter at most after a larger one"
         goal = f"{record['name']}: perplexity relative to its network from scratch, trained for the whole time{less}"
         found = record["to_scratch"]["percent"]
-        yield Goal(area, f"{goal}: at most +1 %", f"{found:+.1f} %", found <= 1, command)
+        value = f"{found:+.1f} %, {describe_seeds(record['to_scratch']['pairs'])}"
+        yield Goal(area, f"{goal}: at most +1 %", value, found <= 1, command)
     shallower = of.get("interleaved, 4 blocks")
     for record in fronts if shallower else ():
         if float(record["name"].split()[1]) <= SHALLOW:
             found = paired_difference(record["ppl_by_seed"], shallower["ppl_by_seed"])
             goal = f"{record['name']}: perplexity 3 % below that of *interleaved, 4 blocks*"
-            yield Goal(area, goal, f"{found.mean:+.1f} %", found.mean <= -3, command)
+            value = f"{found.mean:+.1f} %, {describe_seeds(found.pairs)}"
+            yield Goal(area, goal, value, found.mean <= -3, command)
     every = {record["name"]: record for record in result["networks"]}
     gains = [
         100 * (1 - ppl / every[name.removesuffix(TWICE)]["ppl_by_seed"][seed])
@@ -323,6 +336,16 @@ def judge_equal_time(result: dict[str, Any]) -> Iterator[Goal]:
     if gains:
         goal = f"twice the time lowers perplexity by less than {CONVERGED} %"
         yield Goal(area, goal, ", ".join(f"{gain:.1f} %" for gain in gains), max(gains) < CONVERGED, command)
+
+
+def is_single_mixer(arch: str) -> bool:
+    """Return whether a network has layers of one mixer, and feed-forward layers."""
+    return len({*arch} - {"f"}) == 1
+
+
+def describe_seeds(count: int) -> str:
+    """Return a number of seeds in words."""
+    return f"{count} seed{'s' * (count != 1)}"
 
 
 def judge_overhead(result: dict[str, Any]) -> Iterator[Goal]:
