@@ -175,12 +175,15 @@ def section(name: str, callback: Any, own: list[Parameter]) -> list[str]:
 def table(found: list[Parameter]) -> list[str]:
     """Return a table of arguments and options, followed by an empty line."""
     rows = [
-        f"| `{f'{each.names} {each.metavar}'.strip() if each.is_option else each.metavar}` | {each.help} |".replace(
-            r"|COUNTS", r"\|COUNTS"
-        )
+        f"| `{_cell(f'{each.names} {each.metavar}'.strip() if each.is_option else each.metavar)}` | {_cell(each.help)} |"
         for each in found
     ]
     return ["| argument or option | meaning |", "| --- | --- |", *rows, ""]
+
+
+def _cell(text: str) -> str:
+    """Return a text as the cell of a table."""
+    return text.replace("|", r"\|")
 
 
 def find_commands(group: typer.Typer) -> Iterator[tuple[str, Any]]:

@@ -32,9 +32,12 @@ COLUMNS = {
 """Titles in the results of the benchmarks, with their replacements on the page."""
 INTRODUCTION = """# Is the search worth it?
 
-Yes, if latency matters. A search finds networks that are as good as hand-designed networks of the same cost and slightly
-better than random networks. It ranks networks nearly as reliably as training each of them once. But a training of the
-interleaved network that takes as long as search and retraining together reaches a far lower perplexity.
+Yes, if latency matters. Among attention, feed-forward and identity, the layers of this page, a search finds networks
+that are as good as hand-designed networks of the same cost and slightly better than random networks. It ranks networks
+nearly as reliably as training each of them once. But a training of the interleaved network that takes as long as search
+and retraining together reaches a far lower perplexity. With convolutions, derived networks are clearly better than the
+interleaved network and about as good as the best hand-designed ones ([which mixer where?](hybrids.md)); a search within
+the training costs less ([one run](one-run.md)).
 
 Two experiments on WikiText-2 show this:
 

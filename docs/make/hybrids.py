@@ -46,8 +46,8 @@ SECTIONS = {
     "search_quality_hybrid_truth": (
         "How well the search ranks networks",
         "The reference is `benchmarks/results/hybrid_truth.csv`: 150 random networks of at most 6 blocks, drawn evenly over latency, "
-        "each trained from scratch, 30 of them from three seeds. *Reliability* is the rank correlation between two seeds, and so the "
-        "most that a search can reach. *pi*: the log probability of a network; *inherited*: minus its loss with the SuperNet's "
+        "each trained from scratch, 30 of them from three seeds. *Reliability* is the rank correlation between the trainings from two "
+        "seeds: a search that reaches it ranks networks as well as a second training would. *pi*: the log probability of a network; *inherited*: minus its loss with the SuperNet's "
         "weights; *estimate*: both together, by which `derive` chooses. Measured by "
         "`python benchmarks/search_quality.py --config benchmarks/hybrid_truth.yaml`",
     ),

@@ -16,6 +16,8 @@ PAGE = Path(__file__).resolve().parents[1] / "one-run.md"
 PICTURE = PAGE.with_name("images") / "one-run.png"
 DRAWN = f"![perplexity against latency of the one run, the networks of the front and hand-designed networks](images/{PICTURE.name})"
 AREA = "search within the training"
+ONE_RUN, INTERLEAVED, SINGLE_MIXER = "one run", ("interleaved, 12 blocks", "interleaved, 5 blocks"), "recurrences alone"
+"""Names of trainings: of the one run, and of networks that the page names beside the best one."""
 INTRODUCTION = """# A search within the training
 
 A search that is followed by a training from scratch costs time that the training could use. With
@@ -28,9 +30,8 @@ the search is the first part of the training: the derived network starts from it
     parnas pipeline CONFIG --front 0.3,0.5,0.8
 
 one search serves several networks: the largest is trained in this way, and each other one is a part of the one before,
-trained further. This page shows how well a search of few steps ranks networks and what a step costs,
-and, as far as the trainings are finished, compares both with networks that are known from the start and trained from
-scratch.
+trained further. This page compares both with the same networks, and with hand-designed ones, trained from scratch for the
+same time, and shows how well a search of few steps ranks networks and what a step costs.
 """
 GOALS = """
 ## Goals
@@ -52,8 +53,8 @@ SECTIONS = {
     "one_run": (
         "Variants of the search",
         "Variants of the one-run training, each within {minutes} minutes of predicted time on an idle core, search and re-ranking "
-        "included: *share* is that of the time for the search, 0.2 where nothing is said. The last column but one is the perplexity "
-        "of *one run* relative to that of the row: positive where the row is better. *No least attention*: `search.least_attention=0`; "
+        "included: *share* is that of the time for the search, by default 0.2. *One run relative to it* is the perplexity "
+        "of the one run with the defaults relative to that of the row: positive where the row is better. *No least attention*: `search.least_attention=0`; "
         "*weak block ridge*: `search.block_ridge=1`. Measured by `python benchmarks/equal_time.py --plan one_run`",
     ),
     "short_search": (
@@ -61,9 +62,10 @@ SECTIONS = {
         "Searches of {steps} steps, as in a one-run training, on the table of 150 trained networks of at most 6 blocks "
         "([how well the search ranks networks](hybrids.md#how-well-the-search-ranks-networks)). *Blocks share estimates*: "
         "`search.block_ridge` is 100, as in a one-run training; this matters for pi, from which the evolutionary search starts, and less for the "
-        "estimate after re-ranking. *Behind the best*: the perplexity of the network of the best score "
-        "within {target} of the interleaved network's latency, relative to the best one within it; *with attention*: of the "
-        "networks with attention only (`search.least_attention`). The second table compares, at equal numbers of evaluations, the most "
+        "estimate after re-ranking. *pi*, *inherited* and *estimate* are the log probability "
+        "of a network, its loss with the shared weights, and both together ([re-ranking](how-it-works.md#from-pi-to-an-architecture)). *Behind the best*: the perplexity of the network of the best score "
+        "within {target} of the interleaved network's latency, relative to the best one within it; *with attention*: the "
+        "same among networks with at least one attention layer (`search.least_attention`). The second table compares, at equal numbers of evaluations, the most "
         "probable networks with attention with a local search: half of the evaluations are of the most probable networks, the others "
         "of networks that resemble the best one so far. Local "
         "search is not better here. The last table shows why a short search underrates attention: with the shared weights, an "
@@ -94,10 +96,52 @@ def render() -> str:
         title, note = SECTIONS[name]
         note = note.format_map(defaultdict(str, result))
         device = f"{result['machine']['cores']} cores of {result['machine']['device_name']}"
-        picture = f"{DRAWN}\n\n" if name == "equal_time" else ""
+        picture = f"{describe_equal_time(result)}\n\n{DRAWN}\n\n" if name == "equal_time" else ""
         parts.append(f"## {title}\n\n{note}, on {device}.\n\n{picture}{render_tables(name, result)}\n")
     parts.append("`python docs/make/one_run.py` writes this page from `benchmarks/results/`.\n")
     return "\n".join(parts)
+
+
+def describe_equal_time(result: Mapping[str, Any]) -> str:
+    """Return what the table of trainings of equal time says, in sentences."""
+    of = {record["name"]: record for record in result["networks"]}
+    ours = of[ONE_RUN]
+    best = best_by_hand(result)
+    lines = [f"One run ends with a perplexity of {ours['ppl']:.1f}, the mean of {ours['seeds']} seeds."]
+    if "to_scratch" in ours:
+        lines.append(
+            f"Relative to the same networks trained from scratch for the whole time, the one run is {describe_difference(ours['to_scratch'])}: "
+            "the price of the search."
+        )
+    others = [of[name] for name in (*INTERLEAVED, SINGLE_MIXER) if name in of and of[name] is not best]
+    lines += [
+        f"Relative to *{record['name']}* (`{record['archs'][0]}`) the one run is {describe_difference(record)}"
+        + ("." if record is not best else ": the best of the hand-designed networks, chosen after all were trained.")
+        for record in [*others, best]
+    ]
+    fronts = [record for name, record in of.items() if name.startswith("front ") and "to_scratch" in record]
+    if fronts:
+        gaps = ", ".join(
+            f"{record['to_scratch']['percent']:+.1f} % ({record['name'].split()[1]})" for record in reversed(fronts)
+        )
+        seeds = min(record["to_scratch"]["pairs"] for record in fronts)
+        lines.append(
+            f"The networks of a front, relative to the same networks from scratch for the whole time ({seeds} seed{'s' * (seeds > 1)}): {gaps}."
+        )
+    return "\n".join(f"* {line}" for line in lines)
+
+
+def best_by_hand(result: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the record of the best hand-designed network of those that have as many seeds as the one run."""
+    of: dict[str, Mapping[str, Any]] = {record["name"]: record for record in result["networks"]}
+    known = [of[name] for name in result["by_hand"] if name in of and of[name]["seeds"] >= of[ONE_RUN]["seeds"]]
+    return min(known, key=lambda record: float(record["ppl"]))
+
+
+def describe_difference(record: Mapping[str, Any]) -> str:
+    """Return a difference of perplexities in words, with its interval if it has one."""
+    interval = "" if record["low"] is None else f" (95 % interval {record['low']:+.1f} to {record['high']:+.1f} %)"
+    return f"{record['percent']:+.1f} %{interval}"
 
 
 def deviation(record: Mapping[str, Any]) -> float | None:

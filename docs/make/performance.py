@@ -25,8 +25,8 @@ PARTS = (
 INTRODUCTION = """# Speed
 
 On two CPU cores, parnas trains the same network {transformers} times as fast as Hugging Face transformers and {others} times as
-fast as x-transformers (*train_step* below). A search step takes {steps} training steps of the interleaved network among
-attention, feed-forward and identity (*search_step*), and [more with convolutions](one-run.md#a-step-of-the-search).
+fast as x-transformers (*train_step* below). A search step that trains one path takes {steps} training steps of the interleaved
+network among attention, feed-forward and identity (*search_step*); the default trains two paths, which takes longer, and [more with convolutions](one-run.md#a-step-of-the-search).
 **Nothing has been measured on a GPU**; `benchmarks/gpu_round.py` is prepared for it.
 
 `make bench` and `make bench-quality` make short runs of most benchmarks; `python benchmarks/NAME.py` makes the full run
@@ -45,7 +45,8 @@ mixture is slower than this goal, speeds relative to it look better than they ar
 
 ## Optimisations
 
-* **One candidate per block.** With the default estimator `uniform`, a weight step runs one path. Every fourth step is
+* **One candidate per block.** With the default estimator `uniform`, a weight step runs two paths, each on half of the rows of
+  the batch (`search.gate_samples`). Every fourth step is
   followed by an architecture step, which runs two paths forward on a few rows. `single_path` runs one path and, forward
   only, one other candidate of one block. The resulting gradient of alpha has the same expectation as `straight_through`, which runs
   all candidates, but a higher variance (`tests/model/test_estimators.py`). `gdas` runs only the path; its gradient is biased.
@@ -68,8 +69,9 @@ These were no faster, and are not used:
 * A hand-written gradient of the feed-forward layer, in-place ReLU, sparse gradients of a tied embedding.
 * `scaled_dot_product_attention` for training on a CPU: its fast path supports neither dropout nor a bias with gradient.
 
-Optimisations for GPUs are missing: token streams on the device, CUDA graphs, FlexAttention. One operation of a step
-makes the CPU wait for the GPU: sampling the path of `single_path` and `gdas`.
+On a GPU, batches and sampled paths are copied from pinned memory, so that the CPU does not wait; one operation of a step
+makes it wait: sampling the path of `single_path` and `gdas`. CUDA graphs and FlexAttention are not used: without a GPU
+they could not be measured.
 
 ## How to read the tables
 
@@ -88,6 +90,9 @@ vocabulary of 12,000 pieces, batch 32, segment 32, memory 16.
 | scaling | time and memory of a step as one shape grows; an exponent p means that doubling the shape costs 2^p times as much |
 | cutoffs | seconds to find the cutoffs of an adaptive softmax for the vocabulary of WikiText-103 |
 | softmax | perplexity and CPU time of trainings with different cutoffs |
+
+*search_step*, *time_to_quality* and *estimators* were measured with one path in each step of `uniform`
+(`search.gate_samples: 1`).
 
 `python docs/make/performance.py` writes this page from `benchmarks/results/`.
 """
@@ -155,11 +160,11 @@ def render_part(name: str, result: dict[str, Any]) -> str:
 
 
 def render_goals(*areas: str) -> str:
-    """Return a table of the goals of some areas, from benchmarks/results/goals.json."""
+    """Return a table of the goals of some areas, from benchmarks/results/goals.json; empty if there are none."""
     goals = [goal for goal in read_json(RESULTS / "goals.json") if goal["area"] in areas]
-    lines = ["| goal | measured | |", "| --- | --- | --- |"]
-    lines += [f"| {goal['goal']} | {goal['value']} | {mark(goal['reached'])} |" for goal in goals]
-    return "\n".join(lines)
+    head = ["| goal | measured | |", "| --- | --- | --- |"] if goals else []
+    lines = [f"| {goal['goal']} | {goal['value']} | {mark(goal['reached'])} |" for goal in goals]
+    return "\n".join([*head, *lines])
 
 
 def mark(reached: bool) -> str:

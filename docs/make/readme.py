@@ -8,6 +8,7 @@ from textwrap import fill
 from typing import Any, NamedTuple
 
 from hybrids import EQUAL_LATENCY, OTHER_SEARCH, best_of_latency, derived_and_by_hand, difference
+from one_run import INTERLEAVED, ONE_RUN, best_by_hand, describe_difference
 from performance import RESULTS
 from results import FORERUNNER, plain
 
@@ -16,11 +17,20 @@ from parnas.runs.files import read_json, write_text
 README = Path(__file__).resolve().parents[2] / "README.md"
 HEADLINE_TARGET = "0.45"
 """Cost target of the derived network that the README names first."""
+HYBRID = "attention, convolutions, feed-forward; 4,000 pieces"
+WITHIN = "the same and recurrences, search within the training"
+COMPARISON = "attention, feed-forward, identity; 12,000 pieces"
+TABLE = "all 63 networks of up to five such blocks"
+WORDS = "words"
+EARLIER = "sizes of an [earlier TensorFlow program](docs/results.md); 12,000 pieces"
+"""Experiments. Perplexities of different experiments cannot be compared."""
+LEAST_DIFFERENCE = 0.01  # bits per byte
 
 
 class Row(NamedTuple):
-    """A question with its figures and the answer in a sentence."""
+    """A question about an experiment, with its figures and the answer in a sentence."""
 
+    experiment: str
     question: str
     figures: str
     answer: str
@@ -32,7 +42,11 @@ def render() -> str:
     rows = [*hybrid_rows(hybrid), *comparison_rows(result("comparison-cpu"))]
     rows += [ranking_row(result("search_quality-cpu"))]
     rows += [word_row(result("word_level-wikitext2-word-cpu")), forerunner_row(result("wikitext2-par"))]
-    lines = ["| question | measured | answer |", "| --- | --- | --- |", *(f"| {' | '.join(row)} |" for row in rows)]
+    lines = [
+        "| experiment | question | measured | answer |",
+        "| --- | --- | --- | --- |",
+        *(f"| {' | '.join(row)} |" for row in rows),
+    ]
     text = README.read_text(encoding="utf-8")
     for name, content in {"headline": headline(hybrid), "results": "\n".join(lines)}.items():
         begin, end = (f"<!-- {name}: {edge} -->" for edge in ("begin", "end"))
@@ -77,12 +91,34 @@ def hybrid_rows(hybrid: Mapping[str, Any]) -> Iterator[Row]:
         if best := best_of_latency(by_hand, record["latency"]):
             verdict += f" Relative to the best hand-designed network that is at most {EQUAL_LATENCY:.0%} slower (`{best['arch']}`): {difference(record, best)}."
         yield Row(
-            f"With gated convolutions: is the network derived with cost target {target} (`{record['arch']}`) better than the "
-            f"interleaved network of {len(base['arch'])} blocks?",
+            HYBRID,
+            f"Is the network derived with cost target {target} (`{record['arch']}`) better than the interleaved network of "
+            f"{len(base['arch'])} blocks?",
             f"blocks: {record['latency']:.0%} of its latency; perplexity {record['ppl']:.1f} against {base['ppl']:.1f}, {record['percent']:+.1f} % "
             f"(95 % interval {record['low']:+.1f} to {record['high']:+.1f} %, {record['seeds']} seeds)",
             verdict,
         )
+
+
+def one_run_row(equal_time: Mapping[str, Any]) -> Row:
+    """Return the row of one-run trainings beside networks that were trained as long without a search."""
+    of = {record["name"]: record for record in equal_time["networks"]}
+    ours, whole = of[ONE_RUN], of[INTERLEAVED[0]]
+    best = best_by_hand(equal_time)
+    verdict = "Yes" if whole["percent"] < 0 else "No"
+    if best["percent"] > 0:
+        verdict += (
+            f", but the best of {len(equal_time['by_hand'])} hand-designed networks (`{best['archs'][0]}`) is better"
+        )
+    return Row(
+        WITHIN,
+        f"Does a search within the training pay? One run of {equal_time['minutes']} minutes, search included, against networks "
+        "that were trained as long without a search.",
+        f"blocks: {ours['latency']:.0%} of the interleaved network's latency; perplexity {ours['ppl']:.1f} against "
+        f"{whole['ppl']:.1f}, {describe_difference(whole)}; relative to the same networks from scratch "
+        f"{describe_difference(ours['to_scratch'])} ({ours['seeds']} seeds)",
+        f"{verdict}: {describe_difference(best)}.",
+    )
 
 
 def comparison_rows(comparison: Mapping[str, Any]) -> Iterator[Row]:
@@ -94,6 +130,7 @@ def comparison_rows(comparison: Mapping[str, Any]) -> Iterator[Row]:
     latency = derived["whole network, ms"] / interleaved["whole network, ms"]
     gain, interval, verdict = against(comparison, "interleaved", seeds)
     yield Row(
+        COMPARISON,
         f"Is the derived network (`{derived['string']}`) cheaper than the interleaved network (`{interleaved['string']}`)?",
         f"blocks: {blocks:.0%} of its latency, whole network: {latency:.0%}; perplexity {derived['valid ppl']:.1f} against {interleaved['valid ppl']:.1f}, "
         f"{gain:+.2f} % ({interval})",
@@ -103,18 +140,21 @@ def comparison_rows(comparison: Mapping[str, Any]) -> Iterator[Row]:
     change = 100 * (derived["valid ppl"] / median(ppl) - 1)
     worse = sum(derived["valid ppl"] < each for each in ppl)
     yield Row(
+        COMPARISON,
         "Is the derived network better than random networks of the same cost?",
         f"perplexity {change:+.2f} % relative to the median of random networks, and lower than that of {worse} of {len(ppl)}",
         "Yes, by a small margin." if change < 0 else "No.",
     )
     gain, interval, verdict = against(comparison, "shallower", seeds)
     yield Row(
+        COMPARISON,
         "Is the derived network better than a shallower interleaved network of the same cost?",
         f"perplexity {gain:+.2f} % ({interval})",
         f"{verdict[0].upper()}{verdict[1:]}.",
     )
     gain, _, _ = against(comparison, "interleaved, longer", seeds)
     yield Row(
+        COMPARISON,
         "Is the derived network better than the interleaved network trained for the time of search and retraining together?",
         f"perplexity {gain:+.0f} % relative to the longer training",
         "No. All trainings are short, and more steps help more than another network." if gain > 0 else "Yes.",
@@ -145,6 +185,7 @@ def ranking_row(quality: Mapping[str, Any]) -> Row:
         if (row["ranked by"], row["target"]) == ("uniform: estimate", "none")
     ]
     return Row(
+        TABLE,
         "Does a search rank networks in the same order as training each of them from scratch?",
         f"rank correlation (Kendall's tau) of search and trainings {tau:.2f}; of trainings from two seeds {ceiling:.2f}",
         "Almost as reliably as a second training of each network." if tau >= 0.9 * ceiling else "Only in part.",
@@ -157,7 +198,8 @@ def word_row(words: Mapping[str, Any]) -> Row:
     valid = {row["run"]: row["word_ppl"] for row in plain(words, "valid")}
     change = 100 * (ppl["derived"] / ppl["equal-cost"] - 1)
     return Row(
-        "How good is a derived network on WikiText-2 by words, trained from scratch on two CPU cores?",
+        WORDS,
+        "How good is a derived network, trained from scratch on two CPU cores?",
         f"perplexity {valid['derived']:.2f} in validation, {ppl['derived']:.2f} in test; {change:+.1f} % relative to the "
         f"interleaved network of equal cost (one seed)",
         f"Its blocks cost {words['search']['derivation']['cost']['share']:.0%} of 12 interleaved blocks. "
@@ -167,12 +209,17 @@ def word_row(words: Mapping[str, Any]) -> Row:
 
 def forerunner_row(record: Mapping[str, Any]) -> Row:
     """Return the row of the search with the settings of the TensorFlow program, which has no cost target."""
-    (row,) = [row for row in record["comparison"] if row["run"] == "derived"]
+    of = {row["run"]: row for row in record["comparison"]}
+    derived, interleaved, search = (of[name] for name in ("derived", "interleaved", "search"))
+    minutes = [f"{row['train_seconds'] / 60:.1f}" for row in (search, derived)]
+    ours, theirs = derived["bits_per_byte"], interleaved["bits_per_byte"]
     return Row(
-        "How good is a derived network on WikiText-2 in sentencepiece pieces, with the sizes of an earlier TensorFlow implementation and no cost target?",
-        f"{row['bits_per_byte']:.3f} bits per byte after {row['train_seconds'] / 60:.0f} minutes on two cores; the earlier "
-        f"implementation {FORERUNNER} after 37 minutes on a GPU",
-        "Better, in less time." if row["bits_per_byte"] < FORERUNNER else "Worse.",
+        EARLIER,
+        "How good is a derived network without cost target?",
+        f"{ours:.3f} bits per byte after {minutes[0]} minutes of search and {minutes[1]} of training on two cores; the interleaved "
+        f"network with the same recipe {theirs:.3f}; the TensorFlow program {FORERUNNER} after 37 minutes on a GPU",
+        f"{'Better' if ours < FORERUNNER else 'Worse'} than that program, because of the recipe of the training; "
+        f"{'hardly better' if 0 < theirs - ours < LEAST_DIFFERENCE else 'better' if ours < theirs else 'not better'} than the interleaved network.",
     )
 
 

@@ -21,7 +21,7 @@ def render() -> str:
 def render_block(result: dict[str, Any]) -> str:
     """Return the description of the study, its table, and the caveats."""
     config, steps, trials = result["config"], result["validated_at"], result["trials"]
-    model = f"`{config['model']['arch']}` with {config['model']['d_model']} features on `{config['data']['corpus']}`"
+    model = f"`{config['model']['arch']}` of width {config['model']['d_model']} on `{config['data']['corpus']}`"
     *others, last = (f"`{key}`" for key in result["space"])
     mild, *stricter = (record["nats_behind"] for record in result["records"])
     return "\n".join(
@@ -33,7 +33,7 @@ def render_block(result: dict[str, Any]) -> str:
             "",
             result["tables"][0].partition("\n\n")[2],
             "",
-            f"At the first validation, the best trial ranked {result['best_at_first']} of {trials}. In this study the stricter "
+            f"At the first validation, the trial that was best in the end was number {result['best_at_first']} of {trials}. In this study the stricter "
             f"rules lose at most {max(stricter) - mild:.4f} nats per token relative to the rule of `parnas tune`.",
         ]
     )
