@@ -113,13 +113,13 @@ def retrain(
     resume: bool = False,
     progress: Progress = False,
 ) -> TrainedRun:
-    """Train a discrete architecture, from scratch or from the weights of a search (`parnas retrain`).
+    """Train a discrete architecture, from scratch or from the weights of another run (`parnas retrain`).
 
     Args:
         config: the configuration, given as for `search`.
         arch: an architecture such as "sfsff" or "(sf)*8", a preset such as "interleaved-6", the result of `derive`, an
-            `arch.yaml`, or a run (for a search its `arch.yaml`, or the argmax of its last pi). By default `model.arch`
-            of the configuration.
+            `arch.yaml`, or a run (for a search its `arch.yaml`, or the argmax of its last pi). By default that of
+            `inherit`, else `model.arch` of the configuration.
         overrides: settings by dotted key (docs/configuration.md).
         inherit: the run of a search, or of a retraining, whose weights the training starts from; its configuration and
             its architecture are the default.
@@ -186,9 +186,8 @@ def derive(
     >>> [block.layer for block in derivation.blocks] == list(derivation.architecture)
     True
     """
-    counts = [f"{name}={count}" for name, count in (limits or {}).items()]
     targets = None if within is None else {str(name): share for name, share in within.items()}
-    constraints = derivations.read_constraints(cost_target, metric, counts, top_k, rerank_top_k, targets)
+    constraints = derivations.read_constraints(cost_target, metric, limits, top_k, rerank_top_k, targets)
     folder = open_run(run)
     derivation = derivations.derive(folder, constraints, _reporter(progress))
     if out is not None:
@@ -224,8 +223,7 @@ def derive_front(
     >>> [row["cost"] <= row["target"] for row in front.to_rows()]
     [True, True]
     """
-    counts = [f"{name}={count}" for name, count in (limits or {}).items()]
-    constraints = derivations.read_constraints(None, metric, counts, None, rerank_top_k)
+    constraints = derivations.read_constraints(None, metric, limits, None, rerank_top_k)
     folder = open_run(run)
     front = fronts.derive_front(folder, targets, constraints, _reporter(progress))
     if out is not None:
@@ -340,7 +338,7 @@ def tune(
         overrides: settings by dotted key (docs/configuration.md).
         phase: the phase to tune, "retrain" or "search".
         space: values of each setting by dotted key, as a text such as "log:1e-4..1e-2" or "0..0.5", or a list; or a
-            YAML file of these. By default the space of the study in `run`, else learning rate, weight decay, dropouts.
+            YAML file of these. By default the space of the study in `run`, else a space for the phase (docs/tuning.md).
         trials: number of trials, counted over all processes of the study.
         prune: end a trial early if its loss exceeds the median loss of the other trials at the same step.
         storage: Optuna's storage URL; by default a file in the run folder.

@@ -16,7 +16,7 @@ from parnas.config.loader import Config, Override, read_override
 from parnas.errors import ParnasError, says_out_of_memory
 from parnas.runs import resolve
 from parnas.runs.files import to_json
-from parnas.runs.resolve import is_distributed
+from parnas.runs.resolve import launched_by_torchrun
 from parnas.runs.run import Run
 from parnas.training.progress import Reporter, make_reporter
 
@@ -110,7 +110,7 @@ def study_resume_hint(folder: Path | None = None) -> str:
 
 def training_resume_hint(command: str, folder: Path) -> str:
     """Return the command that resumes an interrupted search or retraining."""
-    if is_distributed():
+    if launched_by_torchrun():
         return "run the same torchrun command again"
     started = Run(folder).started()
     return f"parnas {command} --run {shlex.quote(str(folder))} --resume" if started else study_resume_hint(folder)
@@ -123,7 +123,7 @@ def is_main_process() -> bool:
 
 def refuse_torchrun(command: str) -> None:
     """Raise `ParnasError` if torchrun started several processes, which cannot share `command`."""
-    if is_distributed():
+    if launched_by_torchrun():
         raise ParnasError(f"torchrun is for search and retrain; run {command} without torchrun.")
 
 

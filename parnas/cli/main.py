@@ -163,13 +163,13 @@ def derive(
 ) -> None:
     """Select the best architecture of a search within the cost target, and write arch.yaml."""
     from parnas.cli.tables import show_derivation
-    from parnas.nas.derive import derive, read_constraints, read_within, write_derivation
+    from parnas.nas.derive import derive, read_constraints, read_limits, read_within, write_derivation
 
     searched = Run(run)
     targets = None if within is None else read_within(within)
     if front is not None and targets:
         raise ParnasError("--front and --within exclude each other; give one of them.")
-    constraints = read_constraints(cost_target, metric, limits or [], top_k, rerank_top_k, targets)
+    constraints = read_constraints(cost_target, metric, read_limits(limits or []), top_k, rerank_top_k, targets)
     if front is not None:
         _derive_front(output, searched, front, constraints, out or run)
         return

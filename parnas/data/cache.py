@@ -46,10 +46,11 @@ def locked(path: Path, note: Note = silent) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(path.parent / f"{path.name}.lock")
         try:
-            lock.acquire(blocking=False)
+            held = lock.acquire(blocking=False)
         except Timeout:
             note(f"waiting for another process that writes {path}")
-        with lock:
+            held = lock.acquire()
+        with held:
             yield
     except OSError as error:
         raise ParnasError(

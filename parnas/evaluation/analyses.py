@@ -68,7 +68,9 @@ def analyse(
         if name == "attention":
             table, notes = attention_by_age(runs, split), ("weights are shares of a block's attention",)
             if table.empty:
-                raise ParnasError("None of the networks has attention layers; leave attention out of --analyse.")
+                raise ParnasError(
+                    "None of the networks has attention layers without a window; leave attention out of --analyse."
+                )
         elif name == "frequency":
             table = perplexity_by_frequency(runs, split)
         else:
@@ -127,7 +129,7 @@ def effective_lengths(table: pd.DataFrame) -> list[str]:
     `table` comes from `perplexity_by_memory`; `_TOLERANCE` is the 1 %.
     """
     notes = []
-    for _, rows in table.groupby(["run", "varied"], sort=False):
+    for _, rows in table[table["ppl"].notna()].groupby(["run", "varied"], sort=False):
         best = rows.sort_values("ppl").iloc[0]
         enough = rows[rows["ppl"] <= best["ppl"] / (1 - _TOLERANCE)].iloc[0]
         notes.append(

@@ -76,7 +76,9 @@ def _mean_weights(network: TransformerXL, run: EvalRun, split: str) -> list[dict
     """
     tokens, eos_id = run.streams.tokens(split), run.streams.tokenizer.eos_id
     batch_size, tgt_len, reach = run.shape
-    warm_up = network.burn_in(tgt_len, reach)  # segments that fill the memory, or more
+    warm_up = network.burn_in(tgt_len, reach)
+    if warm_up * tgt_len >= len(tokens):  # as with a recurrence, whose output depends on the whole text before
+        warm_up = network.memory_segments(tgt_len, reach)
     sums: list[dict[str, torch.Tensor]] = [{} for _ in network.blocks]
     memory: Memory | None = None
     segments = 0
@@ -149,5 +151,7 @@ def attention_maps(loaded: LoadedRun, text: str, before: str = "") -> list[Atten
             keys = [COMPRESSED] * compressed + names[len(names) - (by_head.shape[-1] - compressed) :]
             maps.append(AttentionMap(block, layer, by_head, tuple(names[-tgt_len:]), tuple(keys)))
     if not maps:
-        raise ParnasError(f"The network {loaded.architecture} has no layer with attention to draw; choose another run.")
+        raise ParnasError(
+            f"The network {loaded.architecture} has no attention layer without a window to draw; choose another run."
+        )
     return maps

@@ -106,7 +106,7 @@ def _write(run: Run, record: TunedEvalRecord) -> None:
     """
     with suppress(ParnasError):  # a missing or foreign file is replaced
         earlier = run.tuned_eval()
-        conditions = TunedEvalRecord.model_fields.keys() - {PLAIN, "chosen", "trials", "notes"}
+        conditions = TunedEvalRecord.model_fields.keys() - {"plain", "chosen", "trials", "notes"}
         if all(getattr(earlier, key) == getattr(record, key) for key in conditions):
             record = _merge(earlier, record)
     run.write_tuned_eval(record)

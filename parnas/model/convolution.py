@@ -87,4 +87,4 @@ class GatedConvolution(ResidualLayer):
         return torch.cat([memory.to(gated.dtype), gated], dim=1)
 
     def _newest(self, gated: Tensor) -> BlockMemory:
-        return gated[:, 1 - self.width :].detach() if self.width > 1 else None
+        return gated[:, 1 - self.width :].detach().clone() if self.width > 1 else None

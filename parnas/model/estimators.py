@@ -347,7 +347,7 @@ class UniformPath(Estimator):
         def tilt(price: float) -> Tensor:
             # Relative to each block's cheapest candidate, so that no row underflows to zero.
             least = costs.masked_fill(uniform == 0, math.inf).min(dim=-1, keepdim=True).values
-            return F.normalize(uniform * torch.exp(-price * (costs - least)), p=1)
+            return F.normalize(uniform * torch.exp(-price * (costs - least).clamp(min=0)), p=1)
 
         def suffices(price: float) -> bool:
             return bool((tilt(price) * costs).sum() <= target)

@@ -52,7 +52,7 @@ class GatedRecurrence(ResidualLayer):
         logits, candidates, outputs = self.inner(in_product_dtype(self.normed(x))).chunk(3, dim=-1)
         states = scan(logits, candidates, memory)  # [B, T, D]
         gated = states.to(outputs.dtype) * F.silu(outputs)
-        return BlockOutput(self.joined(x, self.outer(gated)), states[:, -1].detach())
+        return BlockOutput(self.joined(x, self.outer(gated)), states[:, -1].detach().clone())
 
     def skip(self, x: Tensor, memory: BlockMemory, context: Context) -> BlockMemory:  # noqa: ARG002
         """Return the memory that `forward` would return, without outputs."""
@@ -60,7 +60,7 @@ class GatedRecurrence(ResidualLayer):
         with torch.no_grad():
             segment = in_product_dtype(self.normed(x))
             logits, candidates = F.linear(segment, self.inner.weight[:width], self.inner.bias[:width]).chunk(2, dim=-1)
-            return scan(logits, candidates, memory)[:, -1]
+            return scan(logits, candidates, memory)[:, -1].clone()
 
     def key_lengths(self, memory: BlockMemory) -> KeyLengths:  # noqa: ARG002
         """Return zero: no position is attended to."""

@@ -144,8 +144,9 @@ class TransformerXL(nn.Module):
             x = output.hidden
             new_memory.append(output.memory)
             losses.append(output.loss)
-            if with_weights:  # else a block's weights are freed before the next one runs
+            if with_weights:
                 weights.append(output.weights)
+            del output  # else its attention weights would be in memory while the next block runs
         if self.final_norm is not None:
             x = self.final_norm(x)
         return ModelOutput(self.dropout(x), tuple(new_memory), add_up(losses), tuple(weights))
@@ -240,6 +241,12 @@ class TransformerXL(nn.Module):
         for block in reversed(self.blocks):
             tokens = cast(Block, block).look_back(tokens, reach, tgt_len)
         return math.ceil(tokens / tgt_len)
+
+    def memory_segments(self, tgt_len: int, reach: Reach) -> int:
+        """Return the number of segments of `tgt_len` tokens that fill the memory of all blocks."""
+        tokens = max(cast(Block, block).memory_tokens(reach) for block in self.blocks)
+        # A group of positions that is not complete waits to be compressed.
+        return math.ceil(tokens / tgt_len) + self.compresses()
 
     def compresses(self) -> bool:
         """Return whether any block has compressive memory."""

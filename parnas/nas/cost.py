@@ -14,7 +14,7 @@ import torch
 from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor
 
-from parnas.architecture import ATTENTION, FEED_FORWARD, Architecture
+from parnas.architecture import ATTENTION, FEED_FORWARD, IDENTITY, Architecture
 from parnas.config.loader import Config
 from parnas.errors import ParnasError
 from parnas.model.layers import Block, make_layer
@@ -43,6 +43,10 @@ class Costs:
     metric: Metric  # its unit is in `UNITS`
     per_layer: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]]  # by layer name
     interleaved: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+    def __post_init__(self) -> None:
+        # Every network may lack layers, also where identity is no candidate and so has no cost of its own.
+        self.per_layer.setdefault(IDENTITY, 0.0)
 
     def cost(self, layers: Iterable[str]) -> float:
         """Return the sum of the costs of `layers`, in the unit of the metric (`UNITS`)."""

@@ -38,7 +38,16 @@ from parnas.runs.records import BlockRecord, CostRecord, DerivationRecord, Ranke
 from parnas.runs.run import PI, RERANK, STREAMS, Run
 from parnas.training.progress import Reporter, Silent
 
-__all__ = ["BlockChoice", "Constraints", "Derivation", "derive", "read_constraints", "read_within", "write_derivation"]
+__all__ = [
+    "BlockChoice",
+    "Constraints",
+    "Derivation",
+    "derive",
+    "read_constraints",
+    "read_limits",
+    "read_within",
+    "write_derivation",
+]
 
 _SMALL_MARGIN = 0.1
 
@@ -166,7 +175,7 @@ class Derivation:
 def read_constraints(
     cost_target: float | None,
     metric: str | None,
-    most: Sequence[str],
+    limits: Mapping[str, int] | None = None,
     top_k: int | None = None,
     rerank_top_k: int | None = None,
     within: Mapping[str, float] | None = None,
@@ -176,7 +185,7 @@ def read_constraints(
     Args:
         cost_target: largest cost, as a share of the interleaved network's; `None`: that of the search.
         metric: the measure of cost; `None`: that of the search.
-        most: values of the option `--max`, such as `s=4` for at most four blocks with layer `s`.
+        limits: largest number of blocks by layer, such as {"s": 4}.
         top_k: see `Constraints`.
         rerank_top_k: see `Constraints`.
         within: several cost targets by metric, in place of `cost_target` and `metric`.
@@ -201,19 +210,31 @@ def read_constraints(
             raise ParnasError(f"metric (--metric, --within) is {name!r}; give one of {', '.join(known)}.")
     if wrong := [name for name, share in within.items() if not share > 0]:
         raise ParnasError(f"The target of {wrong[0]} (--within) is {within[wrong[0]]}; give a number above 0.")
+    limits = dict(limits or {})
+    if wrong := [name for name, count in limits.items() if not name or count < 0]:
+        raise ParnasError(f"The limit of {wrong[0]} (--max) is {limits[wrong[0]]}; give a number of blocks.")
+    for option, given, least in (("top_k (--top-k)", top_k, 1), ("rerank_top_k (--rerank-top-k)", rerank_top_k, 0)):
+        if given is not None and given < least:
+            raise ParnasError(f"{option} is {given}; give {least} or more networks.")
+    targets = cast(Mapping[Metric, float], within)
+    return Constraints(cost_target, cast(Metric | None, metric), limits, top_k, rerank_top_k, targets)
+
+
+def read_limits(texts: Sequence[str]) -> dict[str, int]:
+    """Return the largest number of blocks by layer from texts such as `s=4`, the values of the option `--max`.
+
+    Raises:
+        ParnasError: a text is not valid.
+    """
     limits = {}
-    for text in most:
+    for text in texts:
         name, equals, count = text.rpartition("=")
         if not equals or not name or not count.isdecimal():
             raise ParnasError(f"A limit (--max) is {text!r}; give a layer and a number of blocks, such as s=4.")
         if name in limits:
             raise ParnasError(f"Two limits (--max) are for {name}; leave out one of them.")
         limits[name] = int(count)
-    for option, given, least in (("top_k (--top-k)", top_k, 1), ("rerank_top_k (--rerank-top-k)", rerank_top_k, 0)):
-        if given is not None and given < least:
-            raise ParnasError(f"{option} is {given}; give {least} or more networks.")
-    targets = cast(Mapping[Metric, float], within)
-    return Constraints(cost_target, cast(Metric | None, metric), limits, top_k, rerank_top_k, targets)
+    return limits
 
 
 def read_within(text: str) -> dict[str, float]:
@@ -253,8 +274,8 @@ def derive(
         constraints: fields that are `None` come from the configuration of the search.
         reporter: receives notes.
         losses: returns the held-out losses with the shared weights; by default they are loaded from the run.
-        known_good: networks within the constraints from which the evolutionary search starts as well. With them,
-            networks are re-ranked again where the search has stored its ranking.
+        known_good: networks from which the evolutionary search starts as well, where they are within the constraints.
+            With them, networks are re-ranked again where the search has stored its ranking.
 
     Raises:
         ParnasError: the run is not a search, or no architecture meets the constraints.
@@ -267,8 +288,12 @@ def derive(
     found = [(costs_of_run(run.folder, config, metric, reporter), share) for metric, share in targets.items()]
     costs, target = found[0] if found else (None, None)
     further = tuple((each, share) for each, share in found[1:] if share is not None)
-    least = {name: count for name, count in config.search.least_layers.items() if name not in constraints.limits}
+    # A limit below the least number replaces it.
+    limited = constraints.limits
+    least = {name: min(count, limited.get(name, count)) for name, count in config.search.least_layers.items()}
+    least = {name: count for name, count in least.items() if count}
     budget = Budget(costs, target, constraints.limits, further, least).spend(config.search.cost.spend, pi)
+    known_good = [layers for layers in known_good if budget.allows(layers)]
     # 2. Re-rank by held-out loss, as the search does when alpha is frozen; the search has stored its result.
     scored: list[ScoredNetwork] = []
     rerank_count = config.search.rerank_count if constraints.rerank_top_k is None else constraints.rerank_top_k
@@ -303,7 +328,10 @@ def derive(
 def _stored_ranking(
     run: Run, config: Config, step: int, pi: Sequence[Mapping[str, float]], budget: Budget
 ) -> list[ScoredNetwork]:
-    """Return the networks that the search has re-ranked, best first; empty if it has stored none until `step`."""
+    """Return the networks that the search has re-ranked, best first; empty if it has stored none until `step`.
+
+    Empty also if one of them is outside the budget: then the costs have been measured again since the search.
+    """
     stored = read_rerank(run, step)
     if any(
         len(layers) != len(pi) or any(not block.get(name) for name, block in zip(layers, pi, strict=True))
@@ -312,6 +340,8 @@ def _stored_ranking(
         raise ParnasError(
             f"{run.folder / RERANK} has a network that is not in the search space; restore the file or delete it."
         )
+    if not all(map(budget.allows, stored)):
+        return []
     return sort_by_score(
         score_network(budget.describe(layers, pi), loss, config.search) for layers, loss in stored.items()
     )
@@ -386,6 +416,8 @@ def _describe_method(budget: Budget, reranked: int) -> str:
         for costs, share in targets
         if costs is not None and share is not None and share < math.inf
     ]
+    if budget.floor and budget.costs is not None:
+        bounds.append(f"at least {budget.floor:g} of its {budget.costs.metric}")
     within = " within " + ", ".join(bounds) if bounds else ""
     if reranked:
         return f"best by pi and by the SuperNet's weights of {reranked} networks{within}"

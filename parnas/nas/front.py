@@ -97,7 +97,7 @@ def derive_front(
     """Derive a network within each cost target; other constraints are the same for all.
 
     Each network is found as by `derive`: exactly the most probable ones within the target, then re-ranking. The search
-    for a target also starts from the networks found within lower targets, which are within it too.
+    for a target also starts from the networks found within lower targets.
 
     Args:
         run: the search.

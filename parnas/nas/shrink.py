@@ -79,7 +79,8 @@ def select_layers(layers: Sequence[str], losses: HeldOutLosses, budget: Budget, 
     whole, pi = losses.full(Architecture(layers)), []
     for number, layer in enumerate(layers):
         lost = losses.full(Architecture([*layers[:number], IDENTITY, *layers[number + 1 :]])) - whole
-        without = 1 / (1 + math.exp(max(-_MOST_NATS, min(lost, _MOST_NATS))))
+        lost = _MOST_NATS if math.isnan(lost) else max(-_MOST_NATS, min(lost, _MOST_NATS))
+        without = 1 / (1 + math.exp(lost))
         pi.append({layer: 1 - without, IDENTITY: without})
     # 2. The networks of the least sum of these losses within the target, others that resemble them, and of all these
     #    the one of the lowest loss: log pi, which adds up the losses of single layers, has no weight.

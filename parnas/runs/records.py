@@ -102,7 +102,7 @@ class MetricsRecord(Record):
     entropy: _OptionalFloat = None  # entropy of pi in nats, mean over the blocks
     identity_share: _OptionalFloat = None  # probability of identity, mean over the blocks
     argmax: str | None = None  # the architecture that derive would select
-    argmax_changes: _Count | None = None  # number of lines so far whose `argmax` differs from the previous line
+    argmax_changes: _Count | None = None  # lines so far whose `argmax` is another network than before
     expected_cost: _OptionalFloat = None
     """Expected cost of the blocks under pi, as a share of the interleaved network's cost."""
     expected_latency_ms: _OptionalFloat = None
@@ -323,7 +323,7 @@ class ComparisonRow(Record):
     epochs: _OptionalFloat = None
     train_seconds: _OptionalFloat = None
     inherited_steps: _Count | None = None  # steps that trained the weights from which the training started
-    total_seconds: _OptionalFloat = None  # of the training and of that search
+    total_seconds: _OptionalFloat = None  # of the training and of the steps before
     latency_ms: _OptionalFloat = None  # median time of a segment, with one row
     latency_p95_ms: _OptionalFloat = None
     split: str | None = None

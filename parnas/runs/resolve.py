@@ -18,7 +18,7 @@ from parnas.runs.run import ENVIRONMENT, LOCK, Run, read_derivation
 
 __all__ = [
     "Settings",
-    "is_distributed",
+    "launched_by_torchrun",
     "make_run_folder",
     "read_overrides",
     "remove_if_empty",
@@ -58,13 +58,16 @@ def resolve_config_and_run(
     """
     if resume and run is None:
         raise ParnasError("resume (--resume) needs run (--run FOLDER), the folder of the run to resume.")
-    if run is None and is_distributed():
+    if run is None and launched_by_torchrun():
         raise ParnasError(
             "A training with torchrun needs run (--run FOLDER), so that all processes write to the same folder."
         )
     if settings is None:
         source = run if resume else inherit
-        settings = "demo" if source is None else Run(source).config()
+        own = Config() if source is None else Run(source).config()
+        if not resume and arch is None:
+            own = own.replace(model__arch=None)  # the architecture is that of the run: a search ignores model.arch
+        settings = "demo" if source is None else own
     if arch is not None:
         overrides = [*overrides, ("model.arch", resolve_arch(arch))]
     if inherit is not None:
@@ -169,6 +172,6 @@ def remove_if_empty(folder: Path | None) -> Iterator[None]:
         raise
 
 
-def is_distributed() -> bool:
-    """Return whether torchrun started this process as one of several."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+def launched_by_torchrun() -> bool:
+    """Return whether torchrun started this process together with others."""
+    return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1

@@ -71,7 +71,7 @@ OTHER_PHASE_SETTINGS: dict[str, tuple[str, ...]] = {
 METRICS, PI, STREAMS, ENVIRONMENT, LOCK = "metrics.jsonl", "pi.jsonl", "streams.json", "environment.json", ".lock"
 SUMMARY, ARCH_FILE, TUNED_EVAL = "summary.json", "arch.yaml", "tuned_eval.json"
 INHERITED = "inherited.json"
-"""Name of the file that says which search the first weights of a retraining are from."""
+"""Name of the file that says from which run the first weights of a retraining are."""
 SUPERNET, RERANK = "supernet", "rerank.json"
 """Names of what a search writes when it freezes alpha: the shared weights, and the losses of re-ranked networks."""
 DERIVED_FRONT = Path("front") / "front.json"
@@ -221,7 +221,7 @@ class Run:
         write_json(self.folder / SUMMARY, summary.to_dict())
 
     def inherited(self) -> InheritedWeights | None:
-        """Return which search the first weights are from; `None` for a training from scratch."""
+        """Return from which run the first weights are; `None` for a training from scratch."""
         return self._read(INHERITED, InheritedWeights) if (self.folder / INHERITED).is_file() else None
 
     def write_inherited(self, record: InheritedWeights) -> None:

@@ -52,16 +52,19 @@ def fewer_attention_variants(run: Run, derivation: Derivation, reporter: Reporte
 
     Each derivation has at least one attention layer less than the previous one: of plain and compressive attention, the
     kind with more layers may have one layer less than now, and the other kind may have no more layers than now. The
-    series ends with a network without attention, or when no network meets these limits.
+    series ends with a network without attention or with `search.least_attention` layers of it, or when no network meets
+    these limits.
     """
-    space = run.config().search.candidates
+    search = run.config().search
+    space, least = search.candidates, search.least_layers.get(ATTENTION, 0)
     kinds = [kind for kind in (ATTENTION, COMPRESSIVE) if any(is_limited(name, kind) for name in space)]
     while True:
         yield derivation
         counts = {kind: sum(is_limited(layer, kind) for layer in derivation.architecture) for kind in kinds}
-        if not any(counts.values()):
+        spare = {kind: count - (least if kind == ATTENTION else 0) for kind, count in counts.items()}
+        if not any(count > 0 for count in spare.values()):
             return
-        most = max(counts, key=counts.__getitem__)
+        most = max((kind for kind in kinds if spare[kind] > 0), key=counts.__getitem__)
         constraints = replace(derivation.constraints, limits=counts | {most: counts[most] - 1})
         try:
             # Without re-ranking this reads no text; it fails if no network meets the constraints.

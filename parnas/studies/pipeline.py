@@ -200,7 +200,8 @@ def _train_front(
     """Shrink a trained network to each target below the highest, train what is left, and return the runs by name.
 
     From the highest target to the lowest, each network is a part of the one before and starts from its weights. Runs
-    that exist keep their networks: losses that were measured on another machine differ in the last digits.
+    that exist keep their networks, since losses that were measured on another machine differ in the last digits, and
+    start from the run that they started from, also where targets have been added or left out since.
 
     Args:
         largest: the retraining of the network within the highest target; the others are written beside it.
@@ -214,9 +215,12 @@ def _train_front(
     for target in reversed(targets[:-1]):
         folder = largest.folder.with_name(f"front-{target:g}")
         try:
-            earlier = Run(folder)
-            text = earlier.config().model.arch if earlier.started() else None
-            kept = Architecture.parse(text) if text else shrink(before, costs, target, least_attention, reporter)
+            earlier = Run(folder).config() if Run(folder).started() else None
+            kept = (
+                shrink(before, costs, target, least_attention, reporter)
+                if earlier is None
+                else Architecture.parse(str(earlier.model.arch))
+            )
         except OverBudget as error:
             reporter.note(f"the front has no network within {target:g}: {error}")
             break
@@ -224,7 +228,8 @@ def _train_front(
             reporter.note(f"the network within {target:g} is that of a higher target")
             continue
         reporter.note(f"{folder.name}: training {kept.canonical()}")
-        training = healing(config, before.folder).replace(model__arch=str(kept))
+        source = before.folder if earlier is None else Path(str(earlier.train.inherit))
+        training = healing(config, source).replace(model__arch=str(kept))
         before = runs[folder.name] = train_once(retrain, training, folder, reporter)
     return runs
 

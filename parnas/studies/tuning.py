@@ -56,13 +56,14 @@ from parnas.training.device import choose_device
 from parnas.training.loaded_run import run_architecture
 from parnas.training.progress import CombinedReporter, Loop, Reporter
 from parnas.training.retrain import retrain
-from parnas.training.session import flatten, resolve_paths
+from parnas.training.session import MAY_CHANGE, flatten, refuse_changes, resolve_paths
 
 __all__ = ["TuneOptions", "TuningResult", "tune"]
 
 STORAGE, STUDY = "study.db", "tune"  # default storage, a file in the run folder, and default name of the study
 _BEST, _TRIALS = "best.yaml", "trials"  # result files in the run folder; trials.csv and trials.md
 _STATES = ("complete", "pruned", "diverged", "skipped")
+_OF_WORKER = FREE_SETTINGS - MAY_CHANGE  # settings of a training that workers may differ in, and no resumed one
 FOLDER = "folder"  # user attribute of a trial: the name of its run folder
 TRAIN: Mapping[Phase, Callable[[Config, Path, Reporter, bool], Run]] = {"retrain": retrain, "search": search}
 STARTUP_TRIALS = 5  # complete trials before any is pruned
@@ -337,11 +338,15 @@ class TuningObjective:
         return measured.loss
 
     def _trial_folder(self, trial: Trial) -> Path:
-        """Return a trial's run folder: `trial-NUMBER`, but for a retry the folder of the lost trial if resumable."""
+        """Return a trial's run folder: `trial-NUMBER`, but for a retry the folder of the lost trial if resumable.
+
+        It is resumable if the other worker had the same device, threads and path of the text.
+        """
         earlier = str(trial.user_attrs.get(FOLDER, ""))
         run = Run(self.folder / Path(earlier).name)
         if earlier and (run.finished() or any(run.checkpoints.glob("step-*"))):
             with suppress(ParnasError), run.locked():  # fails while the worker of the lost trial still trains in it
+                refuse_changes(run, self.config, flatten(self.config.model_dump()).keys() - _OF_WORKER)
                 return run.folder
         return self.folder / f"trial-{trial.number}"
 

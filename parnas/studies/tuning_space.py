@@ -195,8 +195,8 @@ def _why_untunable(key: str, phase: Phase) -> str | None:
         _TOKEN_SETTINGS: "changes the tokens, so that losses per token are not comparable; leave it out",
         _IRRELEVANT_SETTINGS: "does not change the trained weights; leave it out",
         OTHER_PHASE_SETTINGS[phase]: f"has no effect on {phase}; leave it out, or give the other --phase",
-        ("search.cost.target",): "limits the cost of the network, and the highest limit would always be best; set it "
-        "in the configuration",
+        ("search.cost.target", "search.cost.spend"): "limits the cost of the network, and the highest limit would "
+        "always be best; set it in the configuration",
         ("train.steps", "search.steps"): "decides how long is trained, and the longest training would always be best; "
         "set it in the configuration",
     }

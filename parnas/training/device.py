@@ -14,7 +14,8 @@ import torch
 
 from parnas.config.schema import RuntimeConfig
 from parnas.errors import ParnasError
-from parnas.training.distributed import SINGLE_PROCESS, DistributedContext, join_processes, launched_by_torchrun
+from parnas.runs.resolve import launched_by_torchrun
+from parnas.training.distributed import SINGLE_PROCESS, DistributedContext, join_processes
 
 __all__ = ["Device", "choose_device"]
 

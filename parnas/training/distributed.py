@@ -1,7 +1,6 @@
 """Data-parallel training: the processes that torchrun starts, and collective operations between them."""
 
 import atexit
-import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from parnas.errors import ParnasError
+from parnas.runs.resolve import launched_by_torchrun
 
 __all__ = ["SINGLE_PROCESS", "DistributedContext"]
 
@@ -154,11 +154,6 @@ def detecting_lost_processes() -> Iterator[None]:
             "Another process of this job was lost. Run the same command again to resume from the last checkpoint; "
             "torchrun --max-restarts=3 does so automatically."
         ) from error
-
-
-def launched_by_torchrun() -> bool:
-    """Return whether torchrun started this process together with others."""
-    return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 def join_processes(cuda: bool) -> DistributedContext:

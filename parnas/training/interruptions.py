@@ -112,7 +112,7 @@ def _running_part(error: BaseException) -> str:
 
 
 class NonFinite(Exception):
-    """Raised before the weights are updated if `quantity`, the "loss" or "gradient" of the step, is not finite."""
+    """Raised if `quantity`, such as the "loss" or the "gradient" of a step, is not finite, before it is used."""
 
     def __init__(self, quantity: str) -> None:
         super().__init__(quantity)

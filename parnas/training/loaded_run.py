@@ -35,13 +35,16 @@ class LoadedRun:
         return step_of(self.checkpoint)
 
     def discrete(self) -> TransformerXL:
-        """Return the discrete network in evaluation mode; for a search, the derived network with the shared weights."""
+        """Return the discrete network in evaluation mode; for a search, the derived one with its weights."""
         model = self.model
         return (model.extract(self.architecture) if isinstance(model, SuperNet) else model).eval()
 
     def generate(self, prompt: str, tokens: int = 100, temperature: float = 1.0, top_k: int | None = None) -> str:
-        """Return `prompt` and a continuation of `tokens` sampled tokens; see `TransformerXL.generate`."""
-        return generate_text(self.model, self.tokenizer, prompt, tokens, temperature, top_k)
+        """Return `prompt` and a continuation of `tokens` tokens, sampled by the discrete network.
+
+        See `TransformerXL.generate`.
+        """
+        return generate_text(self.discrete(), self.tokenizer, prompt, tokens, temperature, top_k)
 
 
 def generate_text(

@@ -1,4 +1,4 @@
-"""Retraining: train the discrete network of an architecture, from scratch or from the weights of a search."""
+"""Retraining: train the discrete network of an architecture, from scratch or from the weights of another run."""
 
 from pathlib import Path
 
@@ -48,8 +48,8 @@ def retrain(config: Config, folder: Path, reporter: Reporter, resume: bool = Fal
             with session.device.distributed.main_process_first():  # so that every process can read it
                 if session.device.distributed.is_main:
                     session.run.write_inherited(found)
-        # Continue with the number of the batch after the search. If the search held out text for alpha, its rows were
-        # shorter: the text of the first row continues, that of the others is some way ahead.
+        # Continue with the batch after those of the run whose weights are inherited. If that is a search that held out
+        # text for alpha, its rows were shorter: the text of the first row continues, that of the others is ahead.
         inherited = session.run.inherited()
         first = 0 if inherited is None else inherited.steps
         rows = session.device.distributed.local_slice(data.batch_size)

@@ -27,6 +27,8 @@ from parnas.training.progress import Reporter, Silent
 from parnas.training.trainer import Session, Trainer, TrainingTask
 
 __all__ = [
+    "MAY_CHANGE",
+    "RESULT_FREE",
     "check_same_results",
     "check_same_text",
     "flatten",
@@ -46,6 +48,8 @@ MAY_CHANGE = {
 
 `train.inherit` may change, since its weights are in the checkpoint: the other run may have been moved or removed.
 """
+RESULT_FREE = MAY_CHANGE - {"train.steps"}
+"""Those of them in which a configuration may differ from a finished run whose results it reuses."""
 
 
 @contextmanager
@@ -221,14 +225,14 @@ def _check_changes(run: Run, config: Config, note: Note) -> None:
 
 
 def check_same_results(run: Run, config: Config) -> None:
-    """Raise `ParnasError` if `config` and the configuration of a finished run differ in a setting of the run's phase.
+    """Raise `ParnasError` if `config` and the configuration of a finished run differ in a setting of its results.
 
-    Settings of other phases do not change the results of the run.
+    These are the settings of the run's phase without `RESULT_FREE`.
     """
     config = resolve_paths(config)  # as the run's configuration was when it started
     if isinstance(config.model.cutoffs, str):
         config = resolve_cutoffs(config, prepare(config.data))
-    unread = (*OTHER_PHASE_SETTINGS[run.kind()], "train.inherit")
+    unread = (*OTHER_PHASE_SETTINGS[run.kind()], *RESULT_FREE)
     _refuse_other_start(run, config)
     keys = flatten(config.model_dump())
     refuse_changes(run, config, [key for key in keys if any(f"{key}.".startswith(f"{prefix}.") for prefix in unread)])

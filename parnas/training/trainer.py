@@ -48,7 +48,7 @@ from parnas.training.interruptions import (
     locate_loss,
 )
 from parnas.training.optimizers import Schedule, WeightAverage, learning_rate
-from parnas.training.perplexity import TotalLoss, measure_loss
+from parnas.training.perplexity import TotalLoss, exp_or_infinity, measure_loss
 from parnas.training.progress import Loop, Reporter, describe_metrics
 from parnas.training.weight_optimizer import WeightOptimizer, join_micro_batches
 
@@ -139,6 +139,7 @@ class TrainingTask:
             )
         self.schedule = schedule.fit_warmup(session.reporter.note)
         self.memory: Memory | None = None
+        self.last_samples: Sequence[Gates | None] = [None]  # of gates, in the last step
 
     # Implemented or extended by each task.
 
@@ -222,6 +223,7 @@ class TrainingTask:
                 false, the device skips the update instead, without an error.
         """
         # 1. Forward and backward pass in micro-batches; keep the memory for the next segment.
+        self.last_samples = samples
         forward = self.weight_optimizer.accumulator.backward(batch, self.memory, samples)
         self.memory = forward.memory
         # 2. Check loss and gradient, unless that would wait for a GPU.
@@ -235,10 +237,12 @@ class TrainingTask:
     def read_again(self, step: int) -> Tensor:
         """Repeat the forward pass of the batch of `step`, without memory, and return its loss.
 
-        `locate_loss` uses this to find the part of the network where values stop being finite.
+        `locate_loss` uses this to find the part of the network where values stop being finite. The gates are those of
+        the last step, which is `step` where each step is checked.
         """
         batch = self.batches.batch(step)
-        return join_micro_batches(list(self.weight_optimizer.accumulator.forward(batch, None, self.gates(step)))).loss
+        forward = self.weight_optimizer.accumulator.forward(batch, None, self.last_samples)
+        return join_micro_batches(list(forward)).loss
 
     def validation_loss(self, model: TransformerXL) -> TotalLoss:
         """Return the loss of `model` on the whole validation split, with training's segment and memory lengths."""
@@ -345,8 +349,7 @@ class Trainer:
     def _log_training(self, scheduled: Mapping[str, float]) -> None:
         """Log the steps since the last line of metrics: their mean loss, largest gradient norm and speed."""
         self._check_recent()
-        if self.compression_loss is not None:
-            self.distributed.all_reduce_mean([self.compression_loss])
+        compression_loss = self._mean_compression_loss()
         now, data, recent = time.perf_counter(), self.session.config.data, self.recent.values.clone()
         steps, seconds = self.step - self.logged_step, now - self.logged_at
         self.recent.clear()
@@ -355,8 +358,8 @@ class Trainer:
             return
         loss = float(recent[:, 0].double().mean())
         optional: dict[str, Any] = {}
-        if self.compression_loss is not None:
-            optional["compression_loss"] = float(self.compression_loss)
+        if compression_loss is not None:
+            optional["compression_loss"] = compression_loss
         if self.distributed.world_size > 1:
             optional["processes"] = self.distributed.world_size
         self.task.log(
@@ -364,7 +367,7 @@ class Trainer:
                 step=self.step,
                 split="train",
                 loss=loss,
-                ppl=math.exp(min(loss, 700.0)),
+                ppl=exp_or_infinity(loss),
                 gradient_norm=float(recent[:, 1].max()),
                 tokens_per_s=round(steps * data.batch_size * data.tgt_len / seconds, 1),
                 step_ms=round(1000 * seconds / steps, 3),
@@ -372,6 +375,19 @@ class Trainer:
                 **optional,
             )
         )
+
+    def _mean_compression_loss(self) -> float | None:
+        """Return the mean auxiliary loss of the last step over the processes that have one; `None` if none has one.
+
+        In a search, each process may train another path, with or without compressive memory.
+        """
+        if not self.task.model.compresses():
+            return None
+        own = self.compression_loss
+        pair = self.recent.values.new_tensor([0.0 if own is None else float(own), float(own is not None)])
+        self.distributed.all_reduce_mean([pair])
+        loss, share = pair.tolist()
+        return loss / share if share else None
 
     def _log_validation(self, scheduled: Mapping[str, float]) -> None:
         """Validate, set `best` if the loss is the lowest so far, and log the loss per token, word and byte."""
@@ -443,7 +459,7 @@ class Trainer:
         folder, note = self.session.run.checkpoints, self.session.reporter.note
         newest = newest_checkpoint(folder, note) if self.distributed.is_main else None
         path = checkpoint_path(folder, self.distributed.max(-1 if newest is None else step_of(newest)))
-        if not verify_checkpoint(path):
+        if newest is None and not verify_checkpoint(path):
             raise ParnasError(f"No checkpoint in {folder} is intact; remove this folder to train from the beginning.")
         with explain_failures(lambda: step_of(path), lambda: path):
             load_weights(path, self.task.model)

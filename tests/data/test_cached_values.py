@@ -8,7 +8,7 @@ import pytest
 from helpers.data_helpers import english, write_corpus
 
 from parnas.data import cache
-from parnas.data.cache import cached_value
+from parnas.data.cache import cached_value, locked
 from parnas.data.corpora import find_corpus
 from parnas.errors import ParnasError
 
@@ -111,6 +111,17 @@ def test_a_failure_is_not_cached_and_a_damaged_entry_is_replaced(path: Path, tmp
 
 
 @pytest.mark.usefixtures("old")
+def test_a_lock_is_free_after_an_error_whose_traceback_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PARNAS_CACHE", str(tmp_path))
+    notes: list[str] = []
+    with pytest.raises(ParnasError, match="disk full") as kept, locked(tmp_path / "file", notes.append):
+        raise OSError("disk full")
+    with locked(tmp_path / "file", notes.append):
+        pass
+    assert kept.value.__traceback__ is not None
+    assert not notes, "the second call did not wait for the first"
+
+
 def test_a_cache_that_cannot_be_written_only_forgets(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

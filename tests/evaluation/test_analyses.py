@@ -108,6 +108,14 @@ def test_attention_of_a_search_is_that_of_the_derived_network(search_run: Run) -
     assert len(table) == 12 * layers.count("s")
 
 
+def test_attention_beside_a_recurrence_is_measured_with_full_memory(corpus: Path, tmp_path: Path) -> None:
+    config = small_config(corpus, model__arch="rs", train__steps=2)
+    (run,) = open_runs([retrain(config, tmp_path / "run", Silent()).folder], EvalOptions())
+    table = attention_by_age([run], "valid")
+    assert table["weight"].sum() == pytest.approx(1)
+    assert table.groupby("part")["positions"].sum().to_dict() == {"memory": 8, "segment": 8}
+
+
 def test_a_split_that_ends_too_soon_is_refused(compressive_run: Run) -> None:
     (run,) = open_runs([compressive_run.folder], EvalOptions(mem_len=10**4))
     with pytest.raises(ParnasError, match="valid"):
@@ -210,6 +218,13 @@ def test_perplexity_by_memory_is_that_of_evaluations_with_these_lengths(compress
 def test_the_effective_length_is_the_least_that_is_nearly_the_best() -> None:
     table = pd.DataFrame({"run": "a", "varied": "mem_len", "length": [0, 8, 16, 32], "ppl": [50.0, 40.3, 40.0, 41.0]})
     assert effective_lengths(table) == ["a: mem_len 8 is enough to be within 1% of the best perplexity, 40.00 with 16"]
+
+
+def test_a_perplexity_that_is_not_a_number_has_no_effective_length() -> None:
+    table = pd.DataFrame(
+        {"run": ["a", "a", "b"], "varied": "mem_len", "length": [0, 8, 8], "ppl": [50.0, math.nan, math.nan]}
+    )
+    assert effective_lengths(table) == ["a: mem_len 0 is enough to be within 1% of the best perplexity, 50.00 with 0"]
 
 
 def test_same_length_is_never_tried_without_memory(compressive_run: Run) -> None:

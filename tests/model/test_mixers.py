@@ -197,6 +197,8 @@ def test_memory_has_a_fixed_size_and_no_gradient(name):
             memory = network(random_ids(2, 5), memory).memory
         (own,) = memory
         assert own is None or not own.requires_grad
+        if own is not None and name[0] in "kr":
+            assert own.untyped_storage().nbytes() == own.nbytes, "the segment is not kept"
         sizes.add(None if own is None else own.numel())
     assert len(sizes) == 1, "mem_len does not matter"
 

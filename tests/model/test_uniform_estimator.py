@@ -77,6 +77,16 @@ def test_paths_within_a_target_have_no_layer_that_a_block_lacks() -> None:
     assert estimator.probabilities[0, 1] > 0.9
 
 
+def test_a_layer_that_a_block_lacks_may_be_the_cheapest_of_all() -> None:
+    """At high prices, its difference to the block's cheapest layer would overflow."""
+    estimator = UniformPath(2, (("s", "f"), ("s", "f", "i")))
+    estimator.limit_cost(torch.tensor([0.5, 0.2, 0.0]), 0.2001)
+    found = estimator.probabilities
+    assert found.isfinite().all()
+    assert found[0, 1] > 0.99
+    assert found[1, 2] > 0.99
+
+
 def test_the_search_samples_paths_within_its_target(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

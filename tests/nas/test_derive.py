@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,17 @@ from parnas.config.schema import Reach, Shape
 from parnas.data.streams import prepare
 from parnas.errors import ParnasError
 from parnas.model.transformer_xl import TransformerXL
-from parnas.nas.cost import Metric, count_costs, read_costs
-from parnas.nas.derive import BlockChoice, Constraints, derive, read_constraints, read_within, write_derivation
+from parnas.nas import derive as derive_module
+from parnas.nas.cost import Metric, count_costs, read_costs, write_costs
+from parnas.nas.derive import (
+    BlockChoice,
+    Constraints,
+    derive,
+    read_constraints,
+    read_limits,
+    read_within,
+    write_derivation,
+)
 from parnas.nas.rerank import held_out, read_rerank
 from parnas.nas.search import search
 from parnas.runs.files import read_json
@@ -137,7 +147,7 @@ def test_derives_the_most_probable_within_a_budget(
 def test_limits_of_a_layer_hold(search_run: Run, tmp_path: Path) -> None:
     run = with_pi(search_run, tmp_path / "run", PI_OF_THREE)
     assert str(derive(run).architecture) == "ssi"
-    derivation = derive(run, read_constraints(None, None, ["s=1"], 1))
+    derivation = derive(run, read_constraints(None, None, {"s": 1}, 1))
     assert str(derivation.architecture) == slow_best(PI_OF_THREE, dict.fromkeys("sfi", 0.0), 1.0, 1)[0] == "sfi"
     assert "at most 1 of s" in derivation.method
     assert derivation.to_record(run).constraints == {"top_k": 1, "max": {"s": 1}}
@@ -279,20 +289,44 @@ def test_the_target_of_the_search_is_kept_by_default(corpus: Path, tmp_path: Pat
     assert str(derive(run, Constraints(cost_target=math.inf)).architecture) == "sss"
 
 
+def test_a_stored_ranking_is_not_used_where_costs_have_changed_since(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small_config(corpus, search__cost__target=0.65, search__cost__metric="parameters", search__rerank_top_k=2)
+    run = search(config, tmp_path / "run", Silent())
+    loads: list[Run] = []
+    original = derive_module.losses_of_run
+    monkeypatch.setattr(derive_module, "losses_of_run", lambda *given: (loads.append(given[0]), original(*given))[1])
+    stored = derive(run)
+    assert not loads
+    costs = count_costs(config, "parameters")
+    factor = 0.7 / max(costs.share(each.architecture) for each in stored.ranking)
+    costly = replace(costs, per_layer={name: factor * value for name, value in costs.per_layer.items()})
+    write_costs(costly, run.folder)
+    found = derive(run)
+    assert loads == [run]
+    assert all(costly.share(each.architecture) <= 0.65 for each in found.ranking)
+
+
 def test_a_collapsed_search_is_said_to_be(search_run: Run, tmp_path: Path) -> None:
     run = with_pi(search_run, tmp_path / "run", [[0.3, 0.1, 0.6], [0.1, 0.1, 0.8], [0.2, 0.1, 0.7]])
     assert any("70%" in warning for warning in derive(run).warnings)
 
 
 def test_constraints_that_cannot_be_read_are_refused() -> None:
-    assert read_constraints(0.5, "macs", ["s=4", "f=0"], 3) == Constraints(0.5, "macs", {"s": 4, "f": 0}, 3)
-    for within, metric, most in [(0.0, None, []), (None, "time", []), (None, None, ["s"]), (None, None, ["s=-1"])]:
+    assert read_constraints(0.5, "macs", read_limits(["s=4", "f=0"]), 3) == Constraints(
+        0.5, "macs", {"s": 4, "f": 0}, 3
+    )
+    for target, metric, limits in [(0.0, None, {}), (None, "time", {}), (None, None, {"s": -1})]:
         with pytest.raises(ParnasError, match="give"):
-            read_constraints(within, metric, most, 1)
+            read_constraints(target, metric, limits, 1)
+    for text in ("s", "s=-1", "=1"):
+        with pytest.raises(ParnasError, match="give"):
+            read_limits([text])
 
 
 def test_a_constraint_is_given_once() -> None:
     with pytest.raises(ParnasError, match=r"Two cost targets \(--within\) are for macs"):
         read_within("macs=0.5, macs=0.3")
     with pytest.raises(ParnasError, match=r"Two limits \(--max\) are for s"):
-        read_constraints(None, None, ["s=4", "s=2"])
+        read_limits(["s=4", "s=2"])

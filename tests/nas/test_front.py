@@ -116,6 +116,17 @@ def test_targets_of_another_option_are_refused(searched_hybrid: Run, capsys: pyt
     assert "exclude each other" in refusal(capsys, *command, "--within", "macs=0.5,cache=0.5")
 
 
+def test_networks_of_lower_targets_help_only_where_they_are_within_the_constraints(
+    searched_hybrid: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A search whose networks must spend their target: that of a lower target costs too little for a higher one."""
+    config = searched_hybrid.config().replace(search__cost__spend=0.9)
+    monkeypatch.setattr(Run, "config", lambda _: config)
+    front = derive_front(searched_hybrid, [0.5, 1.0])
+    assert [each.costs.share(each.architecture) > 0.9 * each.target for each in front.derivations] == [True, True]
+    assert "at least 0.9 of its" in front.derivations[-1].method
+
+
 def test_each_network_is_evaluated_once_and_the_weights_are_loaded_once(
     searched_hybrid: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

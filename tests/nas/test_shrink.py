@@ -89,6 +89,23 @@ def test_a_trained_network_is_shrunk_to_a_part_of_its_layers(trained: Run) -> No
     assert any("within 0.5" in note for note in notes.notes)
 
 
+def test_layers_are_left_out_where_identity_is_no_candidate_of_the_search(trained: Run) -> None:
+    costs = make_costs("latency", {"s": 4.0, "f": 1.0, "k": 1.0}, 4)
+    found = shrink(trained, costs, 0.5, 1, Notes())
+    assert IDENTITY in found.layers
+    assert costs.share(found) <= 0.5
+
+
+def test_a_loss_that_is_not_a_number_counts_as_high() -> None:
+    def loss_without_first(architecture: Architecture) -> float:
+        return float("nan") if architecture.layers[0] == IDENTITY else loss(architecture)
+
+    assert (
+        select_layers(LAYERS, HeldOutLosses(loss_without_first, loss_without_first), Budget(COSTS, 0.6), Config())[0]
+        == "s"
+    )
+
+
 def test_a_part_of_a_trained_network_is_trained_from_its_weights(trained: Run, tmp_path: Path) -> None:
     inherits = {"train__inherit": str(trained.folder), "model__arch": "siik"}
     still = {"train__lr": 1e-30, "train__steps": 1, "train__weight_decay": 0.0}

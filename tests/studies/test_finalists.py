@@ -62,6 +62,16 @@ def test_each_variant_has_less_attention_than_the_one_before(
     assert asked == [Constraints(cost_target=0.7, limits=most) for most in limits]
 
 
+def test_variants_keep_the_least_attention_of_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = small_config(Path("corpus"), search__space=("s", "c", "f"), search__least_attention=1)
+    derived = iter(["scff", "sfff"])
+    monkeypatch.setattr(
+        finalists, "derive", lambda run, limits, reporter=None: as_derived(next(derived) if reporter else "f", limits)
+    )
+    variants = fewer_attention_variants(SimpleNamespace(config=lambda: config), as_derived("sscf"), Notes())  # type: ignore[arg-type]
+    assert [str(each.architecture) for each in variants] == ["sscf", "scff", "sfff"]
+
+
 @pytest.mark.parametrize("fails_with_text", [False, True])
 def test_a_note_if_no_network_has_less_attention_and_other_errors_are_raised(
     fails_with_text: bool, monkeypatch: pytest.MonkeyPatch

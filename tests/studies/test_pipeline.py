@@ -64,6 +64,7 @@ def test_a_finished_training_ignores_the_settings_of_the_other_phase(search_run:
     assert notes.notes == [f"{search_run.folder} is finished and kept"]
     with pytest.raises(ParnasError, match=r"weight_decay: .* before, 0.5 now"):
         train_once(search, config.replace(train__weight_decay=0.5), search_run.folder, notes)
+    train_once(search, config.replace(train__accumulate=2, train__log_every=1), search_run.folder, notes)
 
 
 def test_a_finished_training_is_loaded_by_the_configuration_that_started_it(
@@ -230,6 +231,10 @@ def test_the_networks_of_a_front_shrink_from_the_largest(
     shares = [costs.share(Architecture.parse(summaries[f"front-{target}"].arch)) for target in ("1", "0.7", "0.5")]
     assert shares[0] >= 0.9, "the largest network spends its target"
     assert all(share <= target for share, target in zip(shares, (1.0, 0.7, 0.5), strict=True))
+    added = run_pipeline(config, ["all-f"], tmp_path / "all", Silent(), front=(0.5, 0.6, 0.7, 1.0))
+    assert {name: run.arch for name, run in added.runs.items() if name in summaries} == {
+        name: each.arch for name, each in summaries.items()
+    }
     monkeypatch.setattr(parnas.studies.pipeline, "shrink", lambda *_: pytest.fail("selected again"))
     again = run_pipeline(config, ["all-f"], tmp_path / "all", Silent(), front=(0.5, 0.7, 1.0))
     assert {name: run.arch for name, run in again.runs.items()} == {name: each.arch for name, each in summaries.items()}

@@ -38,8 +38,12 @@ ESTIMATORS = {
     "straight_through": {"search__alpha_split": 0.2, "search__alpha_every": 2},
     "gdas": {"search__gate_samples": 4, "train__accumulate": 2},
     "single_path": {"search__candidate_dropout": 0.2},
-    # Alpha starts later here: at first all paths have the same loss but for rounding.
-    "uniform": {"search__alpha_every": 1, "search__uniform_fraction": 0.8, "search__alpha_start_step": 5},
+    # Alpha starts later here: at first all paths have the same loss but for rounding. The paths of two processes may
+    # differ in whether they have a layer with compressed memory.
+    "uniform": {
+        **{"search__alpha_every": 1, "search__uniform_fraction": 0.8, "search__alpha_start_step": 5},
+        **{"search__space": ("s", "c", "f", "i"), "model__memory__cmem_len": 4, "model__memory__ratio": 2},
+    },
 }
 NETWORKS = {
     "plain": {"model__arch": "sfs"},

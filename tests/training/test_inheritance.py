@@ -94,11 +94,17 @@ def test_the_weights_of_another_network_are_those_of_fewer_steps(uniform: Run, t
     assert source.steps == uniform.config().search.alpha_end_step < uniform.summary().steps
 
 
-def test_architecture_and_configuration_are_by_default_those_of_the_search(uniform: Run, elsewhere: None) -> None:
+def test_architecture_and_configuration_are_by_default_those_of_the_search(
+    uniform: Run, elsewhere: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config, _ = resolve_config_and_run(None, [], None, False, "retrain", inherit=uniform.folder)
     assert config.model.arch == str(uniform.architecture())
     assert config.train.inherit == str(uniform.folder)
     assert config.data == uniform.config().data
+    ignored = uniform.config().replace(model__arch="fff")
+    monkeypatch.setattr(Run, "config", lambda _: ignored)
+    config, _ = resolve_config_and_run(None, [], None, False, "retrain", inherit=uniform.folder)
+    assert config.model.arch == str(uniform.architecture()), "a search does not use model.arch"
 
 
 def test_an_interrupted_retraining_resumes_bit_by_bit(uniform: Run, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from parnas.model.transformer_xl import TransformerXL
 from parnas.nas.search import SearchTask, search
 from parnas.runs.run import METRICS, Run
 from parnas.training.checkpoints import list_checkpoints
-from parnas.training.loaded_run import load
+from parnas.training.loaded_run import generate_text, load
 from parnas.training.optimizers import gradient_norm, make_adamw, step_clipped
 from parnas.training.progress import Silent
 from parnas.training.retrain import RetrainTask, retrain
@@ -112,6 +112,11 @@ def test_search_run_loads_as_supernet(search_run: Run) -> None:
     loaded = load(search_run.folder)
     assert str(loaded.architecture) == search_run.summary().arch
     assert torch.allclose(loaded.model.pi(), torch.tensor(search_run.pi_records()[-1].pi))  # type: ignore[operator]
+    texts = [
+        generate_text(network, loaded.tokenizer, "the old", 8, 0.0, None)
+        for network in (loaded.discrete(), loaded.model)
+    ]
+    assert loaded.generate("the old", tokens=8, temperature=0) == texts[0], "of the derived network, not of the mixture"
 
 
 @pytest.mark.parametrize("where", ["loss", "gradient"])

@@ -156,22 +156,22 @@ def plan_phase(config: Config, phase: Kind, counts: Sequence[int], machine: Mach
         hours = steps * step_tokens / speed / 3600
         price = None if machine.price_per_hour is None else machine.price_per_hour * machine.gpus * hours
     return PhasePlan(
-        phase,
-        _describe_network(config, phase),
-        estimate.parameters // 4,  # of four bytes
-        rows,
-        estimate,
-        bytes_by_use,
-        needed,
-        fits,
-        tuple(advice),
-        flops,
-        steps,
-        steps * step_tokens,
-        speed,
-        scale,
-        hours,
-        price,
+        phase=phase,
+        network=_describe_network(config, phase),
+        parameters=estimate.parameters // 4,  # of four bytes
+        rows=rows,
+        estimate=estimate,
+        bytes=bytes_by_use,
+        needed_bytes=needed,
+        fits=fits,
+        advice=tuple(advice),
+        flops_per_token=flops,
+        steps=steps,
+        tokens=steps * step_tokens,
+        tokens_per_s=speed,
+        scaled_by=scale,
+        hours=hours,
+        price=price,
     )
 
 
@@ -351,7 +351,7 @@ def read_rate(run: Run, note: Note = silent) -> Rate:
     config, environment = run.config(), run.environment()
     size = StreamHeader.read(run.folder / STREAMS).vocab_size
     counts = estimate_token_counts(config.data, note).counts
-    kind: Kind = "search" if run.kind() == "search" else "retrain"
+    kind = run.kind()
     flops = flops_of(config, kind, (counts if len(counts) == size else zipf(size)).tolist())
     gpus = records[-1].processes or 1
     machine = f"{gpus} times {environment.device_name}" if gpus > 1 else str(environment.device_name)
