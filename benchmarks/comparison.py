@@ -41,7 +41,7 @@ from parnas.runs.run import Run
 from parnas.studies.baseline_comparison import NetworkResult, compare_networks, compare_pair
 from parnas.studies.baselines import DERIVED, INTERLEAVED, Baseline, choose_baselines
 from parnas.training.device import choose_device
-from parnas.training.latency import Candidate, prepare_scoring, time_in_turns
+from parnas.training.latency import TimedNetwork, prepare_scoring, time_in_turns
 from parnas.training.loaded_run import load
 from parnas.training.perplexity import measure_loss
 from parnas.training.progress import Silent
@@ -224,7 +224,7 @@ def measure_latencies(config: Config, architectures: Iterable[Architecture], rou
     networks = share_layers([(), *every], config.model, streams.header.vocab_size, device)
     shape = config.training_shape
     tokens = streams.tokens("valid")
-    calls = {layers: prepare_scoring(Candidate(model, tokens), device, shape) for layers, model in networks.items()}
+    calls = {layers: prepare_scoring(TimedNetwork(model, tokens), device, shape) for layers, model in networks.items()}
     times = time_in_turns(calls, device, rounds)
     found = {
         str(Architecture(layers)): {

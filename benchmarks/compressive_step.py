@@ -22,7 +22,7 @@ from parnas.model.memory import Memory
 from parnas.model.transformer_xl import TransformerXL
 from parnas.training.device import Device
 from parnas.training.latency import time_in_turns
-from parnas.training.optimizers import make_adamw, update_clipped
+from parnas.training.optimizers import gradient_norm, make_adamw, step_clipped
 
 GOAL = 1.35
 FUNCTIONS: tuple[str, ...] = get_args(MemoryConfig.model_fields["function"].annotation)
@@ -88,7 +88,7 @@ def make_step(size: Size, letter: str, changes: dict[str, Any], device: Device) 
         memory[0] = output.memory
         (loss if output.loss is None else loss + output.loss).backward()
         for optimizer, parameters in optimizers:
-            update_clipped(optimizer, parameters, 1.0)
+            step_clipped(optimizer, gradient_norm(parameters), 1.0)
 
     needed = cast(Block, network.blocks[0]).memory_tokens(config.reach)
     for _ in range(2 + needed // size.tgt_len):

@@ -17,7 +17,7 @@ from parnas.config.schema import Shape
 from parnas.model.transformer_xl import TransformerXL
 from parnas.runs.files import read_json
 from parnas.training.device import Device
-from parnas.training.latency import Candidate, measure_latencies
+from parnas.training.latency import TimedNetwork, measure_latencies
 
 BATCHES = (1, 32)
 
@@ -38,12 +38,12 @@ def derived_architecture() -> str:
     return str(read_json(harness.RESULTS / "wikitext2-par.json")["derivation"]["arch"])
 
 
-def make_candidates(config: Config, archs: Sequence[str], tokens: int) -> dict[str, Candidate]:
+def make_candidates(config: Config, archs: Sequence[str], tokens: int) -> dict[str, TimedNetwork]:
     """Networks of these architectures, and ids drawn by Zipf's law for them to read."""
     ids = harness.draw_ids(harness.VOCABULARY, tokens)
     torch.manual_seed(1)
     return {
-        arch: Candidate(TransformerXL.build(config.model, Architecture.parse(arch), harness.VOCABULARY), ids)
+        arch: TimedNetwork(TransformerXL.build(config.model, Architecture.parse(arch), harness.VOCABULARY), ids)
         for arch in dict.fromkeys(archs)
     }
 

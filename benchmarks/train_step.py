@@ -2,7 +2,7 @@
 
 What is the same for all: shapes, token ids (drawn by Zipf's law, the same segments in the same order), B·T scored
 targets a step, full memory carried from step to step, adaptive softmax tied to the embedding and not narrowed, no
-dropout, AdamW and clipping (`update_clipped`). That softmax stands in for the untied, narrower one of
+dropout, AdamW and clipping. That softmax stands in for the untied, narrower one of
 wikitext2-par.yaml too, which the others cannot do. `networks.py` says what each network is. Before anything is timed,
 parnas and transformers get the same weights and must give the same loss. `blocks` is forward and backward of the blocks
 alone, from given hidden states and full memory: no embedding, softmax, clipping or optimizer.
@@ -29,7 +29,7 @@ from parnas.config.loader import load_config
 from parnas.config.schema import ModelConfig
 from parnas.errors import ParnasError
 from parnas.training.device import Device
-from parnas.training.optimizers import make_adamw, update_clipped
+from parnas.training.optimizers import gradient_norm, make_adamw, step_clipped
 
 WARM_UP = 2
 SAME_WEIGHTS = ("parnas", "transformers")
@@ -102,7 +102,7 @@ class TrainStep:
             nll, self.memory = self.network.nll(*segment, self.memory)
         loss = nll.mean()
         loss.backward()
-        update_clipped(self.optimizer, self.parameters, CLIP)
+        step_clipped(self.optimizer, gradient_norm(self.parameters), CLIP)
         self.losses.append(loss.detach())
         self.scored = nll.numel()
 

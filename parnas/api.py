@@ -95,11 +95,11 @@ def search(
     >>> last.groupby("block")["pi"].sum().round(3).tolist()
     [1.0, 1.0, 1.0]
     """
-    settled, folder = _resolve(config, overrides, run, "search", resume=resume)
+    resolved, folder = _resolve(config, overrides, run, "search", resume=resume)
     with _resumable(folder, run is None, " and resume=True"):
         if one_run:
-            settled, _ = split_training(settled, folder)
-        return TrainedRun.read(searches.search(settled, folder, _reporter(progress), resume))
+            resolved, _ = split_training(resolved, folder)
+        return TrainedRun.read(searches.search(resolved, folder, _reporter(progress), resume))
 
 
 def retrain(
@@ -144,12 +144,12 @@ def retrain(
     """
     if one_run and inherit is None:
         raise ParnasError("one_run continues a search; give it by inherit, or leave out one_run to resume.")
-    settled, folder = _resolve(config, overrides, run, "retrain", arch, resume, inherit)
+    resolved, folder = _resolve(config, overrides, run, "retrain", arch, resume, inherit)
     with _resumable(folder, run is None, " and resume=True"):
         # With resume alone, the configuration is that of the run, which is the second part already.
         if one_run and inherit is not None and not (resume and config is None):
-            settled = second_part(settled, open_run(inherit).folder)
-        return TrainedRun.read(retrainings.retrain(settled, folder, _reporter(progress), resume))
+            resolved = second_part(resolved, open_run(inherit).folder)
+        return TrainedRun.read(retrainings.retrain(resolved, folder, _reporter(progress), resume))
 
 
 def derive(
@@ -356,13 +356,13 @@ def tune(
     True
     """
     changes: list[Override] = [*read_overrides(overrides or {})]
-    settled, folder = resolve.resolve_config_and_study(
+    resolved, folder = resolve.resolve_config_and_study(
         config, changes, _path(run), phase, _arch_text(arch), storage, study
     )
     with _resumable(folder, not (run or study)):
-        searched_space = resolve_space(space, {}, settled, phase, folder)
+        searched_space = resolve_space(space, {}, resolved, phase, folder)
         options = tuning.TuneOptions(phase, searched_space, trials, storage, study, prune)
-        result = tuning.tune(settled, options, folder, _reporter(progress))
+        result = tuning.tune(resolved, options, folder, _reporter(progress))
         result.write(folder)
         draw_tuning(folder)
     return result
@@ -409,10 +409,10 @@ def pipeline(
     True
     """
     names = read_baselines(baselines)
-    settled, folder = _resolve(config, overrides, run, "pipeline")
+    resolved, folder = _resolve(config, overrides, run, "pipeline")
     with _resumable(folder, run is None):
         return run_pipeline(
-            settled,
+            resolved,
             names,
             folder,
             _reporter(progress),

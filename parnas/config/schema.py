@@ -456,7 +456,8 @@ class SearchConfig(Section):
         ge=0,
         description="Least number of attention layers of the derived network, variants of attention included. In short "
         "searches attention looks worse than it is, since it learns more slowly than convolutions; null: 1 with "
-        "--one-run if the space has attention, else 0. A lower limit of attention (`parnas derive --max s=0`) replaces it.",
+        "--one-run if the space has attention, else 0. A lower limit of attention (`parnas derive --max s=0`) replaces "
+        "it.",
     )
     uniform_fraction: float = Field(
         0.6,

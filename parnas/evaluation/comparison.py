@@ -21,7 +21,7 @@ from parnas.model.supernet import SuperNet
 from parnas.runs.files import to_json, write_text
 from parnas.runs.records import ComparisonRow
 from parnas.runs.run import PLAIN, Run
-from parnas.training.latency import Candidate, measure_latencies
+from parnas.training.latency import TimedNetwork, measure_latencies
 from parnas.training.perplexity import TotalLoss
 from parnas.training.progress import Reporter
 
@@ -102,7 +102,7 @@ def compare(folders: Sequence[Path], options: EvalOptions, reporter: Reporter) -
     rows = [row for run in runs for row in _make_rows(run, split, protocols[run.name], reporter)]
     # 3. Measure latency, alternating between the networks. Only rows of the plain protocol have costs.
     shapes = {run.name: run.shape._replace(batch_size=1) for run in runs}
-    networks = {run.name: Candidate(run.network, run.streams.tokens("valid")) for run in runs}
+    networks = {run.name: TimedNetwork(run.network, run.streams.tokens("valid")) for run in runs}
     latencies = measure_latencies({run.name: (networks[run.name], shapes[run.name], run.device) for run in runs})
     for number, row in enumerate(rows):
         if row.evaluation == PLAIN:

@@ -46,7 +46,7 @@ def join(*parts: Tensor | None) -> Tensor:
     return present[0] if len(present) == 1 else torch.cat(present, dim=1)
 
 
-def gather(parts: Iterable[BlockMemory]) -> BlockMemory:
+def collect_memories(parts: Iterable[BlockMemory]) -> BlockMemory:
     """Return the memories of candidates as one tuple, the memory of a stochastic block; `None` if all are `None`."""
     memories = tuple(parts)
     return None if all(memory is None for memory in memories) else memories

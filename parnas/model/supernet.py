@@ -23,7 +23,7 @@ from parnas.errors import ParnasError
 from parnas.model.blocks import Block, BlockOutput, Context, add_up
 from parnas.model.gates import ABSENT, PathGate, SinglePathFunction
 from parnas.model.layers import Identity, make_layer
-from parnas.model.memory import BlockMemory, KeyLengths, gather, longest
+from parnas.model.memory import BlockMemory, KeyLengths, collect_memories, longest
 from parnas.model.transformer_xl import TransformerXL
 
 __all__ = ["StochasticBlock", "SuperNet"]
@@ -75,11 +75,11 @@ class StochasticBlock(Block):
 
     def prepare(self, memory: BlockMemory, reach: Reach) -> BlockMemory:
         """Return a tuple with the prepared memory of each candidate; see `Block.prepare`."""
-        return gather(layer.prepare(own, reach) for layer, own in self._candidate_memories(memory))
+        return collect_memories(layer.prepare(own, reach) for layer, own in self._candidate_memories(memory))
 
     def skip(self, x: Tensor, memory: BlockMemory, context: Context) -> BlockMemory:
         """Return a tuple with the memory of each candidate after a segment for which none of them runs."""
-        return gather(layer.skip(x, own, context) for layer, own in self._candidate_memories(memory))
+        return collect_memories(layer.skip(x, own, context) for layer, own in self._candidate_memories(memory))
 
     def forward(
         self, x: Tensor, memory: BlockMemory, context: Context, gate: Tensor | PathGate | None = None
@@ -102,7 +102,7 @@ class StochasticBlock(Block):
             weighed = output.hidden * gate[self.space.index(name)]
             mixed = weighed if mixed is None else mixed + weighed
         assert mixed is not None
-        new_memory = gather(output.memory for output in outputs)
+        new_memory = collect_memories(output.memory for output in outputs)
         return BlockOutput(mixed, new_memory, add_up(output.loss for output in outputs))
 
     def _run_path(self, x: Tensor, memory: BlockMemory, context: Context, gate: PathGate) -> BlockOutput:
@@ -120,7 +120,7 @@ class StochasticBlock(Block):
         # 1. Run the chosen candidate. The others update their memory: one of them may be chosen for the next segment.
         output = run(gate.chosen)
         chosen = self.space[gate.chosen]
-        new_memory = gather(
+        new_memory = collect_memories(
             output.memory if name == chosen else layer.skip(x, own, context)
             for name, (layer, own) in candidates.items()
         )

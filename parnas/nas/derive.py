@@ -25,7 +25,7 @@ from parnas.nas.budget import Budget
 from parnas.nas.cost import UNITS, Costs, Metric, costs_of_run
 from parnas.nas.diagnostics import describe_collapse
 from parnas.nas.rerank import (
-    HeldOutLosses,
+    NetworkLosses,
     ScoredNetwork,
     losses_of_run,
     rank,
@@ -261,7 +261,7 @@ def derive(
     run: Run,
     constraints: Constraints | None = None,
     reporter: Reporter | None = None,
-    losses: Callable[[], HeldOutLosses] | None = None,
+    losses: Callable[[], NetworkLosses] | None = None,
     known_good: Sequence[tuple[str, ...]] = (),
 ) -> Derivation:
     """Derive an architecture from the last pi of a search: the most probable one within the constraints.

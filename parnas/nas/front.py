@@ -9,7 +9,7 @@ from typing import Any
 
 from parnas.errors import OverBudget, ParnasError
 from parnas.nas.derive import Constraints, Derivation, derive, write_derivation
-from parnas.nas.rerank import HeldOutLosses, losses_of_run
+from parnas.nas.rerank import NetworkLosses, losses_of_run
 from parnas.runs.files import write_json
 from parnas.runs.run import ARCH_FILE, DERIVED_FRONT, Run
 from parnas.training.progress import Reporter, Silent
@@ -115,7 +115,7 @@ def derive_front(
         raise ParnasError("A front has targets of its own (--front); leave out cost_target (--cost-target).")
 
     @cache  # the shared weights are loaded once, and only if networks are re-ranked
-    def losses() -> HeldOutLosses:
+    def losses() -> NetworkLosses:
         return losses_of_run(run, reporter).cached()
 
     front: list[Derivation] = []

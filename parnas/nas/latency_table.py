@@ -37,7 +37,7 @@ from parnas.nas.random_sampling import draw_networks
 from parnas.runs.files import read_json, write_json
 from parnas.runs.run import describe_machine
 from parnas.training.device import Device, choose_device
-from parnas.training.latency import Candidate, prepare_scoring, prepare_training, time_in_turns
+from parnas.training.latency import TimedNetwork, prepare_scoring, prepare_training, time_in_turns
 from parnas.training.progress import Reporter
 from parnas.training.session import resolve_cutoffs
 
@@ -210,7 +210,7 @@ def _measure_layers(
 
     # 2. Time them in turns.
     def measure(keys: Sequence[Names], prepare_call: Callable[..., Callable[[], None]]) -> dict[Names, np.ndarray]:
-        calls = {key: prepare_call(Candidate(networks[key], tokens), device, shape) for key in keys}
+        calls = {key: prepare_call(TimedNetwork(networks[key], tokens), device, shape) for key in keys}
         return time_in_turns(calls, device, rounds)
 
     reporter.note(f"timing {len(networks)} networks of {depth} blocks in turns, {rounds} rounds: inference")

@@ -41,7 +41,7 @@ from parnas.training.perplexity import TotalLoss, measure_loss
 from parnas.training.progress import Reporter
 from parnas.training.session import check_same_text
 
-__all__ = ["HeldOutLosses", "losses_of_run", "rank", "shared_weight_losses"]
+__all__ = ["NetworkLosses", "losses_of_run", "rank", "shared_weight_losses"]
 
 _SHORT_DIVISOR = 4  # the evolutionary search evaluates networks on the first quarter of the text
 
@@ -54,18 +54,18 @@ class ScoredNetwork(NamedTuple):
     score: float  # of the module's docstring; lower is better
 
 
-class HeldOutLosses(NamedTuple):
-    """Two functions that measure the held-out loss of an architecture with shared weights, in nats per token."""
+class NetworkLosses(NamedTuple):
+    """Two functions that measure the loss of an architecture with given weights, in nats per token."""
 
     short: Callable[[Architecture], float]  # on the beginning of the text
     full: Callable[[Architecture], float]
 
-    def cached(self) -> "HeldOutLosses":
+    def cached(self) -> "NetworkLosses":
         """Return functions that measure each architecture once."""
-        return HeldOutLosses(cache(self.short), cache(self.full))
+        return NetworkLosses(cache(self.short), cache(self.full))
 
     @classmethod
-    def mean(cls, losses: Sequence["HeldOutLosses"]) -> "HeldOutLosses":
+    def mean(cls, losses: Sequence["NetworkLosses"]) -> "NetworkLosses":
         """Return the functions that measure the mean loss with the shared weights of several searches."""
         return cls(
             lambda architecture: fmean(each.short(architecture) for each in losses),
@@ -77,7 +77,7 @@ def rank(
     pi: Sequence[Mapping[str, float]],
     budget: Budget,
     config: Config,
-    losses: HeldOutLosses,
+    losses: NetworkLosses,
     known_good: Sequence[tuple[str, ...]] = (),
 ) -> list[ScoredNetwork]:
     """Return the networks of the best scores within `budget`, best first: `search.rerank_top_k`, or fewer if few exist.
@@ -154,17 +154,17 @@ def held_out(config: Config, streams: TokenStreams) -> Tokens:
     return (arch_tokens if len(arch_tokens) else streams.tokens("valid"))[: config.search.rerank_token_count]
 
 
-def held_out_losses(supernet: SuperNet, config: Config, streams: TokenStreams) -> HeldOutLosses:
+def held_out_losses(supernet: SuperNet, config: Config, streams: TokenStreams) -> NetworkLosses:
     """Return the functions that measure held-out losses with the weights of the SuperNet, at the time of their call."""
     text = held_out(config, streams)
     beginning = text[: max(1, len(text) // _SHORT_DIVISOR)]
     short, full = (shared_weight_losses(supernet, config, streams, part) for part in (beginning, text))
-    return HeldOutLosses(
+    return NetworkLosses(
         lambda architecture: short(architecture).per_token, lambda architecture: full(architecture).per_token
     )
 
 
-def losses_of_run(run: Run, reporter: Reporter) -> HeldOutLosses:
+def losses_of_run(run: Run, reporter: Reporter) -> NetworkLosses:
     """Return the functions that measure held-out losses with the shared weights of a search.
 
     Raises:

@@ -18,7 +18,7 @@ from parnas.data.streams import prepare
 from parnas.nas.budget import Budget
 from parnas.nas.cost import Costs
 from parnas.nas.knapsack import is_limited
-from parnas.nas.rerank import HeldOutLosses, rank
+from parnas.nas.rerank import NetworkLosses, rank
 from parnas.runs.run import Run
 from parnas.training.device import choose_device
 from parnas.training.loaded_run import load
@@ -58,7 +58,7 @@ def shrink(run: Run, costs: Costs, target: float, least_attention: int, reporter
         text, network = streams.tokens("train")[:tokens], model.extract(architecture)
         return measure_loss(network, text, streams.tokenizer.eos_id, device, config.validation_shape).per_token
 
-    losses = HeldOutLosses(lambda each: loss(each, _FEW_TOKENS), lambda each: loss(each, _TOKENS)).cached()
+    losses = NetworkLosses(lambda each: loss(each, _FEW_TOKENS), lambda each: loss(each, _TOKENS)).cached()
     layers = drop_identity(loaded.architecture)
     least = min(least_attention, sum(is_limited(name, ATTENTION) for name in layers))
     budget = Budget(costs, target, least={ATTENTION: least} if least else {})
@@ -67,7 +67,7 @@ def shrink(run: Run, costs: Costs, target: float, least_attention: int, reporter
     return Architecture(kept)
 
 
-def select_layers(layers: Sequence[str], losses: HeldOutLosses, budget: Budget, config: Config) -> tuple[str, ...]:
+def select_layers(layers: Sequence[str], losses: NetworkLosses, budget: Budget, config: Config) -> tuple[str, ...]:
     """Return the layers to keep within a budget, with identity in place of the others; see `shrink`.
 
     `losses` are those of the network with some of the layers, in nats per token; `config` has the seed.

@@ -22,7 +22,7 @@ from parnas.data.streams import prepare
 from parnas.errors import ParnasError
 from parnas.nas.budget import Budget
 from parnas.nas.derive import BlockChoice, derive
-from parnas.nas.rerank import HeldOutLosses, losses_of_run, rank
+from parnas.nas.rerank import NetworkLosses, losses_of_run, rank
 from parnas.nas.search import search
 from parnas.runs.files import write_json, write_text
 from parnas.runs.run import Run
@@ -136,7 +136,7 @@ def stability(config: Config, folder: Path, seeds: int, reporter: Reporter) -> S
         return compare_seeds(numbers, blocks, budget)
 
     def rank_by_mean_loss(pi: Sequence[Mapping[str, float]]) -> tuple[str, ...]:
-        losses = HeldOutLosses.mean([losses_of_run(run, reporter) for run in runs])
+        losses = NetworkLosses.mean([losses_of_run(run, reporter) for run in runs])
         return rank(pi, budget, config, losses)[0].choice.layers
 
     return compare_seeds(numbers, blocks, budget, rank_by_mean_loss)

@@ -13,12 +13,12 @@ from parnas.model.memory import Memory
 from parnas.model.transformer_xl import TransformerXL
 from parnas.training.device import Device
 
-__all__ = ["Candidate", "measure_latencies", "prepare_scoring", "prepare_training", "time_in_turns"]
+__all__ = ["TimedNetwork", "measure_latencies", "prepare_scoring", "prepare_training", "time_in_turns"]
 
 _Key = TypeVar("_Key", bound=Hashable)
 
 
-class Candidate(NamedTuple):
+class TimedNetwork(NamedTuple):
     """A network to time, and the token ids that it reads; they are repeated if a batch needs more."""
 
     model: TransformerXL
@@ -33,7 +33,7 @@ class Latency(NamedTuple):
 
 
 def measure_latencies(
-    candidates: Mapping[str, tuple[Candidate, Shape, Device]], rounds: int = 100
+    candidates: Mapping[str, tuple[TimedNetwork, Shape, Device]], rounds: int = 100
 ) -> dict[str, Latency]:
     """Return the latency of each network in `candidates`, by name, for scoring one segment with full memory.
 
@@ -68,7 +68,7 @@ def time_in_turns(
     return {key: ms[warm_up:] for key, ms in times.items()}
 
 
-def prepare_scoring(candidate: Candidate, device: Device, shape: Shape) -> Callable[[], None]:
+def prepare_scoring(candidate: TimedNetwork, device: Device, shape: Shape) -> Callable[[], None]:
     """Return a function that computes the loss of one segment with full memory, stored as keys and values.
 
     The network is moved to `device` and put in evaluation mode.
@@ -83,7 +83,7 @@ def prepare_scoring(candidate: Candidate, device: Device, shape: Shape) -> Calla
     return score
 
 
-def prepare_training(candidate: Candidate, device: Device, shape: Shape) -> Callable[[], None]:
+def prepare_training(candidate: TimedNetwork, device: Device, shape: Shape) -> Callable[[], None]:
     """Return a function that runs forward and backward pass of one segment with full memory and drops the gradients.
 
     The network is moved to `device` and put in training mode.
@@ -103,7 +103,7 @@ def prepare_training(candidate: Candidate, device: Device, shape: Shape) -> Call
 
 @torch.no_grad()
 def read_memory(
-    candidate: Candidate, device: Device, shape: Shape, inference: bool
+    candidate: TimedNetwork, device: Device, shape: Shape, inference: bool
 ) -> tuple[torch.Tensor, Memory | None]:
     """Return the token ids of a segment [B, T], and the full memory, which holds the tokens before this segment.
 

@@ -118,16 +118,6 @@ def gradient_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
     return nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
 
 
-def update_clipped(optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter], clip: float) -> Tensor:
-    """Clip the gradients to a norm of at most `clip`, update the parameters, and return the norm before clipping.
-
-    `parameters` are those that `optimizer` trains.
-    """
-    norm = gradient_norm(parameters)
-    step_clipped(optimizer, norm, clip)
-    return norm.detach()
-
-
 def step_clipped(optimizer: torch.optim.Optimizer, norm: Tensor, clip: float, skip_non_finite: bool = False) -> None:
     """Scale the gradients to a norm of at most `clip`, update the parameters, and clear the gradients.
 

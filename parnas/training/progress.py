@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from rich.columns import Columns
@@ -118,24 +118,41 @@ def make_display(quiet: bool, every: bool, live: bool = True) -> Reporter:
     return LiveReporter(console) if console.is_terminal and live else PlainReporter(every)
 
 
-def _call_all(method: str) -> Any:
-    """Return a method for `CombinedReporter` that calls the method named `method` of each combined reporter."""
-
-    def call(self: "CombinedReporter", *arguments: Any) -> None:
-        for reporter in self.reporters:
-            getattr(reporter, method)(*arguments)
-
-    return call
-
-
 class CombinedReporter(Reporter):
     """Passes every report on to several reporters."""
 
     def __init__(self, *reporters: Reporter) -> None:
         self.reporters = reporters
 
-    start, advance, metrics = _call_all("start"), _call_all("advance"), _call_all("metrics")
-    pi, note, stop = _call_all("pi"), _call_all("note"), _call_all("stop")
+    @override
+    def start(self, loop: Loop) -> None:
+        for reporter in self.reporters:
+            reporter.start(loop)
+
+    @override
+    def advance(self, step: int) -> None:
+        for reporter in self.reporters:
+            reporter.advance(step)
+
+    @override
+    def metrics(self, record: MetricsRecord) -> None:
+        for reporter in self.reporters:
+            reporter.metrics(record)
+
+    @override
+    def pi(self, space: Sequence[str], record: PiRecord) -> None:
+        for reporter in self.reporters:
+            reporter.pi(space, record)
+
+    @override
+    def note(self, text: str) -> None:
+        for reporter in self.reporters:
+            reporter.note(text)
+
+    @override
+    def stop(self) -> None:
+        for reporter in self.reporters:
+            reporter.stop()
 
 
 class _WarningReporter(Reporter):

@@ -22,7 +22,7 @@ from parnas.nas.latency_table import profile, read_profile
 from parnas.nas.search import search
 from parnas.runs.run import Run
 from parnas.training.device import choose_device
-from parnas.training.latency import Candidate, prepare_training, read_memory
+from parnas.training.latency import TimedNetwork, prepare_training, read_memory
 from parnas.training.loaded_run import load
 from parnas.training.perplexity import measure_loss
 from parnas.training.progress import Silent
@@ -138,7 +138,7 @@ def test_rows_of_an_evaluation_begin_at_multiples_of_the_alignment(alignment: in
 def test_latency_is_measured_with_all_memory_full_and_nothing_waiting(arch: str) -> None:
     network = make_network(arch, **settings(mem_len=5, ratio=3, cmem_len=4))
     for inference in (True, False):
-        _, memory = read_memory(Candidate(network, np.arange(50) % 20), CPU, Shape(2, 4, reach(5, 4)), inference)
+        _, memory = read_memory(TimedNetwork(network, np.arange(50) % 20), CPU, Shape(2, 4, reach(5, 4)), inference)
         lengths = [block.key_lengths(kept) for block, kept in zip(network.blocks, memory, strict=True)]  # type: ignore[operator, arg-type]
         assert lengths == [{"s": (5, 0), "c": (5, 4), "f": (0, 0)}[letter] for letter in arch]
 
@@ -154,7 +154,7 @@ def test_a_timed_step_of_training_trains_the_compression_too(loss: str, monkeypa
         original(self, set_to_none)
 
     monkeypatch.setattr(type(network), "zero_grad", spy)
-    prepare_training(Candidate(network, np.arange(50) % 20), CPU, Shape(2, 4, network.config.reach))()
+    prepare_training(TimedNetwork(network, np.arange(50) % 20), CPU, Shape(2, 4, network.config.reach))()
     assert network.compression_names() <= reached
 
 

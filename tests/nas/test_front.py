@@ -16,7 +16,7 @@ from parnas.errors import ParnasError
 from parnas.figures.report.data import read_report_data
 from parnas.nas.derive import Constraints, derive
 from parnas.nas.front import derive_front, read_targets
-from parnas.nas.rerank import HeldOutLosses
+from parnas.nas.rerank import NetworkLosses
 from parnas.nas.search import search
 from parnas.runs.run import Run, read_derivation
 from parnas.training.progress import Silent
@@ -133,7 +133,7 @@ def test_each_network_is_evaluated_once_and_the_weights_are_loaded_once(
     loads, evaluated = [], []
     original = front_module.losses_of_run
 
-    def counting(run: Run, reporter: Any) -> HeldOutLosses:
+    def counting(run: Run, reporter: Any) -> NetworkLosses:
         loads.append(run)
         losses = original(run, reporter)
 
@@ -141,7 +141,7 @@ def test_each_network_is_evaluated_once_and_the_weights_are_loaded_once(
             evaluated.append(str(architecture))
             return losses.short(architecture)
 
-        return HeldOutLosses(short, losses.full)
+        return NetworkLosses(short, losses.full)
 
     monkeypatch.setattr(front_module, "losses_of_run", counting)
     derive_front(searched_hybrid, TARGETS)

@@ -147,7 +147,7 @@ def test_both_modes_read_a_full_memory_of_their_own_kind(mem_len: int, monkeypat
     monkeypatch.setattr(torch.Tensor, "backward", spy_backward)
     config = model_config(mem_len=3)  # the caller's length counts, not the configured one
     network = share_layers([("s", "f")], config, 20, CPU)[("s", "f")]
-    candidate, shape = latency.Candidate(network, np.arange(40) % 20), Shape(2, 4, Reach(mem_len))
+    candidate, shape = latency.TimedNetwork(network, np.arange(40) % 20), Shape(2, 4, Reach(mem_len))
     latency.prepare_scoring(candidate, CPU, shape)()
     assert given.pop() == ((2, 4), ((2, 6, 16), None) if mem_len else None, True, False, False)
     assert not backwards
@@ -160,7 +160,7 @@ def test_both_modes_read_a_full_memory_of_their_own_kind(mem_len: int, monkeypat
 def test_the_network_without_layers_works_in_both_modes() -> None:
     for norm in ("pre", "post"):
         network = share_layers([()], model_config(norm=norm), 20, CPU)[()]
-        candidate, shape = latency.Candidate(network, np.arange(40) % 20), Shape(2, 4, Reach(6))
+        candidate, shape = latency.TimedNetwork(network, np.arange(40) % 20), Shape(2, 4, Reach(6))
         for prepare in (latency.prepare_scoring, latency.prepare_training):
             prepare(candidate, CPU, shape)()
 

@@ -12,7 +12,7 @@ from parnas.config.loader import Config
 from parnas.errors import OverBudget, ParnasError
 from parnas.nas.budget import Budget
 from parnas.nas.cost import count_costs, make_costs
-from parnas.nas.rerank import HeldOutLosses, rank
+from parnas.nas.rerank import NetworkLosses, rank
 
 PI = [{"s": 0.05, "f": 0.85, "i": 0.1}] * 6
 COSTS = make_costs("macs", {"s": 3.0, "f": 1.0, "i": 0.0}, 6)
@@ -24,8 +24,8 @@ def loss(architecture: Architecture) -> float:
     return 4.0 - 0.3 * min(attention, 2) + 0.1 * (architecture.layers[:2] != ("f", "f"))
 
 
-def losses() -> HeldOutLosses:
-    return HeldOutLosses(loss, loss)
+def losses() -> NetworkLosses:
+    return NetworkLosses(loss, loss)
 
 
 def test_evolution_finds_what_pi_does_not_propose(corpus: Path) -> None:
@@ -51,7 +51,7 @@ def test_the_best_on_the_short_text_are_compared_on_the_whole_text(corpus: Path)
         full[str(architecture)] = loss(architecture) + 0.01 * len(full)
         return full[str(architecture)]
 
-    found = rank(PI, Budget(), config, HeldOutLosses(loss, on_all))
+    found = rank(PI, Budget(), config, NetworkLosses(loss, on_all))
     assert {str(Architecture(each.choice.layers)) for each in found} == set(full)
     for each in found:
         chance = math.prod(block[name] for block, name in zip(PI, each.choice.layers, strict=True))
@@ -67,7 +67,7 @@ def test_positions_of_identity_make_no_other_network(corpus: Path) -> None:
 
 
 def test_losses_of_several_searches_are_averaged() -> None:
-    mean = HeldOutLosses.mean([losses(), HeldOutLosses(lambda _: 1.0, lambda _: 2.0)])
+    mean = NetworkLosses.mean([losses(), NetworkLosses(lambda _: 1.0, lambda _: 2.0)])
     network = Architecture(("f", "s"))
     assert mean.short(network) == pytest.approx((loss(network) + 1.0) / 2)
     assert mean.full(network) == pytest.approx((loss(network) + 2.0) / 2)
@@ -95,7 +95,7 @@ def test_known_networks_take_part_in_re_ranking() -> None:
         search__blocks=3, search__rerank_top_k=1, search__evolution_steps=0, search__entropy_end=0.0
     )
     pi = [{"s": 0.1, "f": 0.9}] * 3
-    one_best = HeldOutLosses(*(lambda architecture: 1.0 if str(architecture) == "ssf" else 2.0 for _ in range(2)))
+    one_best = NetworkLosses(*(lambda architecture: 1.0 if str(architecture) == "ssf" else 2.0 for _ in range(2)))
     assert rank(pi, Budget(), config, one_best)[0].choice.layers == ("f", "f", "f")
     assert rank(pi, Budget(), config, one_best, known_good=[("s", "s", "f")])[0].choice.layers == ("s", "s", "f")
 

@@ -13,7 +13,7 @@ from parnas.config.loader import Config
 from parnas.errors import OverBudget, ParnasError
 from parnas.nas.budget import Budget
 from parnas.nas.cost import make_costs
-from parnas.nas.rerank import HeldOutLosses
+from parnas.nas.rerank import NetworkLosses
 from parnas.nas.shrink import select_layers, shrink
 from parnas.runs.run import Run
 from parnas.training.loaded_run import load
@@ -31,7 +31,7 @@ def loss(architecture: Architecture) -> float:
 
 def select(target: float, least: int = 0) -> tuple[str, ...]:
     budget = Budget(COSTS, target, least={"s": least} if least else {})
-    return select_layers(LAYERS, HeldOutLosses(loss, loss), budget, Config())
+    return select_layers(LAYERS, NetworkLosses(loss, loss), budget, Config())
 
 
 @pytest.mark.parametrize("target", [1.2, 1.1, 0.9, 0.7, 0.6, 0.5, 0.3, 0.1])
@@ -52,7 +52,7 @@ def test_the_loss_of_whole_networks_decides() -> None:
         first, second, *_ = architecture
         return 3.0 if first == second == IDENTITY else 2.0 - 0.1 * sum(name != IDENTITY for name in architecture)
 
-    losses, costs = HeldOutLosses(loss_of_pair, loss_of_pair), make_costs("macs", {"s": 1.0, "f": 1.0, "i": 0.0}, 4)
+    losses, costs = NetworkLosses(loss_of_pair, loss_of_pair), make_costs("macs", {"s": 1.0, "f": 1.0, "i": 0.0}, 4)
     for target in (0.75, 0.5):
         found = select_layers(("f",) * 4, losses, Budget(costs, target), Config())
         assert set(found[:2]) != {IDENTITY}
@@ -70,7 +70,7 @@ def test_a_target_below_every_layer_is_refused_before_anything_is_measured() -> 
         raise AssertionError
 
     with pytest.raises(OverBudget, match=r"costs at most 0\.01"):
-        select_layers(LAYERS, HeldOutLosses(fail, fail), Budget(COSTS, 0.01), Config())
+        select_layers(LAYERS, NetworkLosses(fail, fail), Budget(COSTS, 0.01), Config())
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +101,7 @@ def test_a_loss_that_is_not_a_number_counts_as_high() -> None:
         return float("nan") if architecture.layers[0] == IDENTITY else loss(architecture)
 
     assert (
-        select_layers(LAYERS, HeldOutLosses(loss_without_first, loss_without_first), Budget(COSTS, 0.6), Config())[0]
+        select_layers(LAYERS, NetworkLosses(loss_without_first, loss_without_first), Budget(COSTS, 0.6), Config())[0]
         == "s"
     )
 

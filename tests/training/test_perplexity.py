@@ -16,7 +16,7 @@ from parnas.data.streams import SplitCounts, TokenStreams, prepare
 from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import TransformerXL
 from parnas.training.device import Device
-from parnas.training.latency import Candidate, measure_latencies
+from parnas.training.latency import TimedNetwork, measure_latencies
 from parnas.training.perplexity import TotalLoss, measure_loss, score_batches, score_tokens
 
 CPU = Device(torch.device("cpu"), "fp32")
@@ -178,7 +178,7 @@ def test_networks_take_turns_when_their_latency_is_measured(
     monkeypatch.setattr(TransformerXL, "nll", spy)
     tokens = np.arange(37)
     shape = Shape(1, 4, Reach(6))
-    candidates = {"a": (Candidate(model, tokens), shape, CPU), "b": (Candidate(other, tokens), shape, CPU)}
+    candidates = {"a": (TimedNetwork(model, tokens), shape, CPU), "b": (TimedNetwork(other, tokens), shape, CPU)}
     latencies = measure_latencies(candidates, rounds=5)
     assert calls == [id(model), id(other)] * (len(calls) // 2)
     assert len(calls) == 2 * (5 + 3)
