@@ -61,8 +61,8 @@ docs: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -q -n auto tests/meta/test_documented_commands.py
 	@echo "built: site/index.html"
 
-# pip-audit fails alike where it finds something and where it is told nothing, but then it leaves no report. --strict:
-# what the service does not know counts as nothing told.
+# pip-audit exits with 1 both for a finding and for no answer of the service; only a finding leaves a report. --strict:
+# versions that the service does not know count as no answer.
 audit: $(VENV)/pyvenv.cfg
 	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --quiet pip-audit
 	@rm -f $(VENV)/audit.json

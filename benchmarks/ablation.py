@@ -97,10 +97,14 @@ def changed_config(config: Config, job: Job) -> Config:
 
 
 def hash_settings(config: Config, share: float, job: Job) -> str:
-    """Return a hash of all settings that influence the result of a training."""
-    told = changed_config(config, job).model_dump(mode="json", include={"data", "model", "train"})
-    told["data"]["corpus"] = share
-    return hashlib.sha256(to_json([told, job.variant.tried]).encode()).hexdigest()[:8]
+    """Return a hash of the settings that influence the result of a training and differ from the defaults.
+
+    Thus a new setting, whose default is the earlier behaviour, leaves the hash as it was.
+    """
+    changed = changed_config(config, job)
+    settings = changed.model_dump(mode="json", include={"data", "model", "train"}, exclude_defaults=True)
+    settings["data"]["corpus"] = share
+    return hashlib.sha256(to_json([settings, job.variant.tried]).encode()).hexdigest()[:8]
 
 
 def train(config: Config, share: float, runs: Path, job: Job) -> Row:
@@ -126,8 +130,9 @@ def rows_of(path: Path, jobs: list[Job], config: Config, share: float) -> list[R
 
 
 def tabulate(jobs: list[Job], rows: list[Row]) -> list[dict[str, Any]]:
-    """Return a row per change: its effect against the recipe, and the times of one device."""
+    """Return a row per change: its effect against the recipe, paired by seed, and the times of one device."""
     base = [row for row in rows if row.name == RECIPE]
+    of_seed = {row.seed: row.ppl for row in base}
     usual = {device: mean(row.seconds for row in base if row.device == device) for device in {r.device for r in base}}
     variants = list(dict.fromkeys(job.variant.name for job in jobs))
     sources = {job.variant.name: job.variant.source for job in jobs}
@@ -137,11 +142,12 @@ def tabulate(jobs: list[Job], rows: list[Row]) -> list[dict[str, Any]]:
         if not found:
             continue
         ppl = mean(row.ppl for row in found)
+        pairs = [(row.ppl, of_seed[row.seed]) for row in found if row.seed in of_seed]
         line = {"change": name, "source": sources[name] or "–", "seeds": len(found), "ppl": f"{ppl:.2f}"}
         line["± sd"] = f"{stdev(row.ppl for row in found):.2f}" if len(found) > 1 else "–"
         line |= {"against the recipe": "–", "time": "–"}
-        if base and name != RECIPE:
-            line["against the recipe"] = f"{100 * (ppl / mean(row.ppl for row in base) - 1):+.2f} %"
+        if pairs and name != RECIPE:
+            line["against the recipe"] = f"{mean(100 * (ours / theirs - 1) for ours, theirs in pairs):+.2f} %"
         if times := [row.seconds / usual[row.device] for row in found if row.device in usual]:
             line["time"] = f"{mean(times):.2f}"
         line["parameters"] = found[0].parameters

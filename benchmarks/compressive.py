@@ -125,13 +125,13 @@ def run_trainings(config: Config, plan: dict[str, Any], path: Path, runs: Path, 
 
 
 def tabulate(config: Config, plan: dict[str, Any], path: Path) -> list[dict[str, Any]]:
-    """Return a row per network: means over seeds, and the gain over plain memory of the same span."""
+    """Return a row per network: means over seeds, and the gain over plain memory of the same span, paired by seed."""
     rows = read_rows(path, Row)
     of = {
         network.name: [row for row in rows if (row.name, row.steps) == (network.name, network.steps(config))]
         for network in design(config, plan["ratios"])
     }
-    base = mean(row.ppl for row in of[SAME_SPAN])
+    base = {row.seed: row.ppl for row in of[SAME_SPAN]}
     table = []
     for name, found in of.items():
         if not found:
@@ -140,7 +140,8 @@ def tabulate(config: Config, plan: dict[str, Any], path: Path) -> list[dict[str,
         line = {"memory": name, "steps": found[0].steps, "seeds": len(found), "ppl": f"{mean(ppl):.2f}"}
         line["± sd"] = f"{stdev(ppl):.2f}" if len(ppl) > 1 else "–"
         line["bits/byte"] = f"{mean(row.bits_per_byte for row in found):.4f}"
-        line["better than plain, same span"] = f"{100 * (1 - mean(ppl) / base):+.2f} %"
+        gain = mean(100 * (1 - row.ppl / base[row.seed]) for row in found)
+        line["better than plain, same span"] = f"{gain:+.2f} %"
         for key, bucket in zip(("ppl_10000", "ppl_1000", "ppl_100", "ppl_rare"), BUCKETS, strict=True):
             line[f"words {bucket}"] = f"{mean(getattr(row, key) for row in found):,.4g}"
         table.append(line)

@@ -15,7 +15,7 @@ A plan is a configuration with a section of its name:
     first_seed: {alternating: alternating-7}    # optional: networks trained from the first seed only
     one_runs:               # variants of the one run; by default one of that name
       - {name: one run}
-      - {name: sandwich, source: "arXiv …", changes: {search.gate_samples: 4}, tried: [sandwich]}
+      - {name: sandwich, changes: {search.gate_samples: 4}, tried: [sandwich]}
     front: {targets: [0.3, 0.5], spend: 0.9, training: 0.25, seeds: [1]}     # training: share of the time; optional
     twice: [lfm2]           # optional: also trained for twice the time, from the first seed
 
@@ -61,6 +61,9 @@ from parnas.nas.shrink import shrink
 from parnas.runs.files import read_json, write_json
 from parnas.runs.resolve import read_config, read_overrides
 from parnas.runs.run import Run
+from parnas.training.device import choose_device
+from parnas.training.loaded_run import load
+from parnas.training.perplexity import measure_loss
 from parnas.training.progress import Silent
 from parnas.training.retrain import retrain
 
@@ -68,6 +71,7 @@ ONE_RUN, FRONT, SCRATCH, TWICE = "one run", "front", ", from scratch", ", twice 
 LAYERS = ("s", "k", "f", "i", "r", "g", "s:window=64")  # that the networks have
 PROBE = 120  # steps of a training or a search that is timed
 PROBED = "sfsfs"
+HELD_OUT = 16384  # tokens on which successive halving compares networks
 LEAST_TIMED = 3  # trainings of which the median of the measured times is reported: machines do other work at times
 TINY: dict[str, Any] = {  # replaces keys of the plan
     "seeds": [1],
@@ -83,7 +87,10 @@ TINY: dict[str, Any] = {  # replaces keys of the plan
 
 
 class Row(NamedTuple):
-    """A finished training; perplexity per token on the validation split, seconds with those of the search."""
+    """A finished training: perplexity per token on the validation split, with the steps and seconds that led to it.
+
+    Those of a network of a front include the larger networks from which it was made.
+    """
 
     name: str
     seed: int
@@ -142,7 +149,6 @@ class OneRun:
     """A variant of the one-run training."""
 
     name: str
-    source: str = ""  # the paper
     changes: dict[str, Any] = field(default_factory=dict)  # of the configuration, by dotted key
     tried: Sequence[str] = ()
     halving: Mapping[str, int] = field(default_factory=dict)  # `networks` and `steps`
@@ -260,16 +266,27 @@ def train_one_run(config: Config, variant: OneRun, times: Times, milliseconds: f
 def halve(
     config: Config, candidates: Sequence[Architecture], steps: int, times: Times, folder: Path
 ) -> tuple[Architecture, float]:
-    """Select a network by successive halving; return it and the predicted time that this takes, without validation."""
+    """Select a network by successive halving; return it and the predicted time of the short trainings."""
     taken = 0.0
     while len(candidates) > 1:
         losses = {}
         for number, arch in enumerate(candidates):
             training = inheriting(config, folder / "search", steps).replace(model__arch=str(arch))
             run = retrain(training, folder / f"halving-{steps}-{number}", Silent())
-            losses[arch], taken = run.summary().valid.loss, taken + steps * times.step(arch)
+            losses[arch], taken = loss_on_training_text(run), taken + steps * times.step(arch)
         candidates, steps = sorted(losses, key=losses.__getitem__)[: len(losses) // 2], 2 * steps
     return candidates[0], taken
+
+
+def loss_on_training_text(run: Run) -> float:
+    """Return the loss of a retraining on the end of the training text, which few steps do not reach, in nats per token.
+
+    The validation split serves to report results.
+    """
+    loaded = load(run.folder)
+    streams, device = prepare(loaded.config.data), choose_device(loaded.config.runtime)
+    text, shape = streams.tokens("train")[-HELD_OUT:], loaded.config.validation_shape
+    return measure_loss(loaded.model, text, loaded.tokenizer.eos_id, device, shape).per_token
 
 
 def train_front(
@@ -277,8 +294,8 @@ def train_front(
 ) -> list[Row]:
     """Train the network within the highest target as in a one run, then shrink it to each other target and train that.
 
-    The networks share the time for the first; each other one has a share `training` of it for the choice of its layers,
-    which counts as long as the end of a search, and for its training.
+    Each of the others has a share `training` of the time of the first, for the choice of its layers, which counts as
+    long as the end of a search, and for its training.
     """
     front, share, began = plan[FRONT], config.search.share, time.perf_counter()
     *lower, highest = sorted(front["targets"])
@@ -292,17 +309,18 @@ def train_front(
     training = inheriting(config, folder / "search", times.steps(arch, (1 - share) * milliseconds))
     training = training.replace(model__arch=str(arch))
     rows.append(train_network(training, folder / name, job._replace(name=name), began, found))
-    # 2. Each other one is a part of the one before. All share the time for the first.
+    # 2. Each other one is a part of the one before.
     least = found.config().search.least_attention or 0
     for target in reversed(lower):
-        began, before = time.perf_counter() - rows[0].seconds, Run(folder / name)
+        before = Run(folder / name)
         try:
             kept, name = shrink(before, derivation.costs, target, least, Silent()), f"{FRONT} {target:g}"
         except OverBudget:
             break
         steps = max(8, times.steps(kept, front["training"] * milliseconds - times.rerank(ONE_RUN)))
         training = healing(config, before.folder, steps).replace(model__arch=str(kept))
-        rows.append(train_network(training, folder / name, job._replace(name=name), began, found))
+        row = train_network(training, folder / name, job._replace(name=name), began, found)
+        rows.append(row._replace(steps=rows[-1].steps + row.steps, search_seconds=rows[0].search_seconds))
     return rows
 
 
@@ -329,10 +347,10 @@ def list_jobs(plan: Mapping[str, Any], rows: Sequence[Row]) -> list[Job]:
 
 
 def minutes_of(plan: Mapping[str, Any], name: str) -> float:
-    """Return the predicted time of a training: of a smaller network of a front with that of the first."""
+    """Return the predicted time of a training: of a network of a front with those of the larger networks before it."""
     if name.startswith(FRONT) and not name.endswith(SCRATCH):
-        is_first = name == f"{FRONT} {max(plan[FRONT]['targets']):g}"
-        return plan["minutes"] * (1 if is_first else 1 + plan[FRONT]["training"])
+        larger = sum(target > float(name.split()[1]) for target in plan[FRONT]["targets"])
+        return plan["minutes"] * (1 + larger * plan[FRONT]["training"])
     return plan["minutes"] * (2 if name.endswith(TWICE) else 1)
 
 

@@ -117,7 +117,8 @@ def judge_ranking(result: dict[str, Any]) -> Iterator[Goal]:
     ranks = {row["ranked by"]: row for row in result["ranks"] if row["target"] in ("", "none")}
     ours = ranks["uniform: estimate"]
     for title, column, ceiling in (
-        ("all networks", "tau, all", result["ceiling"]["all"]),
+        # The reliability is a tau between two trainings, so that it is compared with the tau to one.
+        ("all networks", "tau, one training", result["ceiling"]["all"]),
         ("networks of equal latency", "tau, equal latency", result["ceiling"]["equal latency"]),
     ):
         tau = ours[column]
@@ -214,7 +215,8 @@ def judge_table(result: dict[str, Any]) -> Iterator[Goal]:
         search = "without a target" if target == "none" else f"with target {target}"
         least = CEILING_SHARE * ceiling
         goal = f"tau of a search {search}: at least {CEILING_SHARE} of that between two seeds, {least:.2f}"
-        yield Goal(SEARCH, goal, f"{row['tau, all']:.2f}", row["tau, all"] >= least, command)
+        tau = row["tau, one training"]  # as the tau between two seeds
+        yield Goal(SEARCH, goal, f"{tau:.2f}", tau >= least, command)
         for column, among in SUBSETS.items():
             most = max(count[column] for count in counts)
             goal = f"tau of a search {search}, {among}: above parameters and multiply-adds, {most:.2f}"
@@ -358,7 +360,11 @@ def judge_overhead(result: dict[str, Any]) -> Iterator[Goal]:
             "most_time",
         ),
         ("the same with one path in each step, as in a one-run training", "one_path_over_networks", "most_time"),
-        ("peak memory of that search relative to training the largest network", "memory_over_largest", "most_memory"),
+        (
+            "peak memory of the search with two paths relative to training the largest network",
+            "memory_over_largest",
+            "most_memory",
+        ),
     ):
         goal = f"{quantity}: at most {result[most]:g}"
         yield Goal(ONE_RUN_AREA, goal, f"{result[value]:.2f}", result[value] <= result[most], command)

@@ -218,11 +218,16 @@ def run_searches(config: Config, plan: Mapping[str, Any], path: Path, rows: Sequ
 
 
 def measured_shares(path: Path, architectures: Mapping[str, Architecture]) -> dict[str, float]:
-    """Return the measured latency of each variant's blocks, as a share of the slowest's; empty if not measured."""
+    """Return the measured latency of each variant's blocks, as a share of the deepest interleaved network's.
+
+    The result is empty if latencies were not measured.
+    """
     if not path.is_file():
         return {}
     stack = {arch: times["stack_ms"] for arch, times in read_json(path)["of"].items()}
-    return {name: stack[str(arch)] / max(stack.values()) for name, arch in architectures.items() if str(arch) in stack}
+    interleaved = [arch for name, arch in architectures.items() if name.startswith("interleaved")]
+    whole = stack[str(max(interleaved, key=len))]
+    return {name: stack[str(arch)] / whole for name, arch in architectures.items() if str(arch) in stack}
 
 
 def format_record(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -391,8 +391,8 @@ def pipeline(
             "interleaved", "all-f" and the presets of docs/layers.md.
         one_run: search in the share `search.share` of `train.steps`, then train the derived network on, from its
             weights in the SuperNet.
-        front: cost targets; train the network within the highest as with `one_run`; each other one is a part of the one
-            before, trained for a quarter of `train.steps`.
+        front: cost targets; train the network within the highest as with `one_run`; each cheaper network is made by
+            removing layers from the one before, and trained for a quarter of `train.steps`.
         finalists: train up to this many networks, with fewer and fewer attention layers, for an eighth of the steps,
             and retrain the best.
         tune_eval: also evaluate with dynamic evaluation and the cache, at the best settings.

@@ -6,6 +6,7 @@ import shutil
 import signal
 import socket
 import sqlite3
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,14 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _few_rounds() -> None:
+    """Let comparisons measure latencies by 5 calls instead of 100."""
+    from parnas.training.latency import measure_latencies
+
+    pytest.MonkeyPatch().setattr("parnas.evaluation.comparison.measure_latencies", partial(measure_latencies, rounds=5))
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _no_waiting_for_the_disk() -> None:
     """Return from fsync and from SQLite's commits before data is on the disk, since no test cuts the power."""
     pytest.MonkeyPatch().setattr(os, "fsync", lambda descriptor: None)
@@ -126,6 +135,7 @@ def small_config(corpus: Path, **changes: object) -> Config:
         "search__warmup_steps": 4,
         "search__cost__target": None,
         "search__cost__metric": "macs",
+        "search__evolution_steps": 4,
         "train__steps": 24,
         "train__warmup_steps": 4,
         "train__log_every": 4,

@@ -29,8 +29,8 @@ the search is the first part of the training: the derived network starts from it
 
     parnas pipeline CONFIG --front 0.3,0.5,0.8
 
-one search serves several networks: the largest is trained in this way, and each other one is a part of the one before,
-trained further. This page compares both with the same networks, and with hand-designed ones, trained from scratch for the
+one search serves several networks: the largest is trained in this way, and each cheaper one is made by removing layers
+from the one before, and trained further. This page compares both with the same networks, and with hand-designed ones, trained from scratch for the
 same time, and shows how well a search of few steps ranks networks and what a step costs.
 """
 GOALS = """
@@ -46,7 +46,7 @@ SECTIONS = {
         "Each training has the same predicted time on an idle core: {minutes} minutes, search and re-ranking included. *Seconds* is "
         "the median of the measured times, of trainings from three or more seeds; two trainings ran at once, at times beside "
         "other programs. The largest network of a front is a one run within the highest target; each "
-        "other one is a part of the one before, trained for a quarter of the time. *Latency share* is the measured latency of the blocks relative to that of the "
+        "cheaper one is made by removing layers from the one before, and trained for a quarter of the time. *Latency share* is the measured latency of the blocks relative to that of the "
         "interleaved 12 blocks, *steps* are those of the search and of the training, perplexity is per piece on the validation split of WikiText-2, "
         "differences are paired by seed. Measured by `python benchmarks/equal_time.py`",
     ),
@@ -65,7 +65,7 @@ SECTIONS = {
         "estimate after re-ranking. *pi*, *inherited* and *estimate* are the log probability "
         "of a network, its loss with the shared weights, and both together ([re-ranking](how-it-works.md#from-pi-to-an-architecture)). *Behind the best*: the perplexity of the network of the best score "
         "within {target} of the interleaved network's latency, relative to the best one within it; *with attention*: the "
-        "same among networks with at least one attention layer (`search.least_attention`). The second table compares, at equal numbers of evaluations, the most "
+        "same for the choice among networks with at least one attention layer (`search.least_attention`). The second table compares, at equal numbers of evaluations, the most "
         "probable networks with attention with a local search: half of the evaluations are of the most probable networks, the others "
         "of networks that resemble the best one so far. Local "
         "search is not better here. The last table shows why a short search underrates attention: with the shared weights, an "

@@ -24,8 +24,8 @@ PARTS = (
 
 INTRODUCTION = """# Speed
 
-On two CPU cores, parnas trains the same network {transformers} times as fast as Hugging Face transformers and {others} times as
-fast as x-transformers (*train_step* below). A search step that trains one path takes {steps} training steps of the interleaved
+On two CPU cores, parnas trains the same network {transformers} times as fast as Hugging Face transformers, and a network
+of the same sizes {others} times as fast as x-transformers (*train_step* below). A search step that trains one path takes {steps} training steps of the interleaved
 network among attention, feed-forward and identity (*search_step*); the default trains two paths, which takes longer, and [more with convolutions](one-run.md#a-step-of-the-search).
 **Nothing has been measured on a GPU**; `benchmarks/gpu_round.py` is prepared for it.
 
@@ -83,7 +83,7 @@ vocabulary of 12,000 pieces, batch 32, segment 32, memory 16.
 | time_to_quality | seconds from the start of a command with an empty cache to a validation of at most 1.488 bits per byte, the result of an earlier TensorFlow implementation; *s of command*: duration of the whole command |
 | search_step | one step of a search with each estimator, with pi fixed to uniform or to the interleaved path; *training*: a step of the interleaved network; *baseline*: the plain mixture; *over* means divided by |
 | estimators | searches of about the same time; bits per byte of the most probable network (*argmax*) and of the mixture of all candidates by pi, with the shared weights, one seed |
-| train_step | the same network, token ids and adaptive softmax in three libraries; *share of peak*: FLOP/s of the model relative to one large matrix product; *loss difference*: parnas minus transformers with equal weights, in nats per token, without sign |
+| train_step | the same token ids and adaptive softmax, and networks of the same sizes, in three libraries (that of x-transformers has another attention); *share of peak*: FLOP/s of the model relative to one large matrix product; *loss difference*: parnas minus transformers with equal weights, in nats per token, without sign |
 | choices | a training step as built and with one optimisation removed, and with `torch.compile` (*blocks compiled*); a ratio above 1 means that the step as built is faster; *in turns*: the variants alternate in one process; *in processes*: each variant has its own process |
 | inference | latency of scoring one segment with full memory |
 | data | encoding speed; memory of `parnas data`; median and largest time from the start of a command to its first training step (or the end of `--help`) |

@@ -61,7 +61,7 @@ slightly better with every recipe.
 * **Perplexities are per word, as in the literature**: 33,278 cased words, no other training data, and the line end
   predicted and counted as a word (217,646 words in validation, 245,569 in test). In the *plain* protocol each word is
   scored once, with the segment and memory lengths of training.
-* **Choices were made on the validation split.** Each network was evaluated on the test split once, when it was final.
+* **Choices were made on the validation split.** Each training was evaluated on the test split once, when it had ended; earlier recipes, which are listed below, were evaluated as well.
 * **Each network was trained from one seed.** Differences below twice the standard deviation over seeds, which the
   [ablation](#ablation-of-the-recipe) measured on a smaller network, may be chance.
 
@@ -75,7 +75,7 @@ a higher cost target and another recipe, and re-ranking an evolutionary search:
 The first command searches, selects the number of attention layers by short trainings ([the amount of
 attention](how-it-works.md#the-amount-of-attention)), trains the derived network and the interleaved network of equal
 cost (*equal-cost*) from scratch, and compares them. The other commands copy the results from the run folder to
-`benchmarks/results/` and write this page from them; only the published figures are typed by hand.
+`benchmarks/results/` and write this page from them.
 """
 
 

@@ -145,7 +145,8 @@ def resolve_arguments(
 def split_configuration(settings: list[str] | None) -> tuple[str | None, list[Override]]:
     """Split arguments into the configuration (`None` if there is none) and the overrides `key=value`."""
     arguments = settings or []
-    overrides: list[Override] = [each for each in arguments if "=" in each and not Path(each).is_file()]
+    # `os.path` returns false for texts longer than any file name, where `Path.is_file` raises.
+    overrides: list[Override] = [each for each in arguments if "=" in each and not os.path.isfile(each)]  # noqa: PTH113
     files = [each for each in arguments if each not in overrides]
     if len(files) > 1:
         raise ParnasError(
@@ -156,7 +157,7 @@ def split_configuration(settings: list[str] | None) -> tuple[str | None, list[Ov
 
 def split_runs(arguments: Sequence[str]) -> tuple[list[Path], dict[str, Any]]:
     """Split arguments into run folders and overrides `evaluation.key=value`, returned as values by key."""
-    overrides = [each for each in arguments if re.match(r"\w+\.[\w.]+=", each) and not Path(each).exists()]
+    overrides = [each for each in arguments if re.match(r"\w+\.[\w.]+=", each) and not os.path.exists(each)]  # noqa: PTH110
     return [Path(each) for each in arguments if each not in overrides], dict(map(read_override, overrides))
 
 
@@ -184,5 +185,5 @@ def draw(runs: Sequence[Run], frame_ms: int | None = None, width: int | None = N
     from parnas.figures.draw import draw_run
     from parnas.figures.heatmap import FRAME_MS, AnimationOptions
 
-    options = AnimationOptions(frame_ms or FRAME_MS, width)
+    options = AnimationOptions(FRAME_MS if frame_ms is None else frame_ms, width)
     return [path for run in runs for path in draw_run(run, options)]

@@ -81,8 +81,8 @@ def search(
         bool,
         Option(
             "--one-run",
-            help="Train only the first part of a one-run training: the share search.share of train.steps. "
-            "retrain --from RUN --one-run trains the second part; pipeline --one-run does both.",
+            help="Search for the share search.share of train.steps, as the first part of a one-run training; "
+            "retrain --from RUN --one-run continues with its weights. pipeline --one-run does both.",
         ),
     ] = False,
     run: RunFolder = None,
@@ -326,8 +326,8 @@ def pipeline(
         Option(
             metavar="N|SHARE,…",
             help="Train a network within each of several cost targets (given as for derive --front): the one within "
-            "the highest as with --one-run; each other one is a part of the one before, trained for a quarter of "
-            "train.steps. Not with --one-run or --finalists.",
+            "the highest as with --one-run; each cheaper network is made by removing layers from the one before, and "
+            "trained for a quarter of train.steps. Not with --one-run or --finalists.",
         ),
     ] = None,
     finalists: Annotated[
@@ -367,7 +367,7 @@ def pipeline(
             tune_eval=tune_eval,
             test=test,
         )
-    show_pipeline(result, output, f"open {shlex.quote(str(folder / 'report.html'))}")
+    show_pipeline(result, output, f"open {shlex.quote(str(folder / 'report.html'))} in a browser")
 
 
 @_command
@@ -391,7 +391,7 @@ def demo(
         result = run_pipeline(config, baselines, folder, output.reporter())
     hint = "parnas --help"
     if sys.prefix != sys.base_prefix:  # in a virtual environment, which `make demo` does not activate
-        hint = f"source {Path(sys.prefix) / 'bin/activate'}; then {hint}"
+        hint = f"source {shlex.quote(str(Path(sys.prefix) / 'bin' / 'activate'))} && {hint}"
     show_pipeline(result, output, hint)
 
 

@@ -2,6 +2,8 @@
 
 import functools
 import inspect
+import signal
+import sys
 import traceback
 from collections.abc import Callable
 from inspect import Parameter
@@ -53,10 +55,13 @@ def _with_output(command: Callable[..., None]) -> Callable[..., None]:
     def run(quiet: bool, verbose: bool, as_json: bool, **arguments: Any) -> None:
         try:
             command(output=Output(quiet, verbose, as_json), **arguments)
-        except ParnasError:
+        except (ParnasError, OSError, MemoryError):
             if verbose:
                 traceback.print_exc()
             raise
+        except KeyboardInterrupt:  # of a command that has nothing to resume; see `interruptible`
+            print("interrupted", file=sys.stderr)
+            raise SystemExit(128 + signal.SIGINT) from None
 
     own = [parameter for name, parameter in signature.parameters.items() if name != "output"]
     own += [Parameter(name, Parameter.KEYWORD_ONLY, default=False, annotation=kind) for name, kind in flags.items()]

@@ -81,10 +81,13 @@ def baselines(
     with interruptible(study_resume_hint):
         comparison = compare_baselines(networks, config, folder, range(first, first + seeds), reporter)
     written = comparison.write(folder)
-    output.show(show_baseline_results, comparison)  # before the picture, which fails if no perplexity is finite
+    output.show(show_baseline_results, comparison)
+    # The picture fails if no perplexity is finite; the results are printed all the same.
     markers = [ParetoPoint(each.name, each.share, each.mean, each.sd, each.random) for each in comparison.networks]
-    written.append(draw_pareto(markers, folder / "figures" / "pareto.png"))
-    output.end(comparison.to_dict(), written)
+    try:
+        written.append(draw_pareto(markers, folder / "figures" / "pareto.png"))
+    finally:
+        output.end(comparison.to_dict(), written)
 
 
 @_command
@@ -214,7 +217,9 @@ def tune_eval(
     decay: Annotated[
         str | None, Option(metavar="LIST", help="Decay rates of dynamic evaluation towards the trained weights.")
     ] = None,
-    theta: Annotated[str | None, Option(metavar="LIST", help="Sharpnesses of the cache.")] = None,
+    theta: Annotated[
+        str | None, Option(metavar="LIST", help="Factors of the similarity of hidden states in the cache.")
+    ] = None,
     weight: Annotated[str | None, Option(metavar="LIST", help="Mixture weights of the cache.")] = None,
     protocols: Annotated[
         str, Option(metavar="LIST", help="Protocols to tune: dynamic, cache or both.")

@@ -40,7 +40,7 @@ def _make_table(
     """Return a table without lines, with `gap` spaces between columns; columns whose title is in `left` align left."""
     table = Table(box=None, header_style="bold", padding=(0, gap, 0, 0))
     for title in titles:
-        table.add_column(title, justify="left" if title in left else "right", overflow="fold")
+        table.add_column(escape(title), justify="left" if title in left else "right", overflow="fold")
     for row in rows:
         table.add_row(*row)
     return table
@@ -340,7 +340,7 @@ def show_tuned(tuned: "TuningResult") -> None:
         loss, mark = each.loss or 0.0, "*" * (each == configured)
         values = (f"{value:.4g}" if isinstance(value, float) else str(value) for value in each.settings.values())
         rows.append([f"{mark}{each.number}", f"{loss:.4f}", f"{math.exp(min(loss, 700)):.2f}", *map(escape, values)])
-    titles = ["trial", "loss", "ppl/token", *(escape(key.rpartition(".")[2]) for key in tuned.space)]
+    titles = ["trial", "loss", "ppl/token", *(key.rpartition(".")[2] for key in tuned.space)]
     Console().print(_make_table(titles, rows))
     note = "" if tuned.configured is None else f"; as configured: {tuned.configured.state}"
     counts = ", ".join(f"{count} {state}" for state, count in tuned.counts().items() if count)

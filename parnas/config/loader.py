@@ -126,7 +126,7 @@ def load_config(name: str | Path, overrides: Sequence[Override] = ()) -> Config:
 def check_config(settings: Mapping[Any, Any], source: str, overrides: Sequence[Override] = ()) -> Config:
     """Apply overrides to nested sections and validate them; raise `ParnasError` that names `source` and all errors."""
     tree: dict[Any, Any] = to_yaml_values(settings)
-    errors, omitted, removed = [], 0, set[str]()
+    errors, omitted, removed = [], 0, dict[str, set[str]]()  # names of removed keys, by section
     for override in overrides:
         key, value = read_override(override) if isinstance(override, str) else override
         if not key:
@@ -141,14 +141,21 @@ def check_config(settings: Mapping[Any, Any], source: str, overrides: Sequence[O
             details = error.errors(include_url=False)
         listed = details[: max(0, _MAX_ERRORS - len(errors))]
         omitted += len(details) - len(listed)
-        lines = [line for detail in listed for line in _describe(detail)]
-        errors += [line for line in lines if removed.isdisjoint(re.findall(r"\w+", line))]
+        for detail in listed:
+            # An error of several sections has no location, and may concern a key of each of them.
+            sections = detail["loc"][:1] or removed
+            names = {name for section in sections for name in removed.get(str(section), ())}
+            errors += [line for line in _describe(detail) if names.isdisjoint(re.findall(r"\w+", line))]
         # pydantic checks several fields together only if each of them is valid. To find those errors too, remove the
         # wrong values and validate again. Errors that then name a removed key concern its default: skip them.
-        names_by_detail = [(detail["type"], _remove_key(tree, detail["loc"])) for detail in details]
-        if not any(names for _, names in names_by_detail):
+        found = False
+        for detail in details:
+            keys = _remove_key(tree, detail["loc"])
+            found = found or bool(keys)
+            if keys and detail["type"] != "extra_forbidden":
+                removed.setdefault(str(detail["loc"][0]), set()).update(keys)
+        if not found:
             break
-        removed.update(*(names for kind, names in names_by_detail if kind != "extra_forbidden"))
     if errors:
         lines = [line if len(line) <= _MAX_ERROR_LENGTH else f"{line[: _MAX_ERROR_LENGTH - 3]}..." for line in errors]
         lines = [f"{source} has {len(errors) + omitted} error(s):", *(f"  - {line}" for line in lines)]

@@ -612,7 +612,7 @@ class SearchConfig(Section):
         if value := self.candidate_dropout:
             yield "candidate_dropout", f"is {value}, but estimator uniform samples uniformly; leave it at 0"
         if self.tau_start > 1:
-            problem = f"is {self.tau_start}, but for estimator uniform tau is a share of the blocks; give at most 1"
+            problem = f"is {self.tau_start}, but for estimator uniform tau is a share of the network; give at most 1"
             yield "tau_start", problem
         if self.tau_schedule == "learnable":
             problem = "is learnable, but estimator uniform has no gradient of tau; give exponential, linear or cosine"

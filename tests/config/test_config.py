@@ -298,6 +298,11 @@ def test_all_mistakes_are_reported_at_once(complaints):
         ("search: {steps: 20k, alpha_start_step: 3000}", ["search.steps is '20k'"]),
         ("model: {d_model: 384x, n_heads: 6}", ["model.d_model is '384x'"]),
         ("data: {tgt_len: 0}\nevaluation: {stride: 48}", ["data.tgt_len is 0"]),
+        ("search: {blocks: 0, tau_start: 2}", ["search.blocks is 0", "search.tau_start is 2"]),
+        (
+            "train: {steps: 0}\nsearch: {alpha_start_step: 1000000}",
+            ["search.alpha_start_step is 1000000", "train.steps is 0"],
+        ),
         (
             "model: {d_model: null, same_length: true, mem_len: 0}",
             ["model.d_model is None", "model.same_length is true"],

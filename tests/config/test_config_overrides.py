@@ -3,6 +3,7 @@
 import pytest
 from helpers.config_helpers import complaints, load
 
+from parnas.cli.common import split_configuration
 from parnas.config.loader import Config, check_config, dump_config, load_config
 from parnas.config.yaml_file import read_yaml
 from parnas.errors import ParnasError
@@ -39,6 +40,11 @@ def test_overrides_go_before_the_file(load):
 )
 def test_overrides_with_a_mistake(complaints, override, complaint):
     assert complaints("model: {d_model: 8}", override)[0].startswith(complaint)
+
+
+def test_an_override_may_be_longer_than_any_file_name():
+    spaces = f"search.space={[['s', 'f', 'i']] * 40}"
+    assert split_configuration(["demo", spaces]) == ("demo", [spaces])
 
 
 def test_an_override_that_is_no_yaml_is_named(load):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.data_helpers import ODD_TEXTS, WIKITEXT_2, english, needs_wikitext_2
+from helpers.data_helpers import ODD_TEXTS, english
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -228,14 +228,3 @@ def test_a_long_line_is_encoded_as_if_it_were_whole(
     for name, ids in encoded.items():
         assert tokenizers[name].encode(line) == ids
         assert tokenizers[name].eos_id not in ids
-
-
-@needs_wikitext_2
-def test_wikitext_2_has_the_vocabulary_of_the_literature() -> None:
-    train, valid = (TextSlice.whole(WIKITEXT_2 / f"{split}.txt") for split in ("train", "valid"))
-    tokenizer = train_tokenizer(TokenizerConfig(kind="word"), train)
-    assert tokenizer.vocab_size == 33_278
-    encoded = [tokenizer.encode_block(block) for block in valid.blocks()]
-    assert sum(len(block.ids) for block in encoded) == 217_646
-    assert sum(block.unknown for block in encoded) == 0
-    assert np.bincount(np.concatenate([block.ids for block in encoded]))[tokenizer.eos_id] == 3_760

@@ -281,6 +281,16 @@ def test_the_command_writes_tables_and_pictures(
 
 
 @pytest.mark.parametrize("listed, message", [("attention,age", "'age'"), (" ,", "is empty")])
+def test_only_files_of_an_earlier_comparison_are_removed(retrain_run: Run, tmp_path: Path) -> None:
+    for name in ("attention.csv", "memory-usage.png"):
+        (tmp_path / name).write_text("a file of somebody")
+    assert run_command("evaluate", retrain_run.folder, "--out", tmp_path) == 0
+    assert (tmp_path / "attention.csv").read_text() == "a file of somebody"
+    assert run_command("evaluate", retrain_run.folder, "--out", tmp_path) == 0
+    assert not (tmp_path / "attention.csv").exists()
+    assert (tmp_path / "memory-usage.png").exists(), "no analysis writes it"
+
+
 def test_other_analyses_are_refused_before_anything_is_read(
     listed: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

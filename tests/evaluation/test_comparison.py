@@ -1,7 +1,6 @@
 """One table for any number of runs, and what it refuses."""
 
 import json
-from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -12,16 +11,9 @@ from parnas.errors import ParnasError
 from parnas.evaluation.comparison import compare
 from parnas.evaluation.loading import EvalOptions
 from parnas.runs.run import Run
-from parnas.training.latency import measure_latencies
 from parnas.training.loaded_run import load
 from parnas.training.progress import Silent
 from parnas.training.retrain import retrain
-
-
-@pytest.fixture(autouse=True)
-def _few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measure latencies by 5 calls instead of 100."""
-    monkeypatch.setattr("parnas.evaluation.comparison.measure_latencies", partial(measure_latencies, rounds=5))
 
 
 @pytest.fixture(scope="module")

@@ -157,6 +157,7 @@ def test_secrets_are_hidden_whole(text: str, shown: str) -> None:
         "http://host:8080/path@v2",
         "git+https://host/x/y@main",
         dump_config(Config()),
+        dump_config(Config().replace(search__rerank_tokens=8192)),
     ],
 )
 def test_other_text_stays(text: str) -> None:

@@ -75,7 +75,7 @@ def trained(phase: Callable[..., Run], killed_after: int | None = None, **change
     """A case: a search or retraining of the small configuration, stopped and resumed once where asked."""
 
     def record(corpus: Path, folder: Path) -> dict[str, Any]:
-        config = small_config(corpus, train__log_every=1, **changes)
+        config = small_config(corpus, train__log_every=1, **{"search__evolution_steps": None, **changes})
         if killed_after is None:
             return describe_run(phase(config, folder / "run", Silent()))
         try:

@@ -3,6 +3,8 @@
 import math
 import shutil
 from collections import Counter
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import ablation
@@ -207,13 +209,35 @@ def test_random_lengths_are_as_often_as_asked_and_in_another_order_in_each_epoch
     assert halved / batches.segments == pytest.approx(0.05, abs=0.002)
 
 
+def test_the_recorded_trainings_are_those_of_the_plan() -> None:
+    """A hash of settings that no longer fits would leave the table empty."""
+    parsed = ablation.harness.make_parser("", ["tiny"], ["corpus"]).parse_args([])
+    config, plan = ablation.read_study(ablation.CONFIG, parsed, {}, {})
+    jobs, path = ablation.read_plan(plan), ablation.CONFIG.parent / "results" / "ablation.csv"
+    assert len(ablation.rows_of(path, jobs, config, plan["share"])) == len(jobs) > 30
+
+
+@pytest.fixture(scope="module")
+def trained_plain(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], Run]:
+    """Trains a network without a change once, with or without Muon."""
+
+    @cache
+    def train(muon: bool) -> Run:
+        of_muon = {"model__arch": "s", "train__optimizer": "muon"} if muon else {}
+        config = small_config(corpus, model__dropout=0.1, **{"model__arch": "f", **of_muon})
+        return retrain(config, tmp_path_factory.mktemp("plain") / "run", Silent())
+
+    return train
+
+
 @pytest.mark.parametrize("name", tried.TRIED)
-def test_what_is_tried_trains_and_validates(name: str, corpus: Path, tmp_path: Path) -> None:
-    of_muon = {"model__arch": "s", "train__optimizer": "muon"} if name == "keys_apart" else {}
-    config = small_config(corpus, model__dropout=0.1, **{"model__arch": "f", **of_muon})
+def test_what_is_tried_trains_and_validates(
+    name: str, trained_plain: Callable[[bool], Run], corpus: Path, tmp_path: Path
+) -> None:
+    plain = trained_plain(name == "keys_apart")
+    config = plain.config()
     with tried.TRIED[name]():
         run = retrain(config, tmp_path / "run", Silent())
-    plain = retrain(config, tmp_path / "plain", Silent())
     losses = [line.loss for line in run.metrics() if line.split == "valid"]
     assert losses[-1] < 0.98 * math.log(prepare(config.data).tokenizer.vocab_size), "it learns"
     assert run.summary().valid.ppl != plain.summary().valid.ppl

@@ -42,7 +42,7 @@ def test_the_readme_has_the_figures_of_the_results(monkeypatch: pytest.MonkeyPat
     monkeypatch.syspath_prepend(str(ROOT / "docs" / "make"))
     readme = runpy.run_path(str(ROOT / "docs" / "make" / "readme.py"))["render"]()
     assert (ROOT / "README.md").read_text(encoding="utf-8") == readme, "run docs/make/readme.py"
-    assert "\n<!-- results: begin -->\n| question |" in readme
+    assert "\n<!-- results: begin -->\n| experiment | question |" in readme
 
 
 def test_derived_networks_are_compared_with_the_best_of_their_latency(

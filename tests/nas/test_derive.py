@@ -158,7 +158,7 @@ def test_limits_of_a_layer_hold(search_run: Run, tmp_path: Path) -> None:
 def without_evolution(run: Run) -> Run:
     """Return the run after changing its configuration: it re-ranks the most probable networks alone."""
     path = run.folder / "config.yaml"
-    path.write_text(path.read_text().replace("evolution_steps: null", "evolution_steps: 0"))
+    path.write_text(path.read_text().replace("evolution_steps: 4", "evolution_steps: 0"))
     return run
 
 

@@ -17,14 +17,14 @@ from parnas.training.retrain import retrain
 
 
 def averaging(corpus: Path, share: float = 0.25, **changes: object) -> Config:
-    return small_config(corpus, model__arch="f", train__average=share, train__eval_every=1, **changes)
+    return small_config(corpus, model__arch="f", train__average=share, **changes)
 
 
 def test_the_mean_of_the_last_steps_is_validated_and_kept(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorded = Recorded(monkeypatch)
-    run = retrain(averaging(corpus, train__steps=8), tmp_path / "run", Silent())
+    run = retrain(averaging(corpus, train__steps=8, train__eval_every=1), tmp_path / "run", Silent())
     assert list(recorded.validated) == list(range(1, 9))
     for step, weights in recorded.validated.items():
         mean = torch.stack(recorded.after[6:step] or recorded.after[step - 1 : step]).double().mean(0)

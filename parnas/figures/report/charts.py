@@ -137,7 +137,7 @@ def front_chart(front: CostFront, name: str) -> _Chart:
     if front.diverged:
         notes.append(f"Not finite, so not drawn: {', '.join(front.diverged)}.")
     if not front.points:
-        return _Chart(front.title, Markup(), [*notes, "No network of this study has a finite perplexity."])
+        return _Chart(front.title, Markup(), notes or ["No network of this study has a finite perplexity."])
     notes.append(_describe_points(front.points, len(front.points)))
     return _pareto_chart(front.title, front.points, front.cost, front.perplexity, name, notes)
 

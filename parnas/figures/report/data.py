@@ -211,9 +211,11 @@ def same_network(first: Iterable[str] | None, second: Iterable[str]) -> bool:
 
 
 def analysis_files(folder: Path) -> list[Path]:
-    """Return the paths of the tables and figures that `evaluate --analyse` wrote into a folder."""
-    endings = (".csv", ".png", "-*.png")
-    return [path for name in _ANALYSES for ending in endings for path in folder.glob(f"{name}{ending}")]
+    """Return the paths of the tables and figures that `evaluate --analyse` wrote into the folder of a comparison."""
+    if not (folder / COMPARISON).is_file():
+        return []
+    paths = [folder / f"{name}{ending}" for name in _ANALYSES for ending in (".csv", ".png")]
+    return [*(path for path in paths if path.is_file()), *sorted(folder.glob("attention-*.png"))]
 
 
 def _read_table(path: Path) -> pd.DataFrame:
@@ -349,7 +351,8 @@ def _read_derived_front(path: Path) -> CostFront:
     if any(drawable(value) is None for point in points for value in (point.cost, point.ppl)):
         raise ValueError("a cost or loss is not finite")
     cost = f"predicted {content['metric']} of the blocks, interleaved = 1"
-    return CostFront("Front of the search", cost, tuple(points), perplexity=FRONT_PERPLEXITY)
+    answers = () if points else ("Its networks were not re-ranked, so their losses were not measured.",)
+    return CostFront("Front of the search", cost, tuple(points), answers=answers, perplexity=FRONT_PERPLEXITY)
 
 
 def _read_blackbox(path: Path) -> CostFront:

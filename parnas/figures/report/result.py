@@ -92,7 +92,8 @@ def describe_blocks(architecture: Architecture) -> str:
         else:
             where = f"{len(blocks) + 1} blocks"
         parts.append(f"{describe_layer(name)} in {where}")
-    return f"{'; '.join(parts)}.".capitalize()
+    text = f"{'; '.join(parts)}."
+    return text[0].upper() + text[1:]
 
 
 def shared_perplexity(rows: Sequence[Mapping[str, float]], runs: Sequence[RunData] = ()) -> str | None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 HIDDEN = "***"
 # Parts of a name that make it a secret's, such as `token`, but not in `data.tokenizer.kind` or `train_tokens_per_s`.
 _SECRET = re.compile(
-    r"password|passwd|pwd|passphrase|secret|credential|token(?!iz|s?_per|s?_len)|(?<!mon)(?<!tur)key(?!board|word)"
+    r"password|passwd|pwd|passphrase|secret|credential|token(?!iz|s|_per|_len)|(?<!mon)(?<!tur)key(?!board|word)"
 )
 _NAMED = re.compile(r"(?<![\w.-])([\w.-]++)[\"']?+[ \t]*+([=:])(?!//)[ \t]*+")
 _OPTION = re.compile(r"(?<!\S)(--?[\w.-]++)([ \t]++)(?![-=:])")

@@ -1,6 +1,7 @@
 """The tables of the report, the analyses, and the configuration and environment of its runs."""
 
 import base64
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,6 +15,7 @@ from parnas.figures.report.data import (
     NetworkRow,
     ReportData,
     RunData,
+    analysis_files,
     run_row,
     validated_architecture,
 )
@@ -111,7 +113,7 @@ def _plain_table(comparison: ComparisonData) -> _NetworkTable:
             "Latency: time for one segment at batch size 1 with full memory, median and 95th percentile; the networks "
             "are measured in turns."
         )
-    if not any("ppl" in row.figures for row in comparison.rows):
+    if len({run.tokens for run in comparison.runs}) > 1:
         notes.append("The runs have different tokenizers, so perplexities per token are not comparable and left out.")
     notes += [f"The run folder {place} is not there any more." for place in comparison.missing]
     return _table(f"Networks compared by evaluate{_split(comparison)}", comparison.rows, notes)
@@ -186,10 +188,12 @@ def read_analyses(comparisons: Sequence[ComparisonData]) -> list[_Analysis]:
     for comparison in comparisons:
         for name, table in comparison.analyses.items():
             pictures = {}
-            for path in sorted([*comparison.folder.glob(f"{name}.png"), *comparison.folder.glob(f"{name}-*.png")]):
+            for path in analysis_files(comparison.folder):
+                if path.suffix != ".png" or not re.fullmatch(rf"{name}(-.*)?", path.stem):
+                    continue
                 content = path.read_bytes() if path.stat().st_size <= room else b""
                 pictures[path.name] = base64.b64encode(content).decode() if content.startswith(_PNG) else ""
-                room -= len(pictures[path.name])
+                room -= len(content)
             shown = _attention_shares(table) if name == "attention" else table.map(_short)
             analyses.append(_Analysis(_TITLES[name], shown, pictures))
     return analyses
