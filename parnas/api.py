@@ -37,15 +37,15 @@ from parnas.nas.derive import Derivation
 from parnas.nas.front import Front
 from parnas.nas.one_run import second_part, split_training
 from parnas.runs import resolve
-from parnas.runs.records import TunedEvalRecord
+from parnas.runs.records import Kind, TunedEvalRecord
 from parnas.runs.resolve import Settings, read_overrides
-from parnas.runs.run import Run
+from parnas.runs.run import ARCH_FILE, Run
 from parnas.runs.trained_run import RunLike, TrainedRun, open_run
 from parnas.studies import tuning
 from parnas.studies.baselines import ALTERNATING, EQUAL_COST, read_baselines
 from parnas.studies.pipeline import PipelineResult, run_pipeline
 from parnas.studies.tuning import TuningResult
-from parnas.studies.tuning_space import Phase, SpaceLike, resolve_space
+from parnas.studies.tuning_space import SpaceLike, resolve_space
 from parnas.training import loaded_run
 from parnas.training import retrain as retrainings
 from parnas.training.interruptions import Stopped
@@ -191,7 +191,7 @@ def derive(
     folder = open_run(run)
     derivation = derivations.derive(folder, constraints, _reporter(progress))
     if out is not None:
-        derivations.write_derivation(derivation, folder, Path(out) / "arch.yaml")
+        derivations.write_derivation(derivation, folder, Path(out) / ARCH_FILE)
     return derivation
 
 
@@ -321,7 +321,7 @@ def tune(
     arch: ArchLike | None = None,
     overrides: Mapping[str, Any] | None = None,
     *,
-    phase: Phase = "retrain",
+    phase: Kind = "retrain",
     space: SpaceLike = None,
     trials: int = 30,
     prune: bool = True,

@@ -29,7 +29,7 @@ from parnas.cli.tools import tools
 from parnas.errors import ParnasError
 from parnas.runs.files import write_text
 from parnas.runs.resolve import make_run_folder, remove_if_empty
-from parnas.runs.run import Run, package_version
+from parnas.runs.run import ARCH_FILE, Run, package_version
 
 if TYPE_CHECKING:
     from parnas.nas.derive import Constraints
@@ -174,7 +174,7 @@ def derive(
         _derive_front(output, searched, front, constraints, out or run)
         return
     derivation = derive(searched, constraints, output.reporter())
-    path = (out or run) / "arch.yaml"
+    path = (out or run) / ARCH_FILE
     write_derivation(derivation, searched, path)
     output.show(show_derivation, derivation)
     record = derivation.to_record(searched).to_dict()

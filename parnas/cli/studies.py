@@ -18,7 +18,7 @@ from parnas.cli.common import (
 from parnas.cli.options import STUDIES, Arch, Best, RunFolder, Settings, register
 from parnas.errors import ParnasError
 from parnas.runs.resolve import remove_if_empty, resolve_config_and_study, study_folder
-from parnas.runs.run import Run
+from parnas.runs.run import ARCH_FILE, BLACKBOX_FRONT, Run
 
 studies = Typer()
 _command = register(studies, STUDIES)
@@ -145,7 +145,7 @@ def blackbox(
     networks = search_studies.evaluated_networks(shared, task.source)
     front, best = search_studies.write_results(networks, task, study, cost_target, folder)
     output.show(show_front, front, task.costs.interleaved)
-    written, arch_file = [folder / "pareto.csv"], folder / "arch.yaml"
+    written, arch_file = [folder / BLACKBOX_FRONT], folder / ARCH_FILE
     result = {"study": study, "front": [each._asdict() for each in front], "arch": best and best.network}
     if best is None:
         output.end(result, written)
@@ -190,10 +190,11 @@ def tune(
     config, folder = resolve_config_and_study(*split_configuration(settings), run, phase, arch, storage, study)
     from parnas.cli.tables import show_tuned
     from parnas.figures.tuning import draw_tuning
+    from parnas.runs.records import Kind
     from parnas.studies.tuning import TuneOptions, tune
-    from parnas.studies.tuning_space import Phase, read_options, resolve_space
+    from parnas.studies.tuning_space import read_options, resolve_space
 
-    tuned_phase: Phase = "search" if phase == "search" else "retrain"
+    tuned_phase: Kind = "search" if phase == "search" else "retrain"
     with remove_if_empty(None if run or study else folder), interruptible(lambda: study_resume_hint(folder)):
         search_space = resolve_space(space, read_options(ranges or []), config, tuned_phase, folder)
         options = TuneOptions(tuned_phase, search_space, trials, storage, study, prune)

@@ -7,7 +7,7 @@ from typing import Any
 
 from parnas.runs.pi_history import PiHistory
 from parnas.runs.records import MetricsRecord, PiRecord
-from parnas.runs.run import METRICS, PI, Run
+from parnas.runs.run import METRICS, PI, SUMMARY, Run
 from parnas.training.progress import Loop, Reporter
 
 _POLL_SECONDS = 1.0  # between two readings; ten times the duration of a reading, if that is longer
@@ -91,6 +91,6 @@ def _report(reporter: Reporter, state: State, metrics: Sequence[MetricsRecord], 
 
 def _file_stamps(run: Run) -> list[tuple[int, int]]:
     """Return modification time in nanoseconds and size in bytes of each existing file that a run writes to."""
-    paths = [run.folder / name for name in ("config.yaml", METRICS, PI, "summary.json")]
+    paths = [run.folder / name for name in ("config.yaml", METRICS, PI, SUMMARY)]
     stats = [path.stat() for path in paths if path.exists()]
     return [(status.st_mtime_ns, status.st_size) for status in stats]

@@ -27,7 +27,7 @@ from parnas.figures.style import (
     tidy,
 )
 from parnas.runs.records import MetricsRecord
-from parnas.runs.run import METRICS, Run, name_runs
+from parnas.runs.run import ARCH_FILE, METRICS, Run, name_runs
 
 __all__ = ["draw_learning_curves"]
 
@@ -227,7 +227,7 @@ def _plot_legend(figure: Figure, handles: Sequence[Line2D], curves: Sequence[Cur
 
 def _architecture_text(run: Run) -> str:
     """Return the trained architecture of a run; for a search the derived one or, before derive, the search space."""
-    if (run.folder / "arch.yaml").is_file():
+    if (run.folder / ARCH_FILE).is_file():
         return run.derivation().arch
     config = run.config()
     if run.kind() == "search":

@@ -22,6 +22,7 @@ from parnas.model.memory import count_numbers
 from parnas.model.transformer_xl import TransformerXL
 from parnas.nas.latency_table import cached_profile, read_profile
 from parnas.runs.files import read_json, write_json
+from parnas.runs.run import COSTS
 from parnas.training.progress import Reporter
 
 __all__ = ["Costs", "Metric", "costs_of_run", "find_costs"]
@@ -33,7 +34,6 @@ UNITS: dict[Metric, str] = {
     "parameters": "parameters",
     "cache": "numbers per text",
 }
-_COSTS = "costs.json"
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def read_costs(folder: Path) -> Costs | None:
     Raises:
         ParnasError: the file is damaged.
     """
-    path = folder / _COSTS
+    path = folder / COSTS
     if not path.is_file():
         return None
     try:
@@ -117,14 +117,14 @@ def costs_of_run(folder: Path, config: Config, metric: Metric, reporter: Reporte
         return find_costs(config, metric, reporter)
     if missing := [name for name in _names_to_cost(config) if name not in costs.per_layer]:
         raise ParnasError(
-            f"{folder / _COSTS} has no cost of {', '.join(missing)}; restore it, or delete it to find the costs again."
+            f"{folder / COSTS} has no cost of {', '.join(missing)}; restore it, or delete it to find the costs again."
         )
     return costs
 
 
 def write_costs(costs: Costs, folder: Path) -> None:
     """Write the costs of layers to `costs.json` in a run folder."""
-    write_json(folder / _COSTS, asdict(costs))
+    write_json(folder / COSTS, asdict(costs))
 
 
 def _names_to_cost(config: Config) -> list[str]:

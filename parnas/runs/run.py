@@ -43,6 +43,10 @@ from parnas.runs.records import (
 
 __all__ = [
     "ARCH_FILE",
+    "BASELINES",
+    "BLACKBOX_FRONT",
+    "COMPARISON",
+    "COSTS",
     "DERIVED_FRONT",
     "ENVIRONMENT",
     "METRICS",
@@ -51,6 +55,7 @@ __all__ = [
     "PLAIN",
     "RERANK",
     "STREAMS",
+    "SUMMARY",
     "TUNED_EVAL",
     "TUNING",
     "Run",
@@ -69,7 +74,9 @@ OTHER_PHASE_SETTINGS: dict[str, tuple[str, ...]] = {
 }
 """Settings and sections of the configuration that each kind of run does not use."""
 METRICS, PI, STREAMS, ENVIRONMENT, LOCK = "metrics.jsonl", "pi.jsonl", "streams.json", "environment.json", ".lock"
-SUMMARY, ARCH_FILE, TUNED_EVAL = "summary.json", "arch.yaml", "tuned_eval.json"
+SUMMARY, ARCH_FILE, TUNED_EVAL, COSTS = "summary.json", "arch.yaml", "tuned_eval.json", "costs.json"
+COMPARISON, BASELINES, BLACKBOX_FRONT = "comparison.json", "baselines.json", "pareto.csv"
+"""Names of the results of `parnas evaluate`, `parnas baselines` and `parnas blackbox`."""
 INHERITED = "inherited.json"
 """Name of the file that says from which run the first weights of a retraining are."""
 SUPERNET, RERANK = "supernet", "rerank.json"
@@ -82,7 +89,7 @@ TUNING = "tuning.json"
 """Name of the result of a tuning study. The folder of a study is not a run folder and has no summary.json."""
 PLAIN = "plain"
 """Name of the plain evaluation protocol: the text is read once, in segments, with the trained weights."""
-_FIRST_FILES = {"config.yaml", "costs.json", "run.log", "tokenizer", "tensorboard", "checkpoints"}
+_FIRST_FILES = {"config.yaml", COSTS, "run.log", "tokenizer", "tensorboard", "checkpoints"}
 _FIRST_FILES |= {ENVIRONMENT, STREAMS, METRICS, PI, SUPERNET, RERANK, INHERITED}
 """Files and folders that a run may contain before its first checkpoint."""
 
@@ -106,7 +113,7 @@ class Run:
         self.refuse_used()
         self.folder.mkdir(parents=True, exist_ok=True)
         # STREAMS first: without it, the run no longer counts as started.
-        for name in (STREAMS, METRICS, PI, "costs.json", RERANK, INHERITED):
+        for name in (STREAMS, METRICS, PI, COSTS, RERANK, INHERITED):
             (self.folder / name).unlink(missing_ok=True)
         for folder in (self.folder / "tensorboard", self.supernet):
             shutil.rmtree(folder, ignore_errors=True)

@@ -19,6 +19,7 @@ from scipy import stats
 from parnas.architecture import Architecture
 from parnas.config.loader import Config
 from parnas.runs.files import write_json, write_text
+from parnas.runs.run import BASELINES
 from parnas.studies.baselines import DERIVED, RANDOM, Baselines
 from parnas.studies.train_or_load import prepare_folder, reached_perplexity, train_once
 from parnas.training.progress import Reporter
@@ -134,8 +135,8 @@ class BaselineComparison:
         """Write `baselines.csv` (a row per network) and `baselines.json` (with the verdicts), and return the paths."""
         table = pd.DataFrame([each.to_dict() for each in self.networks])
         write_text(folder / "baselines.csv", table.to_csv(index=False, lineterminator="\n"))
-        write_json(folder / "baselines.json", self.to_dict())
-        return [folder / "baselines.csv", folder / "baselines.json"]
+        write_json(folder / BASELINES, self.to_dict())
+        return [folder / "baselines.csv", folder / BASELINES]
 
 
 def compare_baselines(

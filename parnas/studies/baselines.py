@@ -17,7 +17,7 @@ from parnas.nas.cost import Costs, costs_of_run
 from parnas.nas.derive import derive
 from parnas.nas.knapsack import TOLERANCE
 from parnas.nas.random_sampling import draw_networks
-from parnas.runs.run import Run
+from parnas.runs.run import ARCH_FILE, Run
 from parnas.training.progress import Reporter
 
 __all__ = ["ALTERNATING", "DERIVED", "EQUAL_COST", "INTERLEAVED", "Baselines", "find_baselines", "read_baselines"]
@@ -65,7 +65,7 @@ def find_baselines(run: Run, count: int, seed: int, reporter: Reporter) -> Basel
         )
     config = run.config()
     costs = costs_of_run(run.folder, config, config.search.cost.metric, reporter)
-    if (run.folder / "arch.yaml").is_file():
+    if (run.folder / ARCH_FILE).is_file():
         derived = Architecture.parse(run.derivation().arch)
     else:
         derived = derive(run, reporter=reporter).architecture

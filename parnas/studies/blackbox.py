@@ -28,7 +28,7 @@ from parnas.model.transformer_xl import TransformerXL
 from parnas.nas.cost import Costs, costs_of_run, find_costs
 from parnas.nas.rerank import shared_weight_losses
 from parnas.runs.files import read_json, write_text
-from parnas.runs.run import Run
+from parnas.runs.run import ARCH_FILE, BLACKBOX_FRONT, Run
 from parnas.studies.optuna_study import (
     FREE_SETTINGS,
     NAME,
@@ -256,10 +256,10 @@ def write_results(
     front = pareto_front(networks)
     best = best_within(networks, None if cost_target is None else cost_target * task.costs.interleaved)
     table = pd.DataFrame(front, columns=EvaluatedNetwork._fields)
-    write_text(folder / "pareto.csv", table.to_csv(index=False, lineterminator="\n"))
-    (folder / "arch.yaml").unlink(missing_ok=True)  # an earlier call may have had a higher cost target
+    write_text(folder / BLACKBOX_FRONT, table.to_csv(index=False, lineterminator="\n"))
+    (folder / ARCH_FILE).unlink(missing_ok=True)  # an earlier call may have had a higher cost target
     if best is not None:
-        _write_arch(best, task, study, cost_target, folder / "arch.yaml")
+        _write_arch(best, task, study, cost_target, folder / ARCH_FILE)
     return front, best
 
 

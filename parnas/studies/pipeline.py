@@ -19,7 +19,6 @@ from parnas.evaluation.tune_eval import tune_eval as tune_evaluation
 from parnas.figures.curves import draw_learning_curves
 from parnas.figures.draw import draw_report, draw_run
 from parnas.figures.heatmap import AnimationOptions
-from parnas.figures.report.data import COMPARISON
 from parnas.nas.cost import Costs, costs_of_run
 from parnas.nas.derive import Derivation, derive, write_derivation
 from parnas.nas.front import check_targets
@@ -28,7 +27,7 @@ from parnas.nas.search import search
 from parnas.nas.shrink import shrink
 from parnas.runs.files import read_json
 from parnas.runs.records import parse_rows
-from parnas.runs.run import TUNED_EVAL, Run
+from parnas.runs.run import ARCH_FILE, COMPARISON, TUNED_EVAL, Run
 from parnas.runs.trained_run import TrainedRun
 from parnas.studies.baselines import DERIVED, hand_designed
 from parnas.studies.finalists import Finalist, refuse_other_network, train_finalists
@@ -126,7 +125,7 @@ def run_pipeline(
         trainings[name] = config.replace(model__arch=arch)
     for name, training in trainings.items():
         refuse_other_network(folder / name, str(training.model.arch))
-    write_derivation(derivation, searched, searched.folder / "arch.yaml")
+    write_derivation(derivation, searched, searched.folder / ARCH_FILE)
     runs: dict[str, Run] = {}
     for name, training in trainings.items():
         reporter.note(f"{name}: training {training.model.arch}")

@@ -28,7 +28,7 @@ from parnas.model.heads import cluster_bounds
 from parnas.nas.cost import find_costs
 from parnas.nas.search import make_arch_batches, search
 from parnas.runs.files import write_json, write_text
-from parnas.runs.records import MetricsRecord
+from parnas.runs.records import Kind, MetricsRecord
 from parnas.runs.run import OTHER_PHASE_SETTINGS, TUNING, Run
 from parnas.studies.optuna_study import (
     FREE_SETTINGS,
@@ -44,7 +44,6 @@ from parnas.studies.optuna_study import (
 from parnas.studies.train_or_load import prepare_folder, train_once
 from parnas.studies.tuning_space import (
     SPACE,
-    Phase,
     Space,
     as_configured,
     configure,
@@ -65,7 +64,7 @@ _BEST, _TRIALS = "best.yaml", "trials"  # result files in the run folder; trials
 _STATES = ("complete", "pruned", "diverged", "skipped")
 _OF_WORKER = FREE_SETTINGS - MAY_CHANGE  # settings of a training that workers may differ in, and no resumed one
 FOLDER = "folder"  # user attribute of a trial: the name of its run folder
-TRAIN: Mapping[Phase, Callable[[Config, Path, Reporter, bool], Run]] = {"retrain": retrain, "search": search}
+TRAIN: Mapping[Kind, Callable[[Config, Path, Reporter, bool], Run]] = {"retrain": retrain, "search": search}
 STARTUP_TRIALS = 5  # complete trials before any is pruned
 _NEVER_FROZEN = 3 / 4  # a search that never freezes alpha is not pruned before this fraction of its steps
 _TOP_SHARE, _MIN_TOP = 0.25, 5
@@ -76,7 +75,7 @@ _TOP_SHARE, _MIN_TOP = 0.25, 5
 class TuneOptions:
     """The options of a tuning study."""
 
-    phase: Phase
+    phase: Kind
     space: Space
     trials: int  # finished trials of all workers together
     storage: str | None = None  # address of the storage; `None`: a file in the run folder
@@ -102,7 +101,7 @@ class TuningResult:
 
     folder: Path
     study: str
-    phase: Phase
+    phase: Kind
     space: Space = field(repr=False)
     trials: tuple[TrialResult, ...] = field(repr=False)
     best: TrialResult | None
@@ -236,7 +235,7 @@ def _refuse_misfits(config: Config, options: TuneOptions, streams: TokenStreams)
         raise ParnasError("\n  - ".join([heading, *misfits]))
 
 
-def _refuse_misfit(config: Config, phase: Phase, streams: TokenStreams) -> None:
+def _refuse_misfit(config: Config, phase: Kind, streams: TokenStreams) -> None:
     """Raise `ParnasError` if the configuration does not fit the vocabulary or the length of the text."""
     if not isinstance(config.model.cutoffs, str):
         cluster_bounds(config.model, streams.header.vocab_size)
@@ -259,7 +258,7 @@ def make_pruner(config: Config, options: TuneOptions) -> BasePruner:
     return MedianPruner(STARTUP_TRIALS, n_warmup_steps=first, n_min_trials=STARTUP_TRIALS)
 
 
-def first_pruning_step(config: Config, phase: Phase, space: Space) -> int:
+def first_pruning_step(config: Config, phase: Kind, space: Space) -> int:
     """Return the first step at which a trial may be pruned, the same for all settings in the space.
 
     For a retraining it is a quarter of the steps. For a search it is the step at which alpha is frozen or, if alpha is
@@ -386,7 +385,7 @@ class _TrialReporter(CombinedReporter):
     When a training is resumed, the validations before the interruption are reported again.
     """
 
-    def __init__(self, reporter: Reporter, trial: Trial, phase: Phase) -> None:
+    def __init__(self, reporter: Reporter, trial: Trial, phase: Kind) -> None:
         super().__init__(reporter)
         self.trial, self.phase, self.steps = trial, phase, 0
 

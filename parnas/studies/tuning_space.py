@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, TypeAlias, get_args
 
 import optuna
 from optuna.samplers import RandomSampler
@@ -21,13 +21,13 @@ from parnas.architecture import Architecture
 from parnas.config.loader import Config, check_config, walk_fields
 from parnas.config.yaml_file import MAX_BYTES, read_text, read_yaml, to_yaml
 from parnas.errors import ParnasError
+from parnas.runs.records import Kind
 from parnas.runs.resolve import read_overrides
 from parnas.runs.run import OTHER_PHASE_SETTINGS
 
-__all__ = ["Phase", "SpaceLike", "read_options", "resolve_space"]
+__all__ = ["SpaceLike", "read_options", "resolve_space"]
 
 SPACE = "space.yaml"  # file in the folder of a study with its space
-Phase = Literal["retrain", "search"]
 _NUMBER = r"[-+]?(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?"
 _RANGE = re.compile(rf"(log:)?\s*({_NUMBER})\s*\.\.\s*({_NUMBER})")
 _SIGNIFICANT_DIGITS = 4  # of drawn numbers, which keeps configurations readable
@@ -113,7 +113,7 @@ def to_label(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def resolve_space(given: SpaceLike, options: Mapping[str, Any], config: Config, phase: Phase, folder: Path) -> Space:
+def resolve_space(given: SpaceLike, options: Mapping[str, Any], config: Config, phase: Kind, folder: Path) -> Space:
     """Return the space to tune, from the first of these sources that exists.
 
     1. `given` (a file or a mapping) and `options`, if either is given; for a key in both, the values in `options` count
@@ -163,7 +163,7 @@ def read_options(options: Sequence[str]) -> dict[str, Any]:
     return {key: text for key, _, text in (option.partition("=") for option in options)}
 
 
-def read_space(wanted: Mapping[str, Any], config: Config, phase: Phase) -> Space:
+def read_space(wanted: Mapping[str, Any], config: Config, phase: Kind) -> Space:
     """Convert a space from text and lists to ranges and lists of values, and check it.
 
     `wanted` holds the text or list of each setting by dotted key. Raises `ParnasError` with all errors at once.
@@ -189,7 +189,7 @@ def read_space(wanted: Mapping[str, Any], config: Config, phase: Phase) -> Space
     return space
 
 
-def _why_untunable(key: str, phase: Phase) -> str | None:
+def _why_untunable(key: str, phase: Kind) -> str | None:
     """Return why the setting `key` can never be tuned, as text to print after the key; `None` if it can be tuned."""
     reasons = {
         _TOKEN_SETTINGS: "changes the tokens, so that losses per token are not comparable; leave it out",
@@ -306,7 +306,7 @@ def dump_space(space: Space) -> str:
     return to_yaml(json.loads(json.dumps(describe_space(space))))
 
 
-def default_space(config: Config, phase: Phase) -> dict[str, Any]:
+def default_space(config: Config, phase: Kind) -> dict[str, Any]:
     """Return the space to tune by default, in the form that `read_space` reads.
 
     For a retraining: the learning rate around the configured value, dropout and weight decay. For a search: the

@@ -20,7 +20,7 @@ from parnas.model.summary import summarise
 from parnas.model.transformer_xl import TransformerXL
 from parnas.runs.files import atomic_folder, expand_user, write_json, write_text
 from parnas.runs.records import BestValidation, Kind, RunSummary
-from parnas.runs.run import OTHER_PHASE_SETTINGS, STREAMS, Run
+from parnas.runs.run import OTHER_PHASE_SETTINGS, STREAMS, SUMMARY, Run
 from parnas.training.checkpoints import hash_of_weights, list_checkpoints
 from parnas.training.device import Device, choose_device, seed_process
 from parnas.training.progress import Reporter, Silent
@@ -173,7 +173,7 @@ def _resume(trainer: Trainer) -> None:
     with session.device.distributed.main_process_first():
         if session.device.distributed.is_main:
             run.truncate_after(trainer.step)
-            (run.folder / "summary.json").unlink(missing_ok=True)  # of a finished run that trains for more steps
+            (run.folder / SUMMARY).unlink(missing_ok=True)  # of a finished run that trains for more steps
             if run.config() != session.config:
                 write_text(run.folder / "config.yaml", dump_config(session.config))
 

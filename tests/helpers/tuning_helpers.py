@@ -13,11 +13,11 @@ from helpers.training_helpers import Notes
 import parnas.studies.tuning as module
 from parnas.config.loader import Config
 from parnas.errors import Diverged
-from parnas.runs.records import MetricsRecord, RunSummary, SplitLoss
+from parnas.runs.records import Kind, MetricsRecord, RunSummary, SplitLoss
 from parnas.runs.run import METRICS, Run
 from parnas.studies import optuna_study
 from parnas.studies.tuning import TuneOptions, TuningResult, tune
-from parnas.studies.tuning_space import Phase, read_space
+from parnas.studies.tuning_space import read_space
 from parnas.training.progress import Loop, Reporter
 
 SPACE = {"train.lr": "log:1e-4..1e-1", "model.dropout": "0..0.5", "model.norm": "pre,post"}
@@ -100,7 +100,7 @@ def run_study(
     trials: int,
     space: dict[str, object] | None = None,
     reporter: Reporter | None = None,
-    phase: Phase = "retrain",
+    phase: Kind = "retrain",
     prune: bool = True,
     storage: str | None = None,
     **changes: object,

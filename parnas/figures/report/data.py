@@ -19,11 +19,23 @@ from parnas.figures.style import drawable
 from parnas.runs.files import is_outside, read_json, read_json_object, refuse_outside_link
 from parnas.runs.pi_history import PiHistory
 from parnas.runs.records import ComparisonRow, DerivationRecord, Environment, MetricsRecord, RunSummary, parse_rows
-from parnas.runs.run import ARCH_FILE, DERIVED_FRONT, ENVIRONMENT, METRICS, PI, PLAIN, STREAMS, Run, name_runs
+from parnas.runs.run import (
+    ARCH_FILE,
+    BASELINES,
+    BLACKBOX_FRONT,
+    COMPARISON,
+    DERIVED_FRONT,
+    ENVIRONMENT,
+    METRICS,
+    PI,
+    PLAIN,
+    STREAMS,
+    Run,
+    name_runs,
+)
 
-__all__ = ["COMPARISON", "analysis_files"]
+__all__ = ["analysis_files"]
 
-COMPARISON, BASELINES, FRONT = "comparison.json", "baselines.json", "pareto.csv"
 _ANALYSES = ("attention", "frequency", "memory")
 _MAX_TABLE_BYTES = 4 << 20
 _HINT = "give run folders, or a folder that evaluate --out, baselines or blackbox wrote"
@@ -158,7 +170,7 @@ def read_report_data(paths: Sequence[Path]) -> ReportData:
             added += [*_searches_in(path), *_runs_of(path, tables[path]).values()]
         for run in added:
             runs.setdefault(os.path.realpath(run.folder), run)
-        fronts += [path / name for name in (BASELINES, FRONT) if name in names]
+        fronts += [path / name for name in (BASELINES, BLACKBOX_FRONT) if name in names]
     fronts += [run.folder / "baselines" / BASELINES for run in runs.values()]
     fronts += [run.folder / DERIVED_FRONT for run in runs.values()]
     named = zip(runs.items(), name_runs(list(runs.values())), strict=True)
@@ -236,7 +248,7 @@ def _contents(path: Path) -> set[str]:
     """Return the names of the files in a folder that a report can show; raises `ParnasError` if there are none."""
     if not path.is_dir():
         raise ParnasError(f"There is no run folder {path}; {_HINT}.")
-    names = {name for name in (ENVIRONMENT, COMPARISON, BASELINES, FRONT) if (path / name).is_file()}
+    names = {name for name in (ENVIRONMENT, COMPARISON, BASELINES, BLACKBOX_FRONT) if (path / name).is_file()}
     if not names and (path / "config.yaml").is_file():
         raise ParnasError(
             f"{path} has a config.yaml but no {ENVIRONMENT}: no training was started there. Start one, or {_HINT}."
@@ -251,7 +263,7 @@ def _refuse_links(folder: Path) -> None:
 
     `Run` checks the files of runs.
     """
-    for path in (*(folder / name for name in (COMPARISON, BASELINES, FRONT)), *analysis_files(folder)):
+    for path in (*(folder / name for name in (COMPARISON, BASELINES, BLACKBOX_FRONT)), *analysis_files(folder)):
         refuse_outside_link(path, folder)
         if path.exists() and not path.is_file():  # reading a pipe would never end
             raise ParnasError(f"{path} is a folder or a device, but a file is expected; remove it.")
@@ -322,7 +334,7 @@ def _read_front(path: Path) -> CostFront:
     """Read costs and perplexities of one of these files; raises `ParnasError` for other content."""
     command, read = {
         BASELINES: ("baselines", _read_baselines),
-        FRONT: ("blackbox", _read_blackbox),
+        BLACKBOX_FRONT: ("blackbox", _read_blackbox),
         DERIVED_FRONT.name: ("derive --front", _read_derived_front),
     }[path.name]
     try:
