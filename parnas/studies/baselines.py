@@ -11,7 +11,7 @@ from itertools import count as count_from
 from itertools import islice
 from typing import Any, NamedTuple
 
-from parnas.architecture import COMPRESSIVE, CONVOLUTION, Architecture, is_preset
+from parnas.architecture import COMPRESSIVE, CONVOLUTION, IDENTITY, Architecture, is_preset
 from parnas.errors import ParnasError
 from parnas.nas.cost import Costs, costs_of_run
 from parnas.nas.derive import derive
@@ -201,11 +201,12 @@ def _draw_of_equal_cost(
     `spaces` holds the candidates of each block.
     """
     cost = costs.cost(derived)
+    layer_costs = {**costs.per_layer, IDENTITY: 0.0}  # networks are trained without identity layers
     networks, width = list[Architecture](), _WIDTHS[0]
     for width in _WIDTHS:
         low, high = max(0.0, cost * (1 - width)), cost * (1 + width) if width < math.inf else math.inf
         excluded = [each.layers for each in (*without, *networks)]
-        drawn = draw_networks(spaces, costs.per_layer, low, high, seed, without=excluded)
+        drawn = draw_networks(spaces, layer_costs, low, high, seed, without=excluded)
         networks += [Architecture(layers).canonical() for layers in islice(drawn, count - len(networks))]
         if len(networks) == count:
             break
