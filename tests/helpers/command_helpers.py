@@ -1,12 +1,12 @@
 """The command line, called in this process or in a new one."""
 
 import json
-import multiprocessing
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.processes import CONTEXT
 
 from parnas.cli.main import main
 
@@ -21,13 +21,8 @@ def run_command(*arguments: object) -> int:
 
 
 def run_in_process(arguments: list[str], environment: dict[str, str]) -> int | None:
-    """Run the command line in a new process, with additional environment variables; return its exit code.
-
-    The process is forked from one that has imported the libraries, which saves seconds.
-    """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["parnas.cli.main", "parnas.training.trainer"])
-    process = context.Process(target=_run_there, args=(arguments, Path.cwd(), {**os.environ, **environment}))
+    """Run the command line in a new process, with additional environment variables; return its exit code."""
+    process = CONTEXT.Process(target=_run_there, args=(arguments, Path.cwd(), {**os.environ, **environment}))
     process.start()
     process.join(120)
     process.kill()

@@ -2,7 +2,6 @@
 
 import atexit
 import json
-import multiprocessing
 import os
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
@@ -11,6 +10,7 @@ from typing import Any
 
 import torch
 from conftest import free_port
+from helpers.processes import CONTEXT
 
 from parnas.config.loader import load_config
 from parnas.model.gates import Gates
@@ -25,14 +25,12 @@ PHASES = {"search": search, "retrain": retrain}
 
 def start_ranks(count: int, folder: Path, function: Callable[..., None], *arguments: object) -> list[BaseProcess]:
     """Start processes that call a function; rank N writes its standard error to `folder/N.err`."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "parnas.nas.search", "parnas.training.retrain", "parnas.cli.main"])
     folder.mkdir(parents=True, exist_ok=True)
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
     processes: list[BaseProcess] = []
     for rank in range(count):
         environment = {name: str(value) for name, value in {**address, "RANK": rank, "LOCAL_RANK": rank}.items()}
-        process = context.Process(
+        process = CONTEXT.Process(
             target=run_rank, args=(environment, folder / f"{rank}.err", function, arguments), daemon=True
         )
         process.start()

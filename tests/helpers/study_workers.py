@@ -1,12 +1,10 @@
 """Processes that work on one study, forked from a server that imports the package once."""
 
-import multiprocessing
 import os
 from collections.abc import Callable
 from pathlib import Path
 
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["parnas.studies.tuning", "parnas.studies.blackbox"])
+from helpers.processes import CONTEXT
 
 
 class StudyWorker:

@@ -59,6 +59,18 @@ def test_the_best_on_the_short_text_are_compared_on_the_whole_text(corpus: Path)
     assert [each.score for each in found] == sorted(each.score for each in found)
 
 
+def test_a_network_whose_loss_is_not_a_number_comes_last(corpus: Path) -> None:
+    def loss_without_attention(architecture: Architecture) -> float:
+        return math.nan if "s" in architecture.layers else 2.0
+
+    config = small_config(corpus, search__blocks=3, search__rerank_top_k=8, search__evolution_steps=8)
+    found = rank(PI[:3], Budget(), config, NetworkLosses(lambda _: 1.0, loss_without_attention))
+    scores = [each.score for each in found]
+    assert math.isfinite(scores[0])
+    assert math.isnan(scores[-1])
+    assert [math.isnan(score) for score in scores] == sorted(map(math.isnan, scores))
+
+
 def test_positions_of_identity_make_no_other_network(corpus: Path) -> None:
     config = small_config(corpus, search__blocks=3, search__rerank_top_k=16, search__evolution_steps=60)
     found = rank([{"s": 0.3, "f": 0.3, "i": 0.4}] * 3, Budget(), config, losses())

@@ -23,7 +23,7 @@ from helpers.tuning_helpers import (
 
 from parnas.config.loader import Config, dump_config, load_config
 from parnas.data.streams import prepare
-from parnas.errors import ParnasError
+from parnas.errors import OutOfMemory, ParnasError
 from parnas.figures.tuning import draw_tuning
 from parnas.runs.run import Run
 from parnas.studies import optuna_study, tuning
@@ -115,6 +115,21 @@ def test_a_trial_that_diverges_is_never_the_best(corpus: Path, tmp_path: Path, f
     assert any("counts as infinite" in note for note in notes.notes)
     fake_training.too_fast = 0.0
     assert run_study(corpus, tmp_path / "none", 2).best is None
+
+
+def test_a_trial_without_enough_memory_counts_as_infinite(
+    corpus: Path, tmp_path: Path, fake_training: FakeTraining
+) -> None:
+    def run_out(number: int, step: int) -> None:
+        if number == 1:
+            raise OutOfMemory("There is not enough memory.")
+
+    fake_training.before = run_out
+    notes = Notes()
+    result = run_study(corpus, tmp_path / "s", 3, reporter=notes)
+    assert [each.state for each in result.trials].count("diverged") == 1
+    assert len(result.trials) == 3
+    assert any("not enough memory" in note for note in notes.notes)
 
 
 def test_a_finished_training_whose_loss_was_not_stored_is_reported_again(

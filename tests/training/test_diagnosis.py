@@ -46,6 +46,16 @@ def poison(monkeypatch: pytest.MonkeyPatch, steps: set[int], where: str = "gradi
 
 
 @pytest.mark.parametrize("where", ["loss", "gradient"])
+def test_a_gpu_that_checks_many_steps_at_once_names_the_first_bad_one(
+    where: str, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Session, "checks_each_step", False)
+    poison(monkeypatch, {11}, where)
+    with pytest.raises(Diverged, match=rf"{where} .*step 11.*step-00000008"):
+        retrain(small_config(corpus, model__arch="sfs"), tmp_path / "run", Silent())
+
+
+@pytest.mark.parametrize("where", ["loss", "gradient"])
 def test_the_diagnosis_names_step_block_and_checkpoint(
     where: str, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
