@@ -74,7 +74,10 @@ def split_training(config: Config, folder: Path) -> tuple[Config, Config]:
         search__uniform_fraction=1.0,
         **{f"search__{name}": value for name, value in defaults.items() if getattr(search, name) is None},
     )
-    return first, inheriting(config, folder, train.steps - steps)
+    second = inheriting(config, folder, train.steps - steps)
+    if (left := train.warmup_steps - steps) > second.train.warmup_steps:  # the search ended within the warm-up
+        second = second.replace(train__warmup_steps=left)
+    return first, second
 
 
 def second_part(config: Config, folder: Path) -> Config:

@@ -37,7 +37,9 @@ def test_one_run_divides_the_steps_between_search_and_training(corpus: Path, tmp
 
 def test_the_rate_of_a_short_search_rises_as_in_the_whole_training(corpus: Path, tmp_path: Path) -> None:
     config = small_config(corpus, search__share=0.25, train__steps=40, train__warmup_steps=30, train__lr=6e-3)
-    search = split_training(config, tmp_path)[0].search
+    first, second = split_training(config, tmp_path)
+    assert second.train.warmup_steps == 20, "what is left of the warm-up"
+    search = first.search
     short = Schedule(search.steps, search.lr, search.warmup_steps, decays=search.lr_decay)
     whole = Schedule(40, 6e-3, 30)
     assert [learning_rate(step, short) for step in range(9)] == pytest.approx(
