@@ -36,7 +36,7 @@ def test_a_string_is_read_as_itself(letters):
         ("interleaved-1", "s"),
     ],
 )
-def test_examples(text, meaning):
+def test_a_string_means_these_layers(text, meaning):
     assert str(Architecture.parse(text)) == meaning
 
 
@@ -171,7 +171,7 @@ def test_names_with_options_are_read_back_as_they_are_written(pairs, times):
         ("s:d_head=16,heads=2", "s:heads=2,d_head=16"),
     ],
 )
-def test_examples_with_options(text, meaning):
+def test_a_string_with_options_means_these_layers(text, meaning):
     assert str(Architecture.parse(text)) == meaning
 
 

@@ -43,10 +43,10 @@ The goals were set before the measurements.
 SECTIONS = {
     "equal_time": (
         "Trainings of equal time",
-        "Each training has the same predicted time on an idle core: {minutes} minutes, search and re-ranking included. *Seconds* is "
+        "Each training has as many steps as fit into {minutes} minutes of an idle core by a profile of one machine, search and re-ranking included. *Seconds* is "
         "the median of the measured times, of trainings from three or more seeds; two trainings ran at once, at times beside "
-        "other programs. The largest network of a front is a one run within the highest target; each "
-        "cheaper one is made by removing layers from the one before, and trained for a quarter of the time. *Latency share* is the measured latency of the blocks relative to that of the "
+        "other programs. `search.share` is 0.15. The largest network of a front is a one run within the highest target; each "
+        "cheaper one is made by removing layers from the one before, and trained for a quarter of the time; its minutes, seconds and steps include those of the larger networks. *Latency share* is the measured latency of the blocks relative to that of the "
         "interleaved 12 blocks, *steps* are those of the search and of the training, perplexity is per piece on the validation split of WikiText-2, "
         "differences are paired by seed. Measured by `python benchmarks/equal_time.py`",
     ),
@@ -84,6 +84,9 @@ SECTIONS = {
     ),
 }
 """By result: title of the section and note."""
+SEVERAL = ("equal_time", "one_run", "inheritance")
+SEVERAL_MACHINES = "several machines with 2 cores (AMD EPYC, Intel Xeon); each training takes the steps of the plan"
+"""Results whose trainings were spread over several days, and where they ran."""
 
 
 def render() -> str:
@@ -95,7 +98,8 @@ def render() -> str:
     for name, result in results.items():
         title, note = SECTIONS[name]
         note = note.format_map(defaultdict(str, result))
-        device = f"{result['machine']['cores']} cores of {result['machine']['device_name']}"
+        machine = result["machine"]
+        device = SEVERAL_MACHINES if name in SEVERAL else f"{machine['cores']} cores of {machine['device_name']}"
         picture = f"{describe_equal_time(result)}\n\n{DRAWN}\n\n" if name == "equal_time" else ""
         parts.append(f"## {title}\n\n{note}, on {device}.\n\n{picture}{render_tables(name, result)}\n")
     parts.append("`python docs/make/one_run.py` writes this page from `benchmarks/results/`.\n")

@@ -39,7 +39,8 @@ class Row(NamedTuple):
 def render() -> str:
     """Return the README with a new headline and a new table between their markers."""
     hybrid = result("hybrid-cpu")
-    rows = [*hybrid_rows(hybrid), *comparison_rows(result("comparison-cpu"))]
+    equal_time = result("equal_time-cpu")
+    rows = [*hybrid_rows(hybrid), one_run_row(equal_time), *comparison_rows(result("comparison-cpu"))]
     rows += [ranking_row(result("search_quality-cpu"))]
     rows += [word_row(result("word_level-wikitext2-word-cpu")), forerunner_row(result("wikitext2-par"))]
     lines = [
@@ -48,26 +49,29 @@ def render() -> str:
         *(f"| {' | '.join(row)} |" for row in rows),
     ]
     text = README.read_text(encoding="utf-8")
-    for name, content in {"headline": headline(hybrid), "results": "\n".join(lines)}.items():
+    for name, content in {"headline": headline(hybrid, equal_time), "results": "\n".join(lines)}.items():
         begin, end = (f"<!-- {name}: {edge} -->" for edge in ("begin", "end"))
         part = f"{begin}\n{content}\n{end}"
         text = re.sub(f"{begin}.*{end}", lambda _, part=part: part, text, flags=re.DOTALL)  # type: ignore[misc]
     return text
 
 
-def headline(hybrid: Mapping[str, Any]) -> str:
-    """Return the sentences on one derived network beside the interleaved one and the best hand-designed one."""
+def headline(hybrid: Mapping[str, Any], equal_time: Mapping[str, Any]) -> str:
+    """Return the sentences on one derived network beside others, and on the price of a search within the training."""
     derived, by_hand = derived_and_by_hand(hybrid)
     (found,) = [each for each in derived if each["variant"].endswith(f" {HEADLINE_TARGET}")]
     best = best_of_latency(by_hand, found["latency"])
     assert best is not None
+    (price,) = [record["to_scratch"]["percent"] for record in equal_time["networks"] if record["name"] == ONE_RUN]
     sentences = (
         f"Why? Attention is the most expensive layer, and most of it can go. On WikiText-2, a search with the cost target "
         f"{HEADLINE_TARGET} derived `{found['arch']}`, with {found['arch'].count('s')} attention "
         f"layer{'s' * (found['arch'].count('s') != 1)}. Its blocks have {100 * found['latency']:.0f} % of the latency of twelve "
         f"interleaved blocks, and after the same training its perplexity is {abs(found['percent']):.1f} % "
         f"{'lower' if found['percent'] < 0 else 'higher'}. Relative to the best hand-designed network that is at most "
-        f"{EQUAL_LATENCY:.0%} slower, `{best['arch']}`, it is {difference(found, best)} ([which mixer where?](docs/hybrids.md)). parnas finds such networks for your text, your hardware and your cost target."
+        f"{EQUAL_LATENCY:.0%} slower, `{best['arch']}`, it is {difference(found, best)} ([which mixer where?](docs/hybrids.md)). parnas finds such networks for your text, your hardware and your cost target. As the first part of the training, the "
+        f"search costs {price:.1f} % of perplexity relative to a training of as long that knows the network from the start "
+        "([a search within the training](docs/one-run.md))."
     )
     # A number and its sign stay on one line.
     text = fill(sentences.replace(" %", "\u00a0%"), 120, break_on_hyphens=False, break_long_words=False)

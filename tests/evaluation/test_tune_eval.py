@@ -141,7 +141,9 @@ def test_a_missing_or_broken_file_is_refused_with_a_hint(trained: Run) -> None:
             compare([trained.folder], EvalOptions(tuned=True), Silent())
 
 
-def test_the_commands(trained: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_tunes_and_evaluate_takes_what_it_chose(
+    trained: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     few = ["--lr", "1e-3", "--decay", "0", "--theta", "0.1,0.2", "--weight", "0.1", "--tokens", "200"]
     assert run_command("tune-eval", trained.folder, "evaluation.dynamic.batches=2", "evaluation.mem_len=8", *few) == 0
     shown = capsys.readouterr().out

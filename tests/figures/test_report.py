@@ -86,7 +86,7 @@ def test_an_unfair_or_empty_comparison_has_a_note(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arch", "text"), [("fff", "In none of its 3 blocks."), ("s", "In its only block."), ("sc", "In every one")]
 )
-def test_headlines(arch: str, text: str) -> None:
+def test_the_headline_says_where_attention_is(arch: str, text: str) -> None:
     assert headline(Architecture.parse(arch)).startswith(text)
     assert "in 13 blocks" in describe_blocks(Architecture.parse("f*13 s:heads=2"))
 

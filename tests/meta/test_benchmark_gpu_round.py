@@ -15,7 +15,7 @@ def run_tiny(folder, *parts):
     return json.loads((folder / "gpu_round-cpu.json").read_text())["parts"]
 
 
-def test_operations_and_steps(tmp_path):
+def test_a_round_compares_operations_and_times_steps(tmp_path):
     parts = run_tiny(tmp_path, "operations", "training", "search-steps")
     assert not any("error" in found for found in parts.values())
     for precision in gpu_round.TOLERANCE:
@@ -26,7 +26,7 @@ def test_operations_and_steps(tmp_path):
     assert set(parts["search-steps"]) == {"dropout 0.1", "dropout 0.0", "wall_seconds"}
 
 
-def test_compiled_steps(tmp_path):
+def test_compiled_steps_are_timed_after_a_warm_up(tmp_path):
     parts = run_tiny(tmp_path, "training-compiled")
     assert "error" not in parts["training-compiled"]
     assert len(parts["training-compiled"]["warm_up"]["seconds"]) == gpu_round.COMPILE_WARM_UP

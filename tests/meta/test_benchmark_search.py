@@ -47,7 +47,7 @@ def test_every_step_is_measured_and_compared(tmp_path):
     assert set(result["baseline"]["above_floor"]) == {"0.1", "0.0"}
 
 
-def test_baseline_alone(tmp_path, capsys):
+def test_the_plain_mixture_is_measured_without_the_others(tmp_path, capsys):
     search_step.main(["--tiny", "--baseline", "--device", "cpu", "--out", str(tmp_path)])
     result = json.loads((tmp_path / "search_step-baseline-cpu.json").read_text())
     assert {r["name"] for r in result["records"]} == {"baseline"}

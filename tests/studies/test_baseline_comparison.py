@@ -76,7 +76,7 @@ def test_a_difference_of_three_pairs() -> None:
         ({1: math.inf}, "no difference, since a perplexity is not finite"),
     ],
 )
-def test_verdicts(ours: Mapping[int, float], verdict: str) -> None:
+def test_a_difference_is_better_worse_or_not_significant(ours: Mapping[int, float], verdict: str) -> None:
     assert paired_difference(ours, {1: 100.0, 2: 100.0}).verdict == verdict
 
 

@@ -129,7 +129,7 @@ def test_all_processes_draw_the_same_and_alpha_learns_from_all_rows(name: str, t
 
 @pytest.mark.slow
 def test_what_no_process_sampled_keeps_no_gradient(trained: dict[int, Path], corpus: Path) -> None:
-    """Without weight decay of what had no gradient, a candidate that never ran has its initial weights."""
+    """A candidate that did not run in a step is not updated: its optimizer counts fewer steps."""
     states = {count: load_state(list_checkpoints(trained[count] / "gdas" / "checkpoints")[-1]) for count in (1, 2)}
     steps = {
         count: {
