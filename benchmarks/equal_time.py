@@ -35,7 +35,7 @@ import tempfile
 import time
 from argparse import ArgumentParser, Namespace
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -354,11 +354,24 @@ def minutes_of(plan: Mapping[str, Any], name: str) -> float:
     return plan["minutes"] * (2 if name.endswith(TWICE) else 1)
 
 
-def summarise(plan: Mapping[str, Any], rows: Sequence[Row], shares: Mapping[str, float]) -> list[dict[str, Any]]:
+def predicted_shares(profile: Mapping[str, Any], archs: Iterable[str], interleaved: str) -> dict[str, float]:
+    """Return the latency of networks relative to the interleaved network's, by the profile that the searches used."""
+    layers = {name: timing["median_ms"] for name, timing in profile["inference"]["layers"].items()}
+
+    def latency(arch: str) -> float:
+        return sum(layers[name] for name in Architecture.parse(arch))
+
+    return {arch: latency(arch) / latency(interleaved) for arch in archs}
+
+
+def summarise(
+    plan: Mapping[str, Any], rows: Sequence[Row], shares: Mapping[str, float], measured: Mapping[str, float]
+) -> list[dict[str, Any]]:
     """Return a record for each name: mean perplexity, times, and the difference of the one run from it, paired.
 
-    `minutes` is the predicted time, `seconds` the median of the measured times. Records of what was derived also have
-    the difference from the same networks, trained from scratch: `to_scratch`.
+    `minutes` is the predicted time, `seconds` the median of the measured times. `latency` and `measured_latency` are
+    means of `shares`, by the profile of the searches, and of `measured`, which may be of another machine. Records of
+    what was derived also have the difference from the same networks, trained from scratch: `to_scratch`.
     """
     scratch = {(row.seed, row.network): row for row in rows if not row.search_steps and not row.name.endswith(TWICE)}
     by_name: dict[str, dict[int, Row]] = defaultdict(dict)
@@ -378,9 +391,10 @@ def summarise(plan: Mapping[str, Any], rows: Sequence[Row], shares: Mapping[str,
             record[key] = fmean(getattr(row, key) for row in of_seed.values())
         if len(of_seed) >= LEAST_TIMED:
             record["seconds"] = median(row.seconds for row in of_seed.values())
-        if all(arch in shares for arch in archs):
-            record["latency"] = fmean(shares[row.arch] for row in of_seed.values())
-            record["most_latency"] = max(shares[arch] for arch in archs)
+        record["latency"] = fmean(shares[row.arch] for row in of_seed.values())
+        record["most_latency"] = max(shares[arch] for arch in archs)
+        if all(arch in measured for arch in archs):
+            record["measured_latency"] = fmean(measured[row.arch] for row in of_seed.values())
         if name != ONE_RUN and ppl.get(ONE_RUN, {}).keys() & of_seed.keys():
             record |= compare(ppl[ONE_RUN], ppl[name])
         if theirs := ppl.get(f"{name}: its network{SCRATCH}"):
@@ -389,13 +403,19 @@ def summarise(plan: Mapping[str, Any], rows: Sequence[Row], shares: Mapping[str,
     return records
 
 
+def device_name(result: Mapping[str, Any]) -> str:
+    """Return the processor on which a result was measured; empty without a result."""
+    return str(result.get("machine", {}).get("device_name", ""))
+
+
 def format_record(record: Mapping[str, Any]) -> dict[str, str]:
     """Return a row of the printed table."""
     return {
         "network": record["name"],
         "layers": ", ".join(record["archs"]),
         "seeds": str(record["seeds"]),
-        "latency share": f"{record['latency']:.2f}" if "latency" in record else "–",
+        "latency share": f"{record['latency']:.2f}",
+        "measured": f"{record['measured_latency']:.2f}" if "measured_latency" in record else "–",
         "steps": f"{record['search_steps']:,.0f} + {record['steps']:,.0f}",
         "minutes": f"{record['minutes']:g}",
         "seconds": f"{record['seconds']:.0f}" if "seconds" in record else "–",
@@ -452,12 +472,16 @@ def main(arguments: list[str] | None = None) -> None:
     if parsed.stage == "latency":
         write_json(latency, comparison.measure_latencies(config, archs.values(), 2 if parsed.size == "tiny" else 50))
         return
-    stacks = {arch: each["stack_ms"] for arch, each in read_json(latency)["of"].items()} if latency.is_file() else {}
-    records = summarise(plan, rows, {arch: ms / stacks[interleaved] for arch, ms in stacks.items()})
+    found = read_json(latency) if latency.is_file() else {"of": {}}
+    stacks = {arch: each["stack_ms"] for arch, each in found["of"].items()}
+    measured = {arch: ms / stacks[interleaved] for arch, ms in stacks.items()}
+    timed = read_json(profile)
+    records = summarise(plan, rows, predicted_shares(timed, archs, interleaved), measured)
     harness.print_table("Trainings of equal time", [format_record(record) for record in records])
     device = harness.choose(parsed.device, config.runtime.precision)
     by_hand = [*plan["networks"], *plan.get("first_seed", {})]
     payload = {"precisions": [device.precision], "minutes": plan["minutes"], "by_hand": by_hand}
+    payload |= {"profiled_on": device_name(timed), "measured_on": device_name(found)}
     harness.write_result(parsed.plan, device, payload | {"networks": records}, parsed)
 
 

@@ -46,8 +46,9 @@ SECTIONS = {
         "Each training has as many steps as fit into {minutes} minutes of an idle core by a profile of one machine, search and re-ranking included. *Seconds* is "
         "the median of the measured times, of trainings from three or more seeds; two trainings ran at once, at times beside "
         "other programs. `search.share` is 0.15. The largest network of a front is a one run within the highest target; each "
-        "cheaper one is made by removing layers from the one before, and trained for a quarter of the time; its minutes, seconds and steps include those of the larger networks. *Latency share* is the measured latency of the blocks relative to that of the "
-        "interleaved 12 blocks, *steps* are those of the search and of the training, perplexity is per piece on the validation split of WikiText-2, "
+        "cheaper one is made by removing layers from the one before, and trained for a quarter of the time; its minutes, seconds and steps include those of the larger networks. *Latency share* is the latency of the blocks relative to that of the "
+        "interleaved 12 blocks, by the profile that the searches used (inference on {profiled_on}); *measured* is the same on {measured_on}, where "
+        "recurrences cost more relative to attention. *Steps* are those of the search and of the training, perplexity is per piece on the validation split of WikiText-2, "
         "differences are paired by seed. Measured by `python benchmarks/equal_time.py`",
     ),
     "one_run": (
@@ -156,13 +157,13 @@ def deviation(record: Mapping[str, Any]) -> float | None:
 
 def draw(result: Mapping[str, Any], path: Path = PICTURE) -> None:
     """Draw perplexity against latency of the one run, the front and the hand-designed networks."""
-    records = {record["name"]: record for record in result["networks"] if "latency" in record}
+    records = {record["name"]: record for record in result["networks"]}
     points = [
         ParetoPoint(name, record["latency"], record["ppl"], deviation(record))
         for name, record in records.items()
         if name in result["by_hand"] or record["search_steps"]
     ]
-    draw_pareto(points, path, "measured latency of the blocks, interleaved = 1")
+    draw_pareto(points, path, "latency of the blocks by the profile of the searches, interleaved = 1")
 
 
 if __name__ == "__main__":

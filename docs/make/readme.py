@@ -8,7 +8,7 @@ from textwrap import fill
 from typing import Any, NamedTuple
 
 from hybrids import EQUAL_LATENCY, OTHER_SEARCH, best_of_latency, derived_and_by_hand, difference
-from one_run import INTERLEAVED, ONE_RUN, best_by_hand, describe_difference
+from one_run import INTERLEAVED, ONE_RUN, SINGLE_MIXER, best_by_hand, describe_difference
 from performance import RESULTS
 from results import FORERUNNER, plain
 
@@ -25,6 +25,7 @@ WORDS = "words"
 EARLIER = "sizes of an [earlier TensorFlow program](docs/results.md); 12,000 pieces"
 """Experiments. Perplexities of different experiments cannot be compared."""
 LEAST_DIFFERENCE = 0.01  # bits per byte
+SIGNIFICANT = 0.01  # p value, set before the trainings of equal time
 
 
 class Row(NamedTuple):
@@ -62,20 +63,39 @@ def headline(hybrid: Mapping[str, Any], equal_time: Mapping[str, Any]) -> str:
     (found,) = [each for each in derived if each["variant"].endswith(f" {HEADLINE_TARGET}")]
     best = best_of_latency(by_hand, found["latency"])
     assert best is not None
-    (price,) = [record["to_scratch"]["percent"] for record in equal_time["networks"] if record["name"] == ONE_RUN]
-    sentences = (
+    why = (
         f"Why? Attention is the most expensive layer, and most of it can go. On WikiText-2, a search with the cost target "
         f"{HEADLINE_TARGET} derived `{found['arch']}`, with {found['arch'].count('s')} attention "
         f"layer{'s' * (found['arch'].count('s') != 1)}. Its blocks have {100 * found['latency']:.0f} % of the latency of twelve "
         f"interleaved blocks, and after the same training its perplexity is {abs(found['percent']):.1f} % "
         f"{'lower' if found['percent'] < 0 else 'higher'}. Relative to the best hand-designed network that is at most "
-        f"{EQUAL_LATENCY:.0%} slower, `{best['arch']}`, it is {difference(found, best)} ([which mixer where?](docs/hybrids.md)). parnas finds such networks for your text, your hardware and your cost target. As the first part of the training, the "
-        f"search costs {price:.1f} % of perplexity relative to a training of as long that knows the network from the start "
-        "([a search within the training](docs/one-run.md))."
+        f"{EQUAL_LATENCY:.0%} slower, `{best['arch']}`, it is {difference(found, best)} ([which mixer where?](docs/hybrids.md))."
     )
-    # A number and its sign stay on one line.
-    text = fill(sentences.replace(" %", "\u00a0%"), 120, break_on_hyphens=False, break_long_words=False)
-    return text.replace("\u00a0", " ")
+    return f"{wrap(why)}\n\n{wrap(describe_price(equal_time))}"
+
+
+def describe_price(equal_time: Mapping[str, Any]) -> str:
+    """Return the sentences on a search within the training, and what parnas is good for in view of them."""
+    of = {record["name"]: record for record in equal_time["networks"]}
+    price, single, best = of[ONE_RUN]["to_scratch"]["percent"], of[SINGLE_MIXER], best_by_hand(equal_time)
+    better = single["percent"] < 0 and single["p"] < SIGNIFICANT
+    verdict = "significantly better" if better else f"not significantly better over {single['pairs']} seeds"
+    use = "finds such networks" if better and best["percent"] < 0 else "measures how little attention is enough"
+    return (
+        f"A search can also be the first part of a training. In trainings of equal time it costs {price:.1f} % of perplexity "
+        f"relative to a training that knows the network from the start. The result is {-of[INTERLEAVED[0]]['percent']:.1f} % "
+        f"below the interleaved network, {describe_difference(single)} relative to the best network of one mixer and "
+        f"feed-forward layers, `{single['archs'][0]}` ({verdict}), and {describe_difference(best)} relative to the best hand-designed network "
+        f"of all, `{best['archs'][0]}` ([a search within the training](docs/one-run.md)). So parnas {use} for your text, your "
+        "hardware and your cost target, and gives networks of several costs from one search; compare them with "
+        "hand-designed ones."
+    )
+
+
+def wrap(text: str) -> str:
+    """Return a text in lines of up to 120 characters; a number and its sign stay on one line."""
+    lines = fill(text.replace(" %", "\u00a0%"), 120, break_on_hyphens=False, break_long_words=False)
+    return lines.replace("\u00a0", " ")
 
 
 def result(name: str) -> dict[str, Any]:

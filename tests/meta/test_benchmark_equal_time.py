@@ -78,18 +78,25 @@ def test_the_run_is_compared_with_each_network_by_seed() -> None:
         for seed, ppl in enumerate(values, 1)
     ]
     rows = [rows[0]._replace(search_steps=5), *rows[1:], rows[0]._replace(name=f"ks{SCRATCH}", ppl=50.0)]
-    run, same, other = equal_time.summarise({"minutes": 6}, rows, {"sf": 0.5})
+    shares = {"sf": 0.5, "ks": 0.4}
+    run, same, other = equal_time.summarise({"minutes": 6}, rows, shares, {"sf": 0.6})
     assert other["percent"] == pytest.approx(-10.0)
-    assert (other["seeds"], other["latency"]) == (2, 0.5)
+    assert (other["seeds"], other["latency"], other["measured_latency"]) == (2, 0.5, 0.6)
+    assert (run["latency"], run.get("measured_latency")) == (0.4, None)
     assert (same["ppl"], same["seeds"]) == (50.0, 1)
     assert "seconds" not in other, "two trainings are too few for a median"
     assert run["to_scratch"]["percent"] == pytest.approx(-10.0)
 
 
+def test_latency_is_that_of_the_profile_by_which_networks_are_derived() -> None:
+    profile = {"inference": {"layers": {"s": {"median_ms": 3.0}, "f": {"median_ms": 1.0}, "i": {"median_ms": 0.0}}}}
+    assert equal_time.predicted_shares(profile, ["sfi", "s"], "sfsf") == {"sfi": 0.5, "s": 0.375}
+
+
 def test_times_are_predicted_and_the_median_of_those_measured() -> None:
     """One of three trainings ran while the machine was busy."""
     rows = [Row("by hand", seed, "sf", 0, 10, 50.0, seconds, 0.0, 100) for seed, seconds in enumerate((5.0, 6.0, 90.0))]
-    (record,) = equal_time.summarise({"minutes": 6}, rows, {})
+    (record,) = equal_time.summarise({"minutes": 6}, rows, {"sf": 0.5}, {})
     assert (record["minutes"], record["seconds"]) == (6, 6.0)
     plan = {"minutes": 4, "front": {"targets": [0.3, 0.5, 0.8], "training": 0.25}}
     names = (f"{FRONT} 0.3", f"{FRONT} 0.8", f"{FRONT} 0.3: its network{SCRATCH}", f"by hand{TWICE}")
