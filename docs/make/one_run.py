@@ -159,7 +159,12 @@ def draw(result: Mapping[str, Any], path: Path = PICTURE) -> None:
     """Draw perplexity against latency of the one run, the front and the hand-designed networks."""
     records = {record["name"]: record for record in result["networks"]}
     points = [
-        ParetoPoint(name, record["latency"], record["ppl"], deviation(record))
+        ParetoPoint(
+            record["archs"][0] if name in result["by_hand"] else name,  # short enough for a label
+            record["latency"],
+            record["ppl"],
+            deviation(record),
+        )
         for name, record in records.items()
         if name in result["by_hand"] or record["search_steps"]
     ]
