@@ -128,7 +128,7 @@ def test_what_derive_is_asked_for_is_told_by_the_names_of_python_too(search_run:
     for name, given, told in [
         ("cost_target", 0, r"cost_target \(--cost-target\) is 0"),
         ("metric", "x", r"metric \(--metric, --within\) is 'x'; give one of latency, macs, parameters, cache"),
-        ("limits", {"s": -1}, r"limit \(--max\) is 's=-1'"),
+        ("limits", {"s": -1}, r"limit of s \(--max\) is -1"),
         ("top_k", 0, r"top_k \(--top-k\) is 0; give 1 or more"),
         ("rerank_top_k", -1, r"rerank_top_k \(--rerank-top-k\) is -1; give 0 or more"),
     ]:

@@ -17,10 +17,10 @@ from PIL import Image
 from parnas.config.loader import Config, dump_config, load_config
 from parnas.errors import ParnasError
 from parnas.figures.tuning import draw_history, draw_importance, draw_tuning
+from parnas.runs.records import Kind
 from parnas.runs.run import TUNING, Run
 from parnas.studies.tuning_space import (
     NumberRange,
-    Phase,
     ValueList,
     default_space,
     describe_space,
@@ -129,7 +129,7 @@ def test_mistakes_are_told_all_at_once(small: Path, tmp_path: Path, capsys: pyte
 @pytest.mark.parametrize(
     ("key", "phase"), [("search.cost.target", "search"), ("search.steps", "search"), ("train.steps", "retrain")]
 )
-def test_what_the_largest_would_win_cannot_be_tuned(key: str, phase: Phase) -> None:
+def test_what_the_largest_would_win_cannot_be_tuned(key: str, phase: Kind) -> None:
     with pytest.raises(ParnasError, match=re.escape(key)):
         read_space({key: "0.3..0.9"}, Config(), phase)
 

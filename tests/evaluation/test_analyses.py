@@ -280,7 +280,6 @@ def test_the_command_writes_tables_and_pictures(
     assert not left, "what an earlier comparison had is none of this one's"
 
 
-@pytest.mark.parametrize("listed, message", [("attention,age", "'age'"), (" ,", "is empty")])
 def test_only_files_of_an_earlier_comparison_are_removed(retrain_run: Run, tmp_path: Path) -> None:
     for name in ("attention.csv", "memory-usage.png"):
         (tmp_path / name).write_text("a file of somebody")
@@ -291,6 +290,7 @@ def test_only_files_of_an_earlier_comparison_are_removed(retrain_run: Run, tmp_p
     assert (tmp_path / "memory-usage.png").exists(), "no analysis writes it"
 
 
+@pytest.mark.parametrize("listed, message", [("attention,age", "'age'"), (" ,", "is empty")])
 def test_other_analyses_are_refused_before_anything_is_read(
     listed: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

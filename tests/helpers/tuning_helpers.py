@@ -11,7 +11,7 @@ from conftest import small_config
 from helpers.training_helpers import Notes
 
 import parnas.studies.tuning as module
-from parnas.config.loader import Config
+from parnas.config.loader import Config, dump_config
 from parnas.errors import Diverged
 from parnas.runs.records import Kind, MetricsRecord, RunSummary, SplitLoss
 from parnas.runs.run import METRICS, Run
@@ -38,6 +38,7 @@ class FakeTraining:
         number = len(self.asked)
         self.asked.append((folder, config))
         folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.yaml").write_text(dump_config(config))
         if self.log is not None:
             with self.log.open("a") as file:
                 file.write(f"{folder.name} {os.getpid()}\n")

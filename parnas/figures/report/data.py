@@ -227,7 +227,7 @@ def analysis_files(folder: Path) -> list[Path]:
     if not (folder / COMPARISON).is_file():
         return []
     paths = [folder / f"{name}{ending}" for name in _ANALYSES for ending in (".csv", ".png")]
-    return [*(path for path in paths if path.is_file()), *sorted(folder.glob("attention-*.png"))]
+    return [*(path for path in paths if path.exists()), *sorted(folder.glob("attention-*.png"))]
 
 
 def _read_table(path: Path) -> pd.DataFrame:
