@@ -143,8 +143,13 @@ def best_of_latency(records: Iterable[Mapping[str, Any]], latency: float) -> Map
 def difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
     """Return the difference of perplexities, paired by seed, in per cent of `theirs`, with its interval if it has one."""
     found = paired_difference(ours["ppl_by_seed"], theirs["ppl_by_seed"])
-    interval = "" if found.low is None else f" (95 % interval {found.low:+.1f} to {found.high:+.1f} %)"
-    return f"{found.mean:+.1f} %{interval}"
+    return describe_difference({**found._asdict(), "percent": found.mean})
+
+
+def describe_difference(record: Mapping[str, Any]) -> str:
+    """Return a difference of perplexities in words, with its interval if it has one."""
+    interval = "" if record["low"] is None else f" (95 % interval {record['low']:+.1f} to {record['high']:+.1f} %)"
+    return f"{record['percent']:+.1f} %{interval}"
 
 
 def describe_search(result: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import stdev
 from typing import Any
 
-from hybrids import render_tables
+from hybrids import describe_difference, render_tables
 from performance import RESULTS, render_goals
 
 from parnas.figures.pareto import ParetoPoint, draw_pareto
@@ -141,12 +141,6 @@ def best_by_hand(result: Mapping[str, Any]) -> Mapping[str, Any]:
     of: dict[str, Mapping[str, Any]] = {record["name"]: record for record in result["networks"]}
     known = [of[name] for name in result["by_hand"] if name in of and of[name]["seeds"] >= of[ONE_RUN]["seeds"]]
     return min(known, key=lambda record: float(record["ppl"]))
-
-
-def describe_difference(record: Mapping[str, Any]) -> str:
-    """Return a difference of perplexities in words, with its interval if it has one."""
-    interval = "" if record["low"] is None else f" (95 % interval {record['low']:+.1f} to {record['high']:+.1f} %)"
-    return f"{record['percent']:+.1f} %{interval}"
 
 
 def deviation(record: Mapping[str, Any]) -> float | None:

@@ -7,8 +7,8 @@ from statistics import median
 from textwrap import fill
 from typing import Any, NamedTuple
 
-from hybrids import EQUAL_LATENCY, OTHER_SEARCH, best_of_latency, derived_and_by_hand, difference
-from one_run import INTERLEAVED, ONE_RUN, SINGLE_MIXER, best_by_hand, describe_difference
+from hybrids import EQUAL_LATENCY, OTHER_SEARCH, best_of_latency, derived_and_by_hand, describe_difference, difference
+from one_run import INTERLEAVED, ONE_RUN, SINGLE_MIXER, best_by_hand
 from performance import RESULTS
 from results import FORERUNNER, plain
 

@@ -41,12 +41,13 @@ class Costs:
     """The cost of each layer, and that of the interleaved network with as many blocks as the SuperNet."""
 
     metric: Metric  # its unit is in `UNITS`
-    per_layer: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]]  # by layer name
+    per_layer: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]]  # by layer name; identity is always there
     interleaved: Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
     def __post_init__(self) -> None:
-        # Every network may lack layers, also where identity is no candidate and so has no cost of its own.
-        self.per_layer.setdefault(IDENTITY, 0.0)
+        # Layers may be left out of any network, also where identity is no candidate and so has no cost of its own.
+        identity = self.per_layer.get(IDENTITY, 0.0)
+        object.__setattr__(self, "per_layer", {**self.per_layer, IDENTITY: identity})  # as the class is frozen
 
     def cost(self, layers: Iterable[str]) -> float:
         """Return the sum of the costs of `layers`, in the unit of the metric (`UNITS`)."""

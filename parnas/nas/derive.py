@@ -285,14 +285,14 @@ def derive(
     #    measured now.
     step, pi = read_pi(run, config)
     targets = constraints.targets(config.search)
-    found = [(costs_of_run(run.folder, config, metric, reporter), share) for metric, share in targets.items()]
-    costs, target = found[0] if found else (None, None)
-    further = tuple((each, share) for each, share in found[1:] if share is not None)
+    priced = [(costs_of_run(run.folder, config, metric, reporter), share) for metric, share in targets.items()]
+    costs, target = priced[0] if priced else (None, None)
+    further = tuple((each, share) for each, share in priced[1:] if share is not None)
     # A limit below the least number replaces it.
-    limited = constraints.limits
-    least = {name: min(count, limited.get(name, count)) for name, count in config.search.least_layers.items()}
-    least = {name: count for name, count in least.items() if count}
-    budget = Budget(costs, target, constraints.limits, further, least).spend(config.search.cost.spend, pi)
+    limits = constraints.limits
+    lowered = {name: min(count, limits.get(name, count)) for name, count in config.search.least_layers.items()}
+    least = {name: count for name, count in lowered.items() if count}
+    budget = Budget(costs, target, limits, further, least).spend(config.search.cost.spend, pi)
     known_good = [layers for layers in known_good if budget.allows(layers)]
     # 2. Re-rank by held-out loss, as the search does when alpha is frozen; the search has stored its result.
     scored: list[ScoredNetwork] = []

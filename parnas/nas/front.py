@@ -120,9 +120,9 @@ def derive_front(
 
     front: list[Derivation] = []
     for target in targets:
-        found = [each.architecture.layers for each in front]
+        lower = [each.architecture.layers for each in front]
         try:
-            front.append(derive(run, replace(constraints, cost_target=target), reporter, losses, found))
+            front.append(derive(run, replace(constraints, cost_target=target), reporter, losses, lower))
         except OverBudget as error:
             if target == targets[-1]:
                 raise

@@ -62,12 +62,12 @@ def resolve_config_and_run(
         raise ParnasError(
             "A training with torchrun needs run (--run FOLDER), so that all processes write to the same folder."
         )
-    if settings is None:
-        source = run if resume else inherit
-        own = Config() if source is None else Run(source).config()
-        if not resume and arch is None:
-            own = own.replace(model__arch=None)  # the architecture is that of the run: a search ignores model.arch
-        settings = "demo" if source is None else own
+    source = run if resume else inherit
+    if settings is None and source is not None:
+        own = Run(source).config()
+        # The default architecture is that of the run, not `model.arch`, which a search ignores.
+        settings = own if resume else own.replace(model__arch=None)
+    settings = "demo" if settings is None else settings
     if arch is not None:
         overrides = [*overrides, ("model.arch", resolve_arch(arch))]
     if inherit is not None:

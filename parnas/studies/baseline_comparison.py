@@ -24,7 +24,7 @@ from parnas.studies.baselines import DERIVED, RANDOM, Baselines
 from parnas.studies.train_or_load import prepare_folder, reached_perplexity, train_once
 from parnas.training.progress import Reporter
 from parnas.training.retrain import retrain
-from parnas.training.session import RESULT_FREE
+from parnas.training.session import MAY_DIFFER
 
 __all__ = ["BaselineComparison", "compare_baselines"]
 
@@ -153,7 +153,7 @@ def compare_baselines(
     Raises `ParnasError` if `folder` holds trainings of another configuration, or files but no `config.yaml`.
     """
     config = config.replace(model__arch=None, train__inherit=None)
-    prepare_folder(folder, config, RESULT_FREE)
+    prepare_folder(folder, config, MAY_DIFFER)
     first_names: dict[Architecture, str] = {}  # the name of a network that its subfolders have
     for each in baselines.networks:
         first_names.setdefault(each.architecture, each.name)

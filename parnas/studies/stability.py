@@ -28,7 +28,7 @@ from parnas.runs.files import write_json, write_text
 from parnas.runs.run import Run
 from parnas.studies.train_or_load import prepare_folder, train_once
 from parnas.training.progress import Reporter
-from parnas.training.session import RESULT_FREE, resolve_cutoffs, resolve_paths
+from parnas.training.session import MAY_DIFFER, resolve_cutoffs, resolve_paths
 
 __all__ = ["Stability", "stability"]
 
@@ -122,7 +122,7 @@ def stability(config: Config, folder: Path, seeds: int, reporter: Reporter) -> S
     """
     config = resolve_paths(config)
     config = resolve_cutoffs(config, prepare(config.data, reporter.note))
-    prepare_folder(folder, config, RESULT_FREE)
+    prepare_folder(folder, config, MAY_DIFFER)
     numbers = [config.runtime.seed + offset for offset in range(seeds)]
     runs: list[Run] = []
     for seed in numbers:

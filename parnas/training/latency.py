@@ -33,17 +33,17 @@ class Latency(NamedTuple):
 
 
 def measure_latencies(
-    candidates: Mapping[str, tuple[TimedNetwork, Shape, Device]], rounds: int = 100
+    networks: Mapping[str, tuple[TimedNetwork, Shape, Device]], rounds: int = 100
 ) -> dict[str, Latency]:
-    """Return the latency of each network in `candidates`, by name, for scoring one segment with full memory.
+    """Return the latency of each network in `networks`, by name, for scoring one segment with full memory.
 
     Networks on the same device are timed in turns, `rounds` times each (see `time_in_turns`).
     """
-    calls = {name: prepare_scoring(candidate, device, shape) for name, (candidate, shape, device) in candidates.items()}
-    devices = {str(device.device): device for _, _, device in candidates.values()}
+    calls = {name: prepare_scoring(network, device, shape) for name, (network, shape, device) in networks.items()}
+    devices = {str(device.device): device for _, _, device in networks.values()}
     times: dict[str, np.ndarray] = {}
     for kind, device in devices.items():
-        on_device = {name: call for name, call in calls.items() if str(candidates[name][2].device) == kind}
+        on_device = {name: call for name, call in calls.items() if str(networks[name][2].device) == kind}
         times |= time_in_turns(on_device, device, rounds)
     return {name: Latency(float(np.median(ms)), float(np.percentile(ms, 95))) for name, ms in times.items()}
 
@@ -68,13 +68,13 @@ def time_in_turns(
     return {key: ms[warm_up:] for key, ms in times.items()}
 
 
-def prepare_scoring(candidate: TimedNetwork, device: Device, shape: Shape) -> Callable[[], None]:
+def prepare_scoring(network: TimedNetwork, device: Device, shape: Shape) -> Callable[[], None]:
     """Return a function that computes the loss of one segment with full memory, stored as keys and values.
 
     The network is moved to `device` and put in evaluation mode.
     """
-    model = candidate.model.to(device.device).eval()
-    segment, memory = read_memory(candidate, device, shape, inference=True)
+    model = network.model.to(device.device).eval()
+    segment, memory = read_memory(network, device, shape, inference=True)
 
     def score() -> None:
         with torch.no_grad(), device.autocast():
@@ -83,13 +83,13 @@ def prepare_scoring(candidate: TimedNetwork, device: Device, shape: Shape) -> Ca
     return score
 
 
-def prepare_training(candidate: TimedNetwork, device: Device, shape: Shape) -> Callable[[], None]:
+def prepare_training(network: TimedNetwork, device: Device, shape: Shape) -> Callable[[], None]:
     """Return a function that runs forward and backward pass of one segment with full memory and drops the gradients.
 
     The network is moved to `device` and put in training mode.
     """
-    model = candidate.model.to(device.device).train()
-    segment, memory = read_memory(candidate, device, shape, inference=False)
+    model = network.model.to(device.device).train()
+    segment, memory = read_memory(network, device, shape, inference=False)
 
     def train() -> None:
         with device.autocast():
@@ -103,7 +103,7 @@ def prepare_training(candidate: TimedNetwork, device: Device, shape: Shape) -> C
 
 @torch.no_grad()
 def read_memory(
-    candidate: TimedNetwork, device: Device, shape: Shape, inference: bool
+    network: TimedNetwork, device: Device, shape: Shape, inference: bool
 ) -> tuple[torch.Tensor, Memory | None]:
     """Return the token ids of a segment [B, T], and the full memory, which holds the tokens before this segment.
 
@@ -111,10 +111,10 @@ def read_memory(
     hidden states.
     """
     batch_size, tgt_len, reach = shape
-    model = candidate.model
+    model = network.model
     mem_len = max((cast(Block, block).memory_tokens(reach) for block in model.blocks), default=0)
     count = batch_size * (mem_len + tgt_len)
-    rows = np.resize(candidate.tokens[:count], count).astype(np.int64).reshape(batch_size, -1)
+    rows = np.resize(network.tokens[:count], count).astype(np.int64).reshape(batch_size, -1)
     before, segment = torch.from_numpy(rows).to(device.device).split([mem_len, tgt_len], dim=1)
     if not mem_len:
         return segment, None

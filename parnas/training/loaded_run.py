@@ -35,7 +35,10 @@ class LoadedRun:
         return step_of(self.checkpoint)
 
     def discrete(self) -> TransformerXL:
-        """Return the discrete network in evaluation mode; for a search, the derived one with its weights."""
+        """Return the discrete network in evaluation mode.
+
+        For a search, it is the derived network, with its weights in the loaded SuperNet.
+        """
         model = self.model
         return (model.extract(self.architecture) if isinstance(model, SuperNet) else model).eval()
 

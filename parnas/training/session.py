@@ -28,7 +28,7 @@ from parnas.training.trainer import Session, Trainer, TrainingTask
 
 __all__ = [
     "MAY_CHANGE",
-    "RESULT_FREE",
+    "MAY_DIFFER",
     "check_same_results",
     "check_same_text",
     "flatten",
@@ -48,8 +48,8 @@ MAY_CHANGE = {
 
 `train.inherit` may change, since its weights are in the checkpoint: the other run may have been moved or removed.
 """
-RESULT_FREE = MAY_CHANGE - {"train.steps"}
-"""Those of them in which a configuration may differ from a finished run whose results it reuses."""
+MAY_DIFFER = MAY_CHANGE - {"train.steps"}
+"""Settings in which a configuration may differ from that of a finished run whose results it reuses."""
 
 
 @contextmanager
@@ -227,12 +227,12 @@ def _check_changes(run: Run, config: Config, note: Note) -> None:
 def check_same_results(run: Run, config: Config) -> None:
     """Raise `ParnasError` if `config` and the configuration of a finished run differ in a setting of its results.
 
-    These are the settings of the run's phase without `RESULT_FREE`.
+    These are the settings of the run's phase without `MAY_DIFFER`.
     """
     config = resolve_paths(config)  # as the run's configuration was when it started
     if isinstance(config.model.cutoffs, str):
         config = resolve_cutoffs(config, prepare(config.data))
-    unread = (*OTHER_PHASE_SETTINGS[run.kind()], *RESULT_FREE)
+    unread = (*OTHER_PHASE_SETTINGS[run.kind()], *MAY_DIFFER)
     _refuse_other_start(run, config)
     keys = flatten(config.model_dump())
     refuse_changes(run, config, [key for key in keys if any(f"{key}.".startswith(f"{prefix}.") for prefix in unread)])

@@ -293,3 +293,11 @@ def test_an_interrupt_exits_with_130(
     monkeypatch.setattr("parnas.training.trainer.Trainer.train_step", interrupt)
     assert run_command("retrain", config_file, "--arch", "sf", "--run", tmp_path / "run") == 130
     assert "--resume" in capsys.readouterr().err
+    monkeypatch.setattr("parnas.nas.derive.derive", interrupt)
+    assert run_command("derive", tmp_path / "run") == 130
+    assert capsys.readouterr().err == "interrupted\n", "there is nothing to resume"
+
+
+def test_a_frame_of_no_time_is_refused(retrain_run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command("plot", retrain_run.folder, "--frame-ms", "0") == 2
+    assert "frame" in capsys.readouterr().err

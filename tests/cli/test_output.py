@@ -77,6 +77,14 @@ def test_verbose_shows_where_a_mistake_came_up(tmp_path: Path, capsys: pytest.Ca
     assert "exclude each other" in capsys.readouterr().err.splitlines()[-1]
 
 
+def test_verbose_shows_where_the_system_refused(
+    retrain_run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert run_command("evaluate", retrain_run.folder, "--out", tmp_path / "file" / "folder", "--verbose") == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
 def test_a_mistake_writes_no_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     refusal(capsys, "derive", tmp_path / "none", "--json")
     assert not capsys.readouterr().out

@@ -127,7 +127,11 @@ def test_mistakes_are_told_all_at_once(small: Path, tmp_path: Path, capsys: pyte
 
 
 @pytest.mark.parametrize(
-    ("key", "phase"), [("search.cost.target", "search"), ("search.steps", "search"), ("train.steps", "retrain")]
+    ("key", "phase"),
+    [
+        *(("search.cost.target", "search"), ("search.cost.spend", "search")),
+        *(("search.steps", "search"), ("train.steps", "retrain")),
+    ],
 )
 def test_what_the_largest_would_win_cannot_be_tuned(key: str, phase: Kind) -> None:
     with pytest.raises(ParnasError, match=re.escape(key)):

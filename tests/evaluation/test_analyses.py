@@ -339,11 +339,12 @@ def test_a_bucket_without_words_is_shown_and_a_huge_loss_is_infinite(capsys: pyt
 
     rows = [
         {"run": run, "occurrences": bucket, "words": number, "ppl": math.nan if number == 2 else math.inf}
-        for run in ("a", "b")
+        for run in ("a", "b[c]")
         for number, bucket in enumerate((*BUCKETS, "all"))
     ]
     show_analysis(Analysis("frequency", "title", pd.DataFrame(rows)))
     lines = capsys.readouterr().out.splitlines()
+    assert any(line.split()[-1:] == ["b[c]"] for line in lines), "brackets are no markup"
     assert sum("inf" in line for line in lines) == 4
     assert any(line.split()[:3] == ["100", "to", "999"] for line in lines)
 

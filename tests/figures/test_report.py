@@ -19,7 +19,7 @@ from helpers.report_helpers import (
     write_summary,
 )
 
-from parnas.architecture import Architecture
+from parnas.architecture import LETTERS, Architecture, Letter
 from parnas.errors import ParnasError
 from parnas.figures.report.page import write_report
 from parnas.figures.report.result import describe_blocks, headline
@@ -89,6 +89,11 @@ def test_an_unfair_or_empty_comparison_has_a_note(tmp_path: Path) -> None:
 def test_the_headline_says_where_attention_is(arch: str, text: str) -> None:
     assert headline(Architecture.parse(arch)).startswith(text)
     assert "in 13 blocks" in describe_blocks(Architecture.parse("f*13 s:heads=2"))
+
+
+def test_descriptions_of_own_layers_keep_their_capitals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LETTERS, "e", Letter("GELU-gated feed-forward"))
+    assert describe_blocks(Architecture.parse("fe")) == "Feed-forward in block 1; GELU-gated feed-forward in block 2."
 
 
 # Runs that lack something

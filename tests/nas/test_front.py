@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from helpers.training_helpers import Notes
 import parnas.nas.front as front_module
 from parnas.architecture import Architecture
 from parnas.errors import ParnasError
+from parnas.figures.report.charts import front_chart
 from parnas.figures.report.data import read_report_data
 from parnas.nas.derive import Constraints, derive
 from parnas.nas.front import derive_front, read_targets
@@ -102,6 +104,15 @@ def test_a_report_draws_the_front_of_a_search(searched_hybrid: Run) -> None:
     assert [point.name for point in read.points] == [row["arch"] for row in front.to_rows()]
     assert [point.ppl for point in read.points] == [pytest.approx(math.exp(row["loss"])) for row in front.to_rows()]
     assert read.perplexity == "perplexity with the shared weights"
+
+
+def test_a_report_says_why_a_front_without_losses_has_no_picture(searched_hybrid: Run, tmp_path: Path) -> None:
+    front = derive_front(searched_hybrid, TARGETS, Constraints(rerank_top_k=0))
+    copy = Run(shutil.copytree(searched_hybrid.folder, tmp_path / "run"))
+    front.write(copy, copy.folder)
+    (read,) = read_report_data([copy.folder]).fronts
+    chart = front_chart(read, "front")
+    assert chart.notes == ["Its networks were not re-ranked, so their losses were not measured."]
 
 
 @pytest.mark.parametrize("targets", [[], [math.nan], [0.0], [0.5, math.inf]])

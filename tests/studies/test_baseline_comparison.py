@@ -214,6 +214,16 @@ def test_a_second_call_trains_nothing_and_writes_the_same(
     assert "one seed, so no interval" in capsys.readouterr().out
 
 
+def test_results_are_printed_where_no_perplexity_is_finite(
+    compared: Path, searched: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    monkeypatch.setattr("parnas.studies.baseline_comparison.reached_perplexity", lambda *_: math.inf)
+    shutil.copytree(compared, tmp_path / "run")
+    command = ("baselines", searched.folder, "--random", 2, "--seeds", 2, "--run", tmp_path / "run", "--json")
+    assert run_command(*command) == 2
+    assert {each["name"] for each in json.loads(capsys.readouterr().out)["networks"]} >= set(NAMED)
+
+
 def test_an_interrupted_comparison_is_resumed(
     compared: Path, searched: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:

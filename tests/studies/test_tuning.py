@@ -437,6 +437,22 @@ def test_a_retried_trial_whose_folder_is_elsewhere_begins_in_one_of_its_own(
     assert (tmp_path / "here" / "trial-2").is_dir()
 
 
+def test_a_retried_trial_of_a_worker_with_other_threads_begins_in_a_folder_of_its_own(
+    corpus: Path, tmp_path: Path, fake_training: FakeTraining
+) -> None:
+    """A training cannot be resumed with another number of threads."""
+
+    def interrupt(number: int, step: int) -> None:
+        if number == 1 and step == 24:  # after the first checkpoint
+            raise KeyboardInterrupt
+
+    fake_training.before = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        run_study(corpus, tmp_path / "s", 3)
+    result = run_study(corpus, tmp_path / "s", 3, runtime__threads=2)
+    assert [each.folder for each in result.trials] == ["trial-0", "trial-2", "trial-3"]
+
+
 def test_a_folder_that_another_worker_starts_meanwhile_is_shared(
     corpus: Path, tmp_path: Path, fake_training: FakeTraining, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,9 +13,10 @@ from conftest import small_config
 from helpers.training_helpers import Notes, Phase, Stop, StopAfter, final_weights
 
 from parnas.config.loader import dump_config
-from parnas.data.batching import TrainingBatches
+from parnas.data.batching import Batch, TrainingBatches
 from parnas.errors import Diverged, OutOfMemory, says_out_of_memory
 from parnas.model.blocks import BlockOutput
+from parnas.model.gates import Gates
 from parnas.model.layers import FeedForward
 from parnas.nas.architecture_optimizer import ArchitectureOptimizer
 from parnas.nas.search import SearchTask, search
@@ -23,6 +24,7 @@ from parnas.training.optimizers import gradient_norm, make_adamw, step_clipped
 from parnas.training.progress import Silent
 from parnas.training.retrain import retrain
 from parnas.training.trainer import Session
+from parnas.training.weight_optimizer import GradientAccumulator
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -84,6 +86,29 @@ def test_bad_steps_are_skipped_up_to_a_limit(
     poison(monkeypatch, {11, 14, 17})
     with pytest.raises(Diverged, match="step 17"):
         phase(config, tmp_path / "another", Silent())
+
+
+def test_the_diagnosis_of_a_search_reads_the_paths_of_the_step_that_failed(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampled, read = list[object](), list[object]()
+    gates, forward = SearchTask.gates, GradientAccumulator.forward
+
+    def sample(self: SearchTask, step: int) -> list[Gates]:
+        sampled.append(gates(self, step))
+        return sampled[-1]  # type: ignore[return-value]
+
+    def record(self: GradientAccumulator, batch: Batch, memory: object, samples: list[Gates], **more: bool) -> object:
+        read.append(samples)
+        return forward(self, batch, memory, samples, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(SearchTask, "gates", sample)
+    monkeypatch.setattr(GradientAccumulator, "forward", record)
+    poison(monkeypatch, set(range(5, 100)), "loss")
+    with pytest.raises(Diverged):
+        search(small_config(corpus, search__space=("s", "f")), tmp_path / "run", Silent())
+    failed, again = read[-2:]
+    assert again is failed
 
 
 @pytest.mark.parametrize("estimator", ["uniform", "single_path"])

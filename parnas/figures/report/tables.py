@@ -1,7 +1,6 @@
 """The tables of the report, the analyses, and the configuration and environment of its runs."""
 
 import base64
-import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
@@ -188,9 +187,8 @@ def read_analyses(comparisons: Sequence[ComparisonData]) -> list[_Analysis]:
     for comparison in comparisons:
         for name, table in comparison.analyses.items():
             pictures = {}
-            for path in analysis_files(comparison.folder):
-                if path.suffix != ".png" or not re.fullmatch(rf"{name}(-.*)?", path.stem):
-                    continue
+            files = [path for path in analysis_files(comparison.folder) if path.suffix == ".png"]
+            for path in (each for each in files if each.stem.partition("-")[0] == name):
                 content = path.read_bytes() if path.stat().st_size <= room else b""
                 pictures[path.name] = base64.b64encode(content).decode() if content.startswith(_PNG) else ""
                 room -= len(content)
