@@ -8,7 +8,7 @@ from textwrap import fill
 from typing import Any, NamedTuple
 
 from hybrids import EQUAL_LATENCY, OTHER_SEARCH, best_of_latency, derived_and_by_hand, describe_difference, difference
-from one_run import INTERLEAVED, ONE_RUN, SINGLE_MIXER, best_by_hand
+from one_run import INTERLEAVED, ONE_RUN, SINGLE_MIXER, ranked_by_hand
 from performance import RESULTS
 from results import FORERUNNER, plain
 
@@ -77,7 +77,7 @@ def headline(hybrid: Mapping[str, Any], equal_time: Mapping[str, Any]) -> str:
 def describe_price(equal_time: Mapping[str, Any]) -> str:
     """Return the sentences on a search within the training, and what parnas is good for in view of them."""
     of = {record["name"]: record for record in equal_time["networks"]}
-    price, single, best = of[ONE_RUN]["to_scratch"]["percent"], of[SINGLE_MIXER], best_by_hand(equal_time)
+    price, single, best = of[ONE_RUN]["to_scratch"]["percent"], of[SINGLE_MIXER], ranked_by_hand(equal_time)[0]
     better = single["percent"] < 0 and single["p"] < SIGNIFICANT
     verdict = "significantly better" if better else f"not significantly better over {single['pairs']} seeds"
     use = "finds such networks" if better and best["percent"] < 0 else "measures how little attention is enough"
@@ -128,12 +128,10 @@ def one_run_row(equal_time: Mapping[str, Any]) -> Row:
     """Return the row of one-run trainings beside networks that were trained as long without a search."""
     of = {record["name"]: record for record in equal_time["networks"]}
     ours, whole = of[ONE_RUN], of[INTERLEAVED[0]]
-    best = best_by_hand(equal_time)
+    best, *others = ranked_by_hand(equal_time)
     verdict = "Yes" if whole["percent"] < 0 else "No"
     if best["percent"] > 0:
-        verdict += (
-            f", but the best of {len(equal_time['by_hand'])} hand-designed networks (`{best['archs'][0]}`) is better"
-        )
+        verdict += f", but the best of {1 + len(others)} hand-designed networks (`{best['archs'][0]}`) is better"
     return Row(
         WITHIN,
         f"Does a search within the training pay? One run of {equal_time['minutes']} minutes, search included, against networks "
