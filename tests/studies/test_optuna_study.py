@@ -284,7 +284,7 @@ def check_study(study: optuna.Study, trials: int, workers: int = 1) -> None:
 def test_two_workers_share_the_trials(url: str, tmp_path: Path) -> None:
     """Both begin the same new study at once."""
     url, log = url.format(tmp_path), tmp_path / "log"
-    for worker in [start_worker(url, log, 6, 0.2) for _ in range(2)]:
+    for worker in [start_worker(url, log, 6, 0.5) for _ in range(2)]:
         worker.result()
     study = open_test_study(url)
     check_study(study, 6, workers=2)
@@ -302,7 +302,7 @@ def test_the_trial_of_a_killed_worker_is_retried(tmp_path: Path) -> None:
     time.sleep(0.5)  # until its first heartbeat is in the storage
     (_, number, network, _) = read_log(log)[0]
     victim.kill()
-    assert f"retries {network}" in start_worker(url, log, 7, 0.05).result()
+    assert f"retries {network}" in start_worker(url, log, 7, 0.5).result()
     study = open_test_study(url)
     check_study(study, 7)
     assert study.get_trials()[number].state == TrialState.FAIL
@@ -312,7 +312,7 @@ def test_the_trial_of_a_killed_worker_is_retried(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_study_outlives_a_restart_of_its_server(server: Server, tmp_path: Path) -> None:
     url, log = new_database(server, tmp_path), tmp_path / "log"
-    worker = start_worker(url, log, 6, 0.2)
+    worker = start_worker(url, log, 6, 0.5)
     wait_until(lambda: len(read_log(log)) > 1)
     server.stop()
     time.sleep(1.0)
