@@ -408,20 +408,21 @@ def _find_warnings(run: Run, config: Config, blocks: Sequence[BlockChoice], step
 
 def _describe_method(budget: Budget, reranked: int) -> str:
     """Describe in a phrase how the architecture was chosen, for `arch.yaml` and the terminal."""
-    bounds = [f"at most {count} of {name}" for name, count in budget.limits.items()]
-    bounds += [f"at least {count} of {name}" for name, count in budget.least.items()]
+    most = [f"at most {count} of {name}" for name, count in budget.limits.items()]
     targets = [(budget.costs, budget.target), *budget.further]
-    bounds += [
+    most += [
         f"{share:g} of the interleaved network's {costs.metric}"
         for costs, share in targets
         if costs is not None and share is not None and share < math.inf
     ]
+    least = [f"at least {count} of {name}" for name, count in budget.least.items()]
     if budget.floor and budget.costs is not None:
-        bounds.append(f"at least {budget.floor:g} of its {budget.costs.metric}")
-    within = " within " + ", ".join(bounds) if bounds else ""
+        least.append(f"at least {budget.floor:g} of the interleaved network's {budget.costs.metric}")
+    bounds = " within " + ", ".join(most) if most else ""
+    bounds += " with " + ", ".join(least) if least else ""
     if reranked:
-        return f"best by pi and by the SuperNet's weights of {reranked} networks{within}"
-    return "argmax of pi" if not bounds else "most probable by pi" + within
+        return f"best by pi and by the SuperNet's weights of {reranked} networks{bounds}"
+    return "most probable by pi" + bounds if bounds else "argmax of pi"
 
 
 def _count_parameters(run: Run, config: Config, architecture: Architecture) -> int:
