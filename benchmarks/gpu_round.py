@@ -37,6 +37,7 @@ from parnas.config.loader import load_config
 from parnas.config.schema import ModelConfig
 from parnas.data.batching import TrainingBatches
 from parnas.errors import ParnasError
+from parnas.model.recurrence import find_kernel
 from parnas.model.transformer_xl import TransformerXL
 from parnas.training.device import Device
 
@@ -46,6 +47,7 @@ GOALS = {
     "share_of_rate": 0.25,  # of the measured matrix rate at least, WT103 base in bf16
     "training_seconds_to_target": 40.0,  # at most, from the moment when the text is ready
 }
+ALL_LAYERS = "skrgcf"  # one of each kind
 ROUNDS = {"tiny": 2, "full": 30}
 ROUNDS_OF_SEARCH = 100
 SEARCH_SECONDS, RETRAIN_SECONDS = 120.0, 100.0  # then what they reached is taken as it is
@@ -59,6 +61,13 @@ SHOWN = (
 Finding = tuple[str, Any]  # its name in the result, and what was found
 
 
+class Segments(NamedTuple):
+    """Results of three segments, on the CPU in float64."""
+
+    losses: Tensor  # [3, B, T], nats
+    gradients: dict[str, Tensor]  # of all weights, by name
+
+
 class Task(NamedTuple):
     """What a part is given."""
 
@@ -68,32 +77,45 @@ class Task(NamedTuple):
 
 
 def check_operations(task: Task) -> Iterator[Finding]:
-    """Losses and gradients of the fused operations beside those of the textbook forms."""
+    """Compare losses and gradients: fused operations with the textbook forms, and a network of all layers with the CPU.
+
+    On the CPU the textbook forms are computed too.
+    """
     overrides = search_step.TINY if task.size == "tiny" else ()
     config = search_step.make_config(0.0, search_step.DEFAULT, overrides)
     text = harness.draw_ids(harness.VOCABULARY, 3 * config.data.batch_size * config.data.tgt_len + 1)
     batches = TrainingBatches(text, config.data.batch_size, config.data.tgt_len)
     for precision, tolerance in TOLERANCE.items():
         device = harness.choose(task.device, precision)
-        losses, gradients = run_segments(config.model, batches, device)
+        found = run_segments(config.model, harness.INTERLEAVED, batches, device)
         with plain_operations():
-            plain_losses, plain_gradients = run_segments(config.model, batches, device)
-        by_loss = float((losses - plain_losses).abs().max())
-        by_weight = {
-            name: float((gradients[name] - plain).norm() / plain.norm()) for name, plain in plain_gradients.items()
-        }
-        worst = max(by_weight, key=lambda name: by_weight[name])
-        yield (
-            precision,
-            {"loss_difference": by_loss, "gradient_difference": by_weight[worst], "of_weight": worst}
-            | {"tolerance": tolerance, "agree": max(by_loss, by_weight[worst]) <= tolerance},
-        )
+            expected = run_segments(config.model, harness.INTERLEAVED, batches, device)
+        yield precision, compare_segments(found, expected, tolerance)
+    found = run_segments(config.model, ALL_LAYERS, batches, harness.choose(task.device, "fp32"))
+    with plain_operations():
+        expected = run_segments(config.model, ALL_LAYERS, batches, harness.choose("cpu", "fp32"))
+    kernel = find_kernel() is not None
+    yield "all layers beside the CPU", compare_segments(found, expected, TOLERANCE["fp32"]) | {"r_by_kernel": kernel}
 
 
-def run_segments(model: ModelConfig, batches: TrainingBatches, device: Device) -> tuple[Tensor, dict[str, Tensor]]:
-    """Losses of three segments with memory carried on, [3, B, T], and the gradients of all weights by name."""
+def compare_segments(found: Segments, expected: Segments, tolerance: float) -> dict[str, Any]:
+    """Return the largest difference of a loss, in nats, and of a weight's gradient, relative to its norm."""
+    by_loss = float((found.losses - expected.losses).abs().max())
+    by_weight = {
+        name: float((found.gradients[name] - gradient).norm() / gradient.norm())
+        for name, gradient in expected.gradients.items()
+    }
+    worst = max(by_weight, key=lambda name: by_weight[name])
+    return {
+        **{"loss_difference": by_loss, "gradient_difference": by_weight[worst], "of_weight": worst},
+        **{"tolerance": tolerance, "agree": max(by_loss, by_weight[worst]) <= tolerance},
+    }
+
+
+def run_segments(model: ModelConfig, arch: str, batches: TrainingBatches, device: Device) -> Segments:
+    """Return losses and gradients of a network for three segments with memory carried on."""
     torch.manual_seed(1)
-    network = TransformerXL.build(model, Architecture.parse(harness.INTERLEAVED), harness.VOCABULARY)
+    network = TransformerXL.build(model, Architecture.parse(arch), harness.VOCABULARY)
     network.to(device.device)
     memory, losses = None, []
     for step in range(3):
@@ -103,8 +125,8 @@ def run_segments(model: ModelConfig, batches: TrainingBatches, device: Device) -
             nll, memory = network.nll(ids, wanted, memory)
         nll.mean().backward()
         losses.append(nll.detach().double())
-    gradients = {name: of.grad.double() for name, of in network.named_parameters() if of.grad is not None}
-    return torch.stack(losses), gradients
+    gradients = {name: of.grad.double().cpu() for name, of in network.named_parameters() if of.grad is not None}
+    return Segments(torch.stack(losses).cpu(), gradients)
 
 
 def time_training(task: Task) -> Iterator[Finding]:

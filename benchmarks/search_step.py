@@ -120,7 +120,7 @@ def make_search(config: Config, device: Device, ids: Tokens, situation: str) -> 
     task = SearchTask(session, model, make_batches(config, ids), arch_batches)
     estimator = task.arch_optimizer.estimator
     if isinstance(estimator, UniformPath) and situation == "interleaved":
-        estimator.probabilities = model.pi()  # its paths are uniform whatever alpha is
+        estimator.probabilities = model.pi().cpu()  # its paths are uniform whatever alpha is
     return task
 
 
