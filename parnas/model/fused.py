@@ -210,16 +210,16 @@ class _RelativeAttention(torch.autograd.Function):
         grad = grad.permute(2, 0, 1, 3).reshape(-1, tgt_len, width)  # [H·B, T, E]
         d_weights = _apply_mask(torch.bmm(grad, value.mT), mask, ctx.dropout)
         d_scores = torch._softmax_backward_data(d_weights, weights, -1, grad.dtype)  # [H·B, T, K]
-        # 3. Undo the shift: write the gradient of the scores through the same view into one by distance. Without its
-        #    last column, the view covers every flat place from T - 1 to T·K - 2 exactly once. The T - 1 places before
-        #    are read by no query: zero. The one after is the last query's last key.
+        # 3. Undo the shift: write the gradient of the scores to the flat places that they were read from. Without their
+        #    last column, these are the places from T - 1 to T·K - 2, each once. The T - 1 places before are read by no
+        #    query: zero. The one after is the last query's last key.
         d_near = d_scores[:, :, ctx.far_keys :]
-        d_distance = torch.empty(d_near.shape, dtype=d_near.dtype, device=d_near.device)
-        d_distance[:, :, : tgt_len - 1] = 0
-        _shift_view(d_distance, d_near.shape[-1])[:, :, :-1] = d_near[:, :, :-1]
-        d_distance[:, -1, -1] = d_near[:, -1, -1]
+        flat = d_near.new_empty(len(d_near), d_near[0].numel())
+        flat[:, : tgt_len - 1] = 0
+        flat[:, tgt_len - 1 : -1].view(d_near[:, :, :-1].shape).copy_(d_near[:, :, :-1])
+        flat[:, -1] = d_near[:, -1, -1]
         # [H, B·T, P], without the masked distances
-        d_distance = d_distance[:, :, -position.shape[1] :].reshape(heads, -1, position.shape[1])
+        d_distance = flat.view(d_near.shape)[:, :, -position.shape[1] :].reshape(heads, -1, position.shape[1])
         d_qu = torch.bmm(d_scores, key).view_as(qu)
         d_qv = torch.bmm(d_distance, position).view_as(qv)
         d_far = None
@@ -229,16 +229,16 @@ class _RelativeAttention(torch.autograd.Function):
             d_by_far = d_by_far.view(heads, -1, far.shape[1])  # [H, B·T, L]
             d_qv += torch.bmm(d_by_far, far).view_as(qv)
             d_far = torch.bmm(d_by_far.mT, qv.flatten(1, 2)).transpose(0, 1)
-        # 1. and 2. Queries, keys, values, distances and biases. Results are written straight into the callers' layouts.
+        # 1. and 2. Biases, queries, keys, values and distances. Results are written straight into the callers' layouts.
+        # Sums over all B·T rows lose digits in bf16, so they are taken in float32.
+        d_u, d_v = (grads.flatten(1, 2).sum(dim=1, dtype=sum_dtype(grads.dtype)) * ctx.scale for grads in (d_qu, d_qv))
         d_query = grad.new_empty(batch, tgt_len, heads, width)
-        torch.add(d_qu, d_qv, out=d_query.permute(2, 0, 1, 3))
+        d_query.permute(2, 0, 1, 3).copy_(d_qu.add_(d_qv))
         d_key_value = grad.new_empty(batch, keys, 2, heads, width)
         d_key, d_value = d_key_value.permute(2, 3, 0, 1, 4)  # [H, B, K, E] each
         d_key.copy_(torch.bmm(d_scores.mT, qu.flatten(0, 1)).view_as(d_key))
         d_value.copy_(torch.bmm(_apply_mask(weights, mask, ctx.dropout).mT, grad).view_as(d_value))
         d_position = torch.bmm(d_distance.mT, qv.flatten(1, 2)).transpose(0, 1)
-        # Sums over all B·T rows lose digits in bf16, so they are taken in float32.
-        d_u, d_v = (grads.flatten(1, 2).sum(dim=1, dtype=sum_dtype(grads.dtype)) * ctx.scale for grads in (d_qu, d_qv))
         d_key_value = d_key_value.view(ctx.key_value_shape)
         return d_query.mul_(ctx.scale), d_key_value, d_position, d_u, d_v, None, d_far, None, None, None
 
@@ -250,12 +250,11 @@ def _shift_view(by_distance: Tensor, keys: int, step: int = 1) -> Tensor:
     distances fall by 1 per column; keys are `step` tokens apart. Entries of keys after the query are meaningless: see
     `_RelativeAttention`.
     """
-    count, tgt_len, distances = by_distance.shape
-    return by_distance.as_strided(
-        (count, tgt_len, keys),
-        (tgt_len * distances, distances - 1, step),  # one column less per row: each row starts one to the left
-        by_distance.storage_offset() + tgt_len - 1,
-    )
+    _, tgt_len, distances = by_distance.shape
+    from_first = by_distance.flatten(1)[:, tgt_len - 1 :]
+    # One column less per row: each row starts one to the left.
+    rows = from_first.unfold(1, (keys - 1) * step + 1, max(1, distances - 1))
+    return rows[:, :tgt_len, ::step]
 
 
 @cache_tensors
@@ -352,7 +351,7 @@ def keep_mask(like: Tensor, p: float) -> Tensor:
 
     On a CPU, `p` is rounded to a multiple of 2^-16.
     """
-    if like.device.type != "cpu":
+    if like.device.type != "cpu" or torch.compiler.is_compiling():  # a compiler cannot trace `random_`
         return torch.empty_like(like).bernoulli_(1 - p)
     # Draw 64-bit words, read each as four signed 16-bit numbers, and compare these with the p-quantile.
     words = torch.empty(-(-like.numel() * _BITS // 64), dtype=torch.int64).random_(-(2**63), None)
