@@ -71,6 +71,7 @@ ONE_RUN, FRONT, SCRATCH, TWICE = "one run", "front", ", from scratch", ", twice 
 LAYERS = ("s", "k", "f", "i", "r", "g", "s:window=64")  # that the networks have
 PROBE = 120  # steps of a training or a search that is timed
 PROBED = "sfsfs"
+WARM_UP = 8  # steps of a search before one that is timed
 HELD_OUT = 16384  # tokens on which successive halving compares networks
 LEAST_TIMED = 3  # trainings of which the median of the measured times is reported: machines do other work at times
 TINY: dict[str, Any] = {  # replaces keys of the plan
@@ -208,6 +209,8 @@ def measure(config: Config, plan: Mapping[str, Any], path: Path) -> None:
         if name not in content.get("searches", {}) and not variant.timed_as:
             slower = measure_training_step() / Times.of(content | {"searches": {}}).step(Architecture(PROBED))
             with tempfile.TemporaryDirectory(prefix="parnas-equal-time-") as folder:
+                # A GPU makes and selects its kernels in the first steps of a process.
+                variant.search(variant.changed(config), Path(folder) / "warm-up", WARM_UP)
                 began = time.perf_counter()
                 run = variant.search(variant.changed(config), Path(folder) / "run", PROBE)
                 wall, step = 1000 * (time.perf_counter() - began), fmean(step_times(run))

@@ -161,6 +161,26 @@ def judge_train_step(result: dict[str, Any]) -> Iterator[Goal]:
     yield Goal(SPEED, goal, f"{share:.0%}", share >= 0.4, command)
 
 
+def judge_gpu_round(result: dict[str, Any]) -> Iterator[Goal]:
+    """Yield the goals of a GPU: agreement with other computations, and the speed of training."""
+    command, gpu = "python benchmarks/gpu_round.py", result["machine"]["device_name"]
+    for name, found in result["parts"]["operations"].items():
+        if isinstance(found, dict):
+            goal = (
+                f"{name}, {gpu}: losses and gradients differ by at most {found['tolerance']:g} from other computations"
+            )
+            worst = max(found["loss_difference"], found["gradient_difference"])
+            yield Goal(SPEED, goal, f"{worst:.1g}", found["agree"], command)
+    least = result["goals"]["share_of_rate"]
+    for part, how in (("training", "eager"), ("training-compiled", "compiled")):
+        for name, found in result["parts"].get(part, {}).items():
+            if "share_of_rate" in (found if isinstance(found, dict) else {}):
+                goal = (
+                    f"training step of {name}, {how}, {gpu}, bf16: at least {least:.0%} of the rate of matrix products"
+                )
+                yield Goal(SPEED, goal, f"{found['share_of_rate']:.0%}", found["goal_met"], command)
+
+
 def judge_time_to_quality(result: dict[str, Any]) -> Iterator[Goal]:
     """Yield the goals of search and retraining from an empty cache."""
     target, most = result["target_bits_per_byte"], result["goal_seconds"]
@@ -403,6 +423,7 @@ JUDGES: dict[str, Callable[[dict[str, Any]], Iterator[Goal]]] = {
     "word_level-shakespeare": judge_shakespeare,
     "search_step-cpu": judge_search_step,
     "train_step-cpu": judge_train_step,
+    "gpu_round-h100-80gb-hbm3": judge_gpu_round,
     "time_to_quality-cpu": judge_time_to_quality,
     "data-cpu": judge_data,
     "compressive_step-cpu": judge_compressive,

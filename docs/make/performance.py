@@ -1,14 +1,17 @@
 """Write docs/performance.md from the result files of the benchmarks: `python docs/make/performance.py`."""
 
+import csv
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from parnas.config.yaml_file import read_yaml
 from parnas.runs.files import read_json, write_text
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "performance.md"
 RESULTS = ROOT / "benchmarks" / "results"
+GPU_ROUND = "gpu_round-h100-80gb-hbm3"
 PARTS = (
     "time_to_quality",
     "search_step",
@@ -27,7 +30,7 @@ INTRODUCTION = """# Speed
 On two CPU cores, parnas trains the same network {transformers} times as fast as Hugging Face transformers, and a network
 of the same sizes {others} times as fast as x-transformers (*train_step* below). A search step that trains one path takes {steps} training steps of the interleaved
 network among attention, feed-forward and identity (*search_step*); the default trains two paths, which takes longer, and [more with convolutions](one-run.md#a-step-of-the-search).
-**Nothing has been measured on a GPU**; `benchmarks/gpu_round.py` is prepared for it.
+On a GPU, little has been measured so far ([below](#on-a-gpu)).
 
 `make bench` and `make bench-quality` make short runs of most benchmarks; `python benchmarks/NAME.py` makes the full run
 of one. The variants in a table are timed in turns in one process, and the tables come from different machines, so compare
@@ -69,9 +72,12 @@ These were no faster, and are not used:
 * A hand-written gradient of the feed-forward layer, in-place ReLU, sparse gradients of a tied embedding.
 * `scaled_dot_product_attention` for training on a CPU: its fast path supports neither dropout nor a bias with gradient.
 
-On a GPU, batches and sampled paths are copied from pinned memory, so that the CPU does not wait; one operation of a step
-makes it wait: sampling the path of `single_path` and `gdas`. CUDA graphs and FlexAttention are not used: without a GPU
-they could not be measured.
+## On a GPU
+
+{gpu}
+
+Batches and sampled paths are copied from pinned memory, so that the CPU does not wait; one operation of a step makes it
+wait: sampling the path of `single_path` and `gdas`. CUDA graphs and FlexAttention are not used; they have not been measured.
 
 ## How to read the tables
 
@@ -119,9 +125,58 @@ TITLES = {
 def render() -> str:
     """Return the page."""
     results = {name: read_json(path) for name in PARTS if (path := RESULTS / f"{name}-cpu.json").is_file()}
-    parts = [INTRODUCTION.format(goals=render_goals("speed"), **ratios(results))]
+    parts = [INTRODUCTION.format(goals=render_goals("speed"), gpu=render_gpu(), **ratios(results))]
     parts += [rename(render_part(name, result)) for name, result in results.items()]
     return "\n".join(parts)
+
+
+def render_gpu() -> str:
+    """Return the results of a GPU: speed of training, latency of layers, search steps, and trainings of equal time."""
+    result, profile = read_json(RESULTS / f"{GPU_ROUND}.json"), read_json(RESULTS / "equal_time_gpu_profile.json")
+    eager, compiled = (
+        next(found for found in result["parts"][part].values() if "tokens_per_second" in found)
+        for part in ("training", "training-compiled")
+    )
+    times = [profile[mode]["layers"] for mode in ("inference", "training")]
+    layers = [layer for layer in times[0] if layer != "i"]
+    rows = read_rows(RESULTS / "equal_time_gpu.csv")
+    minutes = read_yaml(
+        (ROOT / "benchmarks" / "equal_time_gpu.yaml").read_text(encoding="utf-8"), "equal_time_gpu.yaml"
+    )
+    return f"""Measured on one {result["machine"]["device_name"]} with torch {result["machine"]["versions"]["torch"]}. Losses and gradients of all layers agree with the CPU.
+
+A training step of WikiText-103 base (NVIDIA's shapes, {eager["tgt_len"]} tokens in {eager["batch_size"]} rows) runs at {eager["tokens_per_second"]:,.0f} tokens/s, {eager["share_of_rate"]:.0%} of the rate of large
+matrix products: most of the time is the overhead of many small operations. `runtime.compile` reached {compiled["tokens_per_second"]:,.0f} tokens/s, since attention and dropout
+interrupted each compiled graph at that time. Now each network is one graph, which has not been measured on a GPU.
+
+Milliseconds of a layer in bf16, {profile["shapes"]["batch_size"]} rows of {profile["shapes"]["tgt_len"]} tokens with {profile["shapes"]["mem_len"]} positions of memory, width {profile["shapes"]["d_model"]} (`benchmarks/equal_time.py --plan equal_time_gpu --profile`):
+
+| | {" | ".join(f"`{layer}`" for layer in layers)} |
+| --- |{" --- |" * len(layers)}
+| inference | {" | ".join(f"{times[0][layer]['median_ms']:.2f}" for layer in layers)} |
+| training step | {" | ".join(f"{times[1][layer]['median_ms']:.2f}" for layer in layers)} |
+
+Hand-designed networks in these shapes, each trained for {minutes["equal_time_gpu"]["minutes"]:g} predicted minute on the words of WikiText-2 (one seed, perplexity
+per word). This is far from convergence, and here the network with the most attention is ahead. The search of this plan has
+not been run.
+
+| network | layers | steps | perplexity |
+| --- | --- | --- | --- |
+{chr(10).join(f"| {row['name']} | `{row['arch']}` | {int(row['steps']):,} | {float(row['ppl']):.1f} |" for row in rows)}
+
+{bold_title(next(table for table in result["tables"] if table.startswith("Whole training steps")))}"""
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a CSV file."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def bold_title(table: str) -> str:
+    """Return a printed table with its title in bold."""
+    title, _, rest = table.partition("\n")
+    return f"**{title}**\n{rest}"
 
 
 def ratios(results: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
@@ -151,10 +206,7 @@ def render_part(name: str, result: dict[str, Any]) -> str:
     """Return the tables of a benchmark and the machine."""
     machine = result["machine"]
     device = f"{machine['cores']} cores of {machine['device_name']}, torch {machine['versions']['torch']}"
-    tables = []
-    for table in result["tables"]:
-        title, _, rest = table.partition("\n")
-        tables.append(f"**{title}**\n{rest}")
+    tables = [bold_title(table) for table in result["tables"]]
     source = f"Measured by `benchmarks/{name}.py` ({result['size']} run) on {device}."
     return f"## {name}\n\n{source}\n\n" + "\n\n".join(tables) + "\n"
 
