@@ -4,8 +4,8 @@
     python benchmarks/inheritance.py --report    # print and write the table of the finished trainings
 
 A network is trained for several numbers of steps from the weights that it has in the SuperNet of a search, and from
-scratch for as many steps in all, those of the search included. Perplexities are compared by seed. Each finished
-training appends a row to results/inheritance.csv.
+scratch, once for as many steps in all, those of the search included, and once for as many steps as after the search.
+Perplexities are compared by seed. Each finished training appends a row to results/inheritance.csv.
 """
 
 import tempfile
@@ -64,46 +64,54 @@ def train(config: Config, plan: Mapping[str, Any], job: Job) -> Row:
 
 def list_jobs(plan: Mapping[str, Any], rows: Sequence[Row]) -> list[Job]:
     """Return the trainings that have no row, short ones first."""
-    jobs = [
-        (start, plan["search_steps"] + steps, seed)
-        for steps in plan["steps"]
-        for seed in plan["seeds"]
-        for start in (INHERITED, SCRATCH)
-    ]
+    searched = plan["search_steps"]
+    trainings = [(INHERITED, searched + steps) for steps in plan["steps"]]
+    trainings += [(SCRATCH, steps + before) for steps in plan["steps"] for before in (0, searched)]
+    jobs = [(start, steps, seed) for start, steps in dict.fromkeys(trainings) for seed in plan["seeds"]]
     done = {row[:3] for row in rows}
-    return [job for job in jobs if job not in done]
+    return sorted((job for job in jobs if job not in done), key=lambda job: job[1:])
 
 
 def summarise(plan: Mapping[str, Any], rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return a record for each number of steps: mean perplexities and times, and the difference, paired by seed."""
+    """Return a record for each number of steps: mean perplexities, and their differences, paired by seed.
+
+    `equal_total` compares the inherited weights with a training from scratch that also has the steps of the search,
+    `equal_training` with one that does not.
+    """
     records = []
     for steps in plan["steps"]:
         total = plan["search_steps"] + steps
-        of = {start: {row.seed: row for row in rows if row[:2] == (start, total)} for start in (INHERITED, SCRATCH)}
-        ppl = {start: {seed: row.ppl for seed, row in by_seed.items()} for start, by_seed in of.items()}
-        if not (seeds := ppl[INHERITED].keys() & ppl[SCRATCH].keys()):
+        ppl = {
+            name: {row.seed: row.ppl for row in rows if row[:2] == training}
+            for name, training in (
+                (INHERITED, (INHERITED, total)),
+                ("equal_total", (SCRATCH, total)),
+                ("equal_training", (SCRATCH, steps)),
+            )
+        }
+        if not ppl[INHERITED]:
             continue
-        records.append(
-            {"search_steps": plan["search_steps"], "steps": steps, "seeds": len(seeds)}
-            | {start: {"ppl": fmean(values[seed] for seed in seeds)} for start, values in ppl.items()}
-            | compare(ppl[INHERITED], ppl[SCRATCH])
-        )
-        for start, by_seed in of.items():
-            records[-1][start]["seconds"] = fmean(by_seed[seed].seconds for seed in seeds)
+        record = {"search_steps": plan["search_steps"], "steps": steps, "seeds": len(ppl[INHERITED])}
+        record["ppl"] = {name: fmean(values.values()) for name, values in ppl.items() if values}
+        record |= {name: compare(ppl[INHERITED], ppl[name]) for name in ppl if name != INHERITED and ppl[name]}
+        records.append(record)
     return records
 
 
 def format_record(record: Mapping[str, Any]) -> dict[str, str]:
     """Return a row of the printed table."""
-    interval = "" if record["p"] is None else f" ({record['low']:+.2f} to {record['high']:+.2f} %)"
-    return {
+    row = {
         "steps after the search": f"{record['steps']:,}",
         "steps in all": f"{record['steps'] + record['search_steps']:,}",
         "seeds": str(record["seeds"]),
-        **{f"ppl {start}": f"{record[start]['ppl']:.2f}" for start in (INHERITED, SCRATCH)},
-        **{f"seconds {start}": f"{record[start]['seconds']:.0f}" for start in (INHERITED, SCRATCH)},
-        "inherited relative to scratch": f"{record['percent']:+.2f} %{interval}",
+        "ppl inherited": f"{record['ppl'][INHERITED]:.2f}",
     }
+    for name, steps in (("equal_total", "the steps in all"), ("equal_training", "the steps after the search")):
+        if found := record.get(name):
+            interval = "" if found["p"] is None else f" ({found['low']:+.1f} to {found['high']:+.1f} %)"
+            row[f"ppl from scratch, {steps}"] = f"{record['ppl'][name]:.2f}"
+            row[f"inherited relative to it, {steps}"] = f"{found['percent']:+.1f} %{interval}"
+    return row
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -120,9 +128,7 @@ def main(arguments: list[str] | None = None) -> None:
         train_missing(table, config, partial(train, config, plan), list_jobs(plan, rows), parsed.workers)
         return
     records = summarise(plan, rows)
-    harness.print_table(
-        "Inherited weights and weights from scratch, for equally many steps", map(format_record, records)
-    )
+    harness.print_table("Inherited weights and weights from scratch", [*map(format_record, records)])
     device = harness.choose(parsed.device, config.runtime.precision)
     payload = {"precisions": [device.precision], "arch": str(Architecture.parse(plan["arch"])), "budgets": records}
     harness.write_result("inheritance", device, payload, parsed)
