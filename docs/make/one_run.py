@@ -9,12 +9,15 @@ from typing import Any
 from hybrids import describe_difference, render_tables
 from performance import RESULTS, render_goals
 
+from parnas.figures.colours import RUN_COLOURS
 from parnas.figures.pareto import ParetoPoint, draw_pareto
+from parnas.figures.style import INK, MARKERS, new_figure, save_png, styled, tidy
 from parnas.runs.files import read_json, write_text
 
 PAGE = Path(__file__).resolve().parents[1] / "one-run.md"
 PICTURE = PAGE.with_name("images") / "one-run.png"
 DRAWN = f"![perplexity against latency of the one run, the networks of the front and hand-designed networks](images/{PICTURE.name})"
+INHERITANCE, DIFFERENCE = PICTURE.with_name("inheritance.png"), "perplexity from inherited weights"
 AREA = "search within the training"
 ONE_RUN, INTERLEAVED, SINGLE_MIXER = "one run", ("interleaved, 12 blocks", "interleaved, 5 blocks"), "recurrences alone"
 """Names of trainings: of the one run, and of networks that the page names beside the best one."""
@@ -74,9 +77,10 @@ SECTIONS = {
     ),
     "inheritance": (
         "The value of inherited weights",
-        "A hand-designed network, trained from its weights in the SuperNet of a search and from scratch, for equally many "
-        "steps in all, those of the search included. The search trains each layer of the network in a part of its steps only, so "
-        "its steps are worth less than steps of the network itself as long as the perplexity is higher. Measured by `python benchmarks/inheritance.py`",
+        "A hand-designed network, trained from its weights in the SuperNet of a search, and from scratch. *The steps after "
+        "the search*: the training from scratch is as long as that from inherited weights, and the search is not counted, as if it were there "
+        "anyway. *The steps in all*: the training from scratch has the steps of the search as well. A negative difference "
+        "means that inherited weights are better. Measured by `python benchmarks/inheritance.py`",
     ),
     "search_overhead": (
         "A step of the search",
@@ -101,14 +105,14 @@ def render() -> str:
         note = note.format_map(defaultdict(str, result))
         machine = result["machine"]
         device = SEVERAL_MACHINES if name in SEVERAL else f"{machine['cores']} cores of {machine['device_name']}"
-        picture = f"{describe_equal_time(result)}\n\n{DRAWN}\n\n" if name == "equal_time" else ""
-        parts.append(f"## {title}\n\n{note}, on {device}.\n\n{picture}{render_tables(name, result)}\n")
+        described = DESCRIPTIONS[name](result) if name in DESCRIPTIONS else ""
+        parts.append(f"## {title}\n\n{note}, on {device}.\n\n{described}{render_tables(name, result)}\n")
     parts.append("`python docs/make/one_run.py` writes this page from `benchmarks/results/`.\n")
     return "\n".join(parts)
 
 
 def describe_equal_time(result: Mapping[str, Any]) -> str:
-    """Return what the table of trainings of equal time says, in sentences."""
+    """Return what the table of trainings of equal time says, in sentences, and the picture."""
     of = {record["name"]: record for record in result["networks"]}
     ours = of[ONE_RUN]
     best = ranked_by_hand(result)[0]
@@ -133,7 +137,26 @@ def describe_equal_time(result: Mapping[str, Any]) -> str:
         lines.append(
             f"The networks of a front, relative to the same networks from scratch for the whole time ({seeds} seed{'s' * (seeds > 1)}): {gaps}."
         )
-    return "\n".join(f"* {line}" for line in lines)
+    return "\n".join(f"* {line}" for line in lines) + f"\n\n{DRAWN}\n\n"
+
+
+def describe_inheritance(result: Mapping[str, Any]) -> str:
+    """Return what the table of inherited weights says, in sentences, and the picture."""
+    first, last = result["budgets"][0], result["budgets"][-1]
+    lines = []
+    for key, others in (
+        ("equal_training", "Relative to a training from scratch of the same length, without the search,"),
+        ("equal_total", "Relative to a training from scratch that also has the steps of the search,"),
+    ):
+        if key in first and key in last:
+            gains = ", ".join(
+                f"{record[key]['percent']:+.1f} % after {record['steps']:,} steps" for record in result["budgets"]
+            )
+            lines.append(f"* {others} the perplexity from inherited weights is {gains}.")
+    return "\n".join(lines) + f"\n\n![{DIFFERENCE} over the steps after the search](images/{INHERITANCE.name})\n\n"
+
+
+DESCRIPTIONS = {"equal_time": describe_equal_time, "inheritance": describe_inheritance}
 
 
 def ranked_by_hand(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -165,7 +188,34 @@ def draw(result: Mapping[str, Any], path: Path = PICTURE) -> None:
     draw_pareto(points, path, "latency of the blocks by the profile of the searches, interleaved = 1")
 
 
+@styled
+def draw_inheritance(result: Mapping[str, Any], path: Path = INHERITANCE) -> None:
+    """Draw the difference that inherited weights make over the steps after the search, with 95 % intervals."""
+    figure = new_figure(5.4, 3.2)
+    axes = tidy(figure.add_subplot())
+    for key, label, colour, marker in (
+        ("equal_total", "from scratch with the steps of the search as well", RUN_COLOURS[0], MARKERS[0]),
+        ("equal_training", "from scratch for the steps after the search", RUN_COLOURS[1], MARKERS[1]),
+    ):
+        records = [record for record in result["budgets"] if key in record]
+        found = [record[key] for record in records]
+        bars = [[each["percent"] - each["low"] for each in found], [each["high"] - each["percent"] for each in found]]
+        steps, percent = [record["steps"] for record in records], [each["percent"] for each in found]
+        axes.errorbar(steps, percent, bars, color=colour, marker=marker, capsize=3, label=f"relative to {label}")
+    axes.axhline(0, color=INK, linewidth=0.8)
+    axes.set_xscale("log")
+    steps = [record["steps"] for record in result["budgets"]]
+    axes.set_xticks(steps, [f"{number:,}" for number in steps])
+    axes.minorticks_off()
+    axes.set_xlabel("steps after the search")
+    axes.set_ylabel(f"{DIFFERENCE}, %")
+    axes.legend()
+    save_png(figure, path)
+
+
 if __name__ == "__main__":
     if (EQUAL_TIME := RESULTS / "equal_time-cpu.json").is_file():
         draw(read_json(EQUAL_TIME))
+    if (BUDGETS := RESULTS / "inheritance-cpu.json").is_file():
+        draw_inheritance(read_json(BUDGETS))
     write_text(PAGE, render())

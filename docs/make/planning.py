@@ -63,7 +63,7 @@ vocabulary has its published or configured size, and token frequencies follow Zi
 The counted bytes of tensors are exact (`tests/training/planning/test_memory_estimate.py`). On a CPU the measured peak memory of
 the process is {least:.2f} to {most:.2f} times the planned memory if the system maps each tensor separately (`benchmarks/plan.py`).
 Trainings on a CPU keep freed memory for later tensors; fragmentation makes their peak {kept_least:.2f} to {kept_most:.2f} times the planned memory.
-**Nothing was measured on a GPU**, whose allocator differs.
+**No memory was measured on a GPU**, whose allocator differs.
 
 ## Example: WikiText-103
 

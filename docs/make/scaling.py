@@ -11,7 +11,7 @@ PAGE = Path(__file__).resolve().parents[1] / "scaling.md"
 TEXT = r"""# Use many GPUs or machines
 
 A search or a retraining can use several GPUs or machines, and several machines can share one study. **No figure was
-measured on a GPU.**
+measured on several GPUs.**
 
 ## One training on several GPUs
 
