@@ -58,8 +58,9 @@ SECTIONS = {
         "Variants of the search",
         "Variants of the one-run training, each within {minutes} minutes of predicted time on an idle core, search and re-ranking "
         "included: *share* is that of the time for the search, by default 0.2. *One run relative to it* is the perplexity "
-        "of the one run with the defaults relative to that of the row: positive where the row is better. *No least attention*: `search.least_attention=0`; "
-        "*weak block ridge*: `search.block_ridge=1`. Measured by `python benchmarks/equal_time.py --plan one_run`",
+        "of the one run with the defaults relative to that of the row: positive where the row is better. *Successive halving*: the network is "
+        "selected among four by short trainings from their weights in the SuperNet; *sandwich sampling* (arXiv 1903.05134) trains the largest, the smallest and "
+        "two random paths in each step, *in-place distillation* (arXiv 2003.11142) all but the largest by its predictions. Measured by `python benchmarks/equal_time.py --plan one_run`",
     ),
     "short_search": (
         "How well a short search ranks networks",
