@@ -11,13 +11,13 @@ from performance import RESULTS, render_goals
 
 from parnas.figures.colours import RUN_COLOURS
 from parnas.figures.pareto import ParetoPoint, draw_pareto
-from parnas.figures.style import INK, MARKERS, new_figure, save_png, styled, tidy
+from parnas.figures.style import INK, MARKERS, SMALL_SIZE, new_figure, save_png, styled, tidy
 from parnas.runs.files import read_json, write_text
 
 PAGE = Path(__file__).resolve().parents[1] / "one-run.md"
 PICTURE = PAGE.with_name("images") / "one-run.png"
 DRAWN = f"![perplexity against latency of the one run, the networks of the front and hand-designed networks](images/{PICTURE.name})"
-INHERITANCE, DIFFERENCE = PICTURE.with_name("inheritance.png"), "perplexity from inherited weights"
+INHERITANCE, DIFFERENCE = PICTURE.with_name("inheritance.png"), "difference of perplexity from inherited weights"
 AREA = "search within the training"
 ONE_RUN, INTERLEAVED, SINGLE_MIXER = "one run", ("interleaved, 12 blocks", "interleaved, 5 blocks"), "recurrences alone"
 """Names of trainings: of the one run, and of networks that the page names beside the best one."""
@@ -153,7 +153,7 @@ def describe_inheritance(result: Mapping[str, Any]) -> str:
             gains = ", ".join(
                 f"{record[key]['percent']:+.1f} % after {record['steps']:,} steps" for record in result["budgets"]
             )
-            lines.append(f"* {others} the perplexity from inherited weights is {gains}.")
+            lines.append(f"* {others} the perplexity from inherited weights differs by {gains}.")
     return "\n".join(lines) + f"\n\n![{DIFFERENCE} over the steps after the search](images/{INHERITANCE.name})\n\n"
 
 
@@ -195,14 +195,14 @@ def draw_inheritance(result: Mapping[str, Any], path: Path = INHERITANCE) -> Non
     figure = new_figure(5.4, 3.2)
     axes = tidy(figure.add_subplot())
     for key, label, colour, marker in (
-        ("equal_total", "from scratch with the steps of the search as well", RUN_COLOURS[0], MARKERS[0]),
+        ("equal_total", "from scratch for all steps, those of the search included", RUN_COLOURS[0], MARKERS[0]),
         ("equal_training", "from scratch for the steps after the search", RUN_COLOURS[1], MARKERS[1]),
     ):
         records = [record for record in result["budgets"] if key in record]
         found = [record[key] for record in records]
         bars = [[each["percent"] - each["low"] for each in found], [each["high"] - each["percent"] for each in found]]
         steps, percent = [record["steps"] for record in records], [each["percent"] for each in found]
-        axes.errorbar(steps, percent, bars, color=colour, marker=marker, capsize=3, label=f"relative to {label}")
+        axes.errorbar(steps, percent, bars, color=colour, marker=marker, capsize=3, label=label)
     axes.axhline(0, color=INK, linewidth=0.8)
     axes.set_xscale("log")
     steps = [record["steps"] for record in result["budgets"]]
@@ -210,7 +210,7 @@ def draw_inheritance(result: Mapping[str, Any], path: Path = INHERITANCE) -> Non
     axes.minorticks_off()
     axes.set_xlabel("steps after the search")
     axes.set_ylabel(f"{DIFFERENCE}, %")
-    axes.legend()
+    axes.legend(title="relative to a training", title_fontsize=SMALL_SIZE)
     save_png(figure, path)
 
 
