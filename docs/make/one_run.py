@@ -209,7 +209,7 @@ def draw_inheritance(result: Mapping[str, Any], path: Path = INHERITANCE) -> Non
     axes.set_xticks(steps, [f"{number:,}" for number in steps])
     axes.minorticks_off()
     axes.set_xlabel("steps after the search")
-    axes.set_ylabel(f"{DIFFERENCE}, %")
+    axes.set_ylabel("difference of perplexity, %")
     axes.legend(title="relative to a training", title_fontsize=SMALL_SIZE)
     save_png(figure, path)
 
