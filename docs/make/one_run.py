@@ -21,6 +21,7 @@ INHERITANCE, DIFFERENCE = PICTURE.with_name("inheritance.png"), "difference of p
 AREA = "search within the training"
 ONE_RUN, INTERLEAVED, SINGLE_MIXER = "one run", ("interleaved, 12 blocks", "interleaved, 5 blocks"), "recurrences alone"
 """Names of trainings: of the one run, and of networks that the page names beside the best one."""
+SHALLOW, MOST_CHEAP = "interleaved, 4 blocks", 0.4  # what the cheapest networks of a front are compared with
 INTRODUCTION = """# A search within the training
 
 A search that is followed by a training from scratch costs time that the training could use. With
@@ -135,9 +136,17 @@ def describe_equal_time(result: Mapping[str, Any]) -> str:
             f"{record['to_scratch']['percent']:+.1f} % ({record['name'].split()[1]})" for record in reversed(fronts)
         )
         seeds = min(record["to_scratch"]["pairs"] for record in fronts)
+        shallow, own = of[SHALLOW], [of[f"{record['name']}: its network, from scratch"] for record in fronts]
+        cheap = [record for record in reversed(own) if record["latency"] <= MOST_CHEAP]
+        better = ", ".join(
+            f"{100 * (record['ppl'] / shallow['ppl'] - 1):+.1f} % (`{record['archs'][0]}`)" for record in cheap
+        )
+        choice = f"From scratch, the cheapest of these networks are {better} relative to *{SHALLOW}*: their layers are chosen well, the short training after the removal of layers is what they lack."
         lines.append(
             f"The networks of a front, relative to the same networks from scratch for the whole time ({seeds} seed{'s' * (seeds > 1)}): {gaps}."
         )
+        if cheap:
+            lines.append(choice)
     return "\n".join(f"* {line}" for line in lines) + f"\n\n{DRAWN}\n\n"
 
 
