@@ -203,6 +203,8 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[s
     """Yield the settings of a recipe that differ now, with removed options that were in use."""
     then, today = flatten(before), flatten(now)
     for key in {**then, **today}:
+        if key.startswith("train.distill.") and not (then.get("train.teachers") or today.get("train.teachers")):
+            continue  # without teachers they play no part
         value, other = then.get(key), today.get(key)
         if value != other and (value or other):  # a missing option equals one that is off
             yield f"{key} {to_json(value)}" if value else f"no {key}"

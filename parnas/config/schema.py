@@ -13,7 +13,9 @@ from parnas.errors import ParnasError
 __all__ = [
     "AUTO_CLUSTERS",
     "CacheConfig",
+    "CostConfig",
     "DataConfig",
+    "DistillConfig",
     "DynamicConfig",
     "EvaluationConfig",
     "ModelConfig",
@@ -397,6 +399,12 @@ class SearchConfig(Section):
         description="Whether a candidate that is a part of another, such as s:heads=2 of s or f:d_inner=256 of f, uses "
         "slices of its weights (weight entanglement, Chen et al. 2021, arXiv 2107.00651).",
     )
+    parent: str | None = Field(
+        None,
+        description="Folder of a finished retraining: the search looks for cheaper layers for this network. Candidates "
+        "of its kind of layer begin with its most important heads and features; all but its own layers are trained by "
+        "local distillation (docs/pretrained.md). null: the SuperNet is trained from scratch.",
+    )
     estimator: Literal["single_path", "gdas", "straight_through", "soft", "uniform"] = Field(
         "uniform",
         description="Gradient estimator of alpha. uniform: weights by uniform path sampling, alpha by a held-out split "
@@ -529,6 +537,8 @@ class SearchConfig(Section):
     @property
     def alpha_share(self) -> float:
         """Share of the training text held out for alpha: `alpha_split` or, if it is `None`, the estimator's default."""
+        if self.parent is not None:  # its weights have seen all of the training text
+            return 0.0
         return (0.1 if self.estimator == "uniform" else 0.0) if self.alpha_split is None else self.alpha_split
 
     @property
@@ -607,7 +617,7 @@ class SearchConfig(Section):
             yield "alpha_start_step", f"is {self.alpha_start_step}, but {end}; lower it"
 
     def _uniform_errors(self) -> Iterator[FieldError]:
-        if not self.alpha_share:
+        if not self.alpha_share and self.parent is None:
             yield "alpha_split", "is 0, but estimator uniform trains alpha on a held-out split; set it to 0.1"
         if value := self.candidate_dropout:
             yield "candidate_dropout", f"is {value}, but estimator uniform samples uniformly; leave it at 0"
@@ -620,6 +630,15 @@ class SearchConfig(Section):
 
 
 # train
+
+
+class DistillConfig(Section):
+    """Section `train.distill`."""
+
+    weight: float = Field(
+        0.5, ge=0, le=1, description="Weight of the divergence from the teachers; 1 minus it is that of the loss."
+    )
+    temperature: float = Field(1.0, gt=0, description="Temperature at which the distributions are compared.")
 
 
 class TrainConfig(Section):
@@ -653,6 +672,12 @@ class TrainConfig(Section):
         "or of its network, of which model.arch may have a part (i in place of the other layers); null: from scratch. "
         "Retraining only.",
     )
+    teachers: tuple[str, ...] = Field(
+        (),
+        description="Folders of finished runs with the same text: the network is also trained to predict what these "
+        "predict, on average (Hinton et al. 2015, arXiv 1503.02531). Retraining only.",
+    )
+    distill: DistillConfig = Field(DistillConfig(), description="Distillation from `teachers`.")
     average: float = Field(
         0.0,
         ge=0,

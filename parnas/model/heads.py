@@ -15,7 +15,7 @@ Shapes: N tokens, D model width, V vocabulary; e is the width of a cluster and n
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import torch
@@ -27,7 +27,7 @@ from parnas.errors import ParnasError
 from parnas.model import fused
 from parnas.model.transfer import to_device
 
-__all__ = ["Embedding", "cluster_bounds"]
+__all__ = ["Embedding", "SoftmaxHead", "cluster_bounds"]
 
 _ROW_STEP = 64
 
@@ -158,6 +158,21 @@ class SoftmaxHead(nn.Module):
             within = logits.float().log_softmax(dim=-1)
             parts.append(within + head[:, first + cluster - 1, None])
         return torch.cat(parts, dim=-1)
+
+    def cluster_logits(self, hidden: Tensor, cluster: int) -> Tensor:
+        """Return the logits of a cluster's softmax, [N, ids], given hidden states [N, D].
+
+        The head, cluster 0, also has a logit for each tail, after those of its ids.
+        """
+        table = self._tables()[cluster]
+        matrix = self._head_matrix(table) if cluster == 0 else (table, self.biases[cluster])
+        return F.linear(self._project(hidden, cluster), *matrix)
+
+    def rows_of_clusters(self, targets: Tensor) -> Iterator[tuple[int, Tensor | None]]:
+        """Yield each cluster with the rows whose target [N] it has; `None` for the head, which all rows need."""
+        yield 0, None
+        for cluster, (start, stop) in enumerate(pairwise(self.bounds[1:]), 1):
+            yield cluster, ((targets >= start) & (targets < stop)).nonzero().squeeze(-1)
 
     def multiply_adds(self, shares: Sequence[float]) -> float:
         """Return the expected multiply-adds per scored token, given the fraction of tokens in each tail cluster."""

@@ -5,15 +5,20 @@ as many steps, but better than an untrained one (once-for-all, Cai et al. 2020, 
 use its networks directly). From a trained network, a part of the layers can be inherited (see `parnas/nas/shrink.py`).
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
 from parnas.architecture import IDENTITY, Architecture, drop_identity
+from parnas.config.schema import DistillConfig
 from parnas.data.streams import StreamHeader
 from parnas.errors import ParnasError
 from parnas.model.transformer_xl import TransformerXL
 from parnas.runs.records import InheritedWeights, RunSummary
 from parnas.runs.run import Run
 from parnas.training.checkpoints import hash_of_weights
+from parnas.training.distillation import Teachers
 from parnas.training.loaded_run import LoadedRun, load
 from parnas.training.session import check_same_text
 
@@ -52,6 +57,30 @@ def inherit(network: TransformerXL, architecture: Architecture, folder: Path, he
         seconds=seconds + summary.seconds,
         sha256=hash_of_weights(loaded.checkpoint),
     )
+
+
+def load_teachers(
+    folders: Sequence[str], settings: DistillConfig, header: StreamHeader, network: TransformerXL
+) -> Teachers | None:
+    """Return the teachers in run folders, on the device of `network`; `None` if there are none.
+
+    Raises:
+        ParnasError: a run is not finished, has another text or tokenizer, or other clusters of its softmax.
+    """
+    networks = []
+    for folder in folders:
+        Run(Path(folder)).summary()  # raises if the run is not finished
+        with torch.random.fork_rng(devices=[]):  # the teacher's initial weights must cost no random number
+            loaded = load(folder)
+        check_same_text(header, loaded.header, folder)
+        teacher = loaded.discrete()
+        if teacher.head.bounds != network.head.bounds:
+            raise ParnasError(
+                f"The softmax of the teacher {folder} has the cutoffs {teacher.head.bounds[1:-1]}, not "
+                f"{network.head.bounds[1:-1]}; set model.cutoffs to those of the teacher."
+            )
+        networks.append(teacher.to(next(network.parameters()).device).requires_grad_(False))
+    return Teachers(networks, settings) if networks else None
 
 
 def _load_selected(run: Run, summary: RunSummary, architecture: Architecture) -> tuple[LoadedRun, Architecture]:

@@ -6,7 +6,7 @@ from parnas.config.loader import Config
 from parnas.data.batching import Shuffle, TrainingBatches
 from parnas.model.transformer_xl import TransformerXL
 from parnas.runs.run import Run
-from parnas.training.inheritance import inherit
+from parnas.training.inheritance import inherit, load_teachers
 from parnas.training.loaded_run import run_architecture
 from parnas.training.optimizers import Schedule
 from parnas.training.progress import Reporter
@@ -55,4 +55,6 @@ def retrain(config: Config, folder: Path, reporter: Reporter, resume: bool = Fal
         rows = session.device.distributed.local_slice(data.batch_size)
         tokens, shuffle = session.streams.tokens("train"), Shuffle.from_config(config)
         batches = TrainingBatches(tokens, data.batch_size, data.tgt_len, rows, shuffle, first=first)
-        return run_task(RetrainTask(session, model, batches, Schedule.of(config.train)), lambda: architecture)
+        model.to(session.device.device)
+        teachers = load_teachers(config.train.teachers, config.train.distill, session.streams.header, model)
+        return run_task(RetrainTask(session, model, batches, Schedule.of(config.train), teachers), lambda: architecture)

@@ -37,6 +37,7 @@ from parnas.training.checkpoints import (
     verify_checkpoint,
 )
 from parnas.training.device import Device, random_states, restore_random_states
+from parnas.training.distillation import Teachers
 from parnas.training.interruptions import (
     NonFinite,
     Stopped,
@@ -122,7 +123,14 @@ class TrainingTask:
 
     title = ""
 
-    def __init__(self, session: Session, model: TransformerXL, batches: TrainingBatches, schedule: Schedule) -> None:
+    def __init__(
+        self,
+        session: Session,
+        model: TransformerXL,
+        batches: TrainingBatches,
+        schedule: Schedule,
+        teachers: Teachers | None = None,
+    ) -> None:
         config, self.session, self.batches = session.config, session, batches
         self.distributed = session.device.distributed
         self.model = model.to(session.device.device)
@@ -130,7 +138,9 @@ class TrainingTask:
         self.model.head.label_smoothing = config.train.label_smoothing
         if config.runtime.compile:
             self.model.compile()
-        self.weight_optimizer = WeightOptimizer(model, self.weights(), config.train, session.device, schedule.lr)
+        train, device = config.train, session.device
+        self.weight_optimizer = WeightOptimizer(model, self.weights(), train, device, schedule.lr, teachers)
+        self.memories = len(model.blocks) + (0 if teachers is None else len(teachers.networks))
         rows = config.data.batch_size // self.distributed.world_size
         if (count := self.weight_optimizer.accumulator.divide(rows, self.sample_count())) < config.train.accumulate:
             session.reporter.note(
@@ -208,8 +218,8 @@ class TrainingTask:
         """
         self.weight_optimizer.load_state_dict(state["weight_optimizer"])
         self.memory = self.local_memory(state["memory"], self.session.config.data.batch_size)
-        if self.memory is not None and len(self.memory) != len(self.model.blocks):
-            raise ValueError(f"the stored memory has {len(self.memory)} blocks, the network {len(self.model.blocks)}")
+        if self.memory is not None and len(self.memory) != self.memories:
+            raise ValueError(f"the stored memory has {len(self.memory)} parts, not {self.memories}")
 
     # Shared by all tasks.
 

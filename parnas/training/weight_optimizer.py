@@ -17,6 +17,7 @@ from parnas.model.memory import Memory, join_rows, map_memory
 from parnas.model.transfer import to_device
 from parnas.model.transformer_xl import TransformerXL
 from parnas.training.device import Device
+from parnas.training.distillation import Teachers
 from parnas.training.distributed import DistributedContext
 from parnas.training.optimizers import Muon, check_shapes, gradient_norm, make_adamw, step_clipped, suits_muon
 
@@ -29,6 +30,7 @@ class Forward(NamedTuple):
     loss: Tensor  # mean over the tokens read by this process, nats per token
     memory: Memory  # after the batch, for the next segment
     compression: Tensor | None  # auxiliary loss of compressive memory; None without compressive memory
+    distillation: Tensor | None = None  # what distillation adds to the loss; None without teachers
 
 
 class MicroBatch(NamedTuple):
@@ -39,18 +41,31 @@ class MicroBatch(NamedTuple):
 
 
 class NetworkWithLoss(nn.Module):
-    """A network and its loss in one module, because DistributedDataParallel wraps a module's forward pass."""
+    """A network and its loss in one module, because DistributedDataParallel wraps a module's forward pass.
 
-    def __init__(self, model: TransformerXL, device: Device) -> None:
+    With teachers, the memory has one more element for each of them: its memory.
+    """
+
+    def __init__(self, model: TransformerXL, device: Device, teachers: Teachers | None = None) -> None:
         super().__init__()
         self.model, self.device = model, device
+        self.teachers = teachers
 
     def forward(self, inputs: Tensor, targets: Tensor, memory: Memory | None, gates: Gates | None) -> Forward:
         """Return the mean loss of predicting ids from `inputs` [B, T], and the memory; `targets` [B, T] on the CPU."""
+        blocks = len(self.model.blocks)
         with self.device.autocast():
-            output = self.model(inputs, memory, gates)
-            nll = self.model.score(output.hidden, targets)
-        return Forward(nll.mean(), output.memory, output.loss)
+            output = self.model(inputs, memory and memory[:blocks], gates)
+            loss = self.model.score(output.hidden, targets).mean()
+            if self.teachers is None:
+                return Forward(loss, output.memory, output.loss)
+            theirs = memory[blocks:] if memory else (None,) * len(self.teachers.networks)
+            hidden, memories = self.teachers.predict(inputs, theirs)
+            states = [each.flatten(0, 1) for each in hidden]
+            kl = self.teachers.divergence(self.model.head, output.hidden.flatten(0, 1), states, targets.reshape(-1))
+        # (1 - w) · loss + w · KL, as the loss and what is added to it: the loss itself is logged.
+        added = self.teachers.settings.weight * (kl - loss)
+        return Forward(loss, (*output.memory, *memories), output.loss, added)
 
 
 class GradientAccumulator:
@@ -61,9 +76,16 @@ class GradientAccumulator:
     gradient. With several samples of gates, each sample is for an equal part of the batch's rows.
     """
 
-    def __init__(self, model: TransformerXL, weights: Iterable[nn.Parameter], device: Device, count: int) -> None:
+    def __init__(
+        self,
+        model: TransformerXL,
+        weights: Iterable[nn.Parameter],
+        device: Device,
+        count: int,
+        teachers: Teachers | None = None,
+    ) -> None:
         self.device, self.count = device, count
-        self.network = NetworkWithLoss(model, device)
+        self.network = NetworkWithLoss(model, device, teachers)
         self.parallel: DistributedDataParallel | None = None
         if device.distributed.world_size > 1:
             # The parameters in use differ from step to step: candidates by gate, softmax clusters by target.
@@ -115,8 +137,8 @@ class GradientAccumulator:
         """
         results, count = [], self.divide(len(batch.inputs), len(samples))
         for result in self.forward(batch, memory, samples, average_gradients=True):
-            total = result.loss if result.compression is None else result.loss + result.compression
-            (total / count).backward()
+            terms = [result.loss, result.compression, result.distillation]
+            (torch.stack([term for term in terms if term is not None]).sum() / count).backward()
             compression = None if result.compression is None else result.compression.detach()
             results.append(Forward(result.loss.detach(), result.memory, compression))
         return join_micro_batches(results)
@@ -210,10 +232,16 @@ class WeightOptimizer:
     """
 
     def __init__(
-        self, model: TransformerXL, weights: Mapping[str, nn.Parameter], train: TrainConfig, device: Device, lr: float
+        self,
+        model: TransformerXL,
+        weights: Mapping[str, nn.Parameter],
+        train: TrainConfig,
+        device: Device,
+        lr: float,
+        teachers: Teachers | None = None,
     ) -> None:
         self.clip = train.clip
-        self.accumulator = GradientAccumulator(model, weights.values(), device, train.accumulate)
+        self.accumulator = GradientAccumulator(model, weights.values(), device, train.accumulate, teachers)
         compressing = model.compression_names()
         compression = {name: weight for name, weight in weights.items() if name in compressing}
         others = {name: weight for name, weight in weights.items() if name not in compressing}
