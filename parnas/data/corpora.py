@@ -18,7 +18,7 @@ from parnas.data.text import TextSlice
 from parnas.errors import ParnasError
 from parnas.runs.files import expand_user
 
-__all__ = ["NAMES"]
+__all__ = ["NAMES", "find_corpus"]
 
 _HELD_OUT_SHARE = 0.05
 """Share of the lines of a single text file that becomes valid; test gets the same share."""

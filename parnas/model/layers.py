@@ -35,6 +35,7 @@ __all__ = [
     "CompressiveAttention",
     "Context",
     "FeedForward",
+    "GatedFeedForward",
     "Identity",
     "ResidualLayer",
     "SelfAttention",

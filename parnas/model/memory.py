@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-__all__ = ["Memory", "count_numbers", "join_rows", "list_tensors", "map_memory"]
+__all__ = ["Memory", "collect_memories", "count_numbers", "join_rows", "list_tensors", "map_memory"]
 
 BlockMemory: TypeAlias = Any
 """Plain memory: the block's inputs at the last positions, [B, M, D], or in inference their keys and values,

@@ -125,15 +125,30 @@ class TransformerXL(nn.Module):
                 for each segment. The result is the same, but weights get no gradient from memory positions.
             with_weights: return the attention weights of each block too.
         """
-        # 1. Embed the segment.
+        x = self.embed(tokens)
+        return self.transform(x, memory, gates, reach, inference, with_weights)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Return the input of the first block, [B, T, D], for a segment of ids [B, T]."""
+        return cast(Tensor, self.dropout(self.embedding(tokens)))
+
+    def transform(
+        self,
+        x: Tensor,
+        memory: Memory | None = None,
+        gates: Gates | None = None,
+        reach: Reach | None = None,
+        inference: bool = False,
+        with_weights: bool = False,
+    ) -> ModelOutput:
+        """Return what `forward` returns, given the input of the first block [B, T, D]; the other arguments are its."""
+        # 1. Encode all distances once, for the longest memory; every attention layer projects them by its own matrix.
         reach = reach or self.config.reach
         memory = memory or (None,) * len(self.blocks)
-        x = self.dropout(self.embedding(tokens))  # [B, T, D]
-        # 2. Encode all distances once, for the longest memory; every attention layer projects them by its own matrix.
         blocks = cast(list[Block], list(self.blocks))
         memory = tuple(block.prepare(own, reach) for block, own in zip(blocks, memory, strict=True))
-        context = self._context(x, memory, reach)._replace(inference=inference)
-        # 3. Run the blocks, each with its own memory and gate, and collect the memories for the next segment.
+        context = self.context(x, memory, reach, blocks)._replace(inference=inference)
+        # 2. Run the blocks, each with its own memory and gate, and collect the memories for the next segment.
         new_memory: list[BlockMemory] = []
         losses: list[Tensor | None] = []
         weights: list[Tensor | None] = []
@@ -147,9 +162,11 @@ class TransformerXL(nn.Module):
             if with_weights:
                 weights.append(output.weights)
             del output  # else its attention weights would be in memory while the next block runs
-        if self.final_norm is not None:
-            x = self.final_norm(x)
-        return ModelOutput(self.dropout(x), tuple(new_memory), add_up(losses), tuple(weights))
+        return ModelOutput(self.finish(x), tuple(new_memory), add_up(losses), tuple(weights))
+
+    def finish(self, x: Tensor) -> Tensor:
+        """Return the hidden states for the softmax, [B, T, D], given the output of the last block."""
+        return cast(Tensor, self.dropout(x if self.final_norm is None else self.final_norm(x)))
 
     def score(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Return the negative log-likelihood in nats of each target [B, T], given hidden states [B, T, D]."""
@@ -274,12 +291,11 @@ class TransformerXL(nn.Module):
         unique = {id(p): p.numel() for part in (self.embedding, self.head) for p in part.parameters()}
         return sum(unique.values())
 
-    def _context(self, x: Tensor, memory: Memory, reach: Reach) -> Context:
-        """Return the context of a segment `x`, with the distances encoded for the longest memory of any block.
+    def context(self, x: Tensor, memory: Memory, reach: Reach, blocks: Sequence[Block]) -> Context:
+        """Return the context of a segment `x`, with the distances encoded for the longest memory of any of `blocks`.
 
         Blocks with shorter memory use the last rows of `distances`.
         """
-        blocks = cast(list[Block], list(self.blocks))
         most = longest(block.key_lengths(own) for block, own in zip(blocks, memory, strict=True))
         tgt_len, settings = x.shape[1], self.config.memory
 

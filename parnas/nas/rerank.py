@@ -41,7 +41,7 @@ from parnas.training.perplexity import TotalLoss, measure_loss
 from parnas.training.progress import Reporter
 from parnas.training.session import check_same_text
 
-__all__ = ["NetworkLosses", "losses_of_run", "rank", "shared_weight_losses"]
+__all__ = ["NetworkLosses", "held_out", "losses_of_run", "rank", "shared_weight_losses"]
 
 _SHORT_DIVISOR = 4  # the evolutionary search evaluates networks on the first quarter of the text
 

@@ -30,12 +30,9 @@ from parnas.model.gates import DetachedGates, Gates, backward_to_alpha
 from parnas.model.memory import Memory, map_memory
 from parnas.model.supernet import SuperNet
 from parnas.nas.architecture_optimizer import ArchitectureOptimizer
-from parnas.nas.budget import Budget
 from parnas.nas.cost import Costs, costs_of_run, write_costs
-from parnas.nas.diagnostics import Monitor, describe_collapse
-from parnas.nas.rerank import held_out_losses, rank, write_rerank
-from parnas.runs.records import MetricsRecord, PiRecord
-from parnas.runs.run import PI, Run
+from parnas.nas.supernet_task import SuperNetTask
+from parnas.runs.run import Run
 from parnas.training.checkpoints import Snapshot, save_checkpoint
 from parnas.training.distributed import SINGLE_PROCESS, DistributedContext
 from parnas.training.interruptions import NonFinite
@@ -43,12 +40,12 @@ from parnas.training.optimizers import Schedule
 from parnas.training.perplexity import TotalLoss
 from parnas.training.progress import Reporter
 from parnas.training.session import open_session, run_task
-from parnas.training.trainer import Session, StepResult, TrainingTask
+from parnas.training.trainer import Session, StepResult
 
-__all__ = ["make_arch_batches", "search"]
+__all__ = ["check_feasible", "make_arch_batches", "prepare_costs", "search"]
 
 
-class SearchTask(TrainingTask):
+class SearchTask(SuperNetTask):
     """The training of a SuperNet: shared weights with sampled gates, alpha on the same text or on a held-out split.
 
     Args:
@@ -59,8 +56,6 @@ class SearchTask(TrainingTask):
         costs: costs of the layers; `None` without a cost target.
     """
 
-    title = "search"
-
     def __init__(
         self,
         session: Session,
@@ -70,20 +65,17 @@ class SearchTask(TrainingTask):
         costs: Costs | None = None,
     ) -> None:
         search = session.config.search
-        self.supernet, self.search, self.arch_batches, self.costs = model, search, arch_batches, costs
-        self.budget = Budget(costs, search.cost.target, least=search.least_layers).spend(search.cost.spend, self.pi())
+        self.arch_batches = arch_batches
         if (count := search.samples_of_batch(rows := session.config.data.batch_size)) < (search.gate_samples or 1):
             session.reporter.note(
                 f"warning: search.gate_samples is {search.gate_samples}, which does not divide the {rows} rows of a "
                 f"batch; {count} sample(s) are used"
             )
         schedule = Schedule(search.steps, search.lr, search.warmup_steps, decays=search.lr_decay)
-        super().__init__(session, model, batches, schedule)
+        super().__init__(session, model, batches, schedule, costs)
         relative_costs = None if costs is None else costs.relative(search.candidates).to(session.device.device)
         self.arch_optimizer = ArchitectureOptimizer(model, search, session.config.runtime.seed, relative_costs)
         self.arch_memory: Memory | None = None  # the SuperNet's memory of the held-out split
-        self.selected: Architecture | None = None  # set when alpha is frozen
-        self.monitor, self.warned = Monitor(search.candidates), False
 
     def train_step(self, step: int) -> StepResult:
         """Train the shared weights on one batch and, if this is an architecture step, alpha on one batch."""
@@ -140,33 +132,13 @@ class SearchTask(TrainingTask):
             # Fine-tuning fits the weights to one path. Keep those before it, which are fair to all paths, so that a
             # later `derive` can re-rank other networks with them.
             save_checkpoint(self.session.run.supernet, Snapshot.copy(step, self.supernet, {}))
-        self._select(self._rerank(step) if self.search.rerank_count else self.architecture())
+        self._select(self.rerank(step) if self.search.rerank_count else self.architecture())
 
     def _select(self, architecture: Architecture) -> None:
         """Set the selected architecture, and make the estimator sample its path from now on."""
         self.selected = architecture
         chosen = torch.tensor([self.search.candidates.index(name) for name in architecture])
         self.arch_optimizer.estimator.select(functional.one_hot(chosen, len(self.search.candidates)))
-
-    def _rerank(self, step: int) -> Architecture:
-        """Rank networks by the shared weights, store their losses in the run folder, and return the best network."""
-        config, run = self.session.config, self.session.run
-        # As `derive` does with a finished search, but with the weights at hand; `derive` reads the stored losses.
-        self.session.reporter.note("alpha is frozen; evaluating networks with the shared weights")
-        losses = held_out_losses(self.supernet, config, self.session.streams)
-        ranking = rank(self.pi(), self.budget, config, losses)
-        if self.distributed.is_main:
-            write_rerank(run, step, ranking)
-        return Architecture(ranking[0].choice.layers)
-
-    def pi(self) -> list[dict[str, float]]:
-        """Return the current pi of each block, by name of the candidate."""
-        # By name, since blocks may have different candidates; an absent one has the probability 0.
-        return [dict(zip(self.search.candidates, row, strict=True)) for row in self.supernet.pi().tolist()]
-
-    def architecture(self) -> Architecture:
-        """Return the selected architecture or, while alpha is trained, the most probable one within the cost target."""
-        return self.selected or Architecture(self.budget.most_probable(self.pi())[0].layers)
 
     def weights(self) -> dict[str, nn.Parameter]:
         """Return the parameters that the weight step trains, by name: all but alpha."""
@@ -202,29 +174,6 @@ class SearchTask(TrainingTask):
         mixture = self.validation_loss(self.supernet)
         return {"valid": mixture, "mixture": mixture, "argmax": argmax}
 
-    def log(self, record: MetricsRecord) -> None:
-        """Log a line of metrics; to a line of training add diagnostics of pi, and write pi to `pi.jsonl`."""
-        if record.split == "valid":
-            mixture, argmax = record.mixture_loss, record.argmax_loss
-            gap = {} if mixture is None or argmax is None else {"gap": mixture - argmax}
-            super().log(record.model_copy(update=gap))
-            return
-        pi = self.supernet.pi()
-        diagnostics = self.monitor.observe(pi, self.architecture())
-        if self.costs is not None:
-            diagnostics["expected_cost"] = (pi @ self.costs.relative(self.search.candidates).to(pi)).sum().item()
-            if self.costs.metric == "latency":
-                diagnostics["expected_latency_ms"] = diagnostics["expected_cost"] * self.costs.interleaved
-        super().log(record.model_copy(update=diagnostics))
-        assert record.tau is not None
-        line = PiRecord(step=record.step, tau=record.tau, pi=pi.tolist(), arch=diagnostics["argmax"])
-        self.session.run.append(PI, line)
-        self.session.reporter.pi(self.supernet.space, line)
-        warning = describe_collapse(diagnostics["identity_share"], self.search.estimator)
-        if warning and not self.warned:
-            self.session.reporter.note(f"warning: {warning}")
-        self.warned = warning is not None
-
     def discard_step(self) -> None:
         """Discard gradients and memory of a skipped step, including the memory of the held-out split."""
         super().discard_step()
@@ -236,8 +185,6 @@ class SearchTask(TrainingTask):
             **super().state_dict(),
             "arch_optimizer": self.arch_optimizer.state_dict(),
             "arch_memory": map_memory(self.distributed.gather_rows, self.arch_memory),
-            "monitor": (self.monitor.network, self.monitor.changes),
-            "selected": None if self.selected is None else str(self.selected),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -246,7 +193,6 @@ class SearchTask(TrainingTask):
         self.arch_optimizer.load_state_dict(state["arch_optimizer"])
         rows = arch_batch_size(self.search.estimator, self.session.config.data.batch_size)
         self.arch_memory = self.local_memory(state["arch_memory"], rows)
-        self.monitor.network, self.monitor.changes = state["monitor"]
         if state["selected"] is not None:
             self._select(Architecture.parse(state["selected"]))
 
@@ -263,6 +209,10 @@ def search(config: Config, folder: Path, reporter: Reporter, resume: bool = Fals
     Raises:
         ParnasError: the folder holds a different run, the text cannot be read, or no network meets the cost target.
     """
+    if config.search.parent is not None:
+        raise ParnasError(
+            "search.parent is set; search in a trained network by parnas search --from or parnas compress."
+        )
     with open_session(config, "search", folder, resume, reporter) as session:
         config, data, streams = session.config, session.config.data, session.streams
         distributed = session.device.distributed
@@ -273,9 +223,9 @@ def search(config: Config, folder: Path, reporter: Reporter, resume: bool = Fals
         batches = TrainingBatches(weight_tokens, data.batch_size, data.tgt_len, rows, shuffle)
         arch_batches = make_arch_batches(config, arch_tokens, distributed) if len(arch_tokens) else None
         # 2. Costs, if there is a target, and a check that a network within it exists.
-        costs = _prepare_costs(session) if config.search.cost.target is not None else None
+        costs = prepare_costs(session) if config.search.cost.target is not None else None
         task = SearchTask(session, model, batches, arch_batches, costs)
-        _check_feasible(task)
+        check_feasible(task)
         # 3. The training loop, which calls `train_step`, `end_step`, `validate` and `log`.
         return run_task(task, task.architecture)
 
@@ -290,7 +240,7 @@ def make_arch_batches(
     return TrainingBatches(tokens, rows, config.data.tgt_len, own, Shuffle.from_config(config), source)
 
 
-def _check_feasible(task: SearchTask) -> None:
+def check_feasible(task: SuperNetTask) -> None:
     """Raise `ParnasError` if no network meets the cost target; called before the first step."""
     try:
         task.architecture()
@@ -299,7 +249,7 @@ def _check_feasible(task: SearchTask) -> None:
         raise ParnasError(f"{error} Nothing was trained; you can use the folder {folder} again.") from error
 
 
-def _prepare_costs(session: Session) -> Costs:
+def prepare_costs(session: Session) -> Costs:
     """Return the costs of layers, and store them in the run folder for later commands."""
     distributed, config = session.device.distributed, session.config
     folder, metric = session.run.folder, config.search.cost.metric
