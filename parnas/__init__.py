@@ -3,7 +3,20 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from parnas.api import derive, derive_front, draw, evaluate, load, pipeline, retrain, search, tune, tune_eval
+    from parnas.api import (
+        compress,
+        derive,
+        derive_front,
+        draw,
+        evaluate,
+        load,
+        pipeline,
+        probe,
+        retrain,
+        search,
+        tune,
+        tune_eval,
+    )
     from parnas.config.loader import Config
     from parnas.errors import ParnasError
     from parnas.evaluation.tune_eval import Grid
@@ -35,5 +48,5 @@ else:
 
 
 __all__ = ["Config", "Grid", "LoadedRun", "ParnasError", "TrainedRun", "__version__"]
-__all__ += ["derive", "derive_front", "draw", "evaluate", "load"]  # in parnas.api
-__all__ += ["pipeline", "retrain", "search", "tune", "tune_eval"]
+__all__ += ["compress", "derive", "derive_front", "draw", "evaluate", "load"]  # in parnas.api
+__all__ += ["pipeline", "probe", "retrain", "search", "tune", "tune_eval"]

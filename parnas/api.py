@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from parnas.architecture import Architecture
-from parnas.config.loader import Config, Override
+from parnas.config.loader import Config, Override, check_config
 from parnas.errors import ParnasError
 from parnas.evaluation.comparison import Comparison, compare
 from parnas.evaluation.loading import EvalOptions
@@ -31,11 +31,13 @@ from parnas.figures.heatmap import FRAME_MS, AnimationOptions
 from parnas.figures.tuning import draw_tuning
 from parnas.nas import derive as derivations
 from parnas.nas import front as fronts
-from parnas.nas import search as searches
 from parnas.nas.cost import Metric
 from parnas.nas.derive import Derivation
 from parnas.nas.front import Front
 from parnas.nas.one_run import second_part, split_training
+from parnas.pretrained.findings import Findings, write_findings
+from parnas.pretrained.local_distillation import run_search, search_settings, settings_from
+from parnas.pretrained.probe_model import PROBE_PAIRS, PROBE_TOKENS, ROUNDS, probe_model
 from parnas.runs import resolve
 from parnas.runs.records import Kind, TunedEvalRecord
 from parnas.runs.resolve import Settings, read_overrides
@@ -43,6 +45,8 @@ from parnas.runs.run import ARCH_FILE, Run
 from parnas.runs.trained_run import RunLike, TrainedRun, open_run
 from parnas.studies import tuning
 from parnas.studies.baselines import ALTERNATING, EQUAL_COST, read_baselines
+from parnas.studies.compress import CompressResult
+from parnas.studies.compress import compress as compress_run
 from parnas.studies.pipeline import PipelineResult, run_pipeline
 from parnas.studies.tuning import TuningResult
 from parnas.studies.tuning_space import SpaceLike, resolve_space
@@ -52,7 +56,20 @@ from parnas.training.interruptions import Stopped
 from parnas.training.loaded_run import LoadedRun
 from parnas.training.progress import Reporter, TensorBoard, make_reporter
 
-__all__ = ["derive", "derive_front", "draw", "evaluate", "load", "pipeline", "retrain", "search", "tune", "tune_eval"]
+__all__ = [
+    "compress",
+    "derive",
+    "derive_front",
+    "draw",
+    "evaluate",
+    "load",
+    "pipeline",
+    "probe",
+    "retrain",
+    "search",
+    "tune",
+    "tune_eval",
+]
 
 Progress: TypeAlias = bool | Reporter
 """`True` shows progress like the command line, `False` shows nothing; both write TensorBoard files into the run folder.
@@ -65,6 +82,7 @@ def search(
     overrides: Mapping[str, Any] | None = None,
     *,
     one_run: bool = False,
+    parent: RunLike | None = None,
     run: str | Path | None = None,
     resume: bool = False,
     progress: Progress = False,
@@ -77,6 +95,7 @@ def search(
         overrides: settings by dotted key (docs/configuration.md).
         one_run: search in the share `search.share` of `train.steps`, as the first part of a one-run training;
             `retrain(inherit=…, one_run=True)` is the second part, and `pipeline(one_run=True)` does both.
+        parent: a finished retraining: search for cheaper layers of its network, with its settings by default.
         run: the run folder; an unfinished search with the same configuration in it is resumed. By default a new
             folder `runs/search-CONFIG`, with a number appended if it exists.
         resume: require that `run` holds a search to resume; without `config`, its configuration is used.
@@ -95,11 +114,15 @@ def search(
     >>> last.groupby("block")["pi"].sum().round(3).tolist()
     [1.0, 1.0, 1.0]
     """
+    if parent is not None:
+        if one_run or config is not None:
+            raise ParnasError("A search in a trained network has its settings; leave out config and one_run.")
+        config = search_settings(open_run(parent))
     resolved, folder = _resolve(config, overrides, run, "search", resume=resume)
     with _resumable(folder, run is None, " and resume=True"):
         if one_run:
             resolved, _ = split_training(resolved, folder)
-        return TrainedRun.read(searches.search(resolved, folder, _reporter(progress), resume))
+        return TrainedRun.read(run_search(resolved, folder, _reporter(progress), resume))
 
 
 def retrain(
@@ -109,6 +132,7 @@ def retrain(
     *,
     inherit: RunLike | None = None,
     one_run: bool = False,
+    teachers: Sequence[RunLike] = (),
     run: str | Path | None = None,
     resume: bool = False,
     progress: Progress = False,
@@ -124,6 +148,8 @@ def retrain(
         inherit: the run of a search, or of a retraining, whose weights the training starts from; its configuration and
             its architecture are the default.
         one_run: with `inherit`, train the second part of a one-run training; see `search`.
+        teachers: finished runs whose predictions the network also learns (`train.distill`). For a search in a trained
+            network that is `inherit`, this network is the default.
         run: the run folder, by default a new `runs/retrain-CONFIG`; an unfinished retraining in it is resumed.
         resume: require that `run` holds a retraining to resume; without `config`, its configuration is used.
         progress: whether to show progress; see `Progress`.
@@ -144,6 +170,10 @@ def retrain(
     """
     if one_run and inherit is None:
         raise ParnasError("one_run continues a search; give it by inherit, or leave out one_run to resume.")
+    if config is None and inherit is not None and not resume:
+        config = settings_from(open_run(inherit))
+    if teachers:
+        overrides = {**(overrides or {}), "train.teachers": [str(open_run(each).folder) for each in teachers]}
     resolved, folder = _resolve(config, overrides, run, "retrain", arch, resume, inherit)
     with _resumable(folder, run is None, " and resume=True"):
         # With resume alone, the configuration is that of the run, which is the second part already.
@@ -422,6 +452,74 @@ def pipeline(
             tune_eval=tune_eval,
             test=test,
         )
+
+
+def probe(
+    model: RunLike,
+    text: str | Path | None = None,
+    *,
+    tokens: int = PROBE_TOKENS,
+    pairs: int = PROBE_PAIRS,
+    overrides: Mapping[str, Any] | None = None,
+    out: str | Path | None = None,
+    progress: Progress = False,
+) -> Findings:
+    """Measure what a trained model loses without each of its layers, and with cheaper ones (`parnas probe`).
+
+    Args:
+        model: a run, or a folder with a causal language model of `transformers`.
+        text: a text file, or a corpus, whose validation split is read; by default that of the run's own text.
+        tokens: number of tokens to read.
+        pairs: number of pairs of layers to leave out together.
+        overrides: settings of the section `runtime`, by dotted key.
+        out: folder for `probe.json` and the pictures; by default nothing is written.
+        progress: whether to show progress; see `Progress`.
+
+    Raises:
+        ParnasError: the folder holds no such model, or there is no text, or too little.
+
+    >>> findings = parnas.probe(trained, tokens=256, overrides={"runtime.threads": 1})
+    >>> findings.probe.layers, sorted(findings.probe.changes[1])[:1]
+    (('s', 'f', 's'), ['f:d_inner=16'])
+    """
+    folder = model.folder if isinstance(model, Run | TrainedRun) else Path(model)
+    runtime = check_config({}, "The settings", [*read_overrides(overrides or {})]).runtime
+    reporter = _reporter(progress)
+    findings = probe_model(folder, None if text is None else str(text), tokens, pairs, ROUNDS, runtime, reporter.note)
+    if out is not None:
+        write_findings(findings, Path(out))
+    return findings
+
+
+def compress(
+    parent: RunLike,
+    within: Mapping[Metric, float],
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    run: str | Path | None = None,
+    baselines: bool = True,
+    progress: Progress = False,
+) -> CompressResult:
+    """Search in a trained network, derive a network within a budget, and heal it (`parnas compress`).
+
+    Args:
+        parent: a finished retraining.
+        within: cost targets by metric, such as {"latency": 0.6}.
+        overrides: settings by dotted key, in place of those of the parent.
+        run: the folder of all runs, by default a new `runs/compress`; an unfinished compression in it is resumed.
+        baselines: also train the same network, and a shallower one of its cost, from scratch.
+        progress: whether to show progress; see `Progress`.
+
+    Raises:
+        ParnasError: the parent is not a finished retraining, no network is within the targets, or settings are wrong.
+
+    >>> found = parnas.compress(trained, {"macs": 0.9}, {"search.steps": 8}, run="runs/smaller", baselines=False)
+    >>> list(found.runs), len(found.comparison.table)
+    (['child'], 2)
+    """
+    resolved, folder = _resolve(search_settings(open_run(parent)), overrides, run, "compress")
+    with _resumable(folder, run is None):
+        return compress_run(resolved, within, folder, _reporter(progress), baselines=baselines)
 
 
 def draw(run: RunLike, *, frame_ms: int = FRAME_MS, width: int | None = None) -> dict[str, Path]:

@@ -134,12 +134,16 @@ def resolve_arguments(
     command: str,
     arch: str | None = None,
     inherit: Path | None = None,
+    base: Config | None = None,
 ) -> tuple[Config, Path]:
     """Return the configuration and the run folder from the arguments of `command`.
 
-    `settings` are the configuration and the overrides; without `run`, a new folder is made in `runs/`.
+    `settings` are the configuration and the overrides; `base` is the configuration if `settings` names none and no run
+    is resumed. Without `run`, a new folder is made in `runs/`.
     """
-    return resolve.resolve_config_and_run(*split_configuration(settings), run, resume, command, arch, inherit)
+    named, overrides = split_configuration(settings)
+    source = base if named is None and not resume else named
+    return resolve.resolve_config_and_run(source, overrides, run, resume, command, arch, inherit)
 
 
 def split_configuration(settings: list[str] | None) -> tuple[str | None, list[Override]]:

@@ -85,18 +85,30 @@ def search(
             "retrain --from RUN --one-run continues with its weights. pipeline --one-run does both.",
         ),
     ] = False,
+    parent: Annotated[
+        Path | None,
+        Option(
+            "--from",
+            metavar="RUN",
+            help="Folder of a finished retraining: search for cheaper layers of its network, by local distillation. "
+            "The other settings are its own.",
+        ),
+    ] = None,
     run: RunFolder = None,
     resume: Resume = False,
 ) -> None:
     """Train a SuperNet and learn pi, the probability of each layer in each block."""
-    config, folder = resolve_arguments(settings, run, resume, "search")
+    if one_run and parent is not None:
+        raise ParnasError("--one-run and --from exclude each other; give one of them.")
     from parnas.nas.one_run import split_training
-    from parnas.nas.search import search
+    from parnas.pretrained.local_distillation import run_search, search_settings
 
+    base = None if parent is None else search_settings(Run(parent))
+    config, folder = resolve_arguments(settings, run, resume, "search", base=base)
     with remove_if_empty(None if run else folder), interruptible(lambda: training_resume_hint("search", folder)):
         if one_run:
             config, _ = split_training(config, folder)
-        finished = search(config, folder, output.reporter(), resume)
+        finished = run_search(config, folder, output.reporter(), resume)
     place = shlex.quote(str(folder))
     _show_training(
         finished, output, f"parnas retrain --from {place} --one-run" if one_run else f"parnas derive {place}"
@@ -213,16 +225,28 @@ def retrain(
         bool,
         Option("--one-run", help="With --from: train the second part of a one-run training; see search --one-run."),
     ] = False,
+    teachers: Annotated[
+        list[Path] | None,
+        Option(
+            "--teacher",
+            metavar="RUN",
+            help="Folder of a finished run whose predictions the network also learns (train.distill); may be repeated.",
+        ),
+    ] = None,
     run: RunFolder = None,
     resume: Resume = False,
 ) -> None:
     """Train a discrete architecture, from scratch or from the weights of a search."""
     if one_run and inherit is None:
         raise ParnasError("--one-run continues a search; give its folder by --from, or leave out --one-run to resume.")
-    config, folder = resolve_arguments(settings, run, resume, "retrain", arch, inherit)
     from parnas.nas.one_run import second_part
+    from parnas.pretrained.local_distillation import settings_from
     from parnas.training.retrain import retrain
 
+    base = None if inherit is None else settings_from(Run(inherit))
+    if teachers:
+        settings = [*(settings or []), f"train.teachers={[str(each) for each in teachers]}"]
+    config, folder = resolve_arguments(settings, run, resume, "retrain", arch, inherit, base)
     with remove_if_empty(None if run else folder), interruptible(lambda: training_resume_hint("retrain", folder)):
         # With --resume alone, the configuration is that of the run, which is the second part already.
         if one_run and inherit is not None and not (resume and settings is None):

@@ -25,6 +25,40 @@ _command = register(studies, STUDIES)
 
 
 @_command
+def compress(
+    output: Output,
+    parent: Annotated[Path, Argument(metavar="RUN", help="Folder of a finished retraining.")],
+    within: Annotated[
+        str, Option(metavar="METRIC=SHARE,…", help="Cost targets, such as latency=0.6 or latency=0.6,parameters=0.8.")
+    ],
+    settings: Annotated[
+        list[str] | None, Argument(metavar="[SECTION.KEY=VALUE ...]", help="Overrides of the run's settings.")
+    ] = None,
+    baselines: Annotated[
+        bool,
+        Option("--baselines/--no-baselines", help="Also train the same network, and a shallower one, from scratch."),
+    ] = True,
+    run: Annotated[Path | None, Option(help="Folder for all runs, or to resume; default: runs/compress-RUN.")] = None,
+) -> None:
+    """Make a trained network faster: search for cheaper layers, derive a network within a budget, and heal it."""
+    refuse_torchrun("compress")
+    from parnas.cli.tables import show_comparison, show_derivation
+    from parnas.nas.derive import read_constraints, read_within
+    from parnas.pretrained.local_distillation import search_settings
+    from parnas.studies.compress import compress
+
+    targets = read_constraints(None, None, within=read_within(within)).within
+    folder = run or Path("runs") / f"compress-{parent.resolve().name}"
+    config, _ = resolve_arguments(settings, folder, False, "compress", base=search_settings(Run(parent)))
+    with interruptible(lambda: study_resume_hint(folder)):
+        result = compress(config, targets, folder, output.reporter(), baselines=baselines)
+    output.show(show_derivation, result.derivation)
+    output.show(show_comparison, result.comparison)
+    hint = f"open {shlex.quote(str(folder / 'report.html'))} in a browser"
+    output.end(result.to_dict(), list(result.written), hint)
+
+
+@_command
 def stability(
     output: Output,
     settings: Settings = None,

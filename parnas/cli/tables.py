@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from parnas.nas.derive import Derivation
     from parnas.nas.front import Front
     from parnas.nas.latency_table import Check, Profile
+    from parnas.pretrained.findings import Findings
     from parnas.runs.records import TunedEvalRecord
     from parnas.studies.baseline_comparison import BaselineComparison
     from parnas.studies.baselines import Baselines
@@ -393,6 +394,25 @@ def show_comparison(comparison: "Comparison") -> None:
     rows = table.to_dict("records")
     settings = [f"{row['run']}, {row['evaluation']}: {row['settings']}" for row in rows if row.get("settings")]
     _print_notes([f"perplexities are normalised by {divisors}", *comparison.notes, *settings])
+
+
+def show_probe(findings: "Findings") -> None:
+    """Print the answer of a probe, what each replacement costs, and the networks with less attention."""
+    console, found = Console(), findings.probe
+    names = list(dict.fromkeys(name for each in found.changes for name in each))
+    rows = [
+        [str(number), own, *(f"{changes[name].kl:.3f}" if name in changes else "" for name in names)]
+        for number, (own, changes) in enumerate(zip(found.layers, found.changes, strict=True), 1)
+    ]
+    console.print("KL divergence from the unchanged model, nats per token, by replacement:")
+    console.print(_make_table(["layer", "", *names], rows, left=[""]))
+    fewer = [
+        [str(Architecture(each.layers)), f"{each.latency:.2f}", f"{each.speed:.2f}", f"{each.perplexity:+.1%}"]
+        for each in (*findings.attention, *findings.front)
+    ]
+    titles = ["network, without training", "latency of the layers", "speed of the model", "perplexity"]
+    console.print(_make_table(titles, fewer, left=titles[:1]))
+    console.print(findings.answer, highlight=False)
 
 
 def show_eval_tuning(tuning: "TunedEvalRecord") -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from typer import Argument, Option, Typer
 
-from parnas.cli.common import Output, draw, interruptible, resolve_arguments
+from parnas.cli.common import Output, draw, interruptible, resolve_arguments, split_configuration
 from parnas.cli.options import TOOLS, Arch, Best, Settings, register
 from parnas.config.loader import check_config, load_config
 from parnas.errors import ParnasError
@@ -16,6 +16,36 @@ from parnas.runs.run import Run
 
 tools = Typer()
 _command = register(tools, TOOLS)
+
+
+@_command
+def probe(
+    output: Output,
+    model: Annotated[
+        Path, Argument(metavar="MODEL", help="A retraining, a search, or a folder with a model of transformers.")
+    ],
+    text: Annotated[
+        str | None,
+        Option(help="A text file, or a corpus, whose validation split is read; default: that of the run's own text."),
+    ] = None,
+    tokens: Annotated[int, Option(min=64, help="Tokens to read.")] = 8192,
+    pairs: Annotated[int, Option(min=0, help="Pairs of layers to leave out together.")] = 8,
+    settings: Annotated[
+        list[str] | None, Argument(metavar="[runtime.KEY=VALUE ...]", help="Overrides of the section runtime.")
+    ] = None,
+    out: Annotated[Path | None, Option(help="Folder for the results; default: MODEL/probe.")] = None,
+) -> None:
+    """Measure what a trained model loses without each of its layers, and with cheaper ones, without training."""
+    from parnas.cli.tables import show_probe
+    from parnas.pretrained.findings import write_findings
+    from parnas.pretrained.probe_model import ROUNDS, probe_model
+
+    runtime = check_config({}, "The settings", split_configuration(settings)[1]).runtime
+    note = output.reporter().note
+    findings = probe_model(model, text, tokens, pairs, ROUNDS, runtime, note)
+    written = write_findings(findings, out or model / "probe")
+    output.show(show_probe, findings)
+    output.end(findings.to_dict(), written)
 
 
 @_command

@@ -1,6 +1,7 @@
 """Heatmaps of candidates (rows) by blocks (columns): pi over the steps, and how many seeds chose each candidate."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -9,7 +10,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Normalize, to_rgb
+from matplotlib.colors import LogNorm, Normalize, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.text import Annotation, Text
@@ -35,11 +36,13 @@ from parnas.figures.style import (
 from parnas.runs.files import atomic_file, read_json
 from parnas.runs.pi_history import PiHistory
 
-__all__ = ["FRAME_MS", "AnimationOptions", "Heatmap", "draw_votes"]
+__all__ = ["FRAME_MS", "AnimationOptions", "Heatmap", "draw_losses", "draw_votes"]
 
 COLOURS = matplotlib.colormaps["Blues"]
 _NORM = Normalize(0, 1)
 _WHITE_TEXT_ABOVE = 0.55
+_LEAST_NATS = 1e-3  # smaller costs have the lightest colour
+_FEW_NATS = 0.1  # smaller costs are written with three decimals
 _GIF_DPI = 100
 LAST_FRAME_MS = 2500
 
@@ -197,8 +200,50 @@ def draw_votes(folder: Path) -> Path:
     return save_png(cast(Figure, axes.figure), folder / "figures" / "votes.png")
 
 
+@styled
+def draw_losses(
+    losses: Sequence[Mapping[str, float]], space: Sequence[str], path: Path, title: str, below: str = ""
+) -> Path:
+    """Draw what it costs to replace each layer of a model by another, in nats per token.
+
+    Args:
+        losses: for each layer of the model the cost of each replacement, by name.
+        space: the replacements, from top to bottom.
+        path: of the PNG.
+        title: written above the cells.
+        below: a second line above the cells, such as the layers of the model.
+    """
+    cells = np.array([[layer.get(name, math.nan) for name in space] for layer in losses])  # [layers, replacements]
+    top = max(_LEAST_NATS * 10, float(np.nanmax(cells)))
+    norm = LogNorm(_LEAST_NATS, top)
+    axes, column = _new_axes(
+        space, len(losses), "nats", norm=norm, ticks=[_LEAST_NATS, math.sqrt(_LEAST_NATS * top), top]
+    )
+    axes.set_xlabel("layer", labelpad=2)
+    shown = np.ma.masked_invalid(cells.clip(_LEAST_NATS, top))
+    axes.pcolormesh(shown.T, cmap=COLOURS, norm=norm, edgecolors="white", linewidth=0.8)
+    if column >= _TURNED_WIDTH:
+        rotation = 0 if column >= _UPRIGHT_WIDTH else 90
+        font: dict[str, Any] = {"size": _VALUE_SIZE, "ha": "center", "va": "center", "rotation": rotation}
+        for (layer, candidate), value in np.ndenumerate(cells):
+            if math.isfinite(value):
+                colour = "white" if norm(max(value, _LEAST_NATS)) > _WHITE_TEXT_ABOVE else INK
+                digits = 3 if value < _FEW_NATS else 2 if value < 10 else 0
+                text = f"{value:.{digits}f}".removeprefix("0")
+                axes.text(layer + 0.5, candidate + 0.5, text, color=colour, **font)
+    _title(axes, title)
+    _architecture_title(axes, shorten(below, _longest_title(len(losses) * column)))
+    return save_png(cast(Figure, axes.figure), path)
+
+
 def _new_axes(
-    space: Sequence[str], blocks: int, scale: str, dpi: float = PNG_DPI, width_px: int | None = None
+    space: Sequence[str],
+    blocks: int,
+    scale: str,
+    dpi: float = PNG_DPI,
+    width_px: int | None = None,
+    norm: Normalize = _NORM,
+    ticks: Sequence[float] = (0, 0.5, 1),
 ) -> tuple[Axes, float]:
     """Create a figure with empty axes for a heatmap, and beside them a colour scale with the title `scale`.
 
@@ -227,7 +272,10 @@ def _new_axes(
         label.set_color(colour)
     axes.tick_params(length=0)
     scale_axes = figure.add_axes(((left + area + 16) / width, bottom, 9 / width, inner_height))
-    figure.colorbar(ScalarMappable(_NORM, COLOURS), cax=scale_axes, ticks=[0, 0.5, 1]).outline.set_edgecolor(FRAME)
+    bar = figure.colorbar(ScalarMappable(norm, COLOURS), cax=scale_axes)
+    bar.set_ticks(ticks, labels=[f"{tick:.2g}" for tick in ticks], minor=False)
+    bar.minorticks_off()
+    bar.outline.set_edgecolor(FRAME)
     scale_axes.tick_params(labelsize=SMALL_SIZE, color=FRAME, labelcolor=INK)
     scale_axes.set_title(scale, fontsize=LABEL_SIZE, pad=6)
     return axes, column

@@ -39,6 +39,8 @@ NOT_RUN = {
     "python docs/make/results.py": "writes into the project; tests/meta/test_docs.py compares what it makes",
     "parnas demo": "takes minutes; tests/cli/test_demo.py runs it",
     "parnas pipeline": "takes minutes; tests/studies/test_pipeline.py runs it",
+    "parnas compress": "takes minutes; tests/cli/test_pretrained_commands.py runs it",
+    "parnas probe path/to/gpt2": "wants a model; tests/pretrained/test_transformers_parent.py makes some",
     "tensorboard --logdir": "does not end; tests/training/test_tensorboard.py reads what it would show",
     "torchrun": "wants GPUs, and minutes; tests/training/test_distributed.py runs several processes",
     "srun": "is of a cluster",

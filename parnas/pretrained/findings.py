@@ -1,0 +1,239 @@
+"""Findings of a probe: the layers that a model needs, its speed without the others, the best network within a budget.
+
+The networks are chosen by the sum of KL divergences of their replaced layers, exactly (`parnas/nas/knapsack.py`); then
+the loss of each whole network is measured. Times are measured too: each layer and each replacement runs on the text of
+the probe, in turns.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from parnas.architecture import ATTENTION, IDENTITY, Architecture
+from parnas.errors import OverBudget
+from parnas.figures.heatmap import draw_losses
+from parnas.figures.pareto import ParetoPoint, draw_pareto
+from parnas.nas.budget import Budget
+from parnas.nas.cost import Costs
+from parnas.nas.knapsack import is_limited
+from parnas.pretrained.parent import Parent
+from parnas.pretrained.probe import Probe, measure_networks, probe
+from parnas.runs.files import write_json
+from parnas.training.device import Device
+from parnas.training.latency import time_in_turns
+
+__all__ = ["Findings", "write_findings"]
+
+TARGETS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
+_TEMPERATURE = 0.02  # nats; it scales pi, and so does not change which network is the best
+_MOST_NATS = 30.0
+_MOST_SHOWN = 4.0  # perplexity in the picture, as a multiple of the unchanged model's
+_TOLERANCE = 0.02  # rise of the perplexity up to which a layer is not needed
+
+
+class Times(NamedTuple):
+    """Milliseconds of the parts of a model for the text of the probe."""
+
+    fixed: float  # embedding and softmax
+    layers: dict[str, float]  # by the name of a layer or of a replacement
+
+    def total(self, names: Sequence[str]) -> float:
+        """Return the milliseconds of a network of some layers."""
+        return self.fixed + sum(self.layers[name] for name in names)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A network with some layers replaced, without training."""
+
+    layers: tuple[str, ...]
+    kl: float  # nats per token, measured
+    rise: float  # of the loss, nats per token, measured
+    predicted_kl: float  # sum over the replaced layers
+    latency: float  # of the layers, as a share of the model's
+    speed: float  # of the whole model, relative to the unchanged one
+
+    @property
+    def perplexity(self) -> float:
+        """Perplexity relative to the unchanged model's, minus 1."""
+        return math.expm1(min(self.rise, _MOST_NATS))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the values, for `probe.json`."""
+        return {**vars(self), "layers": str(Architecture(self.layers)), "perplexity": self.perplexity}
+
+
+@dataclass(frozen=True)
+class Findings:
+    """The results of a probe and what follows from them."""
+
+    probe: Probe
+    times: Times
+    attention: tuple[Finding, ...]  # networks with ever fewer attention layers, all other layers kept
+    front: tuple[Finding, ...]  # the best network within each share of the latency
+
+    @property
+    def answer(self) -> str:
+        """Which attention layers the model needs, in a sentence."""
+        blocks = [number for number, name in enumerate(self.probe.layers, 1) if is_limited(name, ATTENTION)]
+        enough = [each for each in self.attention if each.perplexity <= _TOLERANCE]
+        if not blocks:
+            return "The model has no attention layer."
+        if not enough:
+            least = self.attention[0]
+            return (
+                f"All {len(blocks)} attention layers are needed: without the least important one, perplexity is "
+                f"{least.perplexity:.1%} higher."
+            )
+        fewest = min(enough, key=lambda each: sum(is_limited(name, ATTENTION) for name in each.layers))
+        needed = [number for number in blocks if fewest.layers[number - 1] != IDENTITY]
+        gone = len(blocks) - len(needed)
+        needs = f"Layers {list_numbers(needed)} need attention" if needed else "No layer needs attention"
+        if len(needed) == 1:
+            needs = f"Layer {needed[0]} needs attention"
+        others = f"the other {gone}" if needed else f"all {gone}"
+        change = f"{abs(fewest.perplexity):.1%} {'higher' if fewest.perplexity >= 0 else 'lower'} perplexity"
+        return f"{needs}; without it in {others} the model is {fewest.speed:.1f} times as fast at {change}."
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values, for `probe.json`."""
+        found = self.probe
+        return {
+            "answer": self.answer,
+            "loss": found.loss,
+            "tokens": found.tokens,
+            "layers": list(found.layers),
+            "changes": [{name: change._asdict() for name, change in each.items()} for each in found.changes],
+            "pairs": [
+                {
+                    "layers": [pair.first + 1, pair.second + 1],
+                    "both": pair.both._asdict(),
+                    "predicted": pair.predicted._asdict(),
+                }
+                for pair in found.pairs
+            ],
+            "milliseconds": {"embedding and softmax": self.times.fixed, **self.times.layers},
+            "attention": [each.to_dict() for each in self.attention],
+            "front": [each.to_dict() for each in self.front],
+        }
+
+
+def write_findings(findings: Findings, folder: Path) -> list[Path]:
+    """Write `probe.json`, the heat map `probe.png` and `attention.png` to a folder; return the paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    found = findings.probe
+    write_json(folder / "probe.json", findings.to_dict())
+    names = sorted(dict.fromkeys(name for each in found.changes for name in each), key=lambda name: name == IDENTITY)
+    losses = [{name: max(0.0, change.kl) for name, change in each.items()} for each in found.changes]
+    title = "KL divergence from the unchanged model, nats per token"
+    paths = [
+        folder / "probe.json",
+        draw_losses(losses, names, folder / "probe.png", title, str(Architecture(found.layers))),
+    ]
+    base = math.exp(min(found.loss, _MOST_NATS))
+    points = [ParetoPoint("unchanged", 1.0, base)]
+    for each in findings.attention:
+        kept = sum(is_limited(name, ATTENTION) for name in each.layers)
+        name = f"{kept} attention layer{'s' * (kept != 1)}"
+        points.append(ParetoPoint(name, each.latency, base * (1 + each.perplexity)))
+    shown = [point for point in points if point.ppl < _MOST_SHOWN * base]
+    label = "latency of the layers, unchanged = 1"
+    return [*paths, draw_pareto(shown, folder / "attention.png", label, "perplexity per token, without training")]
+
+
+def list_numbers(numbers: Sequence[int]) -> str:
+    """Return numbers as in a sentence: 1, 4 and 9."""
+    return " and ".join(filter(None, [", ".join(map(str, numbers[:-1])), str(numbers[-1])]))
+
+
+def investigate(
+    parent: Parent, ids: Tensor, device: Device, pairs: int, rounds: int, seed: int, note: Callable[[str], None]
+) -> Findings:
+    """Probe a model, measure the times of its layers, and choose and measure networks.
+
+    Args:
+        parent: the model.
+        ids: held-out text, [R, L + 1].
+        device: where the model is, and the precision of its products.
+        pairs: number of pairs of layers that are left out together.
+        rounds: how often the time of each layer is measured.
+        seed: of the pairs.
+        note: receives the progress.
+    """
+    with device.autocast():
+        found = probe(parent, ids, pairs, seed, note)
+        times = measure_times(parent, ids, device, rounds)
+        own = Costs("latency", times.layers, sum(times.layers[name] for name in parent.layers))
+        pi = probabilities(found)
+        # 1. Networks with one attention layer less each, all other layers kept.
+        attention = [number for number, name in enumerate(parent.layers) if is_limited(name, ATTENTION)]
+        keep = [
+            {name: chance for name, chance in block.items() if name in (own_name, IDENTITY)}
+            if number in attention
+            else {own_name: 1.0}
+            for number, (own_name, block) in enumerate(zip(parent.layers, pi, strict=True))
+        ]
+        limits = range(len(attention) - 1, -1, -1)
+        fewer = [Budget(limits={ATTENTION: most}).most_probable(keep)[0].layers for most in limits]
+        # 2. The best network within each share of the latency.
+        front = []
+        for target in TARGETS:
+            try:
+                front.append(Budget(own, target).most_probable(pi)[0].layers)
+            except OverBudget:
+                break
+        # 3. Measure all of them as whole networks.
+        networks = list(dict.fromkeys([*fewer, *front]))
+        note(f"measuring {len(networks)} networks with several layers replaced")
+        changes = dict(zip(networks, measure_networks(parent, ids, networks), strict=True))
+    whole = times.total(parent.layers)
+
+    def describe(layers: tuple[str, ...]) -> Finding:
+        replaced = [(number, name) for number, name in enumerate(layers) if name != parent.layers[number]]
+        predicted = sum(found.changes[number][name].kl for number, name in replaced)
+        change = changes[layers]
+        return Finding(layers, change.kl, change.loss, predicted, own.share(layers), whole / times.total(layers))
+
+    return Findings(found, times, tuple(map(describe, fewer)), tuple(map(describe, dict.fromkeys(front))))
+
+
+def probabilities(found: Probe) -> list[dict[str, float]]:
+    """Return pi of each layer: the softmax of -KL / e over the layer and its replacements, with a small constant e."""
+    result = []
+    for own, changes in zip(found.layers, found.changes, strict=True):
+        scores = {own: 0.0} | {name: min(max(0.0, each.kl), _MOST_NATS) for name, each in changes.items()}
+        weights = {name: math.exp(-kl / _TEMPERATURE / len(found.layers)) for name, kl in scores.items()}
+        result.append({name: weight / sum(weights.values()) for name, weight in weights.items() if weight > 0})
+    return result
+
+
+@torch.no_grad()
+def measure_times(parent: Parent, ids: Tensor, device: Device, rounds: int) -> Times:
+    """Return the times of the first layer of each name, and of each of its replacements, measured in turns."""
+    text = ids[:, :-1]
+    x = parent.embed(text)
+    calls: dict[str, Callable[[], object]] = {}
+    hidden = parent.finish(x).flatten(0, 1)
+
+    def softmax() -> None:
+        parent.embed(text)
+        for part in hidden.split(512):
+            parent.log_probs(part)
+
+    calls["softmax"] = softmax
+    for number, (own, names) in enumerate(zip(parent.layers, parent.alternatives, strict=True)):
+        calls.setdefault(own, partial(parent.run, number, x))
+        for name in names:
+            if name != IDENTITY:
+                calls.setdefault(name, partial(parent.run, number, x, name))
+    medians: Mapping[str, float] = {
+        name: float(np.median(ms)) for name, ms in time_in_turns(calls, device, rounds, warm_up=1).items()
+    }
+    return Times(medians["softmax"], {name: medians[name] for name in calls if name != "softmax"} | {IDENTITY: 0.0})

@@ -1,0 +1,314 @@
+"""Search in a trained network: local distillation of cheaper layers, then scores of each in place of the parent's.
+
+The SuperNet has the parent's layer in each block as one candidate, beside cheaper ones. Those of the parent's kind
+begin with its most important heads and features (`cut.py`); the others are new. All but the parent's are trained by
+**local distillation** (Puzzle, arXiv 2411.19146, section 3): each is to compute what the parent's layer computes, from
+the input that this has in the parent,
+
+    loss of block b = mean (candidate_b(x_b) - parent_b(x_b))² / mean (parent_b(x_b) - x_b)².
+
+One forward pass of the frozen parent serves all blocks. A step trains one candidate of each block, in turn.
+
+Then each candidate is scored in place of the parent's layer, with all other layers of the parent (`probe.py`), and pi
+of a block is the softmax of -score / e, e = search.entropy_end, as a search by uniform paths would leave it. So
+everything that reads a search reads this one too.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from parnas.architecture import ATTENTION, CONVOLUTION, RECURRENCE, Architecture, drop_identity
+from parnas.config.loader import Config
+from parnas.config.schema import CostConfig, SearchConfig
+from parnas.data.batching import Shuffle, TrainingBatches
+from parnas.errors import ParnasError
+from parnas.model.layers import Block, ResidualLayer
+from parnas.model.memory import collect_memories
+from parnas.model.supernet import StochasticBlock, SuperNet
+from parnas.model.transfer import to_device
+from parnas.model.transformer_xl import TransformerXL
+from parnas.nas.cost import Costs
+from parnas.nas.knapsack import is_limited
+from parnas.nas.one_run import healing
+from parnas.nas.rerank import held_out
+from parnas.nas.search import check_feasible, prepare_costs, search
+from parnas.nas.supernet_task import SuperNetTask
+from parnas.pretrained.cut import Importance, copy_cut, output_map
+from parnas.pretrained.parent import ParnasParent, cheaper_layers
+from parnas.pretrained.probe import Change, probe, rows_of
+from parnas.runs.run import Run
+from parnas.training.interruptions import NonFinite
+from parnas.training.loaded_run import load, run_architecture
+from parnas.training.optimizers import Schedule
+from parnas.training.perplexity import TotalLoss
+from parnas.training.progress import Reporter
+from parnas.training.session import check_same_text, open_session, run_task
+from parnas.training.trainer import Session, StepResult
+
+__all__ = ["heal_settings", "run_search", "search_parent", "search_settings", "settings_from"]
+
+_LEAST_CHANGE = 1e-6  # of the parent's layer: mean square
+_IMPORTANCE_TOKENS = 16_384  # of training text
+_SEARCH_SHARE, _HEALING_SHARE = 0.1, 0.15  # of the steps of the parent's training
+
+
+class LocalDistillation(SuperNetTask):
+    """The training of all candidates but those of the parent.
+
+    Args:
+        session: files, device and configuration of the training.
+        model: the SuperNet, with the weights of the parent.
+        parent_layers: the name of the parent's layer in each block.
+        batches: the text.
+        costs: costs of the layers; `None` without a cost target.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        model: SuperNet,
+        parent_layers: Sequence[str],
+        batches: TrainingBatches,
+        costs: Costs | None = None,
+    ) -> None:
+        self.parent_layers = tuple(parent_layers)
+        search = session.config.search
+        super().__init__(session, model, batches, Schedule(search.steps, search.lr, search.warmup_steps), costs)
+
+    def weights(self) -> dict[str, nn.Parameter]:
+        """Return the parameters of the candidates that are trained, by name."""
+        kept = tuple(f"blocks.{number}.candidates.{name}." for number, name in enumerate(self.parent_layers))
+        own = {name: each for name, each in self.supernet.weights().items() if name.startswith("blocks.")}
+        return {name: each for name, each in own.items() if not name.startswith(kept)}
+
+    def train_step(self, step: int) -> StepResult:
+        """Train one candidate of each block to compute what the parent's layer computes."""
+        batch, device = self.batches.batch(step), self.session.device
+        # 1. Forward pass of the parent, and of a candidate of each block from the same input.
+        self.supernet.eval()  # no dropout: the outputs are compared
+        with device.autocast():
+            loss = self._distil(to_device(torch.from_numpy(batch.inputs), device.device), batch.starts_epoch, step)
+        # 2. Gradients of the trained candidates, averaged over all processes.
+        loss.backward()
+        gradients = [each.grad for each in self.weight_optimizer.parameters if each.grad is not None]
+        self.distributed.all_reduce_mean(gradients)
+        # 3. Check, clip and update, as in any training.
+        norms, check = self.weight_optimizer.gradient_norms(), self.session.checks_each_step
+        if check and not all(math.isfinite(norm.item()) for norm in norms):
+            raise NonFinite("loss" if self.distributed.any(not bool(loss.isfinite())) else "gradient")
+        norm = self.weight_optimizer.step(norms, skip_non_finite=not check)
+        return StepResult(loss.detach(), norm)
+
+    def _distil(self, ids: Tensor, starts_epoch: bool, step: int) -> Tensor:
+        """Return the mean loss of the blocks for a segment of ids [B, T], and carry the memory on."""
+        supernet, reach = self.supernet, self.supernet.config.reach
+        blocks = cast(list[StochasticBlock], list(supernet.blocks))
+        memory = (None,) * len(blocks) if starts_epoch or self.memory is None else self.memory
+        with torch.no_grad():
+            x = supernet.embed(ids)
+            memory = tuple(block.prepare(own, reach) for block, own in zip(blocks, memory, strict=True))
+            context = supernet.context(x, memory, reach, blocks)
+        losses, new_memory = [], []
+        for block, own, name in zip(blocks, memory, self.parent_layers, strict=True):
+            candidates = {key: cast(Block, layer) for key, layer in block.candidates.items()}
+            memories = dict(zip(candidates, own or (None,) * len(candidates), strict=True))
+            with torch.no_grad():
+                output = candidates[name](x, memories[name], context)
+                new_memory.append(
+                    collect_memories(
+                        output.memory if key == name else layer.skip(x, memories[key], context)
+                        for key, layer in candidates.items()
+                    )
+                )
+            others = [key for key, layer in candidates.items() if key != name and any(True for _ in layer.parameters())]
+            if others:
+                chosen = others[step % len(others)]
+                candidate = candidates[chosen](x, memories[chosen], context).hidden
+                change = (output.hidden - x).float().square().mean().clamp(min=_LEAST_CHANGE)
+                losses.append((candidate - output.hidden).float().square().mean() / change)
+            x = output.hidden
+        self.memory = tuple(new_memory)
+        return torch.stack(losses).mean()
+
+    def scheduled(self, step: int) -> dict[str, float]:
+        """Return the learning rate of a step, and a temperature that plays no part, for the log."""
+        return {**super().scheduled(step), "tau": self.search.tau_end}
+
+    def end_step(self, step: int) -> None:
+        """After the last step, score the candidates, set alpha, and select an architecture."""
+        if step == self.search.steps:
+            self.set_alpha(self.score())
+            self.selected = self.rerank(step) if self.search.rerank_count else self.architecture()
+
+    def score(self) -> tuple[dict[str, Change], ...]:
+        """Return what each candidate costs in place of the parent's layer, on held-out text."""
+        config, note = self.session.config, self.session.reporter.note
+        note("scoring each candidate in place of the parent's layer")
+        self.supernet.eval()
+        parent = ParnasParent.from_supernet(self.supernet, self.parent_layers, config.data.tgt_len)
+        text = rows_of(held_out(config, self.session.streams), config.data.batch_size, config.data.tgt_len)
+        with self.session.device.autocast():
+            return probe(parent, text.to(self.session.device.device), note=note).changes
+
+    def set_alpha(self, changes: Sequence[Mapping[str, Change]]) -> None:
+        """Set alpha of each block so that pi is the softmax of -KL / e."""
+        for alpha, of_block, name in zip(self.supernet.alphas(), changes, self.parent_layers, strict=True):
+            scores = {name: 0.0} | {key: change.kl for key, change in of_block.items()}
+            with torch.no_grad():
+                for index, key in enumerate(self.supernet.space):
+                    alpha[index] = -scores[key] / self.search.entropy_end if key in scores else 0.0
+
+    def validate(self) -> dict[str, TotalLoss]:
+        """Return the validation loss of the network that would be derived now."""
+        return {"valid": self.validation_loss(self.supernet.extract(self.architecture()))}
+
+
+def search_parent(config: Config, folder: Path, reporter: Reporter, resume: bool = False) -> Run:
+    """Search among cheaper layers for the network of a finished retraining, `search.parent`; return the run.
+
+    The arguments are those of `parnas.nas.search.search`.
+
+    Raises:
+        ParnasError: as `search`; or the parent is not a finished retraining, has another text, other shapes, or layers
+            that the space lacks.
+    """
+    parent = Run(Path(cast(str, config.search.parent)))
+    with open_session(config, "search", folder, resume, reporter) as session:
+        config, streams = session.config, session.streams
+        layers = read_layers(parent, config)
+        model = SuperNet.from_config(config.model, config.search, streams.tokenizer.vocab_size)
+        if not session.resuming:
+            loaded = load(parent.folder)
+            check_same_text(streams.header, loaded.header, str(parent.folder))
+            ids = rows_of(streams.tokens("train")[:_IMPORTANCE_TOKENS], config.data.batch_size, config.data.tgt_len)
+            inherit_layers(model, loaded.model, layers, ids[:, :-1], config.data.tgt_len)
+        rows, data = session.device.distributed.local_slice(config.data.batch_size), config.data
+        tokens, shuffle = streams.tokens("train"), Shuffle.from_config(config)
+        batches = TrainingBatches(tokens, data.batch_size, data.tgt_len, rows, shuffle)
+        costs = prepare_costs(session) if config.search.cost.target is not None else None
+        task = LocalDistillation(session, model, layers, batches, costs)
+        check_feasible(task)
+        return run_task(task, task.architecture)
+
+
+def search_settings(parent: Run) -> Config:
+    """Return the configuration of a search in the network of a finished retraining: its own, with a new section search.
+
+    An attention layer may be replaced by cheaper ones of its kind (`cheaper_layers`), a convolution, a recurrence or
+    identity, any other layer by cheaper ones of its kind or identity. Local distillation takes a tenth of the steps of
+    the retraining.
+    """
+    refuse_unfinished(parent)
+    config = parent.config()
+    model, layers = config.model, drop_identity(run_architecture(config))
+    space: list[tuple[str, ...]] = []
+    for name in layers:
+        *cheaper, identity = cheaper_layers(name, model, config.data.tgt_len)
+        new = (CONVOLUTION, RECURRENCE) if is_limited(name, ATTENTION) else ()
+        space.append((name, *cheaper, *new, identity))
+    steps = max(8, round(_SEARCH_SHARE * config.train.steps))
+    return config.replace(
+        model__arch=None,
+        train__inherit=None,
+        train__teachers=(),
+        search=SearchConfig(
+            parent=str(parent.folder.resolve()),
+            blocks=len(layers),
+            space=tuple(space),
+            steps=steps,
+            warmup_steps=steps // 20,
+            alpha_start_step=0,
+            lr=config.train.lr,
+            cost=CostConfig(metric=config.search.cost.metric, table=config.search.cost.table),
+        ),
+    )
+
+
+def heal_settings(search: Run) -> Config:
+    """Return the configuration of the training of a network that a search in a trained network has found.
+
+    It starts from the weights of that search, has the parent as its teacher, and takes a part of the steps of the
+    parent's training, at a lower rate.
+    """
+    config = search.config()
+    return healing(config, search.folder, max(1, round(_HEALING_SHARE * config.train.steps))).replace(
+        train__teachers=(config.search.parent,), search__parent=None
+    )
+
+
+def run_search(config: Config, folder: Path, reporter: Reporter, resume: bool = False) -> Run:
+    """Search in the network of `search.parent`, or train a SuperNet from scratch if there is none; return the run."""
+    return (search if config.search.parent is None else search_parent)(config, folder, reporter, resume)
+
+
+def settings_from(run: Run) -> Config | None:
+    """Return `heal_settings` if a run is a search in a trained network, else `None`."""
+    return heal_settings(run) if run.kind() == "search" and run.config().search.parent is not None else None
+
+
+def refuse_unfinished(parent: Run) -> None:
+    """Raise `ParnasError` if a run is not a finished retraining."""
+    if parent.kind() != "retrain" or not parent.finished():
+        raise ParnasError(f"{parent.folder} is not a finished retraining; train it to its end by parnas retrain.")
+
+
+def read_layers(parent: Run, config: Config) -> tuple[str, ...]:
+    """Return the layers of the parent, one for each block.
+
+    Raises:
+        ParnasError: the parent is not a finished retraining, its shapes differ, or a block lacks its layer.
+    """
+    refuse_unfinished(parent)
+    layers = drop_identity(run_architecture(parent.config()))
+    own = config.model.model_copy(update={"arch": None})
+    if own != parent.config().model.model_copy(update={"arch": None}):
+        raise ParnasError(f"The section model differs from that of {parent.folder}, the parent; use its settings.")
+    missing = [
+        f"block {number} lacks {name}"
+        for number, (name, block) in enumerate(zip(layers, config.search.block_spaces, strict=False), 1)
+        if name not in block
+    ]
+    if len(layers) != config.search.blocks or missing:
+        raise ParnasError(
+            f"The parent {parent.folder} is {Architecture(layers)}, and each block of search.space must have its layer"
+            + (f": {', '.join(missing)}." if missing else f", in search.blocks: {len(layers)} blocks.")
+        )
+    return layers
+
+
+@torch.no_grad()
+def inherit_layers(
+    supernet: SuperNet, network: TransformerXL, layers: Sequence[str], ids: Tensor, tgt_len: int
+) -> None:
+    """Copy a trained network into a SuperNet, and its most important heads and features into smaller candidates.
+
+    Args:
+        supernet: the SuperNet; each block has the parent's layer among its candidates.
+        network: the parent.
+        layers: the name of each of its layers.
+        ids: text [R, L] by which the importance is measured.
+        tgt_len: tokens of a segment.
+    """
+    own = supernet.state_dict()
+    weights = {name: each for name, each in network.state_dict().items() if not name.startswith("blocks.")}
+    for number, (name, block) in enumerate(zip(layers, network.blocks, strict=True)):
+        weights |= {f"blocks.{number}.candidates.{name}.{key}": each for key, each in block.state_dict().items()}
+    supernet.load_state_dict(own | weights)
+    parent = ParnasParent(network, layers, tgt_len)
+    maps = [output_map(cast(Block, block)) for block in network.blocks]
+    with ExitStack() as stack:
+        found = [None if each is None else stack.enter_context(closing(Importance(each))) for each in maps]
+        parent.hidden(ids)
+    for block, layer, name, measured in zip(supernet.blocks, network.blocks, layers, found, strict=True):
+        scores = None if measured is None else measured.scores()
+        for key, candidate in cast(StochasticBlock, block).candidates.items():
+            if key == name or copy_cut(cast(Block, layer), cast(Block, candidate), scores, network.u, network.v):
+                continue
+            if isinstance(candidate, ResidualLayer) and isinstance(layer, ResidualLayer):  # it reads the same inputs
+                candidate.layer_norm.load_state_dict(layer.layer_norm.state_dict())

@@ -1,0 +1,172 @@
+"""Parents: trained language models as stacks of layers, each of which can be replaced by a cheaper one.
+
+A layer is a function from the hidden states of a whole text, [R, L, D], to others, whatever happens inside: a
+Transformer-XL layer reads the rows in segments and keeps its memory, one of `transformers` reads them at once. So the
+inputs of all layers can be stored once, and a replaced layer needs only the layers after it (`probe.py`).
+
+Shapes: R rows of text, L tokens of a row, D model width, V vocabulary.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from parnas.architecture import ATTENTION, FEED_FORWARD, GATED_FEED_FORWARD, IDENTITY, Architecture, LayerName
+from parnas.config.schema import ModelConfig
+from parnas.model.blocks import Block
+from parnas.model.layers import make_layer
+from parnas.model.supernet import StochasticBlock, SuperNet
+from parnas.model.transformer_xl import TransformerXL
+from parnas.pretrained.cut import Importance, copy_cut, output_map
+
+__all__ = ["CUTS", "Parent", "ParnasParent", "cheaper_layers"]
+
+CUTS = (2, 4)  # by which heads and inner features are divided
+_LEAST_WIDTH = 8  # inner features
+
+
+class Parent(ABC):
+    """A trained language model whose layers can be replaced."""
+
+    layers: tuple[str, ...]
+    """The name of each layer."""
+    alternatives: tuple[tuple[str, ...], ...]
+    """For each layer, the names of what can replace it, identity among them."""
+
+    @abstractmethod
+    def embed(self, ids: Tensor) -> Tensor:
+        """Return the input of the first layer, [R, L, D], for ids [R, L]."""
+
+    @abstractmethod
+    def run(self, number: int, x: Tensor, name: str | None = None) -> Tensor:
+        """Return the output of a layer, counted from 0, for its input `x`, both [R, L, D].
+
+        `name` is the layer that replaces it; `None` is the layer itself.
+        """
+
+    @abstractmethod
+    def finish(self, x: Tensor) -> Tensor:
+        """Return the hidden states for the softmax, given the output of the last layer, both [R, L, D]."""
+
+    @abstractmethod
+    def log_probs(self, hidden: Tensor) -> Tensor:
+        """Return the log-probabilities of all ids as the next token, [N, V] in float32, given hidden states [N, D]."""
+
+    def hidden(self, ids: Tensor, names: Sequence[str | None] | None = None) -> Tensor:
+        """Return the hidden states for the softmax, [R, L, D], for ids [R, L], with layers replaced by `names`."""
+        x = self.embed(ids)
+        for number, name in enumerate(names or (None,) * len(self.layers)):
+            x = self.run(number, x, name)
+        return self.finish(x)
+
+    @abstractmethod
+    def measure_importance(self, ids: Tensor) -> None:
+        """Make the replacements that are cut layers, by the importance of heads and features for a text [R, L]."""
+
+
+def cheaper_layers(name: str, model: ModelConfig, tgt_len: int) -> tuple[str, ...]:
+    """Return the names of cheaper layers that begin with weights of a trained layer, identity last.
+
+    These are attention with a half and a quarter of the heads, or within a quarter of the positions that it sees, and
+    feed-forward layers with a half and a quarter of the inner features.
+    """
+    letter, options = LayerName.parse(name)
+    given, cheaper = dict(options), list[dict[str, int]]()
+    if letter == ATTENTION:
+        heads = given.get("heads", model.n_heads)
+        cheaper += [given | {"heads": heads // cut} for cut in CUTS if heads % cut == 0 and "kv_heads" not in given]
+        window = (tgt_len + model.mem_len) // 4
+        if 0 < window < given.get("window", window + 1):
+            cheaper.append(given | {"window": window})
+    elif letter in (FEED_FORWARD, GATED_FEED_FORWARD):
+        with torch.device("meta"):
+            width = cast(torch.nn.Linear, output_map(make_layer(name, model))).in_features
+        cheaper += [given | {"d_inner": width // cut} for cut in CUTS if width // cut >= _LEAST_WIDTH]
+    return (*(str(LayerName.parse(_write(letter, each))) for each in cheaper), IDENTITY)
+
+
+def _write(letter: str, options: dict[str, int]) -> str:
+    return f"{letter}:" + ",".join(f"{key}={value}" for key, value in options.items())
+
+
+class ParnasParent(Parent):
+    """The discrete network of a parnas run.
+
+    Args:
+        network: the network, on its device; it is set to evaluation mode.
+        layers: the name of each of its layers.
+        tgt_len: tokens of a segment.
+        alternatives: for each layer the names of what can replace it; by default `cheaper_layers`.
+    """
+
+    def __init__(
+        self,
+        network: TransformerXL,
+        layers: Sequence[str],
+        tgt_len: int,
+        alternatives: Sequence[Sequence[str]] | None = None,
+    ) -> None:
+        self.network, self.layers, self.tgt_len = network.eval(), tuple(layers), tgt_len
+        names = alternatives or [cheaper_layers(name, network.config, tgt_len) for name in layers]
+        self.alternatives = tuple(map(tuple, names))
+        self.replacements: list[dict[str, Block]] = [{} for _ in layers]
+
+    @classmethod
+    def from_supernet(cls, supernet: SuperNet, layers: Sequence[str], tgt_len: int) -> "ParnasParent":
+        """Return the network of `layers`, one for each block, with the other candidates as replacements."""
+        blocks = [cast(StochasticBlock, block) for block in supernet.blocks]
+        names = [[name for name in block.candidates if name != own] for block, own in zip(blocks, layers, strict=True)]
+        parent = cls(supernet.extract(Architecture(layers)), layers, tgt_len, names)
+        parent.replacements = [{key: cast(Block, each) for key, each in block.candidates.items()} for block in blocks]
+        return parent
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """As of `Parent`."""
+        return self.network.embed(ids)
+
+    def run(self, number: int, x: Tensor, name: str | None = None) -> Tensor:
+        """As of `Parent`; the rows are read in segments with memory, from an empty one."""
+        if name == IDENTITY:
+            return x
+        layer = cast(Block, self.network.blocks[number]) if name is None else self.replacements[number][name]
+        reach, memory, outputs = self.network.config.reach, None, []
+        for segment in x.split(self.tgt_len, dim=1):
+            memory = layer.prepare(memory, reach)
+            context = self.network.context(segment, (memory,), reach, [layer])._replace(inference=True)
+            output = layer(segment, memory, context)
+            memory = output.memory
+            outputs.append(output.hidden)
+        return torch.cat(outputs, dim=1)
+
+    def finish(self, x: Tensor) -> Tensor:
+        """As of `Parent`."""
+        return self.network.finish(x)
+
+    def log_probs(self, hidden: Tensor) -> Tensor:
+        """As of `Parent`."""
+        return self.network.head.log_probs(hidden)
+
+    def measure_importance(self, ids: Tensor) -> None:
+        """As of `Parent`."""
+        if all(
+            name in found for names, found in zip(self.alternatives, self.replacements, strict=True) for name in names
+        ):
+            return
+        network, device = self.network, ids.device
+        maps = [output_map(cast(Block, block)) for block in network.blocks]
+        with ExitStack() as stack:
+            found = [None if each is None else stack.enter_context(closing(Importance(each))) for each in maps]
+            self.hidden(ids)
+        scores = [None if each is None else each.scores() for each in found]
+        for number, (block, names, own) in enumerate(zip(network.blocks, self.alternatives, scores, strict=True)):
+            for name in names:
+                if name == IDENTITY:
+                    continue
+                with torch.random.fork_rng(devices=[]):
+                    layer = make_layer(name, network.config).to(device).eval()
+                if copy_cut(cast(Block, block), layer, own, network.u, network.v):
+                    self.replacements[number][name] = layer

@@ -1,0 +1,141 @@
+"""Probe: what a trained model loses if one of its layers is left out or replaced by a cheaper one, without training.
+
+For each layer and each replacement the model reads a held-out text, and two figures are measured, in nats per token:
+how much the loss rises, and the KL divergence of the next-token distribution from that of the unchanged model (as in
+KL-guided selection of layers, arXiv 2512.20569). The inputs of all layers are stored once, so that only the layers
+after the replaced one run.
+
+Losses of several replacements add up approximately; `Pair` checks how well. With this, and with costs of layers, the
+best network within any budget is a knapsack problem (`parnas/nas/knapsack.py`).
+
+Shapes: R rows of text, L tokens of a row, D model width, V vocabulary.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from itertools import combinations
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from parnas.architecture import IDENTITY
+from parnas.data.streams import Tokens
+from parnas.pretrained.parent import Parent
+
+__all__ = ["Change", "Pair", "Probe", "measure_networks", "probe", "rows_of"]
+
+_ROWS = 512  # tokens whose log-probabilities are in memory at once
+
+
+class Change(NamedTuple):
+    """What a network loses relative to the unchanged model, in nats per token."""
+
+    loss: float  # rise of the loss
+    kl: float  # KL divergence of the next-token distribution from that of the unchanged model
+
+
+class Pair(NamedTuple):
+    """Two layers that are left out together."""
+
+    first: int  # number of a layer, from 0
+    second: int
+    both: Change
+    predicted: Change  # the sum of both, each left out alone
+
+
+class Probe(NamedTuple):
+    """The results of a probe."""
+
+    layers: tuple[str, ...]
+    loss: float  # of the unchanged model, nats per token
+    tokens: int  # that were scored
+    changes: tuple[dict[str, Change], ...]  # for each layer, by the name of its replacement
+    pairs: tuple[Pair, ...]
+
+
+@torch.no_grad()
+def probe(parent: Parent, ids: Tensor, pairs: int = 0, seed: int = 1, note: Callable[[str], None] = print) -> Probe:
+    """Measure what each replacement of a layer costs.
+
+    Args:
+        parent: the trained model.
+        ids: held-out text [R, L + 1].
+        pairs: number of pairs of layers, drawn at random, that are left out together.
+        seed: of the pairs.
+        note: receives a line for each layer.
+    """
+    inputs_of_text, targets = ids[:, :-1], ids[:, 1:]
+    # 1. Run the unchanged model and store the input of each layer.
+    parent.measure_importance(inputs_of_text)
+    inputs = [parent.embed(inputs_of_text)]
+    for number in range(len(parent.layers)):
+        inputs.append(parent.run(number, inputs[-1]))
+    reference = parent.finish(inputs.pop())
+
+    def run_from(number: int, names: Sequence[str | None]) -> Change:
+        """Replace the layers from `number` on by `names`; further layers stay."""
+        x = inputs[number]
+        for place in range(number, len(parent.layers)):
+            name = names[place - number] if place - number < len(names) else None
+            x = parent.run(place, x, name)
+        return compare(parent, parent.finish(x), reference, targets)
+
+    # 2. Replace one layer after the other: the layers before it need not run.
+    changes = []
+    for number, names in enumerate(parent.alternatives):
+        changes.append({name: run_from(number, [name]) for name in names})
+        note(f"layer {number + 1} of {len(parent.layers)} ({parent.layers[number]}): " + describe(changes[-1]))
+    # 3. Leave out two layers together.
+    found = []
+    drawn = list(combinations(range(len(parent.layers)), 2))
+    for first, second in random.Random(seed).sample(drawn, min(pairs, len(drawn))):
+        both = run_from(first, [IDENTITY, *[None] * (second - first - 1), IDENTITY])
+        one, other = changes[first][IDENTITY], changes[second][IDENTITY]
+        found.append(Pair(first, second, both, Change(one.loss + other.loss, one.kl + other.kl)))
+    loss = compare(parent, reference, reference, targets, whole=True).loss
+    return Probe(parent.layers, loss, targets.numel(), tuple(changes), tuple(found))
+
+
+def compare(parent: Parent, hidden: Tensor, reference: Tensor, targets: Tensor, whole: bool = False) -> Change:
+    """Return the change of a network with hidden states [R, L, D] relative to `reference`, those of the model.
+
+    `targets` [R, L] are the ids that follow. With `whole`, `loss` is the loss of the network itself.
+    """
+    loss, kl = 0.0, 0.0
+    parts = [each.flatten(0, 1).split(_ROWS) for each in (hidden, reference, targets[..., None])]
+    for ours, theirs, wanted in zip(*parts, strict=True):
+        log_probs, before = parent.log_probs(ours), parent.log_probs(theirs)
+        rise = -log_probs if whole else before - log_probs
+        loss += float(rise.gather(1, wanted).double().sum())
+        kl += float(torch.nn.functional.kl_div(log_probs, before, reduction="none", log_target=True).double().sum())
+    return Change(loss / targets.numel(), kl / targets.numel())
+
+
+@torch.no_grad()
+def measure_networks(parent: Parent, ids: Tensor, networks: Sequence[Sequence[str]]) -> list[Change]:
+    """Return what whole networks lose, each given by a name for every layer: that of the layer, or of a replacement."""
+    inputs, targets = ids[:, :-1], ids[:, 1:]
+    reference = parent.hidden(inputs)
+    changes = []
+    for names in networks:
+        replaced = [None if name == own else name for name, own in zip(names, parent.layers, strict=True)]
+        changes.append(compare(parent, parent.hidden(inputs, replaced), reference, targets))
+    return changes
+
+
+def describe(changes: dict[str, Change]) -> str:
+    """Return the changes of one layer in a line."""
+    return ", ".join(f"{name} {change.loss:+.3f}" for name, change in changes.items())
+
+
+def rows_of(tokens: Tokens, rows: int, tgt_len: int) -> Tensor:
+    """Return a text as `rows` rows, [R, L + 1], of which L is a multiple of a segment; the rest is left out.
+
+    Each row begins with the last token of the row before. Fewer rows are returned for a short text.
+    """
+    rows = max(1, min(rows, (len(tokens) - 1) // tgt_len))
+    length = max(1, (len(tokens) - 1) // rows // tgt_len * tgt_len)
+    starts = np.arange(rows)[:, None] * length
+    return torch.from_numpy(np.asarray(tokens)[starts + np.arange(length + 1)].astype(np.int64))

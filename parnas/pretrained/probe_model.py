@@ -1,0 +1,89 @@
+"""Probe a trained model in a folder: a parnas run, or a causal language model of `transformers`."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from parnas.architecture import drop_identity
+from parnas.config.schema import RuntimeConfig
+from parnas.data.corpora import NAMES, find_corpus
+from parnas.data.streams import prepare
+from parnas.errors import ParnasError
+from parnas.pretrained.findings import Findings, investigate
+from parnas.pretrained.parent import Parent, ParnasParent
+from parnas.pretrained.probe import rows_of
+from parnas.pretrained.transformers_parent import TransformersParent, load_transformers
+from parnas.runs.files import expand_user
+from parnas.runs.run import ENVIRONMENT
+from parnas.training.device import choose_device
+from parnas.training.loaded_run import load
+
+__all__ = ["PROBE_PAIRS", "PROBE_TOKENS", "ROUNDS", "probe_model"]
+
+PROBE_TOKENS, PROBE_PAIRS = 8192, 8
+ROUNDS = 10  # of measuring the time of a layer
+
+_ROWS = 16
+_LENGTH = 512  # tokens of a row that a model of transformers reads, or as many as it has positions
+_LEAST_TOKENS = 64
+
+
+def probe_model(
+    folder: Path,
+    text: str | None,
+    tokens: int,
+    pairs: int,
+    rounds: int,
+    runtime: RuntimeConfig,
+    note: Callable[[str], None],
+) -> Findings:
+    """Probe the model in a folder.
+
+    Args:
+        folder: a parnas run with a discrete network, or a folder that `transformers` has written.
+        text: a text file, or the name of a corpus, whose validation split is read; `None`: the validation split of the
+            run's own text.
+        tokens: how many tokens are read.
+        pairs: number of pairs of layers that are left out together, to check that losses add up.
+        rounds: how often the time of each layer is measured.
+        runtime: device, precision and threads.
+        note: receives the progress.
+
+    Raises:
+        ParnasError: the folder holds no such model, or there is no text, or too little.
+    """
+    device = choose_device(runtime)
+    parent: Parent
+    if (folder / ENVIRONMENT).is_file():
+        loaded = load(folder)
+        network, layers = loaded.discrete(), drop_identity(loaded.architecture)
+        config, encode = loaded.config, loaded.tokenizer.encode
+        length, rows = config.data.tgt_len, _ROWS
+        network.to(device.device)
+        parent = ParnasParent(network, layers, length)
+        ids = prepare(config.data, note).tokens("valid")[: tokens + 1] if text is None else encode(read(text, note))
+    else:
+        model, tokenizer = load_transformers(folder)
+        if text is None:
+            raise ParnasError(f"{folder} has no text of its own; give one (--text): a text file or a corpus.")
+        length = min(_LENGTH, int(getattr(model.config, "max_position_embeddings", _LENGTH)))
+        ids = tokenizer(read(text, note), truncation=False)["input_ids"]
+        rows = max(1, min(tokens, len(ids)) // length)
+        parent = TransformersParent(model.to(device.device), length)
+    taken = np.asarray(ids[: tokens + 1])
+    if len(taken) <= min(length, _LEAST_TOKENS):
+        raise ParnasError(f"The text has {len(taken)} tokens, fewer than a segment of {length}; give a longer one.")
+    found = rows_of(taken, rows, length).to(device.device)
+    return investigate(parent, found, device, pairs, rounds, 1, note)
+
+
+def read(text: str, note: Callable[[str], None]) -> str:
+    """Return the content of a text file, or of the validation split of a corpus."""
+    path = expand_user(text)
+    if text not in NAMES and path.is_file():
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ParnasError(f"{text} cannot be read as text in UTF-8: {error}.") from error
+    return b"".join(find_corpus(text, note).splits["valid"].blocks()).decode("utf-8", errors="replace")

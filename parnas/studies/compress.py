@@ -1,0 +1,114 @@
+"""Compress a trained network: search for cheaper layers in it, derive a network within a budget, and heal that.
+
+1. `search`: local distillation and scores of cheaper layers (`parnas/pretrained/local_distillation.py`).
+2. The best network within the targets, as of any search.
+3. `child`: a training of this network from the weights of the search, with the parent as its teacher.
+4. Networks to compare with, from scratch: `scratch`, the same network for all steps of the parent's training, and
+   `shallower`, an interleaved network of the same cost for as long as the parent and the compression took together.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from parnas.config.loader import Config
+from parnas.errors import ParnasError
+from parnas.evaluation.comparison import Comparison, compare
+from parnas.evaluation.loading import EvalOptions
+from parnas.figures.curves import draw_learning_curves
+from parnas.figures.draw import draw_report, draw_run
+from parnas.figures.heatmap import AnimationOptions
+from parnas.nas.cost import Metric
+from parnas.nas.derive import Constraints, Derivation, derive, write_derivation
+from parnas.pretrained.local_distillation import heal_settings, search_parent
+from parnas.runs.run import ARCH_FILE, Run
+from parnas.studies.baselines import EQUAL_COST, hand_designed
+from parnas.studies.train_or_load import train_once
+from parnas.training.progress import Reporter
+from parnas.training.retrain import retrain
+
+__all__ = ["CompressResult", "compress"]
+
+CHILD, SCRATCH, SHALLOWER = "child", "scratch", "shallower"
+
+
+@dataclass(frozen=True)
+class CompressResult:
+    """The results of a compression, and the files that it wrote."""
+
+    folder: Path
+    parent: Run
+    search: Run
+    derivation: Derivation
+    runs: Mapping[str, Run] = field(repr=False)  # the retrainings by name, `child` first
+    comparison: Comparison = field(repr=False)  # of parent and retrainings, on the validation split
+    written: tuple[Path, ...] = field(repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return derivation and comparison as plain values."""
+        return {
+            "parent": str(self.parent.folder),
+            "derivation": self.derivation.to_record(self.search).to_dict(),
+            "comparison": self.comparison.to_dict(),
+        }
+
+
+def compress(
+    config: Config,
+    within: Mapping[Metric, float],
+    folder: Path,
+    reporter: Reporter,
+    *,
+    baselines: bool = True,
+) -> CompressResult:
+    """Run or resume all phases of a compression in `folder`, draw the pictures and the report, and return the results.
+
+    Args:
+        config: the configuration of the search, with the parent in `search.parent`; see `search_settings`.
+        within: largest costs by metric, as shares of the interleaved network's.
+        folder: the folder of the compression; each phase has a subfolder.
+        reporter: receives the progress.
+        baselines: also train the networks to compare with.
+
+    Raises:
+        ParnasError: there is no parent, no network is within the targets, or `folder` holds trainings of another
+            configuration.
+    """
+    if config.search.parent is None:
+        raise ParnasError("compress needs a trained network; give its run folder.")
+    parent = Run(Path(config.search.parent))
+    metric, target = next(iter(within.items()))  # so that the search refuses a target that no network meets
+    config = config.replace(search__cost__metric=metric, search__cost__target=target)
+    # 1. Search in the parent, and derive.
+    searched = train_once(search_parent, config, folder / "search", reporter)
+    derivation = derive(searched, Constraints(within=within), reporter)
+    write_derivation(derivation, searched, searched.folder / ARCH_FILE)
+    architecture = str(derivation.architecture)
+    # 2. Heal the child.
+    reporter.note(f"{CHILD}: training {architecture}")
+    healing = heal_settings(searched).replace(model__arch=architecture)
+    runs = {CHILD: train_once(retrain, healing, folder / CHILD, reporter)}
+    # 3. The same network, and a shallower one of the same cost, from scratch.
+    if baselines:
+        fresh = parent.config().replace(train__inherit=None, train__teachers=())
+        reporter.note(f"{SCRATCH}: training {architecture} from scratch")
+        runs[SCRATCH] = train_once(retrain, fresh.replace(model__arch=architecture), folder / SCRATCH, reporter)
+        assert derivation.costs is not None
+        blocks = config.search.blocks
+        (shallower,) = hand_designed([EQUAL_COST], derivation.architecture, derivation.costs, blocks).values()
+        # Networks of equal cost take about equal steps, so that the steps for a time follow from those of `scratch`.
+        seconds = sum(run.summary().seconds for run in (parent, searched, runs[CHILD]))
+        trained = runs[SCRATCH].summary()
+        steps = max(1, round(seconds * trained.steps / trained.seconds))
+        reporter.note(f"{SHALLOWER}: training {shallower} from scratch for {steps} steps")
+        training = fresh.replace(model__arch=shallower, train__steps=steps)
+        runs[SHALLOWER] = train_once(retrain, training, folder / SHALLOWER, reporter)
+    # 4. Compare and draw.
+    folders = [parent.folder, *(run.folder for run in runs.values())]
+    comparison = compare(folders, EvalOptions(split="valid"), reporter)
+    written = [*draw_run(searched, AnimationOptions())]
+    written.append(draw_learning_curves([parent, *runs.values()], folder / "curves.png"))
+    written += comparison.write(folder)
+    written += draw_report([folder, searched.folder, *folders], folder, reporter.note)
+    return CompressResult(folder, parent, searched, derivation, runs, comparison, tuple(written))

@@ -1,0 +1,124 @@
+"""Commands that start from a trained network: probe, search --from, retrain --from and --teacher, compress."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from parnas.cli.main import main
+from parnas.runs.run import Run
+
+
+def call(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as leaving:
+        main([*map(str, arguments)])
+    return int(leaving.value.code or 0)
+
+
+SHORT = ("search.steps=8", "search.evolution_steps=2", "search.rerank_top_k=2")
+
+
+@pytest.fixture(scope="module")
+def searched(retrain_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("searched") / "run"
+    assert call("search", "--from", retrain_run.folder, "--run", folder, "-q", *SHORT) == 0
+    return Run(folder)
+
+
+def test_probe_prints_the_answer_and_writes_numbers_and_pictures(
+    retrain_run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = (
+        "probe",
+        retrain_run.folder,
+        "--tokens",
+        200,
+        "--pairs",
+        1,
+        "--out",
+        tmp_path / "out",
+        "runtime.threads=1",
+    )
+    assert call(*common) == 0
+    printed = capsys.readouterr().out
+    content = json.loads((tmp_path / "out" / "probe.json").read_text())
+    assert content["answer"] in " ".join(printed.split())
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"probe.json", "probe.png", "attention.png"}
+    assert call(*common, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["layers"] == ["s", "f", "s"]
+
+
+def test_probe_reads_a_text_file(retrain_run: Run, corpus: Path, tmp_path: Path) -> None:
+    text = corpus / "test.txt"
+    assert call("probe", retrain_run.folder, "--text", text, "--tokens", 200, "--out", tmp_path / "out", "-q") == 0
+    (tmp_path / "short.txt").write_text("a b")
+    assert call("probe", retrain_run.folder, "--text", tmp_path / "short.txt", "--out", tmp_path / "out", "-q") == 2
+
+
+@pytest.mark.parametrize("place", ["nothing", "empty"])
+def test_probe_of_a_folder_without_a_model_is_one_message(
+    tmp_path: Path, place: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    assert call("probe", tmp_path / place) == 2
+    assert "neither a parnas run nor the folder of a language model" in capsys.readouterr().err
+    assert not list((tmp_path / "empty").iterdir())
+
+
+def test_a_search_from_a_run_has_its_settings_and_a_space_around_its_layers(retrain_run: Run, searched: Run) -> None:
+    own, config = retrain_run.config(), searched.config()
+    assert (config.data, config.train) == (own.data, own.train)
+    assert config.model == own.model.model_copy(update={"arch": None})
+    assert config.search.parent == str(retrain_run.folder.resolve())
+    assert config.search.block_spaces == (
+        ("s", "s:heads=1", "s:window=4", "k", "r", "i"),
+        ("f", "f:d_inner=16", "f:d_inner=8", "i"),
+        ("s", "s:heads=1", "s:window=4", "k", "r", "i"),
+    )
+
+
+def test_a_retraining_from_this_search_heals_with_the_parent_as_teacher(
+    retrain_run: Run, searched: Run, tmp_path: Path
+) -> None:
+    assert call("retrain", "--from", searched.folder, "--run", tmp_path / "child", "-q") == 0
+    config = Run(tmp_path / "child").config()
+    assert config.train.teachers == (str(retrain_run.folder.resolve()),)
+    assert config.train.inherit == str(searched.folder.resolve())
+    assert config.train.steps < retrain_run.config().train.steps
+    assert config.model.arch == searched.summary().arch
+
+
+def test_teachers_are_options_of_retrain(retrain_run: Run, tmp_path: Path) -> None:
+    settings = retrain_run.folder / "config.yaml"
+    teachers = ("--teacher", retrain_run.folder, "--teacher", retrain_run.folder)
+    assert call("retrain", settings, "--arch", "ff", *teachers, "--run", tmp_path / "run", "-q") == 0
+    assert len(Run(tmp_path / "run").config().train.teachers) == 2
+
+
+def test_compress_does_all_and_resumes(retrain_run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ("compress", retrain_run.folder, "--within", "macs=0.8", "--run", tmp_path / "all", "-q", *SHORT)
+    assert call(*command) == 0
+    printed = capsys.readouterr().out
+    for name in ("child", "scratch", "shallower"):
+        assert name in printed
+        assert Run(tmp_path / "all" / name).finished()
+    assert (tmp_path / "all" / "report.html").is_file()
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "all").glob("*/summary.json")}
+    assert call(*command) == 0
+    assert before == {path: path.stat().st_mtime_ns for path in before}
+
+
+def test_mistakes_are_one_message(
+    retrain_run: Run, search_run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for message, *arguments in (
+        ("not a finished retraining", "search", "--from", search_run.folder),
+        ("exclude each other", "search", "--from", retrain_run.folder, "--one-run"),
+        ("not a finished retraining", "compress", search_run.folder, "--within", "macs=0.5"),
+        ("is 'size'", "compress", retrain_run.folder, "--within", "size=0.5"),
+        ("No network", "compress", retrain_run.folder, "--within", "macs=0.0001", *SHORT),
+        ("search.parent is set", "pipeline", retrain_run.folder / "config.yaml", f"search.parent={retrain_run.folder}",
+         "model.arch=null"),
+    ):  # fmt: skip
+        assert call(*arguments, "--run", tmp_path / "run", "-q") == 2
+        assert message in capsys.readouterr().err

@@ -1,0 +1,90 @@
+"""Search in a trained network: what is trained, what is scored, and that everything that reads a search reads it."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import small_config
+from helpers.model_helpers import near
+from helpers.training_helpers import assert_resumes, final_weights
+
+from parnas.architecture import Architecture
+from parnas.config.loader import Config
+from parnas.errors import ParnasError
+from parnas.nas.derive import derive
+from parnas.pretrained.local_distillation import search_parent
+from parnas.runs.run import Run
+from parnas.training.loaded_run import load
+from parnas.training.progress import Silent
+from parnas.training.retrain import retrain
+
+SPACE = [["s", "s:heads=1", "k", "i"], ["f", "f:d_inner=16", "i"], ["s", "k", "r", "i"]]
+
+
+@pytest.fixture(scope="module")
+def parent(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    config = small_config(corpus, model__arch="sfs", train__steps=60)
+    return retrain(config, tmp_path_factory.mktemp("parent") / "run", Silent())
+
+
+def search_config(parent: Run, **changes: object) -> Config:
+    settings = {"search__parent": str(parent.folder), "search__space": SPACE, "model__arch": None, **changes}
+    return parent.config().replace(**settings)
+
+
+@pytest.fixture(scope="module")
+def searched(parent: Run, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return search_parent(search_config(parent), tmp_path_factory.mktemp("search") / "run", Silent())
+
+
+def test_the_layers_of_the_parent_stay_and_all_others_are_trained(parent: Run, searched: Run, tmp_path: Path) -> None:
+    before, after = final_weights(parent), load(searched.folder).model
+    own = after.extract(Architecture("sfs")).state_dict()
+    assert all(torch.equal(own[name], weight) for name, weight in before.items())
+    still = search_parent(search_config(parent, search__lr=1e-30), tmp_path / "still", Silent())
+    untrained = load(still.folder).model.state_dict()
+    for name, weight in after.state_dict().items():
+        number, _, candidate = [*name.split("."), "", ""][1:4] if name.startswith("blocks.") else ("", "", "")
+        trained = number and candidate != "sfs"[int(number)] and not name.endswith("alpha")
+        assert torch.equal(weight, untrained[name]) != bool(trained) or name.endswith("alpha"), name
+
+
+def test_distillation_brings_candidates_closer_to_the_layers_of_the_parent(searched: Run) -> None:
+    losses = [record.loss for record in searched.metrics() if record.split == "train"]
+    assert losses[-1] < 0.9 * losses[0]
+
+
+def test_pi_prefers_layers_that_change_the_predictions_least(parent: Run, searched: Run) -> None:
+    pi = dict(zip(searched.config().search.candidates, searched.pi_records()[-1].pi[0], strict=True))
+    assert pi["s"] > pi["s:heads=1"] > pi["i"]
+    assert pi["f"] == 0.0, "block 1 has no feed-forward layer"
+
+
+def test_a_network_is_derived_and_begins_with_the_weights_of_parent_and_candidates(
+    parent: Run, searched: Run, tmp_path: Path
+) -> None:
+    derivation = derive(searched)
+    assert derivation.architecture == Architecture.parse(searched.summary().arch)
+    changes = {"train__inherit": str(searched.folder), "model__arch": str(derivation.architecture), "train__steps": 1}
+    child = retrain(parent.config().replace(**changes, train__lr=1e-30), tmp_path / "child", Silent())
+    expected = load(searched.folder).model.extract(derivation.architecture).state_dict()
+    for name, weight in final_weights(child).items():
+        near(weight, expected[name], 1e-6)
+    inherited = child.summary().inherited
+    assert inherited is not None
+    assert inherited.steps == searched.config().search.steps
+
+
+def test_a_search_resumes_exactly(parent: Run, tmp_path: Path) -> None:
+    assert_resumes(search_parent, search_config(parent), tmp_path, killed_after=13)
+
+
+def test_the_parent_must_fit(corpus: Path, parent: Run, searched: Run, tmp_path: Path) -> None:
+    def fails(match: str, **changes: object) -> None:
+        with pytest.raises(ParnasError, match=match):
+            search_parent(search_config(parent, **changes), tmp_path / "run", Silent())
+
+    fails("not a finished retraining", search__parent=str(searched.folder))
+    fails("section model", model__d_inner=48)
+    fails("block 2 lacks f", search__space=[["s", "i"], ["s", "i"], ["s", "i"]])
+    fails("3 blocks", search__space=["s", "f", "i"], search__blocks=4)
