@@ -20,8 +20,6 @@ from torch import Tensor, nn
 from parnas.model.attention import SelfAttention
 from parnas.model.layers import Block, FeedForward, GatedFeedForward, ResidualLayer
 
-__all__ = ["Importance", "copy_cut", "output_map"]
-
 
 def output_map(layer: Block) -> nn.Linear | None:
     """Return the last linear map of a layer that can be cut; `None` for a layer of another kind."""

@@ -98,9 +98,10 @@ class Findings:
         needs = f"Layers {list_numbers(needed)} need attention" if needed else "No layer needs attention"
         if len(needed) == 1:
             needs = f"Layer {needed[0]} needs attention"
-        others = f"the other {gone}" if needed else f"all {gone}"
+        others = f"all {gone}" if not needed else f"the other {gone}" if gone > 1 else "the other"
         change = f"{abs(fewest.perplexity):.1%} {'higher' if fewest.perplexity >= 0 else 'lower'} perplexity"
-        return f"{needs}; without it in {others} the model is {fewest.speed:.1f} times as fast at {change}."
+        without = f"without it in {others}" if len(blocks) > 1 else "without it"
+        return f"{needs}; {without} the model is {fewest.speed:.1f} times as fast at {change}."
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values, for `probe.json`."""

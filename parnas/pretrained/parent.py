@@ -23,8 +23,6 @@ from parnas.model.supernet import StochasticBlock, SuperNet
 from parnas.model.transformer_xl import TransformerXL
 from parnas.pretrained.cut import Importance, copy_cut, output_map
 
-__all__ = ["CUTS", "Parent", "ParnasParent", "cheaper_layers"]
-
 CUTS = (2, 4)  # by which heads and inner features are divided
 _LEAST_WIDTH = 8  # inner features
 

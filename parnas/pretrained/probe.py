@@ -24,8 +24,6 @@ from parnas.architecture import IDENTITY
 from parnas.data.streams import Tokens
 from parnas.pretrained.parent import Parent
 
-__all__ = ["Change", "Pair", "Probe", "measure_networks", "probe", "rows_of"]
-
 _ROWS = 512  # tokens whose log-probabilities are in memory at once
 
 

@@ -24,8 +24,6 @@ from parnas.errors import ParnasError
 from parnas.pretrained.cut import Importance
 from parnas.pretrained.parent import CUTS, Parent
 
-__all__ = ["TransformersParent", "load_transformers"]
-
 
 class Names(NamedTuple):
     """Names of the parts of a family's blocks."""

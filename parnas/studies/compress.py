@@ -30,6 +30,7 @@ from parnas.training.retrain import retrain
 
 __all__ = ["CompressResult", "compress"]
 
+_LEAST_SECONDS = 0.1  # a summary has tenths of seconds
 CHILD, SCRATCH, SHALLOWER = "child", "scratch", "shallower"
 
 
@@ -100,7 +101,7 @@ def compress(
         # Networks of equal cost take about equal steps, so that the steps for a time follow from those of `scratch`.
         seconds = sum(run.summary().seconds for run in (parent, searched, runs[CHILD]))
         trained = runs[SCRATCH].summary()
-        steps = max(1, round(seconds * trained.steps / trained.seconds))
+        steps = max(1, round(seconds * trained.steps / max(trained.seconds, _LEAST_SECONDS)))
         reporter.note(f"{SHALLOWER}: training {shallower} from scratch for {steps} steps")
         training = fresh.replace(model__arch=shallower, train__steps=steps)
         runs[SHALLOWER] = train_once(retrain, training, folder / SHALLOWER, reporter)

@@ -26,8 +26,6 @@ from parnas.model.memory import Memory
 from parnas.model.transfer import to_device
 from parnas.model.transformer_xl import TransformerXL
 
-__all__ = ["Teachers"]
-
 
 class Teachers(NamedTuple):
     """Trained networks and the settings of the distillation from them."""

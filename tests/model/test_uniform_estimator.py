@@ -256,7 +256,7 @@ def test_the_time_of_reranking_counts_once(corpus: Path, tmp_path: Path, monkeyp
 
     monkeypatch.setattr(time, "perf_counter", lambda: now() + later[0])
 
-    monkeypatch.setattr("parnas.nas.search.held_out_losses", slowly)
+    monkeypatch.setattr("parnas.nas.supernet_task.held_out_losses", slowly)
     changes = {"search__steps": 20, "search__uniform_fraction": 0.5, "train__log_every": 12, "train__eval_every": 10}
     run = search(small_config(corpus, **changes), tmp_path / "run", Silent())
     speeds = [line.tokens_per_s for line in run.metrics() if line.split == "train"]

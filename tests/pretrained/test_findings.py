@@ -74,7 +74,7 @@ def make_findings(layers, *fewer):
     [
         (
             [("sfif", 0.01), ("ifif", 0.05)],
-            "Layer 1 needs attention; without it in the other 1 the model is 1.6 times as fast at 1.0% higher "
+            "Layer 1 needs attention; without it in the other the model is 1.6 times as fast at 1.0% higher "
             "perplexity.",
         ),
         (
@@ -83,8 +83,7 @@ def make_findings(layers, *fewer):
         ),
         (
             [("sfif", -0.02), ("ifif", 0.5)],
-            "Layer 1 needs attention; without it in the other 1 the model is 1.6 times as fast at 2.0% lower "
-            "perplexity.",
+            "Layer 1 needs attention; without it in the other the model is 1.6 times as fast at 2.0% lower perplexity.",
         ),
         (
             [("sfif", 0.1), ("ifif", 0.2)],
@@ -116,3 +115,8 @@ def test_files_hold_the_numbers_and_the_pictures(findings, tmp_path: Path):
     for path in written[1:]:
         with Image.open(path) as picture:
             assert min(picture.size) > 200
+
+
+def test_the_only_attention_layer_is_not_counted():
+    answer = make_findings("sf", ("if", 0.01)).answer
+    assert answer == "No layer needs attention; without it the model is 1.6 times as fast at 1.0% higher perplexity."

@@ -26,7 +26,7 @@ def divergence(networks, own, ids, temperature):
 
 
 def softmax(logits, temperature):
-    exponentials = [math.exp(float(logit) / temperature) for logit in logits]
+    exponentials = [math.exp(logit / temperature) for logit in logits.tolist()]
     return [each / sum(exponentials) for each in exponentials]
 
 
