@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from parnas.architecture import Architecture
-from parnas.config.loader import Config, Override, check_config
+from parnas.config.loader import Config, Override
 from parnas.errors import ParnasError
 from parnas.evaluation.comparison import Comparison, compare
 from parnas.evaluation.loading import EvalOptions
@@ -37,7 +37,7 @@ from parnas.nas.front import Front
 from parnas.nas.one_run import second_part, split_training
 from parnas.pretrained.findings import Findings, write_findings
 from parnas.pretrained.local_distillation import run_search, search_settings, settings_from
-from parnas.pretrained.probe_model import PROBE_PAIRS, PROBE_TOKENS, ROUNDS, probe_model
+from parnas.pretrained.probe_model import PROBE_PAIRS, PROBE_TOKENS, ROUNDS, probe_model, read_runtime
 from parnas.runs import resolve
 from parnas.runs.records import Kind, TunedEvalRecord
 from parnas.runs.resolve import Settings, read_overrides
@@ -483,7 +483,7 @@ def probe(
     (('s', 'f', 's'), ['f:d_inner=16'])
     """
     folder = model.folder if isinstance(model, Run | TrainedRun) else Path(model)
-    runtime = check_config({}, "The settings", [*read_overrides(overrides or {})]).runtime
+    runtime = read_runtime([*read_overrides(overrides or {})])
     reporter = _reporter(progress)
     findings = probe_model(folder, None if text is None else str(text), tokens, pairs, ROUNDS, runtime, reporter.note)
     if out is not None:

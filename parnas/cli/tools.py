@@ -38,9 +38,12 @@ def probe(
     """Measure what a trained model loses without each of its layers, and with cheaper ones, without training."""
     from parnas.cli.tables import show_probe
     from parnas.pretrained.findings import write_findings
-    from parnas.pretrained.probe_model import ROUNDS, probe_model
+    from parnas.pretrained.probe_model import ROUNDS, probe_model, read_runtime
 
-    runtime = check_config({}, "The settings", split_configuration(settings)[1]).runtime
+    unknown, overrides = split_configuration(settings)
+    if unknown is not None:
+        raise ParnasError(f"A probe takes no configuration, but {unknown} is given; give runtime.KEY=VALUE.")
+    runtime = read_runtime(overrides)
     note = output.reporter().note
     findings = probe_model(model, text, tokens, pairs, ROUNDS, runtime, note)
     written = write_findings(findings, out or model / "probe")

@@ -125,30 +125,15 @@ class TransformerXL(nn.Module):
                 for each segment. The result is the same, but weights get no gradient from memory positions.
             with_weights: return the attention weights of each block too.
         """
-        x = self.embed(tokens)
-        return self.transform(x, memory, gates, reach, inference, with_weights)
-
-    def embed(self, tokens: Tensor) -> Tensor:
-        """Return the input of the first block, [B, T, D], for a segment of ids [B, T]."""
-        return cast(Tensor, self.dropout(self.embedding(tokens)))
-
-    def transform(
-        self,
-        x: Tensor,
-        memory: Memory | None = None,
-        gates: Gates | None = None,
-        reach: Reach | None = None,
-        inference: bool = False,
-        with_weights: bool = False,
-    ) -> ModelOutput:
-        """Return what `forward` returns, given the input of the first block [B, T, D]; the other arguments are its."""
-        # 1. Encode all distances once, for the longest memory; every attention layer projects them by its own matrix.
+        # 1. Embed the segment.
         reach = reach or self.config.reach
         memory = memory or (None,) * len(self.blocks)
+        x = self.embed(tokens)  # [B, T, D]
+        # 2. Encode all distances once, for the longest memory; every attention layer projects them by its own matrix.
         blocks = cast(list[Block], list(self.blocks))
         memory = tuple(block.prepare(own, reach) for block, own in zip(blocks, memory, strict=True))
         context = self.context(x, memory, reach, blocks)._replace(inference=inference)
-        # 2. Run the blocks, each with its own memory and gate, and collect the memories for the next segment.
+        # 3. Run the blocks, each with its own memory and gate, and collect the memories for the next segment.
         new_memory: list[BlockMemory] = []
         losses: list[Tensor | None] = []
         weights: list[Tensor | None] = []
@@ -163,6 +148,10 @@ class TransformerXL(nn.Module):
                 weights.append(output.weights)
             del output  # else its attention weights would be in memory while the next block runs
         return ModelOutput(self.finish(x), tuple(new_memory), add_up(losses), tuple(weights))
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Return the input of the first block, [B, T, D], for a segment of ids [B, T]."""
+        return cast(Tensor, self.dropout(self.embedding(tokens)))
 
     def finish(self, x: Tensor) -> Tensor:
         """Return the hidden states for the softmax, [B, T, D], given the output of the last block."""

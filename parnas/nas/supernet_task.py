@@ -52,7 +52,7 @@ class SuperNetTask(TrainingTask):
         """Rank networks by the shared weights, store their losses in the run folder, and return the best network."""
         config, run = self.session.config, self.session.run
         # As `derive` does with a finished search, but with the weights at hand; `derive` reads the stored losses.
-        self.session.reporter.note("alpha is frozen; evaluating networks with the shared weights")
+        self.session.reporter.note("evaluating networks with the shared weights")
         losses = held_out_losses(self.supernet, config, self.session.streams)
         ranking = rank(self.pi(), self.budget, config, losses)
         if self.distributed.is_main:

@@ -93,7 +93,7 @@ def _copy_attention(
         assert importance is not None
         by_head = importance.view(layer.n_heads, width).norm(dim=1)
         heads = by_head.topk(cut.n_heads).indices.sort().values
-    channels = _channels(heads, width)
+    channels = channels_of(heads, width)
     cut.query.weight.copy_(layer.query.weight[channels])
     cut.position.weight.copy_(layer.position.weight[channels])
     cut.output.weight.copy_(layer.output.weight[:, channels])
@@ -123,6 +123,6 @@ def _copy_feed_forward(
             own.bias.copy_(whole.bias if chosen is None else whole.bias[chosen])
 
 
-def _channels(heads: Tensor, width: int) -> Tensor:
-    """Return the channels of heads of a width, in their order."""
-    return (heads[:, None] * width + torch.arange(width)).flatten()
+def channels_of(heads: Tensor, width: int) -> Tensor:
+    """Return the channels of heads, or of groups of channels, of a width, in their order."""
+    return (heads[:, None] * width + torch.arange(width, device=heads.device)).flatten()

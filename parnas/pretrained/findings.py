@@ -41,7 +41,7 @@ _TOLERANCE = 0.02  # rise of the perplexity up to which a layer is not needed
 class Times(NamedTuple):
     """Milliseconds of the parts of a model for the text of the probe."""
 
-    fixed: float  # embedding and softmax
+    fixed: float  # softmax
     layers: dict[str, float]  # by the name of a layer or of a replacement
 
     def total(self, names: Sequence[str]) -> float:
@@ -88,10 +88,9 @@ class Findings:
             return "The model has no attention layer."
         if not enough:
             least = self.attention[0]
-            return (
-                f"All {len(blocks)} attention layers are needed: without the least important one, perplexity is "
-                f"{least.perplexity:.1%} higher."
-            )
+            needed_all = f"All {len(blocks)} attention layers are needed: without the least important one"
+            one = "The attention layer is needed: without it"
+            return f"{needed_all if len(blocks) > 1 else one}, perplexity is {least.perplexity:.1%} higher."
         fewest = min(enough, key=lambda each: sum(is_limited(name, ATTENTION) for name in each.layers))
         needed = [number for number in blocks if fewest.layers[number - 1] != IDENTITY]
         gone = len(blocks) - len(needed)
@@ -120,7 +119,7 @@ class Findings:
                 }
                 for pair in found.pairs
             ],
-            "milliseconds": {"embedding and softmax": self.times.fixed, **self.times.layers},
+            "milliseconds": {"softmax": self.times.fixed, **self.times.layers},
             "attention": [each.to_dict() for each in self.attention],
             "front": [each.to_dict() for each in self.front],
         }
@@ -169,7 +168,7 @@ def investigate(
         note: receives the progress.
     """
     with device.autocast():
-        found = probe(parent, ids, pairs, seed, note)
+        found = probe(parent, ids, note, pairs, seed)
         times = measure_times(parent, ids, device, rounds)
         own = Costs("latency", times.layers, sum(times.layers[name] for name in parent.layers))
         pi = probabilities(found)
@@ -218,13 +217,11 @@ def probabilities(found: Probe) -> list[dict[str, float]]:
 @torch.no_grad()
 def measure_times(parent: Parent, ids: Tensor, device: Device, rounds: int) -> Times:
     """Return the times of the first layer of each name, and of each of its replacements, measured in turns."""
-    text = ids[:, :-1]
-    x = parent.embed(text)
+    x = parent.embed(ids[:, :-1])
     calls: dict[str, Callable[[], object]] = {}
     hidden = parent.finish(x).flatten(0, 1)
 
     def softmax() -> None:
-        parent.embed(text)
         for part in hidden.split(512):
             parent.log_probs(part)
 

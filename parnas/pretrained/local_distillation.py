@@ -16,14 +16,13 @@ everything that reads a search reads this one too.
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from parnas.architecture import ATTENTION, CONVOLUTION, RECURRENCE, Architecture, drop_identity
+from parnas.architecture import ATTENTION, CONVOLUTION, IDENTITY, RECURRENCE, Architecture, drop_identity
 from parnas.config.loader import Config
 from parnas.config.schema import CostConfig, SearchConfig
 from parnas.data.batching import Shuffle, TrainingBatches
@@ -39,7 +38,7 @@ from parnas.nas.one_run import healing
 from parnas.nas.rerank import held_out
 from parnas.nas.search import check_feasible, prepare_costs, search
 from parnas.nas.supernet_task import SuperNetTask
-from parnas.pretrained.cut import Importance, copy_cut, output_map
+from parnas.pretrained.cut import copy_cut
 from parnas.pretrained.parent import ParnasParent, cheaper_layers
 from parnas.pretrained.probe import Change, probe, rows_of
 from parnas.runs.run import Run
@@ -154,7 +153,7 @@ class LocalDistillation(SuperNetTask):
         parent = ParnasParent.from_supernet(self.supernet, self.parent_layers, config.data.tgt_len)
         text = rows_of(held_out(config, self.session.streams), config.data.batch_size, config.data.tgt_len)
         with self.session.device.autocast():
-            return probe(parent, text.to(self.session.device.device), note=note).changes
+            return probe(parent, text.to(self.session.device.device), note).changes
 
     def set_alpha(self, changes: Sequence[Mapping[str, Change]]) -> None:
         """Set alpha of each block so that pi is the softmax of -KL / e."""
@@ -192,6 +191,8 @@ def search_parent(config: Config, folder: Path, reporter: Reporter, resume: bool
         tokens, shuffle = streams.tokens("train"), Shuffle.from_config(config)
         batches = TrainingBatches(tokens, data.batch_size, data.tgt_len, rows, shuffle)
         costs = prepare_costs(session) if config.search.cost.target is not None else None
+        if all(set(block) <= {name, IDENTITY} for name, block in zip(layers, config.search.block_spaces, strict=True)):
+            raise ParnasError("No block of search.space has a layer to train besides the parent's; add cheaper layers.")
         task = LocalDistillation(session, model, layers, batches, costs)
         check_feasible(task)
         return run_task(task, task.architecture)
@@ -300,13 +301,8 @@ def inherit_layers(
     for number, (name, block) in enumerate(zip(layers, network.blocks, strict=True)):
         weights |= {f"blocks.{number}.candidates.{name}.{key}": each for key, each in block.state_dict().items()}
     supernet.load_state_dict(own | weights)
-    parent = ParnasParent(network, layers, tgt_len)
-    maps = [output_map(cast(Block, block)) for block in network.blocks]
-    with ExitStack() as stack:
-        found = [None if each is None else stack.enter_context(closing(Importance(each))) for each in maps]
-        parent.hidden(ids)
-    for block, layer, name, measured in zip(supernet.blocks, network.blocks, layers, found, strict=True):
-        scores = None if measured is None else measured.scores()
+    importance = ParnasParent(network, layers, tgt_len).importance(ids)
+    for block, layer, name, scores in zip(supernet.blocks, network.blocks, layers, importance, strict=True):
         for key, candidate in cast(StochasticBlock, block).candidates.items():
             if key == name or copy_cut(cast(Block, layer), cast(Block, candidate), scores, network.u, network.v):
                 continue

@@ -15,10 +15,10 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from parnas.architecture import ATTENTION, FEED_FORWARD, GATED_FEED_FORWARD, IDENTITY, Architecture, LayerName
+from parnas.architecture import ATTENTION, FEED_FORWARD, GATED_FEED_FORWARD, IDENTITY, LETTERS, Architecture, LayerName
 from parnas.config.schema import ModelConfig
 from parnas.model.blocks import Block
-from parnas.model.layers import make_layer
+from parnas.model.layers import Identity, make_layer
 from parnas.model.supernet import StochasticBlock, SuperNet
 from parnas.model.transformer_xl import TransformerXL
 from parnas.pretrained.cut import Importance, copy_cut, output_map
@@ -54,9 +54,11 @@ class Parent(ABC):
     def log_probs(self, hidden: Tensor) -> Tensor:
         """Return the log-probabilities of all ids as the next token, [N, V] in float32, given hidden states [N, D]."""
 
-    def hidden(self, ids: Tensor, names: Sequence[str | None] | None = None) -> Tensor:
-        """Return the hidden states for the softmax, [R, L, D], for ids [R, L], with layers replaced by `names`."""
-        x = self.embed(ids)
+    def hidden(self, x: Tensor, names: Sequence[str | None] | None = None) -> Tensor:
+        """Return the hidden states for the softmax for the input `x` of the first layer, both [R, L, D].
+
+        `names` replace the layers, as in `run`; by default none is replaced.
+        """
         for number, name in enumerate(names or (None,) * len(self.layers)):
             x = self.run(number, x, name)
         return self.finish(x)
@@ -84,11 +86,9 @@ def cheaper_layers(name: str, model: ModelConfig, tgt_len: int) -> tuple[str, ..
         with torch.device("meta"):
             width = cast(torch.nn.Linear, output_map(make_layer(name, model))).in_features
         cheaper += [given | {"d_inner": width // cut} for cut in CUTS if width // cut >= _LEAST_WIDTH]
-    return (*(str(LayerName.parse(_write(letter, each))) for each in cheaper), IDENTITY)
-
-
-def _write(letter: str, options: dict[str, int]) -> str:
-    return f"{letter}:" + ",".join(f"{key}={value}" for key, value in options.items())
+    known = LETTERS[letter].options
+    named = (LayerName(letter, tuple((key, each[key]) for key in known if key in each)) for each in cheaper)
+    return (*map(str, named), IDENTITY)
 
 
 class ParnasParent(Parent):
@@ -111,7 +111,7 @@ class ParnasParent(Parent):
         self.network, self.layers, self.tgt_len = network.eval(), tuple(layers), tgt_len
         names = alternatives or [cheaper_layers(name, network.config, tgt_len) for name in layers]
         self.alternatives = tuple(map(tuple, names))
-        self.replacements: list[dict[str, Block]] = [{} for _ in layers]
+        self.replacements: list[dict[str, Block]] = [{IDENTITY: Identity()} for _ in layers]
 
     @classmethod
     def from_supernet(cls, supernet: SuperNet, layers: Sequence[str], tgt_len: int) -> "ParnasParent":
@@ -128,7 +128,7 @@ class ParnasParent(Parent):
 
     def run(self, number: int, x: Tensor, name: str | None = None) -> Tensor:
         """As of `Parent`; the rows are read in segments with memory, from an empty one."""
-        if name == IDENTITY:
+        if name == IDENTITY:  # it needs no segments
             return x
         layer = cast(Block, self.network.blocks[number]) if name is None else self.replacements[number][name]
         reach, memory, outputs = self.network.config.reach, None, []
@@ -149,22 +149,28 @@ class ParnasParent(Parent):
         return self.network.head.log_probs(hidden)
 
     def measure_importance(self, ids: Tensor) -> None:
-        """As of `Parent`."""
-        if all(
-            name in found for names, found in zip(self.alternatives, self.replacements, strict=True) for name in names
-        ):
+        """As of `Parent`; replacements that exist stay."""
+        missing = [
+            [name for name in names if name not in made]
+            for names, made in zip(self.alternatives, self.replacements, strict=True)
+        ]
+        if not any(missing):
             return
-        network, device = self.network, ids.device
-        maps = [output_map(cast(Block, block)) for block in network.blocks]
-        with ExitStack() as stack:
-            found = [None if each is None else stack.enter_context(closing(Importance(each))) for each in maps]
-            self.hidden(ids)
-        scores = [None if each is None else each.scores() for each in found]
-        for number, (block, names, own) in enumerate(zip(network.blocks, self.alternatives, scores, strict=True)):
+        importance, network = self.importance(ids), self.network
+        for number, (block, names, own) in enumerate(zip(network.blocks, missing, importance, strict=True)):
             for name in names:
-                if name == IDENTITY:
-                    continue
                 with torch.random.fork_rng(devices=[]):
-                    layer = make_layer(name, network.config).to(device).eval()
+                    layer = make_layer(name, network.config).to(ids.device).eval()
                 if copy_cut(cast(Block, block), layer, own, network.u, network.v):
                     self.replacements[number][name] = layer
+
+    def importance(self, ids: Tensor) -> list[Tensor | None]:
+        """Return the importance of the inputs of each layer's last map, [inputs], for a text [R, L].
+
+        It is `None` for layers that cannot be cut.
+        """
+        maps = [output_map(cast(Block, block)) for block in self.network.blocks]
+        with ExitStack() as stack:
+            found = [None if each is None else stack.enter_context(closing(Importance(each))) for each in maps]
+            self.hidden(self.embed(ids))
+        return [None if each is None else each.scores() for each in found]

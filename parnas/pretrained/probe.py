@@ -54,15 +54,15 @@ class Probe(NamedTuple):
 
 
 @torch.no_grad()
-def probe(parent: Parent, ids: Tensor, pairs: int = 0, seed: int = 1, note: Callable[[str], None] = print) -> Probe:
+def probe(parent: Parent, ids: Tensor, note: Callable[[str], None], pairs: int = 0, seed: int = 1) -> Probe:
     """Measure what each replacement of a layer costs.
 
     Args:
         parent: the trained model.
         ids: held-out text [R, L + 1].
+        note: receives a line for each layer.
         pairs: number of pairs of layers, drawn at random, that are left out together.
         seed: of the pairs.
-        note: receives a line for each layer.
     """
     inputs_of_text, targets = ids[:, :-1], ids[:, 1:]
     # 1. Run the unchanged model and store the input of each layer.
@@ -92,21 +92,26 @@ def probe(parent: Parent, ids: Tensor, pairs: int = 0, seed: int = 1, note: Call
         both = run_from(first, [IDENTITY, *[None] * (second - first - 1), IDENTITY])
         one, other = changes[first][IDENTITY], changes[second][IDENTITY]
         found.append(Pair(first, second, both, Change(one.loss + other.loss, one.kl + other.kl)))
-    loss = compare(parent, reference, reference, targets, whole=True).loss
-    return Probe(parent.layers, loss, targets.numel(), tuple(changes), tuple(found))
+    return Probe(parent.layers, mean_loss(parent, reference, targets), targets.numel(), tuple(changes), tuple(found))
 
 
-def compare(parent: Parent, hidden: Tensor, reference: Tensor, targets: Tensor, whole: bool = False) -> Change:
+def mean_loss(parent: Parent, hidden: Tensor, targets: Tensor) -> float:
+    """Return the loss in nats per token for hidden states [R, L, D]; `targets` [R, L] are the ids that follow."""
+    parts = [each.flatten(0, 1).split(_ROWS) for each in (hidden, targets[..., None])]
+    losses = (-parent.log_probs(states).gather(1, wanted).double().sum() for states, wanted in zip(*parts, strict=True))
+    return float(sum(losses)) / targets.numel()
+
+
+def compare(parent: Parent, hidden: Tensor, reference: Tensor, targets: Tensor) -> Change:
     """Return the change of a network with hidden states [R, L, D] relative to `reference`, those of the model.
 
-    `targets` [R, L] are the ids that follow. With `whole`, `loss` is the loss of the network itself.
+    `targets` [R, L] are the ids that follow.
     """
     loss, kl = 0.0, 0.0
     parts = [each.flatten(0, 1).split(_ROWS) for each in (hidden, reference, targets[..., None])]
     for ours, theirs, wanted in zip(*parts, strict=True):
         log_probs, before = parent.log_probs(ours), parent.log_probs(theirs)
-        rise = -log_probs if whole else before - log_probs
-        loss += float(rise.gather(1, wanted).double().sum())
+        loss += float((before - log_probs).gather(1, wanted).double().sum())
         kl += float(torch.nn.functional.kl_div(log_probs, before, reduction="none", log_target=True).double().sum())
     return Change(loss / targets.numel(), kl / targets.numel())
 
@@ -114,12 +119,12 @@ def compare(parent: Parent, hidden: Tensor, reference: Tensor, targets: Tensor, 
 @torch.no_grad()
 def measure_networks(parent: Parent, ids: Tensor, networks: Sequence[Sequence[str]]) -> list[Change]:
     """Return what whole networks lose, each given by a name for every layer: that of the layer, or of a replacement."""
-    inputs, targets = ids[:, :-1], ids[:, 1:]
-    reference = parent.hidden(inputs)
+    x, targets = parent.embed(ids[:, :-1]), ids[:, 1:]
+    reference = parent.hidden(x)
     changes = []
     for names in networks:
         replaced = [None if name == own else name for name, own in zip(names, parent.layers, strict=True)]
-        changes.append(compare(parent, parent.hidden(inputs, replaced), reference, targets))
+        changes.append(compare(parent, parent.hidden(x, replaced), reference, targets))
     return changes
 
 
@@ -131,9 +136,10 @@ def describe(changes: dict[str, Change]) -> str:
 def rows_of(tokens: Tokens, rows: int, tgt_len: int) -> Tensor:
     """Return a text as `rows` rows, [R, L + 1], of which L is a multiple of a segment; the rest is left out.
 
-    Each row begins with the last token of the row before. Fewer rows are returned for a short text.
+    Each row begins with the last token of the row before. Fewer rows are returned for a short text, and of a text that
+    is shorter than a segment one row, as long as it is.
     """
     rows = max(1, min(rows, (len(tokens) - 1) // tgt_len))
-    length = max(1, (len(tokens) - 1) // rows // tgt_len * tgt_len)
+    length = (len(tokens) - 1) // rows // tgt_len * tgt_len or len(tokens) - 1
     starts = np.arange(rows)[:, None] * length
     return torch.from_numpy(np.asarray(tokens)[starts + np.arange(length + 1)].astype(np.int64))

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from parnas.architecture import drop_identity
+from parnas.config.loader import Override, check_config, read_override
 from parnas.config.schema import RuntimeConfig
 from parnas.data.corpora import NAMES, find_corpus
 from parnas.data.streams import prepare
@@ -19,7 +20,7 @@ from parnas.runs.run import ENVIRONMENT
 from parnas.training.device import choose_device
 from parnas.training.loaded_run import load
 
-__all__ = ["PROBE_PAIRS", "PROBE_TOKENS", "ROUNDS", "probe_model"]
+__all__ = ["PROBE_PAIRS", "PROBE_TOKENS", "ROUNDS", "probe_model", "read_runtime"]
 
 PROBE_TOKENS, PROBE_PAIRS = 8192, 8
 ROUNDS = 10  # of measuring the time of a layer
@@ -67,15 +68,23 @@ def probe_model(
         model, tokenizer = load_transformers(folder)
         if text is None:
             raise ParnasError(f"{folder} has no text of its own; give one (--text): a text file or a corpus.")
-        length = min(_LENGTH, int(getattr(model.config, "max_position_embeddings", _LENGTH)))
         ids = tokenizer(read(text, note), truncation=False)["input_ids"]
-        rows = max(1, min(tokens, len(ids)) // length)
+        length = min(_LENGTH, int(getattr(model.config, "max_position_embeddings", _LENGTH)), tokens, len(ids) - 1)
+        rows = max(1, min(tokens, len(ids) - 1) // max(1, length))
         parent = TransformersParent(model.to(device.device), length)
     taken = np.asarray(ids[: tokens + 1])
-    if len(taken) <= min(length, _LEAST_TOKENS):
-        raise ParnasError(f"The text has {len(taken)} tokens, fewer than a segment of {length}; give a longer one.")
+    if len(taken) <= _LEAST_TOKENS:
+        raise ParnasError(f"The text has {len(taken)} tokens; give one of more than {_LEAST_TOKENS}.")
     found = rows_of(taken, rows, length).to(device.device)
     return investigate(parent, found, device, pairs, rounds, 1, note)
+
+
+def read_runtime(overrides: list[Override]) -> RuntimeConfig:
+    """Return the section runtime with overrides; raise `ParnasError` for settings of other sections."""
+    keys = [read_override(each)[0] if isinstance(each, str) else each[0] for each in overrides]
+    if others := [key for key in keys if not key.startswith("runtime.")]:
+        raise ParnasError(f"A probe has settings of the section runtime only, not {others[0]}.")
+    return check_config({}, "The settings", overrides).runtime
 
 
 def read(text: str, note: Callable[[str], None]) -> str:

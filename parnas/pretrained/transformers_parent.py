@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from parnas.architecture import ATTENTION, FEED_FORWARD, IDENTITY, LayerName
 from parnas.errors import ParnasError
-from parnas.pretrained.cut import Importance
+from parnas.pretrained.cut import Importance, channels_of
 from parnas.pretrained.parent import CUTS, Parent
 
 
@@ -64,9 +64,9 @@ class TransformersParent(Parent):
     def __init__(self, model: nn.Module, tokens: int) -> None:
         self.model: Any = model.eval()
         base: Any = model.transformer if hasattr(model, "transformer") else model.model
-        self.family = "gpt2" if hasattr(base, "h") else "llama"
-        self.blocks: nn.ModuleList = base.h if self.family == "gpt2" else base.layers
-        self.names = _FAMILIES[self.family]
+        is_gpt2 = hasattr(base, "h")
+        self.blocks: nn.ModuleList = base.h if is_gpt2 else base.layers
+        self.names = _FAMILIES["gpt2" if is_gpt2 else "llama"]
         config: Any = model.config
         self.layers = (ATTENTION, FEED_FORWARD) * len(self.blocks)
         self.window = tokens // 4
@@ -80,7 +80,7 @@ class TransformersParent(Parent):
         )
         self.alternatives = cheaper * len(self.blocks)
         self.replacements: list[dict[str, nn.Module]] = [{} for _ in self.layers]
-        self.final_norm: nn.Module = base.ln_f if self.family == "gpt2" else base.norm
+        self.final_norm: nn.Module = base.ln_f if is_gpt2 else base.norm
         self.calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []  # arguments of each block but the hidden states
         self.zeros: dict[str, Zeros] = {}
 
@@ -207,8 +207,8 @@ def cut_attention(attention: Any, heads: int, importance: Tensor) -> None:
     groups = before // getattr(attention, "num_key_value_groups", 1)  # heads of keys and values
     size = before // groups  # heads that use the same keys and values
     kept = importance.view(groups, -1).norm(dim=1).topk(heads // size).indices.sort().values
-    channels = spread(kept, size * width)  # of queries and of the output
-    keys = spread(kept, width)
+    channels = channels_of(kept, size * width)  # of queries and of the output
+    keys = channels_of(kept, width)
     if hasattr(attention, "c_attn"):
         whole = before * width
         keep(attention.c_attn, outputs=torch.cat([channels, whole + channels, 2 * whole + channels]))
@@ -221,11 +221,6 @@ def cut_attention(attention: Any, heads: int, importance: Tensor) -> None:
         keep(attention.o_proj, inputs=channels)
         attention.hidden_size, attention.num_key_value_heads = len(channels), len(kept)
     attention.num_heads = heads
-
-
-def spread(groups: Tensor, size: int) -> Tensor:
-    """Return the channels of groups of `size` channels each."""
-    return (groups[:, None] * size + torch.arange(size)).flatten()
 
 
 def linear_width(module: nn.Module) -> int:
@@ -264,10 +259,8 @@ def load_transformers(folder: Path) -> tuple[nn.Module, Any]:
             f"{folder} is neither a parnas run nor the folder of a language model: it has no config.json with a "
             "model_type."
         ) from error
-    if kind not in ("gpt2", "llama", "mistral", "qwen2"):
-        raise ParnasError(
-            f"{folder} holds a model of type {kind!r}; probe reads the types gpt2, llama, mistral and qwen2."
-        )
+    if kind not in _FAMILIES:
+        raise ParnasError(f"{folder} holds a model of type {kind!r}; probe reads the types {' and '.join(_FAMILIES)}.")
     if not list(folder.glob("*.safetensors")):
         raise ParnasError(
             f"{folder} has no *.safetensors file; other formats of weights can run code and are not read."

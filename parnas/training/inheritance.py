@@ -60,9 +60,11 @@ def inherit(network: TransformerXL, architecture: Architecture, folder: Path, he
 
 
 def load_teachers(
-    folders: Sequence[str], settings: DistillConfig, header: StreamHeader, network: TransformerXL
+    folders: Sequence[str], settings: DistillConfig, header: StreamHeader, bounds: Sequence[int], device: torch.device
 ) -> Teachers | None:
-    """Return the teachers in run folders, on the device of `network`; `None` if there are none.
+    """Return the teachers in run folders, on a device; `None` if there are none.
+
+    `header` is the text of the training, `bounds` are those of the clusters of the trained network's softmax.
 
     Raises:
         ParnasError: a run is not finished, has another text or tokenizer, or other clusters of its softmax.
@@ -74,12 +76,12 @@ def load_teachers(
             loaded = load(folder)
         check_same_text(header, loaded.header, folder)
         teacher = loaded.discrete()
-        if teacher.head.bounds != network.head.bounds:
+        if teacher.head.bounds != bounds:
             raise ParnasError(
                 f"The softmax of the teacher {folder} has the cutoffs {teacher.head.bounds[1:-1]}, not "
-                f"{network.head.bounds[1:-1]}; set model.cutoffs to those of the teacher."
+                f"{bounds[1:-1]}; set model.cutoffs to those of the teacher."
             )
-        networks.append(teacher.to(next(network.parameters()).device).requires_grad_(False))
+        networks.append(teacher.to(device).requires_grad_(False))
     return Teachers(networks, settings) if networks else None
 
 

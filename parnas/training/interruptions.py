@@ -103,7 +103,7 @@ def explain_failures(step: Callable[[], int], last_checkpoint: Callable[[], Path
 def _running_part(error: BaseException) -> str:
     """Return the part of the network in which `error` was raised, such as "block 3", according to its traceback."""
     for frame, _ in walk_tb(error.__traceback__):
-        if frame.f_code is TransformerXL.transform.__code__ and "index" in frame.f_locals:
+        if frame.f_code is TransformerXL.forward.__code__ and "index" in frame.f_locals:
             return f"block {frame.f_locals['index'] + 1}"
     return "the softmax, the backward pass or the update"
 

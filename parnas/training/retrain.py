@@ -55,6 +55,6 @@ def retrain(config: Config, folder: Path, reporter: Reporter, resume: bool = Fal
         rows = session.device.distributed.local_slice(data.batch_size)
         tokens, shuffle = session.streams.tokens("train"), Shuffle.from_config(config)
         batches = TrainingBatches(tokens, data.batch_size, data.tgt_len, rows, shuffle, first=first)
-        model.to(session.device.device)
-        teachers = load_teachers(config.train.teachers, config.train.distill, session.streams.header, model)
+        header, device = session.streams.header, session.device.device
+        teachers = load_teachers(config.train.teachers, config.train.distill, header, model.head.bounds, device)
         return run_task(RetrainTask(session, model, batches, Schedule.of(config.train), teachers), lambda: architecture)

@@ -117,16 +117,18 @@ def find_cutoffs(config: Config, counts: NDArray[np.int64]) -> Config:
 
 
 def resolve_paths(config: Config) -> Config:
-    """Return the configuration with absolute paths in `data.corpus`, if that is a path, and in `train.inherit`.
+    """Return the configuration with absolute paths of the corpus, if that is a path, and of other runs.
 
     With absolute paths, a run can be resumed from any working directory.
     """
     path, changes = expand_user(config.data.corpus), {}
     if config.data.corpus not in NAMES and path.exists():
         changes["data__corpus"] = str(path.resolve())
-    if config.train.inherit is not None:
-        changes["train__inherit"] = str(expand_user(config.train.inherit).resolve())
-    return config.replace(**changes)
+    for key, run in (("train__inherit", config.train.inherit), ("search__parent", config.search.parent)):
+        if run is not None:
+            changes[key] = str(expand_user(run).resolve())
+    teachers = tuple(str(expand_user(run).resolve()) for run in config.train.teachers)
+    return config.replace(**changes, train__teachers=teachers)
 
 
 def run_task(task: TrainingTask, architecture: Callable[[], Architecture]) -> Run:

@@ -55,6 +55,17 @@ def test_probe_reads_a_text_file(retrain_run: Run, corpus: Path, tmp_path: Path)
     assert call("probe", retrain_run.folder, "--text", tmp_path / "short.txt", "--out", tmp_path / "out", "-q") == 2
 
 
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [("model.d_model=8", "section runtime only, not model.d_model"), ("demo", "no configuration")],
+)
+def test_probe_takes_settings_of_the_runtime_only(
+    retrain_run: Run, setting: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call("probe", retrain_run.folder, setting) == 2
+    assert message in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("place", ["nothing", "empty"])
 def test_probe_of_a_folder_without_a_model_is_one_message(
     tmp_path: Path, place: str, capsys: pytest.CaptureFixture[str]
@@ -88,11 +99,13 @@ def test_a_retraining_from_this_search_heals_with_the_parent_as_teacher(
     assert config.model.arch == searched.summary().arch
 
 
-def test_teachers_are_options_of_retrain(retrain_run: Run, tmp_path: Path) -> None:
+def test_teachers_are_options_of_retrain(retrain_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = retrain_run.folder / "config.yaml"
-    teachers = ("--teacher", retrain_run.folder, "--teacher", retrain_run.folder)
+    monkeypatch.chdir(retrain_run.folder.parent)
+    teachers = ("--teacher", retrain_run.folder, "--teacher", retrain_run.folder.name)
     assert call("retrain", settings, "--arch", "ff", *teachers, "--run", tmp_path / "run", "-q") == 0
-    assert len(Run(tmp_path / "run").config().train.teachers) == 2
+    teacher = str(retrain_run.folder.resolve())
+    assert Run(tmp_path / "run").config().train.teachers == (teacher, teacher), "from any working directory"
 
 
 def test_compress_does_all_and_resumes(retrain_run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,15 @@ import torch
 from helpers.model_helpers import make_network, random_ids
 from PIL import Image
 
-from parnas.pretrained.findings import Finding, Findings, Times, investigate, list_numbers, write_findings
+from parnas.pretrained.findings import (
+    Finding,
+    Findings,
+    Times,
+    investigate,
+    list_numbers,
+    measure_times,
+    write_findings,
+)
 from parnas.pretrained.parent import ParnasParent
 from parnas.pretrained.probe import Change, Probe, measure_networks
 from parnas.training.device import Device
@@ -120,3 +128,14 @@ def test_files_hold_the_numbers_and_the_pictures(findings, tmp_path: Path):
 def test_the_only_attention_layer_is_not_counted():
     answer = make_findings("sf", ("if", 0.01)).answer
     assert answer == "No layer needs attention; without it the model is 1.6 times as fast at 1.0% higher perplexity."
+    answer = make_findings("sf", ("if", 0.1)).answer
+    assert answer == "The attention layer is needed: without it, perplexity is 10.5% higher."
+
+
+def test_the_time_outside_the_layers_is_that_of_the_softmax(parent, monkeypatch):
+    """A model of `transformers` runs as a whole to embed a text, which must not count."""
+    embedded = []
+    embed = parent.embed
+    monkeypatch.setattr(parent, "embed", lambda ids: embedded.append(1) or embed(ids))
+    measure_times(parent, random_ids(2, 25), CPU, 3)
+    assert len(embedded) == 1

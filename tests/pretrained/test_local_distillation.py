@@ -87,4 +87,5 @@ def test_the_parent_must_fit(corpus: Path, parent: Run, searched: Run, tmp_path:
     fails("not a finished retraining", search__parent=str(searched.folder))
     fails("section model", model__d_inner=48)
     fails("block 2 lacks f", search__space=[["s", "i"], ["s", "i"], ["s", "i"]])
+    fails("No block of search.space has a layer to train", search__space=[["s", "i"], ["f", "i"], ["s", "i"]])
     fails("3 blocks", search__space=["s", "f", "i"], search__blocks=4)

@@ -36,12 +36,12 @@ def slow_change(network, other, ids):
 @pytest.mark.parametrize("changes", [{}, {"norm": "pre"}, {"mem_len": 0}])
 def test_layers_run_one_by_one_are_the_network(changes):
     parent, ids = make_parent("s k r f s:window=3", **changes)
-    near(parent.hidden(ids), read_in_segments(parent.network, ids, TGT_LEN)[0])
+    near(parent.hidden(parent.embed(ids)), read_in_segments(parent.network, ids, TGT_LEN)[0])
 
 
 def test_a_layer_that_is_left_out_costs_what_the_network_without_it_loses():
     parent, ids = make_parent()
-    result = probe(parent, ids, note=lambda _: None)
+    result = probe(parent, ids, lambda _: None)
     for number in range(4):
         left = ["i" if place == number else name for place, name in enumerate(parent.layers)]
         other = parent.network.extract(Architecture(left))
@@ -55,7 +55,7 @@ def test_a_layer_that_is_left_out_costs_what_the_network_without_it_loses():
 
 def test_a_replaced_layer_changes_the_memory_of_the_layers_after_it_alone():
     parent, ids = make_parent("sfsf")
-    result = probe(parent, ids, note=lambda _: None)
+    result = probe(parent, ids, lambda _: None)
     for number, names in enumerate(parent.alternatives):
         for name in names:
             replaced = [name if place == number else own for place, own in enumerate(parent.layers)]
@@ -67,7 +67,7 @@ def test_a_replaced_layer_changes_the_memory_of_the_layers_after_it_alone():
 
 def test_pairs_are_left_out_together_and_compared_with_the_sum_of_both():
     parent, ids = make_parent()
-    result = probe(parent, ids, pairs=3, note=lambda _: None)
+    result = probe(parent, ids, lambda _: None, pairs=3)
     assert len({(pair.first, pair.second) for pair in result.pairs}) == 3
     for pair in result.pairs:
         left = ["i" if place in (pair.first, pair.second) else name for place, name in enumerate(parent.layers)]
@@ -100,7 +100,7 @@ def test_cheaper_layers_are_parts_of_the_layer(name, expected):
 
 
 @pytest.mark.parametrize(
-    ("length", "rows", "shape"), [(41, 4, (4, 9)), (41, 3, (3, 13)), (9, 4, (2, 5)), (6, 4, (1, 5))]
+    ("length", "rows", "shape"), [(41, 4, (4, 9)), (41, 3, (3, 13)), (9, 4, (2, 5)), (6, 4, (1, 5)), (4, 4, (1, 4))]
 )
 def test_rows_of_a_text_follow_one_another(length, rows, shape):
     found = rows_of(np.arange(length), rows, TGT_LEN)

@@ -54,7 +54,7 @@ def log_probs_of(model, ids):
 def log_probs_with(parent, names):
     ids = read()
     parent.measure_importance(ids[:, :-1])
-    hidden = parent.hidden(ids[:, :-1], names)
+    hidden = parent.hidden(parent.embed(ids[:, :-1]), names)
     return parent.log_probs(hidden.flatten(0, 1)).view(*hidden.shape[:2], -1)
 
 
@@ -101,14 +101,14 @@ def test_a_window_hides_all_keys_but_the_last_ones(parent):
     ids = read()
     changed = ids.clone()
     changed[:, 0] = (changed[:, 0] + 1) % VOCABULARY
-    hidden = parent.hidden(changed[:, :-1], [f"s:window={window}", "i", "i", "i"]).detach()
+    hidden = parent.hidden(parent.embed(changed[:, :-1]), [f"s:window={window}", "i", "i", "i"]).detach()
     other = parent.log_probs(hidden.flatten(0, 1)).detach().view_as(found)
     near(other[:, window:], found[:, window:])
     assert not torch.allclose(other[:, window - 1], found[:, window - 1])
 
 
 def test_a_probe_measures_each_layer_in_the_whole_model(parent):
-    result = probe(parent, read(), pairs=1, note=lambda _: None)
+    result = probe(parent, read(), lambda _: None, pairs=1)
     assert result.loss == pytest.approx(
         float(-log_probs_of(parent.model, read()).gather(2, read()[:, 1:, None]).mean()), abs=1e-5
     )
