@@ -67,7 +67,8 @@ mixture is slower than this goal, speeds relative to it look better than they ar
 
 These were no faster, and are not used:
 
-* `torch.compile` on a CPU: slower than eager mode at these sizes, after half a minute of compilation (*choices* below).
+* `torch.compile` on a CPU: slower than eager mode at these sizes, after half a minute of compilation (*choices* below,
+  measured while attention and dropout still interrupted each compiled graph).
 * Attention or cross-entropy computed in several smaller parts; float32 for narrow softmax clusters.
 * A hand-written gradient of the feed-forward layer, in-place ReLU, sparse gradients of a tied embedding.
 * `scaled_dot_product_attention` for training on a CPU: its fast path supports neither dropout nor a bias with gradient.
