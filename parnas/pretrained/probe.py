@@ -72,27 +72,29 @@ def probe(parent: Parent, ids: Tensor, note: Callable[[str], None], pairs: int =
         inputs.append(parent.run(number, inputs[-1]))
     reference = parent.finish(inputs.pop())
 
-    def run_from(number: int, names: Sequence[str | None]) -> Change:
-        """Replace the layers from `number` on by `names`; further layers stay."""
+    def run_from(number: int, names: Sequence[str | None]) -> Tensor:
+        """Return the hidden states for the softmax with `names` for the layers from `number` on; further ones stay."""
         x = inputs[number]
         for place in range(number, len(parent.layers)):
             name = names[place - number] if place - number < len(names) else None
             x = parent.run(place, x, name)
-        return compare(parent, parent.finish(x), reference, targets)
+        return parent.finish(x)
 
     # 2. Replace one layer after the other: the layers before it need not run.
     changes = []
     for number, names in enumerate(parent.alternatives):
-        changes.append({name: run_from(number, [name]) for name in names})
+        found = compare(parent, [run_from(number, [name]) for name in names], reference, targets)
+        changes.append(dict(zip(names, found, strict=True)))
         note(f"layer {number + 1} of {len(parent.layers)} ({parent.layers[number]}): " + describe(changes[-1]))
     # 3. Leave out two layers together.
-    found = []
+    measured = []
     drawn = list(combinations(range(len(parent.layers)), 2))
     for first, second in random.Random(seed).sample(drawn, min(pairs, len(drawn))):
-        both = run_from(first, [IDENTITY, *[None] * (second - first - 1), IDENTITY])
+        hidden = run_from(first, [IDENTITY, *[None] * (second - first - 1), IDENTITY])
+        (both,) = compare(parent, [hidden], reference, targets)
         one, other = changes[first][IDENTITY], changes[second][IDENTITY]
-        found.append(Pair(first, second, both, Change(one.loss + other.loss, one.kl + other.kl)))
-    return Probe(parent.layers, mean_loss(parent, reference, targets), targets.numel(), tuple(changes), tuple(found))
+        measured.append(Pair(first, second, both, Change(one.loss + other.loss, one.kl + other.kl)))
+    return Probe(parent.layers, mean_loss(parent, reference, targets), targets.numel(), tuple(changes), tuple(measured))
 
 
 def mean_loss(parent: Parent, hidden: Tensor, targets: Tensor) -> float:
@@ -102,18 +104,27 @@ def mean_loss(parent: Parent, hidden: Tensor, targets: Tensor) -> float:
     return float(sum(losses)) / targets.numel()
 
 
-def compare(parent: Parent, hidden: Tensor, reference: Tensor, targets: Tensor) -> Change:
-    """Return the change of a network with hidden states [R, L, D] relative to `reference`, those of the model.
+def compare(parent: Parent, networks: Sequence[Tensor], reference: Tensor, targets: Tensor) -> list[Change]:
+    """Return the change of each network relative to the model.
 
-    `targets` [R, L] are the ids that follow.
+    Args:
+        parent: the model.
+        networks: the hidden states of each network for the softmax, [R, L, D].
+        reference: those of the model, [R, L, D]; its distribution is computed once for all networks.
+        targets: the ids that follow, [R, L].
     """
-    loss, kl = 0.0, 0.0
-    parts = [each.flatten(0, 1).split(_ROWS) for each in (hidden, reference, targets[..., None])]
-    for ours, theirs, wanted in zip(*parts, strict=True):
-        log_probs, before = parent.log_probs(ours), parent.log_probs(theirs)
-        loss += float((before - log_probs).gather(1, wanted).double().sum())
-        kl += float(torch.nn.functional.kl_div(log_probs, before, reduction="none", log_target=True).double().sum())
-    return Change(loss / targets.numel(), kl / targets.numel())
+    losses, divergences = ([0.0] * len(networks) for _ in range(2))
+    of_model, wanted = (each.flatten(0, 1).split(_ROWS) for each in (reference, targets[..., None]))
+    of_networks = [each.flatten(0, 1).split(_ROWS) for each in networks]
+    for part, (theirs, ids) in enumerate(zip(of_model, wanted, strict=True)):
+        before = parent.log_probs(theirs)
+        probabilities = before.exp()
+        for index, ours in enumerate(of_networks):
+            lost = before - parent.log_probs(ours[part])  # [N, V]
+            losses[index] += float(lost.gather(1, ids).double().sum())
+            divergences[index] += float(torch.linalg.vecdot(probabilities, lost).double().sum())
+    count = targets.numel()
+    return [Change(loss / count, kl / count) for loss, kl in zip(losses, divergences, strict=True)]
 
 
 @torch.no_grad()
@@ -124,7 +135,7 @@ def measure_networks(parent: Parent, ids: Tensor, networks: Sequence[Sequence[st
     changes = []
     for names in networks:
         replaced = [None if name == own else name for name, own in zip(names, parent.layers, strict=True)]
-        changes.append(compare(parent, parent.hidden(x, replaced), reference, targets))
+        changes += compare(parent, [parent.hidden(x, replaced)], reference, targets)
     return changes
 
 
