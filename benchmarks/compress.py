@@ -1,0 +1,490 @@
+"""Compression of trained networks, beside trainings from scratch: `python benchmarks/compress.py`.
+
+    python benchmarks/compress.py --profile              # the latency of each layer
+    python benchmarks/compress.py --runs DIR             # train what is missing; trained parents are kept in DIR
+    python benchmarks/compress.py --runs DIR --children  # heal random children for a short time, and score them
+    python benchmarks/compress.py --latency              # measure the latency of all networks in turns
+    python benchmarks/compress.py --report               # print and write the tables of the finished trainings
+
+Trainings of each seed, for the targets T of benchmarks/compress.yaml:
+
+parent           the interleaved network; from the first seed also for twice the steps
+search           local distillation and scores in the parent
+child T          the network that the search selects within T, healed with the parent as its teacher
+scratch T        the same network, trained from scratch for the time of the parent's training
+shallower T      an interleaved network of the same cost, trained from scratch for the time of the parent's training and
+                 of all that the compression took
+taught T         scratch T with the parent as its teacher, for equal steps
+
+Times are seconds of processor time of one thread, which other work on the machine changes little. Networks are trained
+for equal times: steps follow from the times of training steps, which are measured in turns before a training.
+"""
+
+import math
+import shutil
+import tempfile
+import time
+from argparse import ArgumentParser, Namespace
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import comparison
+import harness
+from scipy.stats import kendalltau
+from trainings import append_rows, read_rows, read_study, require_corpus, train_missing
+from typing_extensions import override
+from variants import compare
+
+from parnas.architecture import ATTENTION, CONVOLUTION, FEED_FORWARD, RECURRENCE, Architecture
+from parnas.config.loader import Config
+from parnas.data.streams import prepare
+from parnas.errors import ParnasError
+from parnas.model.supernet import SuperNet
+from parnas.nas.cost import find_costs
+from parnas.nas.derive import Constraints, derive, read_pi
+from parnas.nas.latency_table import profile as measure_layers
+from parnas.nas.random_sampling import draw_networks
+from parnas.nas.rerank import held_out, shared_weight_losses
+from parnas.nas.search import search
+from parnas.pretrained.local_distillation import heal_settings, search_parent, search_settings
+from parnas.pretrained.parent import cheaper_layers
+from parnas.runs.files import read_json, write_json
+from parnas.runs.run import Run
+from parnas.studies.baselines import EQUAL_COST, hand_designed
+from parnas.training.loaded_run import load
+from parnas.training.progress import Loop, Reporter, Silent
+from parnas.training.retrain import retrain
+
+PARENT, LONGER, SEARCH, SUPERNET = "parent", "parent, twice the steps", "search", "SuperNet search"
+CHILD, TRAINED, SHALLOWER, TAUGHT, RANDOM = "child", "scratch", "shallower", "taught", "random"
+PACE_STEPS, PACE_WARM_UP, PACE_ROUNDS = 16, 4, 2  # of measuring the time of a training step
+STRATA = 6  # ranges of latency from which random children are drawn
+LEAST = 1e-38  # probability of a candidate whose pi is zero
+TINY_PLAN: dict[str, Any] = {
+    "seeds": [1],
+    "targets": [0.8],
+    "taught": 0.8,
+    "children": {"networks": 3, "low": 0.2, "high": 1.0, "steps": 4, "seeds": [1, 2]},
+}
+TINY = comparison.TINY | {
+    "model": comparison.TINY["model"] | {"arch": "interleaved-4", "n_heads": 4},
+    "train": {"steps": 20, "warmup_steps": 1},
+}
+
+
+class Row(NamedTuple):
+    """A finished training: perplexity per token on the validation split, and processor times in seconds."""
+
+    name: str
+    seed: int
+    arch: str
+    steps: int
+    ppl: float
+    training: float  # the steps
+    total: float  # with everything else: loading, scores, selection, validation
+
+
+class Score(NamedTuple):
+    """What a search says of a random network; higher is better."""
+
+    source: str  # SEARCH or SUPERNET
+    arch: str
+    pi: float  # log pi
+    inherited: float  # minus the loss with the weights of the search, nats per token
+
+
+class Clock(Reporter):
+    """Measures the processor time of the training steps, from the step `first` on; ends a training after `last`."""
+
+    def __init__(self, first: int = 0, last: int | None = None) -> None:
+        self.first, self.last, self.started, self.seconds = first, last, 0.0, 0.0
+
+    @override
+    def start(self, loop: Loop) -> None:
+        if loop.folder is not None and not self.first:
+            self.started = time.process_time()
+
+    @override
+    def advance(self, step: int) -> None:
+        now = time.process_time()
+        if step == self.first:
+            self.started = now
+        self.seconds = now - self.started
+        if step == self.last:
+            raise StopIteration
+
+
+def step_times(config: Config, archs: Sequence[str]) -> dict[str, float]:
+    """Return the seconds of a training step of each network, from scratch; the networks take turns."""
+    times: dict[str, list[float]] = defaultdict(list)
+    last = PACE_WARM_UP + PACE_STEPS
+    for _ in range(PACE_ROUNDS):
+        for arch in dict.fromkeys(archs):
+            clock = Clock(PACE_WARM_UP, last)
+            with tempfile.TemporaryDirectory(prefix="parnas-compress-") as folder:
+                training = config.replace(model__arch=arch, train__steps=last + 1, train__warmup_steps=1)
+                try:
+                    retrain(training, Path(folder) / "run", clock)
+                except StopIteration:
+                    times[arch].append(clock.seconds / PACE_STEPS)
+    return {arch: min(of) for arch, of in times.items()}
+
+
+class Job(NamedTuple):
+    """A training to be done."""
+
+    name: str
+    seed: int
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The trainings of a seed.
+
+    Args:
+        config: the configuration of the parent's training, with the seed.
+        plan: see benchmarks/compress.yaml.
+        folder: where the runs are kept that others start from.
+        rows: the finished trainings of this seed, by name.
+    """
+
+    config: Config
+    plan: Mapping[str, Any]
+    folder: Path
+    rows: Mapping[str, Row]
+
+    def train(self, name: str) -> Row:
+        """Do a training by its name and return its row; runs of the folder that it starts from are made if missing."""
+        kind, _, rest = name.partition(" ")
+        if name == LONGER:
+            return self.scratch(name, str(self.config.model.arch), 2 * self.config.train.steps)
+        if name == SUPERNET:
+            return self.supernet_search()
+        if name in (PARENT, SEARCH) or kind in (CHILD, RANDOM):
+            return self.make(name)
+        child = self.rows[f"{CHILD} {rest}"]
+        return self.from_scratch(name, kind, child)
+
+    def make(self, name: str) -> Row:
+        """Train the parent, search in it, or heal a child, in a folder that is kept; return the row."""
+        folder, clock, began = self.folder / name.replace(" ", "-"), Clock(), time.process_time()
+        kind, _, rest = name.partition(" ")
+        if folder.exists():  # left by a training that was cut off, whose time is not known
+            shutil.rmtree(folder)
+        if name == PARENT:
+            run = retrain(self.config, folder, clock)
+        elif name == SEARCH:
+            run = search_parent(self.search_settings(), folder, clock)
+        else:
+            run = self.heal(kind, rest, folder, clock)
+        summary = run.summary()
+        times = clock.seconds, time.process_time() - began
+        return Row(name, self.config.runtime.seed, summary.arch, summary.steps, summary.valid.ppl, *times)
+
+    def existing(self, name: str) -> Run:
+        """Return a run that is kept, and make it if it is missing."""
+        run = Run(self.folder / name)
+        if not run.finished():
+            self.make(name)
+        return run
+
+    def search_settings(self) -> Config:
+        """Return the settings of the search in the parent."""
+        return search_settings(self.existing(PARENT))
+
+    def heal(self, kind: str, rest: str, folder: Path, clock: Clock) -> Run:
+        """Heal the child within a target, or a random one for a short time."""
+        searched = self.existing(SEARCH)
+        settings = heal_settings(searched)
+        if kind == CHILD:
+            arch = derive(searched, Constraints(float(rest))).architecture
+            return retrain(settings.replace(model__arch=str(arch)), folder, clock)
+        number, seed = map(int, rest.split("/"))
+        arch = self.random_networks()[number]
+        changed = settings.replace(
+            model__arch=str(Architecture(arch)), train__steps=self.plan["children"]["steps"], runtime__seed=seed
+        )
+        run = retrain(changed, folder, clock)
+        shutil.rmtree(run.checkpoints)  # nothing starts from it
+        return run
+
+    def from_scratch(self, name: str, kind: str, child: Row) -> Row:
+        """Train a child's network, or a shallower one of its cost, from scratch for the time of the parent's training.
+
+        The shallower one also has the time of the compression.
+        """
+        parent, arch, time_share = self.rows[PARENT], child.arch, 1.0
+        if kind == SHALLOWER:
+            costs = find_costs(self.search_settings(), "latency", Silent())
+            derived = Architecture.parse(child.arch)
+            arch = str(Architecture.parse(hand_designed([EQUAL_COST], derived, costs, len(derived))[EQUAL_COST]))
+            time_share += (self.rows[SEARCH].total + child.total) / parent.total
+        times = step_times(self.config, [parent.arch, arch])
+        steps = round(time_share * parent.steps * times[parent.arch] / times[arch])
+        teachers = (str(self.existing(PARENT).folder),) if kind == TAUGHT else ()
+        return self.scratch(name, arch, steps, teachers)
+
+    def scratch(self, name: str, arch: str, steps: int, teachers: Sequence[str] = ()) -> Row:
+        """Train a network from scratch in a folder that is not kept; return the row."""
+        clock, began = Clock(), time.process_time()
+        with tempfile.TemporaryDirectory(prefix="parnas-compress-") as place:
+            training = self.config.replace(model__arch=arch, train__steps=steps, train__teachers=tuple(teachers))
+            summary = retrain(training, Path(place) / "run", clock).summary()
+        times = clock.seconds, time.process_time() - began
+        return Row(name, self.config.runtime.seed, summary.arch, steps, summary.valid.ppl, *times)
+
+    def random_networks(self) -> list[tuple[str, ...]]:
+        """Return random networks of the search's space, equally many from each of `STRATA` ranges of latency."""
+        settings, plan = self.search_settings(), self.plan["children"]
+        costs = find_costs(settings, "latency", Silent())
+        low, high = (plan[key] * costs.interleaved for key in ("low", "high"))
+        strata, networks = min(STRATA, plan["networks"]), list[tuple[str, ...]]()
+        for number in range(strata):
+            bounds = (low + (high - low) * place / strata for place in (number, number + 1))
+            drawn = draw_networks(settings.search.block_spaces, costs.per_layer, *bounds, seed=1)
+            networks += islice(drawn, plan["networks"] // strata)
+        return networks
+
+    def supernet_search(self) -> Row:
+        """Train a SuperNet of the same space from scratch for the time of the search in the parent; return the row."""
+        settings, found = self.search_settings(), self.rows[SEARCH]
+        changes = {"search__parent": None, "search__warmup_steps": 0, "search__rerank_top_k": 0}
+        changes |= {"search__uniform_fraction": 1.0, "search__alpha_start_step": 1}
+        folder, last = self.folder / SUPERNET.replace(" ", "-"), PACE_WARM_UP + PACE_STEPS
+        # 1. The time of a step.
+        clock = Clock(PACE_WARM_UP, last)
+        with tempfile.TemporaryDirectory(prefix="parnas-compress-") as place:
+            try:
+                search(settings.replace(**changes, search__steps=last + 1), Path(place) / "run", clock)
+            except StopIteration:
+                steps = max(8, round(found.total * PACE_STEPS / clock.seconds))
+        # 2. The search.
+        clock, began = Clock(), time.process_time()
+        changes |= {"search__warmup_steps": steps // 20, "search__alpha_start_step": steps // 2}
+        if folder.exists():
+            shutil.rmtree(folder)
+        summary = search(settings.replace(**changes, search__steps=steps), folder, clock).summary()
+        times = clock.seconds, time.process_time() - began
+        return Row(SUPERNET, self.config.runtime.seed, summary.arch, steps, summary.valid.ppl, *times)
+
+    def scores(self) -> list[Score]:
+        """Return the scores of the random networks by both searches."""
+        networks, scores = self.random_networks(), list[Score]()
+        for source in (SEARCH, SUPERNET):
+            run = Run(self.folder / source.replace(" ", "-"))
+            config = run.config()
+            _, pi = read_pi(run, config)
+            model = load(run.folder, supernet_weights=True).model
+            assert isinstance(model, SuperNet)
+            streams = prepare(config.data)
+            loss_of = shared_weight_losses(model, config, streams, held_out(config, streams))
+            for network in networks:
+                chance = sum(math.log(max(row[name], LEAST)) for row, name in zip(pi, network, strict=True))
+                inherited = -loss_of(Architecture(network)).per_token
+                scores.append(Score(source, str(Architecture(network)), chance, inherited))
+        return scores
+
+
+def train(config: Config, plan: Mapping[str, Any], folder: Path, rows: Sequence[Row], job: Job) -> Row:
+    """Do a job and return its row."""
+    own = {row.name: row for row in rows if row.seed == job.seed}
+    seeded = config.replace(runtime__seed=job.seed)
+    return Bench(seeded, plan, folder / f"seed-{job.seed}", own).train(job.name)
+
+
+def needed(name: str) -> tuple[str, ...]:
+    """Return the names of the trainings that must be finished before one can begin."""
+    kind, _, rest = name.partition(" ")
+    if name in (PARENT, LONGER):
+        return ()
+    if name == SEARCH:
+        return (PARENT,)
+    return (SEARCH,) if kind in (CHILD, RANDOM) or name == SUPERNET else (f"{CHILD} {rest}",)
+
+
+def list_jobs(plan: Mapping[str, Any], rows: Sequence[Row], children: bool) -> list[Job]:
+    """Return the trainings that have no row and can begin; of the random children only with `children`."""
+    done, first = {(row.seed, row.name) for row in rows}, plan["seeds"][0]
+    jobs = [Job(name, seed) for name in (PARENT, SEARCH) for seed in plan["seeds"]]
+    for target in plan["targets"]:
+        jobs += [Job(f"{CHILD} {target}", seed) for seed in plan["seeds"]]
+    for target in plan["targets"]:
+        kinds = (TRAINED, SHALLOWER, TAUGHT) if target == plan["taught"] else (TRAINED, SHALLOWER)
+        jobs += [Job(f"{kind} {target}", seed) for seed in plan["seeds"] for kind in kinds]
+    jobs.append(Job(LONGER, first))
+    if children:
+        each = plan["children"]
+        jobs = [job for job in jobs if job.name in (PARENT, SEARCH) and job.seed == first]
+        jobs.append(Job(SUPERNET, first))
+        jobs += [
+            Job(f"{RANDOM} {number}/{seed}", first) for seed in each["seeds"] for number in range(each["networks"])
+        ]
+    missing = [job for job in jobs if (job.seed, job.name) not in done]
+    return [job for job in missing if all((job.seed, name) in done for name in needed(job.name))]
+
+
+def summarise(
+    plan: Mapping[str, Any], rows: Sequence[Row], latencies: Mapping[str, float]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return a record for each name of training, and one for each comparison of two of them, paired by seed.
+
+    `latencies` are those of the blocks by architecture, relative to the parent's. Times are means, relative to that of
+    the parent's training: `training` of the steps, `total` of everything.
+    """
+    by_name: dict[str, dict[int, Row]] = defaultdict(dict)
+    for row in rows:
+        if not row.name.startswith(RANDOM):
+            by_name[row.name][row.seed] = row
+    parents, records = by_name[PARENT], []
+    for name, of_seed in by_name.items():
+        archs = list(dict.fromkeys(row.arch for row in of_seed.values()))
+        record = {
+            "name": name,
+            "seeds": len(of_seed),
+            "archs": archs,
+            "steps": fmean(r.steps for r in of_seed.values()),
+        }
+        for key in ("training", "total"):
+            record[key] = fmean(getattr(row, key) / parents[seed].total for seed, row in of_seed.items())
+        record["seconds"] = fmean(row.total for row in of_seed.values())
+        if name not in (SEARCH, SUPERNET):
+            record["ppl"] = fmean(row.ppl for row in of_seed.values())
+            record["ppl_by_seed"] = {str(seed): of_seed[seed].ppl for seed in sorted(of_seed)}
+            if all(arch in latencies for arch in archs):
+                record["latency"] = max(latencies[arch] for arch in archs)
+        records.append(record)
+    wanted = [(LONGER, PARENT)]
+    for target in plan["targets"]:
+        child = f"{CHILD} {target}"
+        wanted += [(child, PARENT), *((child, f"{kind} {target}") for kind in (TRAINED, SHALLOWER))]
+    wanted.append((f"{TAUGHT} {plan['taught']}", f"{TRAINED} {plan['taught']}"))
+    comparisons = []
+    for ours, theirs in wanted:
+        if by_name[ours].keys() & by_name[theirs].keys():
+            ppl = [{seed: row.ppl for seed, row in by_name[name].items()} for name in (ours, theirs)]
+            comparisons.append({"network": ours, "relative_to": theirs, **compare(*ppl)})
+    return records, comparisons
+
+
+def rank_children(plan: Mapping[str, Any], rows: Sequence[Row], scores: Sequence[Score]) -> dict[str, Any]:
+    """Return how well scores rank the random children: Kendall's tau with their perplexity, and the reliability of it.
+
+    `tau` is the mean over the seeds of the healing, `reliability` the tau between the perplexities of two seeds.
+    """
+    ppl: dict[int, dict[str, float]] = defaultdict(dict)
+    for row in rows:
+        if row.name.startswith(RANDOM):
+            ppl[int(row.name.partition("/")[2])][row.arch] = row.ppl
+    seeds = plan["children"]["seeds"]
+    if any(len(ppl[seed]) < plan["children"]["networks"] for seed in seeds):
+        return {}
+    archs = list(ppl[seeds[0]])
+    columns = {seed: [ppl[seed][arch] for arch in archs] for seed in seeds}
+    records = []
+    for source in dict.fromkeys(score.source for score in scores):
+        of = {score.arch: score for score in scores if score.source == source}
+        for kind in ("pi", "inherited"):
+            values = [-getattr(of[arch], kind) for arch in archs]
+            tau = fmean(float(kendalltau(values, columns[seed]).statistic) for seed in seeds)
+            records.append({"search": source, "score": kind, "tau": tau})
+    reliability = float(kendalltau(*(columns[seed] for seed in seeds[:2])).statistic)
+    return {"networks": len(archs), "steps": plan["children"]["steps"], "reliability": reliability, "scores": records}
+
+
+def format_record(record: Mapping[str, Any]) -> dict[str, str]:
+    """Return a row of the printed table."""
+    return {
+        "network": record["name"],
+        "layers": ", ".join(record["archs"]),
+        "seeds": str(record["seeds"]),
+        "latency share": f"{record['latency']:.2f}" if "latency" in record else "–",
+        "steps": f"{record['steps']:,.0f}",
+        "time of the parent's training": f"{record['total']:.3f}",
+        "minutes": f"{record['seconds'] / 60:.1f}",
+        "ppl": f"{record['ppl']:.2f}" if "ppl" in record else "–",
+    }
+
+
+def format_comparison(record: Mapping[str, Any]) -> dict[str, str]:
+    """Return a row of the table of comparisons."""
+    difference = f"{record['percent']:+.2f} %"
+    if record["p"] is not None:
+        difference += f" ({record['low']:+.2f} to {record['high']:+.2f} %, p = {record['p']:.2g})"
+    return {"network": record["network"], "relative to": record["relative_to"], "perplexity": difference}
+
+
+def candidates(config: Config) -> tuple[str, ...]:
+    """Return all layers of the searches, and those of the networks that they are compared with."""
+    names = [
+        name
+        for own in (ATTENTION, FEED_FORWARD)
+        for name in (own, *cheaper_layers(own, config.model, config.data.tgt_len))
+    ]
+    return tuple(dict.fromkeys([*names, CONVOLUTION, RECURRENCE]))
+
+
+def make_parser() -> ArgumentParser:
+    """Return the parser of the arguments."""
+    parser = harness.make_parser(__doc__, ["tiny"], ["corpus", "workers", "runs"])
+    stage = parser.add_mutually_exclusive_group()
+    for name in ("profile", "children", "latency", "report"):
+        stage.add_argument(f"--{name}", dest="stage", action="store_const", const=name, default="train")
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the benchmark."""
+    parsed: Namespace = make_parser().parse_args(arguments)
+    config, plan = read_study(Path(__file__).with_suffix(".yaml"), parsed, TINY, TINY_PLAN)
+    folder = harness.results_folder(parsed)
+    profile, latency = folder / "compress_profile.json", folder / "compress_latency.json"
+    table, scored = folder / "compress.csv", folder / "compress_scores.csv"
+    config = config.replace(search__cost__table=str(profile.resolve()))
+    rows, quick = read_rows(table, Row), parsed.size == "tiny"
+    if parsed.stage != "report":
+        require_corpus(config)
+    if parsed.stage == "profile":
+        spaced = config.replace(search__cost__table=None, search__space=candidates(config))
+        measure_layers(spaced, Silent(), rounds=2 if quick else 50, check=0).write(profile)
+    elif parsed.stage in ("train", "children"):
+        if parsed.runs is None:
+            raise ParnasError("Give a folder for the run folders (--runs).")
+        children = parsed.stage == "children"
+        while jobs := list_jobs(plan, rows, children):  # a round for each generation of networks
+            train_missing(table, config, partial(train, config, plan, parsed.runs, rows), jobs, parsed.workers)
+            rows = read_rows(table, Row)
+        if children and not scored.is_file():
+            first = config.replace(runtime__seed=plan["seeds"][0])
+            append_rows(scored, Bench(first, plan, parsed.runs / f"seed-{plan['seeds'][0]}", {}).scores())
+    elif parsed.stage == "latency":
+        archs = {row.arch for row in rows if not row.name.startswith(RANDOM)}
+        measured = comparison.measure_latencies(config, map(Architecture.parse, archs), 2 if quick else 50)
+        write_json(latency, measured)
+    else:
+        of = read_json(latency)["of"] if latency.is_file() else {}
+        parent = str(Architecture.parse(str(config.model.arch)))
+        stacks = {arch: each["stack_ms"] / of[parent]["stack_ms"] for arch, each in of.items()}
+        records, comparisons = summarise(plan, rows, stacks)
+        harness.print_table("Compression and trainings from scratch", [format_record(each) for each in records])
+        harness.print_table("Differences", [format_comparison(each) for each in comparisons])
+        ranking = rank_children(plan, rows, read_rows(scored, Score))
+        if ranking:
+            harness.print_table("Kendall's tau of scores and random children", ranking["scores"])
+        device = harness.choose(parsed.device, config.runtime.precision)
+        payload = {
+            "precisions": [device.precision],
+            "networks": records,
+            "comparisons": comparisons,
+            "ranking": ranking,
+        }
+        harness.write_result("compress", device, payload, parsed)
+
+
+if __name__ == "__main__":
+    harness.run(main)

@@ -1,0 +1,87 @@
+"""The benchmark of compression: its plan, its order of trainings, its tables, and its stages in the tiny form."""
+
+from pathlib import Path
+
+import compress
+import pytest
+from compress import Job, Row, Score
+from conftest import make_corpus
+from trainings import read_rows
+
+from parnas.config.yaml_file import read_yaml
+from parnas.runs.files import read_json
+from parnas.runs.resolve import read_config
+
+
+def row(name: str, seed: int, ppl: float, total: float = 100.0, arch: str = "sf") -> Row:
+    return Row(name, seed, arch, 1000, ppl, total - 1, total)
+
+
+def test_the_plan_is_of_words_with_three_seeds_and_two_targets() -> None:
+    settings = read_yaml(Path(compress.__file__).with_suffix(".yaml").read_text(encoding="utf-8"), "plan")
+    plan = settings.pop("compress")
+    config = read_config(settings, [])
+    assert config.data.tokenizer.kind == "word"
+    assert len(plan["seeds"]) >= 3
+    assert plan["targets"] == (0.65, 0.5)
+    assert plan["children"]["networks"] == 60
+    assert len(plan["children"]["seeds"]) == 2
+
+
+def test_trainings_begin_after_those_that_they_start_from() -> None:
+    plan = {"seeds": [1, 2], "targets": [0.5], "taught": 0.5, "children": {"networks": 2, "seeds": [1, 2]}}
+    assert compress.list_jobs(plan, [], children=False) == [
+        Job("parent", 1), Job("parent", 2), Job("parent, twice the steps", 1)
+    ]  # fmt: skip
+    rows = [row("parent", 1, 50.0), row("search", 1, 90.0)]
+    assert compress.list_jobs(plan, rows, children=False)[1:2] == [Job("child 0.5", 1)]
+    children = compress.list_jobs(plan, rows, children=True)
+    assert [job.name for job in children] == ["SuperNet search", "random 0/1", "random 1/1", "random 0/2", "random 1/2"]
+    rows.append(row("child 0.5", 1, 51.0))
+    left = [job.name for job in compress.list_jobs(plan, rows, children=False) if job.seed == 1]
+    assert left == ["scratch 0.5", "shallower 0.5", "taught 0.5", "parent, twice the steps"]
+
+
+def test_tables_compare_the_child_by_seed_and_give_times_relative_to_the_parent() -> None:
+    plan = {"seeds": [1, 2], "targets": [0.5], "taught": 0.5, "children": {"networks": 3, "steps": 5, "seeds": [1, 2]}}
+    rows = [row("parent", seed, 50.0 * seed, 200.0) for seed in (1, 2)]
+    rows += [row("child 0.5", seed, 51.0 * seed, 20.0, "ff") for seed in (1, 2)]
+    records, comparisons = compress.summarise(plan, rows, {"sf": 1.0, "ff": 0.4})
+    assert records[1]["total"] == pytest.approx(0.1)
+    assert records[1]["latency"] == 0.4
+    (difference,) = comparisons
+    assert (difference["network"], difference["relative_to"]) == ("child 0.5", "parent")
+    assert difference["percent"] == pytest.approx(2.0)
+
+
+def test_scores_are_ranked_against_each_seed_and_against_the_tau_of_two_seeds() -> None:
+    plan = {"children": {"networks": 3, "steps": 5, "seeds": [1, 2]}}
+    archs = ["s", "f", "i"]
+    ppl = {1: (10.0, 20.0, 30.0), 2: (10.0, 30.0, 20.0)}
+    rows = [
+        row(f"random {number}/{seed}", 1, values[number], arch=archs[number])
+        for seed, values in ppl.items()
+        for number in range(3)
+    ]
+    scores = [Score("search", arch, -number, -number) for number, arch in enumerate(archs)]
+    assert compress.rank_children(plan, rows[:-1], scores) == {}
+    ranking = compress.rank_children(plan, rows, scores)
+    assert ranking["reliability"] == pytest.approx(1 / 3)
+    assert [record["tau"] for record in ranking["scores"]] == pytest.approx([2 / 3, 2 / 3])
+
+
+@pytest.mark.slow
+def test_all_stages_run_in_the_tiny_form(tmp_path: Path) -> None:
+    common = ["--tiny", "--device", "cpu", "--out", str(tmp_path), "--corpus", str(make_corpus(tmp_path / "text"))]
+    training = [*common, "--runs", str(tmp_path / "runs"), "--workers", "1"]
+    compress.main([*common, "--profile"])
+    compress.main(training)
+    names = {each.name for each in read_rows(tmp_path / "compress.csv", Row)}
+    assert {"parent", "search", "child 0.8", "scratch 0.8", "shallower 0.8", "taught 0.8"} < names
+    compress.main([*training, "--children"])
+    compress.main([*common, "--latency"])
+    compress.main([*common, "--report"])
+    result = read_json(tmp_path / "compress-cpu.json")
+    assert result["ranking"]["networks"] == 3
+    assert [each["network"] for each in result["comparisons"]][1:] == ["child 0.8"] * 3 + ["taught 0.8"]
+    assert all(record["total"] > 0 for record in result["networks"])
