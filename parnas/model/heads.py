@@ -15,7 +15,7 @@ Shapes: N tokens, D model width, V vocabulary; e is the width of a cluster and n
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
@@ -124,24 +124,23 @@ class SoftmaxHead(nn.Module):
         `targets` may be on the CPU when `hidden` is on a GPU. This is faster: how many rows belong to each tail is
         then known without waiting for the GPU.
         """
-        device, first, smoothing = hidden.device, self.bounds[1], self.label_smoothing if self.training else 0.0
-        # 1. Find the rows of each tail. In the head their target is the tail's cluster logit, number n_0 + cluster - 1.
-        head_targets, tail_rows = targets, []
-        for cluster, (start, stop) in enumerate(pairwise(self.bounds[1:]), 1):
-            inside = (targets >= start) & (targets < stop)
-            head_targets = torch.where(inside, first + cluster - 1, head_targets)
-            tail_rows.append((cluster, start, inside.nonzero().squeeze(-1)))
+        device, smoothing = hidden.device, self.label_smoothing if self.training else 0.0
         tables = self._tables()
-        # 2. The head, for all rows: -log p(id), or for a rare id -log p(tail).
+        (_, _, head_targets), *tails = self.by_cluster(targets)
+        # 1. The head, for all rows: -log p(id), or for a rare id -log p(tail).
         projected, head = self._project(hidden, 0), self._head_matrix(tables[0])
         nll: Tensor = fused.linear_cross_entropy(projected, *head, to_device(head_targets, device), smoothing)
-        # 3. Each tail, for its own rows only: -log p(id) = -log p(tail) - log p(id | tail). Rows are padded to few
+        # 2. Each tail, for its own rows only: -log p(id) = -log p(tail) - log p(id | tail). Rows are padded to few
         #    different numbers (see `_round_up_rows`), and the losses of the padding left out.
-        for cluster, start, rows in tail_rows:
+        for cluster, rows, targets_within in tails:
+            assert rows is not None
             padded = to_device(_round_up_rows(rows), device)
-            within_tail = to_device(_round_up_rows(targets[rows] - start), device)
             within = fused.linear_cross_entropy(
-                self._project(hidden[padded], cluster), tables[cluster], self.biases[cluster], within_tail, smoothing
+                self._project(hidden[padded], cluster),
+                tables[cluster],
+                self.biases[cluster],
+                to_device(_round_up_rows(targets_within), device),
+                smoothing,
             )
             nll = nll.index_add(0, padded[: len(rows)], within[: len(rows)])
         return nll
@@ -168,11 +167,22 @@ class SoftmaxHead(nn.Module):
         matrix = self._head_matrix(table) if cluster == 0 else (table, self.biases[cluster])
         return F.linear(self._project(hidden, cluster), *matrix)
 
-    def rows_of_clusters(self, targets: Tensor) -> Iterator[tuple[int, Tensor | None]]:
-        """Yield each cluster with the rows whose target [N] it has; `None` for the head, which all rows need."""
-        yield 0, None
+    def by_cluster(self, targets: Tensor) -> list[tuple[int, Tensor | None, Tensor]]:
+        """Return for each cluster the rows that need its softmax, and the number of each row's target in it.
+
+        All rows need the head, cluster 0, for which the rows are `None`; a rare target has the number of its tail's
+        logit there. A tail is needed by the rows whose target it has.
+
+        Args:
+            targets: ids [N].
+        """
+        first, head_targets, tails = self.bounds[1], targets, list[tuple[int, Tensor | None, Tensor]]()
         for cluster, (start, stop) in enumerate(pairwise(self.bounds[1:]), 1):
-            yield cluster, ((targets >= start) & (targets < stop)).nonzero().squeeze(-1)
+            inside = (targets >= start) & (targets < stop)
+            head_targets = torch.where(inside, first + cluster - 1, head_targets)
+            rows = inside.nonzero().squeeze(-1)
+            tails.append((cluster, rows, targets[rows] - start))
+        return [(0, None, head_targets), *tails]
 
     def multiply_adds(self, shares: Sequence[float]) -> float:
         """Return the expected multiply-adds per scored token, given the fraction of tokens in each tail cluster."""

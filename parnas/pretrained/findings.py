@@ -24,7 +24,7 @@ from parnas.nas.budget import Budget
 from parnas.nas.cost import Costs
 from parnas.nas.knapsack import is_limited
 from parnas.pretrained.parent import Parent
-from parnas.pretrained.probe import Probe, measure_networks, probe
+from parnas.pretrained.probe import Probe, mean_loss, measure_networks, probe
 from parnas.runs.files import write_json
 from parnas.training.device import Device
 from parnas.training.latency import time_in_turns
@@ -219,13 +219,7 @@ def measure_times(parent: Parent, ids: Tensor, device: Device, rounds: int) -> T
     """Return the times of the first layer of each name, and of each of its replacements, measured in turns."""
     x = parent.embed(ids[:, :-1])
     calls: dict[str, Callable[[], object]] = {}
-    hidden = parent.finish(x).flatten(0, 1)
-
-    def softmax() -> None:
-        for part in hidden.split(512):
-            parent.log_probs(part)
-
-    calls["softmax"] = softmax
+    calls["softmax"] = partial(mean_loss, parent, parent.finish(x), ids[:, 1:])
     for number, (own, names) in enumerate(zip(parent.layers, parent.alternatives, strict=True)):
         calls.setdefault(own, partial(parent.run, number, x))
         for name in names:

@@ -51,8 +51,22 @@ class Parent(ABC):
         """Return the hidden states for the softmax, given the output of the last layer, both [R, L, D]."""
 
     @abstractmethod
-    def log_probs(self, hidden: Tensor) -> Tensor:
-        """Return the log-probabilities of all ids as the next token, [N, V] in float32, given hidden states [N, D]."""
+    def log_probs(self, hidden: Tensor, cluster: int) -> Tensor:
+        """Return the log-probabilities within a softmax of the model, [N, ids] in float32, for hidden states [N, D].
+
+        `cluster` is its number in `by_cluster`.
+        """
+
+    @abstractmethod
+    def by_cluster(self, targets: Tensor) -> list[tuple[int, Tensor | None, Tensor]]:
+        """Return for each softmax of the model the rows that need it, and the number of each row's target in it.
+
+        A full softmax is one, 0, which all rows need (`None`). An adaptive softmax has one for each cluster; see
+        `parnas.model.heads.SoftmaxHead.by_cluster`.
+
+        Args:
+            targets: the ids that follow, [N].
+        """
 
     def hidden(self, x: Tensor, names: Sequence[str | None] | None = None) -> Tensor:
         """Return the hidden states for the softmax for the input `x` of the first layer, both [R, L, D].
@@ -144,9 +158,13 @@ class ParnasParent(Parent):
         """As of `Parent`."""
         return self.network.finish(x)
 
-    def log_probs(self, hidden: Tensor) -> Tensor:
+    def log_probs(self, hidden: Tensor, cluster: int) -> Tensor:
         """As of `Parent`."""
-        return self.network.head.log_probs(hidden)
+        return self.network.head.cluster_logits(hidden, cluster).float().log_softmax(dim=-1)
+
+    def by_cluster(self, targets: Tensor) -> list[tuple[int, Tensor | None, Tensor]]:
+        """As of `Parent`."""
+        return self.network.head.by_cluster(targets)
 
     def measure_importance(self, ids: Tensor) -> None:
         """As of `Parent`; replacements that exist stay."""

@@ -130,10 +130,14 @@ class TransformersParent(Parent):
         hidden: Tensor = self.final_norm(x)
         return hidden
 
-    def log_probs(self, hidden: Tensor) -> Tensor:
+    def log_probs(self, hidden: Tensor, cluster: int) -> Tensor:  # noqa: ARG002
         """As of `Parent`."""
         logits: Tensor = self.model.lm_head(hidden)
         return logits.float().log_softmax(dim=-1)
+
+    def by_cluster(self, targets: Tensor) -> list[tuple[int, Tensor | None, Tensor]]:
+        """As of `Parent`."""
+        return [(0, None, targets)]
 
     def measure_importance(self, ids: Tensor) -> None:
         """As of `Parent`."""

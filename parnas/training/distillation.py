@@ -51,7 +51,7 @@ class Teachers(NamedTuple):
             targets: ids [N], on the CPU or on the device.
         """
         temperature, total = self.settings.temperature, hidden.new_zeros((), dtype=torch.float32)
-        for cluster, rows in head.rows_of_clusters(targets):
+        for cluster, rows, _ in head.by_cluster(targets):
             chosen = None if rows is None else to_device(rows, hidden.device)
             ours = self._log_probs(head, hidden, cluster, chosen)
             with torch.no_grad():

@@ -20,16 +20,23 @@ def make_parent(arch="sfks", **changes):
 
 
 def slow_change(network, other, ids):
-    """Return the rise of the loss and the KL divergence of `other` from `network`, token by token."""
-    distributions = []
-    for each in (network, other):
-        hidden, _ = read_in_segments(each, ids[:, :-1], TGT_LEN)
-        distributions.append(each.log_probs(hidden).flatten(0, 1).tolist())
+    """Return the rise of the loss and the KL divergence of `other` from `network`, token by token.
+
+    The divergence is that of the head, and of the tail of the target if that is rare.
+    """
+    states = [read_in_segments(each, ids[:, :-1], TGT_LEN)[0].flatten(0, 1) for each in (network, other)]
+    distributions = [
+        each.head.log_probs(hidden).tolist() for each, hidden in zip((network, other), states, strict=True)
+    ]
     loss = kl = 0.0
-    targets = ids[:, 1:].flatten().tolist()
-    for before, after, target in zip(*distributions, targets, strict=True):
+    targets, bounds = ids[:, 1:].flatten().tolist(), network.head.bounds
+    for row, (before, after, target) in enumerate(zip(*distributions, targets, strict=True)):
         loss += before[target] - after[target]
-        kl += sum(math.exp(p) * (p - q) for p, q in zip(before, after, strict=True))
+        for cluster in [0, *(c for c in range(1, len(bounds) - 1) if bounds[c] <= target < bounds[c + 1])]:
+            logits = [network.head.cluster_logits(each[row : row + 1], cluster)[0].tolist() for each in states]
+            totals = [math.log(sum(map(math.exp, each))) for each in logits]
+            for p, q in zip(*logits, strict=True):
+                kl += math.exp(p - totals[0]) * (p - totals[0] - q + totals[1])
     return loss / len(targets), kl / len(targets)
 
 
