@@ -1,8 +1,8 @@
 """Tokenizers: text to ids and back, by words, bytes or pieces. Ids are sorted by frequency in the training text.
 
 Id 0 is the most frequent, as the adaptive softmax needs it (Grave et al. 2017, section 4); equally frequent symbols are
-sorted by their text. A word list (`data.tokenizer.vocabulary`) keeps its own order. Every tokenizer encodes each newline
-as one id, the line end `<eos>`.
+sorted by their text. A word list (`data.tokenizer.vocabulary`) keeps its own order. Every tokenizer encodes each
+newline as one id, the line end `<eos>`.
 """
 
 import io

@@ -33,8 +33,8 @@ def read_vocabulary(name: str) -> list[str]:
         content = path.read_bytes()
     except OSError as error:
         raise ParnasError(
-            f"The word list {name} of data.tokenizer.vocabulary cannot be read: {error.strerror}; give a text file with "
-            "one word per line."
+            f"The word list {name} of data.tokenizer.vocabulary cannot be read: {error.strerror}; give a text file "
+            "with one word per line."
         ) from error
     if content.startswith(_PICKLED):
         raise ParnasError(

@@ -136,17 +136,19 @@ def resolve_paths(config: Config) -> Config:
     return config.replace(**changes, train__teachers=teachers)
 
 
-def run_task(task: TrainingTask, architecture: Callable[[], Architecture]) -> Run:
+def run_task(task: TrainingTask, architecture: Callable[[], Architecture], trained: bool = False) -> Run:
     """Train a task to its last step, write `summary.json`, and return the run.
 
     A resumed session continues from the newest checkpoint. `architecture` is called to name the present architecture in
-    the log and in the summary.
+    the log and in the summary. If the network is `trained` already, it is only validated and saved.
     """
     session, trainer = task.session, Trainer(task)
     if session.resuming:
         _resume(trainer)
     elif session.device.distributed.is_main:
         _log_model(session, task.model, architecture())
+    if trained and not session.resuming:
+        trainer.record()
     trainer.fit()
     if not trainer.validation:  # the resumed run had been cut off after its last step
         trainer.validate()
