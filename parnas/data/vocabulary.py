@@ -12,6 +12,7 @@ from parnas.runs.files import expand_user, read_json
 __all__ = ["describe_tokenizer", "read_vocabulary"]
 
 LINE_END, UNKNOWN = "<eos>", "<unk>"
+_MAX_BYTES = 256 << 20
 _PICKLED = (b"\x80", b"PK")  # first bytes of pickled data, and of a file of torch.save
 
 
@@ -29,13 +30,12 @@ def read_vocabulary(name: str) -> list[str]:
     path = expand_user(name)
     if path.suffix == ".json":
         return _read_tokenizer(path)
-    try:
-        content = path.read_bytes()
-    except OSError as error:
+    if not path.is_file() or path.stat().st_size > _MAX_BYTES:
         raise ParnasError(
-            f"The word list {name} of data.tokenizer.vocabulary cannot be read: {error.strerror}; give a text file "
-            "with one word per line."
-        ) from error
+            f"data.tokenizer.vocabulary is {name}, which is no file of at most {_MAX_BYTES >> 20} MiB; give a text "
+            "file with one word per line."
+        )
+    content = path.read_bytes()
     if content.startswith(_PICKLED):
         raise ParnasError(
             f"{name} is pickled, which can run code, so it is not read. Where you trust it, write its words as a text: "

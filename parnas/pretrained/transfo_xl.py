@@ -1,9 +1,10 @@
 """A trained Transformer-XL in files, of `transformers` (TransfoXL) or of the original PyTorch code (Dai et al. 2019).
 
 Both name their weights alike, but order the logits of the softmax's tails differently. One of their decoder layers is
-two layers here, attention `s` and feed-forward `f`, so a model of N layers is `(sf)*N`. Shapes are read from the weights.
-Lengths, dropout, and the cutoffs of an embedding with one table are not in them; `config.json`, as `transformers` writes
-it, has them. Models that would not be reproduced exactly are refused, and so are files that can run code.
+two layers here, attention `s` and feed-forward `f`, so a model of N layers is `(sf)*N`. Shapes are read from the
+weights. Lengths, dropout, and the cutoffs of an embedding with one table are not in them; `config.json`, as
+`transformers` writes it, has them. Models that would not be reproduced exactly are refused, and so are files that can
+run code.
 
 Shapes: D model width, H heads, E head width.
 """
@@ -98,7 +99,8 @@ class TransfoXL:
             return {}
         settings = {ours: given[key] for key, ours in (_LENGTHS | _DROPOUTS).items() if given.get(key) is not None}
         if "clamp_len" in given:
-            settings["model.clamp_len"] = None if given["clamp_len"] in (-1, 0, None) else given["clamp_len"]
+            clamp_len = given["clamp_len"]
+            settings["model.clamp_len"] = None if isinstance(clamp_len, int) and clamp_len <= 0 else clamp_len
         if self.shapes.cutoffs is None and "cutoffs" in given:
             settings["model.cutoffs"] = given["cutoffs"]
         return settings | {"model.norm": "post"}

@@ -109,8 +109,9 @@ def test_other_files_are_one_message(content: bytes | None, message: str, tmp_pa
 
 
 def test_a_file_that_is_missing_or_not_of_words_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ParnasError, match="No such file"):
-        read_vocabulary(str(tmp_path / "words.txt"))
+    for name in (str(tmp_path / "words.txt"), str(tmp_path), "/dev/zero"):
+        with pytest.raises(ParnasError, match="which is no file"):
+            read_vocabulary(name)
     for content in ({"kind": "byte", "bytes": [10]}, [], {"symbols": [1]}):
         (tmp_path / "tokenizer.json").write_text(json.dumps(content))
         with pytest.raises(ParnasError, match="holds no words"):
