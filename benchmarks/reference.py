@@ -31,29 +31,33 @@ def load_transformers() -> Any:
     return transformers
 
 
-def make_transfo_xl(config: ModelConfig, layers: int, vocab_size: int) -> nn.Module:
-    """Return a TransfoXLLMHeadModel with the shapes of a parnas network `(sf)*layers`, without dropout."""
+def make_transfo_xl(config: ModelConfig, layers: int, vocab_size: int, **changes: Any) -> nn.Module:
+    """Return a TransfoXLLMHeadModel with the shapes of a parnas network `(sf)*layers`, without dropout.
+
+    `changes` replace settings of its configuration.
+    """
     transformers = load_transformers()
-    theirs = transformers.TransfoXLConfig(
-        vocab_size=vocab_size,
-        cutoffs=list(config.cutoffs),
-        d_model=config.d_model,
-        d_embed=config.d_model,
-        n_head=config.n_heads,
-        d_head=config.head_width,
-        d_inner=config.d_inner,
-        div_val=config.div_val,
-        n_layer=layers,
-        mem_len=config.mem_len,
-        dropout=0.0,
-        dropatt=0.0,
-        untie_r=not config.share_biases,
-        same_length=config.same_length,
-        clamp_len=config.clamp_len or -1,
-        tie_word_embeddings=config.tie_weights,
+    settings: dict[str, Any] = {
+        "vocab_size": vocab_size,
+        "cutoffs": list(config.cutoffs),
+        "d_model": config.d_model,
+        "d_embed": config.d_model,
+        "n_head": config.n_heads,
+        "d_head": config.head_width,
+        "d_inner": config.d_inner,
+        "div_val": config.div_val,
+        "n_layer": layers,
+        "mem_len": config.mem_len,
+        "dropout": 0.0,
+        "dropatt": 0.0,
+        "untie_r": not config.share_biases,
+        "same_length": config.same_length,
+        "clamp_len": config.clamp_len or -1,
+        "tie_word_embeddings": config.tie_weights,
         # The original leaves the projection of the first cluster untied.
-        tie_projs=[False] + [config.tie_weights] * len(config.cutoffs),
-    )
+        "tie_projs": [False] + [config.tie_weights] * len(config.cutoffs),
+    }
+    theirs = transformers.TransfoXLConfig(**settings | changes)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about its successor
         model: nn.Module = transformers.TransfoXLLMHeadModel(theirs)

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
         derive_front,
         draw,
         evaluate,
+        import_model,
         load,
         pipeline,
         probe,
@@ -48,5 +49,5 @@ else:
 
 
 __all__ = ["Config", "Grid", "LoadedRun", "ParnasError", "TrainedRun", "__version__"]
-__all__ += ["compress", "derive", "derive_front", "draw", "evaluate", "load"]  # in parnas.api
+__all__ += ["compress", "derive", "derive_front", "draw", "evaluate", "import_model", "load"]  # in parnas.api
 __all__ += ["pipeline", "probe", "retrain", "search", "tune", "tune_eval"]

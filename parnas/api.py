@@ -36,8 +36,10 @@ from parnas.nas.derive import Derivation
 from parnas.nas.front import Front
 from parnas.nas.one_run import second_part, split_training
 from parnas.pretrained.findings import Findings, write_findings
+from parnas.pretrained.import_transfo_xl import import_settings, import_transfo_xl
 from parnas.pretrained.local_distillation import run_search, search_settings, settings_from
 from parnas.pretrained.probe_model import PROBE_PAIRS, PROBE_TOKENS, ROUNDS, probe_model, read_runtime
+from parnas.pretrained.transfo_xl import read_transfo_xl
 from parnas.runs import resolve
 from parnas.runs.records import Kind, TunedEvalRecord
 from parnas.runs.resolve import Settings, read_overrides
@@ -62,6 +64,7 @@ __all__ = [
     "derive_front",
     "draw",
     "evaluate",
+    "import_model",
     "load",
     "pipeline",
     "probe",
@@ -489,6 +492,35 @@ def probe(
     if out is not None:
         write_findings(findings, Path(out))
     return findings
+
+
+def import_model(
+    model: str | Path,
+    config: Settings | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    run: str | Path | None = None,
+    progress: Progress = False,
+) -> TrainedRun:
+    """Make a run of a trained Transformer-XL of `transformers`, or of the original PyTorch code (`parnas import`).
+
+    Args:
+        model: a folder with the weights and perhaps `config.json`, or the file of weights. Nothing pickled is read.
+        config: settings that the model does not say, given as for `search`; by default none.
+        overrides: such settings by dotted key, first of all `data.corpus` and `data.tokenizer.vocabulary`; also
+            `train.steps` and `train.lr`, of which later trainings take a share.
+        run: the run folder, by default a new `runs/import-MODEL`.
+        progress: whether to show progress; see `Progress`.
+
+    Raises:
+        ParnasError: the weights cannot be read without running code, or not be reproduced exactly; settings are missing
+            or wrong; the word list does not fit the model.
+    """
+    found = read_transfo_xl(model)
+    resolved = import_settings(found, config, [*read_overrides(overrides or {})])
+    folder = _path(run) or resolve.make_run_folder(f"import-{Path(model).resolve().stem}")
+    with _resumable(folder, run is None):
+        return TrainedRun.read(import_transfo_xl(found, resolved, folder, _reporter(progress)))
 
 
 def compress(

@@ -109,6 +109,10 @@ MORE = {
         "the run folder. The meaning of the settings: [evaluation.md](evaluation.md).",
         "parnas tune-eval runs/derived",
     ),
+    "import": (
+        "What is read, and what to give: [pretrained.md](pretrained.md#import-a-transformer-xl).",
+        "parnas import path/to/transfo-xl data.corpus=wikitext-103 data.tokenizer.vocabulary=words.txt data.tgt_len=128",
+    ),
     "watch": ("Ctrl-C ends the display, not the training.", "parnas watch runs/search --once"),
     "plot": ("", "parnas plot runs/search runs/derived"),
     "report": ("What the page shows: [report.md](report.md).", "parnas report runs/search runs/derived"),

@@ -43,7 +43,12 @@ def register(group: Typer, panel: str) -> Callable[[Callable[..., None]], Callab
         group: The application, or a part of it.
         panel: Heading of the command in `parnas --help`.
     """
-    return lambda command: group.command(rich_help_panel=panel)(_with_output(command))
+
+    def add(command: Callable[..., None]) -> Callable[..., None]:
+        name = command.__name__.rstrip("_").replace("_", "-")  # `import_` is the command import
+        return group.command(name, rich_help_panel=panel)(_with_output(command))
+
+    return add
 
 
 def _with_output(command: Callable[..., None]) -> Callable[..., None]:

@@ -7,11 +7,19 @@ from typing import Annotated
 
 from typer import Argument, Option, Typer
 
-from parnas.cli.common import Output, draw, interruptible, resolve_arguments, split_configuration
+from parnas.cli.common import (
+    Output,
+    draw,
+    interruptible,
+    refuse_torchrun,
+    resolve_arguments,
+    split_configuration,
+    study_resume_hint,
+)
 from parnas.cli.options import TOOLS, Arch, Best, Settings, register
 from parnas.config.loader import check_config, load_config
 from parnas.errors import ParnasError
-from parnas.runs.resolve import remove_if_empty
+from parnas.runs.resolve import make_run_folder, remove_if_empty
 from parnas.runs.run import Run
 
 tools = Typer()
@@ -49,6 +57,48 @@ def probe(
     written = write_findings(findings, out or model / "probe")
     output.show(show_probe, findings)
     output.end(findings.to_dict(), written)
+
+
+@_command
+def import_(
+    output: Output,
+    model: Annotated[
+        Path,
+        Argument(
+            metavar="MODEL",
+            help="A folder with the weights, and perhaps config.json, of TransfoXL of transformers or of the original "
+            "Transformer-XL of PyTorch; or its file of weights. Nothing pickled is read.",
+        ),
+    ],
+    settings: Annotated[
+        list[str] | None,
+        Argument(
+            metavar="[CONFIG] [SECTION.KEY=VALUE ...]",
+            help="Settings that the model does not say, such as data.corpus and data.tokenizer.vocabulary; if some are "
+            "missing, a message lists them. search --from and compress train for shares of train.steps, by default "
+            "2000, and up to train.lr: set them to those of the model's training.",
+        ),
+    ] = None,
+    run: Annotated[
+        Path | None,
+        Option("--run", help="Folder to write; default: runs/import-MODEL, with a number if that is taken."),
+    ] = None,
+) -> None:
+    """Make a run of a trained Transformer-XL of another program, with exactly its predictions."""
+    refuse_torchrun("import")
+    from parnas.pretrained.import_transfo_xl import import_settings, import_transfo_xl
+    from parnas.pretrained.transfo_xl import read_transfo_xl
+
+    named, overrides = split_configuration(settings)
+    found = read_transfo_xl(model)
+    config = import_settings(found, named, overrides)
+    folder = run or make_run_folder(f"import-{model.resolve().stem}")
+    with remove_if_empty(None if run else folder), interruptible(study_resume_hint):
+        imported = import_transfo_xl(found, config, folder, output.reporter())
+    summary = imported.summary()
+    output.show(print, f"imported {summary.arch}: validation perplexity {summary.valid.ppl:.2f} per token")
+    hint = f"parnas probe {shlex.quote(str(folder))}"
+    output.end({"run": str(folder), **summary.to_dict()}, draw([imported]), hint)
 
 
 @_command

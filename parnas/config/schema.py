@@ -80,6 +80,13 @@ class TokenizerConfig(Section):
     vocab_size: int | None = Field(
         None, ge=2, description="Number of sentencepiece pieces (null: 8000) or of words (null: all); null for bytes."
     )
+    vocabulary: str | None = Field(
+        None,
+        min_length=1,
+        description="Word list of a trained model, in place of the words of the text (kind word): a text file in UTF-8 "
+        "with one word per line in the order of the ids, <eos> (line end) and <unk> among them, or the tokenizer.json "
+        "of a run.",
+    )
     model_type: Literal["unigram", "bpe"] = Field("unigram", description="Algorithm of sentencepiece.")
     lowercase: bool = Field(False, description="Fold case (sentencepiece: by NFKC_CF); this loses information.")
     user_symbols: tuple[str, ...] = Field(
@@ -90,8 +97,12 @@ class TokenizerConfig(Section):
     )
 
     def cross_field_errors(self) -> Iterator[FieldError]:
-        """Yield an error if the kind of tokenizer cannot have this `vocab_size`."""
+        """Yield an error if the kind of tokenizer cannot have this `vocab_size` or this `vocabulary`."""
         size = self.vocab_size
+        if self.vocabulary is not None and self.kind != "word":
+            yield "vocabulary", f"is given, but the tokenizer is of kind {self.kind}; set data.tokenizer.kind: word"
+        if self.vocabulary is not None and size is not None:
+            yield "vocab_size", f"is {size}, but the word list of vocabulary decides it; leave out vocab_size"
         if size is not None and self.kind == "byte":
             yield "vocab_size", f"is {size}, but the vocabulary of a byte tokenizer is the bytes of its text; give null"
         if size is not None and size < 300 and self.kind == "sentencepiece" and self.byte_fallback:

@@ -23,6 +23,7 @@ from parnas.data.corpora import Corpus, find_corpus
 from parnas.data.datasets import SPLITS
 from parnas.data.text import TextSlice, count_words
 from parnas.data.tokenizers import PieceTokenizer, Tokenizer, load_tokenizer, train_tokenizer
+from parnas.data.vocabulary import describe_tokenizer
 from parnas.errors import ParnasError
 from parnas.runs.files import atomic_folder, read_json, write_json
 from parnas.runs.records import Record
@@ -60,7 +61,7 @@ class StreamHeader(Record, extra="forbid"):
 
     corpus: str
     fingerprint: str  # see `Corpus.fingerprint`
-    tokenizer: dict[str, Any]  # settings of the tokenizer (`TokenizerConfig`)
+    tokenizer: dict[str, Any]  # settings of the tokenizer, see `describe_tokenizer`
     vocab_size: Annotated[int, Field(ge=1, lt=2**31, strict=True)]
     dtype: Literal["<u2", "<u4"]
     loses: tuple[str, ...]
@@ -97,7 +98,10 @@ class TokenStreams:
         return np.memmap(_tokens_file(self.folder, split), dtype=self.header.dtype, mode="r")
 
     def train_counts(self) -> NDArray[np.int64]:
-        """Return the number of occurrences of each token id in the training split [V], the largest first."""
+        """Return the number of occurrences of each token id in the training split [V].
+
+        The largest comes first, unless the tokenizer has a word list (`data.tokenizer.vocabulary`).
+        """
         return _count_tokens(_tokens_file(self.folder, "train"), self.header.dtype, self.header.vocab_size)
 
 
@@ -114,7 +118,7 @@ def prepare(config: DataConfig, note: Note = silent) -> TokenStreams:
         ParnasError: The corpus or the settings of the tokenizer are wrong, or the disk is full.
     """
     corpus = find_corpus(config.corpus, note)
-    settings = config.tokenizer.model_dump(mode="json")
+    settings = describe_tokenizer(config.tokenizer)
     key = hashlib.sha256(json.dumps([_FORMAT, corpus.fingerprint, settings], sort_keys=True).encode()).hexdigest()[:32]
     folder = cache_dir() / "streams" / key
     with locked(folder, note):
@@ -138,7 +142,8 @@ def encode_file(text: TextSlice, tokenizer: Tokenizer, target: Path, dtype: str)
 
 def _make(folder: Path, corpus: Corpus, config: DataConfig, settings: dict[str, Any], note: Note) -> None:
     """Train the tokenizer, encode the splits and write the header into an empty folder."""
-    note(f"training the {config.tokenizer.kind} tokenizer on {corpus.splits['train'].bytes:,} bytes")
+    if config.tokenizer.vocabulary is None:
+        note(f"training the {config.tokenizer.kind} tokenizer on {corpus.splits['train'].bytes:,} bytes")
     train, *held_out = (corpus.splits[split] for split in SPLITS)
     tokenizer = train_tokenizer(config.tokenizer, train, held_out)
     (folder / "tokenizer").mkdir()

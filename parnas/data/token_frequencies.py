@@ -12,6 +12,7 @@ from parnas.data.cache import Note, cache_dir, silent
 from parnas.data.datasets import DATASETS
 from parnas.data.streams import prepare
 from parnas.data.tokenizers import DEFAULT_VOCAB_SIZE
+from parnas.data.vocabulary import read_vocabulary
 from parnas.errors import ParnasError
 from parnas.runs.files import expand_user
 
@@ -46,6 +47,8 @@ def estimate_token_counts(config: DataConfig, note: Note = silent) -> _TokenCoun
         return _TokenCounts(prepare(config, note).train_counts(), "counted in the text")
     settings = config.tokenizer
     published = None if settings.lowercase else PUBLISHED.get((config.corpus, settings.kind))
+    if settings.vocabulary is not None:
+        published = len(read_vocabulary(settings.vocabulary))
     size = settings.vocab_size or published or (DEFAULT_VOCAB_SIZE if settings.kind == "sentencepiece" else None)
     if size is None:
         raise ParnasError(

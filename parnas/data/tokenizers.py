@@ -1,7 +1,8 @@
 """Tokenizers: text to ids and back, by words, bytes or pieces. Ids are sorted by frequency in the training text.
 
 Id 0 is the most frequent, as the adaptive softmax needs it (Grave et al. 2017, section 4); equally frequent symbols are
-sorted by their text. Every tokenizer encodes each newline as one id, the line end `<eos>`.
+sorted by their text. A word list (`data.tokenizer.vocabulary`) keeps its own order. Every tokenizer encodes each
+newline as one id, the line end `<eos>`.
 """
 
 import io
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from parnas.config.schema import TokenizerConfig
 from parnas.data.text import LONGEST_LINE, TextSlice, split_lines
+from parnas.data.vocabulary import read_vocabulary
 from parnas.errors import ParnasError
 from parnas.runs.files import read_json, write_json
 
@@ -337,11 +339,14 @@ def train_tokenizer(config: TokenizerConfig, train: TextSlice, held_out: Iterabl
     """Train a tokenizer on the split `train`, deterministically; a byte tokenizer also includes bytes of `held_out`.
 
     The ids of words and bytes are sorted by frequency. Those of pieces are sorted later, by `PieceTokenizer.sorted_by`,
-    because the frequencies of pieces are known only once the text is encoded.
+    because the frequencies of pieces are known only once the text is encoded. A word tokenizer with a word list
+    (`vocabulary`) has the words of this list in its order, and learns nothing from the text.
 
     Raises:
-        ParnasError: `vocab_size` is larger than the text supports.
+        ParnasError: `vocab_size` is larger than the text supports, or the word list cannot be read.
     """
+    if config.vocabulary is not None:
+        return WordTokenizer(read_vocabulary(config.vocabulary), config.lowercase)
     if config.kind == "word":
         return WordTokenizer.train(config, train)
     if config.kind == "byte":

@@ -20,6 +20,7 @@ __all__ = [
     "Settings",
     "launched_by_torchrun",
     "make_run_folder",
+    "read_config",
     "read_overrides",
     "remove_if_empty",
     "resolve_config_and_run",

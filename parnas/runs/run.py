@@ -182,7 +182,11 @@ class Run:
         tree = read_yaml(read_text(path, MAX_BYTES), str(path))
         if not isinstance(tree, dict):
             raise ParnasError(f"{path} holds no sections of a configuration, such as 'model:'; restore it.")
-        return check_config(tree, str(path))
+        config, words = check_config(tree, str(path)), self.tokenizer / "tokenizer.json"
+        if config.data.tokenizer.vocabulary is None or not words.is_file():
+            return config
+        # The word list that the training read may have been moved or changed, so commands read the run's own copy.
+        return config.replace(data__tokenizer__vocabulary=str(words.resolve()))
 
     def environment(self) -> Environment:
         """Return the content of `environment.json`: kind of run, versions, device, precision and command line."""

@@ -13,7 +13,7 @@ from parnas.training.progress import Reporter
 from parnas.training.session import open_session, run_task
 from parnas.training.trainer import StepResult, TrainingTask
 
-__all__ = ["retrain"]
+__all__ = ["RetrainTask", "retrain"]
 
 
 class RetrainTask(TrainingTask):

@@ -14,6 +14,7 @@ from parnas.config.schema import AUTO_CLUSTERS, EvaluationConfig
 from parnas.data.cache import Note
 from parnas.data.corpora import NAMES
 from parnas.data.streams import StreamHeader, TokenStreams, prepare
+from parnas.data.vocabulary import describe_tokenizer
 from parnas.errors import ParnasError
 from parnas.model.cutoffs import HEAD_SHARE, optimal_cutoffs
 from parnas.model.summary import summarise
@@ -41,12 +42,13 @@ __all__ = [
 
 MAY_CHANGE = {
     *("train.steps", "train.log_every", "train.eval_every", "train.save_every", "train.max_skipped_steps"),
-    *("train.accumulate", "train.inherit", "runtime.checkpoint_activations"),
+    *("train.accumulate", "train.inherit", "runtime.checkpoint_activations", "data.tokenizer.vocabulary"),
     *(key for key, _ in walk_fields(EvaluationConfig, "evaluation.")),
 }
 """Settings that may change when a run is resumed; `train.steps` may only grow, which changes later learning rates.
 
-`train.inherit` may change, since its weights are in the checkpoint: the other run may have been moved or removed.
+`train.inherit` may change, since its weights are in the checkpoint: the other run may have been moved or removed. The
+path of the word list `data.tokenizer.vocabulary` may change, since its words are compared.
 """
 MAY_DIFFER = MAY_CHANGE - {"train.steps"}
 """Settings in which a configuration may differ from that of a finished run whose results it reuses."""
@@ -117,31 +119,36 @@ def find_cutoffs(config: Config, counts: NDArray[np.int64]) -> Config:
 
 
 def resolve_paths(config: Config) -> Config:
-    """Return the configuration with absolute paths of the corpus, if that is a path, and of other runs.
+    """Return the configuration with absolute paths of the corpus, if that is a path, of a word list, and of other runs.
 
     With absolute paths, a run can be resumed from any working directory.
     """
-    path, changes = expand_user(config.data.corpus), {}
+    path, changes = expand_user(config.data.corpus), dict[str, str]()
     if config.data.corpus not in NAMES and path.exists():
         changes["data__corpus"] = str(path.resolve())
-    for key, run in (("train__inherit", config.train.inherit), ("search__parent", config.search.parent)):
-        if run is not None:
-            changes[key] = str(expand_user(run).resolve())
+    paths = {
+        "train__inherit": config.train.inherit,
+        "search__parent": config.search.parent,
+        "data__tokenizer__vocabulary": config.data.tokenizer.vocabulary,
+    }
+    changes |= {key: str(expand_user(given).resolve()) for key, given in paths.items() if given is not None}
     teachers = tuple(str(expand_user(run).resolve()) for run in config.train.teachers)
     return config.replace(**changes, train__teachers=teachers)
 
 
-def run_task(task: TrainingTask, architecture: Callable[[], Architecture]) -> Run:
+def run_task(task: TrainingTask, architecture: Callable[[], Architecture], trained: bool = False) -> Run:
     """Train a task to its last step, write `summary.json`, and return the run.
 
     A resumed session continues from the newest checkpoint. `architecture` is called to name the present architecture in
-    the log and in the summary.
+    the log and in the summary. If the network is `trained` already, it is only validated and saved.
     """
     session, trainer = task.session, Trainer(task)
     if session.resuming:
         _resume(trainer)
     elif session.device.distributed.is_main:
         _log_model(session, task.model, architecture())
+    if trained and not session.resuming:
+        trainer.record()
     trainer.fit()
     if not trainer.validation:  # the resumed run had been cut off after its last step
         trainer.validate()
@@ -234,10 +241,24 @@ def check_same_results(run: Run, config: Config) -> None:
     config = resolve_paths(config)  # as the run's configuration was when it started
     if isinstance(config.model.cutoffs, str):
         config = resolve_cutoffs(config, prepare(config.data))
+    _refuse_other_words(run, config)
     unread = (*OTHER_PHASE_SETTINGS[run.kind()], *MAY_DIFFER)
     _refuse_other_start(run, config)
     keys = flatten(config.model_dump())
     refuse_changes(run, config, [key for key in keys if any(f"{key}.".startswith(f"{prefix}.") for prefix in unread)])
+
+
+def _refuse_other_words(run: Run, config: Config) -> None:
+    """Raise `ParnasError` if a run has another word list than `config`; the path of the list may differ."""
+    now = config.data.tokenizer
+    if now.vocabulary is None and run.config().data.tokenizer.vocabulary is None:
+        return
+    before = StreamHeader.read(run.folder / STREAMS).tokenizer
+    if describe_tokenizer(now).get("vocabulary") != before.get("vocabulary"):
+        raise ParnasError(
+            f"{run.folder} was trained with another word list; restore data.tokenizer.vocabulary, or choose another "
+            "folder (--run)."
+        )
 
 
 def _refuse_other_start(run: Run, config: Config) -> None:
@@ -268,9 +289,10 @@ def check_same_text(header: StreamHeader, before: StreamHeader, run: str) -> Non
     The name of the corpus may differ if the text is the same.
     """
     if header.model_copy(update={"corpus": before.corpus}) != before:
+        has_list = "vocabulary" in header.tokenizer | before.tokenizer
         raise ParnasError(
             f"The text or the tokenizer on this machine is not the one that {run} was trained with; restore the text "
-            "of data.corpus."
+            "of data.corpus" + (", or the word list of data.tokenizer.vocabulary." if has_list else ".")
         )
 
 

@@ -347,6 +347,12 @@ class Trainer:
         with self.average.in_place():
             self.validation = self.task.validate()
 
+    def record(self) -> None:
+        """Validate and save the network as it is after the last step, without training it."""
+        self.step = self.schedule.steps
+        self._log_validation(self.task.scheduled(self.step - 1))
+        self.save()
+
     # Metrics.
 
     @contextmanager

@@ -41,6 +41,7 @@ NOT_RUN = {
     "parnas pipeline": "takes minutes; tests/studies/test_pipeline.py runs it",
     "parnas compress": "takes minutes; tests/cli/test_pretrained_commands.py runs it",
     "parnas probe path/to/gpt2": "wants a model; tests/pretrained/test_transformers_parent.py makes some",
+    "parnas import": "wants a model; tests/pretrained/test_import_transfo_xl.py makes some",
     "tensorboard --logdir": "does not end; tests/training/test_tensorboard.py reads what it would show",
     "torchrun": "wants GPUs, and minutes; tests/training/test_distributed.py runs several processes",
     "srun": "is of a cluster",
