@@ -54,6 +54,7 @@ __all__ = ["heal_settings", "run_search", "search_parent", "search_settings", "s
 
 _LEAST_CHANGE = 1e-6  # of the parent's layer: mean square
 _IMPORTANCE_TOKENS = 16_384  # of training text
+_SCORED_TOKENS, _RERANKED = 8192, 6  # held-out text of the scores, and networks that are compared as a whole
 _SEARCH_SHARE, _HEALING_SHARE = 0.1, 0.15  # of the steps of the parent's training
 
 
@@ -227,6 +228,10 @@ def search_settings(parent: Run) -> Config:
             alpha_start_step=0,
             lr=config.train.lr,
             cost=CostConfig(metric=config.search.cost.metric, table=config.search.cost.table),
+            # Scores add up well, so that few networks have to be compared as a whole.
+            rerank_tokens=_SCORED_TOKENS,
+            rerank_top_k=_RERANKED,
+            evolution_steps=len(layers),
         ),
     )
 
