@@ -42,15 +42,22 @@ def relative_attention(
 
 
 def linear_cross_entropy(
-    hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, smoothing: float = 0.0
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    targets: Tensor,
+    smoothing: float = 0.0,
+    soft: fused.SoftTargets | None = None,
 ) -> Tensor:
     """As `fused.linear_cross_entropy`: logits, then their cross-entropy."""
     logits = F.linear(hidden, weight, bias).float()
     nll = F.cross_entropy(logits, targets, reduction="none")
-    if not smoothing:
-        return nll
-    smoothed = F.cross_entropy(logits, targets, reduction="none", label_smoothing=smoothing)
-    return smoothed + (nll - smoothed).detach()
+    trained = F.cross_entropy(logits, targets, reduction="none", label_smoothing=smoothing) if smoothing else nll
+    if soft is not None:
+        log_probs = (logits / soft.temperature).log_softmax(dim=-1)
+        divergence = F.kl_div(log_probs, soft.probabilities, reduction="none").sum(dim=-1)
+        trained = (1 - soft.weight) * trained + soft.weight * soft.temperature**2 * divergence
+    return trained + (nll - trained).detach()
 
 
 def relative_shift(scores: Tensor) -> Tensor:

@@ -135,9 +135,10 @@ def gated_heads() -> Iterator[None]:
 
 
 def capped_cross_entropy(
-    hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, smoothing: float = 0.0
+    hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, smoothing: float = 0.0, soft: None = None
 ) -> Tensor:
     """In place of `fused.linear_cross_entropy`: logits z become c · tanh(z / c) (Gemma 2, 2024, arXiv 2408.00118)."""
+    assert soft is None, "without teachers"
     dtype = fused.product_dtype(hidden)
     logits = F.linear(hidden.to(dtype), weight.to(dtype), bias.to(dtype)).float()
     return F.cross_entropy(CAP * torch.tanh(logits / CAP), targets, reduction="none", label_smoothing=smoothing)

@@ -80,6 +80,14 @@ def relative_attention(
     return Attended(*result)
 
 
+class SoftTargets(NamedTuple):
+    """What teachers predict, as further targets of a softmax (distillation, Hinton et al. 2015, arXiv 1503.02531)."""
+
+    probabilities: Tensor  # [N, V] of the teachers at the temperature, without gradient
+    weight: float  # w, of these targets; that of the true ones is 1 - w
+    temperature: float  # T
+
+
 def overlapping_blocks(x: Tensor, size: int) -> Tensor:
     """Return each block of `size` positions with the one after it, [B, n, 2 · size, C], as a view of `x`.
 
@@ -92,12 +100,19 @@ def overlapping_blocks(x: Tensor, size: int) -> Tensor:
 
 
 def linear_cross_entropy(
-    hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, smoothing: float = 0.0
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    targets: Tensor,
+    smoothing: float = 0.0,
+    soft: SoftTargets | None = None,
 ) -> Tensor:
     """Return -log softmax(hidden weightᵀ + bias)[target] of each row in nats, [N] in float32.
 
     With label smoothing s the gradient is that of (1 - s) · (-log p[target]) + s · mean over V of -log p (Szegedy et
     al. 2016, section 7), while the value stays -log p[target], so that training and evaluation losses are comparable.
+    With soft targets the gradient is (1 - w) times this one, plus that of w · T² · KL(teachers ‖ p) with both at the
+    temperature T; the value stays the same, too.
 
     Args:
         hidden: [N, E].
@@ -105,12 +120,15 @@ def linear_cross_entropy(
         bias: [V].
         targets: [N].
         smoothing: s, the part of the target probability that label smoothing spreads evenly over all V symbols.
+        soft: the predictions of teachers.
     """
     # Inside an autograd function the grad mode is always off, so `forward` looks at `needs_input_grad` instead, which
     # knows nothing of `no_grad`: detached inputs tell it that no gradient will be asked for.
     if not torch.is_grad_enabled():
         hidden, weight, bias = hidden.detach(), weight.detach(), bias.detach()
-    nll: Tensor = _LinearCrossEntropy.apply(hidden, weight, bias, targets, smoothing)  # type: ignore[no-untyped-call]
+    nll: Tensor = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
+        hidden, weight, bias, targets, smoothing, *(soft or (None, 0.0, 1.0))
+    )
     return nll
 
 
@@ -294,22 +312,40 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     Autograd would store logits and log-probabilities, and allocate a gradient for each in the backward pass. But the
     gradient of the logits can be computed together with the loss. It is p - ((1 - s) y + s / V), with the softmax p,
-    the one-hot target y and label smoothing s; it alone is stored, in the dtype of matrix products.
+    the one-hot target y and label smoothing s; it alone is stored, in the dtype of matrix products. Soft targets q with
+    weight w at temperature T make it (1 - w) times that, plus w · T · (p at T - q).
     """
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, smoothing: float) -> Tensor:
-        """Return the loss of each row, [N]; arguments as for `linear_cross_entropy`."""
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        targets: Tensor,
+        smoothing: float,
+        probabilities: Tensor | None,
+        share: float,
+        temperature: float,
+    ) -> Tensor:
+        """Return the loss of each row, [N]; arguments as for `linear_cross_entropy`, with those of `SoftTargets`."""
         dtype = product_dtype(hidden)
         hidden, weight_cast = hidden.to(dtype), weight.to(dtype)
-        log_probs = torch.addmm(bias.to(dtype), hidden, weight_cast.t()).log_softmax(dim=-1, dtype=torch.float32)
+        logits = torch.addmm(bias.to(dtype), hidden, weight_cast.t())
+        log_probs = logits.log_softmax(dim=-1, dtype=torch.float32)
         rows = torch.arange(len(targets), device=targets.device)
         nll = -log_probs[rows, targets]
         if any(ctx.needs_input_grad):
             d_logits = log_probs.exp_()  # in place: the log-probabilities turn into p, then into p - target
-            d_logits[rows, targets] -= 1 - smoothing
+            true = 1.0 if probabilities is None else 1 - share  # weight of the true targets
+            if probabilities is not None and temperature != 1:  # at 1, both softmaxes are the same
+                at_temperature = (logits.float() / temperature).softmax(dim=-1)
+                d_logits.mul_(true).add_(at_temperature, alpha=share * temperature)
+            d_logits[rows, targets] -= true * (1 - smoothing)
             if smoothing:
-                d_logits -= smoothing / len(bias)
+                d_logits -= true * smoothing / len(bias)
+            if probabilities is not None:
+                d_logits.sub_(probabilities, alpha=share * temperature)
             ctx.save_for_backward(hidden, weight_cast, d_logits.to(dtype))
             ctx.dtypes = weight.dtype, bias.dtype
         return nll
@@ -325,7 +361,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         d_hidden = (d_logits @ weight) * column
         # One product for weight and bias: the bias is the weight of a hidden value that is always 1.
         d_both = d_logits.t() @ torch.cat([hidden * column, column], dim=1)  # [V, E + 1]
-        return d_hidden, d_both[:, :-1].to(weight_dtype), d_both[:, -1].to(bias_dtype), None, None
+        return d_hidden, d_both[:, :-1].to(weight_dtype), d_both[:, -1].to(bias_dtype), *[None] * 5
 
 
 class _Dropout(torch.autograd.Function):

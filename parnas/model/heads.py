@@ -15,7 +15,7 @@ Shapes: N tokens, D model width, V vocabulary; e is the width of a cluster and n
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import torch
@@ -118,18 +118,28 @@ class SoftmaxHead(nn.Module):
             }
         )
 
-    def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Return the negative log-likelihood in nats of each target [N], given hidden states [N, D]: [N] in float32.
+    def nll(
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        soft: Callable[[int, Tensor | None], fused.SoftTargets] | None = None,
+    ) -> Tensor:
+        """Return the negative log-likelihood in nats of each target, [N] in float32.
 
-        `targets` may be on the CPU when `hidden` is on a GPU. This is faster: how many rows belong to each tail is
-        then known without waiting for the GPU.
+        Args:
+            hidden: hidden states [N, D].
+            targets: ids [N]. They may be on the CPU when `hidden` is on a GPU. This is faster: how many rows belong to
+                each tail is then known without waiting for the GPU.
+            soft: returns the soft targets of the softmax of a cluster for some rows, `None` for all rows; they change
+                the gradient, see `fused.linear_cross_entropy`.
         """
         device, smoothing = hidden.device, self.label_smoothing if self.training else 0.0
         tables = self._tables()
         (_, _, head_targets), *tails = self.by_cluster(targets)
         # 1. The head, for all rows: -log p(id), or for a rare id -log p(tail).
         projected, head = self._project(hidden, 0), self._head_matrix(tables[0])
-        nll: Tensor = fused.linear_cross_entropy(projected, *head, to_device(head_targets, device), smoothing)
+        taught = None if soft is None else soft(0, None)
+        nll: Tensor = fused.linear_cross_entropy(projected, *head, to_device(head_targets, device), smoothing, taught)
         # 2. Each tail, for its own rows only: -log p(id) = -log p(tail) - log p(id | tail). Rows are padded to few
         #    different numbers (see `_round_up_rows`), and the losses of the padding left out.
         for cluster, rows, targets_within in tails:
@@ -141,6 +151,7 @@ class SoftmaxHead(nn.Module):
                 self.biases[cluster],
                 to_device(_round_up_rows(targets_within), device),
                 smoothing,
+                None if soft is None else soft(cluster, padded),
             )
             nll = nll.index_add(0, padded[: len(rows)], within[: len(rows)])
         return nll

@@ -4,7 +4,7 @@ Shapes: B batch, T segment, D model width, V vocabulary.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, cast
 
 import torch
@@ -17,6 +17,7 @@ from parnas.errors import ParnasError
 from parnas.model.attention import encode_distances, relative_biases
 from parnas.model.blocks import Block, BlockOutput, Context, Dropout, add_up
 from parnas.model.compressive import Compression
+from parnas.model.fused import SoftTargets
 from parnas.model.gates import Gates
 from parnas.model.heads import Embedding, SoftmaxHead
 from parnas.model.layers import make_layer
@@ -157,9 +158,17 @@ class TransformerXL(nn.Module):
         """Return the hidden states for the softmax, [B, T, D], given the output of the last block."""
         return cast(Tensor, self.dropout(x if self.final_norm is None else self.final_norm(x)))
 
-    def score(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Return the negative log-likelihood in nats of each target [B, T], given hidden states [B, T, D]."""
-        nll: Tensor = self.head.nll(hidden.flatten(0, 1), targets.reshape(-1)).view_as(targets)
+    def score(
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        soft: Callable[[int, Tensor | None], SoftTargets] | None = None,
+    ) -> Tensor:
+        """Return the negative log-likelihood in nats of each target [B, T], given hidden states [B, T, D].
+
+        `soft` returns soft targets, see `SoftmaxHead.nll`.
+        """
+        nll: Tensor = self.head.nll(hidden.flatten(0, 1), targets.reshape(-1), soft).view_as(targets)
         return nll
 
     def log_probs(self, hidden: Tensor) -> Tensor:

@@ -30,7 +30,6 @@ class Forward(NamedTuple):
     loss: Tensor  # mean over the tokens read by this process, nats per token
     memory: Memory  # after the batch, for the next segment
     compression: Tensor | None  # auxiliary loss of compressive memory; None without compressive memory
-    distillation: Tensor | None = None  # what distillation adds to the loss; None without teachers
 
 
 class MicroBatch(NamedTuple):
@@ -56,16 +55,12 @@ class NetworkWithLoss(nn.Module):
         blocks = len(self.model.blocks)
         with self.device.autocast():
             output = self.model(inputs, memory and memory[:blocks], gates)
-            loss = self.model.score(output.hidden, targets).mean()
-            if self.teachers is None:
-                return Forward(loss, output.memory, output.loss)
-            theirs = memory[blocks:] if memory else (None,) * len(self.teachers.networks)
-            hidden, memories = self.teachers.predict(inputs, theirs)
-            states = [each.flatten(0, 1) for each in hidden]
-            kl = self.teachers.divergence(self.model.head, output.hidden.flatten(0, 1), states, targets.reshape(-1))
-        # (1 - w) · loss + w · KL, as the loss and what is added to it: the loss itself is logged.
-        added = self.teachers.settings.weight * (kl - loss)
-        return Forward(loss, (*output.memory, *memories), output.loss, added)
+            soft, memories = None, tuple[Any, ...]()
+            if self.teachers is not None:
+                theirs = memory[blocks:] if memory else (None,) * len(self.teachers.networks)
+                soft, memories = self.teachers.predict(inputs, theirs)
+            loss = self.model.score(output.hidden, targets, soft).mean()
+        return Forward(loss, (*output.memory, *memories), output.loss)
 
 
 class GradientAccumulator:
@@ -137,7 +132,7 @@ class GradientAccumulator:
         """
         results, count = [], self.divide(len(batch.inputs), len(samples))
         for result in self.forward(batch, memory, samples, average_gradients=True):
-            terms = [result.loss, result.compression, result.distillation]
+            terms = [result.loss, result.compression]
             (torch.stack([term for term in terms if term is not None]).sum() / count).backward()
             compression = None if result.compression is None else result.compression.detach()
             results.append(Forward(result.loss.detach(), result.memory, compression))

@@ -1,5 +1,6 @@
 """Hand-written gradients against autograd's of the textbook forms."""
 
+import plain
 import pytest
 import torch
 from helpers.model_helpers import make_network, make_supernet, random_ids
@@ -137,3 +138,19 @@ def test_blocks_that_overlap_are_those_of_unfold_and_so_is_their_gradient(blocks
     weights = torch.randn_like(found)
     ours, theirs = (torch.autograd.grad((each * weights).sum(), x)[0] for each in (found, expected))
     torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("temperature", [1.0, 2.5])
+def test_soft_targets_change_the_gradient_alone(temperature, smoothing):
+    draw = torch.Generator().manual_seed(3)
+    inputs = [torch.randn(shape, generator=draw).requires_grad_() for shape in ((4, 3), (5, 3), (5,))]
+    targets, of_rows = torch.tensor([0, 4, 2, 2]), torch.rand(4, generator=draw)
+    soft = fused.SoftTargets(torch.rand(4, 5, generator=draw).softmax(dim=-1), 0.3, temperature)
+    results = []
+    for function in (fused.linear_cross_entropy, plain.linear_cross_entropy):
+        nll = function(*inputs, targets, smoothing, soft)
+        results.append((nll.detach(), *torch.autograd.grad((of_rows * nll).sum(), inputs)))
+    for ours, expected in zip(*results, strict=True):
+        torch.testing.assert_close(ours, expected)
+    torch.testing.assert_close(results[0][0], fused.linear_cross_entropy(*inputs, targets).detach())

@@ -17,15 +17,8 @@ from parnas.training.progress import Silent
 from parnas.training.retrain import retrain
 
 
-def divergence(networks, own, ids, temperature):
-    """Return the divergence of a network from teachers."""
-    teachers = Teachers(networks, DistillConfig(temperature=temperature))
-    hidden = own(ids[:, :-1]).hidden.flatten(0, 1)
-    theirs, _ = teachers.predict(ids[:, :-1], [None] * len(networks))
-    return teachers.divergence(own.head, hidden, [each.flatten(0, 1) for each in theirs], ids[:, 1:].reshape(-1))
-
-
 def softmax(logits, temperature):
+    """Return the probabilities of a row of logits as a list."""
     exponentials = [math.exp(logit / temperature) for logit in logits.tolist()]
     return [each / sum(exponentials) for each in exponentials]
 
@@ -33,31 +26,45 @@ def softmax(logits, temperature):
 @pytest.mark.parametrize("cutoffs", [(), (5,), (5, 9)])
 @pytest.mark.parametrize("temperature", [1.0, 2.5])
 @pytest.mark.parametrize("count", [1, 2])
-def test_the_divergence_equals_loops_over_tokens_and_clusters(cutoffs, temperature, count):
-    own, ids = make_network("sf", seed=9, cutoffs=cutoffs), random_ids(2, 6)
+def test_soft_targets_are_the_mean_of_the_teachers_in_each_cluster(cutoffs, temperature, count):
+    ids = random_ids(2, 6)
     networks = [make_network("fs", seed=seed, cutoffs=cutoffs, d_model=12) for seed in range(count)]
-    hidden = own(ids[:, :-1]).hidden.flatten(0, 1)
-    theirs = [each(ids[:, :-1]).hidden.flatten(0, 1) for each in networks]
-    total, bounds = 0.0, own.head.bounds
-    for row, target in enumerate(ids[:, 1:].flatten().tolist()):
-        clusters = [0, *(c for c in range(1, len(bounds) - 1) if bounds[c] <= target < bounds[c + 1])]
-        for cluster in clusters:
-            q = softmax(own.head.cluster_logits(hidden[row : row + 1], cluster)[0], temperature)
-            each = [
-                softmax(network.head.cluster_logits(states[row : row + 1], cluster)[0], temperature)
-                for network, states in zip(networks, theirs, strict=True)
-            ]
-            p = [sum(values) / count for values in zip(*each, strict=True)]
-            total += sum(a * math.log(a / b) for a, b in zip(p, q, strict=True))
-    expected = temperature**2 * total / ids[:, 1:].numel()
-    assert float(divergence(networks, own, ids, temperature)) == pytest.approx(expected, rel=1e-4)
+    soft, memories = Teachers(networks, DistillConfig(temperature=temperature)).predict(ids, [None] * count)
+    assert len(memories) == count
+    states = [network(ids).hidden.flatten(0, 1) for network in networks]
+    for cluster in range(len(cutoffs) + 1):
+        for rows in (None, torch.tensor([7, 0, 3])):
+            found = soft(cluster, rows)
+            assert (found.weight, found.temperature) == (0.5, temperature)
+            for place, row in enumerate(range(12) if rows is None else rows.tolist()):
+                each = [
+                    softmax(network.head.cluster_logits(hidden[row : row + 1], cluster)[0].detach(), temperature)
+                    for network, hidden in zip(networks, states, strict=True)
+                ]
+                expected = [sum(values) / count for values in zip(*each, strict=True)]
+                assert found.probabilities[place].tolist() == pytest.approx(expected, rel=1e-4)
 
 
-def test_a_full_softmax_has_the_divergence_of_the_whole_distribution():
-    own, teacher, ids = make_network("sf", seed=1), make_network("sf", seed=2), random_ids(2, 6)
-    log_probs = [each.log_probs(each(ids[:, :-1]).hidden).flatten(0, 1) for each in (own, teacher)]
-    expected = torch.nn.functional.kl_div(*log_probs, reduction="batchmean", log_target=True)
-    near(divergence([teacher], own, ids, 1.0), expected)
+@pytest.mark.parametrize("cutoffs", [(), (5, 9)])
+def test_the_gradient_is_that_of_the_loss_and_of_the_divergence_in_each_cluster(cutoffs):
+    own, ids = make_network("sf", seed=9, cutoffs=cutoffs), random_ids(2, 7)
+    inputs, targets = ids[:, :-1], ids[:, 1:]
+    teacher, settings = make_network("fs", seed=1, cutoffs=cutoffs), DistillConfig(weight=0.3, temperature=2.0)
+    soft, _ = Teachers([teacher], settings).predict(inputs, [None])
+    hidden = own(inputs).hidden.detach().requires_grad_()
+    loss = own.score(hidden, targets, soft)
+    near(loss.detach(), own.score(hidden, targets).detach())
+    (found,) = torch.autograd.grad(loss.sum(), hidden)
+    rows, theirs = hidden.flatten(0, 1), teacher(inputs).hidden.detach().flatten(0, 1)
+    divergence = 0.0
+    for row, target in enumerate(targets.flatten().tolist()):
+        bounds = own.head.bounds
+        for cluster in [0, *(c for c in range(1, len(bounds) - 1) if bounds[c] <= target < bounds[c + 1])]:
+            log_q = (own.head.cluster_logits(rows[row : row + 1], cluster)[0] / 2.0).log_softmax(dim=-1)
+            log_p = (teacher.head.cluster_logits(theirs[row : row + 1], cluster)[0] / 2.0).log_softmax(dim=-1).detach()
+            divergence = divergence + (log_p.exp() * (log_p - log_q)).sum()
+    whole = 0.7 * own.score(hidden, targets).sum() + 0.3 * 2.0**2 * divergence
+    near(found, torch.autograd.grad(whole, hidden)[0], 1e-5)
 
 
 @pytest.fixture(scope="module")
