@@ -41,6 +41,7 @@ from parnas.nas.supernet_task import SuperNetTask
 from parnas.pretrained.cut import copy_cut
 from parnas.pretrained.parent import ParnasParent, cheaper_layers
 from parnas.pretrained.probe import Change, probe, rows_of
+from parnas.runs.records import MetricsRecord
 from parnas.runs.run import Run
 from parnas.training.interruptions import NonFinite
 from parnas.training.loaded_run import load, run_architecture
@@ -139,6 +140,13 @@ class LocalDistillation(SuperNetTask):
     def scheduled(self, step: int) -> dict[str, float]:
         """Return the learning rate of a step, and a temperature that plays no part, for the log."""
         return {**super().scheduled(step), "tau": self.search.tau_end}
+
+    def log(self, record: MetricsRecord) -> None:
+        """Log a line of metrics; the loss of a training step is no loss of a language model."""
+        if record.split == "train":
+            changes = {"local_loss": record.loss, "loss": math.nan, "ppl": math.nan}
+            record = record.model_copy(update=changes)
+        super().log(record)
 
     def end_step(self, step: int) -> None:
         """After the last step, score the candidates, set alpha, and select an architecture."""

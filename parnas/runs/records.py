@@ -86,6 +86,7 @@ class MetricsRecord(Record):
     word_ppl: _OptionalFloat = None
     bits_per_byte: _OptionalFloat = None
     compression_loss: _OptionalFloat = None  # auxiliary loss of compressed memory
+    local_loss: _OptionalFloat = None  # of local distillation, as a share of what the parent's layers change
     lr: _OptionalFloat = None
     tau: _OptionalFloat = None  # temperature of a search
     gradient_norm: _OptionalFloat = None  # largest norm since the previous line, before clipping

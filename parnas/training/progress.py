@@ -70,6 +70,7 @@ class Silent(Reporter):
 
 
 _METRIC_FORMATS = {
+    "local_loss": "loss of the layers {:.3f}",
     "argmax_ppl": "argmax ppl {:.2f}",
     "gap": "mixture behind argmax by {:.3f}",
     "bits_per_byte": "bits/byte {:.3f}",
@@ -81,14 +82,15 @@ _METRIC_FORMATS = {
     "identity_share": "identity {:.0%}",
     "argmax_changes": "argmax changed {} times",
 }
-"""Format of each metric that a line may show besides loss and perplexity."""
+"""Format of each metric that a line may show besides loss and perplexity; local distillation has neither."""
 
 
 def describe_metrics(record: MetricsRecord) -> str:
     """Return the metrics of a record, a line of `metrics.jsonl`, as text for a terminal or a log."""
     values = ((template, getattr(record, key)) for key, template in _METRIC_FORMATS.items())
     known = [template.format(value) for template, value in values if value is not None]
-    return "  ".join([f"{record.split:<5} loss {record.loss:.3f}  ppl {record.ppl:.2f}", *known])
+    loss = [] if record.local_loss is not None else [f"loss {record.loss:.3f}  ppl {record.ppl:.2f}"]
+    return f"{record.split:<5} " + "  ".join([*loss, *known])
 
 
 _BAR_WIDTH = 24  # characters of a block's bar of pi

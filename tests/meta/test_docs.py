@@ -126,7 +126,7 @@ def test_the_site_builds_without_a_warning_and_asks_nothing_of_the_web(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["quickstart", "explore"])
+@pytest.mark.parametrize("name", ["quickstart", "explore", "compress"])
 def test_the_notebooks_run(name: str, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # beside other tests, two threads would wait for each other
     notebook = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)

@@ -15,7 +15,7 @@ from parnas.nas.derive import derive
 from parnas.pretrained.local_distillation import search_parent
 from parnas.runs.run import Run
 from parnas.training.loaded_run import load
-from parnas.training.progress import Silent
+from parnas.training.progress import Silent, describe_metrics
 from parnas.training.retrain import retrain
 
 SPACE = [["s", "s:heads=1", "k", "i"], ["f", "f:d_inner=16", "i"], ["s", "k", "r", "i"]]
@@ -50,7 +50,10 @@ def test_the_layers_of_the_parent_stay_and_all_others_are_trained(parent: Run, s
 
 
 def test_distillation_brings_candidates_closer_to_the_layers_of_the_parent(searched: Run) -> None:
-    losses = [record.loss for record in searched.metrics() if record.split == "train"]
+    records = [record for record in searched.metrics() if record.split == "train"]
+    losses = [record.local_loss for record in records]
+    assert "loss of the layers" in describe_metrics(records[0])
+    assert "ppl" not in describe_metrics(records[0]), "it is no loss of a language model"
     assert losses[-1] < 0.9 * losses[0]
 
 
