@@ -196,7 +196,8 @@ class Bench:
 
     def search_settings(self) -> Config:
         """Return the settings of the search in the parent."""
-        return search_settings(self.existing(PARENT))
+        settings = search_settings(self.existing(PARENT))
+        return settings.replace(search__cost__table=self.config.search.cost.table)  # it may have been moved
 
     def heal(self, kind: str, rest: str, folder: Path, clock: Clock) -> Run:
         """Heal the child within a target, or a random one for a short time."""
