@@ -54,6 +54,7 @@ def compress(
         result = compress(config, targets, folder, output.reporter(), baselines=baselines)
     output.show(show_derivation, result.derivation)
     output.show(show_comparison, result.comparison)
+    output.show(print, result.answer)
     hint = f"open {shlex.quote(str(folder / 'report.html'))} in a browser"
     output.end(result.to_dict(), list(result.written), hint)
 

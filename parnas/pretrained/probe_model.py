@@ -1,6 +1,8 @@
 """Probe a trained model in a folder: a parnas run, or a causal language model of `transformers`."""
 
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,7 @@ from parnas.pretrained.parent import Parent, ParnasParent
 from parnas.pretrained.probe import rows_of
 from parnas.pretrained.transformers_parent import TransformersParent, load_transformers
 from parnas.runs.files import expand_user
+from parnas.runs.records import ProbeConditions
 from parnas.runs.run import ENVIRONMENT
 from parnas.training.device import choose_device
 from parnas.training.loaded_run import load
@@ -54,12 +57,14 @@ def probe_model(
     Raises:
         ParnasError: the folder holds no such model, or there is no text, or too little.
     """
-    device = choose_device(runtime)
+    device, start = choose_device(runtime), time.perf_counter()
     parent: Parent
+    own_text = ""
     if (folder / ENVIRONMENT).is_file():
         loaded = load(folder)
         network, layers = loaded.discrete(), drop_identity(loaded.architecture)
         config, encode = loaded.config, loaded.tokenizer.encode
+        own_text = config.data.corpus
         length, rows = config.data.tgt_len, _ROWS
         network.to(device.device)
         parent = ParnasParent(network, layers, length)
@@ -76,7 +81,19 @@ def probe_model(
     if len(taken) <= _LEAST_TOKENS:
         raise ParnasError(f"The text has {len(taken)} tokens; give one of more than {_LEAST_TOKENS}.")
     found = rows_of(taken, rows, length).to(device.device)
-    return investigate(parent, found, device, pairs, rounds, 1, note)
+    findings = investigate(parent, found, device, pairs, rounds, 1, note)
+    return replace(
+        findings,
+        conditions=ProbeConditions(
+            model=str(folder),
+            text=text,
+            source=describe_source(text or own_text),
+            requested_tokens=tokens,
+            device_name=device.describe()["device_name"] or device.device.type,
+            precision=device.precision,
+            seconds=time.perf_counter() - start,
+        ),
+    )
 
 
 def read_runtime(overrides: list[Override]) -> RuntimeConfig:
@@ -85,6 +102,12 @@ def read_runtime(overrides: list[Override]) -> RuntimeConfig:
     if others := [key for key in keys if not key.startswith("runtime.")]:
         raise ParnasError(f"A probe has settings of the section runtime only, not {others[0]}.")
     return check_config({}, "The settings", overrides).runtime
+
+
+def describe_source(text: str) -> str:
+    """Return in words what `read` reads, without the folder."""
+    is_file = text not in NAMES and expand_user(text).is_file()
+    return Path(text).name if is_file else f"the validation split of {Path(text).name}"
 
 
 def read(text: str, note: Callable[[str], None]) -> str:

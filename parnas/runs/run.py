@@ -49,10 +49,12 @@ __all__ = [
     "COSTS",
     "DERIVED_FRONT",
     "ENVIRONMENT",
+    "FROM_SCRATCH",
     "METRICS",
     "OTHER_PHASE_SETTINGS",
     "PI",
     "PLAIN",
+    "PROBE",
     "RERANK",
     "STREAMS",
     "SUMMARY",
@@ -60,6 +62,7 @@ __all__ = [
     "TUNING",
     "Run",
     "describe_machine",
+    "describe_weights",
     "name_runs",
     "package_version",
 ]
@@ -85,13 +88,24 @@ DERIVED_FRONT = Path("front") / "front.json"
 """What `parnas derive --front` writes to the folder of a search, beside a folder with `arch.yaml` for each target."""
 SPEED_KEYS = ("tokens_per_s", "step_ms")
 """Keys of `metrics.jsonl` that depend on the machine's speed; all others are equal if a training is repeated."""
+PROBE = "probe.json"
+"""Name of the result of `parnas probe`."""
 TUNING = "tuning.json"
 """Name of the result of a tuning study. The folder of a study is not a run folder and has no summary.json."""
+FROM_SCRATCH = "from scratch"
+"""How a network was trained that began with random weights; see `describe_weights`."""
 PLAIN = "plain"
 """Name of the plain evaluation protocol: the text is read once, in segments, with the trained weights."""
 _FIRST_FILES = {"config.yaml", COSTS, "run.log", "tokenizer", "tensorboard", "checkpoints"}
 _FIRST_FILES |= {ENVIRONMENT, STREAMS, METRICS, PI, SUPERNET, RERANK, INHERITED}
 """Files and folders that a run may contain before its first checkpoint."""
+
+
+def describe_weights(kind: str, config: Config) -> str:
+    """Return how a run of a kind was trained: `from scratch` or from `inherited` weights, `distilled` with teachers."""
+    inherits = config.search.parent if kind == "search" else config.train.inherit
+    distilled = kind == "retrain" and bool(config.train.teachers)
+    return (FROM_SCRATCH if inherits is None else "inherited") + ", distilled" * distilled
 
 
 class Run:

@@ -43,7 +43,10 @@ def test_probe_prints_the_answer_and_writes_numbers_and_pictures(
     printed = capsys.readouterr().out
     content = json.loads((tmp_path / "out" / "probe.json").read_text())
     assert content["answer"] in " ".join(printed.split())
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"probe.json", "probe.png", "attention.png"}
+    names = {"probe.json", "probe.png", "attention.png", "report.html"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == names
+    assert content["answer"] in (tmp_path / "out" / "report.html").read_text()
+    assert "report.html in a browser" in " ".join(printed.split())
     assert call(*common, "--json") == 0
     assert json.loads(capsys.readouterr().out)["layers"] == ["s", "f", "s"]
 
