@@ -19,7 +19,7 @@ from parnas.pretrained.probe import rows_of
 from parnas.pretrained.transformers_parent import TransformersParent, load_transformers
 from parnas.runs.files import expand_user
 from parnas.runs.records import ProbeConditions
-from parnas.runs.run import ENVIRONMENT
+from parnas.runs.run import ENVIRONMENT, Run
 from parnas.training.device import choose_device
 from parnas.training.loaded_run import load
 
@@ -66,6 +66,8 @@ def probe_model(
         config, encode = loaded.config, loaded.tokenizer.encode
         own_text = config.data.corpus
         length, rows = config.data.tgt_len, _ROWS
+        if not Run(folder).finished():
+            note(f"{folder} has not ended: its newest checkpoint is probed")
         network.to(device.device)
         parent = ParnasParent(network, layers, length)
         ids = prepare(config.data, note).tokens("valid")[: tokens + 1] if text is None else encode(read(text, note))
@@ -112,6 +114,8 @@ def describe_source(text: str) -> str:
 
 def read(text: str, note: Callable[[str], None]) -> str:
     """Return the content of a text file, or of the validation split of a corpus."""
+    if not text:
+        raise ParnasError("The name of the text (--text) is empty; give a text file or a corpus.")
     path = expand_user(text)
     if text not in NAMES and path.is_file():
         try:

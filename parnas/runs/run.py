@@ -96,7 +96,8 @@ FROM_SCRATCH = "from scratch"
 """How a network was trained that began with random weights; see `describe_weights`."""
 PLAIN = "plain"
 """Name of the plain evaluation protocol: the text is read once, in segments, with the trained weights."""
-_FIRST_FILES = {"config.yaml", COSTS, "run.log", "tokenizer", "tensorboard", "checkpoints"}
+RUN_LOG = "run.log"
+_FIRST_FILES = {"config.yaml", COSTS, RUN_LOG, "tokenizer", "tensorboard", "checkpoints"}
 _FIRST_FILES |= {ENVIRONMENT, STREAMS, METRICS, PI, SUPERNET, RERANK, INHERITED}
 """Files and folders that a run may contain before its first checkpoint."""
 
@@ -134,6 +135,17 @@ class Run:
         record = Environment(kind=kind, **describe_machine(), **environment)
         write_json(self.folder / ENVIRONMENT, record.to_dict())
         write_text(self.folder / "config.yaml", dump_config(config))
+
+    def discard_unstarted(self) -> None:
+        """Remove what was written before a training began; do nothing if it began, which `run.log` shows."""
+        if (self.folder / RUN_LOG).exists() or any(self.checkpoints.glob("step-*")):
+            return
+        for name in (STREAMS, *_FIRST_FILES):  # without STREAMS, the run no longer counts as started
+            path = self.folder / name
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
     def started(self) -> bool:
         """Return whether the training has begun: `streams.json` exists, the last file of the preparation."""
@@ -279,7 +291,7 @@ class Run:
 
     def write_log(self, text: str) -> None:
         """Append a line with date, time and text to `run.log`."""
-        with (self.folder / "run.log").open("a", encoding="utf-8") as file:
+        with (self.folder / RUN_LOG).open("a", encoding="utf-8") as file:
             file.write(f"{datetime.now():%Y-%m-%d %H:%M:%S} {text}\n")
 
     def metrics(self) -> list[MetricsRecord]:
