@@ -50,7 +50,7 @@ def compress(
     targets = read_constraints(None, None, within=read_within(within)).within
     folder = run or Path("runs") / f"compress-{parent.resolve().name}"
     config, _ = resolve_arguments(settings, folder, False, "compress", base=search_settings(Run(parent)))
-    with interruptible(lambda: study_resume_hint(folder)):
+    with remove_if_empty(None if run else folder), interruptible(lambda: study_resume_hint(folder)):
         result = compress(config, targets, folder, output.reporter(), baselines=baselines)
     output.show(show_derivation, result.derivation)
     output.show(show_comparison, result.comparison)
