@@ -50,10 +50,11 @@ def compress(
     targets = read_constraints(None, None, within=read_within(within)).within
     folder = run or Path("runs") / f"compress-{parent.resolve().name}"
     config, _ = resolve_arguments(settings, folder, False, "compress", base=search_settings(Run(parent)))
-    with interruptible(lambda: study_resume_hint(folder)):
+    with remove_if_empty(None if run else folder), interruptible(lambda: study_resume_hint(folder)):
         result = compress(config, targets, folder, output.reporter(), baselines=baselines)
     output.show(show_derivation, result.derivation)
     output.show(show_comparison, result.comparison)
+    output.show(print, result.answer)
     hint = f"open {shlex.quote(str(folder / 'report.html'))} in a browser"
     output.end(result.to_dict(), list(result.written), hint)
 

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from parnas.architecture import Architecture, describe_layer
-from parnas.runs.run import PLAIN
+from parnas.runs.run import FROM_SCRATCH, PLAIN
 from parnas.training.planning.resource_plan import GB, MARGIN, Machine, PhasePlan, Plan
 from parnas.training.progress import describe_metrics, pi_bar
 
@@ -374,26 +374,40 @@ COST_COLUMNS = {
     "latency_p95_ms": ("p95", "{:.2f}"),
     "train_tokens_per_s": ("train tok/s", "{:,.0f}"),
     "train_seconds": ("train s", "{:,.0f}"),
-    "inherited_steps": ("inherited steps", "{:,.0f}"),
-    "total_seconds": ("total s", "{:,.0f}"),
     "tgt_len": ("tgt", "{:.0f}"),
     "mem_len": ("mem", "{:.0f}"),
     "cmem_len": ("cmem", "{:.0f}"),
 }
+TRAINING_COLUMNS = {
+    "weights": ("weights", "{}"),
+    "train_tokens_per_s": ("train tok/s", "{:,.0f}"),
+    "train_seconds": ("train s", "{:,.0f}"),
+    "inherited_steps": ("inherited steps", "{:,.0f}"),
+    "total_seconds": ("total s", "{:,.0f}"),
+}
 
 
 def show_comparison(comparison: "Comparison") -> None:
-    """Print a comparison as two tables that fit a terminal, perplexities and costs, with notes."""
+    """Print a comparison as tables that fit a terminal, with notes: perplexities, costs, and how the runs were trained.
+
+    If all runs were trained alike from scratch, a note says so, and the table of costs has their speed and time.
+    """
     console, table = Console(), comparison.table
     plain = table[table["evaluation"] == PLAIN]
     quality = {key: column for key, column in QUALITY_COLUMNS.items() if key != "evaluation" or len(plain) < len(table)}
     # Cost does not depend on the evaluation protocol, so each run is listed once.
-    console.print(comparison_table(table, quality), comparison_table(plain, COST_COLUMNS))
+    weights = set(plain["weights"])
+    alike = f"weights of all networks: {weights.pop()}" if weights == {FROM_SCRATCH} else None
+    costs = {key: column for key, column in COST_COLUMNS.items() if alike or key not in TRAINING_COLUMNS}
+    console.print(comparison_table(table, quality), comparison_table(plain, costs))
+    if alike is None:
+        console.print(comparison_table(plain, TRAINING_COLUMNS))
     first = table.iloc[0]
     divisors = ", ".join(f"{first[key]:,.0f} {key}" for key in ("tokens", "words", "bytes") if key in first)
     rows = table.to_dict("records")
     settings = [f"{row['run']}, {row['evaluation']}: {row['settings']}" for row in rows if row.get("settings")]
-    _print_notes([f"perplexities are normalised by {divisors}", *comparison.notes, *settings])
+    trained = [] if alike is None else [alike]
+    _print_notes([f"perplexities are normalised by {divisors}", *trained, *comparison.notes, *settings])
 
 
 def show_probe(findings: "Findings") -> None:

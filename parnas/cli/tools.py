@@ -54,9 +54,10 @@ def probe(
     runtime = read_runtime(overrides)
     note = output.reporter().note
     findings = probe_model(model, text, tokens, pairs, ROUNDS, runtime, note)
-    written = write_findings(findings, out or model / "probe")
+    folder = out or model / "probe"
+    written = write_findings(findings, folder)
     output.show(show_probe, findings)
-    output.end(findings.to_dict(), written)
+    output.end(findings.to_dict(), written, f"open {shlex.quote(str(folder / 'report.html'))} in a browser")
 
 
 @_command
@@ -136,7 +137,7 @@ def report(
     output: Output,
     runs: Annotated[
         list[Path],
-        Argument(metavar="RUN...", help="Run folders, or folders that evaluate, baselines or blackbox wrote."),
+        Argument(metavar="RUN...", help="Run folders, or folders that evaluate, baselines, blackbox or probe wrote."),
     ],
     out: Annotated[
         Path | None, Option(help="Folder for report.html; default: RUN if only one is given, else runs/report.")

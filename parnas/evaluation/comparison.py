@@ -20,7 +20,7 @@ from parnas.evaluation.tune_eval import read_tuned_protocols
 from parnas.model.supernet import SuperNet
 from parnas.runs.files import to_json, write_text
 from parnas.runs.records import ComparisonRow
-from parnas.runs.run import PLAIN, Run
+from parnas.runs.run import PLAIN, Run, describe_weights
 from parnas.training.latency import TimedNetwork, measure_latencies
 from parnas.training.perplexity import TotalLoss
 from parnas.training.progress import Reporter
@@ -215,6 +215,7 @@ def _describe_run(run: EvalRun) -> ComparisonRow:
         cmem_len=run.shape.reach.cmem_len if network.compresses() else 0,
         precision=run.device.precision,
         train_tokens_per_s=median_rate(run.source),
+        weights=describe_weights(run.source.kind(), config),
     )
     if not run.source.finished():
         return row

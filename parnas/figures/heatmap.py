@@ -36,7 +36,7 @@ from parnas.figures.style import (
 from parnas.runs.files import atomic_file, read_json
 from parnas.runs.pi_history import PiHistory
 
-__all__ = ["FRAME_MS", "AnimationOptions", "Heatmap", "draw_losses", "draw_votes"]
+__all__ = ["FRAME_MS", "AnimationOptions", "Heatmap", "draw_votes"]
 
 COLOURS = matplotlib.colormaps["Blues"]
 _NORM = Normalize(0, 1)

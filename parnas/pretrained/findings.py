@@ -18,14 +18,16 @@ from torch import Tensor
 
 from parnas.architecture import ATTENTION, IDENTITY, Architecture
 from parnas.errors import OverBudget
-from parnas.figures.heatmap import draw_losses
-from parnas.figures.pareto import ParetoPoint, draw_pareto
+from parnas.figures.probe import draw_probe
+from parnas.figures.report.page import write_report
 from parnas.nas.budget import Budget
 from parnas.nas.cost import Costs
 from parnas.nas.knapsack import is_limited
 from parnas.pretrained.parent import Parent
 from parnas.pretrained.probe import Probe, mean_loss, measure_networks, probe
 from parnas.runs.files import write_json
+from parnas.runs.records import ProbeConditions
+from parnas.runs.run import PROBE
 from parnas.training.device import Device
 from parnas.training.latency import time_in_turns
 
@@ -34,7 +36,6 @@ __all__ = ["Findings", "write_findings"]
 TARGETS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
 _TEMPERATURE = 0.02  # nats; it scales pi, and so does not change which network is the best
 _MOST_NATS = 30.0
-_MOST_SHOWN = 4.0  # perplexity in the picture, as a multiple of the unchanged model's
 _TOLERANCE = 0.02  # rise of the perplexity up to which a layer is not needed
 
 
@@ -56,7 +57,8 @@ class Finding:
     layers: tuple[str, ...]
     kl: float  # nats per token, measured
     rise: float  # of the loss, nats per token, measured
-    predicted_kl: float  # sum over the replaced layers
+    predicted_kl: float  # sums over the replaced layers
+    predicted_rise: float
     latency: float  # of the layers, as a share of the model's
     speed: float  # of the whole model, relative to the unchanged one
 
@@ -78,20 +80,26 @@ class Findings:
     times: Times
     attention: tuple[Finding, ...]  # networks with ever fewer attention layers, all other layers kept
     front: tuple[Finding, ...]  # the best network within each share of the latency
+    conditions: ProbeConditions | None = None  # text and machine
+
+    @property
+    def enough(self) -> Finding | None:
+        """The network of the fewest attention layers that predicts about as well as the model; `None` without one."""
+        enough = [each for each in self.attention if each.perplexity <= _TOLERANCE]
+        return min(enough, key=lambda each: sum(is_limited(name, ATTENTION) for name in each.layers), default=None)
 
     @property
     def answer(self) -> str:
         """Which attention layers the model needs, in a sentence."""
         blocks = [number for number, name in enumerate(self.probe.layers, 1) if is_limited(name, ATTENTION)]
-        enough = [each for each in self.attention if each.perplexity <= _TOLERANCE]
+        fewest = self.enough
         if not blocks:
             return "The model has no attention layer."
-        if not enough:
+        if fewest is None:
             least = self.attention[0]
             needed_all = f"All {len(blocks)} attention layers are needed: without the least important one"
             one = "The attention layer is needed: without it"
             return f"{needed_all if len(blocks) > 1 else one}, perplexity is {least.perplexity:.1%} higher."
-        fewest = min(enough, key=lambda each: sum(is_limited(name, ATTENTION) for name in each.layers))
         needed = [number for number in blocks if fewest.layers[number - 1] != IDENTITY]
         gone = len(blocks) - len(needed)
         needs = f"Layers {list_numbers(needed)} need attention" if needed else "No layer needs attention"
@@ -107,6 +115,7 @@ class Findings:
         found = self.probe
         return {
             "answer": self.answer,
+            "network": str(Architecture(self.enough.layers if self.enough else found.layers)),
             "loss": found.loss,
             "tokens": found.tokens,
             "layers": list(found.layers),
@@ -122,30 +131,15 @@ class Findings:
             "milliseconds": {"softmax": self.times.fixed, **self.times.layers},
             "attention": [each.to_dict() for each in self.attention],
             "front": [each.to_dict() for each in self.front],
+            **({} if self.conditions is None else {"conditions": self.conditions.to_dict()}),
         }
 
 
 def write_findings(findings: Findings, folder: Path) -> list[Path]:
-    """Write `probe.json`, the heat map `probe.png` and `attention.png` to a folder; return the paths."""
+    """Write `probe.json`, `probe.png`, `attention.png` and `report.html` to a folder; return the paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    found = findings.probe
-    write_json(folder / "probe.json", findings.to_dict())
-    names = sorted(dict.fromkeys(name for each in found.changes for name in each), key=lambda name: name == IDENTITY)
-    losses = [{name: max(0.0, change.kl) for name, change in each.items()} for each in found.changes]
-    title = "KL divergence from the unchanged model, nats per token"
-    paths = [
-        folder / "probe.json",
-        draw_losses(losses, names, folder / "probe.png", title, str(Architecture(found.layers))),
-    ]
-    base = math.exp(min(found.loss, _MOST_NATS))
-    points = [ParetoPoint("unchanged", 1.0, base)]
-    for each in findings.attention:
-        kept = sum(is_limited(name, ATTENTION) for name in each.layers)
-        name = f"{kept} attention layer{'s' * (kept != 1)}"
-        points.append(ParetoPoint(name, each.latency, base * (1 + each.perplexity)))
-    shown = [point for point in points if point.ppl < _MOST_SHOWN * base]
-    label = "latency of the layers, unchanged = 1"
-    return [*paths, draw_pareto(shown, folder / "attention.png", label, "perplexity per token, without training")]
+    write_json(folder / PROBE, findings.to_dict())
+    return [folder / PROBE, *draw_probe(folder), write_report([folder], folder)]
 
 
 def list_numbers(numbers: Sequence[int]) -> str:
@@ -197,9 +191,17 @@ def investigate(
 
     def describe(layers: tuple[str, ...]) -> Finding:
         replaced = [(number, name) for number, name in enumerate(layers) if name != parent.layers[number]]
-        predicted = sum(found.changes[number][name].kl for number, name in replaced)
+        predicted = [found.changes[number][name] for number, name in replaced]
         change = changes[layers]
-        return Finding(layers, change.kl, change.loss, predicted, own.share(layers), whole / times.total(layers))
+        return Finding(
+            layers,
+            change.kl,
+            change.loss,
+            sum(each.kl for each in predicted),
+            sum(each.loss for each in predicted),
+            own.share(layers),
+            whole / times.total(layers),
+        )
 
     return Findings(found, times, tuple(map(describe, fewer)), tuple(map(describe, dict.fromkeys(front))))
 

@@ -115,7 +115,7 @@ class LocalDistillation(SuperNetTask):
             x = supernet.embed(ids)
             memory = tuple(block.prepare(own, reach) for block, own in zip(blocks, memory, strict=True))
             context = supernet.context(x, memory, reach, blocks)
-        losses, new_memory = [], []
+        errors, changes, new_memory = [], [], []
         for block, own, name in zip(blocks, memory, self.parent_layers, strict=True):
             candidates = {key: cast(Block, layer) for key, layer in block.candidates.items()}
             memories = dict(zip(candidates, own or (None,) * len(candidates), strict=True))
@@ -131,11 +131,13 @@ class LocalDistillation(SuperNetTask):
             if others:
                 chosen = others[step % len(others)]
                 candidate = candidates[chosen](x, memories[chosen], context).hidden
-                change = (output.hidden - x).float().square().mean().clamp(min=_LEAST_CHANGE)
-                losses.append((candidate - output.hidden).float().square().mean() / change)
+                changes.append((output.hidden - x).float().square().mean())
+                errors.append((candidate - output.hidden).float().square().mean())
             x = output.hidden
         self.memory = tuple(new_memory)
-        return torch.stack(losses).mean()
+        change = torch.stack(changes)  # of the rows of all processes, since a mean of ratios is another loss
+        self.distributed.all_reduce_mean([change])
+        return (torch.stack(errors) / change.clamp(min=_LEAST_CHANGE)).mean()
 
     def scheduled(self, step: int) -> dict[str, float]:
         """Return the learning rate of a step, and a temperature that plays no part, for the log."""

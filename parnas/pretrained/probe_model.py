@@ -1,6 +1,8 @@
 """Probe a trained model in a folder: a parnas run, or a causal language model of `transformers`."""
 
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +18,8 @@ from parnas.pretrained.parent import Parent, ParnasParent
 from parnas.pretrained.probe import rows_of
 from parnas.pretrained.transformers_parent import TransformersParent, load_transformers
 from parnas.runs.files import expand_user
-from parnas.runs.run import ENVIRONMENT
+from parnas.runs.records import ProbeConditions
+from parnas.runs.run import ENVIRONMENT, Run
 from parnas.training.device import choose_device
 from parnas.training.loaded_run import load
 
@@ -54,13 +57,17 @@ def probe_model(
     Raises:
         ParnasError: the folder holds no such model, or there is no text, or too little.
     """
-    device = choose_device(runtime)
+    device, start = choose_device(runtime), time.perf_counter()
     parent: Parent
+    own_text = ""
     if (folder / ENVIRONMENT).is_file():
         loaded = load(folder)
         network, layers = loaded.discrete(), drop_identity(loaded.architecture)
         config, encode = loaded.config, loaded.tokenizer.encode
+        own_text = config.data.corpus
         length, rows = config.data.tgt_len, _ROWS
+        if not Run(folder).finished():
+            note(f"{folder} has not ended: its newest checkpoint is probed")
         network.to(device.device)
         parent = ParnasParent(network, layers, length)
         ids = prepare(config.data, note).tokens("valid")[: tokens + 1] if text is None else encode(read(text, note))
@@ -76,7 +83,19 @@ def probe_model(
     if len(taken) <= _LEAST_TOKENS:
         raise ParnasError(f"The text has {len(taken)} tokens; give one of more than {_LEAST_TOKENS}.")
     found = rows_of(taken, rows, length).to(device.device)
-    return investigate(parent, found, device, pairs, rounds, 1, note)
+    findings = investigate(parent, found, device, pairs, rounds, 1, note)
+    return replace(
+        findings,
+        conditions=ProbeConditions(
+            model=str(folder),
+            text=text,
+            source=describe_source(text or own_text),
+            requested_tokens=tokens,
+            device_name=device.describe()["device_name"] or device.device.type,
+            precision=device.precision,
+            seconds=time.perf_counter() - start,
+        ),
+    )
 
 
 def read_runtime(overrides: list[Override]) -> RuntimeConfig:
@@ -87,8 +106,16 @@ def read_runtime(overrides: list[Override]) -> RuntimeConfig:
     return check_config({}, "The settings", overrides).runtime
 
 
+def describe_source(text: str) -> str:
+    """Return in words what `read` reads, without the folder."""
+    is_file = text not in NAMES and expand_user(text).is_file()
+    return Path(text).name if is_file else f"the validation split of {Path(text).name}"
+
+
 def read(text: str, note: Callable[[str], None]) -> str:
     """Return the content of a text file, or of the validation split of a corpus."""
+    if not text:
+        raise ParnasError("The name of the text (--text) is empty; give a text file or a corpus.")
     path = expand_user(text)
     if text not in NAMES and path.is_file():
         try:

@@ -254,7 +254,8 @@ def load_transformers(folder: Path) -> tuple[nn.Module, Any]:
 
     Raises:
         ParnasError: `transformers` is not installed; the folder holds no model of a known family, or its weights are
-            not stored as safetensors.
+            not stored as safetensors or have other shapes than `config.json` says; or the tokenizer has more tokens
+            than the model.
     """
     try:
         kind = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"]
@@ -278,11 +279,19 @@ def load_transformers(folder: Path) -> tuple[nn.Module, Any]:
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     try:
         model, loading = AutoModelForCausalLM.from_pretrained(
-            folder, use_safetensors=True, output_loading_info=True, **options
+            folder, use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True, **options
         )
         tokenizer = AutoTokenizer.from_pretrained(folder, **options)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise ParnasError(f"{folder} cannot be read by transformers: {error}") from error
     if missing := sorted(loading["missing_keys"]):  # transformers gives them random values
         raise ParnasError(f"{folder} lacks {len(missing)} weights of a {kind} language model, such as {missing[0]}.")
+    if others := sorted(str(each[0]) for each in loading["mismatched_keys"]):  # and these
+        raise ParnasError(
+            f"{folder} has weights of other shapes than its config.json says, such as {others[0]}; restore both files."
+        )
+    if len(tokenizer) > (size := model.get_input_embeddings().num_embeddings):
+        raise ParnasError(
+            f"{folder} has a tokenizer of {len(tokenizer)} tokens, but its model knows {size}; restore its tokenizer."
+        )
     return model, tokenizer

@@ -20,10 +20,13 @@ __all__ = [
     "CostRecord",
     "DerivationRecord",
     "Environment",
+    "FoundNetworkRecord",
     "InheritedWeights",
     "Kind",
     "MetricsRecord",
     "PiRecord",
+    "ProbeConditions",
+    "ProbeRecord",
     "RankedRecord",
     "Record",
     "RerankRecord",
@@ -295,6 +298,64 @@ class TunedEvalRecord(Record):
     notes: list[str] = []
 
 
+# probe.json
+
+
+class ChangeRecord(Record):
+    """What a network loses relative to the unchanged model, in nats per token."""
+
+    loss: _Float  # rise of the loss
+    kl: _Float  # KL divergence of the next-token distribution from that of the unchanged model
+
+
+class PairRecord(Record):
+    """Two layers that were left out together."""
+
+    layers: tuple[_Count, _Count]  # their numbers, from 1
+    both: ChangeRecord
+    predicted: ChangeRecord  # the sum of both, each left out alone
+
+
+class FoundNetworkRecord(Record):
+    """A network with some layers replaced, without training."""
+
+    layers: str  # an architecture with a layer, or identity, for each layer of the model
+    kl: _Float
+    rise: _Float  # of the loss, nats per token
+    predicted_kl: _Float  # sums over the replaced layers
+    predicted_rise: _Float
+    latency: _Float  # of the layers, as a share of the model's
+    speed: _Float  # of the whole model, relative to the unchanged one
+
+
+class ProbeConditions(Record):
+    """On which text and machine a probe was made."""
+
+    model: str  # folder of the model
+    text: str | None = None  # as given: a file or a corpus; `None`: the text of the run
+    source: str  # of the text, in words
+    requested_tokens: _Count
+    device_name: str
+    precision: str
+    seconds: _Float  # of the whole probe
+
+
+class ProbeRecord(Record):
+    """The content of `probe.json`."""
+
+    answer: str  # which layers need attention, in a sentence
+    network: str  # the network of this sentence; the model itself if all of its attention layers are needed
+    loss: _Float  # of the unchanged model, nats per token
+    tokens: _Count  # that were scored
+    layers: list[str]
+    changes: list[dict[str, ChangeRecord]]  # for each layer, by the name of its replacement
+    pairs: list[PairRecord] = []
+    milliseconds: dict[str, _Float] = {}
+    attention: list[FoundNetworkRecord] = []  # networks with ever fewer attention layers, all other layers kept
+    front: list[FoundNetworkRecord] = []  # the best network within each share of the latency
+    conditions: ProbeConditions | None = None
+
+
 # comparison.json
 
 
@@ -320,6 +381,7 @@ class ComparisonRow(Record):
     words: _Count | None = None
     bytes: _Count | None = None
     train_tokens_per_s: _OptionalFloat = None
+    weights: str = ""  # how the network was trained; see `describe_weights`
     steps: _Count | None = None
     epochs: _OptionalFloat = None
     train_seconds: _OptionalFloat = None

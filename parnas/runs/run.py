@@ -49,10 +49,12 @@ __all__ = [
     "COSTS",
     "DERIVED_FRONT",
     "ENVIRONMENT",
+    "FROM_SCRATCH",
     "METRICS",
     "OTHER_PHASE_SETTINGS",
     "PI",
     "PLAIN",
+    "PROBE",
     "RERANK",
     "STREAMS",
     "SUMMARY",
@@ -60,6 +62,7 @@ __all__ = [
     "TUNING",
     "Run",
     "describe_machine",
+    "describe_weights",
     "name_runs",
     "package_version",
 ]
@@ -85,13 +88,25 @@ DERIVED_FRONT = Path("front") / "front.json"
 """What `parnas derive --front` writes to the folder of a search, beside a folder with `arch.yaml` for each target."""
 SPEED_KEYS = ("tokens_per_s", "step_ms")
 """Keys of `metrics.jsonl` that depend on the machine's speed; all others are equal if a training is repeated."""
+PROBE = "probe.json"
+"""Name of the result of `parnas probe`."""
 TUNING = "tuning.json"
 """Name of the result of a tuning study. The folder of a study is not a run folder and has no summary.json."""
+FROM_SCRATCH = "from scratch"
+"""How a network was trained that began with random weights; see `describe_weights`."""
 PLAIN = "plain"
 """Name of the plain evaluation protocol: the text is read once, in segments, with the trained weights."""
-_FIRST_FILES = {"config.yaml", COSTS, "run.log", "tokenizer", "tensorboard", "checkpoints"}
+RUN_LOG = "run.log"
+_FIRST_FILES = {"config.yaml", COSTS, RUN_LOG, "tokenizer", "tensorboard", "checkpoints"}
 _FIRST_FILES |= {ENVIRONMENT, STREAMS, METRICS, PI, SUPERNET, RERANK, INHERITED}
 """Files and folders that a run may contain before its first checkpoint."""
+
+
+def describe_weights(kind: str, config: Config) -> str:
+    """Return how a run of a kind was trained: `from scratch` or from `inherited` weights, `distilled` with teachers."""
+    inherits = config.search.parent if kind == "search" else config.train.inherit
+    distilled = kind == "retrain" and bool(config.train.teachers)
+    return (FROM_SCRATCH if inherits is None else "inherited") + ", distilled" * distilled
 
 
 class Run:
@@ -120,6 +135,17 @@ class Run:
         record = Environment(kind=kind, **describe_machine(), **environment)
         write_json(self.folder / ENVIRONMENT, record.to_dict())
         write_text(self.folder / "config.yaml", dump_config(config))
+
+    def discard_unstarted(self) -> None:
+        """Remove what was written before a training began; do nothing if it began, which `run.log` shows."""
+        if (self.folder / RUN_LOG).exists() or any(self.checkpoints.glob("step-*")):
+            return
+        for name in (STREAMS, *_FIRST_FILES):  # without STREAMS, the run no longer counts as started
+            path = self.folder / name
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
     def started(self) -> bool:
         """Return whether the training has begun: `streams.json` exists, the last file of the preparation."""
@@ -269,7 +295,7 @@ class Run:
 
     def write_log(self, text: str) -> None:
         """Append a line with date, time and text to `run.log`."""
-        with (self.folder / "run.log").open("a", encoding="utf-8") as file:
+        with (self.folder / RUN_LOG).open("a", encoding="utf-8") as file:
             file.write(f"{datetime.now():%Y-%m-%d %H:%M:%S} {text}\n")
 
     def metrics(self) -> list[MetricsRecord]:

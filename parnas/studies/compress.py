@@ -14,15 +14,17 @@ from typing import Any
 
 from parnas.config.loader import Config
 from parnas.errors import ParnasError
-from parnas.evaluation.comparison import Comparison, compare
+from parnas.evaluation.comparison import Comparison, compare, to_rows
 from parnas.evaluation.loading import EvalOptions
 from parnas.figures.curves import draw_learning_curves
 from parnas.figures.draw import draw_report, draw_run
 from parnas.figures.heatmap import AnimationOptions
+from parnas.figures.report.data import finite_values
+from parnas.figures.report.result import describe_child
 from parnas.nas.cost import Metric
 from parnas.nas.derive import Constraints, Derivation, derive, write_derivation
 from parnas.pretrained.local_distillation import heal_settings, search_parent
-from parnas.runs.run import ARCH_FILE, Run
+from parnas.runs.run import ARCH_FILE, PLAIN, Run
 from parnas.studies.baselines import EQUAL_COST, hand_designed
 from parnas.studies.train_or_load import train_once
 from parnas.training.progress import Reporter
@@ -46,9 +48,17 @@ class CompressResult:
     comparison: Comparison = field(repr=False)  # of parent and retrainings, on the validation split
     written: tuple[Path, ...] = field(repr=False)
 
+    @property
+    def answer(self) -> str:
+        """How the child compares with the parent, in a sentence; empty if neither time nor loss could be measured."""
+        rows = [row for row in to_rows(self.comparison.table) if row["evaluation"] == PLAIN]
+        parent, child, *_ = map(finite_values, rows)
+        return describe_child(self.derivation.architecture, child, parent)
+
     def to_dict(self) -> dict[str, Any]:
-        """Return derivation and comparison as plain values."""
+        """Return the answer, derivation and comparison as plain values."""
         return {
+            "answer": self.answer,
             "parent": str(self.parent.folder),
             "derivation": self.derivation.to_record(self.search).to_dict(),
             "comparison": self.comparison.to_dict(),

@@ -90,7 +90,12 @@ def open_session(config: Config, kind: Kind, folder: Path, resume: bool, reporte
             elif distributed.is_main:
                 _create_run(run, kind, config, device, streams)
         seed_process(config.runtime.seed, distributed.rank)
-        yield Session(config, streams, device, run, reporter, resuming)
+        try:
+            yield Session(config, streams, device, run, reporter, resuming)
+        except ParnasError:
+            if distributed.is_main and not resuming:
+                run.discard_unstarted()  # so that a mistake leaves no run behind
+            raise
 
 
 def _create_run(run: Run, kind: Kind, config: Config, device: Device, streams: TokenStreams) -> None:

@@ -1,12 +1,17 @@
 """Commands that start from a trained network: probe, search --from, retrain --from and --teacher, compress."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
+from conftest import small_config
+from helpers.command_helpers import refusal
 
 from parnas.cli.main import main
 from parnas.runs.run import Run
+from parnas.training.progress import Silent
+from parnas.training.retrain import retrain
 
 
 def call(*arguments: object) -> int:
@@ -43,7 +48,10 @@ def test_probe_prints_the_answer_and_writes_numbers_and_pictures(
     printed = capsys.readouterr().out
     content = json.loads((tmp_path / "out" / "probe.json").read_text())
     assert content["answer"] in " ".join(printed.split())
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"probe.json", "probe.png", "attention.png"}
+    names = {"probe.json", "probe.png", "attention.png", "report.html"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == names
+    assert content["answer"] in (tmp_path / "out" / "report.html").read_text()
+    assert "report.html in a browser" in " ".join(printed.split())
     assert call(*common, "--json") == 0
     assert json.loads(capsys.readouterr().out)["layers"] == ["s", "f", "s"]
 
@@ -53,6 +61,27 @@ def test_probe_reads_a_text_file(retrain_run: Run, corpus: Path, tmp_path: Path)
     assert call("probe", retrain_run.folder, "--text", text, "--tokens", 200, "--out", tmp_path / "out", "-q") == 0
     (tmp_path / "short.txt").write_text("a b")
     assert call("probe", retrain_run.folder, "--text", tmp_path / "short.txt", "--out", tmp_path / "out", "-q") == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "no corpus"),
+        ("", "name of the text (--text) is empty"),
+        (b"", "has 0 tokens"),
+        (b"a b", "of more than 64"),
+        (b"\xff\xfe\x00" * 99, "cannot be read as text in UTF-8"),
+    ],
+)
+def test_a_text_that_cannot_be_read_is_one_message_and_writes_nothing(
+    retrain_run: Run, tmp_path: Path, text: bytes | str | None, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "text.txt"
+    if isinstance(text, bytes):
+        path.write_bytes(text)
+    given = text if isinstance(text, str) else path
+    assert message in refusal(capsys, "probe", retrain_run.folder, "--text", given, "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
@@ -119,6 +148,39 @@ def test_compress_does_all_and_resumes(retrain_run: Run, tmp_path: Path, capsys:
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "all").glob("*/summary.json")}
     assert call(*command) == 0
     assert before == {path: path.stat().st_mtime_ns for path in before}
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_what_does_not_fit_the_parent_or_the_teacher_leaves_no_run_behind(
+    retrain_run: Run, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = small_config(corpus, model__arch="sf", train__steps=2)
+    teachers = {
+        "bytes": other.replace(data__tokenizer__kind="byte"),
+        "clusters": other.replace(model__cutoffs=(5, 12)),
+    }
+    for name, config in teachers.items():
+        retrain(config, tmp_path / name, Silent())
+    shutil.copytree(retrain_run.folder, tmp_path / "unfinished")
+    (tmp_path / "unfinished" / "summary.json").unlink()
+    own, settings = retrain_run.folder, retrain_run.folder / "config.yaml"
+    for message, *arguments in (
+        ("not a finished retraining", "search", "--from", tmp_path / "unfinished"),
+        ("text or the tokenizer", "search", "--from", own, "data.tokenizer.kind=byte"),
+        ("section model differs", "search", "--from", own, "model.d_inner=48"),
+        ("No network costs at most", "search", "--from", own, "search.cost.target=0.0001"),
+        ("text or the tokenizer", "retrain", "--from", own, "data.tokenizer.kind=byte"),
+        ("text or the tokenizer", "retrain", settings, "--teacher", tmp_path / "bytes"),
+        ("cutoffs", "retrain", settings, "--teacher", tmp_path / "clusters"),
+        ("not a finished", "compress", tmp_path / "unfinished", "--within", "macs=0.8"),
+        ("text or the tokenizer", "compress", own, "--within", "macs=0.8", "data.tokenizer.kind=byte"),
+        ("No network costs at most", "compress", own, "--within", "macs=0.0001"),
+        ("give a number above 0", "compress", own, "--within", "macs=-1"),
+        ("give a metric and a share", "compress", own, "--within", "macs"),
+        ("give a metric and a share", "compress", own, "--within", ""),
+    ):
+        assert message in refusal(capsys, *arguments), arguments
+        assert not [path for path in Path("runs").rglob("*") if path.is_file()], arguments
 
 
 def test_mistakes_are_one_message(

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 from conftest import make_text, small_config
 
+from parnas.cli.tables import show_comparison
 from parnas.errors import ParnasError
 from parnas.evaluation.comparison import compare
 from parnas.evaluation.loading import EvalOptions
@@ -105,6 +106,29 @@ def test_written_files_agree_with_each_other(retrain_run: Run, tmp_path: Path) -
     assert pd.read_csv(csv)["word_ppl"][0] == pytest.approx(json.loads(as_json.read_text())[0]["word_ppl"])
     assert "| sfs" in markdown.read_text()
     assert all(f"* {note}" in markdown.read_text() for note in comparison.notes)
+
+
+def test_rows_say_how_each_network_was_trained(
+    search_run: Run, retrain_run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {"train__inherit": str(search_run.folder), "model__arch": search_run.summary().arch, "train__steps": 2}
+    config = retrain_run.config().replace(**settings)
+    inherited = retrain(config, tmp_path / "inherited", Silent())
+    teachers = (str(retrain_run.folder),)
+    taught = retrain(config.replace(train__teachers=teachers), tmp_path / "taught", Silent())
+    distilled = retrain(config.replace(train__teachers=teachers, train__inherit=None), tmp_path / "new", Silent())
+    folders = [run.folder for run in (search_run, retrain_run, inherited, taught, distilled)]
+    expected = ["from scratch", "from scratch", "inherited", "inherited, distilled", "from scratch, distilled"]
+    comparison = compare(folders, EvalOptions(), Silent())
+    csv, _, as_json = comparison.write(tmp_path / "out")
+    assert list(pd.read_csv(csv)["weights"]) == expected
+    assert [row["weights"] for row in json.loads(as_json.read_text())] == expected
+    show_comparison(comparison)
+    printed = capsys.readouterr().out
+    assert "inherited, distilled" in printed
+    assert "weights of all networks" not in printed
+    show_comparison(compare(folders[:2], EvalOptions(), Silent()))
+    assert "weights of all networks: from scratch" in capsys.readouterr().out
 
 
 def test_the_same_run_twice_is_refused(retrain_run: Run) -> None:

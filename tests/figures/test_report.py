@@ -96,6 +96,80 @@ def test_descriptions_of_own_layers_keep_their_capitals(monkeypatch: pytest.Monk
     assert describe_blocks(Architecture.parse("fe")) == "Feed-forward in block 1; GELU-gated feed-forward in block 2."
 
 
+# A search in a trained network
+
+
+def make_family(place: Path, parent: str = "parent", **changes: object) -> Path:
+    """Write a search in a trained network, its parent, its child and a network from scratch, and their comparison."""
+    searched = make_search(place / "comparison" / "search", derived="sfi", search__parent=str(place / parent))
+    make_retraining(place / parent, "sfs", 60.0)
+    teachers = {"train__inherit": str(searched.folder), "train__teachers": (str(place / parent),)}
+    make_retraining(place / "child", "sfi", 60.6, **teachers)
+    make_retraining(place / "scratch", "sfi", 62.0)
+    figures = {"train_seconds": 246.0, "steps": 750, "inherited_steps": 500}
+    rows = [
+        row(parent, "sfs", ppl=60.0, latency_ms=10.0, folder=f"../{parent}"),
+        row("child", "sfi", ppl=60.48, latency_ms=6.1, folder="../child", **figures) | changes,
+        row("scratch", "sfi", ppl=62.0, latency_ms=6.1, folder="../scratch", steps=5000),
+    ]
+    return write_comparison(place / "comparison", rows)
+
+
+def test_the_report_of_a_compression_begins_with_child_and_parent(tmp_path: Path) -> None:
+    page = page_of(make_family(tmp_path))
+    sentence = (
+        "The child sfi takes 0.61 of the parent's time at 0.8 % higher perplexity, after a healing of 4.1 minutes."
+    )
+    assert sentence in page.text
+    assert "Trained from inherited weights of 500 steps with teachers, the derived network reaches 60.48" in page.text
+    assert "0.8 % higher (worse) than the parent's 60.00" in page.text
+    assert "parent: 10.00 ms" in page.text
+    assert "Trained from scratch in 5,000 steps, scratch, the same network, reaches 62.00 perplexity" in page.text
+    assert "interleaved:" not in page.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"latency_ms": None}, "The child sfi has 0.8 % higher perplexity compared with the parent, after a healing"),
+        ({"ppl": 60.01}, "The child sfi takes 0.61 of the parent's time at equal perplexity, after"),
+        ({"ppl": 30.0}, "The child sfi takes 0.61 of the parent's time at 50.0 % lower perplexity, after"),
+        ({"ppl": None}, "at equal perplexity per word, after"),
+        ({"train_seconds": None}, "The child sfi takes 0.61 of the parent's time at 0.8 % higher perplexity."),
+        ({"train_seconds": 42.0}, "after a healing of 42 seconds."),
+        ({"ppl": None, "word_ppl": None, "bits_per_byte": None}, "takes 0.61 of the parent's time, after a healing"),
+    ],
+)
+def test_the_sentence_on_a_child_has_measured_values_only(tmp_path: Path, changes: dict, sentence: str) -> None:
+    assert sentence in page_of(make_family(tmp_path, **changes)).text
+
+
+def test_a_child_without_measured_values_has_no_such_sentence(tmp_path: Path) -> None:
+    nothing = dict.fromkeys(("ppl", "word_ppl", "bits_per_byte", "latency_ms"))
+    page = page_of(make_family(tmp_path, **nothing))
+    assert "The child" not in page.text
+    assert "In 1 of its 3 blocks." in page.text
+
+
+def test_parent_and_child_are_found_where_all_folders_were_moved(tmp_path: Path) -> None:
+    make_family(tmp_path / "before")
+    (tmp_path / "before").rename(tmp_path / "after")
+    assert "The child sfi takes 0.61 of the parent's time" in page_of(tmp_path / "after" / "comparison").text
+
+
+def test_tables_say_how_each_network_was_trained(tmp_path: Path) -> None:
+    page = page_of(make_family(tmp_path))
+    assert "weights" in [text.strip() for text in page.texts]
+    assert "inherited, distilled" in page.text
+    assert "from scratch" in page.text
+    alike = page_of(make_all(tmp_path / "other"))
+    assert "weights" not in [text.strip() for text in alike.texts]
+    assert "Weights of all networks: from scratch." in alike.text
+    rows = [row("one", "sf"), row("two", "s", weights="inherited")]
+    unknown = page_of(write_comparison(tmp_path / "unknown" / "comparison", rows))
+    assert "inherited" in unknown.text
+
+
 # Runs that lack something
 
 

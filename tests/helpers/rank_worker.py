@@ -15,12 +15,13 @@ from helpers.processes import CONTEXT
 from parnas.config.loader import load_config
 from parnas.model.gates import Gates
 from parnas.nas.architecture_optimizer import ArchitectureOptimizer
-from parnas.nas.search import SearchTask, search
+from parnas.nas.search import SearchTask
+from parnas.pretrained.local_distillation import LocalDistillation, run_search
 from parnas.training.distributed import _leave, join_processes
 from parnas.training.progress import Silent
 from parnas.training.retrain import retrain
 
-PHASES = {"search": search, "retrain": retrain}
+PHASES = {"search": run_search, "retrain": retrain}
 
 
 def start_ranks(count: int, folder: Path, function: Callable[..., None], *arguments: object) -> list[BaseProcess]:
@@ -79,8 +80,11 @@ def train(jobs: list[tuple[str, Path, Path]]) -> None:
 
 
 def record(lines: list[Any]) -> None:
-    """Let each search note its gates and the gradients with which alpha takes its steps."""
-    sample, update = SearchTask.gates, ArchitectureOptimizer.update
+    """Let each search note its gates and the gradients with which alpha takes its steps.
+
+    A search in a trained network notes the sum of each tensor after each step.
+    """
+    sample, update, end_step = SearchTask.gates, ArchitectureOptimizer.update, LocalDistillation.end_step
 
     def recorded_gates(self: SearchTask, step: int) -> list[Gates]:
         samples = sample(self, step)
@@ -93,6 +97,11 @@ def record(lines: list[Any]) -> None:
         lines.append(["gradient", step, [alpha.grad.tolist() for alpha in self.supernet.alphas()]])
         update(self, step)
 
+    def recorded_end(self: LocalDistillation, step: int) -> None:
+        end_step(self, step)
+        lines.append(["weights", step, [float(each.double().sum()) for each in self.supernet.state_dict().values()]])
+
+    LocalDistillation.end_step = recorded_end  # type: ignore[method-assign]
     SearchTask.gates, ArchitectureOptimizer.update = recorded_gates, recorded_update  # type: ignore[method-assign]
 
 

@@ -148,6 +148,20 @@ def test_a_model_without_some_weights_is_refused(tmp_path: Path) -> None:
         load_transformers(folder)
 
 
+def test_a_model_that_contradicts_its_other_files_is_refused(tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "shapes", make_model("gpt2"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"n_embd": 32}))
+    with pytest.raises(ParnasError, match="weights of other shapes"):
+        load_transformers(folder)
+    folder = save_model(tmp_path / "tokens", make_model("gpt2"))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens([f"new{number}" for number in range(5)])
+    tokenizer.save_pretrained(folder)
+    with pytest.raises(ParnasError, match="tokenizer of 45 tokens, but its model knows 40"):
+        load_transformers(folder)
+
+
 def save(folder: Path, **config: object) -> Path:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))

@@ -55,6 +55,9 @@ NETWORKS = {
     "mixers": {"model__arch": "k g r s:window=5"},
 }
 INHERITED = "inherited"  # from the weights of the search `uniform`
+DISTILLED = "local_distillation"  # a search in a trained network
+HEALED = "healed"  # from the weights of that search, with the trained network as its teacher
+PARENT_SPACE = (("s", "s:heads=1", "k", "i"), ("f", "f:d_inner=16", "i"), ("s", "k", "r", "i"))
 WITH_DROPOUT = {"model__arch": "sf", "model__dropout": 0.2}  # each process has masks of its own
 
 
@@ -100,7 +103,11 @@ def losses(run: Run) -> list[tuple[int, str, float]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*ESTIMATORS, *NETWORKS, INHERITED])
 def test_several_processes_train_as_one(name: str, trained: dict[int, Path]) -> None:
-    alone, together = Run(trained[1] / name), Run(trained[2] / name)
+    assert_equal_trainings(Run(trained[1] / name), Run(trained[2] / name))
+
+
+def assert_equal_trainings(alone: Run, together: Run) -> None:
+    """Compare losses and weights of two trainings, within rounding."""
     for one, other in zip(losses(alone), losses(together), strict=True):
         assert one[:2] == other[:2]
         assert one[2] == pytest.approx(other[2], rel=2e-4, abs=1e-8)
@@ -125,6 +132,41 @@ def test_all_processes_draw_the_same_and_alpha_learns_from_all_rows(name: str, t
             np.testing.assert_allclose(found, expected, rtol=1e-2, atol=2e-3 * scale)
     for one, other in zip(*(Run(trained[n] / name).pi_records() for n in (1, 2)), strict=True):
         np.testing.assert_allclose(one.pi, other.pi, atol=2e-4)
+
+
+@pytest.fixture(scope="module")
+def distilled(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """By number of processes, a folder with a search in the same trained network, and a healing."""
+    place = tmp_path_factory.mktemp("distilled")
+    parent = str(retrain(make_config(corpus, model__arch="sfs"), place / "parent", Silent()).folder)
+    for count in (1, 2):
+        folder = place / str(count)
+        folder.mkdir()
+        searching = make_config(corpus, search__parent=parent, search__space=PARENT_SPACE)
+        healing = {"train__inherit": str(folder / DISTILLED), "train__teachers": (parent,)}
+        jobs = [
+            write_job("search", searching, folder / DISTILLED),
+            write_job("retrain", make_config(corpus, model__arch="s:heads=1 f k", **healing), folder / HEALED),
+        ]
+        run_ranks(count, folder / "errors", train, jobs)
+    return {count: place / str(count) for count in (1, 2)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [DISTILLED, HEALED])
+def test_several_processes_distil_as_one(name: str, distilled: dict[int, Path]) -> None:
+    assert_equal_trainings(*(Run(distilled[count] / name) for count in (1, 2)))
+
+
+@pytest.mark.slow
+def test_processes_of_a_local_distillation_hold_equal_weights(distilled: dict[int, Path]) -> None:
+    folder = distilled[2] / DISTILLED
+    first, second = (json.loads((folder / f"recorded-{rank}.json").read_text()) for rank in range(2))
+    assert [step for _, step, _ in first] == list(range(1, STEPS + 1))
+    assert first == second
+    one, other = (Run(distilled[count] / DISTILLED) for count in (1, 2))
+    assert one.summary().arch == other.summary().arch
+    np.testing.assert_allclose(one.pi_records()[-1].pi, other.pi_records()[-1].pi, atol=2e-3)
 
 
 @pytest.mark.slow

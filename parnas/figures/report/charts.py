@@ -25,7 +25,7 @@ _MOST_PANEL_POINTS = 30_000  # of all lines of pi
 _MOST_DESCRIBED = 8  # lines or networks in the text for screen readers
 
 
-class _Chart(NamedTuple):
+class Chart(NamedTuple):
     """A figure of the page: title, SVG drawings for wide and narrow screens (empty if none), and notes below them."""
 
     title: str
@@ -66,7 +66,7 @@ def make_player(history: PiHistory, most_frames: int) -> dict[str, Any] | None:
     }
 
 
-def pi_chart(run: RunData, name: str) -> _Chart | None:
+def pi_chart(run: RunData, name: str) -> Chart | None:
     """Draw pi of each block over the steps; return `None` without logged pi or above `_MOST_PANELS` blocks."""
     history = run.history
     if history is None or history.blocks > _MOST_PANELS:
@@ -77,10 +77,10 @@ def pi_chart(run: RunData, name: str) -> _Chart | None:
     def plot(width: float) -> Figure:
         return plot_pi_lines(history, 6 if width == _WIDE else 2, most)
 
-    return _Chart("pi of each block over the steps", _draw(plot, name, label), [])
+    return Chart("pi of each block over the steps", _draw(plot, name, label), [])
 
 
-def monitor_chart(run: RunData, name: str) -> _Chart | None:
+def monitor_chart(run: RunData, name: str) -> Chart | None:
     """Draw the values of `MONITORED`, such as the entropy of pi, that a search logged; `None` if it logged none."""
     values: dict[str, Points] = {}
     for key in MONITORED:
@@ -91,10 +91,10 @@ def monitor_chart(run: RunData, name: str) -> _Chart | None:
         return None
     label = _join([_describe_line(MONITORED[key][0], points) for key, points in values.items()])
     svg = _draw(lambda width: plot_monitor(values, 3 if width == _WIDE else 1), name, label)
-    return _Chart("Progress of the search", svg, [])
+    return Chart("Progress of the search", svg, [])
 
 
-def learning_chart(runs: Sequence[RunData]) -> _Chart | None:
+def learning_chart(runs: Sequence[RunData]) -> Chart | None:
     """Draw the learning curves of runs in a measure that is comparable between them; `None` if no run logged it."""
     validated = [(run, lines[-1]) for run in runs if (lines := [v for v in run.validations if v.loss > 0])]
     key: str | None = "ppl"
@@ -114,42 +114,43 @@ def learning_chart(runs: Sequence[RunData]) -> _Chart | None:
     def plot(width: float) -> Figure:
         return plot_curves(curves, PERPLEXITIES[key], key == "ppl", width)
 
-    return _Chart(title, _draw(plot, "curves", f"{title}. {_join(described)}"), [" ".join(curve_notes(curves))])
+    return Chart(title, _draw(plot, "curves", f"{title}. {_join(described)}"), [" ".join(curve_notes(curves))])
 
 
-def latency_chart(comparison: ComparisonData, name: str) -> _Chart:
+def latency_chart(comparison: ComparisonData, name: str) -> Chart:
     """Draw perplexity against latency for a comparison; the chart has only a note if no network has both values."""
     title = "Perplexity against latency"
     known = [[key for key in PERPLEXITIES if {key, "latency_ms"} <= row.figures.keys()] for row in comparison.rows]
     key = next((key for key in PERPLEXITIES if any(key in keys for keys in known)), None)
     if key is None:
-        return _Chart(title, Markup(), ["No network has both a finite perplexity and a latency."])
+        return Chart(title, Markup(), ["No network has both a finite perplexity and a latency."])
     drawn = [row for row, keys in zip(comparison.rows, known, strict=True) if key in keys]
     points = [ParetoPoint(row.name, row.figures["latency_ms"], row.figures[key]) for row in drawn]
     missing = ", ".join(row.name for row in comparison.rows if row not in drawn)
     notes = [f"Not drawn, without a finite perplexity or a latency: {missing}."] if missing else []
-    return _pareto_chart(title, points, "milliseconds per segment", PERPLEXITIES[key], name, notes)
+    return pareto_chart(title, points, "milliseconds per segment", PERPLEXITIES[key], name, notes)
 
 
-def front_chart(front: CostFront, name: str) -> _Chart:
+def front_chart(front: CostFront, name: str) -> Chart:
     """Draw perplexity against cost for the networks of a study; a note lists the values because no table shows them."""
     notes = list(front.answers)
     if front.diverged:
         notes.append(f"Not finite, so not drawn: {', '.join(front.diverged)}.")
     if not front.points:
-        return _Chart(front.title, Markup(), notes or ["No network of this study has a finite perplexity."])
+        return Chart(front.title, Markup(), notes or ["No network of this study has a finite perplexity."])
     notes.append(_describe_points(front.points, len(front.points)))
-    return _pareto_chart(front.title, front.points, front.cost, front.perplexity, name, notes)
+    return pareto_chart(front.title, front.points, front.cost, front.perplexity, name, notes)
 
 
-def _pareto_chart(
+def pareto_chart(
     title: str, points: Sequence[ParetoPoint], cost: str, perplexity: str, name: str, notes: Sequence[str]
-) -> _Chart:
+) -> Chart:
+    """Draw perplexity against cost for some networks, with the Pareto front and `notes` below it."""
     best = _join([point.name for point in pareto_front(points)])
     label = f"{title}: {perplexity} against {cost}. {_describe_points(points)} On the Pareto front: {best}"
     svg = _draw(lambda width: plot_pareto(points, cost, perplexity, width), name, label)
     explained = " ".join(["Further down and further left is better.", *pareto_notes(points)])
-    return _Chart(title, svg, [explained, *notes])
+    return Chart(title, svg, [explained, *notes])
 
 
 def _draw(plot: Callable[[float], Figure], name: str, label: str) -> Markup:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
 
-from parnas.figures.report.data import ComparisonData, ReportData, RunData
+from parnas.figures.report.data import ComparisonData, ProbeData, ReportData, RunData
 from parnas.figures.report.secrets import hide, hide_command
 from parnas.runs.files import to_json
 
@@ -36,6 +36,7 @@ def reproduction_commands(data: ReportData) -> list[str]:
     """
     lines = [line for run in data.runs for line in (_training(run), _derivation(run))]
     lines += [_evaluation(comparison) for comparison in data.comparisons if not _from_pipeline(comparison)]
+    lines += [_probe(probe) for probe in data.probes]
     return list(dict.fromkeys(line for line in lines if line))
 
 
@@ -118,6 +119,16 @@ def _evaluation(comparison: ComparisonData) -> str:
             words.append(f"{key}={value if isinstance(value, str) else to_json(value)}")
     words += ["--analyse", ",".join(comparison.analyses)] if comparison.analyses else []
     return hide_command([*words, "--out", str(comparison.folder)])
+
+
+def _probe(probe: ProbeData) -> str:
+    """Return the `parnas probe` command that repeats a probe; empty if `probe.json` does not record the model."""
+    where = probe.record.conditions
+    if where is None:
+        return ""
+    words = ["parnas", "probe", where.model, *([] if where.text is None else ["--text", where.text])]
+    words += ["--tokens", str(where.requested_tokens), "--pairs", str(len(probe.record.pairs))]
+    return hide_command([*words, "--out", str(probe.folder)])
 
 
 def _options(values: Mapping[str, Any], names: Mapping[str, str]) -> list[str]:

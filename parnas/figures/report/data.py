@@ -15,10 +15,19 @@ from parnas.config.loader import Config
 from parnas.config.yaml_file import read_text
 from parnas.errors import ParnasError
 from parnas.figures.pareto import FRONT_PERPLEXITY, ParetoPoint, front_points
+from parnas.figures.probe import read_probe
 from parnas.figures.style import drawable
 from parnas.runs.files import is_outside, read_json, read_json_object, refuse_outside_link
 from parnas.runs.pi_history import PiHistory
-from parnas.runs.records import ComparisonRow, DerivationRecord, Environment, MetricsRecord, RunSummary, parse_rows
+from parnas.runs.records import (
+    ComparisonRow,
+    DerivationRecord,
+    Environment,
+    MetricsRecord,
+    ProbeRecord,
+    RunSummary,
+    parse_rows,
+)
 from parnas.runs.run import (
     ARCH_FILE,
     BASELINES,
@@ -29,16 +38,18 @@ from parnas.runs.run import (
     METRICS,
     PI,
     PLAIN,
+    PROBE,
     STREAMS,
     Run,
+    describe_weights,
     name_runs,
 )
 
-__all__ = ["analysis_files"]
+__all__ = ["analysis_files", "finite_values"]
 
 _ANALYSES = ("attention", "frequency", "memory")
 _MAX_TABLE_BYTES = 4 << 20
-_HINT = "give run folders, or a folder that evaluate --out, baselines or blackbox wrote"
+_HINT = "give run folders, or a folder that evaluate --out, baselines, blackbox or probe wrote"
 
 
 @dataclass(frozen=True)
@@ -97,6 +108,7 @@ class NetworkRow:
     run: RunData | None  # `None` if the folder of the run is not known
     evaluation: str = PLAIN
     settings: str = ""  # of the evaluation protocol
+    weights: str = ""  # as in `ComparisonRow`; empty if not known
 
 
 @dataclass(frozen=True)
@@ -137,12 +149,22 @@ class CostFront:
 
 
 @dataclass(frozen=True)
+class ProbeData:
+    """A probe of a trained model."""
+
+    name: str  # of the model
+    folder: Path
+    record: ProbeRecord
+
+
+@dataclass(frozen=True)
 class ReportData:
     """All that a report shows."""
 
     runs: tuple[RunData, ...]
     comparisons: tuple[ComparisonData, ...]
     fronts: tuple[CostFront, ...]
+    probes: tuple[ProbeData, ...] = ()
 
     @property
     def searches(self) -> list[RunData]:
@@ -161,6 +183,7 @@ def read_report_data(paths: Sequence[Path]) -> ReportData:
     runs: dict[str, Run] = {}  # by real path, so that each is shown once
     tables: dict[Path, list[ComparisonRow]] = {}
     fronts: list[Path] = []
+    probes: dict[str, ProbeData] = {}  # by real path
     for path in paths:
         names = _contents(path)
         _refuse_links(path)
@@ -171,6 +194,8 @@ def read_report_data(paths: Sequence[Path]) -> ReportData:
         for run in added:
             runs.setdefault(os.path.realpath(run.folder), run)
         fronts += [path / name for name in (BASELINES, BLACKBOX_FRONT) if name in names]
+        if PROBE in names:
+            probes.setdefault(os.path.realpath(path), _read_probe(path))
     fronts += [run.folder / "baselines" / BASELINES for run in runs.values()]
     fronts += [run.folder / DERIVED_FRONT for run in runs.values()]
     named = zip(runs.items(), name_runs(list(runs.values())), strict=True)
@@ -179,6 +204,7 @@ def read_report_data(paths: Sequence[Path]) -> ReportData:
         tuple(read.values()),
         tuple(_comparison(path, rows, read) for path, rows in tables.items()),
         tuple(_read_front(path) for path in dict.fromkeys(fronts) if path.is_file()),
+        tuple(probes.values()),
     )
 
 
@@ -198,7 +224,8 @@ def run_row(run: RunData) -> NetworkRow:
         if source := summary.inherited:
             values |= {"inherited_steps": source.steps, "total_seconds": summary.seconds + source.seconds}
     network = "derived, in SuperNet" if search else "discrete"
-    return NetworkRow(run.name, network, str(run.architecture or ""), finite_values(values), run)
+    arch, weights = str(run.architecture or ""), describe_weights(run.kind, run.config)
+    return NetworkRow(run.name, network, arch, finite_values(values), run, weights=weights)
 
 
 def validated_architecture(search: RunData) -> str | None:
@@ -248,13 +275,14 @@ def _contents(path: Path) -> set[str]:
     """Return the names of the files in a folder that a report can show; raises `ParnasError` if there are none."""
     if not path.is_dir():
         raise ParnasError(f"There is no run folder {path}; {_HINT}.")
-    names = {name for name in (ENVIRONMENT, COMPARISON, BASELINES, BLACKBOX_FRONT) if (path / name).is_file()}
+    files = (ENVIRONMENT, COMPARISON, BASELINES, BLACKBOX_FRONT, PROBE)
+    names = {name for name in files if (path / name).is_file()}
     if not names and (path / "config.yaml").is_file():
         raise ParnasError(
             f"{path} has a config.yaml but no {ENVIRONMENT}: no training was started there. Start one, or {_HINT}."
         )
     if not names:
-        raise ParnasError(f"{path} holds neither a run nor a comparison; {_HINT}.")
+        raise ParnasError(f"{path} holds neither a run nor a comparison nor a probe; {_HINT}.")
     return names
 
 
@@ -263,7 +291,7 @@ def _refuse_links(folder: Path) -> None:
 
     `Run` checks the files of runs.
     """
-    for path in (*(folder / name for name in (COMPARISON, BASELINES, BLACKBOX_FRONT)), *analysis_files(folder)):
+    for path in (*(folder / name for name in (COMPARISON, BASELINES, BLACKBOX_FRONT, PROBE)), *analysis_files(folder)):
         refuse_outside_link(path, folder)
         if path.exists() and not path.is_file():  # reading a pipe would never end
             raise ParnasError(f"{path} is a folder or a device, but a file is expected; remove it.")
@@ -279,6 +307,12 @@ def _read_run(run: Run, name: str) -> RunData:
     derivation = run.derivation() if (run.folder / ARCH_FILE).is_file() else None
     history = PiHistory.from_run(run) if (run.folder / PI).is_file() and run.pi_records() else None
     return replace(data, derivation=derivation, history=history)
+
+
+def _read_probe(folder: Path) -> ProbeData:
+    record = read_probe(folder / PROBE)
+    model = Path(record.conditions.model).name if record.conditions else ""
+    return ProbeData(model or folder.resolve().name, folder, record)
 
 
 def _read_rows(path: Path) -> list[ComparisonRow]:
@@ -303,9 +337,12 @@ def _searches_in(folder: Path) -> list[Run]:
 def _comparison(path: Path, rows: Sequence[ComparisonRow], read: Mapping[str, RunData]) -> ComparisonData:
     runs = {name: read[os.path.realpath(run.folder)] for name, run in _runs_of(path, rows).items()}
     shown = [
-        NetworkRow(row.run, row.network, row.arch, finite_values(row.to_dict()), run, row.evaluation, row.settings)
+        NetworkRow(
+            row.run, row.network, row.arch, finite_values(row.to_dict()), run, row.evaluation, row.settings, weights
+        )
         for row in rows
         for run in [runs.get(row.folder or "")]
+        for weights in [row.weights or (describe_weights(run.kind, run.config) if run else "")]
     ]
     return ComparisonData(
         path,

@@ -27,6 +27,7 @@ from parnas.figures.report.charts import (
 )
 from parnas.figures.report.commands import reproduction_commands
 from parnas.figures.report.data import ReportData, RunData, parse_architecture, read_report_data
+from parnas.figures.report.probe import probe_part
 from parnas.figures.report.result import search_result
 from parnas.figures.report.secrets import hide
 from parnas.figures.report.tables import choice_table, config_text, describe_environment, network_tables, read_analyses
@@ -45,10 +46,10 @@ _UNKNOWN = "#e4e8ed"  # tile of a layer that is not known here
 
 
 def write_report(paths: Sequence[Path], out: Path | None = None) -> Path:
-    """Write `report.html` on runs, comparisons and studies.
+    """Write `report.html` on runs, comparisons, studies and probes.
 
     Args:
-        paths: Folders of runs, or folders that `evaluate --out`, `baselines` or `blackbox` wrote.
+        paths: Folders of runs, or folders that `evaluate --out`, `baselines`, `blackbox` or `probe` wrote.
         out: Folder of the page; by default the only folder in `paths`, or `runs/report` if there are several.
 
     Returns:
@@ -110,6 +111,8 @@ def _content(data: ReportData) -> dict[str, Any]:
         "style": Markup(style),
         "digest": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         "searches": searches,
+        "probes": [probe_part(probe, number) for number, probe in enumerate(data.probes)],
+        "compared": bool(data.runs or data.comparisons or data.fronts),
         "results": [search["result"] for search in searches if search["result"]],
         "curves": learning_chart(data.runs),
         "curve_notes": _curve_notes(data.runs),
@@ -118,7 +121,7 @@ def _content(data: ReportData) -> dict[str, Any]:
         "analyses": read_analyses(data.comparisons),
         "runs": [(run, describe_environment(run), config_text(run)) for run in data.runs],
         "commands": reproduction_commands(data),
-        "text": _common_settings(data.runs),
+        "text": _common_settings(data.runs) or " · ".join(hide(probe.name) for probe in data.probes),
         "absent": _explain_absence(data),
     }
 
@@ -128,7 +131,8 @@ def _layer_names(data: ReportData) -> list[str]:
     rows = (parse_architecture(row.arch) or () for comparison in data.comparisons for row in comparison.rows)
     spaces = (run.config.search.candidates for run in data.searches)
     architectures = (run.architecture or () for run in data.runs)
-    return list(dict.fromkeys(name for names in (*spaces, *architectures, *rows) for name in names))
+    probed = (names for probe in data.probes for names in (probe.record.layers, *probe.record.changes))
+    return list(dict.fromkeys(name for names in (*spaces, *architectures, *rows, *probed) for name in names))
 
 
 def _tiles(arch: Architecture | str, most: int, colours: dict[str, str]) -> list[tuple[str, str]]:

@@ -4,9 +4,11 @@ All values are measured, and shown whether the derived network is better or wors
 the command that measures it.
 """
 
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 from parnas.architecture import ATTENTION, COMPRESSIVE, Architecture, describe_layer, drop_identity
@@ -19,6 +21,9 @@ from parnas.figures.report.data import (
     same_network,
     validated_architecture,
 )
+from parnas.figures.style import shorten
+
+__all__ = ["describe_child"]
 
 PERPLEXITIES = {"ppl": "perplexity per token", "word_ppl": "perplexity per word", "bits_per_byte": "bits per byte"}
 # Key, name, unit and format of the other measures.
@@ -28,15 +33,17 @@ _COSTS = (
     ("parameters", "parameters", "", ",.0f"),
 )
 _EQUAL = 0.05  # per cent of difference below which two figures count as equal
+_LONGEST_ARCHITECTURE = 60  # characters in a sentence
 _MOST_LISTED = 8  # blocks of a layer that a sentence lists one by one
 
 
 class _MeasureCard(NamedTuple):
-    """A measure, such as latency, of the derived network and of the interleaved network, as texts."""
+    """A measure, such as latency, of the derived network and of the one that it is compared with, as texts."""
 
     title: str
     value: str
-    interleaved: str
+    other: str
+    against: str  # which network the other is: interleaved, or parent
     verdict: str  # better, worse or equal
     difference: str  # such as 0.4 % lower
 
@@ -58,7 +65,9 @@ def search_result(search: RunData, data: ReportData) -> _SearchResult | None:
     architecture = search.architecture
     if not architecture:
         return None
-    result = _SearchResult(search.name, architecture, headline(architecture), [describe_blocks(architecture)])
+    family = _find_family(search, architecture, data)
+    first = describe_child(architecture, family.child.figures, family.parent.figures) if family else ""
+    result = _SearchResult(search.name, architecture, first or headline(architecture), [describe_blocks(architecture)])
     if search.derivation:
         result.cautions.extend(f"Derive warned: {text}." for text in search.derivation.warnings)
     else:
@@ -66,8 +75,37 @@ def search_result(search: RunData, data: ReportData) -> _SearchResult | None:
         result.cautions.append(f"No network was derived yet; derive would select this one now: {command}.")
     if search.summary is None:
         result.cautions.append("The search has not ended: pi may change until then.")
-    _compare(result, search, data)
+    if family:
+        _compare_with_parent(result, family)
+    else:
+        _compare(result, search, data)
     return result
+
+
+def describe_child(architecture: Architecture, child: Mapping[str, float], parent: Mapping[str, float]) -> str:
+    """Return how a compressed network compares with its parent, as a sentence; empty if nothing was measured.
+
+    `child` and `parent` hold finite values by the keys of `ComparisonRow`, measured on the same machine and text.
+    """
+    parts = []
+    if "latency_ms" in child and parent.get("latency_ms"):
+        parts.append(f"takes {child['latency_ms'] / parent['latency_ms']:.2f} of the parent's time")
+    if key := shared_perplexity([child, parent]):
+        percent = 100 * (child[key] / parent[key] - 1) if parent[key] else 0.0
+        change = "equal" if abs(percent) < _EQUAL else f"{abs(percent):.1f} % {'higher' if percent > 0 else 'lower'}"
+        measure = PERPLEXITIES[key].removesuffix(" per token")
+        parts.append(f"{'at' if parts else 'has'} {change} {measure}" + ("" if parts else " compared with the parent"))
+    if not parts:
+        return ""
+    healed = f", after a healing of {describe_seconds(child['train_seconds'])}" if "train_seconds" in child else ""
+    return f"The child {shorten(str(architecture), _LONGEST_ARCHITECTURE)} {' '.join(parts)}{healed}."
+
+
+def describe_seconds(seconds: float) -> str:
+    """Return a duration in seconds, minutes or hours."""
+    if seconds < 100:
+        return f"{seconds:.0f} second{'s' * (round(seconds) != 1)}"
+    return f"{seconds / 60:.1f} minutes" if seconds < 6000 else f"{seconds / 3600:.1f} hours"
 
 
 def headline(architecture: Architecture) -> str:
@@ -104,6 +142,56 @@ def shared_perplexity(rows: Sequence[Mapping[str, float]], runs: Sequence[RunDat
     return next((key for key in keys if rows and all(key in row for row in rows)), None)
 
 
+class _Family(NamedTuple):
+    """The trained networks of a comparison that belong to a search in a trained network."""
+
+    parent: NetworkRow
+    child: NetworkRow  # the derived network, trained from the weights of the search
+    others: list[NetworkRow]
+
+
+def _find_family(search: RunData, architecture: Architecture, data: ReportData) -> _Family | None:
+    """Return the first comparison with parent and child of a search; `None` without one."""
+    place = search.config.search.parent
+    if place is None:
+        return None
+    for rows in _trained_networks(search, data):
+        known = [row for row in rows if row.run]
+        same = [row for row in known if row.run and os.path.realpath(row.run.run.folder) == os.path.realpath(place)]
+        # Folders may have been moved together.
+        named = [row for row in known if row.run and row.run.run.folder.name == Path(place).name]
+        parent = next(iter(same or named), None)
+        children = [row for row in rows if row is not parent and row.weights.startswith("inherited")]
+        child = _find(children, architecture)
+        if parent and child:
+            return _Family(parent, child, [row for row in rows if row not in (parent, child)])
+    return None
+
+
+def _compare_with_parent(result: _SearchResult, family: _Family) -> None:
+    """Add to `result` how the child compares with the parent, and the perplexities of the other networks."""
+    parent, child, others = family
+    _add_measures(result, child, parent, "the parent", "parent")
+    for row in others:
+        key = shared_perplexity([child.figures, row.figures], [each.run for each in (child, row) if each.run])
+        if key is None:
+            continue
+        value = f"{row.figures[key]:,.2f} {PERPLEXITIES[key]}"
+        steps = f" in {row.figures['steps']:,.0f} steps" if "steps" in row.figures else ""
+        same = ", the same network," if same_network(parse_architecture(row.arch), result.architecture) else ""
+        result.sentences.append(f"{_describe_start(row)}{steps}, {row.name}{same} reaches {value}.")
+    _ask_for_latency(result, (child, parent))
+    result.cautions.append("Each network was trained once, so a small difference may be chance.")
+
+
+def _ask_for_latency(result: _SearchResult, pair: Sequence[NetworkRow]) -> None:
+    """Add to `result` the command that measures latency, if one of two networks has none."""
+    if any("latency_ms" not in row.figures for row in pair):
+        result.sentences.append("Latency was not measured.")
+        folders = " ".join(_quote(row.run) for row in pair if row.run)
+        result.cautions.append(f"To measure latency: parnas evaluate {folders or 'RUN…'}.")
+
+
 def _compare(result: _SearchResult, search: RunData, data: ReportData) -> None:
     """Add to `result` how the derived network differs from the interleaved network, if possible of the same depth."""
     blocks = len(result.architecture)
@@ -121,7 +209,7 @@ def _compare(result: _SearchResult, search: RunData, data: ReportData) -> None:
         _describe_alone(result, search, own, any(interleaved))
         return
     name = "the interleaved network" + ("" if depth == blocks else f" {_interleaved(depth)}")
-    _add_measures(result, *pair, name)
+    _add_measures(result, *pair, name, "interleaved")
     steps = [row.figures.get("steps") for row in pair]
     searched = [row.figures.get("inherited_steps", 0.0) for row in pair]
     if None not in steps and (steps[0] != steps[1] or any(searched)):
@@ -130,10 +218,7 @@ def _compare(result: _SearchResult, search: RunData, data: ReportData) -> None:
             for of, inherited in zip(steps, searched, strict=True)
         ]
         result.cautions.append(f"Steps of training: derived network {counts[0]}, interleaved {counts[1]}.")
-    if any("latency_ms" not in row.figures for row in pair):
-        result.sentences.append("Latency was not measured.")
-        folders = " ".join(_quote(row.run) for row in pair if row.run)
-        result.cautions.append(f"To measure latency: parnas evaluate {folders or 'RUN…'}.")
+    _ask_for_latency(result, pair)
     command = f"parnas baselines {_quote(search)}"
     result.cautions.append(
         f"Each network was trained once, so a small difference may be chance; {command} trains several seeds."
@@ -167,12 +252,12 @@ def _interleaved_depth(derived: Architecture, tables: Sequence[Sequence[NetworkR
     return len(derived) if not depths or len(derived) in depths else max(depths)
 
 
-def _add_measures(result: _SearchResult, derived: NetworkRow, other: NetworkRow, name: str) -> None:
+def _add_measures(result: _SearchResult, derived: NetworkRow, other: NetworkRow, name: str, against: str) -> None:
     """Add to `result` a card for each measure of `derived` and `other`, and sentences on perplexity and latency."""
     key = shared_perplexity([derived.figures, other.figures], [row.run for row in (derived, other) if row.run])
     measures = list(_COSTS)
     if key is None:
-        result.sentences.append("No perplexity is finite and comparable for the derived and the interleaved network.")
+        result.sentences.append(f"No perplexity is finite and comparable for the derived network and {name}.")
     else:
         measures.insert(0, (key, PERPLEXITIES[key], "", ",.4f" if key == "bits_per_byte" else ",.2f"))
     for measure, title, unit, form in measures:
@@ -180,14 +265,14 @@ def _add_measures(result: _SearchResult, derived: NetworkRow, other: NetworkRow,
             continue
         ours, theirs = derived.figures[measure], other.figures[measure]
         percent = 100 * (ours / theirs - 1) if theirs else 0.0
-        value, against = (f"{each:{form}}{unit}" for each in (ours, theirs))
+        value, its = (f"{each:{form}}{unit}" for each in (ours, theirs))
         verdict, direction = ("better", "lower") if percent < 0 else ("worse", "higher")
         difference = f"{abs(percent):.1f} % {direction}"
-        relation = f"{difference} ({verdict}) than {name}'s {against}"
+        relation = f"{difference} ({verdict}) than {name}'s {its}"
         if abs(percent) < _EQUAL:
             verdict = difference = "equal"
-            relation = f"as {name} does ({against})"
-        result.cards.append(_MeasureCard(title, value, against, verdict, difference))
+            relation = f"as {name} does ({its})"
+        result.cards.append(_MeasureCard(title, value, its, against, verdict, difference))
         if measure == key:
             trained = _describe_start(derived)
             result.sentences.append(f"{trained}, the derived network reaches {value} {title}, {relation}.")
@@ -228,7 +313,8 @@ def _describe_perplexity(derived: NetworkRow) -> str:
 def _describe_start(network: NetworkRow) -> str:
     """Return from which weights a network was trained, as the beginning of a sentence."""
     steps = network.figures.get("inherited_steps")
-    return f"Trained from inherited weights of {steps:,.0f} steps" if steps else "Trained from scratch"
+    start = f"from inherited weights of {steps:,.0f} steps" if steps else "from scratch"
+    return f"Trained {start}" + (" with teachers" if "distilled" in network.weights else "")
 
 
 def _quote(run: RunData) -> str:

@@ -23,7 +23,7 @@ from parnas.figures.report.secrets import HIDDEN, hide, is_secret
 from parnas.figures.style import drawable
 
 
-class _TableColumn(NamedTuple):
+class TableColumn(NamedTuple):
     """A column of numbers in a table of networks.
 
     Attributes:
@@ -42,24 +42,25 @@ class _TableColumn(NamedTuple):
 
 
 _COLUMNS = (
-    _TableColumn("ppl", "ppl per token", "{:,.2f}"),
-    _TableColumn("word_ppl", "ppl per word", "{:,.2f}"),
-    _TableColumn("bits_per_byte", "bits per byte", "{:.4f}"),
-    _TableColumn("latency_ms", "ms per segment", "{:,.2f}"),
-    _TableColumn("latency_p95_ms", "ms, 95 %", "{:,.2f}", minor=True),
-    _TableColumn("multiply_adds_per_token", "MACs per token", "{:,.0f}"),
-    _TableColumn("parameters", "parameters", "{:,.0f}"),
-    _TableColumn("without_embeddings", "without embeddings", "{:,.0f}", minor=True),
-    _TableColumn("tgt_len", "segment", "{:,.0f}", minor=True),
-    _TableColumn("mem_len", "memory", "{:,.0f}", minor=True),
-    _TableColumn("cmem_len", "compressed memory", "{:,.0f}", minor=True),
-    _TableColumn("steps", "steps", "{:,.0f}"),
-    _TableColumn("epochs", "epochs", "{:,.2f}", minor=True),
-    _TableColumn("train_seconds", "minutes of training", "{:,.1f}", 60),
-    _TableColumn("inherited_steps", "inherited steps", "{:,.0f}"),
-    _TableColumn("total_seconds", "minutes in all", "{:,.1f}", 60),
-    _TableColumn("train_tokens_per_s", "tokens/s in training", "{:,.0f}", minor=True),
+    TableColumn("ppl", "ppl per token", "{:,.2f}"),
+    TableColumn("word_ppl", "ppl per word", "{:,.2f}"),
+    TableColumn("bits_per_byte", "bits per byte", "{:.4f}"),
+    TableColumn("latency_ms", "ms per segment", "{:,.2f}"),
+    TableColumn("latency_p95_ms", "ms, 95 %", "{:,.2f}", minor=True),
+    TableColumn("multiply_adds_per_token", "MACs per token", "{:,.0f}"),
+    TableColumn("parameters", "parameters", "{:,.0f}"),
+    TableColumn("without_embeddings", "without embeddings", "{:,.0f}", minor=True),
+    TableColumn("tgt_len", "segment", "{:,.0f}", minor=True),
+    TableColumn("mem_len", "memory", "{:,.0f}", minor=True),
+    TableColumn("cmem_len", "compressed memory", "{:,.0f}", minor=True),
+    TableColumn("steps", "steps", "{:,.0f}"),
+    TableColumn("epochs", "epochs", "{:,.2f}", minor=True),
+    TableColumn("train_seconds", "minutes of training", "{:,.1f}", 60),
+    TableColumn("inherited_steps", "inherited steps", "{:,.0f}"),
+    TableColumn("total_seconds", "minutes in all", "{:,.1f}", 60),
+    TableColumn("train_tokens_per_s", "tokens/s in training", "{:,.0f}", minor=True),
 )
+_HEADS = ("run", "network", "architecture", "weights")
 _COMPARED = ("ppl", "word_ppl", "bits_per_byte", "latency_ms")  # columns whose least value is marked
 _DIVISORS = {"ppl": "tokens", "word_ppl": "words", "bits_per_byte": "bytes"}
 _LENGTHS = ("tgt_len", "mem_len", "cmem_len")  # shown in a note instead of columns if all networks have the same
@@ -75,11 +76,12 @@ _PICTURE_BYTES = 2_000_000  # of all pictures, before they are embedded
 _PNG = b"\x89PNG\r\n\x1a\n"
 
 
-class _NetworkTable(NamedTuple):
+class NetworkTable(NamedTuple):
     """A table of networks and the notes below it."""
 
     caption: str
-    columns: list[_TableColumn]
+    heads: tuple[str, ...]  # headings of the columns with texts: `_HEADS`, or some of them
+    columns: list[TableColumn]
     rows: Sequence[NetworkRow]
     least: dict[str, float]  # lowest value by column, only for columns whose values are comparable
     notes: list[str]
@@ -93,7 +95,7 @@ class _Analysis(NamedTuple):
     pictures: dict[str, str]  # PNG in base64 by file name, empty if too large or no PNG
 
 
-def network_tables(data: ReportData) -> list[_NetworkTable]:
+def network_tables(data: ReportData) -> list[NetworkTable]:
     """Return a table per comparison and evaluation protocol, and a table of the runs that are in no comparison."""
     tables = []
     for comparison in data.comparisons:
@@ -105,7 +107,7 @@ def network_tables(data: ReportData) -> list[_NetworkTable]:
     return tables
 
 
-def _plain_table(comparison: ComparisonData) -> _NetworkTable:
+def _plain_table(comparison: ComparisonData) -> NetworkTable:
     notes = []
     if any("latency_ms" in row.figures for row in comparison.rows):
         notes.append(
@@ -118,7 +120,7 @@ def _plain_table(comparison: ComparisonData) -> _NetworkTable:
     return _table(f"Networks compared by evaluate{_split(comparison)}", comparison.rows, notes)
 
 
-def _protocol_table(comparison: ComparisonData, protocol: str) -> _NetworkTable:
+def _protocol_table(comparison: ComparisonData, protocol: str) -> NetworkTable:
     """Return the table of an evaluation protocol other than plain; its values are not comparable with other tables."""
     rows = [row for row in comparison.others if row.evaluation == protocol]
     figures = [{key: row.figures[key] for key in row.figures.keys() & _PROTOCOL_KEYS} for row in rows]
@@ -129,7 +131,7 @@ def _protocol_table(comparison: ComparisonData, protocol: str) -> _NetworkTable:
     return _table(caption, [replace(row, figures=each) for row, each in zip(rows, figures, strict=True)], notes)
 
 
-def _run_table(runs: Sequence[RunData], caption: str) -> _NetworkTable:
+def _run_table(runs: Sequence[RunData], caption: str) -> NetworkTable:
     folders = " ".join(shlex.quote(str(run.run.folder)) for run in runs)
     notes = [f"Latency and multiply-adds were not measured; this measures them: parnas evaluate {folders}."]
     if len({run.text for run in runs}) > 1:
@@ -150,8 +152,8 @@ def _split(comparison: ComparisonData) -> str:
     return f" on the {_SPLITS.get(comparison.split, comparison.split)} split" if comparison.split else ""
 
 
-def _table(caption: str, rows: Sequence[NetworkRow], notes: Sequence[str]) -> _NetworkTable:
-    """Return a table of columns with a value in some row; a note replaces `_LENGTHS` that are equal in all rows."""
+def _table(caption: str, rows: Sequence[NetworkRow], notes: Sequence[str]) -> NetworkTable:
+    """Return a table of columns with a value in some row; a note replaces `_LENGTHS` and weights that are all equal."""
     present = [column for column in _COLUMNS if any(column.key in row.figures for row in rows)]
     equal = [c for c in present if c.key in _LENGTHS and len({row.figures.get(c.key) for row in rows}) == 1]
     columns = [column for column in present if column not in equal]
@@ -163,7 +165,11 @@ def _table(caption: str, rows: Sequence[NetworkRow], notes: Sequence[str]) -> _N
     }
     lengths = ", ".join(f"{c.title} {value:,.0f}" for c in equal if (value := rows[0].figures[c.key]))
     more = [f"All are evaluated with: {lengths} (tokens)."] if lengths else []
-    return _NetworkTable(caption, columns, rows, least, [*_divisors(rows), *notes, *more])
+    trained = {row.weights for row in rows}
+    if len(trained) == 1 and rows[0].weights:
+        more.append(f"Weights of all networks: {rows[0].weights}.")
+    heads = _HEADS if len(trained) > 1 else _HEADS[:3]
+    return NetworkTable(caption, heads, columns, rows, least, [*_divisors(rows), *notes, *more])
 
 
 def _divisors(rows: Sequence[NetworkRow]) -> list[str]:
