@@ -430,6 +430,12 @@ def candidates(config: Config) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*names, CONVOLUTION, RECURRENCE]))
 
 
+def count_alternatives(config: Config, parent: Architecture) -> int:
+    """Return how many layers the search scores in place of the parent's."""
+    new = {ATTENTION: 2}  # convolution and recurrence
+    return sum(len(cheaper_layers(name, config.model, config.data.tgt_len)) + new.get(name, 0) for name in parent)
+
+
 def make_parser() -> ArgumentParser:
     """Return the parser of the arguments."""
     parser = harness.make_parser(__doc__, ["tiny"], ["corpus", "workers", "runs"])
@@ -469,8 +475,8 @@ def main(arguments: list[str] | None = None) -> None:
         write_json(latency, measured)
     else:
         of = read_json(latency)["of"] if latency.is_file() else {}
-        parent = str(Architecture.parse(str(config.model.arch)))
-        stacks = {arch: each["stack_ms"] / of[parent]["stack_ms"] for arch, each in of.items()}
+        parent = Architecture.parse(str(config.model.arch))
+        stacks = {arch: each["stack_ms"] / of[str(parent)]["stack_ms"] for arch, each in of.items()}
         records, comparisons = summarise(plan, rows, stacks)
         harness.print_table("Compression and trainings from scratch", [format_record(each) for each in records])
         harness.print_table("Differences", [format_comparison(each) for each in comparisons])

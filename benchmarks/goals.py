@@ -28,6 +28,12 @@ SIGNIFICANT = 0.01
 CONVERGED = 15  # per cent by which twice the steps may lower the perplexity
 RELIABLE = 0.85  # share of the reliability of the reference table
 SPEED, SEARCH, ONE_RUN_AREA = "speed", "search among s, f and i", "search within the training"  # areas
+COMPRESSION = "trained models"
+RISE = {0.65: 1.0, 0.5: 3.0}  # by target, per cent of perplexity by which a child may be above its parent
+HEALING, SCORING, DISTILLATION = 0.2, 0.05, 0.1  # largest shares of the parent's training time
+RANKING = 0.8  # least share of the reliability
+PROBE_SECONDS = 600
+GAIN = 10.0  # per cent that twice the steps of the parent may gain
 HALF, SIMILAR_LATENCY = 0.5, 0.25  # of the interleaved network's latency; relative difference of similar latencies
 DEMO_SECONDS, DEMO_BETTER = 90, 0.9
 SHALLOW, TWICE = 0.4, ", twice the time"
@@ -412,6 +418,65 @@ def judge_time_in_one_run(result: dict[str, Any]) -> Iterator[Goal]:
         yield Goal(ONE_RUN_AREA, goal, value, reached, "python benchmarks/time_to_quality.py --one-run")
 
 
+def judge_compression(result: dict[str, Any]) -> Iterator[Goal]:
+    """Yield the goals of networks that were compressed."""
+    area, command = COMPRESSION, "python benchmarks/compress.py"
+    of = {record["name"]: record for record in result["networks"]}
+    differences = {(each["network"], each["relative_to"]): each for each in result["comparisons"]}
+
+    def judge(ours: str, theirs: str, goal: str, most: float) -> Iterator[Goal]:
+        if found := differences.get((ours, theirs)):
+            interval = "" if found["low"] is None else f" ({found['low']:+.1f} to {found['high']:+.1f} %)"
+            value = f"{found['percent']:+.1f} %{interval}, {describe_seeds(found['pairs'])}"
+            yield Goal(area, goal, value, found["percent"] <= most, command)
+
+    if longer := differences.get(("parent, twice the steps", "parent")):
+        goal = f"parent: twice the steps lower perplexity by less than {GAIN:g} %"
+        yield Goal(area, goal, f"{-longer['percent']:.1f} %", -longer["percent"] < GAIN, command)
+    for target, most in RISE.items():
+        child = f"child {target:g}"
+        if child not in of:
+            continue
+        if (latency := of[child].get("latency")) is not None:
+            goal = f"{child}: latency of the blocks at most {target:g} of the parent's"
+            yield Goal(area, goal, f"{latency:.2f}", latency <= target, command)
+        yield from judge(child, "parent", f"{child}: perplexity at most {most:g} % above the parent's", most)
+        goal = f"{child}: healing takes at most {HEALING:.0%} of the parent's training time"
+        yield Goal(area, goal, f"{of[child]['total']:.1%}", of[child]["total"] <= HEALING, command)
+        times = {"scratch": "the parent's time", "shallower": "the time of parent and compression"}
+        for kind, time in times.items():
+            goal = f"{child}: perplexity below that of *{kind}*, trained from scratch for {time}"
+            yield from judge(child, f"{kind} {target:g}", goal, 0.0)
+    if search := of.get("search"):
+        share = (search["total"] - search["training"]) * 8 * result["blocks"] / result["alternatives"]
+        goal = f"scores of all blocks x 8 alternatives: at most {SCORING:.0%} of the parent's training time"
+        yield Goal(area, goal, f"{share:.1%}", share <= SCORING, command)
+        goal = f"local distillation: at most {DISTILLATION:.0%} of the parent's training time"
+        yield Goal(area, goal, f"{search['training']:.1%}", search["training"] <= DISTILLATION, command)
+    if ranking := result["ranking"]:
+        tau = {(each["search"], each["score"]): each["tau"] for each in ranking["scores"]}
+        ours, least = tau["search", "pi"], RANKING * ranking["reliability"]
+        goal = f"scores rank {ranking['networks']} random children: tau at least {RANKING:g} of the reliability"
+        value = f"{ours:.2f}, reliability {ranking['reliability']:.2f}"
+        yield Goal(area, goal, value, ours >= least, f"{command} --children")
+        other = max(value for (search_name, _), value in tau.items() if search_name != "search")
+        goal = "the same tau is above that of a SuperNet search of the same time"
+        yield Goal(area, goal, f"{ours:.2f} and {other:.2f}", ours > other, f"{command} --children")
+    taught = f"taught {result['taught']:g}"
+    goal = f"{taught}: perplexity at least 3 % below that without a teacher, equal steps"
+    yield from judge(taught, f"scratch {result['taught']:g}", goal, -3.0)
+
+
+def judge_probe(result: dict[str, Any]) -> Iterator[Goal]:
+    """Yield the goal of the time of a probe."""
+    found = result["probe"]
+    goal = (
+        f"probe of GPT-2 with {found['parameters'] / 1e6:.0f} million parameters: at most {PROBE_SECONDS / 60:.0f} min"
+    )
+    value, reached = f"{found['seconds'] / 60:.1f} min", found["seconds"] <= PROBE_SECONDS
+    yield Goal(COMPRESSION, goal, value, reached, "python benchmarks/probe.py")
+
+
 JUDGES: dict[str, Callable[[dict[str, Any]], Iterator[Goal]]] = {
     "mixers-cpu": judge_mixers,
     "hybrid-cpu": judge_search,
@@ -431,6 +496,8 @@ JUDGES: dict[str, Callable[[dict[str, Any]], Iterator[Goal]]] = {
     "search_overhead-cpu": judge_overhead,
     "demo-cpu": judge_demo,
     "time_to_quality_one_run-cpu": judge_time_in_one_run,
+    "compress-cpu": judge_compression,
+    "probe-cpu": judge_probe,
 }
 """By the name of the result file."""
 

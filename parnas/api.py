@@ -475,7 +475,7 @@ def probe(
         tokens: number of tokens to read.
         pairs: number of pairs of layers to leave out together.
         overrides: settings of the section `runtime`, by dotted key.
-        out: folder for `probe.json` and the pictures; by default nothing is written.
+        out: folder for `probe.json`, the pictures and the page `report.html`; by default nothing is written.
         progress: whether to show progress; see `Progress`.
 
     Raises:

@@ -132,3 +132,43 @@ def test_the_demo_and_a_cold_start_are_judged_by_time_and_quality() -> None:
         "repetitions": [cold, cold | {"bits_per_byte": 1.441}],
     }
     assert [goal.reached for goal in goals.judge_time_in_one_run(result)] == [True, False]
+
+
+def test_a_compressed_network_is_judged_by_latency_perplexity_time_and_ranking() -> None:
+    times = {"training": 0.05, "total": 0.06}
+    networks = [
+        {"name": "search", **times},
+        {"name": "child 0.65", **times, "latency": 0.64},
+        {"name": "child 0.5", "training": 0.2, "total": 0.21, "latency": 0.51},
+    ]
+    shared = {"low": None, "high": None, "pairs": 1}
+    comparisons = [
+        {"network": "parent, twice the steps", "relative_to": "parent", "percent": -9.0, **shared},
+        {"network": "child 0.65", "relative_to": "parent", "percent": 0.5, **shared},
+        {"network": "child 0.5", "relative_to": "parent", "percent": 3.5, **shared},
+        {"network": "child 0.5", "relative_to": "shallower 0.5", "percent": 1.0, **shared},
+        {"network": "taught 0.65", "relative_to": "scratch 0.65", "percent": -4.0, **shared},
+    ]
+    scores = [
+        {"search": "search", "score": "pi", "tau": 0.7},
+        {"search": "SuperNet search", "score": "pi", "tau": 0.75},
+    ]
+    result = {
+        "networks": networks,
+        "comparisons": comparisons,
+        "ranking": {"networks": 60, "reliability": 0.8, "scores": scores},
+        "blocks": 12,
+        "alternatives": 48,
+        "taught": 0.65,
+    }
+    found = [*goals.judge_compression(result), *goals.judge_probe({"probe": {"parameters": 124e6, "seconds": 601.0}})]
+    assert [goal.goal.partition(":")[0] for goal in found if not goal.reached] == [
+        "child 0.5",
+        "child 0.5",
+        "child 0.5",
+        "child 0.5",
+        "the same tau is above that of a SuperNet search of the same time",
+        "probe of GPT-2 with 124 million parameters",
+    ]
+    (scoring,) = (goal for goal in found if goal.goal.startswith("scores of all blocks"))
+    assert scoring.value == "2.0%"

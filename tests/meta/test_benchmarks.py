@@ -11,6 +11,7 @@ import cutoffs
 import harness
 import inference
 import networks
+import probe
 import pytest
 import scaling
 import torch
@@ -245,3 +246,11 @@ def test_choices_are_taken_back_one_at_a_time(tmp_path, monkeypatch):
         ("in processes", name) for name in choices.IN_PROCESSES
     }
     assert all(record["seconds"] for record in result["records"])
+
+
+def test_a_probe_of_gpt2_is_timed(tmp_path):
+    pytest.importorskip("transformers", reason="the extra `transformers` is not installed")
+    result = run_tiny(probe, "probe", tmp_path)["probe"]
+    assert (result["layers"], result["tokens"]) == (4, 128)
+    assert result["replacements"] == 14
+    assert result["seconds"] > 0
