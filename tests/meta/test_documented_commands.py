@@ -62,6 +62,7 @@ GIVEN = {
     "runs/par/search": ("search", "configs/wikitext2-par.yaml"),
     "runs/par/derived": ("retrain", "configs/wikitext2-par.yaml", "--arch", "sf"),
     "runs/par/interleaved": ("retrain", "configs/wikitext2-par.yaml", "--arch", "interleaved-2"),
+    "runs/demo/interleaved": ("retrain", "configs/wikitext2-par.yaml", "--arch", "interleaved-2"),
     "runs/search": ("search", "configs/wikitext2-par.yaml"),
     "runs/derived": ("retrain", "configs/wikitext2-par.yaml", "--arch", "sf"),
     "runs/short": ("retrain", "configs/wikitext2-par.yaml", "--arch", "interleaved-2"),
