@@ -27,8 +27,8 @@ import time
 from argparse import ArgumentParser, Namespace
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
@@ -37,7 +37,7 @@ from typing import Any, NamedTuple
 import comparison
 import harness
 from scipy.stats import kendalltau
-from trainings import append_rows, read_rows, read_study, require_corpus, train_missing
+from trainings import append_rows, read_rows, read_study, require_corpus
 from typing_extensions import override
 from variants import compare
 
@@ -310,14 +310,17 @@ def needed(name: str) -> tuple[str, ...]:
 
 
 def list_jobs(plan: Mapping[str, Any], rows: Sequence[Row], children: bool) -> list[Job]:
-    """Return the trainings that have no row and can begin; of the random children only with `children`."""
-    done, first = {(row.seed, row.name) for row in rows}, plan["seeds"][0]
-    jobs = [Job(name, seed) for name in (PARENT, SEARCH) for seed in plan["seeds"]]
-    for target in plan["targets"]:
-        jobs += [Job(f"{CHILD} {target}", seed) for seed in plan["seeds"]]
-    for target in plan["targets"]:
-        kinds = (TRAINED, SHALLOWER, TAUGHT) if target == plan["taught"] else (TRAINED, SHALLOWER)
-        jobs += [Job(f"{kind} {target}", seed) for seed in plan["seeds"] for kind in kinds]
+    """Return the trainings that have no row and can begin, all of one seed before the next.
+
+    With `children` these are the random children, and what they start from.
+    """
+    done, first, jobs = {(row.seed, row.name) for row in rows}, plan["seeds"][0], list[Job]()
+    for seed in plan["seeds"]:
+        names = [PARENT, SEARCH, *(f"{CHILD} {target}" for target in plan["targets"])]
+        for target in plan["targets"]:
+            kinds = (TRAINED, SHALLOWER, TAUGHT) if target == plan["taught"] else (TRAINED, SHALLOWER)
+            names += [f"{kind} {target}" for kind in kinds]
+        jobs += [Job(name, seed) for name in names]
     jobs.append(Job(LONGER, first))
     if children:
         each = plan["children"]
@@ -328,6 +331,24 @@ def list_jobs(plan: Mapping[str, Any], rows: Sequence[Row], children: bool) -> l
         ]
     missing = [job for job in jobs if (job.seed, job.name) not in done]
     return [job for job in missing if all((job.seed, name) in done for name in needed(job.name))]
+
+
+def train_all(table: Path, config: Config, plan: Mapping[str, Any], folder: Path, children: bool, workers: int) -> None:
+    """Train what has no row in a table in several processes, each training as soon as those that it needs are done."""
+    prepare(config.data)  # once, not in every process
+    running: dict[Future[Row], Job] = {}
+    with harness.processes(workers) as pool:
+        while True:
+            rows = read_rows(table, Row)
+            left = [job for job in list_jobs(plan, rows, children) if job not in running.values()]
+            for job in left[: workers - len(running)]:
+                running[pool.submit(train, config, plan, folder, rows, job)] = job
+            if not running:
+                return
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                del running[future]
+                append_rows(table, [future.result()])
+                print(*future.result(), sep=", ", flush=True)
 
 
 def summarise(
@@ -463,9 +484,7 @@ def main(arguments: list[str] | None = None) -> None:
         if parsed.runs is None:
             raise ParnasError("Give a folder for the run folders (--runs).")
         children = parsed.stage == "children"
-        while jobs := list_jobs(plan, rows, children):  # a round for each generation of networks
-            train_missing(table, config, partial(train, config, plan, parsed.runs, rows), jobs, parsed.workers)
-            rows = read_rows(table, Row)
+        train_all(table, config, plan, parsed.runs, children, parsed.workers)
         if children and not scored.is_file():
             first = config.replace(runtime__seed=plan["seeds"][0])
             append_rows(scored, Bench(first, plan, parsed.runs / f"seed-{plan['seeds'][0]}", {}).scores())

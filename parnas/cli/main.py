@@ -190,7 +190,10 @@ def derive(
     write_derivation(derivation, searched, path)
     output.show(show_derivation, derivation)
     record = derivation.to_record(searched).to_dict()
-    output.end(record, [path], f"parnas retrain CONFIG --arch {shlex.quote(str(path))}")
+    retrain = f"parnas retrain CONFIG --arch {shlex.quote(str(path))}"
+    if searched.config().search.parent is not None and out is None:  # heal it
+        retrain = f"parnas retrain --from {shlex.quote(str(run))}"
+    output.end(record, [path], retrain)
 
 
 def _derive_front(output: Output, run: Run, targets: str, constraints: "Constraints", out: Path) -> None:

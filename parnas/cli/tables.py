@@ -67,16 +67,25 @@ def show_state(name: str, state: "State") -> None:
         Console().print(Columns(bars, padding=(0, 3)))
 
 
+_MOST_LETTERS = 12  # of the names of all candidates, for a column for each
+_MOST_PROBABLE = 3
+
+
 def show_derivation(derivation: "Derivation") -> None:
     """Print pi of each block, the ranked networks, warnings, and the derived architecture with its cost."""
     console, space = Console(), list(derivation.blocks[0].pi)
-    titles = ["block", "layer", *(f"pi({name})" for name in space), "entropy", "margin"]
-    rows = [
-        [str(number), describe_layer(block.layer)]
-        + [f"{value:.3f}" for value in (*block.pi.values(), block.entropy, block.margin)]
-        for number, block in enumerate(derivation.blocks, 1)
-    ]
-    console.print(_make_table(titles, rows, left=["layer"]))
+    is_short = len("".join(space)) <= _MOST_LETTERS
+    rows = []
+    for number, block in enumerate(derivation.blocks, 1):
+        if is_short:
+            chances = [f"{chance:.3f}" for chance in block.pi.values()]
+        else:  # columns of so many candidates would be too narrow: list the most probable
+            first = sorted(block.pi.items(), key=lambda pair: -pair[1])[:_MOST_PROBABLE]
+            chances = [", ".join(f"{name} {chance:.3f}" for name, chance in first)]
+        layer = describe_layer(block.layer) if is_short else block.layer
+        rows.append([str(number), layer, *chances, f"{block.entropy:.3f}", f"{block.margin:.3f}"])
+    pi = [f"pi({name})" for name in space] if is_short else ["highest pi"]
+    console.print(_make_table(["block", "layer", *pi, "entropy", "margin"], rows, left=["layer", "highest pi"]))
     if len(derivation.ranking) > 1:
         titles = ["rank", "architecture", "probability", "nats behind", "cost", "shared-weight loss", "score"]
         rows = [

@@ -117,6 +117,17 @@ def test_a_search_from_a_run_has_its_settings_and_a_space_around_its_layers(retr
     )
 
 
+def test_derive_lists_the_most_probable_of_many_layers_and_names_the_healing(
+    searched: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(searched.folder, tmp_path / "search")
+    assert call("derive", folder, "--rerank-top-k", "0") == 0
+    output = "".join(capsys.readouterr())
+    assert "highest pi" in output
+    assert "pi(s)" not in output
+    assert f"parnas retrain --from {folder}" in output.replace("\n", " ")
+
+
 def test_a_retraining_from_this_search_heals_with_the_parent_as_teacher(
     retrain_run: Run, searched: Run, tmp_path: Path
 ) -> None:
