@@ -430,12 +430,26 @@ def show_probe(findings: "Findings") -> None:
     console.print("KL divergence from the unchanged model, nats per token, by replacement:")
     console.print(_make_table(["layer", "", *names], rows, left=[""]))
     fewer = [
-        [str(Architecture(each.layers)), f"{each.latency:.2f}", f"{each.speed:.2f}", f"{each.perplexity:+.1%}"]
+        [
+            _describe_replaced(found.layers, each.layers),
+            f"{each.latency:.2f}",
+            f"{each.speed:.2f}",
+            f"{each.perplexity:+.1%}",
+        ]
         for each in (*findings.attention, *findings.front)
     ]
-    titles = ["network, without training", "latency of the layers", "speed of the model", "perplexity"]
+    titles = ["replaced, without training", "latency of the layers", "speed of the model", "perplexity"]
     console.print(_make_table(titles, fewer, left=titles[:1]))
     console.print(findings.answer, highlight=False)
+
+
+def _describe_replaced(own: Sequence[str], layers: Sequence[str]) -> str:
+    """Return which layers of a network differ from `own`, with their numbers, such as `i: 3, 5; f:d_inner=16: 2`."""
+    replaced: dict[str, list[str]] = {}
+    for number, (before, layer) in enumerate(zip(own, layers, strict=True), 1):
+        if layer != before:
+            replaced.setdefault(layer, []).append(str(number))
+    return "; ".join(f"{layer}: {', '.join(numbers)}" for layer, numbers in replaced.items())
 
 
 def show_eval_tuning(tuning: "TunedEvalRecord") -> None:

@@ -18,6 +18,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+__all__ = ["SoftTargets"]
+
 _BITS = 16  # random bits for each element of a dropout mask
 
 _Make = TypeVar("_Make", bound=Callable[..., Tensor])

@@ -27,7 +27,7 @@ from parnas.errors import ParnasError
 from parnas.model import fused
 from parnas.model.transfer import to_device
 
-__all__ = ["Embedding", "SoftmaxHead", "cluster_bounds"]
+__all__ = ["Embedding", "cluster_bounds"]
 
 _ROW_STEP = 64
 

@@ -92,12 +92,14 @@ def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int,
 
 
 def losses(run: Run) -> list[tuple[int, str, float]]:
-    """Losses, and those of compression, which come as of another split."""
-    lines = run.metrics()
-    compression = [
-        (line.step, "compression", line.compression_loss) for line in lines if line.compression_loss is not None
-    ]
-    return [(line.step, line.split, line.loss) for line in lines] + compression
+    """Losses; those of compression and of local distillation come as of other splits."""
+    found = []
+    for line in run.metrics():
+        values = {line.split: line.loss, "compression": line.compression_loss, "local": line.local_loss}
+        if line.local_loss is not None:  # in place of a loss of the language model
+            del values[line.split]
+        found += [(line.step, name, loss) for name, loss in values.items() if loss is not None]
+    return found
 
 
 @pytest.mark.slow
