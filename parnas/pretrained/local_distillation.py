@@ -43,6 +43,7 @@ from parnas.pretrained.parent import ParnasParent, cheaper_layers
 from parnas.pretrained.probe import Change, probe, rows_of
 from parnas.runs.records import MetricsRecord
 from parnas.runs.run import Run
+from parnas.training.inheritance import inherited_from
 from parnas.training.interruptions import NonFinite
 from parnas.training.loaded_run import load, run_architecture
 from parnas.training.optimizers import Schedule
@@ -198,6 +199,9 @@ def search_parent(config: Config, folder: Path, reporter: Reporter, resume: bool
             check_same_text(streams.header, loaded.header, str(parent.folder))
             ids = rows_of(streams.tokens("train")[:_IMPORTANCE_TOKENS], config.data.batch_size, config.data.tgt_len)
             inherit_layers(model, loaded.model, layers, ids[:, :-1], config.data.tgt_len)
+            with session.device.distributed.main_process_first():  # so that every process can read it
+                if session.device.distributed.is_main:
+                    session.run.write_inherited(inherited_from(loaded, parent))
         rows, data = session.device.distributed.local_slice(config.data.batch_size), config.data
         tokens, shuffle = streams.tokens("train"), Shuffle.from_config(config)
         batches = TrainingBatches(tokens, data.batch_size, data.tgt_len, rows, shuffle)

@@ -22,6 +22,8 @@ from parnas.training.distillation import Teachers
 from parnas.training.loaded_run import LoadedRun, load
 from parnas.training.session import check_same_text
 
+__all__ = ["inherited_from"]
+
 
 def inherit(network: TransformerXL, architecture: Architecture, folder: Path, header: StreamHeader) -> InheritedWeights:
     """Copy the weights of an architecture in the run `folder` into `network`; return where they are from.
@@ -49,10 +51,16 @@ def inherit(network: TransformerXL, architecture: Architecture, folder: Path, he
             f"{min(differing)}; use the settings of that run in the section model."
         )
     network.load_state_dict(inherited)
-    # A retraining may have inherited weights itself.
+    return inherited_from(loaded, run)
+
+
+def inherited_from(loaded: LoadedRun, run: Run) -> InheritedWeights:
+    """Return where the weights of a loaded run are from, with the steps and seconds that trained them."""
+    summary = run.summary()
+    # The run may have inherited weights itself.
     steps, seconds = (0, 0.0) if summary.inherited is None else (summary.inherited.steps, summary.inherited.seconds)
     return InheritedWeights(
-        run=str(folder),
+        run=str(run.folder),
         steps=steps + loaded.step,
         seconds=seconds + summary.seconds,
         sha256=hash_of_weights(loaded.checkpoint),

@@ -75,7 +75,7 @@ def test_a_network_is_derived_and_begins_with_the_weights_of_parent_and_candidat
         near(weight, expected[name], 1e-6)
     inherited = child.summary().inherited
     assert inherited is not None
-    assert inherited.steps == searched.config().search.steps
+    assert inherited.steps == parent.config().train.steps + searched.config().search.steps
 
 
 def test_a_search_resumes_exactly(parent: Run, tmp_path: Path) -> None:
