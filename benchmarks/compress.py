@@ -99,6 +99,10 @@ class Score(NamedTuple):
     inherited: float  # minus the loss with the weights of the search, nats per token
 
 
+class _Enough(Exception):
+    """The last step that is timed is done."""
+
+
 class Clock(Reporter):
     """Measures the processor time of the training steps, from the step `first` on; ends a training after `last`."""
 
@@ -117,7 +121,7 @@ class Clock(Reporter):
             self.started = now
         self.seconds = now - self.started
         if step == self.last:
-            raise StopIteration
+            raise _Enough
 
 
 def step_times(config: Config, archs: Sequence[str]) -> dict[str, float]:
@@ -131,7 +135,7 @@ def step_times(config: Config, archs: Sequence[str]) -> dict[str, float]:
                 training = config.replace(model__arch=arch, train__steps=last + 1, train__warmup_steps=1)
                 try:
                     retrain(training, Path(folder) / "run", clock)
-                except StopIteration:
+                except _Enough:
                     times[arch].append(clock.seconds / PACE_STEPS)
     return {arch: min(of) for arch, of in times.items()}
 
@@ -263,7 +267,7 @@ class Bench:
         with tempfile.TemporaryDirectory(prefix="parnas-compress-") as place:
             try:
                 search(settings.replace(**changes, search__steps=last + 1), Path(place) / "run", clock)
-            except StopIteration:
+            except _Enough:
                 steps = max(8, round(found.total * PACE_STEPS / clock.seconds))
         # 2. The search.
         clock, began = Clock(), time.process_time()

@@ -79,7 +79,7 @@ def show_derivation(derivation: "Derivation") -> None:
     for number, block in enumerate(derivation.blocks, 1):
         if is_short:
             chances = [f"{chance:.3f}" for chance in block.pi.values()]
-        else:  # columns of so many candidates would be too narrow: list the most probable
+        else:  # a column for each candidate would be too narrow: list the most probable
             first = sorted(block.pi.items(), key=lambda pair: -pair[1])[:_MOST_PROBABLE]
             chances = [", ".join(f"{name} {chance:.3f}" for name, chance in first)]
         layer = describe_layer(block.layer) if is_short else block.layer
@@ -376,21 +376,23 @@ QUALITY_COLUMNS = {
     "word_ppl": ("ppl/word", "{:.2f}"),
     "parameters": ("parameters", "{:,.0f}"),
 }
+SPEED_COLUMNS = {
+    "train_tokens_per_s": ("train tok/s", "{:,.0f}"),
+    "train_seconds": ("train s", "{:,.0f}"),
+}
 COST_COLUMNS = {
     "without_embeddings": ("w/o embed.", "{:,.0f}"),
     "multiply_adds_per_token": ("MACs/tok", "{:,.0f}"),
     "latency_ms": ("ms/seg.", "{:.2f}"),
     "latency_p95_ms": ("p95", "{:.2f}"),
-    "train_tokens_per_s": ("train tok/s", "{:,.0f}"),
-    "train_seconds": ("train s", "{:,.0f}"),
+    **SPEED_COLUMNS,
     "tgt_len": ("tgt", "{:.0f}"),
     "mem_len": ("mem", "{:.0f}"),
     "cmem_len": ("cmem", "{:.0f}"),
 }
 TRAINING_COLUMNS = {
     "weights": ("weights", "{}"),
-    "train_tokens_per_s": ("train tok/s", "{:,.0f}"),
-    "train_seconds": ("train s", "{:,.0f}"),
+    **SPEED_COLUMNS,
     "inherited_steps": ("inherited steps", "{:,.0f}"),
     "total_seconds": ("total s", "{:,.0f}"),
 }
@@ -407,7 +409,7 @@ def show_comparison(comparison: "Comparison") -> None:
     # Cost does not depend on the evaluation protocol, so each run is listed once.
     weights = set(plain["weights"])
     alike = f"weights of all networks: {weights.pop()}" if weights == {FROM_SCRATCH} else None
-    costs = {key: column for key, column in COST_COLUMNS.items() if alike or key not in TRAINING_COLUMNS}
+    costs = {key: column for key, column in COST_COLUMNS.items() if alike or key not in SPEED_COLUMNS}
     console.print(comparison_table(table, quality), comparison_table(plain, costs))
     if alike is None:
         console.print(comparison_table(plain, TRAINING_COLUMNS))

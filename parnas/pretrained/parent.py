@@ -71,7 +71,7 @@ class Parent(ABC):
     def hidden(self, x: Tensor, names: Sequence[str | None] | None = None) -> Tensor:
         """Return the hidden states for the softmax for the input `x` of the first layer, both [R, L, D].
 
-        `names` replace the layers, as in `run`; by default none is replaced.
+        `names` replace the layers, as in `run`; by default all layers stay.
         """
         for number, name in enumerate(names or (None,) * len(self.layers)):
             x = self.run(number, x, name)

@@ -264,6 +264,8 @@ def load_transformers(folder: Path) -> tuple[nn.Module, Any]:
             f"{folder} is neither a parnas run nor the folder of a language model: it has no config.json with a "
             "model_type."
         ) from error
+    if kind == "transfo-xl":
+        raise ParnasError(f"{folder} holds a Transformer-XL; make a run of it by parnas import, and probe the run.")
     if kind not in _FAMILIES:
         raise ParnasError(f"{folder} holds a model of type {kind!r}; probe reads the types {' and '.join(_FAMILIES)}.")
     if not list(folder.glob("*.safetensors")):

@@ -9,6 +9,7 @@ from conftest import small_config
 from helpers.command_helpers import refusal
 
 from parnas.cli.main import main
+from parnas.pretrained.local_distillation import search_settings
 from parnas.runs.run import Run
 from parnas.training.progress import Silent
 from parnas.training.retrain import retrain
@@ -110,6 +111,8 @@ def test_a_search_from_a_run_has_its_settings_and_a_space_around_its_layers(retr
     assert (config.data, config.train) == (own.data, own.train)
     assert config.model == own.model.model_copy(update={"arch": None})
     assert config.search.parent == str(retrain_run.folder.resolve())
+    search = search_settings(retrain_run).search
+    assert (search.rerank_count, search.evolution_count, search.rerank_token_count) == (6, 3, 8192)
     assert config.search.block_spaces == (
         ("s", "s:heads=1", "s:window=4", "k", "r", "i"),
         ("f", "f:d_inner=16", "f:d_inner=8", "i"),

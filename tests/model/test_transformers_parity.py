@@ -3,14 +3,10 @@
 It comes with `pip install -e '.[parity]'`; in CI (CI=true) its absence is a failure, elsewhere a skip.
 """
 
-import os
-
 import pytest
 import torch
-from helpers.model_helpers import VOCABULARY, make_network, random_ids, randomise
-from reference import copy_weights, load_transformers, make_transfo_xl
-
-from parnas.errors import ParnasError
+from helpers.model_helpers import VOCABULARY, make_network, random_ids, randomise, require_parity
+from reference import copy_weights, make_transfo_xl
 
 LAYERS, SEGMENT, CUTOFFS = 3, 5, (4, 9, 15)
 HEADS = {
@@ -22,14 +18,7 @@ HEADS = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _installed():
-    try:
-        load_transformers()
-    except ParnasError as error:
-        if os.environ.get("CI"):
-            pytest.fail(f"CI has to run this test: {error}")
-        pytest.skip(str(error))
+_installed = pytest.fixture(scope="module", autouse=True)(require_parity)
 
 
 @pytest.fixture(params=[True, False], ids=["shared u, v", "own u, v"])

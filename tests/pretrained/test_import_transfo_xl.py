@@ -12,8 +12,8 @@ import pytest
 import torch
 from conftest import make_corpus
 from helpers.command_helpers import refusal, result_of, run_command
-from helpers.model_helpers import model_config, random_ids, randomise
-from reference import load_transformers, make_transfo_xl
+from helpers.model_helpers import model_config, random_ids, randomise, require_parity
+from reference import make_transfo_xl
 
 import parnas
 from parnas.config.loader import Config
@@ -40,14 +40,7 @@ ORIGINAL = ["model.mem_len=8", "model.same_length=false", "model.clamp_len=null"
 """Settings that the weights alone do not say."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _installed():
-    try:
-        load_transformers()
-    except ParnasError as error:
-        if os.environ.get("CI"):
-            pytest.fail(f"CI has to run this test: {error}")
-        pytest.skip(str(error))
+_installed = pytest.fixture(scope="module", autouse=True)(require_parity)
 
 
 @pytest.fixture(scope="module")

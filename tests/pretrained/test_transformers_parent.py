@@ -173,6 +173,8 @@ def test_a_folder_without_a_model_that_can_be_read_is_refused(tmp_path: Path) ->
         load_transformers(tmp_path)
     with pytest.raises(ParnasError, match="type 'bert'"):
         load_transformers(save(tmp_path / "bert", model_type="bert"))
+    with pytest.raises(ParnasError, match="parnas import"):
+        load_transformers(save(tmp_path / "transfo-xl", model_type="transfo-xl"))
     pickled = save(tmp_path / "pickled", model_type="gpt2")
     (pickled / "pytorch_model.bin").write_bytes(b"")
     with pytest.raises(ParnasError, match="safetensors"):

@@ -140,8 +140,8 @@ def network_table(record: ProbeRecord) -> NetworkTable:
     notes = [
         "Predicted: the sum over the replaced layers, each replaced alone. Measured: the whole network. "
         "Speed is that of the whole model with its softmax, unchanged = 1.",
-        "With attention: the best networks with so many attention layers, and all other layers. Of the latency: the "
-        "networks of the least sum of divergences within 0.9, 0.8, … of the latency of the layers.",
+        "With attention: the best networks of that number of attention layers, with all other layers. Of the latency: "
+        "the networks of the least sum of divergences within 0.9, 0.8, … of the latency of the layers.",
     ]
     columns = [column for column in _COLUMNS if any(column.key in row.figures for row in rows)]
     heads = ("network", "layers")
