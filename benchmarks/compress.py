@@ -509,6 +509,9 @@ def main(arguments: list[str] | None = None) -> None:
         device = harness.choose(parsed.device, config.runtime.precision)
         payload = {
             "precisions": [device.precision],
+            "taught": plan["taught"],
+            "blocks": len(parent),
+            "alternatives": count_alternatives(config, parent),
             "networks": records,
             "comparisons": comparisons,
             "ranking": ranking,

@@ -441,8 +441,8 @@ def judge_compression(result: dict[str, Any]) -> Iterator[Goal]:
             goal = f"{child}: latency of the blocks at most {target:g} of the parent's"
             yield Goal(area, goal, f"{latency:.2f}", latency <= target, command)
         yield from judge(child, "parent", f"{child}: perplexity at most {most:g} % above the parent's", most)
-        goal = f"{child}: healing takes at most {HEALING:.0%} of the parent's training time"
-        yield Goal(area, goal, f"{of[child]['total']:.1%}", of[child]["total"] <= HEALING, command)
+        goal = f"{child}: the steps of the healing take at most {HEALING:.0%} of the parent's training time"
+        yield Goal(area, goal, f"{of[child]['training']:.1%}", of[child]["training"] <= HEALING, command)
         times = {"scratch": "the parent's time", "shallower": "the time of parent and compression"}
         for kind, time in times.items():
             goal = f"{child}: perplexity below that of *{kind}*, trained from scratch for {time}"

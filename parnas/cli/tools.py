@@ -36,7 +36,7 @@ def probe(
         str | None,
         Option(help="A text file, or a corpus, whose validation split is read; default: that of the run's own text."),
     ] = None,
-    tokens: Annotated[int, Option(min=64, help="Tokens to read.")] = 8192,
+    tokens: Annotated[int, Option(min=64, help="Tokens to read.")] = 4096,
     pairs: Annotated[int, Option(min=0, help="Pairs of layers to leave out together.")] = 8,
     settings: Annotated[
         list[str] | None, Argument(metavar="[runtime.KEY=VALUE ...]", help="Overrides of the section runtime.")

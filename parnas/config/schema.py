@@ -647,7 +647,7 @@ class DistillConfig(Section):
     """Section `train.distill`."""
 
     weight: float = Field(
-        0.5, ge=0, le=1, description="Weight of the divergence from the teachers; 1 minus it is that of the loss."
+        0.75, ge=0, le=1, description="Weight of the divergence from the teachers; 1 minus it is that of the loss."
     )
     temperature: float = Field(1.0, gt=0, description="Temperature at which the distributions are compared.")
 

@@ -169,14 +169,15 @@ class SoftmaxHead(nn.Module):
             parts.append(within + head[:, first + cluster - 1, None])
         return torch.cat(parts, dim=-1)
 
-    def cluster_logits(self, hidden: Tensor, cluster: int) -> Tensor:
-        """Return the logits of a cluster's softmax, [N, ids], given hidden states [N, D].
+    def cluster_logits(self, hidden: Tensor, cluster: int, biased: bool = True) -> Tensor:
+        """Return the logits of a cluster's softmax, [..., ids], given hidden states [..., D].
 
-        The head, cluster 0, also has a logit for each tail, after those of its ids.
+        The head, cluster 0, also has a logit for each tail, after those of its ids. Without the bias, this is the
+        change of the logits for a change of the hidden states.
         """
         table = self._tables()[cluster]
-        matrix = self._head_matrix(table) if cluster == 0 else (table, self.biases[cluster])
-        return F.linear(self._project(hidden, cluster), *matrix)
+        weight, bias = self._head_matrix(table) if cluster == 0 else (table, self.biases[cluster])
+        return F.linear(self._project(hidden, cluster), weight, bias if biased else None)
 
     def by_cluster(self, targets: Tensor) -> list[tuple[int, Tensor | None, Tensor]]:
         """Return for each cluster the rows that need its softmax, and the number of each row's target in it.

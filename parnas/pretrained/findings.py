@@ -89,8 +89,18 @@ class Findings:
         return min(enough, key=lambda each: sum(is_limited(name, ATTENTION) for name in each.layers), default=None)
 
     @property
+    def fastest(self) -> Finding | None:
+        """The fastest network that predicts about as well as the model; `None` without one."""
+        about_equal = [each for each in (*self.attention, *self.front) if each.perplexity <= _TOLERANCE]
+        return max(about_equal, key=lambda each: each.speed, default=None)
+
+    @property
     def answer(self) -> str:
-        """Which attention layers the model needs, in a sentence."""
+        """Which attention layers the model needs, and how fast it is with cheaper layers too, in a sentence each."""
+        return " ".join(filter(None, [self._describe_attention(), self._describe_cheaper()]))
+
+    def _describe_attention(self) -> str:
+        """Return which attention layers the model needs, in a sentence."""
         blocks = [number for number, name in enumerate(self.probe.layers, 1) if is_limited(name, ATTENTION)]
         fewest = self.enough
         if not blocks:
@@ -106,9 +116,18 @@ class Findings:
         if len(needed) == 1:
             needs = f"Layer {needed[0]} needs attention"
         others = f"all {gone}" if not needed else f"the other {gone}" if gone > 1 else "the other"
-        change = f"{abs(fewest.perplexity):.1%} {'higher' if fewest.perplexity >= 0 else 'lower'} perplexity"
         without = f"without it in {others}" if len(blocks) > 1 else "without it"
-        return f"{needs}; {without} the model is {fewest.speed:.1f} times as fast at {change}."
+        return f"{needs}; {without} the model is {describe_speed(fewest)}."
+
+    def _describe_cheaper(self) -> str:
+        """Return how fast the model is with cheaper layers in a sentence, or nothing if the first sentence says it."""
+        fastest, named = self.fastest, 1.0 if self.enough is None else self.enough.speed
+        if fastest is None or round(fastest.speed, 1) <= round(named, 1):
+            return ""
+        replaced = [name for name, own in zip(fastest.layers, self.probe.layers, strict=True) if name != own]
+        counts = {"left out": replaced.count(IDENTITY), "cut down": len(replaced) - replaced.count(IDENTITY)}
+        layers = " and ".join(f"{count} {verb}" for verb, count in counts.items() if count)
+        return f"With {layers} of its {len(self.probe.layers)} layers it is {describe_speed(fastest)}."
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values, for `probe.json`."""
@@ -140,6 +159,12 @@ def write_findings(findings: Findings, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / PROBE, findings.to_dict())
     return [folder / PROBE, *draw_probe(folder), write_report([folder], folder)]
+
+
+def describe_speed(network: Finding) -> str:
+    """Return speed and perplexity of a network relative to the unchanged model, in words."""
+    direction = "higher" if network.perplexity >= 0 else "lower"
+    return f"{network.speed:.1f} times as fast at {abs(network.perplexity):.1%} {direction} perplexity"
 
 
 def list_numbers(numbers: Sequence[int]) -> str:

@@ -57,7 +57,7 @@ __all__ = ["heal_settings", "run_search", "search_parent", "search_settings", "s
 _LEAST_CHANGE = 1e-6  # of the parent's layer: mean square
 _IMPORTANCE_TOKENS = 16_384  # of training text
 _SCORED_TOKENS, _RERANKED = 8192, 6  # held-out text of the scores, and networks that are compared as a whole
-_SEARCH_SHARE, _HEALING_SHARE = 0.1, 0.17  # of the steps of the parent's training
+_SEARCH_SHARE, _HEALING_SHARE = 0.1, 0.15  # of the steps of the parent's training
 
 
 class LocalDistillation(SuperNetTask):

@@ -51,11 +51,15 @@ class Parent(ABC):
         """Return the hidden states for the softmax, given the output of the last layer, both [R, L, D]."""
 
     @abstractmethod
-    def log_probs(self, hidden: Tensor, cluster: int) -> Tensor:
-        """Return the log-probabilities within a softmax of the model, [N, ids] in float32, for hidden states [N, D].
+    def logits(self, hidden: Tensor, cluster: int) -> Tensor:
+        """Return the logits of a softmax of the model, [N, ids], for hidden states [N, D].
 
         `cluster` is its number in `by_cluster`.
         """
+
+    @abstractmethod
+    def logit_changes(self, change: Tensor, cluster: int) -> Tensor:
+        """Return the change of these logits, [..., ids], for a change of the hidden states, [..., D]."""
 
     @abstractmethod
     def by_cluster(self, targets: Tensor) -> list[tuple[int, Tensor | None, Tensor]]:
@@ -158,9 +162,13 @@ class ParnasParent(Parent):
         """As of `Parent`."""
         return self.network.finish(x)
 
-    def log_probs(self, hidden: Tensor, cluster: int) -> Tensor:
+    def logits(self, hidden: Tensor, cluster: int) -> Tensor:
         """As of `Parent`."""
-        return self.network.head.cluster_logits(hidden, cluster).float().log_softmax(dim=-1)
+        return self.network.head.cluster_logits(hidden, cluster)
+
+    def logit_changes(self, change: Tensor, cluster: int) -> Tensor:
+        """As of `Parent`."""
+        return self.network.head.cluster_logits(change, cluster, biased=False)
 
     def by_cluster(self, targets: Tensor) -> list[tuple[int, Tensor | None, Tensor]]:
         """As of `Parent`."""

@@ -13,8 +13,8 @@ Shapes: R rows of text, L tokens of a row, D model width, V vocabulary.
 """
 
 import random
-from collections.abc import Callable, Sequence
-from itertools import combinations
+from collections.abc import Callable, Iterator, Sequence
+from itertools import combinations, islice
 from typing import NamedTuple
 
 import numpy as np
@@ -25,7 +25,8 @@ from parnas.architecture import IDENTITY
 from parnas.data.streams import Tokens
 from parnas.pretrained.parent import Parent
 
-_ROWS = 512  # tokens whose log-probabilities are in memory at once: those of 50,000 ids take 100 MB
+_ROWS = 512  # tokens whose logits are in memory at once: those of 50,000 ids take 100 MB
+_NETWORKS = 4  # that are compared at once
 
 
 class Change(NamedTuple):
@@ -88,11 +89,11 @@ def probe(parent: Parent, ids: Tensor, note: Callable[[str], None], pairs: int =
         changes.append(dict(zip(names, found, strict=True)))
         note(f"layer {number + 1} of {len(parent.layers)} ({parent.layers[number]}): " + describe(changes[-1]))
     # 3. Leave out two layers together.
-    measured = []
     drawn = list(combinations(range(len(parent.layers)), 2))
-    for first, second in random.Random(seed).sample(drawn, min(pairs, len(drawn))):
-        hidden = run_from(first, [IDENTITY, *[None] * (second - first - 1), IDENTITY])
-        (both,) = compare(parent, [hidden], reference, targets)
+    drawn = random.Random(seed).sample(drawn, min(pairs, len(drawn)))
+    hidden = (run_from(first, [IDENTITY, *[None] * (second - first - 1), IDENTITY]) for first, second in drawn)
+    measured = []
+    for (first, second), both in zip(drawn, compare_all(parent, hidden, reference, targets), strict=True):
         one, other = changes[first][IDENTITY], changes[second][IDENTITY]
         measured.append(Pair(first, second, both, Change(one.loss + other.loss, one.kl + other.kl)))
     return Probe(parent.layers, mean_loss(parent, reference, targets), targets.numel(), tuple(changes), tuple(measured))
@@ -103,8 +104,9 @@ def mean_loss(parent: Parent, hidden: Tensor, targets: Tensor) -> float:
     total = 0.0
     for states, ids in zip(*(each.flatten(0, 1).split(_ROWS) for each in (hidden, targets)), strict=True):
         for cluster, rows, within in parent.by_cluster(ids):
-            log_probs = parent.log_probs(states if rows is None else states[rows], cluster)
-            total -= float(log_probs.gather(1, within[:, None]).double().sum())
+            logits = parent.logits(states if rows is None else states[rows], cluster).float()
+            nll = logits.logsumexp(dim=-1) - logits.gather(1, within[:, None]).squeeze(1)
+            total += float(nll.double().sum())
     return total / targets.numel()
 
 
@@ -117,17 +119,23 @@ def compare(parent: Parent, networks: Sequence[Tensor], reference: Tensor, targe
         reference: those of the model, [R, L, D]; its distribution is computed once for all networks.
         targets: the ids that follow, [R, L].
     """
+    if not networks:
+        return []
     losses, divergences = ([0.0] * len(networks) for _ in range(2))
     of_all = [each.flatten(0, 1).split(_ROWS) for each in (targets, reference, *networks)]
     for ids, *hidden in zip(*of_all, strict=True):
         for cluster, rows, within in parent.by_cluster(ids):
             theirs, *ours = hidden if rows is None else [each[rows] for each in hidden]
-            before = parent.log_probs(theirs, cluster)
-            probabilities = before.exp()
-            for index, states in enumerate(ours):
-                lost = before - parent.log_probs(states, cluster)  # [rows, ids of the cluster]
-                losses[index] += float(lost.gather(1, within[:, None]).double().sum())
-                divergences[index] += float(torch.linalg.vecdot(probabilities, lost).double().sum())
+            logits = parent.logits(theirs, cluster).float()  # z, [rows, ids of the cluster]
+            normaliser, probabilities = logits.logsumexp(dim=-1), logits.softmax(dim=-1)  # log Σ exp(z), p
+            # Logits are linear in the hidden states. The change d is computed instead of the changed logits, since
+            # products in bf16 round it relative to its own size.
+            changes = parent.logit_changes(torch.stack(ours) - theirs, cluster)  # [networks, rows, ids]
+            for index, change in enumerate(map(Tensor.float, changes)):
+                rise = (logits + change).logsumexp(dim=-1) - normaliser  # log Σ exp(z + d) - log Σ exp(z)
+                losses[index] += float((rise - change.gather(1, within[:, None]).squeeze(1)).double().sum())
+                expected = (probabilities * change).sum(dim=-1)  # not vecdot, which autocast computes in bf16
+                divergences[index] += float((rise - expected).double().sum())
     count = targets.numel()
     return [Change(loss / count, kl / count) for loss, kl in zip(losses, divergences, strict=True)]
 
@@ -136,11 +144,18 @@ def compare(parent: Parent, networks: Sequence[Tensor], reference: Tensor, targe
 def measure_networks(parent: Parent, ids: Tensor, networks: Sequence[Sequence[str]]) -> list[Change]:
     """Return what whole networks lose, each given by a name for every layer: that of the layer, or of a replacement."""
     x, targets = parent.embed(ids[:, :-1]), ids[:, 1:]
-    reference = parent.hidden(x)
+    hidden = (
+        parent.hidden(x, [None if name == own else name for name, own in zip(names, parent.layers, strict=True)])
+        for names in networks
+    )
+    return compare_all(parent, hidden, parent.hidden(x), targets)
+
+
+def compare_all(parent: Parent, networks: Iterator[Tensor], reference: Tensor, targets: Tensor) -> list[Change]:
+    """Return the changes of many networks as `compare` does, with the hidden states of few of them in memory."""
     changes = []
-    for names in networks:
-        replaced = [None if name == own else name for name, own in zip(names, parent.layers, strict=True)]
-        changes += compare(parent, [parent.hidden(x, replaced)], reference, targets)
+    while group := list(islice(networks, _NETWORKS)):
+        changes += compare(parent, group, reference, targets)
     return changes
 
 

@@ -25,7 +25,7 @@ from parnas.training.loaded_run import load
 
 __all__ = ["PROBE_PAIRS", "PROBE_TOKENS", "ROUNDS", "probe_model", "read_runtime"]
 
-PROBE_TOKENS, PROBE_PAIRS = 8192, 8
+PROBE_TOKENS, PROBE_PAIRS = 4096, 8
 ROUNDS = 10  # of measuring the time of a layer
 
 _ROWS = 16

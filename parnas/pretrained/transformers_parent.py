@@ -65,6 +65,7 @@ class TransformersParent(Parent):
         self.model: Any = model.eval()
         base: Any = model.transformer if hasattr(model, "transformer") else model.model
         is_gpt2 = hasattr(base, "h")
+        self.base: nn.Module = base  # without the softmax
         self.blocks: nn.ModuleList = base.h if is_gpt2 else base.layers
         self.names = _FAMILIES["gpt2" if is_gpt2 else "llama"]
         config: Any = model.config
@@ -80,6 +81,9 @@ class TransformersParent(Parent):
         )
         self.alternatives = cheaper * len(self.blocks)
         self.replacements: list[dict[str, nn.Module]] = [{} for _ in self.layers]
+        for block in base.h if is_gpt2 else ():
+            if type(block.mlp.act).__name__ == "NewGELUActivation":  # the same function in seven operations
+                block.mlp.act = nn.GELU(approximate="tanh")
         self.final_norm: nn.Module = base.ln_f if is_gpt2 else base.norm
         self.calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []  # arguments of each block but the hidden states
         self.zeros: dict[str, Zeros] = {}
@@ -107,7 +111,7 @@ class TransformersParent(Parent):
             for name in self.names[:2]:
                 part = getattr(self.blocks[0], name)
                 stack.callback(part.register_forward_hook(note_output(name)).remove)
-            self.model(ids, use_cache=False)
+            self.base(ids, use_cache=False)
         return found[0]
 
     def run(self, number: int, x: Tensor, name: str | None = None) -> Tensor:
@@ -130,10 +134,14 @@ class TransformersParent(Parent):
         hidden: Tensor = self.final_norm(x)
         return hidden
 
-    def log_probs(self, hidden: Tensor, cluster: int) -> Tensor:  # noqa: ARG002
+    def logits(self, hidden: Tensor, cluster: int) -> Tensor:  # noqa: ARG002
         """As of `Parent`."""
         logits: Tensor = self.model.lm_head(hidden)
-        return logits.float().log_softmax(dim=-1)
+        return logits
+
+    def logit_changes(self, change: Tensor, cluster: int) -> Tensor:  # noqa: ARG002
+        """As of `Parent`."""
+        return nn.functional.linear(change, self.model.lm_head.weight)
 
     def by_cluster(self, targets: Tensor) -> list[tuple[int, Tensor | None, Tensor]]:
         """As of `Parent`."""
@@ -148,7 +156,7 @@ class TransformersParent(Parent):
         ]
         with ExitStack() as stack:
             found = [stack.enter_context(closing(Importance(each))) for each in maps]
-            self.model(ids, use_cache=False)
+            self.base(ids, use_cache=False)
         for number, (names, measured) in enumerate(zip(self.alternatives, found, strict=True)):
             part = getattr(self.blocks[number // 2], self.names[number % 2])
             for name in names:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import compress
+import goals
 import pytest
 from compress import Job, Row, Score
 from conftest import make_corpus
@@ -85,3 +86,4 @@ def test_all_stages_run_in_the_tiny_form(tmp_path: Path) -> None:
     assert result["ranking"]["networks"] == 3
     assert [each["network"] for each in result["comparisons"]][1:] == ["child 0.8"] * 3 + ["taught 0.8"]
     assert all(record["total"] > 0 for record in result["networks"])
+    assert any("local distillation" in goal.goal for goal in goals.judge_compression(result))

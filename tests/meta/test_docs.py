@@ -20,6 +20,7 @@ PAGES = [
     "performance",
     "evidence",
     "hybrids",
+    "compression",
     "one_run",
     "results",
     "compressive",

@@ -69,12 +69,13 @@ def test_whole_networks_are_measured(parent, findings):
         assert (found.rise, found.kl) == pytest.approx(tuple(change))
 
 
-def make_findings(layers, *fewer):
-    """Findings in which networks with fewer attention layers have given rises of the loss."""
+def make_findings(layers, *fewer, front=()):
+    """Findings in which networks with fewer attention layers, and those of the front, have given rises of the loss."""
     times = Times(1.0, {"s": 2.0, "f": 1.0, "i": 0.0})
     probe = Probe(tuple(layers), 2.0, 100, tuple({"i": Change(0.1, 0.1)} for _ in layers), ())
     found = [Finding(tuple(names), 0.1, rise, 0.1, rise, 0.5, 1.6) for names, rise in fewer]
-    return Findings(probe, times, tuple(found), ())
+    cheaper = [Finding(tuple(names), 0.1, rise, 0.1, rise, 0.5, speed) for names, rise, speed in front]
+    return Findings(probe, times, tuple(found), tuple(cheaper))
 
 
 @pytest.mark.parametrize(
@@ -101,6 +102,26 @@ def make_findings(layers, *fewer):
 )
 def test_the_answer_is_a_sentence(fewer, answer):
     assert make_findings("sfsf", *fewer).answer == answer
+
+
+@pytest.mark.parametrize(
+    ("fewer", "front", "sentence"),
+    [
+        ([0.1], [("sw", "f", "i", "fh")], "With 1 left out and 2 cut down of its 4 layers it is 1.9 times as fast"),
+        ([0.1], [("sw", "f", "sw", "f")], "With 2 cut down of its 4 layers it is 1.9 times as fast"),
+        ([0.01], [("i", "f", "i", "f")], "With 2 left out of its 4 layers it is 1.9 times as fast"),
+    ],
+)
+def test_the_answer_says_how_fast_the_model_is_with_cheaper_layers(fewer, front, sentence):
+    networks = [(names, 0.0149, 1.9) for names in front] + [("iiii", 0.1, 4.0), ("ffff", 0.001, 1.2)]
+    findings = make_findings("sfsf", *(("sfif", rise) for rise in fewer), front=networks)
+    assert findings.answer.endswith(f". {sentence} at 1.5% higher perplexity.")
+
+
+@pytest.mark.parametrize("cheaper", [("sfii", 0.01, 1.63), ("sfii", 0.1, 3.0)])
+def test_cheaper_layers_are_not_named_where_they_are_no_faster_or_worse(cheaper):
+    plain, both = (make_findings("sfsf", ("sfif", 0.01), front=front) for front in ((), [cheaper]))
+    assert both.answer == plain.answer
 
 
 def test_a_model_without_attention_is_said_to_have_none():

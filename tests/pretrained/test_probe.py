@@ -9,7 +9,7 @@ from helpers.model_helpers import make_network, near, random_ids, read_in_segmen
 
 from parnas.architecture import Architecture
 from parnas.pretrained.parent import ParnasParent, cheaper_layers
-from parnas.pretrained.probe import measure_networks, probe, rows_of
+from parnas.pretrained.probe import compare, measure_networks, probe, rows_of
 
 TGT_LEN = 4
 
@@ -114,3 +114,15 @@ def test_rows_of_a_text_follow_one_another(length, rows, shape):
     assert found.shape == shape
     near(found[:, 0], torch.arange(shape[0]) * (shape[1] - 1))
     assert all(torch.equal(row, torch.arange(row[0], row[0] + shape[1])) for row in found)
+
+
+def test_small_changes_are_not_lost_to_the_rounding_of_bf16():
+    parent, ids = make_parent()
+    targets, reference = ids[:, 1:], parent.hidden(parent.embed(ids[:, :-1])).detach()
+    changed = reference + 0.003 * torch.randn(reference.shape, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        (exact,) = compare(parent, [changed], reference, targets)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        (rounded,) = compare(parent, [changed], reference, targets)
+    assert rounded.kl == pytest.approx(exact.kl, rel=0.05)
+    assert rounded.loss == pytest.approx(exact.loss, rel=0.05)

@@ -55,7 +55,7 @@ def log_probs_with(parent, names):
     ids = read()
     parent.measure_importance(ids[:, :-1])
     hidden = parent.hidden(parent.embed(ids[:, :-1]), names)
-    return parent.log_probs(hidden.flatten(0, 1), 0).view(*hidden.shape[:2], -1)
+    return parent.logits(hidden, 0).log_softmax(dim=-1)
 
 
 def output_of(parent, number):
@@ -102,7 +102,7 @@ def test_a_window_hides_all_keys_but_the_last_ones(parent):
     changed = ids.clone()
     changed[:, 0] = (changed[:, 0] + 1) % VOCABULARY
     hidden = parent.hidden(parent.embed(changed[:, :-1]), [f"s:window={window}", "i", "i", "i"]).detach()
-    other = parent.log_probs(hidden.flatten(0, 1), 0).detach().view_as(found)
+    other = parent.logits(hidden, 0).detach().log_softmax(dim=-1)
     near(other[:, window:], found[:, window:])
     assert not torch.allclose(other[:, window - 1], found[:, window - 1])
 

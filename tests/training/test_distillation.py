@@ -35,7 +35,7 @@ def test_soft_targets_are_the_mean_of_the_teachers_in_each_cluster(cutoffs, temp
     for cluster in range(len(cutoffs) + 1):
         for rows in (None, torch.tensor([7, 0, 3])):
             found = soft(cluster, rows)
-            assert (found.weight, found.temperature) == (0.5, temperature)
+            assert (found.weight, found.temperature) == (0.75, temperature)
             for place, row in enumerate(range(12) if rows is None else rows.tolist()):
                 each = [
                     softmax(network.head.cluster_logits(hidden[row : row + 1], cluster)[0].detach(), temperature)

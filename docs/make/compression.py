@@ -1,0 +1,136 @@
+"""Write docs/compression.md from the results of the benchmarks: `python docs/make/compression.py`."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hybrids import describe_difference, render_tables
+from one_run import deviation
+from performance import RESULTS, render_goals
+
+from parnas.figures.pareto import ParetoPoint, draw_pareto
+from parnas.runs.files import read_json, write_text
+
+PAGE = Path(__file__).resolve().parents[1] / "compression.md"
+PICTURE = PAGE.with_name("images") / "compression.png"
+PARENT, SEARCH = "parent", "search"
+INTRODUCTION = """# Compression of trained networks: measurements
+
+[`parnas compress`](pretrained.md) searches for cheaper layers in a trained network, assembles a smaller one, and heals it. This page
+compares the result with its parent, and with trainings from scratch that have the parent's time or more.
+"""
+EXPERIMENT = """## The experiment
+
+The parent is the interleaved network of 12 blocks, width 96, trained for 10,000 steps on WikiText-2 by words (33,278 words,
+adaptive softmax). Perplexity is per word on the validation split. *Child T* is the network that the search selects within T
+of the parent's latency of the layers, healed for {healing:.0%} of the parent's steps with the parent as its teacher.
+*Scratch T* is the same network, trained from scratch for the time of the parent's training, *taught T* the same with the
+parent as its teacher for as many steps, and *shallower T* an interleaved network of the same cost, trained from scratch for
+the time of the parent's training and of everything that the compression took. Times are processor times of one thread,
+relative to the parent's training; two trainings ran at once. `benchmarks/compress.yaml` has all settings; it was written
+before the first training.
+
+{verdicts}
+
+![perplexity over the latency of the layers: parent, children and trainings from scratch](images/{picture})
+
+{tables}
+
+Measured by `python benchmarks/compress.py`, on {cores} cores of {device}.
+"""
+PROBE = """## The time of a probe
+
+A probe of a model with the sizes of GPT-2 ({parameters:.0f} million parameters, random weights), {tokens:,} tokens and {replacements}
+replacements, takes {minutes:.1f} minutes in {precision} on {cores} cores of {device}. Measured by `python benchmarks/probe.py`.
+"""
+TRIED = """## What was tried
+
+These were trials with one seed, before the settings of the experiment were fixed. The teacher matters most: without it, the network
+learns the text by heart when it reads it again, and healing ends far above the parent. With an adaptive softmax, the
+teacher must teach rare words too, not only the frequent ones and the clusters. Other learning rates, a falling rate in place of averaged
+weights, and more weight for the teacher made little difference.
+"""
+
+
+def render() -> str:
+    """Return the page."""
+    found = {
+        name: read_json(path) for name in ("compress", "probe") if (path := RESULTS / f"{name}-cpu.json").is_file()
+    }
+    parts = [INTRODUCTION]
+    if goals := render_goals("trained models"):
+        parts.append(f"## Goals\n\nThe goals were set before the measurements.\n\n{goals}\n")
+    if result := found.get("compress"):
+        parts.append(describe_experiment(result))
+    if result := found.get("probe"):
+        sizes = result["probe"] | {"parameters": result["probe"]["parameters"] / 1e6}
+        parts.append(PROBE.format(**sizes, minutes=sizes["seconds"] / 60, **describe_machine(result)))
+    parts += [TRIED, "`python docs/make/compression.py` writes this page from `benchmarks/results/`.\n"]
+    return "\n".join(parts)
+
+
+def describe_machine(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the number of cores and the name of the processor of a result."""
+    return {"cores": result["machine"]["cores"], "device": result["machine"]["device_name"]}
+
+
+def describe_experiment(result: Mapping[str, Any]) -> str:
+    """Return the section of the experiment."""
+    of = {record["name"]: record for record in result["networks"]}
+    healing = next(record["steps"] for name, record in of.items() if name.startswith("child")) / of[PARENT]["steps"]
+    return EXPERIMENT.format(
+        healing=healing,
+        verdicts="\n".join(f"* {line}" for line in verdicts(result)),
+        picture=PICTURE.name,
+        tables=render_tables("compress", result),
+        **describe_machine(result),
+    )
+
+
+def verdicts(result: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what the tables say, in sentences."""
+    of = {record["name"]: record for record in result["networks"]}
+    differences: dict[str, dict[str, Any]] = {}
+    for each in result["comparisons"]:
+        differences.setdefault(each["network"], {})[each["relative_to"]] = each
+    for name, others in differences.items():
+        kind, _, target = name.partition(" ")
+        if kind == "child":
+            time = of[SEARCH]["total"] + of[name]["total"]
+            sentence = (
+                f"**{name}** ends at a perplexity of {of[name]['ppl']:.1f}, {describe_difference(others[PARENT])} relative to its parent; "
+                f"search and healing take {time:.0%} of the time of the parent's training."
+            )
+            comparisons = ", ".join(
+                f"{describe_difference(others[other])} relative to *{other}*"
+                for other in (f"scratch {target}", f"shallower {target}")
+                if other in others
+            )
+            yield sentence + (f" It is {comparisons}." if comparisons else "")
+        elif kind == "taught":
+            ((other, difference),) = others.items()
+            yield f"The same network with a teacher (*{name}*) is {describe_difference(difference)} relative to *{other}*."
+    if ranking := result["ranking"]:
+        taus = {(each["search"], each["score"]): each["tau"] for each in ranking["scores"]}
+        other = max(tau for (search, _), tau in taus.items() if search != SEARCH)
+        yield (
+            f"The scores of the search rank {ranking['networks']} random networks, each healed for {ranking['steps']} steps, "
+            f"with Kendall's tau {taus[SEARCH, 'pi']:.2f}; two seeds of the healing agree with {ranking['reliability']:.2f}. "
+            f"A SuperNet that is trained from scratch for the same time ranks them with {other:.2f}."
+        )
+
+
+def draw(result: Mapping[str, Any], path: Path = PICTURE) -> None:
+    """Draw perplexity against latency of all networks."""
+    points = [
+        ParetoPoint(record["name"], record["latency"], record["ppl"], deviation(record))
+        for record in result["networks"]
+        if "latency" in record
+    ]
+    draw_pareto(points, path, "latency of the layers, parent = 1")
+
+
+if __name__ == "__main__":
+    if (COMPRESS := RESULTS / "compress-cpu.json").is_file():
+        draw(read_json(COMPRESS))
+    write_text(PAGE, render())
