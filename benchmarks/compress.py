@@ -3,6 +3,7 @@
     python benchmarks/compress.py --profile              # the latency of each layer
     python benchmarks/compress.py --runs DIR             # train what is missing; trained parents are kept in DIR
     python benchmarks/compress.py --runs DIR --children  # heal random children for a short time, and score them
+    python benchmarks/compress.py --runs DIR --times     # measure the time of a step of each training in turns
     python benchmarks/compress.py --latency              # measure the latency of all networks in turns
     python benchmarks/compress.py --report               # print and write the tables of the finished trainings
 
@@ -16,8 +17,8 @@ shallower T      an interleaved network of the same cost, trained from scratch f
                  of all that the compression took
 taught T         scratch T with the parent as its teacher, for equal steps
 
-Times are seconds of processor time of one thread, which other work on the machine changes little. Networks are trained
-for equal times: steps follow from the times of training steps, which are measured in turns before a training.
+Times are seconds of processor time of one thread. Trainings on different days cannot be compared by their times, since
+machines differ. So steps are timed in turns: before a training, whose number of steps follows, and for the tables.
 """
 
 import math
@@ -52,7 +53,7 @@ from parnas.nas.latency_table import profile as measure_layers
 from parnas.nas.random_sampling import draw_networks
 from parnas.nas.rerank import held_out, shared_weight_losses
 from parnas.nas.search import search
-from parnas.pretrained.local_distillation import heal_settings, search_parent, search_settings
+from parnas.pretrained.local_distillation import heal_settings, run_search, search_parent, search_settings
 from parnas.pretrained.parent import cheaper_layers
 from parnas.runs.files import read_json, write_json
 from parnas.runs.run import Run
@@ -85,9 +86,16 @@ class Row(NamedTuple):
     seed: int
     arch: str
     steps: int
-    ppl: float
-    training: float  # the steps
-    total: float  # with everything else: loading, scores, selection, validation
+    ppl: float = math.nan
+    training: float = math.nan  # the steps
+    total: float = math.nan  # with everything else: loading, scores, selection, validation
+
+    def retimed(self, step: float | None) -> "Row":
+        """Return the row with the times for a step of so many seconds; `None` for those that were recorded."""
+        if step is None:
+            return self
+        training = self.steps * step
+        return self._replace(training=training, total=training * self.total / self.training)
 
 
 class Score(NamedTuple):
@@ -124,20 +132,21 @@ class Clock(Reporter):
             raise _Enough
 
 
-def step_times(config: Config, archs: Sequence[str]) -> dict[str, float]:
-    """Return the seconds of a training step of each network, from scratch; the networks take turns."""
+def step_times(trainings: Mapping[str, Config]) -> dict[str, float]:
+    """Return the seconds of a step of each training or search, by name; they take turns."""
     times: dict[str, list[float]] = defaultdict(list)
     last = PACE_WARM_UP + PACE_STEPS
     for _ in range(PACE_ROUNDS):
-        for arch in dict.fromkeys(archs):
+        for name, config in trainings.items():
+            run, section = (run_search, "search") if config.model.arch is None else (retrain, "train")
+            short = config.replace(**{f"{section}__steps": last + 1, f"{section}__warmup_steps": 1})
             clock = Clock(PACE_WARM_UP, last)
             with tempfile.TemporaryDirectory(prefix="parnas-compress-") as folder:
-                training = config.replace(model__arch=arch, train__steps=last + 1, train__warmup_steps=1)
                 try:
-                    retrain(training, Path(folder) / "run", clock)
+                    run(short, Path(folder) / "run", clock)
                 except _Enough:
-                    times[arch].append(clock.seconds / PACE_STEPS)
-    return {arch: min(of) for arch, of in times.items()}
+                    times[name].append(clock.seconds / PACE_STEPS)
+    return {name: min(of) for name, of in times.items()}
 
 
 class Job(NamedTuple):
@@ -203,19 +212,20 @@ class Bench:
         settings = search_settings(self.existing(PARENT))
         return settings.replace(search__cost__table=self.config.search.cost.table)  # it may have been moved
 
+    def heal_settings(self, arch: str) -> Config:
+        """Return the settings of the healing of a network."""
+        return heal_settings(self.existing(SEARCH)).replace(model__arch=arch)
+
     def heal(self, kind: str, rest: str, folder: Path, clock: Clock) -> Run:
         """Heal the child within a target, or a random one for a short time."""
-        searched = self.existing(SEARCH)
-        settings = heal_settings(searched)
         if kind == CHILD:
-            arch = derive(searched, Constraints(float(rest))).architecture
-            return retrain(settings.replace(model__arch=str(arch)), folder, clock)
+            derived = derive(self.existing(SEARCH), Constraints(float(rest))).architecture
+            return retrain(self.heal_settings(str(derived)), folder, clock)
         number, seed = map(int, rest.split("/"))
         arch = self.random_networks()[number]
-        changed = settings.replace(
-            model__arch=str(Architecture(arch)), train__steps=self.plan["children"]["steps"], runtime__seed=seed
-        )
-        run = retrain(changed, folder, clock)
+        settings = self.heal_settings(str(Architecture(arch)))
+        changes = {"train__steps": self.plan["children"]["steps"], "runtime__seed": seed}
+        run = retrain(settings.replace(**changes), folder, clock)
         shutil.rmtree(run.checkpoints)  # nothing starts from it
         return run
 
@@ -224,25 +234,46 @@ class Bench:
 
         The shallower one also has the time of the compression.
         """
-        parent, arch, time_share = self.rows[PARENT], child.arch, 1.0
+        _, _, target = name.partition(" ")
+        if kind == TAUGHT:
+            return self.scratch(name, child.arch, self.rows[f"{TRAINED} {target}"].steps)
+        parent, arch = self.rows[PARENT], child.arch
         if kind == SHALLOWER:
             costs = find_costs(self.search_settings(), "latency", Silent())
             derived = Architecture.parse(child.arch)
             arch = str(Architecture.parse(hand_designed([EQUAL_COST], derived, costs, len(derived))[EQUAL_COST]))
-            time_share += (self.rows[SEARCH].total + child.total) / parent.total
-        times = step_times(self.config, [parent.arch, arch])
-        steps = round(time_share * parent.steps * times[parent.arch] / times[arch])
-        teachers = (str(self.existing(PARENT).folder),) if kind == TAUGHT else ()
-        return self.scratch(name, arch, steps, teachers)
+        rows = [parent, self.rows[SEARCH], child]
+        times = step_times(
+            {row.name: self.settings(row) for row in rows} | {name: self.config.replace(model__arch=arch)}
+        )
+        seconds = parent.steps * times[PARENT]
+        if kind == SHALLOWER:
+            whole, *compression = (row.retimed(times[row.name]).total for row in rows)
+            seconds *= 1 + sum(compression) / whole
+        return self.scratch(name, arch, round(seconds / times[name]))
 
-    def scratch(self, name: str, arch: str, steps: int, teachers: Sequence[str] = ()) -> Row:
+    def settings(self, row: Row) -> Config:
+        """Return the settings of the training of a row."""
+        kind, _, _ = row.name.partition(" ")
+        if row.name == SEARCH:
+            return self.search_settings()
+        if kind == CHILD:
+            return self.heal_settings(row.arch)
+        teachers = (str(self.existing(PARENT).folder),) if kind == TAUGHT else ()
+        return self.config.replace(model__arch=row.arch, train__steps=row.steps, train__teachers=teachers)
+
+    def times(self) -> dict[str, float]:
+        """Return the seconds of a step of each training, by name."""
+        return step_times(
+            {name: self.settings(row) for name, row in self.rows.items() if not name.startswith((RANDOM, SUPERNET))}
+        )
+
+    def scratch(self, name: str, arch: str, steps: int) -> Row:
         """Train a network from scratch in a folder that is not kept; return the row."""
-        clock, began = Clock(), time.process_time()
+        planned, clock, began = Row(name, self.config.runtime.seed, arch, steps), Clock(), time.process_time()
         with tempfile.TemporaryDirectory(prefix="parnas-compress-") as place:
-            training = self.config.replace(model__arch=arch, train__steps=steps, train__teachers=tuple(teachers))
-            summary = retrain(training, Path(place) / "run", clock).summary()
-        times = clock.seconds, time.process_time() - began
-        return Row(name, self.config.runtime.seed, summary.arch, steps, summary.valid.ppl, *times)
+            summary = retrain(self.settings(planned), Path(place) / "run", clock).summary()
+        return planned._replace(ppl=summary.valid.ppl, training=clock.seconds, total=time.process_time() - began)
 
     def random_networks(self) -> list[tuple[str, ...]]:
         """Return random networks of the search's space, equally many from each of `STRATA` ranges of latency."""
@@ -258,25 +289,24 @@ class Bench:
 
     def supernet_search(self) -> Row:
         """Train a SuperNet of the same space from scratch for the time of the search in the parent; return the row."""
-        settings, found = self.search_settings(), self.rows[SEARCH]
-        changes = {"search__parent": None, "search__warmup_steps": 0, "search__rerank_top_k": 0}
-        changes |= {"search__uniform_fraction": 1.0, "search__alpha_start_step": 1}
-        folder, last = self.folder / SUPERNET.replace(" ", "-"), PACE_WARM_UP + PACE_STEPS
-        # 1. The time of a step.
-        clock = Clock(PACE_WARM_UP, last)
-        with tempfile.TemporaryDirectory(prefix="parnas-compress-") as place:
-            try:
-                search(settings.replace(**changes, search__steps=last + 1), Path(place) / "run", clock)
-            except _Enough:
-                steps = max(8, round(found.total * PACE_STEPS / clock.seconds))
+        # 1. As many steps as fit into the time of the search in the parent.
+        settings, searched = self.supernet_settings(), self.rows[SEARCH]
+        times = step_times({SEARCH: self.search_settings(), SUPERNET: settings})
+        steps = max(8, round(searched.retimed(times[SEARCH]).total / times[SUPERNET]))
         # 2. The search.
-        clock, began = Clock(), time.process_time()
-        changes |= {"search__warmup_steps": steps // 20, "search__alpha_start_step": steps // 2}
+        folder, clock, began = self.folder / SUPERNET.replace(" ", "-"), Clock(), time.process_time()
+        changes = {"search__warmup_steps": steps // 20, "search__alpha_start_step": steps // 2}
         if folder.exists():
             shutil.rmtree(folder)
         summary = search(settings.replace(**changes, search__steps=steps), folder, clock).summary()
-        times = clock.seconds, time.process_time() - began
-        return Row(SUPERNET, self.config.runtime.seed, summary.arch, steps, summary.valid.ppl, *times)
+        seconds = clock.seconds, time.process_time() - began
+        return Row(SUPERNET, self.config.runtime.seed, summary.arch, steps, summary.valid.ppl, *seconds)
+
+    def supernet_settings(self) -> Config:
+        """Return the settings of a search of the same space from scratch, in which all paths are equally probable."""
+        changes = {"search__parent": None, "search__warmup_steps": 0, "search__rerank_top_k": 0}
+        changes |= {"search__uniform_fraction": 1.0, "search__alpha_start_step": 1}
+        return self.search_settings().replace(**changes)
 
     def scores(self) -> list[Score]:
         """Return the scores of the random networks by both searches."""
@@ -298,9 +328,13 @@ class Bench:
 
 def train(config: Config, plan: Mapping[str, Any], folder: Path, rows: Sequence[Row], job: Job) -> Row:
     """Do a job and return its row."""
-    own = {row.name: row for row in rows if row.seed == job.seed}
-    seeded = config.replace(runtime__seed=job.seed)
-    return Bench(seeded, plan, folder / f"seed-{job.seed}", own).train(job.name)
+    return seed_bench(config, plan, folder, rows, job.seed).train(job.name)
+
+
+def seed_bench(config: Config, plan: Mapping[str, Any], folder: Path, rows: Sequence[Row], seed: int) -> Bench:
+    """Return the trainings of a seed."""
+    own = {row.name: row for row in rows if row.seed == seed}
+    return Bench(config.replace(runtime__seed=seed), plan, folder / f"seed-{seed}", own)
 
 
 def needed(name: str) -> tuple[str, ...]:
@@ -310,7 +344,9 @@ def needed(name: str) -> tuple[str, ...]:
         return ()
     if name == SEARCH:
         return (PARENT,)
-    return (SEARCH,) if kind in (CHILD, RANDOM) or name == SUPERNET else (f"{CHILD} {rest}",)
+    if kind in (CHILD, RANDOM) or name == SUPERNET:
+        return (SEARCH,)
+    return (f"{TRAINED if kind == TAUGHT else CHILD} {rest}",)
 
 
 def list_jobs(plan: Mapping[str, Any], rows: Sequence[Row], children: bool) -> list[Job]:
@@ -356,17 +392,21 @@ def train_all(table: Path, config: Config, plan: Mapping[str, Any], folder: Path
 
 
 def summarise(
-    plan: Mapping[str, Any], rows: Sequence[Row], latencies: Mapping[str, float]
+    plan: Mapping[str, Any],
+    rows: Sequence[Row],
+    latencies: Mapping[str, float],
+    times: Mapping[str, Mapping[str, float]],
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return a record for each name of training, and one for each comparison of two of them, paired by seed.
 
-    `latencies` are those of the blocks by architecture, relative to the parent's. Times are means, relative to that of
-    the parent's training: `training` of the steps, `total` of everything.
+    `latencies` are those of the blocks by architecture, relative to the parent's; `times` are seconds of a step by seed
+    and name. The times of a record are means, relative to that of the parent's training: `training` of the steps,
+    `total` of everything.
     """
     by_name: dict[str, dict[int, Row]] = defaultdict(dict)
     for row in rows:
         if not row.name.startswith(RANDOM):
-            by_name[row.name][row.seed] = row
+            by_name[row.name][row.seed] = row.retimed(times.get(str(row.seed), {}).get(row.name))
     parents, records = by_name[PARENT], []
     for name, of_seed in by_name.items():
         archs = list(dict.fromkeys(row.arch for row in of_seed.values()))
@@ -465,7 +505,7 @@ def make_parser() -> ArgumentParser:
     """Return the parser of the arguments."""
     parser = harness.make_parser(__doc__, ["tiny"], ["corpus", "workers", "runs"])
     stage = parser.add_mutually_exclusive_group()
-    for name in ("profile", "children", "latency", "report"):
+    for name in ("profile", "children", "times", "latency", "report"):
         stage.add_argument(f"--{name}", dest="stage", action="store_const", const=name, default="train")
     return parser
 
@@ -475,7 +515,7 @@ def main(arguments: list[str] | None = None) -> None:
     parsed: Namespace = make_parser().parse_args(arguments)
     config, plan = read_study(Path(__file__).with_suffix(".yaml"), parsed, TINY, TINY_PLAN)
     folder = harness.results_folder(parsed)
-    profile, latency = folder / "compress_profile.json", folder / "compress_latency.json"
+    profile, latency, timed = (folder / f"compress_{name}.json" for name in ("profile", "latency", "times"))
     table, scored = folder / "compress.csv", folder / "compress_scores.csv"
     config = config.replace(search__cost__table=str(profile.resolve()))
     rows, quick = read_rows(table, Row), parsed.size == "tiny"
@@ -484,14 +524,17 @@ def main(arguments: list[str] | None = None) -> None:
     if parsed.stage == "profile":
         spaced = config.replace(search__cost__table=None, search__space=candidates(config))
         measure_layers(spaced, Silent(), rounds=2 if quick else 50, check=0).write(profile)
+    elif parsed.stage in ("train", "children", "times") and parsed.runs is None:
+        raise ParnasError("Give a folder for the run folders (--runs).")
     elif parsed.stage in ("train", "children"):
-        if parsed.runs is None:
-            raise ParnasError("Give a folder for the run folders (--runs).")
         children = parsed.stage == "children"
         train_all(table, config, plan, parsed.runs, children, parsed.workers)
         if children and not scored.is_file():
-            first = config.replace(runtime__seed=plan["seeds"][0])
-            append_rows(scored, Bench(first, plan, parsed.runs / f"seed-{plan['seeds'][0]}", {}).scores())
+            append_rows(scored, seed_bench(config, plan, parsed.runs, rows, plan["seeds"][0]).scores())
+    elif parsed.stage == "times":
+        write_json(
+            timed, {str(seed): seed_bench(config, plan, parsed.runs, rows, seed).times() for seed in plan["seeds"]}
+        )
     elif parsed.stage == "latency":
         archs = {row.arch for row in rows if not row.name.startswith(RANDOM)}
         measured = comparison.measure_latencies(config, map(Architecture.parse, archs), 2 if quick else 50)
@@ -500,7 +543,7 @@ def main(arguments: list[str] | None = None) -> None:
         of = read_json(latency)["of"] if latency.is_file() else {}
         parent = Architecture.parse(str(config.model.arch))
         stacks = {arch: each["stack_ms"] / of[str(parent)]["stack_ms"] for arch, each in of.items()}
-        records, comparisons = summarise(plan, rows, stacks)
+        records, comparisons = summarise(plan, rows, stacks, read_json(timed) if timed.is_file() else {})
         harness.print_table("Compression and trainings from scratch", [format_record(each) for each in records])
         harness.print_table("Differences", [format_comparison(each) for each in comparisons])
         ranking = rank_children(plan, rows, read_rows(scored, Score))

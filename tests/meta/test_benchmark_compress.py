@@ -40,15 +40,20 @@ def test_trainings_begin_after_those_that_they_start_from() -> None:
     assert [job.name for job in children] == ["SuperNet search", "random 0/1", "random 1/1", "random 0/2", "random 1/2"]
     rows.append(row("child 0.5", 1, 51.0))
     left = [job.name for job in compress.list_jobs(plan, rows, children=False) if job.seed == 1]
-    assert left == ["scratch 0.5", "shallower 0.5", "taught 0.5", "parent, twice the steps"]
+    assert left == ["scratch 0.5", "shallower 0.5", "parent, twice the steps"]
+    rows.append(row("scratch 0.5", 1, 52.0))
+    assert Job("taught 0.5", 1) in compress.list_jobs(plan, rows, children=False)
 
 
 def test_tables_compare_the_child_by_seed_and_give_times_relative_to_the_parent() -> None:
     plan = {"seeds": [1, 2], "targets": [0.5], "taught": 0.5, "children": {"networks": 3, "steps": 5, "seeds": [1, 2]}}
     rows = [row("parent", seed, 50.0 * seed, 200.0) for seed in (1, 2)]
     rows += [row("child 0.5", seed, 51.0 * seed, 20.0, "ff") for seed in (1, 2)]
-    records, comparisons = compress.summarise(plan, rows, {"sf": 1.0, "ff": 0.4})
+    records, comparisons = compress.summarise(plan, rows, {"sf": 1.0, "ff": 0.4}, {})
     assert records[1]["total"] == pytest.approx(0.1)
+    steps = {"1": {"parent": 0.199, "child 0.5": 0.0095}}  # a half of the recorded time of the child's training
+    timed, _ = compress.summarise(plan, rows, {}, steps)
+    assert timed[1]["total"] == pytest.approx((0.05 + 0.1) / 2)
     assert records[1]["latency"] == 0.4
     (difference,) = comparisons
     assert (difference["network"], difference["relative_to"]) == ("child 0.5", "parent")
@@ -80,6 +85,7 @@ def test_all_stages_run_in_the_tiny_form(tmp_path: Path) -> None:
     names = {each.name for each in read_rows(tmp_path / "compress.csv", Row)}
     assert {"parent", "search", "child 0.8", "scratch 0.8", "shallower 0.8", "taught 0.8"} < names
     compress.main([*training, "--children"])
+    compress.main([*training, "--times"])
     compress.main([*common, "--latency"])
     compress.main([*common, "--report"])
     result = read_json(tmp_path / "compress-cpu.json")
