@@ -35,7 +35,7 @@ from parnas.nas.cost import Metric
 from parnas.nas.derive import Derivation
 from parnas.nas.front import Front
 from parnas.nas.one_run import second_part, split_training
-from parnas.pretrained.findings import Findings, write_findings
+from parnas.pretrained.findings import Findings, check_folder, write_findings
 from parnas.pretrained.import_transfo_xl import import_settings, import_transfo_xl
 from parnas.pretrained.local_distillation import run_search, search_settings, settings_from
 from parnas.pretrained.probe_model import PROBE_PAIRS, PROBE_TOKENS, ROUNDS, probe_model, read_runtime
@@ -479,7 +479,7 @@ def probe(
         progress: whether to show progress; see `Progress`.
 
     Raises:
-        ParnasError: the folder holds no such model, or there is no text, or too little.
+        ParnasError: the folder holds no such model, there is no text, or too little, or `out` is a file.
 
     >>> findings = parnas.probe(trained, tokens=256, overrides={"runtime.threads": 1})
     >>> findings.probe.layers, sorted(findings.probe.changes[1])[:1]
@@ -487,6 +487,8 @@ def probe(
     """
     folder = model.folder if isinstance(model, Run | TrainedRun) else Path(model)
     runtime = read_runtime([*read_overrides(overrides or {})])
+    if out is not None:
+        check_folder(Path(out))
     reporter = _reporter(progress)
     findings = probe_model(folder, None if text is None else str(text), tokens, pairs, ROUNDS, runtime, reporter.note)
     if out is not None:

@@ -45,16 +45,16 @@ def probe(
 ) -> None:
     """Measure what a trained model loses without each of its layers, and with cheaper ones, without training."""
     from parnas.cli.tables import show_probe
-    from parnas.pretrained.findings import write_findings
+    from parnas.pretrained.findings import check_folder, write_findings
     from parnas.pretrained.probe_model import ROUNDS, probe_model, read_runtime
 
     unknown, overrides = split_configuration(settings)
     if unknown is not None:
         raise ParnasError(f"A probe takes no configuration, but {unknown} is given; give runtime.KEY=VALUE.")
     runtime = read_runtime(overrides)
-    note = output.reporter().note
-    findings = probe_model(model, text, tokens, pairs, ROUNDS, runtime, note)
     folder = out or model / "probe"
+    check_folder(folder)
+    findings = probe_model(model, text, tokens, pairs, ROUNDS, runtime, output.reporter().note)
     written = write_findings(findings, folder)
     output.show(show_probe, findings)
     output.end(findings.to_dict(), written, f"open {shlex.quote(str(folder / 'report.html'))} in a browser")

@@ -208,8 +208,8 @@ def read_constraints(
     for name in [*([] if metric is None else [metric]), *within]:
         if name not in known:
             raise ParnasError(f"metric (--metric, --within) is {name!r}; give one of {', '.join(known)}.")
-    if wrong := [name for name, share in within.items() if not share > 0]:
-        raise ParnasError(f"The target of {wrong[0]} (--within) is {within[wrong[0]]}; give a number above 0.")
+    if wrong := [name for name, share in within.items() if not 0 < share < math.inf]:
+        raise ParnasError(f"The target of {wrong[0]} (--within) is {within[wrong[0]]}; give a finite number above 0.")
     limits = dict(limits or {})
     if wrong := [name for name, count in limits.items() if not name or count < 0]:
         raise ParnasError(f"The limit of {wrong[0]} (--max) is {limits[wrong[0]]}; give a number of blocks.")

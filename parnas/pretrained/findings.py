@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from parnas.architecture import ATTENTION, IDENTITY, Architecture
-from parnas.errors import OverBudget
+from parnas.errors import OverBudget, ParnasError
 from parnas.figures.probe import draw_probe
 from parnas.figures.report.page import write_report
 from parnas.nas.budget import Budget
@@ -31,7 +31,7 @@ from parnas.runs.run import PROBE
 from parnas.training.device import Device
 from parnas.training.latency import time_in_turns
 
-__all__ = ["Findings", "write_findings"]
+__all__ = ["Findings", "check_folder", "write_findings"]
 
 TARGETS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
 _TEMPERATURE = 0.02  # nats; it scales pi, and so does not change which network is the best
@@ -152,6 +152,13 @@ class Findings:
             "front": [each.to_dict() for each in self.front],
             **({} if self.conditions is None else {"conditions": self.conditions.to_dict()}),
         }
+
+
+def check_folder(folder: Path) -> None:
+    """Raise `ParnasError` if a folder for results cannot be made since there is a file in its place."""
+    existing = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    if not existing.is_dir():
+        raise ParnasError(f"{existing} is not a folder; choose another one for the results (--out).")
 
 
 def write_findings(findings: Findings, folder: Path) -> list[Path]:
