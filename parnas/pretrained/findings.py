@@ -126,8 +126,10 @@ class Findings:
             return ""
         replaced = [name for name, own in zip(fastest.layers, self.probe.layers, strict=True) if name != own]
         counts = {"left out": replaced.count(IDENTITY), "cut down": len(replaced) - replaced.count(IDENTITY)}
-        layers = " and ".join(f"{count} {verb}" for verb, count in counts.items() if count)
-        return f"With {layers} of its {len(self.probe.layers)} layers it is {describe_speed(fastest)}."
+        (verb, count), *others = ((verb, count) for verb, count in counts.items() if count)
+        layers = f"{count} of its {len(self.probe.layers)} layers {verb}"
+        layers += "".join(f" and {count} {verb}" for verb, count in others)
+        return f"With {layers} it is {describe_speed(fastest)}."
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values, for `probe.json`."""

@@ -107,9 +107,9 @@ def test_the_answer_is_a_sentence(fewer, answer):
 @pytest.mark.parametrize(
     ("fewer", "front", "sentence"),
     [
-        ([0.1], [("sw", "f", "i", "fh")], "With 1 left out and 2 cut down of its 4 layers it is 1.9 times as fast"),
-        ([0.1], [("sw", "f", "sw", "f")], "With 2 cut down of its 4 layers it is 1.9 times as fast"),
-        ([0.01], [("i", "f", "i", "f")], "With 2 left out of its 4 layers it is 1.9 times as fast"),
+        ([0.1], [("sw", "f", "i", "fh")], "With 1 of its 4 layers left out and 2 cut down it is 1.9 times as fast"),
+        ([0.1], [("sw", "f", "sw", "f")], "With 2 of its 4 layers cut down it is 1.9 times as fast"),
+        ([0.01], [("i", "f", "i", "f")], "With 2 of its 4 layers left out it is 1.9 times as fast"),
     ],
 )
 def test_the_answer_says_how_fast_the_model_is_with_cheaper_layers(fewer, front, sentence):
