@@ -91,7 +91,7 @@ class Row(NamedTuple):
     total: float = math.nan  # with everything else: loading, scores, selection, validation
 
     def retimed(self, step: float | None) -> "Row":
-        """Return the row with the times for a step of so many seconds; `None` for those that were recorded."""
+        """Return the row with times that follow from the seconds of a step; `None`: keep those that were recorded."""
         if step is None:
             return self
         training = self.steps * step
@@ -182,6 +182,8 @@ class Bench:
         if name in (PARENT, SEARCH) or kind in (CHILD, RANDOM):
             return self.make(name)
         child = self.rows[f"{CHILD} {rest}"]
+        if kind == TAUGHT:
+            return self.scratch(name, child.arch, self.rows[f"{TRAINED} {rest}"].steps)
         return self.from_scratch(name, kind, child)
 
     def make(self, name: str) -> Row:
@@ -234,22 +236,16 @@ class Bench:
 
         The shallower one also has the time of the compression.
         """
-        _, _, target = name.partition(" ")
-        if kind == TAUGHT:
-            return self.scratch(name, child.arch, self.rows[f"{TRAINED} {target}"].steps)
-        parent, arch = self.rows[PARENT], child.arch
+        arch, paced = child.arch, [self.rows[PARENT]]
         if kind == SHALLOWER:
             costs = find_costs(self.search_settings(), "latency", Silent())
             derived = Architecture.parse(child.arch)
             arch = str(Architecture.parse(hand_designed([EQUAL_COST], derived, costs, len(derived))[EQUAL_COST]))
-        rows = [parent, self.rows[SEARCH], child]
-        times = step_times(
-            {row.name: self.settings(row) for row in rows} | {name: self.config.replace(model__arch=arch)}
-        )
-        seconds = parent.steps * times[PARENT]
-        if kind == SHALLOWER:
-            whole, *compression = (row.retimed(times[row.name]).total for row in rows)
-            seconds *= 1 + sum(compression) / whole
+            paced += [self.rows[SEARCH], child]
+        trainings = {row.name: self.settings(row) for row in paced}
+        times = step_times(trainings | {name: self.config.replace(model__arch=arch)})
+        parent, *compression = (row.retimed(times[row.name]) for row in paced)
+        seconds = parent.training * (1 + sum(row.total for row in compression) / parent.total)
         return self.scratch(name, arch, round(seconds / times[name]))
 
     def settings(self, row: Row) -> Config:

@@ -13,7 +13,7 @@ Shapes: R rows of text, L tokens of a row, D model width, V vocabulary.
 """
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import combinations, islice
 from typing import NamedTuple
 
@@ -26,7 +26,7 @@ from parnas.data.streams import Tokens
 from parnas.pretrained.parent import Parent
 
 _ROWS = 512  # tokens whose logits are in memory at once: those of 50,000 ids take 100 MB
-_NETWORKS = 4  # that are compared at once
+_NETWORKS = 4  # whose logits are computed at once
 
 
 class Change(NamedTuple):
@@ -85,15 +85,15 @@ def probe(parent: Parent, ids: Tensor, note: Callable[[str], None], pairs: int =
     # 2. Replace one layer after the other: the layers before it need not run.
     changes = []
     for number, names in enumerate(parent.alternatives):
-        found = compare(parent, [run_from(number, [name]) for name in names], reference, targets)
+        found = compare(parent, (run_from(number, [name]) for name in names), reference, targets)
         changes.append(dict(zip(names, found, strict=True)))
         note(f"layer {number + 1} of {len(parent.layers)} ({parent.layers[number]}): " + describe(changes[-1]))
     # 3. Leave out two layers together.
-    drawn = list(combinations(range(len(parent.layers)), 2))
-    drawn = random.Random(seed).sample(drawn, min(pairs, len(drawn)))
+    possible = list(combinations(range(len(parent.layers)), 2))
+    drawn = random.Random(seed).sample(possible, min(pairs, len(possible)))
     hidden = (run_from(first, [IDENTITY, *[None] * (second - first - 1), IDENTITY]) for first, second in drawn)
     measured = []
-    for (first, second), both in zip(drawn, compare_all(parent, hidden, reference, targets), strict=True):
+    for (first, second), both in zip(drawn, compare(parent, hidden, reference, targets), strict=True):
         one, other = changes[first][IDENTITY], changes[second][IDENTITY]
         measured.append(Pair(first, second, both, Change(one.loss + other.loss, one.kl + other.kl)))
     return Probe(parent.layers, mean_loss(parent, reference, targets), targets.numel(), tuple(changes), tuple(measured))
@@ -110,17 +110,23 @@ def mean_loss(parent: Parent, hidden: Tensor, targets: Tensor) -> float:
     return total / targets.numel()
 
 
-def compare(parent: Parent, networks: Sequence[Tensor], reference: Tensor, targets: Tensor) -> list[Change]:
+def compare(parent: Parent, networks: Iterable[Tensor], reference: Tensor, targets: Tensor) -> list[Change]:
     """Return the change of each network relative to the model.
 
     Args:
         parent: the model.
-        networks: the hidden states of each network for the softmax, [R, L, D].
-        reference: those of the model, [R, L, D]; its distribution is computed once for all networks.
+        networks: the hidden states of each network for the softmax, [R, L, D]; few of them are in memory at once.
+        reference: those of the model, [R, L, D].
         targets: the ids that follow, [R, L].
     """
-    if not networks:
-        return []
+    remaining, changes = iter(networks), list[Change]()
+    while group := list(islice(remaining, _NETWORKS)):
+        changes += compare_group(parent, group, reference, targets)
+    return changes
+
+
+def compare_group(parent: Parent, networks: Sequence[Tensor], reference: Tensor, targets: Tensor) -> list[Change]:
+    """Return the changes of networks as `compare` does, with one product for the logits of all of them."""
     losses, divergences = ([0.0] * len(networks) for _ in range(2))
     of_all = [each.flatten(0, 1).split(_ROWS) for each in (targets, reference, *networks)]
     for ids, *hidden in zip(*of_all, strict=True):
@@ -148,15 +154,7 @@ def measure_networks(parent: Parent, ids: Tensor, networks: Sequence[Sequence[st
         parent.hidden(x, [None if name == own else name for name, own in zip(names, parent.layers, strict=True)])
         for names in networks
     )
-    return compare_all(parent, hidden, parent.hidden(x), targets)
-
-
-def compare_all(parent: Parent, networks: Iterator[Tensor], reference: Tensor, targets: Tensor) -> list[Change]:
-    """Return the changes of many networks as `compare` does, with the hidden states of few of them in memory."""
-    changes = []
-    while group := list(islice(networks, _NETWORKS)):
-        changes += compare(parent, group, reference, targets)
-    return changes
+    return compare(parent, hidden, parent.hidden(x), targets)
 
 
 def describe(changes: dict[str, Change]) -> str:
