@@ -463,7 +463,7 @@ def format_record(record: Mapping[str, Any]) -> dict[str, str]:
     """Return a row of the printed table."""
     return {
         "network": record["name"],
-        "layers": ", ".join(record["archs"]),
+        "layers": ", ".join(record["archs"]) if "ppl" in record else "–",
         "seeds": str(record["seeds"]),
         "latency share": f"{record['latency']:.2f}" if "latency" in record else "–",
         "steps": f"{record['steps']:,.0f}",

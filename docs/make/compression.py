@@ -29,6 +29,8 @@ parent as its teacher for as many steps, and *shallower T* an interleaved networ
 the time of the parent's training and of everything that the compression took. Times are processor times of one thread,
 relative to the parent's training. `benchmarks/compress.yaml` has the settings; it was written before the first training. The
 weight of the teacher and the length of the healing were chosen later, by healings of the child within 0.5 of the first seed.
+*Latency share* is measured on whole networks in turns; the targets of the search are sums of the latencies of single layers,
+measured on another day.{missing}
 
 {verdicts}
 
@@ -43,12 +45,15 @@ PROBE = """## The time of a probe
 A probe of a model with the sizes of GPT-2 ({parameters:.0f} million parameters, random weights), {tokens:,} tokens and {replacements}
 replacements, takes {minutes:.1f} minutes in {precision} on {cores} cores of {device}. Measured by `python benchmarks/probe.py`.
 """
+INCOMPLETE = """
+
+**The trainings are not complete**: the column *seeds* says how many there are, and some networks are missing."""
 TRIED = """## What was tried
 
-These were trials with one seed. The teacher matters most: without it, the network learns the text by heart when it reads it again, and healing ends far above the parent. With an adaptive softmax,
-the teacher must teach rare words too, not only the frequent ones and the clusters. A weight of the teacher
-(`train.distill.weight`) of 0.75 was better than 0.5, and 0.9 was worse than both. Other learning rates, and a falling rate in
-place of averaged weights, made little difference.
+These were trials with one seed. The teacher matters most: without it, the network learns the text by heart when it reads it
+again, and healing ends far above the parent. With an adaptive softmax, the teacher must teach rare words too, not only the
+frequent ones and the clusters. A weight of the teacher (`train.distill.weight`) of 0.75 was better than 0.5, and 0.9 was
+worse than both. Other learning rates, and a falling rate in place of averaged weights, made little difference.
 """
 
 
@@ -80,6 +85,7 @@ def describe_experiment(result: Mapping[str, Any]) -> str:
     healing = next(record["steps"] for name, record in of.items() if name.startswith("child")) / of[PARENT]["steps"]
     return EXPERIMENT.format(
         healing=healing,
+        missing=INCOMPLETE if any(record["seeds"] < of[PARENT]["seeds"] for record in of.values()) else "",
         verdicts="\n".join(f"* {line}" for line in verdicts(result)),
         picture=PICTURE.name,
         tables=render_tables("compress", result),
