@@ -519,7 +519,7 @@ def main(arguments: list[str] | None = None) -> None:
         require_corpus(config)
     if parsed.stage == "profile":
         spaced = config.replace(search__cost__table=None, search__space=candidates(config))
-        measure_layers(spaced, Silent(), rounds=2 if quick else 50, check=0).write(profile)
+        measure_layers(spaced, Silent(), rounds=2 if quick else 200, check=0).write(profile)
     elif parsed.stage in ("train", "children", "times") and parsed.runs is None:
         raise ParnasError("Give a folder for the run folders (--runs).")
     elif parsed.stage in ("train", "children"):

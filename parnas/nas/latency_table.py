@@ -36,6 +36,7 @@ from parnas.model.transformer_xl import TransformerXL
 from parnas.nas.random_sampling import draw_networks
 from parnas.runs.files import read_json, write_json
 from parnas.runs.run import describe_machine
+from parnas.training import latency as timing
 from parnas.training.device import Device, choose_device
 from parnas.training.latency import TimedNetwork, prepare_scoring, prepare_training, time_in_turns
 from parnas.training.progress import Reporter
@@ -167,7 +168,7 @@ def cached_profile(config: Config, reporter: Reporter) -> Profile:
     machine, precision, shapes = _describe_conditions(config, device)
     same = [machine["device_name"], machine["threads"], machine["versions"]["torch"], precision, shapes]
     names = layer_names(config)
-    key = json.dumps([*same, names, layer_code(names), config.data.model_dump(mode="json"), config.search.blocks])
+    key = json.dumps([*same, names, timed_code(names), config.data.model_dump(mode="json"), config.search.blocks])
     path = cache_dir() / "profiles" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
     with locked(path, reporter.note):
         if not path.is_file():
@@ -277,11 +278,15 @@ def layer_names(config: Config) -> list[str]:
     return [name for name in names if name != IDENTITY]
 
 
-def layer_code(names: Iterable[str]) -> list[str]:
-    """Return SHA-256 sums of the source files of layers, so that the cached profile of changed code is not used."""
+def timed_code(names: Iterable[str]) -> list[str]:
+    """Return SHA-256 sums of the source files of layers and of the measurement.
+
+    They are part of a cached profile's key, so that the profile of changed code is not used.
+    """
     makers = [MAKERS[name[0]] for name in names]
     files = [getsourcefile(make) for make in makers if isfunction(make) or isclass(make)]
     paths = [*Path(layers.__file__).parent.glob("*.py"), *(Path(file) for file in files if file is not None)]
+    paths += [Path(__file__), Path(timing.__file__)]
     return sorted({hashlib.sha256(path.read_bytes()).hexdigest() for path in paths if path.is_file()})
 
 

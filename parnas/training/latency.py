@@ -105,17 +105,18 @@ def prepare_training(network: TimedNetwork, device: Device, shape: Shape) -> Cal
 def read_memory(
     network: TimedNetwork, device: Device, shape: Shape, inference: bool
 ) -> tuple[torch.Tensor, Memory | None]:
-    """Return the token ids of a segment [B, T], and the full memory, which holds the tokens before this segment.
+    """Return the token ids of a segment [B, T], and the full memory, which holds further tokens.
 
-    The memory is `None` if no block uses memory. With `inference`, the memory consists of keys and values instead of
-    hidden states.
+    The segment is the same for all networks, whatever their memory, since the time of an adaptive softmax depends on
+    how rare its words are. The memory is `None` if no block uses memory. With `inference`, the memory consists of keys
+    and values instead of hidden states.
     """
     batch_size, tgt_len, reach = shape
     model = network.model
     mem_len = max((cast(Block, block).memory_tokens(reach) for block in model.blocks), default=0)
-    count = batch_size * (mem_len + tgt_len)
-    rows = np.resize(network.tokens[:count], count).astype(np.int64).reshape(batch_size, -1)
-    before, segment = torch.from_numpy(rows).to(device.device).split([mem_len, tgt_len], dim=1)
+    count = batch_size * (tgt_len + mem_len)
+    ids = torch.from_numpy(np.resize(network.tokens[:count], count).astype(np.int64)).to(device.device)
+    segment, before = ids[: batch_size * tgt_len].view(batch_size, -1), ids[batch_size * tgt_len :].view(batch_size, -1)
     if not mem_len:
         return segment, None
     with device.autocast():
