@@ -7,7 +7,7 @@
     python benchmarks/compress.py --latency              # measure the latency of all networks in turns
     python benchmarks/compress.py --report               # print and write the tables of the finished trainings
 
-Trainings of each seed, for the targets T of benchmarks/compress.yaml:
+Trainings of each seed, for the targets T of benchmarks/compress.yaml; those from scratch for one of them:
 
 parent           the interleaved network; from the first seed also for twice the steps
 search           local distillation and scores in the parent
@@ -70,7 +70,7 @@ LEAST = 1e-38  # probability of a candidate whose pi is zero
 TINY_PLAN: dict[str, Any] = {
     "seeds": [1],
     "targets": [0.8],
-    "taught": 0.8,
+    "from_scratch": 0.8,
     "children": {"networks": 3, "low": 0.2, "high": 1.0, "steps": 4, "seeds": [1, 2]},
 }
 TINY = comparison.TINY | {
@@ -353,9 +353,7 @@ def list_jobs(plan: Mapping[str, Any], rows: Sequence[Row], children: bool) -> l
     done, first, jobs = {(row.seed, row.name) for row in rows}, plan["seeds"][0], list[Job]()
     for seed in plan["seeds"]:
         names = [PARENT, SEARCH, *(f"{CHILD} {target}" for target in plan["targets"])]
-        for target in plan["targets"]:
-            kinds = (TRAINED, SHALLOWER, TAUGHT) if target == plan["taught"] else (TRAINED, SHALLOWER)
-            names += [f"{kind} {target}" for kind in kinds]
+        names += [f"{kind} {plan['from_scratch']}" for kind in (TRAINED, SHALLOWER, TAUGHT)]
         jobs += [Job(name, seed) for name in names]
     jobs.append(Job(LONGER, first))
     if children:
@@ -422,10 +420,11 @@ def summarise(
                 record["latency"] = max(latencies[arch] for arch in archs)
         records.append(record)
     wanted = [(LONGER, PARENT)]
-    for target in plan["targets"]:
-        child = f"{CHILD} {target}"
-        wanted += [(child, PARENT), *((child, f"{kind} {target}") for kind in (TRAINED, SHALLOWER))]
-    wanted.append((f"{TAUGHT} {plan['taught']}", f"{TRAINED} {plan['taught']}"))
+    wanted += [(f"{CHILD} {target}", PARENT) for target in plan["targets"]]
+    child, scratch, shallower, taught = (
+        f"{kind} {plan['from_scratch']}" for kind in (CHILD, TRAINED, SHALLOWER, TAUGHT)
+    )
+    wanted += [(child, scratch), (child, shallower), (taught, scratch)]
     comparisons = []
     for ours, theirs in wanted:
         if by_name[ours].keys() & by_name[theirs].keys():
@@ -548,7 +547,7 @@ def main(arguments: list[str] | None = None) -> None:
         device = harness.choose(parsed.device, config.runtime.precision)
         payload = {
             "precisions": [device.precision],
-            "taught": plan["taught"],
+            "from_scratch": plan["from_scratch"],
             "blocks": len(parent),
             "alternatives": count_alternatives(config, parent),
             "networks": records,

@@ -443,10 +443,13 @@ def judge_compression(result: dict[str, Any]) -> Iterator[Goal]:
         yield from judge(child, "parent", f"{child}: perplexity at most {most:g} % above the parent's", most)
         goal = f"{child}: the steps of the healing take at most {HEALING:.0%} of the parent's training time"
         yield Goal(area, goal, f"{of[child]['training']:.1%}", of[child]["training"] <= HEALING, command)
-        times = {"scratch": "the parent's time", "shallower": "the time of parent and compression"}
-        for kind, time in times.items():
-            goal = f"{child}: perplexity below that of *{kind}*, trained from scratch for {time}"
-            yield from judge(child, f"{kind} {target:g}", goal, 0.0)
+    child, scratch, shallower, taught = (
+        f"{kind} {result['from_scratch']:g}" for kind in ("child", "scratch", "shallower", "taught")
+    )
+    times = {scratch: "the parent's time", shallower: "the time of parent and compression"}
+    for other, time in times.items():
+        goal = f"{child}: perplexity below that of *{other}*, trained from scratch for {time}"
+        yield from judge(child, other, goal, 0.0)
     if search := of.get("search"):
         share = (search["total"] - search["training"]) * 8 * result["blocks"] / result["alternatives"]
         goal = f"scores of all blocks x 8 alternatives: at most {SCORING:.0%} of the parent's training time"
@@ -462,9 +465,8 @@ def judge_compression(result: dict[str, Any]) -> Iterator[Goal]:
         other = max(value for (search_name, _), value in tau.items() if search_name != "search")
         goal = "the same tau is above that of a SuperNet search of the same time"
         yield Goal(area, goal, f"{ours:.2f} and {other:.2f}", ours > other, f"{command} --children")
-    taught = f"taught {result['taught']:g}"
     goal = f"{taught}: perplexity at least 3 % below that without a teacher, equal steps"
-    yield from judge(taught, f"scratch {result['taught']:g}", goal, -3.0)
+    yield from judge(taught, scratch, goal, -3.0)
 
 
 def judge_probe(result: dict[str, Any]) -> Iterator[Goal]:

@@ -24,13 +24,13 @@ EXPERIMENT = """## The experiment
 The parent is the interleaved network of 12 blocks, width 96, trained for 10,000 steps on WikiText-2 by words (33,278 words,
 adaptive softmax). Perplexity is per word on the validation split. *Child T* is the network that the search selects within T
 of the parent's latency of the layers, healed for {healing:.0%} of the parent's steps with the parent as its teacher.
-*Scratch T* is the same network, trained from scratch for the time of the parent's training, *taught T* the same with the
-parent as its teacher for as many steps, and *shallower T* an interleaved network of the same cost, trained from scratch for
-the time of the parent's training and of everything that the compression took. Times are processor times of one thread,
+For one target, *scratch T* is the same network, trained from scratch for the time of the parent's training, *taught T* the
+same with the parent as its teacher for as many steps, and *shallower T* an interleaved network of the same cost, trained from
+scratch for the time of the parent's training and of everything that the compression took. Times are processor times of one thread,
 relative to the parent's training. `benchmarks/compress.yaml` has the settings; it was written before the first training. The
 weight of the teacher and the length of the healing were chosen later, by healings of the child within 0.5 of the first seed.
-*Latency share* is measured on whole networks in turns; the targets of the search are sums of the latencies of single layers,
-measured on another day.{missing}
+*Latency share* is measured on whole networks in turns; the targets of the search are sums of the latencies of single
+layers.{missing}
 
 {verdicts}
 

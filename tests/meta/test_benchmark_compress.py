@@ -30,7 +30,7 @@ def test_the_plan_is_of_words_with_three_seeds_and_two_targets() -> None:
 
 
 def test_trainings_begin_after_those_that_they_start_from() -> None:
-    plan = {"seeds": [1, 2], "targets": [0.5], "taught": 0.5, "children": {"networks": 2, "seeds": [1, 2]}}
+    plan = {"seeds": [1, 2], "targets": [0.5], "from_scratch": 0.5, "children": {"networks": 2, "seeds": [1, 2]}}
     assert compress.list_jobs(plan, [], children=False) == [
         Job("parent", 1), Job("parent", 2), Job("parent, twice the steps", 1)
     ]  # fmt: skip
@@ -46,7 +46,12 @@ def test_trainings_begin_after_those_that_they_start_from() -> None:
 
 
 def test_tables_compare_the_child_by_seed_and_give_times_relative_to_the_parent() -> None:
-    plan = {"seeds": [1, 2], "targets": [0.5], "taught": 0.5, "children": {"networks": 3, "steps": 5, "seeds": [1, 2]}}
+    plan = {
+        "seeds": [1, 2],
+        "targets": [0.5],
+        "from_scratch": 0.5,
+        "children": {"networks": 3, "steps": 5, "seeds": [1, 2]},
+    }
     rows = [row("parent", seed, 50.0 * seed, 200.0) for seed in (1, 2)]
     rows += [row("child 0.5", seed, 51.0 * seed, 20.0, "ff") for seed in (1, 2)]
     records, comparisons = compress.summarise(plan, rows, {"sf": 1.0, "ff": 0.4}, {})

@@ -147,7 +147,7 @@ def test_a_compressed_network_is_judged_by_latency_perplexity_time_and_ranking()
         {"network": "child 0.65", "relative_to": "parent", "percent": 0.5, **shared},
         {"network": "child 0.5", "relative_to": "parent", "percent": 3.5, **shared},
         {"network": "child 0.5", "relative_to": "shallower 0.5", "percent": 1.0, **shared},
-        {"network": "taught 0.65", "relative_to": "scratch 0.65", "percent": -4.0, **shared},
+        {"network": "taught 0.5", "relative_to": "scratch 0.5", "percent": -4.0, **shared},
     ]
     scores = [
         {"search": "search", "score": "pi", "tau": 0.7},
@@ -159,7 +159,7 @@ def test_a_compressed_network_is_judged_by_latency_perplexity_time_and_ranking()
         "ranking": {"networks": 60, "reliability": 0.8, "scores": scores},
         "blocks": 12,
         "alternatives": 48,
-        "taught": 0.65,
+        "from_scratch": 0.5,
     }
     found = [*goals.judge_compression(result), *goals.judge_probe({"probe": {"parameters": 124e6, "seconds": 601.0}})]
     assert [goal.goal.partition(":")[0] for goal in found if not goal.reached] == [
