@@ -91,6 +91,10 @@ class Config(Section):
             _set_key(tree, key.split("__"), value)
         return check_config(tree, "The changed configuration")
 
+    def from_scratch(self, **changes: Any) -> "Config":
+        """Return a copy without inherited weights, and with further changes as for `replace`."""
+        return self.replace(train__inherit=None, train__freeze_embedding=False, **changes)
+
 
 PRESETS = Path(__file__).parent / "presets"
 

@@ -683,6 +683,11 @@ class TrainConfig(Section):
         "or of its network, of which model.arch may have a part (i in place of the other layers); null: from scratch. "
         "Retraining only.",
     )
+    freeze_embedding: bool = Field(
+        False,
+        description="Embedding and softmax keep the inherited weights, and only the layers are trained: a step is "
+        "faster where the vocabulary is large, and rare words are not learnt by heart. Only with inherit.",
+    )
     teachers: tuple[str, ...] = Field(
         (),
         description="Folders of finished runs with the same text: the network is also trained to predict what these "
@@ -721,6 +726,11 @@ class TrainConfig(Section):
     log_every: int = Field(50, ge=1, description="Steps between two lines of metrics; both phases.")
     eval_every: int = Field(500, ge=1, description="Steps between two validations; both phases.")
     save_every: int = Field(500, ge=1, description="Steps between two checkpoints; both phases.")
+
+    def cross_field_errors(self) -> Iterator[FieldError]:
+        """Yield an error for random weights that would stay random."""
+        if self.freeze_embedding and self.inherit is None:
+            yield "freeze_embedding", "is true, but no weights are inherited; set inherit, or freeze_embedding to false"
 
 
 # evaluation

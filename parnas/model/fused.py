@@ -361,6 +361,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         # Multiply the rows' gradients into the narrow [N, E] side of each product rather than into [N, V].
         column = grad.to(hidden.dtype)[:, None]
         d_hidden = (d_logits @ weight) * column
+        if not any(ctx.needs_input_grad[1:]):  # frozen
+            return d_hidden, *[None] * 7
         # One product for weight and bias: the bias is the weight of a hidden value that is always 1.
         d_both = d_logits.t() @ torch.cat([hidden * column, column], dim=1)  # [V, E + 1]
         return d_hidden, d_both[:, :-1].to(weight_dtype), d_both[:, -1].to(bias_dtype), *[None] * 5

@@ -158,6 +158,11 @@ class TransformerXL(nn.Module):
         """Return the hidden states for the softmax, [B, T, D], given the output of the last block."""
         return cast(Tensor, self.dropout(x if self.final_norm is None else self.final_norm(x)))
 
+    def freeze_embedding(self) -> None:
+        """Exclude embedding and softmax from training."""
+        self.embedding.requires_grad_(False)
+        self.head.requires_grad_(False)
+
     def score(
         self,
         hidden: Tensor,

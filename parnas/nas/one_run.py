@@ -10,7 +10,7 @@ from parnas.config.loader import Config
 from parnas.errors import ParnasError
 from parnas.runs.run import Run
 
-__all__ = ["healing", "second_part", "split_training"]
+__all__ = ["healing", "inheriting", "second_part", "split_training"]
 
 _HEALING_SHARE = 0.25  # steps in which a network recovers from the loss of layers, as a share of train.steps
 _HEALING_RATE = 0.375  # peak of the learning rate in these steps, as a share of train.lr

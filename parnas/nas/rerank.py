@@ -33,6 +33,7 @@ from parnas.model.supernet import SuperNet
 from parnas.nas.budget import Budget
 from parnas.nas.evolution import evolve
 from parnas.nas.knapsack import LayerString
+from parnas.nas.stepwise import reach_in_steps
 from parnas.runs.records import RerankedNetwork, RerankRecord
 from parnas.runs.run import Run
 from parnas.training.device import choose_device
@@ -96,11 +97,18 @@ def rank(
     """
     search = config.search
 
-    def short_score(layers: tuple[str, ...]) -> float:
-        return score_network(budget.describe(layers, pi), losses.short(Architecture(layers)), search).score
+    @cache
+    def short_loss(layers: tuple[str, ...]) -> float:
+        return losses.short(Architecture(layers))
 
-    # 1. Start from the most probable networks, and from good ones that are known.
-    start = list(dict.fromkeys([*known_good, *(each.layers for each in budget.most_probable(pi, search.rerank_count))]))
+    def short_score(layers: tuple[str, ...]) -> float:
+        return score_network(budget.describe(layers, pi), short_loss(layers), search).score
+
+    # 1. Start from the most probable networks, and from good ones that are known. The pi of a search in a trained
+    #    network is of few replacements at a time.
+    probable = [each.layers for each in budget.most_probable(pi, search.rerank_count)]
+    stepwise = reach_in_steps(pi, budget, short_loss, search.rerank_count) if search.parent is not None else []
+    start = list(dict.fromkeys([*known_good, *probable, *stepwise]))
     # 2. Search further, by the loss on a short text.
     spaces = [[name for name, chance in block.items() if chance > 0] for block in pi]
     evolved = evolve(start, short_score, spaces, budget.allows, search.evolution_count, config.runtime.seed)

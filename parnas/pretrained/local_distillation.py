@@ -34,7 +34,7 @@ from parnas.model.transfer import to_device
 from parnas.model.transformer_xl import TransformerXL
 from parnas.nas.cost import Costs
 from parnas.nas.knapsack import is_limited
-from parnas.nas.one_run import healing
+from parnas.nas.one_run import inheriting
 from parnas.nas.rerank import held_out
 from parnas.nas.search import check_feasible, prepare_costs, search
 from parnas.nas.supernet_task import SuperNetTask
@@ -57,7 +57,8 @@ __all__ = ["heal_settings", "run_search", "search_parent", "search_settings", "s
 _LEAST_CHANGE = 1e-6  # of the parent's layer: mean square
 _IMPORTANCE_TOKENS = 16_384  # of training text
 _SCORED_TOKENS, _RERANKED = 8192, 6  # held-out text of the scores, and networks that are compared as a whole
-_SEARCH_SHARE, _HEALING_SHARE = 0.1, 0.15  # of the steps of the parent's training
+_SEARCH_SHARE, _HEALING_SHARE = 0.1, 0.16  # of the steps of the parent's training
+_HEALING_RATE = 0.7  # of the learning rate of the parent's training
 
 
 class LocalDistillation(SuperNetTask):
@@ -229,9 +230,8 @@ def search_settings(parent: Run) -> Config:
         new = (CONVOLUTION, RECURRENCE) if is_limited(name, ATTENTION) else ()
         space.append((name, *cheaper, *new, identity))
     steps = max(8, round(_SEARCH_SHARE * config.train.steps))
-    return config.replace(
+    return config.from_scratch(
         model__arch=None,
-        train__inherit=None,
         train__teachers=(),
         search=SearchConfig(
             parent=str(parent.folder.resolve()),
@@ -254,11 +254,14 @@ def heal_settings(search: Run) -> Config:
     """Return the configuration of the training of a network that a search in a trained network has found.
 
     It starts from the weights of that search, has the parent as its teacher, and takes a part of the steps of the
-    parent's training, at a lower rate.
+    parent's training, at a lower rate. Embedding and softmax stay those of the parent.
     """
     config = search.config()
-    return healing(config, search.folder, max(1, round(_HEALING_SHARE * config.train.steps))).replace(
-        train__teachers=(config.search.parent,), search__parent=None
+    return inheriting(config, search.folder, max(1, round(_HEALING_SHARE * config.train.steps))).replace(
+        train__lr=_HEALING_RATE * config.train.lr,
+        train__freeze_embedding=True,
+        train__teachers=(config.search.parent,),
+        search__parent=None,
     )
 
 

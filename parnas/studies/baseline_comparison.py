@@ -152,7 +152,7 @@ def compare_baselines(
 
     Raises `ParnasError` if `folder` holds trainings of another configuration, or files but no `config.yaml`.
     """
-    config = config.replace(model__arch=None, train__inherit=None)
+    config = config.from_scratch(model__arch=None)
     prepare_folder(folder, config, MAY_DIFFER)
     first_names: dict[Architecture, str] = {}  # the name of a network that its subfolders have
     for each in baselines.networks:

@@ -88,7 +88,7 @@ def training_task(config: Config, steps: int, folder: Path | None, reporter: Rep
     Each trial has the run folder `folder/trial-NUMBER`, or a temporary folder if `folder` is `None`.
     """
     config, streams = _resolve(config, reporter)
-    config = config.replace(train__steps=steps, train__inherit=None)
+    config = config.from_scratch(train__steps=steps)
     costs = find_costs(config, config.search.cost.metric, reporter)
 
     def perplexity(number: int, architecture: Architecture) -> float:

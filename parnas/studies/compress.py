@@ -102,7 +102,7 @@ def compress(
     runs = {CHILD: train_once(retrain, healing, folder / CHILD, reporter)}
     # 3. The same network, and a shallower one of the same cost, from scratch.
     if baselines:
-        fresh = parent.config().replace(train__inherit=None, train__teachers=())
+        fresh = parent.config().from_scratch(train__teachers=())
         reporter.note(f"{SCRATCH}: training {architecture} from scratch")
         runs[SCRATCH] = train_once(retrain, fresh.replace(model__arch=architecture), folder / SCRATCH, reporter)
         assert derivation.costs is not None

@@ -48,6 +48,8 @@ def retrain(config: Config, folder: Path, reporter: Reporter, resume: bool = Fal
             with session.device.distributed.main_process_first():  # so that every process can read it
                 if session.device.distributed.is_main:
                     session.run.write_inherited(found)
+        if config.train.freeze_embedding:
+            model.freeze_embedding()
         # Continue with the batch after those of the run whose weights are inherited. If that is a search that held out
         # text for alpha, its rows were shorter: the text of the first row continues, that of the others is ahead.
         inherited = session.run.inherited()

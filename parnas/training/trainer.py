@@ -161,8 +161,8 @@ class TrainingTask:
         """Do the task's own work after a step; `step` is the number of steps so far, skipped steps included."""
 
     def weights(self) -> dict[str, nn.Parameter]:
-        """Return the parameters that the weight optimizer trains, by name: all parameters except alpha."""
-        return dict(self.model.named_parameters())
+        """Return the parameters that the weight optimizer trains, by name: all but alpha and frozen ones."""
+        return {name: each for name, each in self.model.named_parameters() if each.requires_grad}
 
     def trained(self) -> Sequence[Tensor]:
         """Return all tensors that the optimizers of the task train, alpha included."""

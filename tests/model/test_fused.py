@@ -154,3 +154,6 @@ def test_soft_targets_change_the_gradient_alone(temperature, smoothing):
     for ours, expected in zip(*results, strict=True):
         torch.testing.assert_close(ours, expected)
     torch.testing.assert_close(results[0][0], fused.linear_cross_entropy(*inputs, targets).detach())
+    hidden, *frozen = inputs  # the gradient of the hidden states is the same where weight and bias need none
+    nll = fused.linear_cross_entropy(hidden, *(each.detach() for each in frozen), targets, smoothing, soft)
+    assert torch.equal(torch.autograd.grad((of_rows * nll).sum(), hidden)[0], results[0][1])

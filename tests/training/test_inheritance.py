@@ -107,12 +107,29 @@ def test_architecture_and_configuration_are_by_default_those_of_the_search(
     assert config.model.arch == str(uniform.architecture()), "a search does not use model.arch"
 
 
-def test_an_interrupted_retraining_resumes_bit_by_bit(uniform: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("freeze", [False, True])
+def test_an_interrupted_retraining_resumes_bit_by_bit(freeze: bool, uniform: Run, tmp_path: Path) -> None:
+    settings = {"train__inherit": str(uniform.folder), "train__freeze_embedding": freeze, "train__average": 0.5}
     config = uniform.config().replace(
-        train__inherit=str(uniform.folder), model__arch=uniform.summary().arch, train__steps=6, train__save_every=2
+        **settings, model__arch=uniform.summary().arch, train__steps=6, train__save_every=2
     )
     run = assert_resumes(retrain, config, tmp_path, 3)
     assert run.summary().inherited is not None
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_frozen_embedding_and_softmax_keep_the_inherited_weights(optimizer: str, uniform: Run, tmp_path: Path) -> None:
+    settings = {"train__freeze_embedding": True, "train__steps": 3, "train__optimizer": optimizer}
+    run = train_from(uniform, uniform.summary().arch, tmp_path / "run", **settings)
+    inherited = load(uniform.folder).model.state_dict()
+    for name, weight in final_weights(run).items():
+        if name.startswith(("embedding.", "head.")):
+            assert torch.equal(weight, inherited[name]), name
+        elif name.endswith("weight"):
+            assert name not in inherited or not torch.equal(weight, inherited[name]), name
+    with pytest.raises(ParnasError, match=r"freeze_embedding is true, but no weights are inherited"):
+        run.config().replace(train__inherit=None)
+    assert not run.config().from_scratch().train.freeze_embedding
 
 
 def test_a_retraining_resumes_and_stays_finished_without_its_search(uniform: Run, tmp_path: Path) -> None:

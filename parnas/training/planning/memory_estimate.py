@@ -221,6 +221,8 @@ def _moment_bytes(network: TransformerXL, optimizer: str) -> int:
     compressing = network.compression_names()
     total = 0
     for name, weight in network.named_parameters():
+        if not weight.requires_grad:
+            continue
         by_muon = optimizer == "muon" and suits_muon(name, weight) and name not in compressing
         total += weight.nbytes * (1 if by_muon else 2)
     return total
@@ -235,6 +237,8 @@ def count_retraining(
     """
     with without_data():
         network = TransformerXL.build(config.model, architecture, len(counts))
+        if config.train.freeze_embedding:
+            network.freeze_embedding()
         estimate = _count_step(network, config, counts, rows, precision, None)
         return replace(estimate, average=estimate.parameters) if config.train.average else estimate
 

@@ -213,6 +213,10 @@ def test_moments_and_average_are_those_that_a_training_keeps(optimizer: str, cor
         moment.nbytes for moments in states for name, moment in moments.items() if name != "step"
     )
     assert found.average == sum(weight.nbytes for weight in state["average"]["weights"])
+    frozen = config.replace(train__inherit=str(run.folder), train__freeze_embedding=True, train__average=0.0)
+    few = count_retraining(frozen, Architecture.parse(arch), counts, config.data.batch_size, "fp32")
+    assert few.moments < found.moments
+    assert few.peak < found.peak
     plain = config.replace(train__average=0.0)
     assert not count_retraining(plain, Architecture.parse(arch), counts, config.data.batch_size, "fp32").average
 
