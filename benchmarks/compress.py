@@ -115,7 +115,8 @@ class Clock(Reporter):
     """Measures the processor time of the training steps, from the step `first` on; ends a training after `last`."""
 
     def __init__(self, first: int = 0, last: int | None = None) -> None:
-        self.first, self.last, self.started, self.seconds = first, last, 0.0, 0.0
+        self.first, self.last, self.started = first, last, 0.0
+        self.seconds, self.before, self.steps = 0.0, 0.0, 0  # of all steps, of all but the last, and their number
 
     @override
     def start(self, loop: Loop) -> None:
@@ -127,9 +128,13 @@ class Clock(Reporter):
         now = time.process_time()
         if step == self.first:
             self.started = now
-        self.seconds = now - self.started
+        self.seconds, self.before, self.steps = now - self.started, self.seconds, step
         if step == self.last:
             raise _Enough
+
+    def of_steps(self) -> float:
+        """Return the seconds of all steps; the last counts as a mean one, because a search scores layers after it."""
+        return self.before * self.steps / (self.steps - 1) if self.steps > 1 else self.seconds
 
 
 def step_times(trainings: Mapping[str, Config]) -> dict[str, float]:
@@ -199,7 +204,7 @@ class Bench:
         else:
             run = self.heal(kind, rest, folder, clock)
         summary = run.summary()
-        times = clock.seconds, time.process_time() - began
+        times = clock.of_steps(), time.process_time() - began
         return Row(name, self.config.runtime.seed, summary.arch, summary.steps, summary.valid.ppl, *times)
 
     def existing(self, name: str) -> Run:
@@ -269,7 +274,7 @@ class Bench:
         planned, clock, began = Row(name, self.config.runtime.seed, arch, steps), Clock(), time.process_time()
         with tempfile.TemporaryDirectory(prefix="parnas-compress-") as place:
             summary = retrain(self.settings(planned), Path(place) / "run", clock).summary()
-        return planned._replace(ppl=summary.valid.ppl, training=clock.seconds, total=time.process_time() - began)
+        return planned._replace(ppl=summary.valid.ppl, training=clock.of_steps(), total=time.process_time() - began)
 
     def random_networks(self) -> list[tuple[str, ...]]:
         """Return random networks of the search's space, equally many from each of `STRATA` ranges of latency."""
@@ -295,7 +300,7 @@ class Bench:
         if folder.exists():
             shutil.rmtree(folder)
         summary = search(settings.replace(**changes, search__steps=steps), folder, clock).summary()
-        seconds = clock.seconds, time.process_time() - began
+        seconds = clock.of_steps(), time.process_time() - began
         return Row(SUPERNET, self.config.runtime.seed, summary.arch, steps, summary.valid.ppl, *seconds)
 
     def supernet_settings(self) -> Config:

@@ -81,6 +81,16 @@ def test_scores_are_ranked_against_each_seed_and_against_the_tau_of_two_seeds() 
     assert [record["tau"] for record in ranking["scores"]] == pytest.approx([2 / 3, 2 / 3])
 
 
+def test_what_a_search_does_after_its_last_step_is_no_time_of_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([0.0, 2.0, 4.0, 6.0, 50.0])  # the last step ends with the scores
+    monkeypatch.setattr(compress.time, "process_time", lambda: next(times))
+    clock = compress.Clock()
+    for step in range(5):
+        clock.advance(step)
+    assert clock.seconds == 50.0
+    assert clock.of_steps() == pytest.approx(8.0)
+
+
 @pytest.mark.slow
 def test_all_stages_run_in_the_tiny_form(tmp_path: Path) -> None:
     common = ["--tiny", "--device", "cpu", "--out", str(tmp_path), "--corpus", str(make_corpus(tmp_path / "text"))]
