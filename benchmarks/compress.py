@@ -53,16 +53,24 @@ from parnas.nas.latency_table import profile as measure_layers
 from parnas.nas.random_sampling import draw_networks
 from parnas.nas.rerank import held_out, shared_weight_losses
 from parnas.nas.search import search
-from parnas.pretrained.local_distillation import heal_settings, run_search, search_parent, search_settings
+from parnas.pretrained.local_distillation import (
+    heal_settings,
+    run_search,
+    score_candidates,
+    search_parent,
+    search_settings,
+)
 from parnas.pretrained.parent import cheaper_layers
 from parnas.runs.files import read_json, write_json
 from parnas.runs.run import Run
 from parnas.studies.baselines import EQUAL_COST, hand_designed
+from parnas.training.device import choose_device
 from parnas.training.loaded_run import load
 from parnas.training.progress import Loop, Reporter, Silent
 from parnas.training.retrain import retrain
 
 PARENT, LONGER, SEARCH, SUPERNET = "parent", "parent, twice the steps", "search", "SuperNet search"
+SCORES = "scores"  # of the search
 CHILD, TRAINED, SHALLOWER, TAUGHT, RANDOM = "child", "scratch", "shallower", "taught", "random"
 PACE_STEPS, PACE_WARM_UP, PACE_ROUNDS = 16, 4, 2  # of measuring the time of a training step
 STRATA = 6  # ranges of latency from which random children are drawn
@@ -264,10 +272,24 @@ class Bench:
         return self.config.replace(model__arch=row.arch, train__steps=row.steps, train__teachers=teachers)
 
     def times(self) -> dict[str, float]:
-        """Return the seconds of a step of each training, by name."""
-        return step_times(
-            {name: self.settings(row) for name, row in self.rows.items() if not name.startswith((RANDOM, SUPERNET))}
+        """Return the seconds of a step of each training, by name, and of all scores of the search."""
+        trainings = {name: self.settings(row) for name, row in self.rows.items()}
+        found = step_times({name: each for name, each in trainings.items() if not name.startswith((RANDOM, SUPERNET))})
+        return found | ({SCORES: self.score_time()} if SEARCH in self.rows else {})
+
+    def score_time(self) -> float:
+        """Return the seconds in which the search scores all candidates, each in place of the parent's layer."""
+        run = self.existing(SEARCH)
+        config, layers = run.config(), Architecture.parse(self.rows[PARENT].arch).layers
+        supernet, streams, device = (
+            load(run.folder, supernet_weights=True).model,
+            prepare(config.data),
+            choose_device(config.runtime),
         )
+        assert isinstance(supernet, SuperNet)
+        began = time.process_time()
+        score_candidates(supernet, layers, config, streams, device, Silent().note)
+        return time.process_time() - began
 
     def scratch(self, name: str, arch: str, steps: int) -> Row:
         """Train a network from scratch in a folder that is not kept; return the row."""
@@ -399,8 +421,8 @@ def summarise(
     """Return a record for each name of training, and one for each comparison of two of them, paired by seed.
 
     `latencies` are those of the blocks by architecture, relative to the parent's; `times` are seconds of a step by seed
-    and name. The times of a record are means, relative to that of the parent's training: `training` of the steps,
-    `total` of everything.
+    and name, and those of all scores. The times of a record are means, relative to that of the parent's training:
+    `training` of the steps, `scores` of the scores, `total` of everything.
     """
     by_name: dict[str, dict[int, Row]] = defaultdict(dict)
     for row in rows:
@@ -418,6 +440,12 @@ def summarise(
         for key in ("training", "total"):
             record[key] = fmean(getattr(row, key) / parents[seed].total for seed, row in of_seed.items())
         record["seconds"] = fmean(row.total for row in of_seed.values())
+        if name == SEARCH and (
+            scored := [
+                times[str(seed)][SCORES] / parents[seed].total for seed in of_seed if SCORES in times.get(str(seed), {})
+            ]
+        ):
+            record["scores"] = fmean(scored)
         if name not in (SEARCH, SUPERNET):
             record["ppl"] = fmean(row.ppl for row in of_seed.values())
             record["ppl_by_seed"] = {str(seed): of_seed[seed].ppl for seed in sorted(of_seed)}

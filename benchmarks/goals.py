@@ -451,9 +451,10 @@ def judge_compression(result: dict[str, Any]) -> Iterator[Goal]:
         goal = f"{child}: perplexity below that of *{other}*, trained from scratch for {time}"
         yield from judge(child, other, goal, 0.0)
     if search := of.get("search"):
-        share = (search["total"] - search["training"]) * 8 * result["blocks"] / result["alternatives"]
-        goal = f"scores of all blocks x 8 alternatives: at most {SCORING:.0%} of the parent's training time"
-        yield Goal(area, goal, f"{share:.1%}", share <= SCORING, command)
+        if (scores := search.get("scores")) is not None:
+            share = scores * 8 * result["blocks"] / result["alternatives"]
+            goal = f"scores of all blocks x 8 alternatives: at most {SCORING:.0%} of the parent's training time"
+            yield Goal(area, goal, f"{share:.1%}", share <= SCORING, command)
         goal = f"local distillation: at most {DISTILLATION:.0%} of the parent's training time"
         yield Goal(area, goal, f"{search['training']:.1%}", search["training"] <= DISTILLATION, command)
     if ranking := result["ranking"]:

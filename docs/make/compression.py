@@ -28,7 +28,8 @@ For one target, *scratch T* is the same network, trained from scratch for the ti
 same with the parent as its teacher for as many steps, and *shallower T* an interleaved network of the same cost, trained from
 scratch for the time of the parent's training and of everything that the compression took. Times are processor times of one thread,
 relative to the parent's training. `benchmarks/compress.yaml` has the settings; it was written before the first training. The
-weight of the teacher and the length of the healing were chosen later, by healings of the child within 0.5 of the first seed.
+recipe of the healing and the steps in which a small budget is reached were chosen later, by healings of networks within 0.5
+for the first two seeds.
 *Latency share* is measured on whole networks in turns; the targets of the search are sums of the latencies of single
 layers.{missing}
 

@@ -15,7 +15,7 @@ everything that reads a search reads this one too.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -26,6 +26,7 @@ from parnas.architecture import ATTENTION, CONVOLUTION, IDENTITY, RECURRENCE, Ar
 from parnas.config.loader import Config
 from parnas.config.schema import CostConfig, SearchConfig
 from parnas.data.batching import Shuffle, TrainingBatches
+from parnas.data.streams import TokenStreams
 from parnas.errors import ParnasError
 from parnas.model.layers import Block, ResidualLayer
 from parnas.model.memory import collect_memories
@@ -43,6 +44,7 @@ from parnas.pretrained.parent import ParnasParent, cheaper_layers
 from parnas.pretrained.probe import Change, probe, rows_of
 from parnas.runs.records import MetricsRecord
 from parnas.runs.run import Run
+from parnas.training.device import Device
 from parnas.training.inheritance import inherited_from
 from parnas.training.interruptions import NonFinite
 from parnas.training.loaded_run import load, run_architecture
@@ -52,7 +54,7 @@ from parnas.training.progress import Reporter
 from parnas.training.session import check_same_text, open_session, run_task
 from parnas.training.trainer import Session, StepResult
 
-__all__ = ["heal_settings", "run_search", "search_parent", "search_settings", "settings_from"]
+__all__ = ["heal_settings", "run_search", "score_candidates", "search_parent", "search_settings", "settings_from"]
 
 _LEAST_CHANGE = 1e-6  # of the parent's layer: mean square
 _IMPORTANCE_TOKENS = 16_384  # of training text
@@ -155,18 +157,19 @@ class LocalDistillation(SuperNetTask):
     def end_step(self, step: int) -> None:
         """After the last step, score the candidates, set alpha, and select an architecture."""
         if step == self.search.steps:
-            self.set_alpha(self.score())
+            session = self.session
+            session.reporter.note("scoring each candidate in place of the parent's layer")
+            self.set_alpha(
+                score_candidates(
+                    self.supernet,
+                    self.parent_layers,
+                    session.config,
+                    session.streams,
+                    session.device,
+                    session.reporter.note,
+                )
+            )
             self.selected = self.rerank(step) if self.search.rerank_count else self.architecture()
-
-    def score(self) -> tuple[dict[str, Change], ...]:
-        """Return what each candidate costs in place of the parent's layer, on held-out text."""
-        config, note = self.session.config, self.session.reporter.note
-        note("scoring each candidate in place of the parent's layer")
-        self.supernet.eval()
-        parent = ParnasParent.from_supernet(self.supernet, self.parent_layers, config.data.tgt_len)
-        text = rows_of(held_out(config, self.session.streams), config.data.batch_size, config.data.tgt_len)
-        with self.session.device.autocast():
-            return probe(parent, text.to(self.session.device.device), note).changes
 
     def set_alpha(self, changes: Sequence[Mapping[str, Change]]) -> None:
         """Set alpha of each block so that pi is the softmax of -KL / e."""
@@ -179,6 +182,30 @@ class LocalDistillation(SuperNetTask):
     def validate(self) -> dict[str, TotalLoss]:
         """Return the validation loss of the network that would be derived now."""
         return {"valid": self.validation_loss(self.supernet.extract(self.architecture()))}
+
+
+def score_candidates(
+    supernet: SuperNet,
+    parent_layers: Sequence[str],
+    config: Config,
+    streams: TokenStreams,
+    device: Device,
+    note: Callable[[str], None],
+) -> tuple[dict[str, Change], ...]:
+    """Return for each block what each candidate costs in place of the parent's layer, on held-out text.
+
+    Args:
+        supernet: the SuperNet with the parent's layers; it is put in evaluation mode.
+        parent_layers: the name of the parent's layer in each block.
+        config: the configuration of the search.
+        streams: the text.
+        device: where the SuperNet is.
+        note: receives a line for each block.
+    """
+    parent = ParnasParent.from_supernet(supernet.eval(), parent_layers, config.data.tgt_len)
+    text = rows_of(held_out(config, streams), config.data.batch_size, config.data.tgt_len)
+    with device.autocast():
+        return probe(parent, text.to(device.device), note).changes
 
 
 def search_parent(config: Config, folder: Path, reporter: Reporter, resume: bool = False) -> Run:

@@ -54,11 +54,15 @@ def test_tables_compare_the_child_by_seed_and_give_times_relative_to_the_parent(
     }
     rows = [row("parent", seed, 50.0 * seed, 200.0) for seed in (1, 2)]
     rows += [row("child 0.5", seed, 51.0 * seed, 20.0, "ff") for seed in (1, 2)]
+    rows.append(row("search", 1, 90.0, 20.0))
     records, comparisons = compress.summarise(plan, rows, {"sf": 1.0, "ff": 0.4}, {})
     assert records[1]["total"] == pytest.approx(0.1)
-    steps = {"1": {"parent": 0.199, "child 0.5": 0.0095}}  # a half of the recorded time of the child's training
+    # A half of the recorded time of the child's training.
+    steps = {"1": {"parent": 0.199, "child 0.5": 0.0095, "search": 0.019, "scores": 2.0}}
     timed, _ = compress.summarise(plan, rows, {}, steps)
     assert timed[1]["total"] == pytest.approx((0.05 + 0.1) / 2)
+    assert timed[2]["scores"] == pytest.approx(0.01)
+    assert "scores" not in records[2]
     assert records[1]["latency"] == 0.4
     (difference,) = comparisons
     assert (difference["network"], difference["relative_to"]) == ("child 0.5", "parent")

@@ -137,7 +137,7 @@ def test_the_demo_and_a_cold_start_are_judged_by_time_and_quality() -> None:
 def test_a_compressed_network_is_judged_by_latency_perplexity_time_and_ranking() -> None:
     times = {"training": 0.05, "total": 0.06}
     networks = [
-        {"name": "search", **times},
+        {"name": "search", **times, "scores": 0.01},
         {"name": "child 0.65", **times, "latency": 0.64},
         {"name": "child 0.5", "training": 0.21, "total": 0.22, "latency": 0.51},
     ]
