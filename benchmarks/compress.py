@@ -273,20 +273,17 @@ class Bench:
 
     def times(self) -> dict[str, float]:
         """Return the seconds of a step of each training, by name, and of all scores of the search."""
-        trainings = {name: self.settings(row) for name, row in self.rows.items()}
-        found = step_times({name: each for name, each in trainings.items() if not name.startswith((RANDOM, SUPERNET))})
-        return found | ({SCORES: self.score_time()} if SEARCH in self.rows else {})
+        trainings = {
+            name: self.settings(row) for name, row in self.rows.items() if not name.startswith((RANDOM, SUPERNET))
+        }
+        return step_times(trainings) | ({SCORES: self.score_time()} if SEARCH in self.rows else {})
 
     def score_time(self) -> float:
         """Return the seconds in which the search scores all candidates, each in place of the parent's layer."""
-        run = self.existing(SEARCH)
-        config, layers = run.config(), Architecture.parse(self.rows[PARENT].arch).layers
-        supernet, streams, device = (
-            load(run.folder, supernet_weights=True).model,
-            prepare(config.data),
-            choose_device(config.runtime),
-        )
+        loaded = load(self.existing(SEARCH).folder, supernet_weights=True)
+        config, supernet, layers = loaded.config, loaded.model, Architecture.parse(self.rows[PARENT].arch).layers
         assert isinstance(supernet, SuperNet)
+        streams, device = prepare(config.data), choose_device(config.runtime)
         began = time.process_time()
         score_candidates(supernet, layers, config, streams, device, Silent().note)
         return time.process_time() - began
@@ -440,12 +437,10 @@ def summarise(
         for key in ("training", "total"):
             record[key] = fmean(getattr(row, key) / parents[seed].total for seed, row in of_seed.items())
         record["seconds"] = fmean(row.total for row in of_seed.values())
-        if name == SEARCH and (
-            scored := [
-                times[str(seed)][SCORES] / parents[seed].total for seed in of_seed if SCORES in times.get(str(seed), {})
-            ]
-        ):
-            record["scores"] = fmean(scored)
+        if name == SEARCH:
+            scored = {seed: times.get(str(seed), {}).get(SCORES) for seed in of_seed}
+            shares = [seconds / parents[seed].total for seed, seconds in scored.items() if seconds is not None]
+            record |= {"scores": fmean(shares)} if shares else {}
         if name not in (SEARCH, SUPERNET):
             record["ppl"] = fmean(row.ppl for row in of_seed.values())
             record["ppl_by_seed"] = {str(seed): of_seed[seed].ppl for seed in sorted(of_seed)}
@@ -550,7 +545,9 @@ def main(arguments: list[str] | None = None) -> None:
     if parsed.stage != "report":
         require_corpus(config)
     if parsed.stage == "profile":
-        spaced = config.replace(search__cost__table=None, search__space=candidates(config))
+        blocks = len(Architecture.parse(str(config.model.arch)))
+        changes = {"search__cost__table": None, "search__space": candidates(config), "search__blocks": blocks}
+        spaced = config.replace(**changes)
         measure_layers(spaced, Silent(), rounds=2 if quick else 200, check=0).write(profile)
     elif parsed.stage in ("train", "children", "times") and parsed.runs is None:
         raise ParnasError("Give a folder for the run folders (--runs).")

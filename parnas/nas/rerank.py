@@ -95,17 +95,16 @@ def rank(
     Raises:
         ParnasError: no architecture is within the budget.
     """
-    search = config.search
+    search, losses = config.search, losses.cached()
 
-    @cache
     def short_loss(layers: tuple[str, ...]) -> float:
         return losses.short(Architecture(layers))
 
     def short_score(layers: tuple[str, ...]) -> float:
         return score_network(budget.describe(layers, pi), short_loss(layers), search).score
 
-    # 1. Start from the most probable networks, and from good ones that are known. The pi of a search in a trained
-    #    network is of few replacements at a time.
+    # 1. Start from the most probable networks, and from good ones that are known. In a trained network, pi is that of
+    #    replacing single layers.
     probable = [each.layers for each in budget.most_probable(pi, search.rerank_count)]
     stepwise = reach_in_steps(pi, budget, short_loss, search.rerank_count) if search.parent is not None else []
     start = list(dict.fromkeys([*known_good, *probable, *stepwise]))

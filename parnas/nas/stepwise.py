@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from parnas.nas.budget import Budget
 
 _STEPS = 3
+_MOST_NATS = 100.0  # a larger change of the loss counts as this one, as does a loss that is not finite
 
 
 def reach_in_steps(
@@ -23,7 +24,7 @@ def reach_in_steps(
 ) -> list[tuple[str, ...]]:
     """Return up to `count` networks within a budget, best first by the scores in the network of the step before.
 
-    The result is empty without a cost target below 1, the cost of the parent.
+    The result is empty without a cost target below the cost of the most probable network of all, the parent.
 
     Args:
         pi: for each block the probability of each candidate, by name.
@@ -34,11 +35,14 @@ def reach_in_steps(
     Raises:
         ParnasError: no network is within the budget.
     """
-    target = budget.target
-    if budget.costs is None or target is None or target >= 1:
+    costs, target = budget.costs, budget.target
+    if costs is None or target is None:
+        return []
+    whole = costs.share(budget._replace(target=None, floor=0.0).most_probable(pi)[0].layers)
+    if target >= whole:
         return []
     for step in range(1, _STEPS):
-        larger = budget._replace(target=1 - (1 - target) * step / _STEPS, floor=0.0)
+        larger = budget._replace(target=whole - (whole - target) * step / _STEPS, floor=0.0)
         pi = score_in(larger.most_probable(pi)[0].layers, pi, loss)
     return [each.layers for each in budget.most_probable(pi, count)]
 
@@ -48,16 +52,17 @@ def score_in(
 ) -> list[dict[str, float]]:
     """Return probabilities in proportion to exp(-loss) of `network` with one layer replaced, for each block by name.
 
-    Candidates that have no probability in `pi` are left out, as are those whose loss is not finite.
+    Candidates that have no probability in `pi` are left out.
     """
     result = []
     for block, row in enumerate(pi):
-        losses = {
-            name: loss((*network[:block], name, *network[block + 1 :])) for name, chance in row.items() if chance > 0
+        names = [name for name, chance in row.items() if chance > 0]
+        losses = {name: loss((*network[:block], name, *network[block + 1 :])) for name in names}
+        least = min(filter(math.isfinite, losses.values()), default=0.0)
+        changes = {
+            name: min(value - least, _MOST_NATS) if math.isfinite(value) else _MOST_NATS
+            for name, value in losses.items()
         }
-        finite = {name: value for name, value in losses.items() if math.isfinite(value)}
-        if not finite:
-            return [*map(dict, pi)]
-        chances = {name: math.exp(min(finite.values()) - value) for name, value in finite.items()}
-        result.append({name: chance / sum(chances.values()) for name, chance in chances.items()})
+        total = sum(math.exp(-change) for change in changes.values())
+        result.append({name: math.exp(-change) / total for name, change in changes.items()})
     return result

@@ -157,19 +157,16 @@ class LocalDistillation(SuperNetTask):
     def end_step(self, step: int) -> None:
         """After the last step, score the candidates, set alpha, and select an architecture."""
         if step == self.search.steps:
-            session = self.session
-            session.reporter.note("scoring each candidate in place of the parent's layer")
-            self.set_alpha(
-                score_candidates(
-                    self.supernet,
-                    self.parent_layers,
-                    session.config,
-                    session.streams,
-                    session.device,
-                    session.reporter.note,
-                )
-            )
+            self.set_alpha(self.score())
             self.selected = self.rerank(step) if self.search.rerank_count else self.architecture()
+
+    def score(self) -> tuple[dict[str, Change], ...]:
+        """Return what each candidate costs in place of the parent's layer, on held-out text."""
+        session, note = self.session, self.session.reporter.note
+        note("scoring each candidate in place of the parent's layer")
+        return score_candidates(
+            self.supernet, self.parent_layers, session.config, session.streams, session.device, note
+        )
 
     def set_alpha(self, changes: Sequence[Mapping[str, Change]]) -> None:
         """Set alpha of each block so that pi is the softmax of -KL / e."""
@@ -269,7 +266,7 @@ def search_settings(parent: Run) -> Config:
             alpha_start_step=0,
             lr=config.train.lr,
             cost=CostConfig(metric=config.search.cost.metric, table=config.search.cost.table),
-            # Scores add up well, so that few networks have to be compared as a whole.
+            # Scores, for small budgets in steps (`nas/stepwise.py`), leave few networks to be compared as a whole.
             rerank_tokens=_SCORED_TOKENS,
             rerank_top_k=_RERANKED,
             evolution_steps=len(layers),

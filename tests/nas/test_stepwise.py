@@ -33,10 +33,12 @@ def test_scores_are_those_of_single_replacements_in_the_given_network() -> None:
         assert sum(row.values()) == pytest.approx(1)
 
 
-def test_a_loss_that_is_not_a_number_is_left_out() -> None:
-    found = score_in(("s", "f"), PI[:2], lambda layers: math.nan if "i" in layers else 1.0)
-    assert found == [{"s": 1.0}, {"f": 1.0}]
-    assert score_in(("s", "f"), PI[:2], lambda _: math.nan) == PI[:2]
+def test_a_loss_that_is_not_a_number_is_very_improbable_and_excludes_no_budget() -> None:
+    network, budget = ("s", "f") * 3, Budget(COSTS, 0.5)
+    found = score_in(network, PI, lambda layers: math.nan if "i" in layers else 1.0)
+    assert all(0 < row["i"] < 1e-40 for row in found)
+    assert budget.allows(budget.most_probable(found)[0].layers)
+    assert score_in(network, PI, lambda _: math.inf)[0] == {"s": 0.5, "i": 0.5}
 
 
 def test_scores_of_the_parent_alone_would_leave_out_too_much_attention(corpus: Path) -> None:
@@ -61,5 +63,7 @@ def test_without_a_target_below_the_parents_cost_no_step_is_taken() -> None:
 
     for budget in (Budget(), Budget(COSTS), Budget(COSTS, math.inf), Budget(COSTS, 1.0)):
         assert reach_in_steps(PI, budget, never) == []
+    cheap = [{"s": 0.2, "i": 0.8}, {"f": 0.6, "i": 0.4}] * 3  # a parent without attention
+    assert reach_in_steps(cheap, Budget(COSTS, 0.3), never) == []
     with pytest.raises(OverBudget):
         reach_in_steps([{"s": 1.0}] * 6, Budget(COSTS, 0.5), loss)
