@@ -54,7 +54,7 @@ from parnas.training.progress import Reporter
 from parnas.training.session import check_same_text, open_session, run_task
 from parnas.training.trainer import Session, StepResult
 
-__all__ = ["heal_settings", "run_search", "score_candidates", "search_parent", "search_settings", "settings_from"]
+__all__ = ["heal_settings", "run_search", "search_parent", "search_settings", "settings_from"]
 
 _LEAST_CHANGE = 1e-6  # of the parent's layer: mean square
 _IMPORTANCE_TOKENS = 16_384  # of training text
