@@ -12,7 +12,7 @@ from parnas.architecture import Architecture
 from parnas.config.loader import Config
 from parnas.errors import ParnasError
 from parnas.nas.derive import derive
-from parnas.pretrained.local_distillation import search_parent
+from parnas.pretrained.local_distillation import heal_settings, search_parent
 from parnas.runs.run import Run
 from parnas.training.loaded_run import load
 from parnas.training.progress import Silent, describe_metrics
@@ -76,6 +76,20 @@ def test_a_network_is_derived_and_begins_with_the_weights_of_parent_and_candidat
     inherited = child.summary().inherited
     assert inherited is not None
     assert inherited.steps == parent.config().train.steps + searched.config().search.steps
+
+
+def test_the_embedding_is_healed_unless_it_has_most_of_the_parameters(searched: Run, parent: Run) -> None:
+    before = parent.summary()
+    small = before.parameters_without_embeddings
+    assert small is not None
+    try:
+        for total, frozen in ((2 * small, False), (2 * small + 1, True)):
+            parent.write_summary(before.model_copy(update={"parameters": total}))
+            settings = heal_settings(searched)
+            assert settings.train.freeze_embedding == frozen
+            assert settings.train.teachers == (str(parent.folder),)
+    finally:
+        parent.write_summary(before)
 
 
 def test_a_search_resumes_exactly(parent: Run, tmp_path: Path) -> None:
