@@ -461,10 +461,13 @@ def summarise(
     return records, comparisons
 
 
-def rank_children(plan: Mapping[str, Any], rows: Sequence[Row], scores: Sequence[Score]) -> dict[str, Any]:
+def rank_children(
+    plan: Mapping[str, Any], rows: Sequence[Row], scores: Sequence[Score], pi_weight: float
+) -> dict[str, Any]:
     """Return how well scores rank the random children: Kendall's tau with their perplexity, and the reliability of it.
 
-    `tau` is the mean over the seeds of the healing, `reliability` the tau between the perplexities of two seeds.
+    `tau` is the mean over the seeds of the healing, `reliability` the tau between the perplexities of two seeds. The
+    score `both` is the inherited one plus `pi_weight` times that of pi.
     """
     ppl: dict[int, dict[str, float]] = defaultdict(dict)
     for row in rows:
@@ -477,10 +480,12 @@ def rank_children(plan: Mapping[str, Any], rows: Sequence[Row], scores: Sequence
     columns = {seed: [ppl[seed][arch] for arch in archs] for seed in seeds}
     records = []
     for source in dict.fromkeys(score.source for score in scores):
-        of = {score.arch: score for score in scores if score.source == source}
-        for kind in ("pi", "inherited"):
-            values = [-getattr(of[arch], kind) for arch in archs]
-            tau = fmean(float(kendalltau(values, columns[seed]).statistic) for seed in seeds)
+        found = {score.arch: score for score in scores if score.source == source}
+        of = [found[arch] for arch in archs]
+        kinds = {"pi": [each.pi for each in of], "inherited": [each.inherited for each in of]}
+        kinds["both"] = [each.inherited + pi_weight * each.pi for each in of]
+        for kind, values in kinds.items():
+            tau = fmean(-float(kendalltau(values, columns[seed]).statistic) for seed in seeds)
             records.append({"search": source, "score": kind, "tau": tau})
     reliability = float(kendalltau(*(columns[seed] for seed in seeds[:2])).statistic)
     return {"networks": len(archs), "steps": plan["children"]["steps"], "reliability": reliability, "scores": records}
@@ -571,7 +576,7 @@ def main(arguments: list[str] | None = None) -> None:
         records, comparisons = summarise(plan, rows, stacks, read_json(timed) if timed.is_file() else {})
         harness.print_table("Compression and trainings from scratch", [format_record(each) for each in records])
         harness.print_table("Differences", [format_comparison(each) for each in comparisons])
-        ranking = rank_children(plan, rows, read_rows(scored, Score))
+        ranking = rank_children(plan, rows, read_rows(scored, Score), config.search.entropy_end / 2)
         if ranking:
             harness.print_table("Kendall's tau of scores and random children", ranking["scores"])
         device = harness.choose(parsed.device, config.runtime.precision)

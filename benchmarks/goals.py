@@ -459,7 +459,7 @@ def judge_compression(result: dict[str, Any]) -> Iterator[Goal]:
         yield Goal(area, goal, f"{search['training']:.1%}", search["training"] <= DISTILLATION, command)
     if ranking := result["ranking"]:
         tau = {(each["search"], each["score"]): each["tau"] for each in ranking["scores"]}
-        ours, least = tau["search", "pi"], RANKING * ranking["reliability"]
+        ours, least = tau["search", "inherited"], RANKING * ranking["reliability"]
         goal = f"scores rank {ranking['networks']} random children: tau at least {RANKING:g} of the reliability"
         value = f"{ours:.2f}, reliability {ranking['reliability']:.2f}"
         yield Goal(area, goal, value, ours >= least, f"{command} --children")

@@ -130,9 +130,11 @@ def verdicts(result: Mapping[str, Any]) -> Iterator[str]:
         taus = {(each["search"], each["score"]): each["tau"] for each in ranking["scores"]}
         other = max(tau for (search, _), tau in taus.items() if search != SEARCH)
         yield (
-            f"The scores of the search rank {ranking['networks']} random networks, each healed for {ranking['steps']} steps, "
-            f"with Kendall's tau {taus[SEARCH, 'pi']:.2f}; two seeds of the healing agree with {ranking['reliability']:.2f}. "
-            f"A SuperNet that is trained from scratch for the same time ranks them with {other:.2f}."
+            f"The loss with the weights of the search ranks {ranking['networks']} random networks, each healed for "
+            f"{ranking['steps']} steps, with Kendall's tau {taus[SEARCH, 'inherited']:.2f}; two seeds of the healing agree with "
+            f"{ranking['reliability']:.2f}. pi ranks them with {taus[SEARCH, 'pi']:.2f}, loss and pi together with "
+            f"{taus[SEARCH, 'both']:.2f}, so the loss alone decides. A SuperNet that is trained from scratch for the same time "
+            f"ranks them with {other:.2f} at best."
         )
 
 

@@ -588,9 +588,11 @@ class SearchConfig(Section):
     def rerank_pi_weight(self) -> float:
         """Weight of log pi in the re-ranking score, in nats per token (parnas/nas/rerank.py).
 
-        It is 0 if a cost penalty also trained alpha, or if the weights were trained on paths that depend on alpha.
+        It is 0 if a cost penalty also trained alpha, if the weights were trained on paths that depend on alpha, or in a
+        trained network, where the loss alone ranks networks better.
         """
-        return self.entropy_end / 2 if self.estimator == "uniform" and not self.cost_weight else 0.0
+        estimates_loss = self.estimator == "uniform" and not self.cost_weight and self.parent is None
+        return self.entropy_end / 2 if estimates_loss else 0.0
 
     @property
     def attention_blocks(self) -> int:

@@ -78,11 +78,12 @@ def test_scores_are_ranked_against_each_seed_and_against_the_tau_of_two_seeds() 
         for seed, values in ppl.items()
         for number in range(3)
     ]
-    scores = [Score("search", arch, -number, -number) for number, arch in enumerate(archs)]
-    assert compress.rank_children(plan, rows[:-1], scores) == {}
-    ranking = compress.rank_children(plan, rows, scores)
+    scores = [Score("search", arch, -number, number) for number, arch in enumerate(archs)]
+    assert compress.rank_children(plan, rows[:-1], scores, 2.0) == {}
+    ranking = compress.rank_children(plan, rows, scores, 2.0)
     assert ranking["reliability"] == pytest.approx(1 / 3)
-    assert [record["tau"] for record in ranking["scores"]] == pytest.approx([2 / 3, 2 / 3])
+    taus = {record["score"]: record["tau"] for record in ranking["scores"]}
+    assert taus == pytest.approx({"pi": 2 / 3, "inherited": -2 / 3, "both": 2 / 3})
 
 
 def test_what_a_search_does_after_its_last_step_is_no_time_of_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -150,8 +150,8 @@ def test_a_compressed_network_is_judged_by_latency_perplexity_time_and_ranking()
         {"network": "taught 0.5", "relative_to": "scratch 0.5", "percent": -4.0, **shared},
     ]
     scores = [
-        {"search": "search", "score": "pi", "tau": 0.7},
-        {"search": "SuperNet search", "score": "pi", "tau": 0.75},
+        {"search": "search", "score": "inherited", "tau": 0.7},
+        {"search": "SuperNet search", "score": "inherited", "tau": 0.75},
     ]
     result = {
         "networks": networks,

@@ -59,6 +59,13 @@ def test_the_best_on_the_short_text_are_compared_on_the_whole_text(corpus: Path)
     assert [each.score for each in found] == sorted(each.score for each in found)
 
 
+def test_in_a_trained_network_the_loss_alone_is_the_score(corpus: Path) -> None:
+    config = small_config(corpus, search__blocks=6, search__parent="parent", search__evolution_steps=5)
+    found = rank(PI, Budget(), config, losses())
+    assert len(found) > 1
+    assert all(each.score == each.shared_weight_loss for each in found)
+
+
 def test_a_network_whose_loss_is_not_a_number_comes_last(corpus: Path) -> None:
     def loss_without_attention(architecture: Architecture) -> float:
         return math.nan if "s" in architecture.layers else 2.0
