@@ -299,7 +299,7 @@ class Bench:
         """Return random networks of the search's space, equally many from each of `STRATA` ranges of latency."""
         settings, plan = self.search_settings(), self.plan["children"]
         costs = find_costs(settings, "latency", Silent())
-        low, high = (plan[key] * costs.interleaved for key in ("low", "high"))
+        low, high = (plan[key] * costs.reference for key in ("low", "high"))
         strata, networks = min(STRATA, plan["networks"]), list[tuple[str, ...]]()
         for number in range(strata):
             bounds = (low + (high - low) * place / strata for place in (number, number + 1))

@@ -538,7 +538,7 @@ def compress(
 
     Args:
         parent: a finished retraining.
-        within: cost targets by metric, such as {"latency": 0.6}.
+        within: cost targets by metric, as shares of the parent's cost, such as {"latency": 0.6}.
         overrides: settings by dotted key, in place of those of the parent.
         run: the folder of all runs, by default a new `runs/compress`; an unfinished compression in it is resumed.
         baselines: also train the same network, and a shallower one of its cost, from scratch.

@@ -134,7 +134,10 @@ def derive(
     run: Annotated[Path, Argument(metavar="RUN", help="Folder of a search.")],
     cost_target: Annotated[
         float | None,
-        Option(help="Largest cost, as a share of the interleaved network's cost; default: as in the search."),
+        Option(
+            help="Largest cost, as a share of the interleaved network's cost, or of the parent's after search --from; "
+            "default: as in the search."
+        ),
     ] = None,
     metric: Annotated[
         str | None, Option(help="Cost: latency, macs, parameters or cache; default: as in the search.")

@@ -29,7 +29,11 @@ def compress(
     output: Output,
     parent: Annotated[Path, Argument(metavar="RUN", help="Folder of a finished retraining.")],
     within: Annotated[
-        str, Option(metavar="METRIC=SHARE,…", help="Cost targets, such as latency=0.6 or latency=0.6,parameters=0.8.")
+        str,
+        Option(
+            metavar="METRIC=SHARE,…",
+            help="Cost targets as shares of the run's cost, such as latency=0.6 or latency=0.6,cache=0.5.",
+        ),
     ],
     settings: Annotated[
         list[str] | None, Argument(metavar="[SECTION.KEY=VALUE ...]", help="Overrides of the run's settings.")
@@ -179,7 +183,7 @@ def blackbox(
         search_studies.blackbox(shared, task, trials, reporter)
     networks = search_studies.evaluated_networks(shared, task.source)
     front, best = search_studies.write_results(networks, task, study, cost_target, folder)
-    output.show(show_front, front, task.costs.interleaved)
+    output.show(show_front, front, task.costs.reference)
     written, arch_file = [folder / BLACKBOX_FRONT], folder / ARCH_FILE
     result = {"study": study, "front": [each._asdict() for each in front], "arch": best and best.network}
     if best is None:

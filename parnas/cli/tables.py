@@ -101,8 +101,7 @@ def show_derivation(derivation: "Derivation") -> None:
     print(f"architecture: {derivation.architecture} ({derivation.method})")
     costs_of_network = [derivation.costs, *(costs for costs, _ in derivation.further)]
     for costs in filter(None, costs_of_network):
-        share = costs.share(derivation.architecture)
-        print(f"cost of the blocks: {share:.3f} of the interleaved network's {costs.metric}, as predicted")
+        print(f"cost of the blocks: {costs.share(derivation.architecture):.3f} of {costs.reference_name}, as predicted")
     print(f"{listed}; {derivation.parameters:,} parameters")
 
 

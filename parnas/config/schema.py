@@ -373,7 +373,7 @@ class CostConfig(Section):
         0.65,
         gt=0,
         description="Cost target: largest cost of the blocks, as a share of that of the interleaved network of the "
-        "same depth; null: no target.",
+        "same depth or, in a trained network, of this network; null: no target.",
     )
     spend: float = Field(
         0.0,

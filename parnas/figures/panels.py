@@ -35,7 +35,7 @@ MONITORED = {
     "entropy": ("Entropy of pi", "nats, mean over blocks"),
     "identity_share": ("Share of identity", "pi of identity, mean over blocks"),
     "argmax_changes": ("Changes of the architecture", "number of changes so far"),
-    "expected_cost": ("Expected cost", "interleaved = 1"),
+    "expected_cost": ("Expected cost", "share"),
     "gap": ("Mixture minus derived network", "validation loss in nats"),
     "tau": ("Temperature", "tau"),
 }

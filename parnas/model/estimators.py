@@ -339,7 +339,7 @@ class UniformPath(Estimator):
         p[c] ∝ u[c] · exp(-price · cost[c]) for the uniform probabilities u and the lowest price that suffices.
 
         Args:
-            relative_costs: cost of each candidate, as a share of the interleaved network's cost, [C].
+            relative_costs: cost of each candidate, as a share of the reference's cost, [C].
             target: largest mean cost of a path, as such a share.
         """
         uniform, costs = self.probabilities.double(), relative_costs.to(self.probabilities.device).double()

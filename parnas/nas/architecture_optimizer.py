@@ -30,7 +30,7 @@ class ArchitectureOptimizer:
         supernet: the network that holds alpha.
         search: the settings, section `search` of the configuration.
         seed: seed of the noise from which gates are sampled.
-        relative_costs: costs of the candidates as shares of the interleaved network's cost, [C]; `None` for a search
+        relative_costs: costs of the candidates as shares of the reference's cost, [C]; `None` for a search
             without a cost target.
 
     Steps count from 0. Alpha is trained from step `search.alpha_start_step` until before step `search.alpha_end_step`.

@@ -15,11 +15,11 @@ class Budget(NamedTuple):
     """The constraints; the default is none."""
 
     costs: Costs | None = None  # None: no cost target
-    target: float | None = None  # largest cost, as a share of the interleaved network's cost; None: no cost target
+    target: float | None = None  # largest cost, as a share of the reference's; None: no cost target
     limits: Mapping[str, int] = {}  # for each layer name, the largest number of blocks that may have this layer
     further: Sequence[tuple[Costs, float]] = ()  # further costs, each with its target
     least: Mapping[str, int] = {}  # for each layer name, the least number of blocks that must have this layer
-    floor: float = 0.0  # least cost, as a share of the interleaved network's cost
+    floor: float = 0.0  # least cost, as a share of the reference's
 
     def most_probable(self, pi: Sequence[Mapping[str, float]], count: int = 1) -> list[LayerString]:
         """Return the `count` most probable architectures within the budget, best first; fewer if no more exist.
@@ -31,15 +31,15 @@ class Budget(NamedTuple):
             ParnasError: no architecture keeps to the limits, to the further targets or to the floor.
         """
         costs, target = self.costs, self.target
-        further = [(each.per_layer, most * each.interleaved) for each, most in self.further]
+        further = [(each.per_layer, most * each.reference) for each, most in self.further]
         if costs is not None and self.floor:
             # A least sum of costs is a largest sum of what each layer costs less than the dearest.
             dearest = max(costs.per_layer[name] for block in pi for name in block)
             saved = {name: dearest - cost for name, cost in costs.per_layer.items() if cost <= dearest}
-            further.append((saved, len(pi) * dearest - self.floor * costs.interleaved))
-        # A target is a share of the interleaved network's cost; the knapsack's budget is in the metric's own unit.
+            further.append((saved, len(pi) * dearest - self.floor * costs.reference))
+        # A target is a share of the reference's cost; the knapsack's budget is in the metric's own unit.
         per_layer = dict.fromkeys((name for block in pi for name in block), 0.0) if costs is None else costs.per_layer
-        budget = math.inf if target is None or costs is None else target * costs.interleaved
+        budget = math.inf if target is None or costs is None else target * costs.reference
         try:
             return most_probable(pi, per_layer, budget, self.limits, count, further, self.least)
         except OverBudget as error:
@@ -47,12 +47,11 @@ class Budget(NamedTuple):
             within = " within the other limits" if self.limits or further else ""
             within += "".join(f" with at least {number} of {key}" for key, number in self.least.items())
             # Rounded up, so that the target given in the message is met.
-            least = math.ceil(1000 * error.cheapest / costs.interleaved) / 1000
+            least = math.ceil(1000 * error.cheapest / costs.reference) / 1000
             without = ", or search.least_attention to 0" if self.least else ""
             raise OverBudget(
-                f"No network{within} costs at most {target:g} of the interleaved network's {costs.metric}; set the "
-                "cost target, search.cost.target or cost_target (--cost-target, --within), to "
-                f"{least:g} or more{without}.",
+                f"No network{within} costs at most {target:g} of {costs.reference_name}; set the cost target, "
+                f"search.cost.target or cost_target (--cost-target, --within), to {least:g} or more{without}.",
                 error.cheapest,
             ) from error
         except ParnasError as error:

@@ -1,7 +1,8 @@
 """Costs of architectures: the sum of their layers' multiply-adds, parameters, memory or measured latency.
 
-Cost targets are relative to the interleaved network of the same depth: a target of 0.5 is half its cost. Embedding and
-softmax, which all architectures share, are not part of a cost.
+Cost targets are relative to the cost of a reference: the interleaved network of the same depth or, in a search in a
+trained network, this parent. A target of 0.5 is half its cost. Embedding and softmax, which all architectures share,
+are not part of a cost.
 """
 
 import math
@@ -14,7 +15,7 @@ import torch
 from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor
 
-from parnas.architecture import ATTENTION, FEED_FORWARD, IDENTITY, Architecture
+from parnas.architecture import ATTENTION, FEED_FORWARD, IDENTITY, Architecture, drop_identity
 from parnas.config.loader import Config
 from parnas.errors import ParnasError
 from parnas.model.layers import Block, make_layer
@@ -22,7 +23,8 @@ from parnas.model.memory import count_numbers
 from parnas.model.transformer_xl import TransformerXL
 from parnas.nas.latency_table import cached_profile, read_profile
 from parnas.runs.files import read_json, write_json
-from parnas.runs.run import COSTS
+from parnas.runs.run import COSTS, Run
+from parnas.training.loaded_run import run_architecture
 from parnas.training.progress import Reporter
 
 __all__ = ["Costs", "Metric", "costs_of_run", "find_costs"]
@@ -38,36 +40,64 @@ UNITS: dict[Metric, str] = {
 
 @dataclass(frozen=True)
 class Costs:
-    """The cost of each layer, and that of the interleaved network with as many blocks as the SuperNet."""
+    """The cost of each layer, and those of the networks that targets are relative to."""
 
     metric: Metric  # its unit is in `UNITS`
     per_layer: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]]  # by layer name; identity is always there
-    interleaved: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    interleaved: Annotated[
+        float, Field(gt=0, allow_inf_nan=False)
+    ]  # of the network with as many blocks as the SuperNet
+    parent: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None  # of a search in a trained network
 
     def __post_init__(self) -> None:
         # Layers may be left out of any network, also where identity is no candidate and so has no cost of its own.
         identity = self.per_layer.get(IDENTITY, 0.0)
         object.__setattr__(self, "per_layer", {**self.per_layer, IDENTITY: identity})  # as the class is frozen
 
+    @property
+    def reference(self) -> float:
+        """Return the cost that targets and shares are relative to: the parent's, else the interleaved network's."""
+        return self.interleaved if self.parent is None else self.parent
+
+    @property
+    def reference_name(self) -> str:
+        """Return what targets and shares are relative to in words, such as `the parent's latency`."""
+        return f"the {'interleaved network' if self.parent is None else 'parent'}'s {self.metric}"
+
     def cost(self, layers: Iterable[str]) -> float:
         """Return the sum of the costs of `layers`, in the unit of the metric (`UNITS`)."""
         return sum(self.per_layer[name] for name in layers)
 
     def share(self, layers: Iterable[str]) -> float:
-        """Return the sum of the costs of `layers` as a share of the interleaved network's cost."""
-        return self.cost(layers) / self.interleaved
+        """Return the sum of the costs of `layers` as a share of the reference's cost."""
+        return self.cost(layers) / self.reference
 
     def relative(self, candidates: Sequence[str]) -> Tensor:
-        """Return the cost of each candidate as a share of the interleaved network's cost, [candidates]."""
-        return torch.tensor([self.per_layer[name] / self.interleaved for name in candidates])
+        """Return the cost of each candidate as a share of the reference's cost, [candidates]."""
+        return torch.tensor([self.per_layer[name] / self.reference for name in candidates])
 
 
-def make_costs(metric: Metric, per_layer: Mapping[str, float], blocks: int) -> Costs:
-    """Return `Costs` of layers, with the cost of the interleaved network of `blocks` blocks computed from them.
+def make_costs(
+    metric: Metric, per_layer: Mapping[str, float], blocks: int, parent: Iterable[str] | None = None
+) -> Costs:
+    """Return `Costs` of layers, with those of the interleaved network of `blocks` blocks and of a parent's layers.
 
     `per_layer` gives the cost of each layer by name, and must include attention `s` and feed-forward `f`.
     """
-    return Costs(metric, dict(per_layer), sum(per_layer[name] for name in Architecture.parse(f"interleaved-{blocks}")))
+    interleaved = sum(per_layer[name] for name in Architecture.parse(f"interleaved-{blocks}"))
+    return Costs(
+        metric, dict(per_layer), interleaved, None if parent is None else sum(per_layer[name] for name in parent)
+    )
+
+
+def _costs_for(config: Config, metric: Metric, per_layer: Mapping[str, float]) -> Costs:
+    """Return `Costs` for a search; the layers of its parent are read from the parent's run folder."""
+    search, parent = config.search, None
+    if search.parent is not None:
+        parent = drop_identity(run_architecture(Run(Path(search.parent)).config()))
+        if missing := [name for name in parent if name not in per_layer]:
+            raise ParnasError(f"search.space lacks {', '.join(dict.fromkeys(missing))}, which the parent has; add it.")
+    return make_costs(metric, per_layer, search.blocks, parent)
 
 
 def find_costs(config: Config, metric: Metric, reporter: Reporter) -> Costs:
@@ -85,7 +115,7 @@ def find_costs(config: Config, metric: Metric, reporter: Reporter) -> Costs:
     profile.refuse_other_shapes(config)
     # A latency is a difference of measurements, so noise can make the one of a cheap layer negative.
     per_layer = {name: max(0.0, profile.latency(name)) for name in _names_to_cost(config)}
-    return make_costs(metric, per_layer, config.search.blocks)
+    return _costs_for(config, metric, per_layer)
 
 
 def read_costs(folder: Path) -> Costs | None:
@@ -154,7 +184,7 @@ def count_costs(config: Config, metric: Literal["macs", "parameters", "cache"]) 
             per_layer[name] = layer.multiply_adds(config.data.tgt_len, config.model.reach)
     if metric == "cache" and not per_layer[ATTENTION]:
         raise ParnasError("The metric cache compares with the memory of attention, which is 0; raise model.mem_len.")
-    return make_costs(metric, per_layer, config.search.blocks)
+    return _costs_for(config, metric, per_layer)
 
 
 def cache_size(layer: Block, config: Config) -> int:
@@ -171,7 +201,7 @@ def penalty(pi: Tensor, costs: Tensor, target: float) -> Tensor:
     """Return max(0, expected cost / target - 1)², a scalar that is 0 if the expected cost is within the target.
 
     The expected cost is the sum of pi · costs over all blocks and candidates, differentiable in pi [N, C] (N blocks, C
-    candidates). `costs` [C] and `target` are shares of the interleaved network's cost.
+    candidates). `costs` [C] and `target` are shares of the reference's cost.
     """
     # The cost of an architecture is a sum over blocks, so its expectation is linear in pi (FBNet, Wu et al. 2019,
     # equation 5). The hinge leaves alpha alone below the target (PLANER, arXiv 2208.14580, section 3). Squared, it

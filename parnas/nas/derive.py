@@ -56,7 +56,7 @@ _SMALL_MARGIN = 0.1
 class Constraints:
     """Constraints of a derived architecture; a field that is `None` is taken from the search's configuration."""
 
-    cost_target: float | None = None  # share of the interleaved network's cost; inf: no target
+    cost_target: float | None = None  # share of the reference's cost (`Costs`); inf: no target
     metric: Metric | None = None
     limits: Mapping[str, int] = field(default_factory=dict)  # by layer name: how many blocks may have the layer
     top_k: int | None = None  # length of the ranking; None: the number of networks that are re-ranked, at least one
@@ -73,7 +73,7 @@ class Constraints:
         )
 
     def targets(self, search: SearchConfig) -> dict[Metric, float | None]:
-        """Return the cost targets by metric, as shares of the interleaved network's cost, for a search.
+        """Return the cost targets by metric, as shares of the reference's cost, for a search.
 
         A target `None` means that the cost is only reported. Without any target or metric, the result is empty.
         """
@@ -112,7 +112,7 @@ class Ranked:
     architecture: Architecture
     probability: float
     behind: float  # log probability of the most probable architecture minus that of this one, in nats
-    cost: float | None  # share of the interleaved network's cost
+    cost: float | None  # share of the reference's cost
     loss: float | None = None  # held-out loss with the SuperNet's weights, nats per token
     score: float | None = None  # of re-ranking (parnas/nas/rerank.py)
 
@@ -134,7 +134,7 @@ class Derivation:
     method: str  # in words
     ranking: tuple[Ranked, ...]  # best first, that is, `architecture` first
     costs: Costs | None
-    target: float | None  # share of the interleaved network's cost
+    target: float | None  # share of the reference's cost
     constraints: Constraints
     finalists: tuple[str, ...] = ()  # architectures compared by short trainings, `architecture` first
     further: tuple[tuple[Costs, float], ...] = ()  # costs in further metrics, each with its target
@@ -167,6 +167,7 @@ class Derivation:
             unit=UNITS[costs.metric],
             blocks=costs.cost(self.architecture),
             interleaved=costs.interleaved,
+            parent=costs.parent,
             share=costs.share(self.architecture),
             target=target,
         )
@@ -183,7 +184,7 @@ def read_constraints(
     """Return constraints from the options of the command line or the Python API, after checking the values.
 
     Args:
-        cost_target: largest cost, as a share of the interleaved network's; `None`: that of the search.
+        cost_target: largest cost, as a share of the reference's; `None`: that of the search.
         metric: the measure of cost; `None`: that of the search.
         limits: largest number of blocks by layer, such as {"s": 4}.
         top_k: see `Constraints`.
@@ -411,13 +412,13 @@ def _describe_method(budget: Budget, reranked: int) -> str:
     most = [f"at most {count} of {name}" for name, count in budget.limits.items()]
     targets = [(budget.costs, budget.target), *budget.further]
     most += [
-        f"{share:g} of the interleaved network's {costs.metric}"
+        f"{share:g} of {costs.reference_name}"
         for costs, share in targets
         if costs is not None and share is not None and share < math.inf
     ]
     least = [f"at least {count} of {name}" for name, count in budget.least.items()]
     if budget.floor and budget.costs is not None:
-        least.append(f"at least {budget.floor:g} of the interleaved network's {budget.costs.metric}")
+        least.append(f"at least {budget.floor:g} of {budget.costs.reference_name}")
     bounds = " within " + ", ".join(most) if most else ""
     bounds += " with " + ", ".join(least) if least else ""
     if reranked:

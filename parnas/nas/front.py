@@ -35,7 +35,7 @@ class Front:
                 {
                     "target": each.target,
                     "arch": str(each.architecture),
-                    "cost": best.cost,  # share of the interleaved network's
+                    "cost": best.cost,  # share of the reference's
                     "loss": best.loss,  # held-out loss with the shared weights, nats per token
                     "score": best.score,
                     "parameters": each.parameters,
@@ -59,7 +59,8 @@ class Front:
         first = self.derivations[0]
         constraints = {key: value for key, value in first.constraints.to_dict().items() if key != "cost_target"}
         metric = first.costs.metric if first.costs else None
-        given = {"metric": metric, "targets": list(self.targets), "constraints": constraints}
+        reference = "parent" if first.costs and first.costs.parent is not None else "interleaved"
+        given = {"metric": metric, "reference": reference, "targets": list(self.targets), "constraints": constraints}
         write_json(listed, {**given, "networks": self.to_rows()})
         return [listed, *paths]
 
@@ -86,7 +87,7 @@ def check_targets(targets: Sequence[float], given: str) -> tuple[float, ...]:
     if not targets or not all(0 < target < math.inf for target in targets) or len(names) < len(set(targets)):
         raise ParnasError(
             f"The targets of the front (--front) are {given}; give a number of targets, up to {_MOST_TARGETS}, or "
-            "shares of the interleaved network's cost, such as 0.3,0.5,0.8, which differ in the first six digits."
+            "shares of a network's cost, such as 0.3,0.5,0.8, which differ in the first six digits."
         )
     return tuple(sorted(set(targets)))
 
@@ -101,7 +102,7 @@ def derive_front(
 
     Args:
         run: the search.
-        targets: largest costs, as shares of the interleaved network's cost.
+        targets: largest costs, as shares of the reference's cost.
         constraints: the other constraints, without a target.
         reporter: receives notes.
 

@@ -39,7 +39,7 @@ def shrink(run: Run, costs: Costs, target: float, least_attention: int, reporter
     Args:
         run: a retraining.
         costs: the costs of layers.
-        target: largest cost, as a share of the interleaved network's cost.
+        target: largest cost, as a share of the reference's cost.
         least_attention: least number of attention layers, or all if the network has fewer.
         reporter: receives notes.
 

@@ -80,7 +80,7 @@ class SuperNetTask(TrainingTask):
         if self.costs is not None:
             diagnostics["expected_cost"] = (pi @ self.costs.relative(self.search.candidates).to(pi)).sum().item()
             if self.costs.metric == "latency":
-                diagnostics["expected_latency_ms"] = diagnostics["expected_cost"] * self.costs.interleaved
+                diagnostics["expected_latency_ms"] = diagnostics["expected_cost"] * self.costs.reference
         super().log(record.model_copy(update=diagnostics))
         assert record.tau is not None
         line = PiRecord(step=record.step, tau=record.tau, pi=pi.tolist(), arch=diagnostics["argmax"])

@@ -108,7 +108,7 @@ class MetricsRecord(Record):
     argmax: str | None = None  # the architecture that derive would select
     argmax_changes: _Count | None = None  # lines so far whose `argmax` is another network than before
     expected_cost: _OptionalFloat = None
-    """Expected cost of the blocks under pi, as a share of the interleaved network's cost."""
+    """Expected cost of the blocks under pi, as a share of the reference's cost."""
     expected_latency_ms: _OptionalFloat = None
 
 
@@ -201,7 +201,8 @@ class CostRecord(Record):
     unit: str
     blocks: _Float  # cost of the architecture
     interleaved: _Float  # cost of the interleaved network of the same depth
-    share: _Float  # `blocks` over `interleaved`
+    parent: _OptionalFloat = None  # of a search in a trained network
+    share: _Float  # `blocks` over `parent`, or over `interleaved` without a parent
     target: _OptionalFloat = None  # largest share allowed
 
 
@@ -220,7 +221,7 @@ class RankedRecord(Record):
     arch: str
     probability: _OptionalFloat = None
     behind: _OptionalFloat = None  # log-probability of the most probable architecture minus that of this one, nats
-    cost: _OptionalFloat = None  # share of the interleaved network's cost
+    cost: _OptionalFloat = None  # share of the reference's cost
     loss: _OptionalFloat = None  # held-out loss with the shared weights, in nats per token, if it was re-ranked
     score: _OptionalFloat = None  # of re-ranking: loss minus a weight times the log-probability, in nats per token
 

@@ -194,7 +194,7 @@ def blackbox(study: optuna.Study, task: BlackboxTask, trials: int, reporter: Rep
             return task.perplexity(trial.number, Architecture(layers)), task.costs.cost(layers)
 
         perplexity, cost = evaluate_once(trial, name, evaluate)
-        share = cost / task.costs.interleaved
+        share = cost / task.costs.reference
         reporter.note(f"trial {trial.number}: {name}  ppl {perplexity:.2f}  cost {share:.2f} of interleaved")
         return perplexity, cost
 
@@ -254,7 +254,7 @@ def write_results(
     """
     networks = [network for network in networks if math.isfinite(network.valid_ppl)]
     front = pareto_front(networks)
-    best = best_within(networks, None if cost_target is None else cost_target * task.costs.interleaved)
+    best = best_within(networks, None if cost_target is None else cost_target * task.costs.reference)
     table = pd.DataFrame(front, columns=EvaluatedNetwork._fields)
     write_text(folder / BLACKBOX_FRONT, table.to_csv(index=False, lineterminator="\n"))
     (folder / ARCH_FILE).unlink(missing_ok=True)  # an earlier call may have had a higher cost target
@@ -277,7 +277,7 @@ def _write_arch(best: EvaluatedNetwork, task: BlackboxTask, study: str, cost_tar
         "source": best.source,
         "valid_ppl": best.valid_ppl,
         "cost": best.cost,
-        "cost_share": best.cost / task.costs.interleaved,
+        "cost_share": best.cost / task.costs.reference,
         "counts": architecture.counts(),
         "parameters": sum(parameter.numel() for parameter in network.parameters()),
     }

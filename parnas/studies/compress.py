@@ -77,18 +77,23 @@ def compress(
 
     Args:
         config: the configuration of the search, with the parent in `search.parent`; see `search_settings`.
-        within: largest costs by metric, as shares of the interleaved network's.
+        within: largest costs by metric, as shares of the parent's.
         folder: the folder of the compression; each phase has a subfolder.
         reporter: receives the progress.
         baselines: also train the networks to compare with.
 
     Raises:
-        ParnasError: there is no parent, no network is within the targets, or `folder` holds trainings of another
-            configuration.
+        ParnasError: there is no parent, the parent is within the targets, or no network is, or `folder` holds trainings
+            of another configuration.
     """
     if config.search.parent is None:
         raise ParnasError("compress needs a trained network; give its run folder.")
     parent = Run(Path(config.search.parent))
+    if not any(share < 1 for share in within.values()):
+        raise ParnasError(
+            "The network itself is within the cost targets (--within); give a share below 1 of its cost, such as "
+            "latency=0.6."
+        )
     metric, target = next(iter(within.items()))  # so that the search refuses a target that no network meets
     config = config.replace(search__cost__metric=metric, search__cost__target=target)
     # 1. Search in the parent, and derive.

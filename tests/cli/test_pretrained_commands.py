@@ -189,6 +189,7 @@ def test_what_does_not_fit_the_parent_or_the_teacher_leaves_no_run_behind(
         ("not a finished", "compress", tmp_path / "unfinished", "--within", "macs=0.8"),
         ("text or the tokenizer", "compress", own, "--within", "macs=0.8", "data.tokenizer.kind=byte"),
         ("No network costs at most", "compress", own, "--within", "macs=0.0001"),
+        ("network itself is within", "compress", own, "--within", "macs=1,parameters=1.5"),
         ("give a finite number above 0", "compress", own, "--within", "macs=-1"),
         ("give a finite number above 0", "compress", own, "--within", "macs=inf"),
         ("is not a folder", "probe", own, "--out", settings),

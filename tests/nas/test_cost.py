@@ -16,6 +16,7 @@ from parnas.errors import ParnasError
 from parnas.model.layers import make_layer
 from parnas.model.transformer_xl import TransformerXL
 from parnas.nas.architecture_optimizer import ArchitectureOptimizer
+from parnas.nas.budget import Budget
 from parnas.nas.cost import Costs, cache_size, count_costs, find_costs, make_costs, penalty, read_costs, write_costs
 from parnas.nas.diagnostics import entropies
 from parnas.nas.latency_table import ModeTable, Profile, Timing, describe_shapes
@@ -49,6 +50,15 @@ def test_shares_are_of_the_interleaved_network() -> None:
     assert costs.share("sfsfs") == 1
     assert costs.share("sifi") == pytest.approx(5 / 13)
     torch.testing.assert_close(costs.relative(["f", "i", "s"]), torch.tensor([2 / 13, 0, 3 / 13]))
+
+
+def test_shares_are_of_the_parent_in_a_trained_network() -> None:
+    costs = make_costs("macs", {"s": 3.0, "f": 2.0, "i": 0.0}, 3, ("f", "f", "s"))
+    assert costs.interleaved == 8
+    assert costs.share("ffs") == 1
+    assert costs.share("fii") == pytest.approx(2 / 7)
+    torch.testing.assert_close(costs.relative(["s"]), torch.tensor([3 / 7]))
+    assert Budget(costs, 4 / 7).most_probable([{"s": 0.6, "f": 0.3, "i": 0.1}] * 3)[0].layers.count("f") == 2
 
 
 @pytest.mark.parametrize("target", [0.3, 0.65, 2.0])

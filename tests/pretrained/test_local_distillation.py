@@ -11,8 +11,8 @@ from helpers.training_helpers import assert_resumes, final_weights
 from parnas.architecture import Architecture
 from parnas.config.loader import Config
 from parnas.errors import ParnasError
-from parnas.nas.derive import derive
-from parnas.pretrained.local_distillation import heal_settings, search_parent
+from parnas.nas.derive import Constraints, derive
+from parnas.pretrained.local_distillation import heal_settings, search_parent, search_settings
 from parnas.runs.run import Run
 from parnas.training.loaded_run import load
 from parnas.training.progress import Silent, describe_metrics
@@ -76,6 +76,18 @@ def test_a_network_is_derived_and_begins_with_the_weights_of_parent_and_candidat
     inherited = child.summary().inherited
     assert inherited is not None
     assert inherited.steps == parent.config().train.steps + searched.config().search.steps
+
+
+def test_a_budget_is_a_share_of_the_cost_of_the_parent(corpus: Path, tmp_path: Path) -> None:
+    parent = retrain(small_config(corpus, model__arch="ffs", train__steps=1), tmp_path / "parent", Silent())
+    changes = {"search__steps": 2, "search__cost__metric": "parameters", "search__cost__target": 0.9}
+    searched = search_parent(search_settings(parent).replace(**changes), tmp_path / "search", Silent())
+    derivation = derive(searched, Constraints(0.6))
+    assert derivation.costs is not None
+    assert derivation.costs.share("ffs") == 1.0
+    assert derivation.costs.share(derivation.architecture) <= 0.6
+    assert "within 0.6 of the parent's parameters" in derivation.method
+    assert "within 0.9 of the parent's macs" in derive(searched, Constraints(metric="macs")).method, "found later"
 
 
 def test_the_embedding_is_healed_unless_it_has_most_of_the_parameters(searched: Run, parent: Run) -> None:

@@ -399,7 +399,7 @@ def _read_derived_front(path: Path) -> CostFront:
     points = front_points(content["networks"])
     if any(drawable(value) is None for point in points for value in (point.cost, point.ppl)):
         raise ValueError("a cost or loss is not finite")
-    cost = f"predicted {content['metric']} of the blocks, interleaved = 1"
+    cost = f"predicted {content['metric']} of the blocks, {content.get('reference', 'interleaved')} = 1"
     answers = () if points else ("Its networks were not re-ranked, so their losses were not measured.",)
     return CostFront("Front of the search", cost, tuple(points), answers=answers, perplexity=FRONT_PERPLEXITY)
 
