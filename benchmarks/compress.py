@@ -53,19 +53,15 @@ from parnas.nas.latency_table import profile as measure_layers
 from parnas.nas.random_sampling import draw_networks
 from parnas.nas.rerank import held_out, shared_weight_losses
 from parnas.nas.search import search
-from parnas.pretrained.local_distillation import (
-    heal_settings,
-    run_search,
-    score_candidates,
-    search_parent,
-    search_settings,
-)
+from parnas.pretrained.local_distillation import run_search, score_candidates, search_parent
 from parnas.pretrained.parent import cheaper_layers
+from parnas.pretrained.settings import heal_settings, search_settings
 from parnas.runs.files import read_json, write_json
 from parnas.runs.run import Run
 from parnas.studies.baselines import EQUAL_COST, hand_designed
 from parnas.training.device import choose_device
 from parnas.training.loaded_run import load
+from parnas.training.perplexity import measure_loss
 from parnas.training.progress import Loop, Reporter, Silent
 from parnas.training.retrain import retrain
 
@@ -88,15 +84,16 @@ TINY = comparison.TINY | {
 
 
 class Row(NamedTuple):
-    """A finished training: perplexity per token on the validation split, and processor times in seconds."""
+    """A finished training: perplexities per token, and processor times in seconds."""
 
     name: str
     seed: int
     arch: str
     steps: int
-    ppl: float = math.nan
+    ppl: float = math.nan  # on the validation split, by whose beginning layers are selected
     training: float = math.nan  # the steps
     total: float = math.nan  # with everything else: loading, scores, selection, validation
+    test: float = math.nan  # on the test split, only of networks that are reported
 
     def retimed(self, step: float | None) -> "Row":
         """Return the row with times that follow from the seconds of a step; `None`: keep those that were recorded."""
@@ -162,6 +159,14 @@ def step_times(trainings: Mapping[str, Config]) -> dict[str, float]:
     return {name: min(of) for name, of in times.items()}
 
 
+def measure_test(run: Run) -> float:
+    """Return the perplexity per token of a finished training on the test split."""
+    loaded = load(run.folder)
+    streams, device = prepare(loaded.config.data), choose_device(loaded.config.runtime)
+    shape, first = loaded.config.validation_shape, streams.tokenizer.eos_id
+    return measure_loss(loaded.model, streams.tokens("test"), first, device, shape).perplexity
+
+
 class Job(NamedTuple):
     """A training to be done."""
 
@@ -213,7 +218,8 @@ class Bench:
             run = self.heal(kind, rest, folder, clock)
         summary = run.summary()
         times = clock.of_steps(), time.process_time() - began
-        return Row(name, self.config.runtime.seed, summary.arch, summary.steps, summary.valid.ppl, *times)
+        test = measure_test(run) if kind in (PARENT, CHILD) else math.nan
+        return Row(name, self.config.runtime.seed, summary.arch, summary.steps, summary.valid.ppl, *times, test)
 
     def existing(self, name: str) -> Run:
         """Return a run that is kept, and make it if it is missing."""
@@ -292,8 +298,9 @@ class Bench:
         """Train a network from scratch in a folder that is not kept; return the row."""
         planned, clock, began = Row(name, self.config.runtime.seed, arch, steps), Clock(), time.process_time()
         with tempfile.TemporaryDirectory(prefix="parnas-compress-") as place:
-            summary = retrain(self.settings(planned), Path(place) / "run", clock).summary()
-        return planned._replace(ppl=summary.valid.ppl, training=clock.of_steps(), total=time.process_time() - began)
+            run = retrain(self.settings(planned), Path(place) / "run", clock)
+            times, test = (clock.of_steps(), time.process_time() - began), measure_test(run)
+            return planned._replace(ppl=run.summary().valid.ppl, training=times[0], total=times[1], test=test)
 
     def random_networks(self) -> list[tuple[str, ...]]:
         """Return random networks of the search's space, equally many from each of `STRATA` ranges of latency."""
@@ -444,6 +451,7 @@ def summarise(
         if name not in (SEARCH, SUPERNET):
             record["ppl"] = fmean(row.ppl for row in of_seed.values())
             record["ppl_by_seed"] = {str(seed): of_seed[seed].ppl for seed in sorted(of_seed)}
+            record["test"] = fmean(row.test for row in of_seed.values())
             if all(arch in latencies for arch in archs):
                 record["latency"] = max(latencies[arch] for arch in archs)
         records.append(record)
@@ -456,8 +464,11 @@ def summarise(
     comparisons = []
     for ours, theirs in wanted:
         if by_name[ours].keys() & by_name[theirs].keys():
-            ppl = [{seed: row.ppl for seed, row in by_name[name].items()} for name in (ours, theirs)]
-            comparisons.append({"network": ours, "relative_to": theirs, **compare(*ppl)})
+            ppl, test = (
+                compare(*({seed: getattr(row, key) for seed, row in by_name[name].items()} for name in (ours, theirs)))
+                for key in ("ppl", "test")
+            )
+            comparisons.append({"network": ours, "relative_to": theirs, **ppl, "test": test})
     return records, comparisons
 
 
@@ -501,16 +512,22 @@ def format_record(record: Mapping[str, Any]) -> dict[str, str]:
         "steps": f"{record['steps']:,.0f}",
         "time of the parent's training": f"{record['total']:.3f}",
         "minutes": f"{record['seconds'] / 60:.1f}",
-        "ppl": f"{record['ppl']:.2f}" if "ppl" in record else "–",
+        "valid": f"{record['ppl']:.2f}" if "ppl" in record else "–",
+        "test": f"{record['test']:.2f}" if "ppl" in record else "–",
     }
 
 
 def format_comparison(record: Mapping[str, Any]) -> dict[str, str]:
     """Return a row of the table of comparisons."""
-    difference = f"{record['percent']:+.2f} %"
-    if record["p"] is not None:
-        difference += f" ({record['low']:+.2f} to {record['high']:+.2f} %, p = {record['p']:.2g})"
-    return {"network": record["network"], "relative to": record["relative_to"], "perplexity": difference}
+
+    def describe(difference: Mapping[str, Any]) -> str:
+        text = f"{difference['percent']:+.2f} %"
+        if difference["p"] is None:
+            return text
+        return f"{text} ({difference['low']:+.2f} to {difference['high']:+.2f} %, p = {difference['p']:.2g})"
+
+    splits = {"valid": describe(record), "test": describe(record["test"])}
+    return {"network": record["network"], "relative to": record["relative_to"], **splits}
 
 
 def candidates(config: Config) -> tuple[str, ...]:

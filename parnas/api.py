@@ -37,8 +37,9 @@ from parnas.nas.front import Front
 from parnas.nas.one_run import second_part, split_training
 from parnas.pretrained.findings import Findings, check_folder, write_findings
 from parnas.pretrained.import_transfo_xl import import_settings, import_transfo_xl
-from parnas.pretrained.local_distillation import run_search, search_settings, settings_from
+from parnas.pretrained.local_distillation import run_search
 from parnas.pretrained.probe_model import PROBE_PAIRS, PROBE_TOKENS, ROUNDS, probe_model, read_runtime
+from parnas.pretrained.settings import heal_settings_or_none, search_settings
 from parnas.pretrained.transfo_xl import read_transfo_xl
 from parnas.runs import resolve
 from parnas.runs.records import Kind, TunedEvalRecord
@@ -174,7 +175,7 @@ def retrain(
     if one_run and inherit is None:
         raise ParnasError("one_run continues a search; give it by inherit, or leave out one_run to resume.")
     if config is None and inherit is not None and not resume:
-        config = settings_from(open_run(inherit))
+        config = heal_settings_or_none(open_run(inherit))
     if teachers:
         overrides = {**(overrides or {}), "train.teachers": [str(open_run(each).folder) for each in teachers]}
     resolved, folder = _resolve(config, overrides, run, "retrain", arch, resume, inherit)

@@ -101,7 +101,8 @@ def search(
     if one_run and parent is not None:
         raise ParnasError("--one-run and --from exclude each other; give one of them.")
     from parnas.nas.one_run import split_training
-    from parnas.pretrained.local_distillation import run_search, search_settings
+    from parnas.pretrained.local_distillation import run_search
+    from parnas.pretrained.settings import search_settings
 
     base = None if parent is None else search_settings(Run(parent))
     config, folder = resolve_arguments(settings, run, resume, "search", base=base)
@@ -246,10 +247,10 @@ def retrain(
     if one_run and inherit is None:
         raise ParnasError("--one-run continues a search; give its folder by --from, or leave out --one-run to resume.")
     from parnas.nas.one_run import second_part
-    from parnas.pretrained.local_distillation import settings_from
+    from parnas.pretrained.settings import heal_settings_or_none
     from parnas.training.retrain import retrain
 
-    base = None if inherit is None else settings_from(Run(inherit))
+    base = None if inherit is None else heal_settings_or_none(Run(inherit))
     if teachers:
         settings = [*(settings or []), f"train.teachers={[str(each) for each in teachers]}"]
     config, folder = resolve_arguments(settings, run, resume, "retrain", arch, inherit, base)

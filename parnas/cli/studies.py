@@ -48,7 +48,7 @@ def compress(
     refuse_torchrun("compress")
     from parnas.cli.tables import show_comparison, show_derivation
     from parnas.nas.derive import read_constraints, read_within
-    from parnas.pretrained.local_distillation import search_settings
+    from parnas.pretrained.settings import search_settings
     from parnas.studies.compress import compress
 
     targets = read_constraints(None, None, within=read_within(within)).within

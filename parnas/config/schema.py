@@ -623,6 +623,10 @@ class SearchConfig(Section):
             yield "least_attention", problem
         if self.block_ridge is not None and self.estimator != "uniform":
             yield "block_ridge", f"is {self.block_ridge:g}, which is for estimator uniform; leave it at null"
+        if self.parent is not None and self.share_slices:
+            yield "share_slices", "is true, but in a trained network (parent) each candidate has its own weights"
+        if self.parent is not None and not self.entropy_end:
+            yield "entropy_end", "is 0, but in a trained network (parent) pi is exp(-KL / entropy_end); set it to 0.02"
         if self.tau_end > self.tau_start:
             yield "tau_end", f"is {self.tau_end}, above tau_start {self.tau_start}; the temperature must not rise"
         if self.alpha_start_step >= self.alpha_end_step:

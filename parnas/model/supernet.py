@@ -12,7 +12,7 @@ Shapes: B batch, T segment, D model width, N blocks, C candidates, counted over 
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Literal, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,21 +28,27 @@ from parnas.model.transformer_xl import TransformerXL
 
 __all__ = ["StochasticBlock", "SuperNet"]
 
+Sharing: TypeAlias = Literal["none", "windows", "slices"]
+"""Candidates of a block that share weights: none, attention layers that differ in their window only, or all of one
+letter, the smaller ones using slices of the largest one's (weight entanglement, arXiv 2107.00651)."""
+
 
 class StochasticBlock(Block):
     """A block with one layer per candidate and logits alpha [C]; its output is the gated sum of the layers' outputs.
 
     Blocks may differ in their candidates. `names` are the candidates of this block, `space` are those of any block.
     Alpha and gates have an entry for each name in `space`, so that alpha and gates of all blocks stack to [N, C].
+    `sharing` says which candidates have the same weights; see `Sharing`.
     """
 
     def __init__(
-        self, config: ModelConfig, space: Sequence[str], names: Sequence[str], share_slices: bool = False
+        self, config: ModelConfig, space: Sequence[str], names: Sequence[str], sharing: Sharing = "windows"
     ) -> None:
         super().__init__()
         self.space = tuple(space)
         layers = {name: make_layer(name, config) for name in names}
-        _share_weights(layers, share_slices)
+        if sharing != "none":
+            _share_weights(layers, sharing)
         self.candidates = nn.ModuleDict(layers)
         self.alpha = nn.Parameter(torch.zeros(len(space)))  # zero: at first all candidates are equally probable
         self.register_buffer("absent", torch.tensor([name not in layers for name in space]), persistent=False)
@@ -146,16 +152,12 @@ class StochasticBlock(Block):
         return cast(list[Block], list(self.candidates.values()))
 
 
-def _share_weights(layers: Mapping[str, Block], share_slices: bool) -> None:
-    """Let candidates of one letter share weights, so that a path trains the others' candidates too.
-
-    Attention layers that differ in their window only have the same weights. With `share_slices`, smaller layers use
-    slices of the largest one's (weight entanglement, arXiv 2107.00651).
-    """
+def _share_weights(layers: Mapping[str, Block], sharing: Sharing) -> None:
+    """Let candidates of one letter share weights, so that a path trains the others' candidates too; see `Sharing`."""
     groups: dict[LayerName, list[Block]] = {}
     for name, layer in layers.items():
         letter, options = LayerName.parse(name)
-        kept = () if share_slices else tuple(option for option in options if option[0] != "window")
+        kept = () if sharing == "slices" else tuple(option for option in options if option[0] != "window")
         groups.setdefault(LayerName(letter, kept), []).append(layer)
     for group in groups.values():
         largest = max(group, key=lambda layer: sum(parameter.numel() for parameter in layer.parameters()))
@@ -168,22 +170,25 @@ class SuperNet(TransformerXL):
     """A `TransformerXL` of stochastic blocks; called without gates, its blocks weight their candidates by pi.
 
     The argument `space` is `search.space`: one list of layer names for all blocks, or a list for each block. The
-    attribute `space` is the union of the lists: the order of the candidates in alpha, pi and gates. `share_slices` is
-    `search.share_slices`.
+    attribute `space` is the union of the lists: the order of the candidates in alpha, pi and gates.
     """
 
     def __init__(
-        self, config: ModelConfig, space: Space, blocks: int, vocab_size: int, share_slices: bool = False
+        self, config: ModelConfig, space: Space, blocks: int, vocab_size: int, sharing: Sharing = "windows"
     ) -> None:
         spaces = spread_space(space, blocks)
         union = unite(spaces)
-        super().__init__(config, [StochasticBlock(config, union, names, share_slices) for names in spaces], vocab_size)
+        super().__init__(config, [StochasticBlock(config, union, names, sharing) for names in spaces], vocab_size)
         self.space = union  # of all blocks: the candidates in alpha, pi and gates
 
     @classmethod
     def from_config(cls, model: ModelConfig, search: SearchConfig, vocab_size: int) -> "SuperNet":
-        """Create the SuperNet of a search from the sections `model` and `search` of its configuration."""
-        return cls(model, search.space, search.blocks, vocab_size, search.share_slices)
+        """Create the SuperNet of a search from the sections `model` and `search` of its configuration.
+
+        In a trained network no candidates share weights: the parent's are frozen, and each other one is trained.
+        """
+        sharing: Sharing = "none" if search.parent is not None else "slices" if search.share_slices else "windows"
+        return cls(model, search.space, search.blocks, vocab_size, sharing)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile each candidate with `torch.compile`: compiled as one, a SuperNet would be compiled for each path."""

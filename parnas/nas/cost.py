@@ -97,6 +97,10 @@ def _costs_for(config: Config, metric: Metric, per_layer: Mapping[str, float]) -
         parent = drop_identity(run_architecture(Run(Path(search.parent)).config()))
         if missing := [name for name in parent if name not in per_layer]:
             raise ParnasError(f"search.space lacks {', '.join(dict.fromkeys(missing))}, which the parent has; add it.")
+        if not sum(per_layer[name] for name in parent):
+            raise ParnasError(
+                f"The layers of the parent {search.parent} have no {metric}; give another metric of cost."
+            )
     return make_costs(metric, per_layer, search.blocks, parent)
 
 
@@ -140,11 +144,13 @@ def read_costs(folder: Path) -> Costs | None:
 def costs_of_run(folder: Path, config: Config, metric: Metric, reporter: Reporter) -> Costs:
     """Return the costs that a run folder stores; if it stores none in `metric`, return those of `find_costs`.
 
+    Costs of a search in a trained network without the parent's are not used.
+
     Raises:
         ParnasError: the stored costs are damaged or lack a candidate, or `find_costs` fails.
     """
     costs = read_costs(folder)
-    if costs is None or costs.metric != metric:
+    if costs is None or costs.metric != metric or (costs.parent is None) != (config.search.parent is None):
         return find_costs(config, metric, reporter)
     if missing := [name for name in _names_to_cost(config) if name not in costs.per_layer]:
         raise ParnasError(

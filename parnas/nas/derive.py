@@ -65,12 +65,9 @@ class Constraints:
 
     def are_those_of(self, search: SearchConfig) -> bool:
         """Return whether these constraints are those by which the search itself selects an architecture."""
-        own = {"cost_target": search.cost.target, "metric": search.cost.metric, "rerank_top_k": search.rerank_count}
-        return (
-            not self.limits
-            and not self.within
-            and all(getattr(self, name) in (None, value) for name, value in own.items())
-        )
+        given = {metric: share for metric, share in self.targets(search).items() if share not in (None, math.inf)}
+        own = {} if search.cost.target is None else {search.cost.metric: search.cost.target}
+        return not self.limits and self.rerank_top_k in (None, search.rerank_count) and given == own
 
     def targets(self, search: SearchConfig) -> dict[Metric, float | None]:
         """Return the cost targets by metric, as shares of the reference's cost, for a search.

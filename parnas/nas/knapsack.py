@@ -40,10 +40,34 @@ from typing import NamedTuple
 from parnas.architecture import IDENTITY
 from parnas.errors import OverBudget, ParnasError
 
-__all__ = ["TOLERANCE", "is_limited"]
+__all__ = ["TOLERANCE", "is_limited", "log_weights", "probabilities"]
 
 TOLERANCE = Fraction(1, 10**9)  # relative: a budget computed as a sum of floats may differ from the exact sum
 _HEURISTIC_WIDTH = 20  # labels per block and network in the heuristic search that bounds the exact one
+
+
+_MOST = 80.0  # a candidate is at most e^80 times less probable than the best, which float32 can represent
+
+
+def log_weights(losses: Mapping[str, float], temperature: float = 1.0) -> dict[str, float]:
+    """Return for candidates of a block the logarithm of exp(-loss / temperature), relative to the best, by name.
+
+    A loss that is far higher, or not finite, counts as a very high one: no candidate is excluded, since a small budget
+    may need it.
+    """
+    least = min(filter(math.isfinite, losses.values()), default=0.0)
+    rises = {name: (loss - least) / temperature if math.isfinite(loss) else _MOST for name, loss in losses.items()}
+    return {name: -min(rise, _MOST) for name, rise in rises.items()}
+
+
+def probabilities(losses: Mapping[str, float], temperature: float = 1.0) -> dict[str, float]:
+    """Return pi of a block for losses of its candidates, by name: in proportion to exp(-loss / temperature).
+
+    So log pi is a sum of losses over the blocks, up to a factor and a constant; see `log_weights` for high losses.
+    """
+    weights = {name: math.exp(weight) for name, weight in log_weights(losses, temperature).items()}
+    total = sum(weights.values())
+    return {name: weight / total for name, weight in weights.items()}
 
 
 @dataclass(frozen=True)

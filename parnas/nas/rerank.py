@@ -83,7 +83,8 @@ def rank(
 ) -> list[ScoredNetwork]:
     """Return the networks of the best scores within `budget`, best first: `search.rerank_top_k`, or fewer if few exist.
 
-    Architectures that differ only in the positions of identity are one network, represented by the best of them.
+    Architectures that differ only in the positions of identity are one network, represented by the best of them; not so
+    in a trained network, whose layers differ.
 
     Args:
         pi: for each block the probability of each candidate, by name.
@@ -114,7 +115,8 @@ def rank(
     # 3. Compare the best networks by their loss on the whole text.
     best: dict[tuple[str, ...], LayerString] = {}
     for layers in evolved:
-        best.setdefault(drop_identity(layers), budget.describe(layers, pi))
+        network = layers if search.parent is not None else drop_identity(layers)
+        best.setdefault(network, budget.describe(layers, pi))
     finalists = list(best.values())[: search.rerank_count]
     return sort_by_score(
         [score_network(choice, losses.full(Architecture(choice.layers)), search) for choice in finalists]

@@ -9,7 +9,6 @@ layers are chosen as a search chooses them (`rank`): exactly within the target b
 loss of whole networks.
 """
 
-import math
 from collections.abc import Sequence
 
 from parnas.architecture import ATTENTION, IDENTITY, Architecture, drop_identity
@@ -17,7 +16,7 @@ from parnas.config.loader import Config
 from parnas.data.streams import prepare
 from parnas.nas.budget import Budget
 from parnas.nas.cost import Costs
-from parnas.nas.knapsack import is_limited
+from parnas.nas.knapsack import is_limited, probabilities
 from parnas.nas.rerank import NetworkLosses, rank
 from parnas.runs.run import Run
 from parnas.training.device import choose_device
@@ -29,7 +28,6 @@ from parnas.training.session import check_same_text
 __all__ = ["shrink"]
 
 _TOKENS, _FEW_TOKENS = 16384, 4096  # of text on which networks are compared: those that are re-ranked, and all others
-_MOST_NATS = 30.0  # per token; larger losses count as this
 _RERANKED, _EVOLVED = 6, 12  # networks to re-rank, and steps of the evolutionary search
 
 
@@ -78,10 +76,8 @@ def select_layers(layers: Sequence[str], losses: NetworkLosses, budget: Budget, 
     # 1. The loss without each layer. As in a search, pi ∝ exp(-loss) for the candidates of a block.
     whole, pi = losses.full(Architecture(layers)), []
     for number, layer in enumerate(layers):
-        lost = losses.full(Architecture([*layers[:number], IDENTITY, *layers[number + 1 :]])) - whole
-        lost = _MOST_NATS if math.isnan(lost) else max(-_MOST_NATS, min(lost, _MOST_NATS))
-        without = 1 / (1 + math.exp(lost))
-        pi.append({layer: 1 - without, IDENTITY: without})
+        without = losses.full(Architecture([*layers[:number], IDENTITY, *layers[number + 1 :]]))
+        pi.append(probabilities({layer: whole, IDENTITY: without}))
     # 2. The networks of the least sum of these losses within the target, others that resemble them, and of all these
     #    the one of the lowest loss: log pi, which adds up the losses of single layers, has no weight.
     settings = {"rerank_top_k": _RERANKED, "evolution_steps": _EVOLVED, "entropy_end": 0.0}

@@ -7,13 +7,12 @@ network within the next budget, as progressive pruning measures importance again
 2017, arXiv 1611.06440, section 2).
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 
 from parnas.nas.budget import Budget
+from parnas.nas.knapsack import probabilities
 
 _STEPS = 3
-_MOST_NATS = 100.0  # a larger change of the loss counts as this one, as does a loss that is not finite
 
 
 def reach_in_steps(
@@ -24,25 +23,32 @@ def reach_in_steps(
 ) -> list[tuple[str, ...]]:
     """Return up to `count` networks within a budget, best first by the scores in the network of the step before.
 
-    The result is empty without a cost target below the cost of the most probable network of all, the parent.
+    The first step starts from the most probable network of all, the parent. The result is empty if the parent is within
+    all cost targets.
 
     Args:
         pi: for each block the probability of each candidate, by name.
-        budget: the constraints.
+        budget: the constraints; all its cost targets are reached in equal steps.
         loss: returns the held-out loss of a network, nats per token.
         count: number of networks.
 
     Raises:
         ParnasError: no network is within the budget.
     """
-    costs, target = budget.costs, budget.target
-    if costs is None or target is None:
+    parent = Budget().most_probable(pi)[0].layers
+    if budget.costs is None or budget.target is None:
         return []
-    whole = costs.share(budget._replace(target=None, floor=0.0).most_probable(pi)[0].layers)
-    if target >= whole:
+    targets = [(budget.costs, budget.target), *budget.further]
+    shares = [costs.share(parent) for costs, _ in targets]
+    if all(share <= target for share, (_, target) in zip(shares, targets, strict=True)):
         return []
     for step in range(1, _STEPS):
-        larger = budget._replace(target=whole - (whole - target) * step / _STEPS, floor=0.0)
+        first, *others = [
+            max(target, share - (share - target) * step / _STEPS)
+            for share, (_, target) in zip(shares, targets, strict=True)
+        ]
+        further = [(costs, share) for (costs, _), share in zip(budget.further, others, strict=True)]
+        larger = budget._replace(target=first, further=further, floor=0.0)
         pi = score_in(larger.most_probable(pi)[0].layers, pi, loss)
     return [each.layers for each in budget.most_probable(pi, count)]
 
@@ -57,12 +63,5 @@ def score_in(
     result = []
     for block, row in enumerate(pi):
         names = [name for name, chance in row.items() if chance > 0]
-        losses = {name: loss((*network[:block], name, *network[block + 1 :])) for name in names}
-        least = min(filter(math.isfinite, losses.values()), default=0.0)
-        changes = {
-            name: min(value - least, _MOST_NATS) if math.isfinite(value) else _MOST_NATS
-            for name, value in losses.items()
-        }
-        total = sum(math.exp(-change) for change in changes.values())
-        result.append({name: math.exp(-change) / total for name, change in changes.items()})
+        result.append(probabilities({name: loss((*network[:block], name, *network[block + 1 :])) for name in names}))
     return result

@@ -104,3 +104,4 @@ class SuperNetTask(TrainingTask):
         """Restore what `state_dict` returned; raise `ValueError` if `state` does not fit this SuperNet."""
         super().load_state_dict(state)
         self.monitor.network, self.monitor.changes = state["monitor"]
+        self.selected = None if state["selected"] is None else Architecture.parse(state["selected"])

@@ -61,27 +61,37 @@ def copy_cut(layer: Block, cut: Block, importance: Tensor | None, u: Tensor | No
     Args:
         layer: the trained layer.
         cut: the layer to fill; it may also be as large, such as attention with a window.
-        importance: of the inputs of `output_map(layer)`, [inputs]; `None` if all of them are kept.
+        importance: of the inputs of `output_map(layer)`, [inputs]; `None` if it was not measured.
         u: the content bias of the trained layer, [H, E].
         v: the distance bias, [H, E].
 
     Returns:
-        Whether the layers are of the same kind; otherwise nothing is copied.
+        Whether the layers are of the same kind and `cut` is no larger; otherwise nothing is copied.
     """
-    if type(layer) is not type(cut) or not isinstance(layer, ResidualLayer):
+    if type(layer) is not type(cut) or not isinstance(layer, ResidualLayer) or not isinstance(cut, ResidualLayer):
         return False
-    assert isinstance(cut, ResidualLayer)
+    if shapes_of(layer) == shapes_of(cut):
+        cut.load_state_dict(layer.state_dict())
+        return True
     with torch.no_grad():
-        if isinstance(layer, SelfAttention) and isinstance(cut, SelfAttention):
-            if layer.head_width != cut.head_width:
+        if type(layer) is SelfAttention and type(cut) is SelfAttention:
+            fewer = cut.n_heads < layer.n_heads and importance is not None
+            if layer.head_width != cut.head_width or not (fewer or cut.n_heads == layer.n_heads):
                 return False
             _copy_attention(layer, cut, importance, u, v)
         elif isinstance(layer, FeedForward | GatedFeedForward) and isinstance(cut, FeedForward | GatedFeedForward):
+            if cut.outer.in_features > layer.outer.in_features or importance is None:
+                return False
             _copy_feed_forward(layer, cut, importance)
         else:
-            cut.load_state_dict(layer.state_dict())
+            return False
         cut.layer_norm.load_state_dict(layer.layer_norm.state_dict())
     return True
+
+
+def shapes_of(layer: Block) -> dict[str, torch.Size]:
+    """Return the shape of each weight of a layer, by name."""
+    return {name: weight.shape for name, weight in layer.state_dict().items()}
 
 
 def _copy_attention(
@@ -108,13 +118,10 @@ def _copy_attention(
 
 
 def _copy_feed_forward(
-    layer: FeedForward | GatedFeedForward, cut: FeedForward | GatedFeedForward, importance: Tensor | None
+    layer: FeedForward | GatedFeedForward, cut: FeedForward | GatedFeedForward, importance: Tensor
 ) -> None:
     """Copy the most important inner features, and in a gated layer their gates."""
-    kept = torch.arange(layer.outer.in_features)
-    if cut.outer.in_features < layer.outer.in_features:
-        assert importance is not None
-        kept = importance.topk(cut.outer.in_features).indices.sort().values
+    kept = importance.topk(cut.outer.in_features).indices.sort().values
     rows = torch.cat([kept, kept + layer.outer.in_features]) if isinstance(layer, GatedFeedForward) else kept
     for own, whole, chosen in ((cut.inner, layer.inner, rows), (cut.outer, layer.outer, None)):
         weight = whole.weight[:, kept] if chosen is None else whole.weight[chosen]

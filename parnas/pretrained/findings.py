@@ -22,7 +22,7 @@ from parnas.figures.probe import draw_probe
 from parnas.figures.report.page import write_report
 from parnas.nas.budget import Budget
 from parnas.nas.cost import Costs
-from parnas.nas.knapsack import is_limited
+from parnas.nas.knapsack import is_limited, probabilities
 from parnas.pretrained.parent import Parent
 from parnas.pretrained.probe import Probe, mean_loss, measure_networks, probe
 from parnas.runs.files import write_json
@@ -34,7 +34,7 @@ from parnas.training.latency import time_in_turns
 __all__ = ["Findings", "check_folder", "write_findings"]
 
 TARGETS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
-_TEMPERATURE = 0.02  # nats; it scales pi, and so does not change which network is the best
+_TEMPERATURE = 0.2  # nats; it scales log pi, and so does not change which network is the best
 _MOST_NATS = 30.0
 _TOLERANCE = 0.02  # rise of the perplexity up to which a layer is not needed
 
@@ -199,7 +199,7 @@ def investigate(
         found = probe(parent, ids, note, pairs, seed)
         times = measure_times(parent, ids, device, rounds)
         own = Costs("latency", times.layers, sum(times.layers[name] for name in parent.layers))
-        pi = probabilities(found)
+        pi = scores_to_pi(found)
         # 1. Networks with one attention layer less each, all other layers kept.
         attention = [number for number, name in enumerate(parent.layers) if is_limited(name, ATTENTION)]
         keep = [
@@ -208,7 +208,7 @@ def investigate(
             else {own_name: 1.0}
             for number, (own_name, block) in enumerate(zip(parent.layers, pi, strict=True))
         ]
-        limits = range(len(attention) - 1, -1, -1)
+        limits = range(len(attention) - 1, -1 if len(attention) < len(parent.layers) else 0, -1)  # one layer is left
         fewer = [Budget(limits={ATTENTION: most}).most_probable(keep)[0].layers for most in limits]
         # 2. The best network within each share of the latency.
         front = []
@@ -240,13 +240,12 @@ def investigate(
     return Findings(found, times, tuple(map(describe, fewer)), tuple(map(describe, dict.fromkeys(front))))
 
 
-def probabilities(found: Probe) -> list[dict[str, float]]:
-    """Return pi of each layer: the softmax of -KL / e over the layer and its replacements, with a small constant e."""
+def scores_to_pi(found: Probe) -> list[dict[str, float]]:
+    """Return pi of each layer: the softmax of -KL / e over the layer and its replacements, with a constant e."""
     result = []
     for own, changes in zip(found.layers, found.changes, strict=True):
-        scores = {own: 0.0} | {name: min(max(0.0, each.kl), _MOST_NATS) for name, each in changes.items()}
-        weights = {name: math.exp(-kl / _TEMPERATURE / len(found.layers)) for name, kl in scores.items()}
-        result.append({name: weight / sum(weights.values()) for name, weight in weights.items() if weight > 0})
+        scores = {own: 0.0} | {name: each.kl for name, each in changes.items()}
+        result.append(probabilities(scores, _TEMPERATURE))
     return result
 
 

@@ -22,9 +22,8 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from parnas.architecture import ATTENTION, CONVOLUTION, IDENTITY, RECURRENCE, Architecture, drop_identity
+from parnas.architecture import IDENTITY, Architecture, drop_identity
 from parnas.config.loader import Config
-from parnas.config.schema import CostConfig, SearchConfig
 from parnas.data.batching import Shuffle, TrainingBatches
 from parnas.data.streams import TokenStreams
 from parnas.errors import ParnasError
@@ -34,14 +33,14 @@ from parnas.model.supernet import StochasticBlock, SuperNet
 from parnas.model.transfer import to_device
 from parnas.model.transformer_xl import TransformerXL
 from parnas.nas.cost import Costs
-from parnas.nas.knapsack import is_limited
-from parnas.nas.one_run import inheriting
+from parnas.nas.knapsack import log_weights
 from parnas.nas.rerank import held_out
 from parnas.nas.search import check_feasible, prepare_costs, search
 from parnas.nas.supernet_task import SuperNetTask
 from parnas.pretrained.cut import copy_cut
-from parnas.pretrained.parent import ParnasParent, cheaper_layers
+from parnas.pretrained.parent import ParnasParent
 from parnas.pretrained.probe import Change, probe, rows_of
+from parnas.pretrained.settings import refuse_unfinished
 from parnas.runs.records import MetricsRecord
 from parnas.runs.run import Run
 from parnas.training.device import Device
@@ -54,13 +53,10 @@ from parnas.training.progress import Reporter
 from parnas.training.session import check_same_text, open_session, run_task
 from parnas.training.trainer import Session, StepResult
 
-__all__ = ["heal_settings", "run_search", "search_parent", "search_settings", "settings_from"]
+__all__ = ["run_search", "search_parent"]
 
 _LEAST_CHANGE = 1e-6  # of the parent's layer: mean square
 _IMPORTANCE_TOKENS = 16_384  # of training text
-_SCORED_TOKENS, _RERANKED = 8192, 6  # held-out text of the scores, and networks that are compared as a whole
-_SEARCH_SHARE, _HEALING_SHARE = 0.1, 0.2  # of the steps of the parent's training
-_HEALING_RATE = 0.7  # of the learning rate of the parent's training
 
 
 class LocalDistillation(SuperNetTask):
@@ -172,9 +168,10 @@ class LocalDistillation(SuperNetTask):
         """Set alpha of each block so that pi is the softmax of -KL / e."""
         for alpha, of_block, name in zip(self.supernet.alphas(), changes, self.parent_layers, strict=True):
             scores = {name: 0.0} | {key: change.kl for key, change in of_block.items()}
+            weights = log_weights(scores, self.search.entropy_end)
             with torch.no_grad():
                 for index, key in enumerate(self.supernet.space):
-                    alpha[index] = -scores[key] / self.search.entropy_end if key in scores else 0.0
+                    alpha[index] = weights.get(key, 0.0)
 
     def validate(self) -> dict[str, TotalLoss]:
         """Return the validation loss of the network that would be derived now."""
@@ -200,7 +197,8 @@ def score_candidates(
         note: receives a line for each block.
     """
     parent = ParnasParent.from_supernet(supernet.eval(), parent_layers, config.data.tgt_len)
-    text = rows_of(held_out(config, streams), config.data.batch_size, config.data.tgt_len)
+    data, memory = config.data, config.model.mem_len
+    text = rows_of(held_out(config, streams), data.batch_size, data.tgt_len, memory)
     with device.autocast():
         return probe(parent, text.to(device.device), note).changes
 
@@ -222,8 +220,9 @@ def search_parent(config: Config, folder: Path, reporter: Reporter, resume: bool
         if not session.resuming:
             loaded = load(parent.folder)
             check_same_text(streams.header, loaded.header, str(parent.folder))
-            ids = rows_of(streams.tokens("train")[:_IMPORTANCE_TOKENS], config.data.batch_size, config.data.tgt_len)
-            inherit_layers(model, loaded.model, layers, ids[:, :-1], config.data.tgt_len)
+            data, text = config.data, streams.tokens("train")[:_IMPORTANCE_TOKENS]
+            ids = rows_of(text, data.batch_size, data.tgt_len, config.model.mem_len)
+            inherit_layers(model, loaded.model, layers, ids[:, :-1], data.tgt_len)
             with session.device.distributed.main_process_first():  # so that every process can read it
                 if session.device.distributed.is_main:
                     session.run.write_inherited(inherited_from(loaded, parent))
@@ -238,74 +237,9 @@ def search_parent(config: Config, folder: Path, reporter: Reporter, resume: bool
         return run_task(task, task.architecture)
 
 
-def search_settings(parent: Run) -> Config:
-    """Return the configuration of a search in the network of a finished retraining: its own, with a new section search.
-
-    An attention layer may be replaced by cheaper ones of its kind (`cheaper_layers`), a convolution, a recurrence or
-    identity, any other layer by cheaper ones of its kind or identity. Local distillation takes a tenth of the steps of
-    the retraining.
-    """
-    refuse_unfinished(parent)
-    config = parent.config()
-    model, layers = config.model, drop_identity(run_architecture(config))
-    space: list[tuple[str, ...]] = []
-    for name in layers:
-        *cheaper, identity = cheaper_layers(name, model, config.data.tgt_len)
-        new = (CONVOLUTION, RECURRENCE) if is_limited(name, ATTENTION) else ()
-        space.append((name, *cheaper, *new, identity))
-    steps = max(8, round(_SEARCH_SHARE * config.train.steps))
-    return config.from_scratch(
-        model__arch=None,
-        train__teachers=(),
-        search=SearchConfig(
-            parent=str(parent.folder.resolve()),
-            blocks=len(layers),
-            space=tuple(space),
-            steps=steps,
-            warmup_steps=steps // 20,
-            alpha_start_step=0,
-            lr=config.train.lr,
-            cost=CostConfig(metric=config.search.cost.metric, table=config.search.cost.table),
-            # Scores, for small budgets in steps (`nas/stepwise.py`), leave few networks to be compared as a whole.
-            rerank_tokens=_SCORED_TOKENS,
-            rerank_top_k=_RERANKED,
-            evolution_steps=len(layers),
-        ),
-    )
-
-
-def heal_settings(search: Run) -> Config:
-    """Return the configuration of the training of a network that a search in a trained network has found.
-
-    It starts from the weights of that search, has the parent as its teacher, and takes a part of the steps of the
-    parent's training, at a lower rate. Embedding and softmax stay those of the parent if they have most of its
-    parameters: a step is faster then. With a small vocabulary it is not, and training them lowers the loss further.
-    """
-    config = search.config()
-    summary = Run(Path(cast(str, config.search.parent))).summary()
-    in_blocks = summary.parameters_without_embeddings or summary.parameters
-    return inheriting(config, search.folder, max(1, round(_HEALING_SHARE * config.train.steps))).replace(
-        train__lr=_HEALING_RATE * config.train.lr,
-        train__freeze_embedding=summary.parameters > 2 * in_blocks,
-        train__teachers=(config.search.parent,),
-        search__parent=None,
-    )
-
-
 def run_search(config: Config, folder: Path, reporter: Reporter, resume: bool = False) -> Run:
     """Search in the network of `search.parent`, or train a SuperNet from scratch if there is none; return the run."""
     return (search if config.search.parent is None else search_parent)(config, folder, reporter, resume)
-
-
-def settings_from(run: Run) -> Config | None:
-    """Return `heal_settings` if a run is a search in a trained network, else `None`."""
-    return heal_settings(run) if run.kind() == "search" and run.config().search.parent is not None else None
-
-
-def refuse_unfinished(parent: Run) -> None:
-    """Raise `ParnasError` if a run is not a finished retraining."""
-    if parent.kind() != "retrain" or not parent.finished():
-        raise ParnasError(f"{parent.folder} is not a finished retraining; train it to its end by parnas retrain.")
 
 
 def read_layers(parent: Run, config: Config) -> tuple[str, ...]:

@@ -136,16 +136,18 @@ class ParnasParent(Parent):
         """Return the network of `layers`, one for each block, with the other candidates as replacements."""
         blocks = [cast(StochasticBlock, block) for block in supernet.blocks]
         names = [[name for name in block.candidates if name != own] for block, own in zip(blocks, layers, strict=True)]
-        parent = cls(supernet.extract(Architecture(layers)), layers, tgt_len, names)
+        network = supernet.extract(Architecture(layers))
+        network.u, network.v = supernet.u, supernet.v  # which the candidates may need, if not the parent's layers
+        parent = cls(network, layers, tgt_len, names)
         parent.replacements = [{key: cast(Block, each) for key, each in block.candidates.items()} for block in blocks]
         return parent
 
     def embed(self, ids: Tensor) -> Tensor:
-        """As of `Parent`."""
+        """See `Parent.embed`."""
         return self.network.embed(ids)
 
     def run(self, number: int, x: Tensor, name: str | None = None) -> Tensor:
-        """As of `Parent`; the rows are read in segments with memory, from an empty one."""
+        """See `Parent.run`; the rows are read in segments with memory, from an empty one."""
         if name == IDENTITY:  # it needs no segments
             return x
         layer = cast(Block, self.network.blocks[number]) if name is None else self.replacements[number][name]
@@ -159,23 +161,23 @@ class ParnasParent(Parent):
         return torch.cat(outputs, dim=1)
 
     def finish(self, x: Tensor) -> Tensor:
-        """As of `Parent`."""
+        """See `Parent.finish`."""
         return self.network.finish(x)
 
     def logits(self, hidden: Tensor, cluster: int) -> Tensor:
-        """As of `Parent`."""
+        """See `Parent.logits`."""
         return self.network.head.cluster_logits(hidden, cluster)
 
     def logit_changes(self, change: Tensor, cluster: int) -> Tensor:
-        """As of `Parent`."""
+        """See `Parent.logit_changes`."""
         return self.network.head.cluster_logits(change, cluster, biased=False)
 
     def by_cluster(self, targets: Tensor) -> list[tuple[int, Tensor | None, Tensor]]:
-        """As of `Parent`."""
+        """See `Parent.by_cluster`."""
         return self.network.head.by_cluster(targets)
 
     def measure_importance(self, ids: Tensor) -> None:
-        """As of `Parent`; replacements that exist stay."""
+        """See `Parent.measure_importance`; replacements that exist stay."""
         missing = [
             [name for name in names if name not in made]
             for names, made in zip(self.alternatives, self.replacements, strict=True)

@@ -12,6 +12,7 @@ best network within any budget is a knapsack problem (`parnas/nas/knapsack.py`).
 Shapes: R rows of text, L tokens of a row, D model width, V vocabulary.
 """
 
+import math
 import random
 from collections.abc import Callable, Iterable, Sequence
 from itertools import combinations, islice
@@ -162,13 +163,15 @@ def describe(changes: dict[str, Change]) -> str:
     return ", ".join(f"{name} {change.loss:+.3f}" for name, change in changes.items())
 
 
-def rows_of(tokens: Tokens, rows: int, tgt_len: int) -> Tensor:
+def rows_of(tokens: Tokens, rows: int, tgt_len: int, mem_len: int = 0) -> Tensor:
     """Return a text as `rows` rows, [R, L + 1], of which L is a multiple of a segment; the rest is left out.
 
-    Each row begins with the last token of the row before. Fewer rows are returned for a short text, and of a text that
-    is shorter than a segment one row, as long as it is.
+    Each row begins with the last token of the row before. Fewer rows are returned for a short text, so that at least
+    half of the segments of a row have a full memory of `mem_len` tokens. Of a text that is shorter than a segment one
+    row is returned, as long as it is.
     """
-    rows = max(1, min(rows, (len(tokens) - 1) // tgt_len))
+    segments = max(1, 2 * math.ceil(mem_len / tgt_len))
+    rows = max(1, min(rows, (len(tokens) - 1) // (tgt_len * segments)))
     length = (len(tokens) - 1) // rows // tgt_len * tgt_len or len(tokens) - 1
     starts = np.arange(rows)[:, None] * length
     return torch.from_numpy(np.asarray(tokens)[starts + np.arange(length + 1)].astype(np.int64))

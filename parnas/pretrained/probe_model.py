@@ -65,7 +65,7 @@ def probe_model(
         network, layers = loaded.discrete(), drop_identity(loaded.architecture)
         config, encode = loaded.config, loaded.tokenizer.encode
         own_text = config.data.corpus
-        length, rows = config.data.tgt_len, _ROWS
+        length, memory, rows = config.data.tgt_len, config.model.mem_len, _ROWS
         if not Run(folder).finished():
             note(f"{folder} has not ended: its newest checkpoint is probed")
         network.to(device.device)
@@ -77,12 +77,12 @@ def probe_model(
             raise ParnasError(f"{folder} has no text of its own; give one (--text): a text file or a corpus.")
         ids = tokenizer(read(text, note), truncation=False)["input_ids"]
         length = min(_LENGTH, int(getattr(model.config, "max_position_embeddings", _LENGTH)), tokens, len(ids) - 1)
-        rows = max(1, min(tokens, len(ids) - 1) // max(1, length))
+        rows, memory = max(1, min(tokens, len(ids) - 1) // max(1, length)), 0
         parent = TransformersParent(model.to(device.device), length)
     taken = np.asarray(ids[: tokens + 1])
     if len(taken) <= _LEAST_TOKENS:
         raise ParnasError(f"The text has {len(taken)} tokens; give one of more than {_LEAST_TOKENS}.")
-    found = rows_of(taken, rows, length).to(device.device)
+    found = rows_of(taken, rows, length, memory).to(device.device)
     findings = investigate(parent, found, device, pairs, rounds, 1, note)
     return replace(
         findings,

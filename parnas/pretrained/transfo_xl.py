@@ -150,7 +150,8 @@ def convert(model: TransfoXL, config: Config) -> TransformerXL:
         if source.name not in model.weights:
             problems.append(f"{source.name} is missing")
             continue
-        found = model.weights[source.name][source.rows]
+        whole = model.weights[source.name]
+        found = whole[source.rows] if whole.dim() else whole
         if found.shape != tensor.shape:
             problems.append(f"{source.name} has the shape {list(found.shape)}, not {list(tensor.shape)}")
             continue

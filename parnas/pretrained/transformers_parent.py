@@ -89,7 +89,7 @@ class TransformersParent(Parent):
         self.zeros: dict[str, Zeros] = {}
 
     def embed(self, ids: Tensor) -> Tensor:
-        """As of `Parent`; also notes the arguments with which the model calls its blocks for text of this shape."""
+        """See `Parent.embed`; also notes the arguments with which the model calls its blocks for text of this shape."""
         found: list[Tensor] = []
         self.calls.clear()
 
@@ -115,7 +115,7 @@ class TransformersParent(Parent):
         return found[0]
 
     def run(self, number: int, x: Tensor, name: str | None = None) -> Tensor:
-        """As of `Parent`; rows must have the shape of those that `embed` has read."""
+        """See `Parent.run`; rows must have the shape of those that `embed` has read."""
         if name == IDENTITY:
             return x
         index, is_feed_forward = divmod(number, 2)
@@ -130,25 +130,25 @@ class TransformersParent(Parent):
         return hidden
 
     def finish(self, x: Tensor) -> Tensor:
-        """As of `Parent`."""
+        """See `Parent.finish`."""
         hidden: Tensor = self.final_norm(x)
         return hidden
 
     def logits(self, hidden: Tensor, cluster: int) -> Tensor:  # noqa: ARG002
-        """As of `Parent`."""
+        """See `Parent.logits`."""
         logits: Tensor = self.model.lm_head(hidden)
         return logits
 
     def logit_changes(self, change: Tensor, cluster: int) -> Tensor:  # noqa: ARG002
-        """As of `Parent`."""
+        """See `Parent.logit_changes`."""
         return nn.functional.linear(change, self.model.lm_head.weight)
 
     def by_cluster(self, targets: Tensor) -> list[tuple[int, Tensor | None, Tensor]]:
-        """As of `Parent`."""
+        """See `Parent.by_cluster`."""
         return [(0, None, targets)]
 
     def measure_importance(self, ids: Tensor) -> None:
-        """As of `Parent`."""
+        """See `Parent.measure_importance`."""
         maps = [
             getattr(getattr(block, part), output)
             for block in self.blocks

@@ -22,8 +22,9 @@ from parnas.figures.heatmap import AnimationOptions
 from parnas.figures.report.data import finite_values
 from parnas.figures.report.result import describe_child
 from parnas.nas.cost import Metric
-from parnas.nas.derive import Constraints, Derivation, derive, write_derivation
-from parnas.pretrained.local_distillation import heal_settings, search_parent
+from parnas.nas.derive import Derivation, derive, read_constraints, write_derivation
+from parnas.pretrained.local_distillation import search_parent
+from parnas.pretrained.settings import heal_settings
 from parnas.runs.run import ARCH_FILE, PLAIN, Run
 from parnas.studies.baselines import EQUAL_COST, hand_designed
 from parnas.studies.train_or_load import train_once
@@ -89,6 +90,7 @@ def compress(
     if config.search.parent is None:
         raise ParnasError("compress needs a trained network; give its run folder.")
     parent = Run(Path(config.search.parent))
+    constraints = read_constraints(None, None, within={str(name): share for name, share in within.items()})
     if not any(share < 1 for share in within.values()):
         raise ParnasError(
             "The network itself is within the cost targets (--within); give a share below 1 of its cost, such as "
@@ -98,7 +100,7 @@ def compress(
     config = config.replace(search__cost__metric=metric, search__cost__target=target)
     # 1. Search in the parent, and derive.
     searched = train_once(search_parent, config, folder / "search", reporter)
-    derivation = derive(searched, Constraints(within=within), reporter)
+    derivation = derive(searched, constraints, reporter)
     write_derivation(derivation, searched, searched.folder / ARCH_FILE)
     architecture = str(derivation.architecture)
     # 2. Heal the child.
@@ -107,14 +109,18 @@ def compress(
     runs = {CHILD: train_once(retrain, healing, folder / CHILD, reporter)}
     # 3. The same network, and a shallower one of the same cost, from scratch.
     if baselines:
-        fresh = parent.config().from_scratch(train__teachers=())
+        inherited = parent.summary().inherited
+        earlier_steps, earlier_seconds = (0, 0.0) if inherited is None else (inherited.steps, inherited.seconds)
+        fresh = config.from_scratch(
+            search__parent=None, train__teachers=(), train__steps=config.train.steps + earlier_steps
+        )
         reporter.note(f"{SCRATCH}: training {architecture} from scratch")
         runs[SCRATCH] = train_once(retrain, fresh.replace(model__arch=architecture), folder / SCRATCH, reporter)
         assert derivation.costs is not None
         blocks = config.search.blocks
         (shallower,) = hand_designed([EQUAL_COST], derivation.architecture, derivation.costs, blocks).values()
         # Networks of equal cost take about equal steps, so that the steps for a time follow from those of `scratch`.
-        seconds = sum(run.summary().seconds for run in (parent, searched, runs[CHILD]))
+        seconds = earlier_seconds + sum(run.summary().seconds for run in (parent, searched, runs[CHILD]))
         trained = runs[SCRATCH].summary()
         steps = max(1, round(seconds * trained.steps / max(trained.seconds, _LEAST_SECONDS)))
         reporter.note(f"{SHALLOWER}: training {shallower} from scratch for {steps} steps")

@@ -96,12 +96,15 @@ def load_teachers(
 def _load_selected(run: Run, summary: RunSummary, architecture: Architecture) -> tuple[LoadedRun, Architecture]:
     """Return a search with the weights for an architecture, and this architecture as the search writes it.
 
-    The network that the search selected has been fine-tuned at its end; the weights of all others are those that were
-    stored before the fine-tuning.
+    The network that the search selected may have been fine-tuned at its end; the weights of all others are those that
+    were stored before the fine-tuning. Without it, blocks are taken as given: other positions of identity are other
+    weights.
     """
     own = Architecture.parse(summary.arch)
     selected = drop_identity(own) == drop_identity(architecture)
-    return load(run.folder, supernet_weights=not selected, by_pi=True), own if selected else architecture
+    if selected and (run.supernet.is_dir() or len(architecture) != len(own)):
+        return load(run.folder, by_pi=True), own
+    return load(run.folder, supernet_weights=True, by_pi=True), architecture
 
 
 def _load_part(run: Run, architecture: Architecture) -> tuple[LoadedRun, Architecture]:

@@ -9,7 +9,7 @@ from conftest import small_config
 from helpers.command_helpers import refusal
 
 from parnas.cli.main import main
-from parnas.pretrained.local_distillation import search_settings
+from parnas.pretrained.settings import search_settings
 from parnas.runs.run import Run
 from parnas.training.progress import Silent
 from parnas.training.retrain import retrain

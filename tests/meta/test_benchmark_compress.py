@@ -15,7 +15,7 @@ from parnas.runs.resolve import read_config
 
 
 def row(name: str, seed: int, ppl: float, total: float = 100.0, arch: str = "sf") -> Row:
-    return Row(name, seed, arch, 1000, ppl, total - 1, total)
+    return Row(name, seed, arch, 1000, ppl, total - 1, total, ppl * 0.9)
 
 
 def test_the_plan_is_of_words_with_three_seeds_and_two_targets() -> None:
@@ -66,7 +66,8 @@ def test_tables_compare_the_child_by_seed_and_give_times_relative_to_the_parent(
     assert records[1]["latency"] == 0.4
     (difference,) = comparisons
     assert (difference["network"], difference["relative_to"]) == ("child 0.5", "parent")
-    assert difference["percent"] == pytest.approx(2.0)
+    assert difference["percent"] == difference["test"]["percent"] == pytest.approx(2.0)
+    assert records[0]["test"] == pytest.approx(0.9 * 75)
 
 
 def test_scores_are_ranked_against_each_seed_and_against_the_tau_of_two_seeds() -> None:
@@ -112,4 +113,5 @@ def test_all_stages_run_in_the_tiny_form(tmp_path: Path) -> None:
     assert result["ranking"]["networks"] == 3
     assert [each["network"] for each in result["comparisons"]][1:] == ["child 0.8"] * 3 + ["taught 0.8"]
     assert all(record["total"] > 0 for record in result["networks"])
+    assert all(record["test"] > 0 for record in result["networks"] if "ppl" in record)
     assert any("local distillation" in goal.goal for goal in goals.judge_compression(result))

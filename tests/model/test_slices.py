@@ -19,7 +19,7 @@ PARTS = ("s:heads=1", "s:kv_heads=1", "f:d_inner=5", "g:d_inner=3", "k:width=2")
 
 
 def make(blocks=2, **changes):
-    return randomise(SuperNet(model_config(**changes), SPACE, blocks, VOCABULARY, share_slices=True)).eval()
+    return randomise(SuperNet(model_config(**changes), SPACE, blocks, VOCABULARY, sharing="slices")).eval()
 
 
 def test_a_sliced_map_has_rows_and_columns_of_the_other():
@@ -94,7 +94,7 @@ def test_a_step_of_the_part_trains_the_larger_layer(name):
 
 def test_the_state_of_a_supernet_can_be_restored_and_copied():
     supernet, ids = make(), random_ids(2, 7)
-    other = SuperNet(supernet.config, SPACE, 2, VOCABULARY, share_slices=True).eval()
+    other = SuperNet(supernet.config, SPACE, 2, VOCABULARY, sharing="slices").eval()
     other.load_state_dict(supernet.state_dict())
     near(other(ids).hidden, supernet(ids).hidden)
     copied = copy.deepcopy(supernet)
@@ -107,7 +107,7 @@ def test_the_state_of_a_supernet_can_be_restored_and_copied():
 
 def test_compressive_attention_shares_heads_and_keeps_its_compression():
     config = model_config(memory={"cmem_len": 2, "ratio": 3})
-    supernet = randomise(SuperNet(config, WITH_MEMORY, 2, VOCABULARY, share_slices=True)).eval()
+    supernet = randomise(SuperNet(config, WITH_MEMORY, 2, VOCABULARY, sharing="slices")).eval()
     arch, ids = Architecture(["c:heads=1", "c"]), random_ids(2, 24)
     network, gates, memory, own = supernet.extract(arch), one_hot(arch, WITH_MEMORY), None, None
     for part in ids.split(6, dim=1):

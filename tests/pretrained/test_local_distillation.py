@@ -12,7 +12,8 @@ from parnas.architecture import Architecture
 from parnas.config.loader import Config
 from parnas.errors import ParnasError
 from parnas.nas.derive import Constraints, derive
-from parnas.pretrained.local_distillation import heal_settings, search_parent, search_settings
+from parnas.pretrained.local_distillation import search_parent
+from parnas.pretrained.settings import heal_settings, search_settings
 from parnas.runs.run import Run
 from parnas.training.loaded_run import load
 from parnas.training.progress import Silent, describe_metrics
