@@ -164,6 +164,33 @@ def test_compress_does_all_and_resumes(retrain_run: Run, tmp_path: Path, capsys:
     assert before == {path: path.stat().st_mtime_ns for path in before}
 
 
+def test_a_finished_compression_evaluates_no_network_again(
+    retrain_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ("compress", retrain_run.folder, "--within", "macs=0.8", "--run", tmp_path / "all", "-q", *SHORT)
+    assert call(*command, "--no-baselines") == 0
+
+    def never(*_: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr("parnas.nas.derive.rank", never)
+    assert call(*command, "--no-baselines") == 0
+
+
+def test_overrides_reach_the_trainings_from_scratch(retrain_run: Run, tmp_path: Path) -> None:
+    changes = ("data.batch_size=3", "train.steps=5")
+    command = ("compress", retrain_run.folder, "--within", "macs=0.8", "--run", tmp_path / "all", "-q", *SHORT)
+    assert call(*command, *changes) == 0
+    for name in ("child", "scratch", "shallower"):
+        assert Run(tmp_path / "all" / name).config().data.batch_size == 3
+    assert Run(tmp_path / "all" / "scratch").summary().steps == 5
+    again = ("compress", tmp_path / "all" / "child", "--within", "macs=0.9", "--run", tmp_path / "again", "-q", *SHORT)
+    assert call(*again) == 0
+    child = Run(tmp_path / "all" / "child").summary()
+    assert child.inherited is not None
+    assert Run(tmp_path / "again" / "scratch").summary().steps == child.steps + child.inherited.steps
+
+
 @pytest.mark.usefixtures("elsewhere")
 def test_what_does_not_fit_the_parent_or_the_teacher_leaves_no_run_behind(
     retrain_run: Run, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -253,6 +253,8 @@ def test_model_settings_that_agree(load, model):
         ("{least_attention: 1, space: [f, i]}", "search.least_attention is 1, but 0 block(s) have attention"),
         ("{block_ridge: 10, estimator: soft}", "search.block_ridge is 10, which is for estimator uniform"),
         ("{candidate_dropout: 0.2}", "search.candidate_dropout is 0.2, but estimator uniform samples uniformly"),
+        ("{parent: runs/a, share_slices: true}", "search.share_slices is true, but in a trained network"),
+        ("{parent: runs/a, entropy_end: 0}", "search.entropy_end is 0, but in a trained network"),
         ("{tau_start: 2.0}", "search.tau_start is 2.0, but for estimator uniform tau is a share"),
         ("{tau_schedule: learnable}", "search.tau_schedule is learnable, but estimator uniform"),
     ],

@@ -17,11 +17,22 @@ from parnas.model.layers import make_layer
 from parnas.model.transformer_xl import TransformerXL
 from parnas.nas.architecture_optimizer import ArchitectureOptimizer
 from parnas.nas.budget import Budget
-from parnas.nas.cost import Costs, cache_size, count_costs, find_costs, make_costs, penalty, read_costs, write_costs
+from parnas.nas.cost import (
+    Costs,
+    cache_size,
+    costs_of_run,
+    count_costs,
+    find_costs,
+    make_costs,
+    penalty,
+    read_costs,
+    write_costs,
+)
 from parnas.nas.diagnostics import entropies
 from parnas.nas.latency_table import ModeTable, Profile, Timing, describe_shapes
 from parnas.nas.search import search
 from parnas.training.progress import Silent
+from parnas.training.retrain import retrain
 
 CONFIG = Config().replace(model__d_model=16, model__n_heads=2, model__d_inner=40, search__blocks=3)
 
@@ -50,6 +61,21 @@ def test_shares_are_of_the_interleaved_network() -> None:
     assert costs.share("sfsfs") == 1
     assert costs.share("sifi") == pytest.approx(5 / 13)
     torch.testing.assert_close(costs.relative(["f", "i", "s"]), torch.tensor([2 / 13, 0, 3 / 13]))
+
+
+def test_costs_without_those_of_the_parent_are_found_again(corpus: Path, tmp_path: Path) -> None:
+    parent = retrain(small_config(corpus, model__arch="ff", train__steps=1), tmp_path / "parent", Silent())
+    changes = {"search__parent": str(parent.folder), "search__blocks": 2, "model__arch": None}
+    config = parent.config().replace(**changes)
+    (tmp_path / "search").mkdir()
+    write_costs(make_costs("macs", {"s": 3.0, "f": 2.0, "i": 0.0}, 2), tmp_path / "search")
+    costs = costs_of_run(tmp_path / "search", config, "macs", Silent())
+    assert costs.share("ff") == 1.0
+    with pytest.raises(ParnasError, match="have no cache"):
+        count_costs(config, "cache")
+    other = retrain(small_config(corpus, model__arch="kf", train__steps=1), tmp_path / "other", Silent())
+    with pytest.raises(ParnasError, match=r"search\.space lacks k"):
+        count_costs(config.replace(search__parent=str(other.folder), search__space=("s", "f")), "macs")
 
 
 def test_shares_are_of_the_parent_in_a_trained_network() -> None:

@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from parnas.errors import OverBudget, ParnasError
-from parnas.nas.knapsack import LayerString, most_probable
+from parnas.nas.knapsack import LayerString, most_probable, probabilities
 from parnas.nas.random_sampling import draw_networks
 
 SFI = {"s": 3.0, "f": 1.0, "i": 0.0}
@@ -56,6 +56,16 @@ def by_brute_force(pi, costs, budget=math.inf, limits=None, k=1, further=(), lea
 NAMES = ["s", "f", "i", "s:heads=2"]
 WEIGHTS = st.sampled_from([0, 0, 1, 1, 1, 2, 3]) | st.floats(0.01, 10)
 COSTS = st.sampled_from([0, 0.1, 0.2, 0.3, 1, 1, 2]) | st.floats(0, 10)
+
+
+def test_pi_is_proportional_to_exp_of_minus_the_loss_and_excludes_nothing():
+    pi = probabilities({"s": 4.0, "f": 4.1, "i": 4.3}, 0.1)
+    assert sum(pi.values()) == pytest.approx(1)
+    assert [math.log(pi["s"] / pi[name]) for name in "fi"] == pytest.approx([1, 3])
+    high = probabilities({"s": 4.0, "f": 1e9, "k": math.nan, "r": math.inf, "i": -math.inf})
+    assert high["s"] == pytest.approx(1)
+    assert 1e-38 < high["f"] == high["k"] == high["r"] == high["i"], "float32 represents it"
+    assert probabilities({"s": math.nan, "f": math.nan}) == {"s": 0.5, "f": 0.5}
 
 
 @st.composite

@@ -66,6 +66,14 @@ def test_in_a_trained_network_the_loss_alone_is_the_score(corpus: Path) -> None:
     assert all(each.score == each.shared_weight_loss for each in found)
 
 
+def test_in_a_trained_network_positions_of_identity_make_other_networks(corpus: Path) -> None:
+    pi, settings = [{"s": 0.5, "i": 0.5}] * 3, {"search__blocks": 3, "search__rerank_top_k": 8}
+    losses = NetworkLosses(*[lambda architecture: 4.0 + architecture.layers.index("s")] * 2)
+    for parent, count in ((None, 3), ("parent", 7)):
+        config = small_config(corpus, **settings, search__parent=parent, search__evolution_steps=60)
+        assert len(rank(pi, Budget(), config, losses)) == count
+
+
 def test_a_network_whose_loss_is_not_a_number_comes_last(corpus: Path) -> None:
     def loss_without_attention(architecture: Architecture) -> float:
         return math.nan if "s" in architecture.layers else 2.0

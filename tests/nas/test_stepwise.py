@@ -57,6 +57,20 @@ def test_scores_of_the_parent_alone_would_leave_out_too_much_attention(corpus: P
         assert rank(in_parent, budget, config, losses)[0].shared_weight_loss == expected
 
 
+def test_all_targets_are_reached_in_steps_whatever_their_order() -> None:
+    layers = make_costs("parameters", {"s": 1.0, "f": 1.0, "i": 0.0}, 6)
+    targets, budgets, found = ((COSTS, 0.5), (layers, 0.7)), [], []
+    for (costs, target), further in (targets, targets[::-1]):
+        measured = list[tuple[str, ...]]()
+        budgets.append(Budget(costs, target, further=[further]))
+        found.append(reach_in_steps(PI, budgets[-1], lambda each, to=measured: to.append(each) or loss(each)))
+        assert measured, "steps were taken"
+    assert found[0] == found[1]
+    assert budgets[0].allows(found[0][0])
+    none = Budget(COSTS, 1.0, further=[(layers, 0.5)])
+    assert reach_in_steps(PI, none, loss), "the first target alone takes no step"
+
+
 def test_without_a_target_below_the_parents_cost_no_step_is_taken() -> None:
     def never(_: tuple[str, ...]) -> float:
         raise AssertionError

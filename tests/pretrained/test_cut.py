@@ -55,11 +55,21 @@ def test_heads_of_keys_and_values_become_the_means_of_their_groups():
 
 def test_layers_of_another_kind_or_shape_stay_as_they_are():
     config = model_config(n_heads=4, d_model=16)
-    for layer, other in (("s", "f"), ("f", "k"), ("s", "s:d_head=2")):
-        cut = make_layer(other, config)
+    larger = [("f:d_inner=4", "f"), ("s:heads=2", "s"), ("k", "k:width=2"), ("c", "c:heads=1")]
+    for name, other in (("s", "f"), ("f", "k"), ("s", "s:d_head=2"), *larger):
+        layer, cut = make_layer(name, config), make_layer(other, config)
         before = {name: each.clone() for name, each in cut.state_dict().items()}
-        assert not copy_cut(make_layer(layer, config), cut, None, None, None)
+        last = output_map(layer)
+        assert not copy_cut(layer, cut, None if last is None else torch.ones(last.in_features), None, None)
         assert all(torch.equal(each, before[name]) for name, each in cut.state_dict().items())
+
+
+@pytest.mark.parametrize("name", ["s:window=3", "k", "r", "g", "c", "f"])
+def test_a_layer_of_the_same_shapes_is_copied_as_a_whole(name):
+    config = model_config(n_heads=4, d_model=16, mem_len=8)
+    layer, cut = (randomise(make_layer(name, config), seed) for seed in (1, 2))
+    assert copy_cut(layer, cut, None, None, None)
+    assert all(torch.equal(each, layer.state_dict()[key]) for key, each in cut.state_dict().items())
 
 
 def test_importance_is_the_root_mean_square_of_an_input_times_the_norm_of_its_weights():

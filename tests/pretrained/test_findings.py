@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from parnas.pretrained.findings import (
     investigate,
     list_numbers,
     measure_times,
+    scores_to_pi,
     write_findings,
 )
 from parnas.pretrained.parent import ParnasParent
@@ -151,6 +153,18 @@ def test_the_only_attention_layer_is_not_counted():
     assert answer == "No layer needs attention; without it the model is 1.6 times as fast at 1.0% higher perplexity."
     answer = make_findings("sf", ("if", 0.1)).answer
     assert answer == "The attention layer is needed: without it, perplexity is 10.5% higher."
+
+
+def test_a_model_of_attention_alone_keeps_a_layer():
+    parent = ParnasParent(make_network("ss", n_heads=4, d_model=16), "ss", 4)
+    found = investigate(parent, random_ids(2, 25), CPU, 0, 2, 1, lambda _: None)
+    assert [each.layers.count("i") for each in found.attention] == [1]
+
+
+def test_a_divergence_that_is_not_a_number_is_no_perfect_replacement():
+    changes = ({"i": Change(math.nan, math.nan), "f:d_inner=8": Change(0.1, 0.1)},)
+    (pi,) = scores_to_pi(Probe(("f",), 4.0, 100, changes, ()))
+    assert pi["f"] > pi["f:d_inner=8"] > pi["i"] > 0
 
 
 def test_the_time_outside_the_layers_is_that_of_the_softmax(parent, monkeypatch):

@@ -330,6 +330,8 @@ def damage(state, kind):
         del state[name]
     elif kind == "shape":
         state[name] = state[name][:3]
+    elif kind == "scalar":
+        state["layers.1.dec_attn.qkv_net.weight"] = torch.tensor(1.0)
     elif kind == "vector":
         state["word_emb.emb_layers.0.weight"] = torch.zeros(3)
     elif kind == "more":
@@ -358,6 +360,7 @@ def damage(state, kind):
     {
         "missing": "layers.1.dec_attn.r_net.weight is missing",
         "shape": "r_net.weight has the shape [3, 64], not [40, 64]",
+        "scalar": "has the shape [], not",
         "vector": "is no matrix",
         "more": "layers.0.dec_attn.more is not a weight",
         "nan": "not finite",

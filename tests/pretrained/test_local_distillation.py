@@ -12,7 +12,7 @@ from parnas.architecture import Architecture
 from parnas.config.loader import Config
 from parnas.errors import ParnasError
 from parnas.nas.derive import Constraints, derive
-from parnas.pretrained.local_distillation import search_parent
+from parnas.pretrained.local_distillation import LocalDistillation, search_parent
 from parnas.pretrained.settings import heal_settings, search_settings
 from parnas.runs.run import Run
 from parnas.training.loaded_run import load
@@ -48,6 +48,27 @@ def test_the_layers_of_the_parent_stay_and_all_others_are_trained(parent: Run, s
         number, _, candidate = [*name.split("."), "", ""][1:4] if name.startswith("blocks.") else ("", "", "")
         trained = number and candidate != "sfs"[int(number)] and not name.endswith("alpha")
         assert torch.equal(weight, untrained[name]) != bool(trained) or name.endswith("alpha"), name
+
+
+def test_the_parent_is_frozen_and_windows_are_trained_whatever_the_order(corpus: Path, tmp_path: Path) -> None:
+    parent = retrain(small_config(corpus, model__arch="sf", train__steps=3), tmp_path / "parent", Silent())
+    space = [["s:window=3", "s", "i"], ["f:d_inner=16", "f", "i"]]
+    config = search_config(parent, search__space=space, search__blocks=2, search__steps=4, search__alpha_start_step=0)
+    found = load(search_parent(config, tmp_path / "search", Silent()).folder).model
+    before = final_weights(parent)
+    own = found.extract(Architecture("sf")).state_dict()
+    assert all(torch.equal(own[name], weight) for name, weight in before.items())
+    window = found.extract(Architecture(("s:window=3", "f"))).state_dict()
+    assert not torch.equal(window["blocks.0.query.weight"], before["blocks.0.query.weight"])
+
+
+def test_candidates_may_be_larger_than_the_layers_or_of_kinds_that_the_parent_lacks(
+    corpus: Path, tmp_path: Path
+) -> None:
+    parent = retrain(small_config(corpus, model__arch="ff", train__steps=3), tmp_path / "parent", Silent())
+    space = [["f", "f:d_inner=64", "s", "i"], ["f", "c", "k", "i"]]
+    config = search_config(parent, search__space=space, search__blocks=2, search__steps=3, search__alpha_start_step=0)
+    assert search_parent(config, tmp_path / "search", Silent()).finished()
 
 
 def test_distillation_brings_candidates_closer_to_the_layers_of_the_parent(searched: Run) -> None:
@@ -107,6 +128,18 @@ def test_the_embedding_is_healed_unless_it_has_most_of_the_parameters(searched: 
 
 def test_a_search_resumes_exactly(parent: Run, tmp_path: Path) -> None:
     assert_resumes(search_parent, search_config(parent), tmp_path, killed_after=13)
+
+
+def test_a_search_that_was_killed_after_its_last_checkpoint_keeps_the_selected_network(
+    parent: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalDistillation, "rerank", lambda *_: Architecture("iik"))
+        run = search_parent(search_config(parent), tmp_path / "run", Silent())
+    summary = run.summary()
+    (run.folder / "summary.json").unlink()
+    resumed = search_parent(search_config(parent), run.folder, Silent(), resume=True).summary()
+    assert (resumed.arch, resumed.valid.loss) == (summary.arch, summary.valid.loss) == ("iik", summary.valid.loss)
 
 
 def test_the_parent_must_fit(corpus: Path, parent: Run, searched: Run, tmp_path: Path) -> None:

@@ -116,6 +116,13 @@ def test_rows_of_a_text_follow_one_another(length, rows, shape):
     assert all(torch.equal(row, torch.arange(row[0], row[0] + shape[1])) for row in found)
 
 
+@pytest.mark.parametrize(
+    ("mem_len", "shape"), [(0, (4, 9)), (4, (4, 9)), (5, (2, 21)), (8, (2, 21)), (9, (1, 41)), (99, (1, 41))]
+)
+def test_rows_are_long_enough_for_a_full_memory(mem_len, shape):
+    assert rows_of(np.arange(41), 4, TGT_LEN, mem_len).shape == shape
+
+
 def test_small_changes_are_not_lost_to_the_rounding_of_bf16():
     parent, ids = make_parent()
     targets, reference = ids[:, 1:], parent.hidden(parent.embed(ids[:, :-1])).detach()

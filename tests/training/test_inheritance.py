@@ -64,6 +64,18 @@ def test_another_network_starts_with_the_weights_before_the_fine_tuning(uniform:
         torch.testing.assert_close(weight, expected[name], rtol=0, atol=0)
 
 
+def test_without_fine_tuning_blocks_are_taken_as_given(corpus: Path, tmp_path: Path) -> None:
+    settings = {"search__uniform_fraction": 1.0, "search__steps": 6, "search__alpha_start_step": 2, "search__blocks": 4}
+    run = search(small_config(corpus, **settings), tmp_path / "search", Silent())
+    path = run.folder / "summary.json"
+    path.write_text(path.read_text().replace(f'"{run.summary().arch}"', '"sfii"'), encoding="utf-8")
+    for arch, places in (("iisf", "iisf"), ("sfii", "sfii"), ("sf", "sfii")):
+        child = train_from(run, arch, tmp_path / arch, **STILL)
+        expected = load(run.folder).model.extract(Architecture(places)).state_dict()
+        for name, weight in final_weights(child).items():
+            torch.testing.assert_close(weight, expected[name], rtol=0, atol=0)
+
+
 def test_summary_and_comparison_tell_inherited_weights_from_scratch(uniform: Run, tmp_path: Path) -> None:
     arch = uniform.summary().arch
     inherited = train_from(uniform, arch, tmp_path / "inherited")
