@@ -419,14 +419,19 @@ def train_all(table: Path, config: Config, plan: Mapping[str, Any], folder: Path
 def summarise(
     plan: Mapping[str, Any],
     rows: Sequence[Row],
-    latencies: Mapping[str, float],
+    latencies: Mapping[str, Mapping[str, float]],
     times: Mapping[str, Mapping[str, float]],
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return a record for each name of training, and one for each comparison of two of them, paired by seed.
 
-    `latencies` are those of the blocks by architecture, relative to the parent's; `times` are seconds of a step by seed
-    and name, and those of all scores. The times of a record are means, relative to that of the parent's training:
-    `training` of the steps, `scores` of the scores, `total` of everything.
+    Args:
+        plan: see benchmarks/compress.yaml.
+        rows: the finished trainings.
+        latencies: of the blocks (`stack`) and the network (`whole`) by architecture, relative to the parent's.
+        times: seconds of a step by seed and name, and those of all scores.
+
+    The times of a record are means, relative to that of the parent's training: `training` of the steps, `scores` of the
+    scores, `total` of everything.
     """
     by_name: dict[str, dict[int, Row]] = defaultdict(dict)
     for row in rows:
@@ -451,9 +456,14 @@ def summarise(
         if name not in (SEARCH, SUPERNET):
             record["ppl"] = fmean(row.ppl for row in of_seed.values())
             record["ppl_by_seed"] = {str(seed): of_seed[seed].ppl for seed in sorted(of_seed)}
-            record["test"] = fmean(row.test for row in of_seed.values())
+            record["test"] = (
+                None
+                if any(math.isnan(row.test) for row in of_seed.values())
+                else fmean(row.test for row in of_seed.values())
+            )
             if all(arch in latencies for arch in archs):
-                record["latency"] = max(latencies[arch] for arch in archs)
+                slowest = max(archs, key=lambda arch: latencies[arch]["stack"])
+                record["latency"], record["whole"] = latencies[slowest]["stack"], latencies[slowest]["whole"]
         records.append(record)
     wanted = [(LONGER, PARENT)]
     wanted += [(f"{CHILD} {target}", PARENT) for target in plan["targets"]]
@@ -468,7 +478,8 @@ def summarise(
                 compare(*({seed: getattr(row, key) for seed, row in by_name[name].items()} for name in (ours, theirs)))
                 for key in ("ppl", "test")
             )
-            comparisons.append({"network": ours, "relative_to": theirs, **ppl, "test": test})
+            read = test if test["percent"] == test["percent"] else None  # not a number: the test split was not read
+            comparisons.append({"network": ours, "relative_to": theirs, **ppl, "test": read})
     return records, comparisons
 
 
@@ -508,19 +519,22 @@ def format_record(record: Mapping[str, Any]) -> dict[str, str]:
         "network": record["name"],
         "layers": ", ".join(record["archs"]) if "ppl" in record else "–",
         "seeds": str(record["seeds"]),
-        "latency share": f"{record['latency']:.2f}" if "latency" in record else "–",
+        "latency of the layers": f"{record['latency']:.2f}" if "latency" in record else "–",
+        "whole network": f"{record['whole']:.2f}" if "whole" in record else "–",
         "steps": f"{record['steps']:,.0f}",
-        "time of the parent's training": f"{record['total']:.3f}",
+        "time": f"{record['total']:.3f}",
         "minutes": f"{record['seconds'] / 60:.1f}",
         "valid": f"{record['ppl']:.2f}" if "ppl" in record else "–",
-        "test": f"{record['test']:.2f}" if "ppl" in record else "–",
+        "test": f"{record['test']:.2f}" if record.get("test") else "–",
     }
 
 
 def format_comparison(record: Mapping[str, Any]) -> dict[str, str]:
     """Return a row of the table of comparisons."""
 
-    def describe(difference: Mapping[str, Any]) -> str:
+    def describe(difference: Mapping[str, Any] | None) -> str:
+        if difference is None:
+            return "–"
         text = f"{difference['percent']:+.2f} %"
         if difference["p"] is None:
             return text
@@ -589,8 +603,11 @@ def main(arguments: list[str] | None = None) -> None:
     else:
         of = read_json(latency)["of"] if latency.is_file() else {}
         parent = Architecture.parse(str(config.model.arch))
-        stacks = {arch: each["stack_ms"] / of[str(parent)]["stack_ms"] for arch, each in of.items()}
-        records, comparisons = summarise(plan, rows, stacks, read_json(timed) if timed.is_file() else {})
+        shares = {
+            arch: {key: each[f"{key}_ms"] / of[str(parent)][f"{key}_ms"] for key in ("stack", "whole")}
+            for arch, each in of.items()
+        }
+        records, comparisons = summarise(plan, rows, shares, read_json(timed) if timed.is_file() else {})
         harness.print_table("Compression and trainings from scratch", [format_record(each) for each in records])
         harness.print_table("Differences", [format_comparison(each) for each in comparisons])
         ranking = rank_children(plan, rows, read_rows(scored, Score), config.search.entropy_end / 2)

@@ -342,11 +342,12 @@ def judge_equal_time(result: dict[str, Any]) -> Iterator[Goal]:
             yield Goal(area, goal, f"{found.mean:+.1f} %{interval}", found.mean <= most, command)
     fronts = [record for name, record in of.items() if name.startswith("front ") and "to_scratch" in record]
     for record in [ours, *fronts] if "to_scratch" in ours else fronts:
-        less = "" if record is ours else ", the network of the front for a quarter at most after a larger one"
-        goal = f"{record['name']}: perplexity relative to its network from scratch, trained for the whole time{less}"
+        goal = (
+            f"{record['name']}: perplexity at most 1 % above that of the same network from scratch for the whole time"
+        )
         found = record["to_scratch"]["percent"]
         value = f"{found:+.1f} %, {describe_seeds(record['to_scratch']['pairs'])}"
-        yield Goal(area, f"{goal}: at most +1 %", value, found <= 1, command)
+        yield Goal(area, goal, value, found <= 1, command)
     shallower = of.get("interleaved, 4 blocks")
     for record in fronts if shallower else ():
         if float(record["name"].split()[1]) <= SHALLOW:
@@ -426,6 +427,7 @@ def judge_compression(result: dict[str, Any]) -> Iterator[Goal]:
 
     def judge(ours: str, theirs: str, goal: str, most: float) -> Iterator[Goal]:
         if found := differences.get((ours, theirs)):
+            found = found["test"] or found  # layers are selected on the validation split
             interval = "" if found["low"] is None else f" ({found['low']:+.1f} to {found['high']:+.1f} %)"
             value = f"{found['percent']:+.1f} %{interval}, {describe_seeds(found['pairs'])}"
             yield Goal(area, goal, value, found["percent"] <= most, command)

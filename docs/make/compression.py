@@ -14,24 +14,32 @@ from parnas.runs.files import read_json, write_text
 PAGE = Path(__file__).resolve().parents[1] / "compression.md"
 PICTURE = PAGE.with_name("images") / "compression.png"
 PARENT, SEARCH = "parent", "search"
+ONE_SEED = "parent, twice", "SuperNet"
+"""How the names of trainings begin that are planned for one seed."""
 INTRODUCTION = """# Compression of trained networks: measurements
 
 [`parnas compress`](pretrained.md) searches for cheaper layers in a trained network, assembles a smaller one, and heals it. This page
-compares the result with its parent, and with trainings from scratch that have the parent's time or more.
+compares the result with its parent, and with trainings from scratch that have the parent's time or more, as far as they are
+finished.
 """
 EXPERIMENT = """## The experiment
 
 The parent is the interleaved network of 12 blocks, width 96, trained for 10,000 steps on WikiText-2 by words (33,278 words,
-adaptive softmax). Perplexity is per word on the validation split. *Child T* is the network that the search selects within T
-of the parent's latency of the layers, healed for {healing:.0%} of the parent's steps with the parent as its teacher.
-For one target, *scratch T* is the same network, trained from scratch for the time of the parent's training, *taught T* the
-same with the parent as its teacher for as many steps, and *shallower T* an interleaved network of the same cost, trained from
-scratch for the time of the parent's training and of everything that the compression took. Times are processor times of one thread,
-relative to the parent's training. `benchmarks/compress.yaml` has the settings; it was written before the first training. The
-recipe of the healing and the steps in which a small budget is reached were chosen later, by healings of networks within 0.5
-for the first two seeds; and trainings from scratch were limited to one target, the smaller, after one of them.
-*Latency share* is measured on whole networks in turns; the targets of the search are sums of the latencies of single
-layers.{missing}
+adaptive softmax). *Child T* is the network that the search selects within T of the latency of the parent's layers, healed for
+{healing:.0%} of the parent's steps with the parent as its teacher. For one target, *scratch T* is the same network, trained
+from scratch for the time of the parent's training, *taught T* the same with the parent as its teacher for as many steps, and
+*shallower T* an interleaved network of the same cost, trained from scratch for the time of the parent's training and of
+everything that the compression took.
+
+* Perplexities are per word. Layers are scored and selected on the first 8,192 tokens of the validation split, so the figures
+  of the test split decide.
+* *Latency of the layers* is that of the slowest network of the row, without embedding and softmax, and *whole network* that with them,
+  both relative to the parent's and measured in turns; the targets of the search are sums of the latencies of single layers.
+* *Time* is processor time of one thread relative to the parent's training, with everything: loading, scores, selection,
+  validation.
+* `benchmarks/compress.yaml` has the settings and was written before the first training. Two things were decided after the first
+  measurements: the recipe of the healing and the steps in which a small budget is reached, by trials with the target 0.5 and
+  seeds 1 and 2; and that only the network within 0.5 is trained from scratch.{missing}
 
 {verdicts}
 
@@ -48,7 +56,7 @@ replacements, takes {minutes:.1f} minutes in {precision} on {cores} cores of {de
 """
 INCOMPLETE = """
 
-**The trainings are not complete**: the column *seeds* says how many there are, and some networks are missing."""
+**The trainings are not complete**: the column *seeds* says how many there are. {missing}"""
 TRIED = """## What was tried
 
 These were trials with one seed. The teacher matters most: without it, the network learns the text by heart when it reads it
@@ -95,12 +103,24 @@ def describe_experiment(result: Mapping[str, Any]) -> str:
     healing = next(record["steps"] for name, record in of.items() if name.startswith("child")) / of[PARENT]["steps"]
     return EXPERIMENT.format(
         healing=healing,
-        missing=INCOMPLETE if any(record["seeds"] < of[PARENT]["seeds"] for record in of.values()) else "",
+        missing=describe_missing(result),
         verdicts="\n".join(f"* {line}" for line in verdicts(result)),
         picture=PICTURE.name,
         tables=render_tables("compress", result),
         **describe_machine(result),
     )
+
+
+def describe_missing(result: Mapping[str, Any]) -> str:
+    """Return which trainings are missing; empty if there are none."""
+    seeds = {
+        record["name"]: record["seeds"] for record in result["networks"] if not record["name"].startswith(ONE_SEED)
+    }
+    kinds = [f"{kind} {result['from_scratch']:g}" for kind in ("scratch", "shallower", "taught")]
+    missing = [f"*{name}*" for name in kinds if name not in seeds]
+    if not missing and all(count == seeds[PARENT] for count in seeds.values()):
+        return ""
+    return INCOMPLETE.format(missing=f"There is no training yet of {', '.join(missing)}." if missing else "").rstrip()
 
 
 def verdicts(result: Mapping[str, Any]) -> Iterator[str]:
@@ -113,19 +133,20 @@ def verdicts(result: Mapping[str, Any]) -> Iterator[str]:
         kind, _, target = name.partition(" ")
         if kind == "child":
             time = of[SEARCH]["total"] + of[name]["total"]
+            split, ppl = ("test", of[name]["test"]) if of[name]["test"] else ("validation", of[name]["ppl"])
             sentence = (
-                f"**{name}** ends at a perplexity of {of[name]['ppl']:.1f}, {describe_difference(others[PARENT])} relative to its parent; "
-                f"search and healing take {time:.0%} of the time of the parent's training."
+                f"**{name}** ends at a {split} perplexity of {ppl:.1f}, {describe_difference(decisive(others[PARENT]))} relative to its "
+                f"parent; search and healing take {time:.0%} of the time of the parent's training."
             )
             comparisons = ", ".join(
-                f"{describe_difference(others[other])} relative to *{other}*"
+                f"{describe_difference(decisive(others[other]))} relative to *{other}*"
                 for other in (f"scratch {target}", f"shallower {target}")
                 if other in others
             )
             yield sentence + (f" It is {comparisons}." if comparisons else "")
         elif kind == "taught":
             ((other, difference),) = others.items()
-            yield f"The same network with a teacher (*{name}*) is {describe_difference(difference)} relative to *{other}*."
+            yield f"The same network with a teacher (*{name}*) is {describe_difference(decisive(difference))} relative to *{other}*."
     if ranking := result["ranking"]:
         taus = {(each["search"], each["score"]): each["tau"] for each in ranking["scores"]}
         other = max(tau for (search, _), tau in taus.items() if search != SEARCH)
@@ -136,6 +157,11 @@ def verdicts(result: Mapping[str, Any]) -> Iterator[str]:
             f"{taus[SEARCH, 'both']:.2f}, so the loss alone decides. A SuperNet that is trained from scratch for the same time "
             f"ranks them with {other:.2f} at best."
         )
+
+
+def decisive(difference: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a difference on the test split, or on the validation split where the test split was not read."""
+    return difference["test"] or difference
 
 
 def draw(result: Mapping[str, Any], path: Path = PICTURE) -> None:

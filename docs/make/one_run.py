@@ -46,10 +46,10 @@ The goals were set before the measurements.
 """
 SECTIONS = {
     "equal_time": (
-        "Trainings of equal time",
+        "Trainings of equal predicted time",
         "Each training has as many steps as fit into {minutes} minutes of an idle core by a profile of one machine, search and re-ranking included. *Seconds* is "
         "the median of the measured times, of trainings from three or more seeds; two trainings ran at once, at times beside "
-        "other programs. `search.share` is 0.15. The largest network of a front is a one run within the highest target; each "
+        "other programs, so that seconds of different rows are not comparable. The search has 15 % of the time, about 9 % of the steps; the default of `parnas pipeline --one-run` is 20 % of the steps. The largest network of a front is a one run within the highest target; each "
         "cheaper one is made by removing layers from the one before, and trained for a quarter of the time; its minutes, seconds and steps include those of the larger networks. *Latency share* is the latency of the blocks relative to that of the "
         "interleaved 12 blocks, by the profile that the searches used (inference on {profiled_on}); *measured* is the same on {measured_on}. "
         "*Steps* are those of the search and of the training, perplexity is per piece on the validation split of WikiText-2, "
@@ -80,8 +80,7 @@ SECTIONS = {
     "inheritance": (
         "The value of inherited weights",
         "A hand-designed network, trained from its weights in the SuperNet of a search, and from scratch. *The steps after "
-        "the search*: the training from scratch is as long as that from inherited weights, and the search is not counted, as if it were there "
-        "anyway. *The steps in all*: the training from scratch has the steps of the search as well. A negative difference "
+        "the search*: the training from scratch is as long as that from inherited weights, and the search is not counted. *The steps in all*: the training from scratch has the steps of the search as well. A negative difference "
         "means that inherited weights are better. Measured by `python benchmarks/inheritance.py`",
     ),
     "search_overhead": (
@@ -141,7 +140,7 @@ def describe_equal_time(result: Mapping[str, Any]) -> str:
         better = ", ".join(
             f"{100 * (record['ppl'] / shallow['ppl'] - 1):+.1f} % (`{record['archs'][0]}`)" for record in cheap
         )
-        choice = f"From scratch, the cheapest of these networks are {better} relative to *{SHALLOW}*: their layers are chosen well, the short training after the removal of layers is what they lack."
+        choice = f"From scratch, the cheapest of these networks are {better} relative to *{SHALLOW}*. On the front they are behind these trainings, although they had at least as many steps in all; the reason is not known."
         lines.append(
             f"The networks of a front, relative to the same networks from scratch for the whole time ({seeds} seed{'s' * (seeds > 1)}): {gaps}."
         )

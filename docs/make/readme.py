@@ -130,8 +130,9 @@ def one_run_row(equal_time: Mapping[str, Any]) -> Row:
     ours, whole = of[ONE_RUN], of[INTERLEAVED[0]]
     best, *others = ranked_by_hand(equal_time)
     verdict = "Yes" if whole["percent"] < 0 else "No"
-    if best["percent"] > 0:
-        verdict += f", but the best of {1 + len(others)} hand-designed networks (`{best['archs'][0]}`) is better"
+    verdict += (
+        f". Relative to the best of {1 + len(others)} hand-designed networks, chosen afterwards (`{best['archs'][0]}`)"
+    )
     return Row(
         WITHIN,
         f"Does a search within the training pay? One run of {equal_time['minutes']} minutes, search included, against networks "
@@ -139,7 +140,7 @@ def one_run_row(equal_time: Mapping[str, Any]) -> Row:
         f"blocks: {ours['latency']:.0%} of the interleaved network's latency; perplexity {ours['ppl']:.1f} against "
         f"{whole['ppl']:.1f}, {describe_difference(whole)}; relative to the same networks from scratch "
         f"{describe_difference(ours['to_scratch'])} ({ours['seeds']} seeds)",
-        f"{verdict}: {describe_difference(best)}.",
+        f"{verdict}: {describe_difference(best)}{'' if best['low'] > 0 or best['high'] < 0 else ', not significant'}.",
     )
 
 
@@ -175,11 +176,11 @@ def comparison_rows(comparison: Mapping[str, Any]) -> Iterator[Row]:
         f"perplexity {gain:+.2f} % ({interval})",
         f"{verdict[0].upper()}{verdict[1:]}.",
     )
-    gain, _, _ = against(comparison, "interleaved, longer", seeds)
+    gain, interval, _ = against(comparison, "interleaved, longer", seeds)
     yield Row(
         COMPARISON,
         "Is the derived network better than the interleaved network trained for the time of search and retraining together?",
-        f"perplexity {gain:+.0f} % relative to the longer training",
+        f"perplexity {gain:+.0f} % ({interval}) relative to the longer training",
         "No. All trainings are short, and more steps help more than another network." if gain > 0 else "Yes.",
     )
 
@@ -226,7 +227,7 @@ def word_row(words: Mapping[str, Any]) -> Row:
         f"perplexity {valid['derived']:.2f} in validation, {ppl['derived']:.2f} in test; {change:+.1f} % relative to the "
         f"interleaved network of equal cost (one seed)",
         f"Its blocks cost {words['search']['derivation']['cost']['share']:.0%} of 12 interleaved blocks. "
-        f"At that cost the interleaved network is {'slightly better' if change > 0 else 'worse'}.",
+        f"At that cost the interleaved network is {'ahead, by less than the spread over seeds' if change > 0 else 'worse'}.",
     )
 
 

@@ -243,7 +243,7 @@ def make_arch_batches(
 def check_feasible(task: SuperNetTask) -> None:
     """Raise `ParnasError` if no network meets the cost target; called before the first step."""
     try:
-        task.architecture()
+        task.budget.most_probable(task.pi())
     except ParnasError as error:
         folder = task.session.run.folder
         raise ParnasError(f"{error} Nothing was trained; you can use the folder {folder} again.") from error

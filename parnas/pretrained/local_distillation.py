@@ -154,7 +154,11 @@ class LocalDistillation(SuperNetTask):
         """After the last step, score the candidates, set alpha, and select an architecture."""
         if step == self.search.steps:
             self.set_alpha(self.score())
-            self.selected = self.rerank(step) if self.search.rerank_count else self.architecture()
+            self.selected = self.rerank(step) if self.search.rerank_count else super().architecture()
+
+    def architecture(self) -> Architecture:
+        """Return the selected architecture; until the candidates are scored, that of the parent."""
+        return self.selected or Architecture(self.parent_layers)
 
     def score(self) -> tuple[dict[str, Change], ...]:
         """Return what each candidate costs in place of the parent's layer, on held-out text."""
@@ -174,7 +178,7 @@ class LocalDistillation(SuperNetTask):
                     alpha[index] = weights.get(key, 0.0)
 
     def validate(self) -> dict[str, TotalLoss]:
-        """Return the validation loss of the network that would be derived now."""
+        """Return the validation loss of the selected network; until there is one, that of the parent."""
         return {"valid": self.validation_loss(self.supernet.extract(self.architecture()))}
 
 

@@ -284,7 +284,8 @@ def load_transformers(folder: Path) -> tuple[nn.Module, Any]:
         from transformers import AutoModelForCausalLM, AutoTokenizer  # type: ignore[import-untyped]
     except ImportError as error:
         raise ParnasError(
-            f"{folder} needs the package transformers; install it with: pip install 'parnas[transformers]'."
+            f"{folder} needs the package transformers; install it, in the clone of parnas, with: "
+            "pip install -e '.[transformers]'."
         ) from error
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     try:

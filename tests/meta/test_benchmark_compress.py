@@ -13,6 +13,8 @@ from parnas.config.yaml_file import read_yaml
 from parnas.runs.files import read_json
 from parnas.runs.resolve import read_config
 
+SHARE_OF_ALL = {"stack": 1.0, "whole": 1.0}
+
 
 def row(name: str, seed: int, ppl: float, total: float = 100.0, arch: str = "sf") -> Row:
     return Row(name, seed, arch, 1000, ppl, total - 1, total, ppl * 0.9)
@@ -55,7 +57,7 @@ def test_tables_compare_the_child_by_seed_and_give_times_relative_to_the_parent(
     rows = [row("parent", seed, 50.0 * seed, 200.0) for seed in (1, 2)]
     rows += [row("child 0.5", seed, 51.0 * seed, 20.0, "ff") for seed in (1, 2)]
     rows.append(row("search", 1, 90.0, 20.0))
-    records, comparisons = compress.summarise(plan, rows, {"sf": 1.0, "ff": 0.4}, {})
+    records, comparisons = compress.summarise(plan, rows, {"sf": SHARE_OF_ALL, "ff": {"stack": 0.4, "whole": 0.7}}, {})
     assert records[1]["total"] == pytest.approx(0.1)
     # A half of the recorded time of the child's training.
     steps = {"1": {"parent": 0.199, "child 0.5": 0.0095, "search": 0.019, "scores": 2.0}}
@@ -63,7 +65,7 @@ def test_tables_compare_the_child_by_seed_and_give_times_relative_to_the_parent(
     assert timed[1]["total"] == pytest.approx((0.05 + 0.1) / 2)
     assert timed[2]["scores"] == pytest.approx(0.01)
     assert "scores" not in records[2]
-    assert records[1]["latency"] == 0.4
+    assert (records[1]["latency"], records[1]["whole"]) == (0.4, 0.7)
     (difference,) = comparisons
     assert (difference["network"], difference["relative_to"]) == ("child 0.5", "parent")
     assert difference["percent"] == difference["test"]["percent"] == pytest.approx(2.0)

@@ -74,6 +74,7 @@ def test_candidates_may_be_larger_than_the_layers_or_of_kinds_that_the_parent_la
 def test_distillation_brings_candidates_closer_to_the_layers_of_the_parent(searched: Run) -> None:
     records = [record for record in searched.metrics() if record.split == "train"]
     losses = [record.local_loss for record in records]
+    assert {record.argmax for record in records[:-1]} == {"sfs"}, "the parent, until all are scored"
     assert "loss of the layers" in describe_metrics(records[0])
     assert "ppl" not in describe_metrics(records[0]), "it is no loss of a language model"
     assert losses[-1] < 0.9 * losses[0]
