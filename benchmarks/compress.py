@@ -517,7 +517,6 @@ def format_record(record: Mapping[str, Any]) -> dict[str, str]:
     """Return a row of the printed table."""
     return {
         "network": record["name"],
-        "layers": ", ".join(record["archs"]) if "ppl" in record else "–",
         "seeds": str(record["seeds"]),
         "latency of the layers": f"{record['latency']:.2f}" if "latency" in record else "–",
         "whole network": f"{record['whole']:.2f}" if "whole" in record else "–",
@@ -609,6 +608,10 @@ def main(arguments: list[str] | None = None) -> None:
         }
         records, comparisons = summarise(plan, rows, shares, read_json(timed) if timed.is_file() else {})
         harness.print_table("Compression and trainings from scratch", [format_record(each) for each in records])
+        layers = [
+            {"network": each["name"], "layers": arch} for each in records if "ppl" in each for arch in each["archs"]
+        ]
+        harness.print_table("Layers", layers)
         harness.print_table("Differences", [format_comparison(each) for each in comparisons])
         ranking = rank_children(plan, rows, read_rows(scored, Score), config.search.entropy_end / 2)
         if ranking:
