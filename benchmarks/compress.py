@@ -597,7 +597,7 @@ def main(arguments: list[str] | None = None) -> None:
         )
     elif parsed.stage == "latency":
         archs = {row.arch for row in rows if not row.name.startswith(RANDOM)}
-        measured = comparison.measure_latencies(config, map(Architecture.parse, archs), 2 if quick else 150)
+        measured = comparison.measure_latencies(config, map(Architecture.parse, archs), 2 if quick else 450)
         write_json(latency, measured)
     else:
         of = read_json(latency)["of"] if latency.is_file() else {}
