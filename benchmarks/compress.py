@@ -456,11 +456,8 @@ def summarise(
         if name not in (SEARCH, SUPERNET):
             record["ppl"] = fmean(row.ppl for row in of_seed.values())
             record["ppl_by_seed"] = {str(seed): of_seed[seed].ppl for seed in sorted(of_seed)}
-            record["test"] = (
-                None
-                if any(math.isnan(row.test) for row in of_seed.values())
-                else fmean(row.test for row in of_seed.values())
-            )
+            test = fmean(row.test for row in of_seed.values())
+            record["test"] = None if math.isnan(test) else test  # the test split was not read
             if all(arch in latencies for arch in archs):
                 slowest = max(archs, key=lambda arch: latencies[arch]["stack"])
                 record["latency"], record["whole"] = latencies[slowest]["stack"], latencies[slowest]["whole"]
@@ -478,8 +475,8 @@ def summarise(
                 compare(*({seed: getattr(row, key) for seed, row in by_name[name].items()} for name in (ours, theirs)))
                 for key in ("ppl", "test")
             )
-            read = test if test["percent"] == test["percent"] else None  # not a number: the test split was not read
-            comparisons.append({"network": ours, "relative_to": theirs, **ppl, "test": read})
+            read = not math.isnan(test["percent"])
+            comparisons.append({"network": ours, "relative_to": theirs, **ppl, "test": test if read else None})
     return records, comparisons
 
 

@@ -554,7 +554,8 @@ def compress(
     """
     resolved, folder = _resolve(search_settings(open_run(parent)), overrides, run, "compress")
     with _resumable(folder, run is None):
-        return compress_run(resolved, within, folder, _reporter(progress), baselines=baselines)
+        targets = {str(name): share for name, share in within.items()}
+        return compress_run(resolved, targets, folder, _reporter(progress), baselines=baselines)
 
 
 def draw(run: RunLike, *, frame_ms: int = FRAME_MS, width: int | None = None) -> dict[str, Path]:

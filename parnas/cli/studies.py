@@ -47,15 +47,14 @@ def compress(
     """Make a trained network faster: search for cheaper layers, derive a network within a budget, and heal it."""
     refuse_torchrun("compress")
     from parnas.cli.tables import show_comparison, show_derivation
-    from parnas.nas.derive import read_constraints, read_within
+    from parnas.nas.derive import read_within
     from parnas.pretrained.settings import search_settings
     from parnas.studies.compress import compress
 
-    targets = read_constraints(None, None, within=read_within(within)).within
     folder = run or Path("runs") / f"compress-{parent.resolve().name}"
     config, _ = resolve_arguments(settings, folder, False, "compress", base=search_settings(Run(parent)))
     with remove_if_empty(None if run else folder), interruptible(lambda: study_resume_hint(folder)):
-        result = compress(config, targets, folder, output.reporter(), baselines=baselines)
+        result = compress(config, read_within(within), folder, output.reporter(), baselines=baselines)
     output.show(show_derivation, result.derivation)
     output.show(show_comparison, result.comparison)
     output.show(print, result.answer)

@@ -158,10 +158,10 @@ def _write_layers(layers: Sequence[str]) -> str:
     return str(Architecture(layers)) if layers else "–"
 
 
-def show_front(front: Sequence["EvaluatedNetwork"], interleaved: float) -> None:
-    """Print the Pareto front, the cheapest network first; `interleaved` is the cost of the interleaved network."""
+def show_front(front: Sequence["EvaluatedNetwork"], reference: float) -> None:
+    """Print the Pareto front, the cheapest network first; `reference` is the cost that shares are relative to."""
     rows = [
-        [each.network, f"{each.valid_ppl:.2f}", f"{each.cost / interleaved:.3f}"]
+        [each.network, f"{each.valid_ppl:.2f}", f"{each.cost / reference:.3f}"]
         + [_cell(value) for value in (each.cost, each.trial, each.source)]
         for each in front
     ]

@@ -503,7 +503,8 @@ class SearchConfig(Section):
         0.02,
         ge=0,
         description="Weight of the entropy bonus at the last architecture step; linear in between. For the estimator "
-        "uniform without a cost penalty and parent, half of it is the weight of log pi in re-ranking.",
+        "uniform without a cost penalty, half of it is the weight of log pi in re-ranking. In a trained network, pi is "
+        "the softmax of -KL / entropy_end, and has no weight there.",
     )
     rerank_top_k: int | None = Field(
         None,

@@ -38,16 +38,17 @@ UNITS: dict[Metric, str] = {
 }
 
 
+_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
 @dataclass(frozen=True)
 class Costs:
-    """The cost of each layer, and those of the networks that targets are relative to."""
+    """The cost of each layer, and of the networks that targets are relative to, in the unit of the metric."""
 
     metric: Metric  # its unit is in `UNITS`
     per_layer: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]]  # by layer name; identity is always there
-    interleaved: Annotated[
-        float, Field(gt=0, allow_inf_nan=False)
-    ]  # of the network with as many blocks as the SuperNet
-    parent: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None  # of a search in a trained network
+    interleaved: _Positive  # of the interleaved network with as many blocks as the SuperNet
+    parent: _Positive | None = None  # of the parent of a search in a trained network
 
     def __post_init__(self) -> None:
         # Layers may be left out of any network, also where identity is no candidate and so has no cost of its own.
@@ -91,17 +92,17 @@ def make_costs(
 
 
 def _costs_for(config: Config, metric: Metric, per_layer: Mapping[str, float]) -> Costs:
-    """Return `Costs` for a search; the layers of its parent are read from the parent's run folder."""
-    search, parent = config.search, None
-    if search.parent is not None:
-        parent = drop_identity(run_architecture(Run(Path(search.parent)).config()))
-        if missing := [name for name in parent if name not in per_layer]:
-            raise ParnasError(f"search.space lacks {', '.join(dict.fromkeys(missing))}, which the parent has; add it.")
-        if not sum(per_layer[name] for name in parent):
-            raise ParnasError(
-                f"The layers of the parent {search.parent} have no {metric}; give another metric of cost."
-            )
-    return make_costs(metric, per_layer, search.blocks, parent)
+    """Return `Costs` for a search, given the cost of each layer in `_names_to_cost`."""
+    parent = _parent_layers(config)
+    if parent is not None and not sum(per_layer[name] for name in parent):
+        raise ParnasError(f"The layers of {config.search.parent}, the parent, have no {metric}; give another metric.")
+    return make_costs(metric, per_layer, config.search.blocks, parent)
+
+
+def _parent_layers(config: Config) -> tuple[str, ...] | None:
+    """Return the layers of the parent, read from its run folder; `None` if the search is in no trained network."""
+    folder = config.search.parent
+    return None if folder is None else drop_identity(run_architecture(Run(Path(folder)).config()))
 
 
 def find_costs(config: Config, metric: Metric, reporter: Reporter) -> Costs:
@@ -165,8 +166,8 @@ def write_costs(costs: Costs, folder: Path) -> None:
 
 
 def _names_to_cost(config: Config) -> list[str]:
-    """Return the names of the layers whose costs are needed: the candidates, attention and feed-forward."""
-    return list(dict.fromkeys([*config.search.candidates, ATTENTION, FEED_FORWARD]))
+    """Return the names of the layers whose costs are needed: the candidates and the layers of all references."""
+    return list(dict.fromkeys([*config.search.candidates, ATTENTION, FEED_FORWARD, *(_parent_layers(config) or ())]))
 
 
 def count_costs(config: Config, metric: Literal["macs", "parameters", "cache"]) -> Costs:

@@ -314,7 +314,7 @@ def derive(
         step,
         _count_parameters(run, config, architecture),
         tuple(_find_warnings(run, config, blocks, step)),
-        _describe_method(budget, len(scored)),
+        _describe_method(budget, len(scored), config.search),
         tuple(ranking),
         costs,
         target,
@@ -404,7 +404,7 @@ def _find_warnings(run: Run, config: Config, blocks: Sequence[BlockChoice], step
     return warnings
 
 
-def _describe_method(budget: Budget, reranked: int) -> str:
+def _describe_method(budget: Budget, reranked: int, search: SearchConfig) -> str:
     """Describe in a phrase how the architecture was chosen, for `arch.yaml` and the terminal."""
     most = [f"at most {count} of {name}" for name, count in budget.limits.items()]
     targets = [(budget.costs, budget.target), *budget.further]
@@ -419,7 +419,8 @@ def _describe_method(budget: Budget, reranked: int) -> str:
     bounds = " within " + ", ".join(most) if most else ""
     bounds += " with " + ", ".join(least) if least else ""
     if reranked:
-        return f"best by pi and by the SuperNet's weights of {reranked} networks{bounds}"
+        by_pi = "" if search.parent is not None else "by pi and "
+        return f"best {by_pi}by the SuperNet's weights of {reranked} networks{bounds}"
     return "most probable by pi" + bounds if bounds else "argmax of pi"
 
 

@@ -44,16 +44,14 @@ __all__ = ["TOLERANCE", "is_limited", "log_weights", "probabilities"]
 
 TOLERANCE = Fraction(1, 10**9)  # relative: a budget computed as a sum of floats may differ from the exact sum
 _HEURISTIC_WIDTH = 20  # labels per block and network in the heuristic search that bounds the exact one
-
-
 _MOST = 80.0  # a candidate is at most e^80 times less probable than the best, which float32 can represent
 
 
 def log_weights(losses: Mapping[str, float], temperature: float = 1.0) -> dict[str, float]:
-    """Return for candidates of a block the logarithm of exp(-loss / temperature), relative to the best, by name.
+    """Return -(loss - least loss) / temperature for each candidate of a block, by name, but at least -80.
 
-    A loss that is far higher, or not finite, counts as a very high one: no candidate is excluded, since a small budget
-    may need it.
+    A loss that is not finite counts as the highest. So no candidate is excluded, since a small budget may need it.
+    Losses and temperature are in the same unit, such as nats per token.
     """
     least = min(filter(math.isfinite, losses.values()), default=0.0)
     rises = {name: (loss - least) / temperature if math.isfinite(loss) else _MOST for name, loss in losses.items()}

@@ -83,8 +83,8 @@ def rank(
 ) -> list[ScoredNetwork]:
     """Return the networks of the best scores within `budget`, best first: `search.rerank_top_k`, or fewer if few exist.
 
-    Architectures that differ only in the positions of identity are one network, represented by the best of them; not so
-    in a trained network, whose layers differ.
+    Architectures that differ only in the positions of identity are one network, represented by the best of them. In a
+    trained network they are different networks, since each block has weights of its own.
 
     Args:
         pi: for each block the probability of each candidate, by name.

@@ -10,8 +10,8 @@ the input that this has in the parent,
 One forward pass of the frozen parent serves all blocks. A step trains one candidate of each block, in turn.
 
 Then each candidate is scored in place of the parent's layer, with all other layers of the parent (`probe.py`), and pi
-of a block is the softmax of -score / e, e = search.entropy_end, as a search by uniform paths would leave it. So
-everything that reads a search reads this one too.
+of a block is the softmax of -KL / e, e = search.entropy_end: the distribution to which alpha converges in a search by
+uniform paths (`parnas/nas/rerank.py`). So everything that reads a search reads this one too.
 """
 
 import math

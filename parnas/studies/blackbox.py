@@ -195,7 +195,9 @@ def blackbox(study: optuna.Study, task: BlackboxTask, trials: int, reporter: Rep
 
         perplexity, cost = evaluate_once(trial, name, evaluate)
         share = cost / task.costs.reference
-        reporter.note(f"trial {trial.number}: {name}  ppl {perplexity:.2f}  cost {share:.2f} of interleaved")
+        reporter.note(
+            f"trial {trial.number}: {name}  ppl {perplexity:.2f}  cost {share:.2f} of {task.costs.reference_name}"
+        )
         return perplexity, cost
 
     run_trials(study, objective, trials, reporter, title="blackbox")

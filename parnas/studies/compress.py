@@ -21,7 +21,6 @@ from parnas.figures.draw import draw_report, draw_run
 from parnas.figures.heatmap import AnimationOptions
 from parnas.figures.report.data import finite_values
 from parnas.figures.report.result import describe_child
-from parnas.nas.cost import Metric
 from parnas.nas.derive import Derivation, derive, read_constraints, write_derivation
 from parnas.pretrained.local_distillation import search_parent
 from parnas.pretrained.settings import heal_settings
@@ -68,7 +67,7 @@ class CompressResult:
 
 def compress(
     config: Config,
-    within: Mapping[Metric, float],
+    within: Mapping[str, float],
     folder: Path,
     reporter: Reporter,
     *,
@@ -90,13 +89,13 @@ def compress(
     if config.search.parent is None:
         raise ParnasError("compress needs a trained network; give its run folder.")
     parent = Run(Path(config.search.parent))
-    constraints = read_constraints(None, None, within={str(name): share for name, share in within.items()})
+    constraints = read_constraints(None, None, within=within)
     if not any(share < 1 for share in within.values()):
         raise ParnasError(
             "The network itself is within the cost targets (--within); give a share below 1 of its cost, such as "
             "latency=0.6."
         )
-    metric, target = next(iter(within.items()))  # so that the search refuses a target that no network meets
+    metric, target = next(iter(constraints.within.items()))  # so that the search refuses a target that no network meets
     config = config.replace(search__cost__metric=metric, search__cost__target=target)
     # 1. Search in the parent, and derive.
     searched = train_once(search_parent, config, folder / "search", reporter)

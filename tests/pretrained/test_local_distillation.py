@@ -109,6 +109,7 @@ def test_a_budget_is_a_share_of_the_cost_of_the_parent(corpus: Path, tmp_path: P
     assert derivation.costs is not None
     assert derivation.costs.share("ffs") == 1.0
     assert derivation.costs.share(derivation.architecture) <= 0.6
+    assert derivation.method.startswith("best by the SuperNet's weights of ")
     assert "within 0.6 of the parent's parameters" in derivation.method
     assert "within 0.9 of the parent's macs" in derive(searched, Constraints(metric="macs")).method, "found later"
 
