@@ -210,7 +210,8 @@ def _derive_front(output: Output, run: Run, targets: str, constraints: "Constrai
     written = front.write(run, out)
     output.show(show_derived_front, front)
     if points := front_points(front.to_rows()):
-        written.append(draw_pareto(points, written[0].with_suffix(".png"), ppl_label=FRONT_PERPLEXITY))
+        cost_label = f"cost of the blocks, {front.reference} = 1"
+        written.append(draw_pareto(points, written[0].with_suffix(".png"), cost_label, FRONT_PERPLEXITY))
     output.end({"front": front.to_rows()}, written, f"parnas retrain --from {shlex.quote(str(run.folder))} --arch ARCH")
 
 

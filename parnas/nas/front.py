@@ -26,6 +26,12 @@ class Front:
     derivations: tuple[Derivation, ...]
     targets: tuple[float, ...]
 
+    @property
+    def reference(self) -> str:
+        """The network that costs are shares of: `parent` in a trained network, otherwise `interleaved`."""
+        costs = self.derivations[0].costs
+        return "interleaved" if costs is None or costs.parent is None else "parent"
+
     def to_rows(self) -> list[dict[str, Any]]:
         """Return for each target the network, its cost, loss and score, as plain values."""
         rows = []
@@ -59,9 +65,8 @@ class Front:
         first = self.derivations[0]
         constraints = {key: value for key, value in first.constraints.to_dict().items() if key != "cost_target"}
         metric = first.costs.metric if first.costs else None
-        reference = "parent" if first.costs and first.costs.parent is not None else "interleaved"
-        given = {"metric": metric, "reference": reference, "targets": list(self.targets), "constraints": constraints}
-        write_json(listed, {**given, "networks": self.to_rows()})
+        given = {"metric": metric, "reference": self.reference, "targets": list(self.targets)}
+        write_json(listed, {**given, "constraints": constraints, "networks": self.to_rows()})
         return [listed, *paths]
 
 

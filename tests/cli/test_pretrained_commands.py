@@ -9,7 +9,10 @@ from conftest import small_config
 from helpers.command_helpers import refusal
 
 from parnas.cli.main import main
+from parnas.figures import pareto
+from parnas.figures.report.page import write_report
 from parnas.pretrained.settings import search_settings
+from parnas.runs.files import read_json
 from parnas.runs.run import Run
 from parnas.training.progress import Silent
 from parnas.training.retrain import retrain
@@ -140,6 +143,17 @@ def test_a_retraining_from_this_search_heals_with_the_parent_as_teacher(
     assert config.train.inherit == str(searched.folder.resolve())
     assert config.train.steps < retrain_run.config().train.steps
     assert config.model.arch == searched.summary().arch
+
+
+def test_a_front_is_relative_to_the_parent(searched: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = list[str]()
+    draw = pareto.draw_pareto
+    monkeypatch.setattr(pareto, "draw_pareto", lambda *given: labels.append(given[2]) or draw(*given))
+    run = shutil.copytree(searched.folder, tmp_path / "run")
+    assert call("derive", run, "--front", "0.7,1", "-q") == 0
+    assert labels == ["cost of the blocks, parent = 1"]
+    assert read_json(run / "front" / "front.json")["reference"] == "parent"
+    assert "of the blocks, parent = 1" in write_report([run], tmp_path / "page").read_text(encoding="utf-8")
 
 
 def test_teachers_are_options_of_retrain(retrain_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
