@@ -15,7 +15,7 @@ child T          the network that the search selects within T, healed with the p
 scratch T        the same network, trained from scratch for the time of the parent's training
 shallower T      an interleaved network of the same cost, trained from scratch for the time of the parent's training and
                  of all that the compression took
-taught T         scratch T with the parent as its teacher, for equal steps
+taught T         scratch T with the parent of the first seed as its teacher, for equal steps
 
 Times are seconds of processor time of one thread. Trainings on different days cannot be compared by their times, since
 machines differ. So steps are timed in turns: before a training, whose number of steps follows, and for the tables.
@@ -29,7 +29,7 @@ from argparse import ArgumentParser, Namespace
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
@@ -94,6 +94,7 @@ class Row(NamedTuple):
     training: float = math.nan  # the steps
     total: float = math.nan  # with everything else: loading, scores, selection, validation
     test: float = math.nan  # on the test split, only of networks that are reported
+    precision: str = "bf16"  # of matrix products
 
     def retimed(self, step: float | None) -> "Row":
         """Return the row with times that follow from the seconds of a step; `None`: keep those that were recorded."""
@@ -219,7 +220,19 @@ class Bench:
         summary = run.summary()
         times = clock.of_steps(), time.process_time() - began
         test = measure_test(run) if kind in (PARENT, CHILD) else math.nan
-        return Row(name, self.config.runtime.seed, summary.arch, summary.steps, summary.valid.ppl, *times, test)
+        ppl, seed = summary.valid.ppl, self.config.runtime.seed
+        return Row(name, seed, summary.arch, summary.steps, ppl, *times, test, self.precision)
+
+    @property
+    def precision(self) -> str:
+        """The precision of matrix products: on this machine, if the configuration leaves it to the machine."""
+        return choose_device(self.config.runtime).precision
+
+    def teacher(self) -> Run:
+        """Return the parent of the first seed, and train it if it is missing."""
+        first = self.plan["seeds"][0]
+        config, folder = self.config.replace(runtime__seed=first), self.folder.with_name(f"seed-{first}")
+        return replace(self, config=config, folder=folder).existing(PARENT)
 
     def existing(self, name: str) -> Run:
         """Return a run that is kept, and make it if it is missing."""
@@ -274,7 +287,7 @@ class Bench:
             return self.search_settings()
         if kind == CHILD:
             return self.heal_settings(row.arch)
-        teachers = (str(self.existing(PARENT).folder),) if kind == TAUGHT else ()
+        teachers = (str(self.teacher().folder),) if kind == TAUGHT else ()
         return self.config.replace(model__arch=row.arch, train__steps=row.steps, train__teachers=teachers)
 
     def times(self) -> dict[str, float]:
@@ -296,7 +309,8 @@ class Bench:
 
     def scratch(self, name: str, arch: str, steps: int) -> Row:
         """Train a network from scratch in a folder that is not kept; return the row."""
-        planned, clock, began = Row(name, self.config.runtime.seed, arch, steps), Clock(), time.process_time()
+        seed, clock, began = self.config.runtime.seed, Clock(), time.process_time()
+        planned = Row(name, seed, arch, steps, precision=self.precision)
         with tempfile.TemporaryDirectory(prefix="parnas-compress-") as place:
             run = retrain(self.settings(planned), Path(place) / "run", clock)
             times, test = (clock.of_steps(), time.process_time() - began), measure_test(run)
@@ -326,8 +340,8 @@ class Bench:
         if folder.exists():
             shutil.rmtree(folder)
         summary = search(settings.replace(**changes, search__steps=steps), folder, clock).summary()
-        seconds = clock.of_steps(), time.process_time() - began
-        return Row(SUPERNET, self.config.runtime.seed, summary.arch, steps, summary.valid.ppl, *seconds)
+        times, ppl = (clock.of_steps(), time.process_time() - began), summary.valid.ppl
+        return Row(SUPERNET, self.config.runtime.seed, summary.arch, steps, ppl, *times, precision=self.precision)
 
     def supernet_settings(self) -> Config:
         """Return the settings of a search of the same space from scratch, in which all paths are equally probable."""
@@ -445,6 +459,7 @@ def summarise(
             "seeds": len(of_seed),
             "archs": archs,
             "steps": fmean(r.steps for r in of_seed.values()),
+            "precisions": sorted({row.precision for row in of_seed.values()}),
         }
         for key in ("training", "total"):
             record[key] = fmean(getattr(row, key) / parents[seed].total for seed, row in of_seed.items())
@@ -518,6 +533,7 @@ def format_record(record: Mapping[str, Any]) -> dict[str, str]:
         "latency of the layers": f"{record['latency']:.2f}" if "latency" in record else "–",
         "whole network": f"{record['whole']:.2f}" if "whole" in record else "–",
         "steps": f"{record['steps']:,.0f}",
+        "precision": ", ".join(record["precisions"]),
         "time": f"{record['total']:.3f}",
         "minutes": f"{record['seconds'] / 60:.1f}",
         "valid": f"{record['ppl']:.2f}" if "ppl" in record else "–",
@@ -613,9 +629,9 @@ def main(arguments: list[str] | None = None) -> None:
         ranking = rank_children(plan, rows, read_rows(scored, Score), config.search.entropy_end / 2)
         if ranking:
             harness.print_table("Kendall's tau of scores and random children", ranking["scores"])
-        device = harness.choose(parsed.device, config.runtime.precision)
+        device = choose_device(config.runtime)
         payload = {
-            "precisions": [device.precision],
+            "precisions": sorted({row.precision for row in rows}),
             "from_scratch": plan["from_scratch"],
             "blocks": len(parent),
             "alternatives": count_alternatives(config, parent),

@@ -27,9 +27,9 @@ EXPERIMENT = """## The experiment
 The parent is the interleaved network of 12 blocks, width 96, trained for 10,000 steps on WikiText-2 by words (33,278 words,
 adaptive softmax). *Child T* is the network that the search selects within T of the latency of the parent's layers, healed for
 {healing:.0%} of the parent's steps with the parent as its teacher. For one target, *scratch T* is the same network, trained
-from scratch for the time of the parent's training, *taught T* the same with the parent as its teacher for as many steps, and
-*shallower T* an interleaved network of the same cost, trained from scratch for the time of the parent's training and of
-everything that the compression took.
+from scratch for the time of the parent's training, *taught T* the same with the first seed's parent as its teacher for as many
+steps, and *shallower T* an interleaved network of the same cost, trained from scratch for the time of the parent's training and
+of everything that the compression took.
 
 * Perplexities are per word. Layers are scored and selected on the first 8,192 tokens of the validation split, so the figures
   of the test split decide.
@@ -37,6 +37,7 @@ everything that the compression took.
   both relative to the parent's and measured in turns; the targets of the search are sums of the latencies of single layers.
 * *Time* is processor time of one thread relative to the parent's training, with everything: loading, scores, selection,
   validation.
+* Trainings use bf16 where the processor is fast with it, and fp32 elsewhere (column *precision*).
 * `benchmarks/compress.yaml` has the settings and was written before the first training. Two things were decided after the first
   measurements: the recipe of the healing and the steps in which a small budget is reached, by trials with the target 0.5 and
   seeds 1 and 2; and that only the network within 0.5 is trained from scratch.{missing}
