@@ -12,6 +12,7 @@ from trainings import read_rows
 from parnas.config.yaml_file import read_yaml
 from parnas.runs.files import read_json
 from parnas.runs.resolve import read_config
+from parnas.runs.run import Run
 
 SHARE_OF_ALL = {"stack": 1.0, "whole": 1.0}
 
@@ -70,6 +71,18 @@ def test_tables_compare_the_child_by_seed_and_give_times_relative_to_the_parent(
     assert (difference["network"], difference["relative_to"]) == ("child 0.5", "parent")
     assert difference["percent"] == difference["test"]["percent"] == pytest.approx(2.0)
     assert records[0]["test"] == pytest.approx(0.9 * 75)
+
+
+def test_the_parent_of_the_first_seed_teaches_networks_of_all_seeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = read_yaml(Path(compress.__file__).with_suffix(".yaml").read_text(encoding="utf-8"), "plan")
+    plan = settings.pop("compress")
+    monkeypatch.setattr(compress.Bench, "existing", lambda bench, name: Run(bench.folder / name))
+    bench = compress.seed_bench(read_config(settings, []), plan, tmp_path, [], 2)
+    taught = bench.settings(Row("taught 0.5", 2, "sf", 1000))
+    assert (taught.train.teachers, taught.runtime.seed) == ((str(tmp_path / "seed-1" / "parent"),), 2)
+    assert not bench.settings(Row("scratch 0.5", 2, "sf", 1000)).train.teachers
 
 
 def test_scores_are_ranked_against_each_seed_and_against_the_tau_of_two_seeds() -> None:
