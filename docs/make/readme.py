@@ -7,6 +7,7 @@ from statistics import median
 from textwrap import fill
 from typing import Any, NamedTuple
 
+from compression import decisive
 from hybrids import EQUAL_LATENCY, OTHER_SEARCH, best_of_latency, derived_and_by_hand, describe_difference, difference
 from one_run import INTERLEAVED, ONE_RUN, SINGLE_MIXER, ranked_by_hand
 from performance import RESULTS
@@ -19,6 +20,7 @@ HEADLINE_TARGET = "0.45"
 """Cost target of the derived network that the README names first."""
 HYBRID = "attention, convolutions, feed-forward; 4,000 pieces"
 WITHIN = "the same and recurrences, search within the training"
+COMPRESSED = "a trained network; words"
 COMPARISON = "attention, feed-forward, identity; 12,000 pieces"
 TABLE = "all 63 networks of up to five such blocks"
 WORDS = "words"
@@ -41,7 +43,8 @@ def render() -> str:
     """Return the README with a new headline and a new table between their markers."""
     hybrid = result("hybrid-cpu")
     equal_time = result("equal_time-cpu")
-    rows = [*hybrid_rows(hybrid), one_run_row(equal_time), *comparison_rows(result("comparison-cpu"))]
+    rows = [*hybrid_rows(hybrid), one_run_row(equal_time), *compression_rows(result("compress-cpu"))]
+    rows += comparison_rows(result("comparison-cpu"))
     rows += [ranking_row(result("search_quality-cpu"))]
     rows += [word_row(result("word_level-wikitext2-word-cpu")), forerunner_row(result("wikitext2-par"))]
     lines = [
@@ -142,6 +145,39 @@ def one_run_row(equal_time: Mapping[str, Any]) -> Row:
         f"{describe_difference(ours['to_scratch'])} ({ours['seeds']} seeds)",
         f"{verdict}: {describe_difference(best)}{'' if best['low'] > 0 or best['high'] < 0 else ', not significant'}.",
     )
+
+
+def compression_rows(compression: Mapping[str, Any]) -> Iterator[Row]:
+    """Yield a row for each target of the compression of trained networks."""
+    of = {record["name"]: record for record in compression["networks"]}
+    differences = {(each["network"], each["relative_to"]): decisive(each) for each in compression["comparisons"]}
+    parent, gain = of["parent"], -differences["parent, twice the steps", "parent"]["percent"]
+    for name in sorted((name for name in of if name.startswith("child ")), reverse=True):
+        child, found = of[name], differences[name, "parent"]
+        target = float(name.removeprefix("child "))
+        time = of["search"]["total"] + child["total"]
+        verdict = "No" if found["low"] > 0 else "Yes" if found["high"] < 0 else "Not decided: the interval includes 0"
+        verdict += (
+            f". The healing trains it further; twice the steps would lower the parent's perplexity by {gain:.1f} %"
+        )
+        others = {
+            "the same network from scratch": f"scratch {target:g}",
+            "a shallower network of its latency": f"shallower {target:g}",
+        }
+        relative = [
+            f"{describe_difference(differences[name, other])} relative to {description}"
+            for description, other in others.items()
+            if differences.get((name, other), {}).get("pairs") == found["pairs"]
+        ]
+        yield Row(
+            COMPRESSED,
+            f"Does a compressed network (`parnas compress --within latency={target:g}`) predict as well as its parent, the "
+            f"interleaved network of {compression['blocks']} blocks?",
+            f"layers: {child['latency']:.0%} of the parent's latency, whole network: {child['whole']:.0%}; test perplexity "
+            f"{child['test']:.1f} against {parent['test']:.1f}, {describe_difference(found)} ({found['pairs']} seeds); search and healing "
+            f"take {time:.0%} of the parent's training time",
+            f"{verdict}.{' It is ' if relative else ''}{', and '.join(relative)}{'.' if relative else ''}",
+        )
 
 
 def comparison_rows(comparison: Mapping[str, Any]) -> Iterator[Row]:
