@@ -94,7 +94,7 @@ class Row(NamedTuple):
     training: float = math.nan  # the steps
     total: float = math.nan  # with everything else: loading, scores, selection, validation
     test: float = math.nan  # on the test split, only of networks that are reported
-    precision: str = "bf16"  # of matrix products
+    precision: str = ""  # of matrix products, bf16 or fp32
 
     def retimed(self, step: float | None) -> "Row":
         """Return the row with times that follow from the seconds of a step; `None`: keep those that were recorded."""
@@ -225,7 +225,7 @@ class Bench:
 
     @property
     def precision(self) -> str:
-        """The precision of matrix products: on this machine, if the configuration leaves it to the machine."""
+        """The precision of matrix products on this machine, bf16 or fp32."""
         return choose_device(self.config.runtime).precision
 
     def teacher(self) -> Run:

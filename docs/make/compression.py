@@ -40,7 +40,10 @@ of everything that the compression took.
 * Trainings use bf16 where the processor is fast with it, and fp32 elsewhere (column *precision*).
 * `benchmarks/compress.yaml` has the settings and was written before the first training. Two things were decided after the first
   measurements: the recipe of the healing and the steps in which a small budget is reached, by trials with the target 0.5 and
-  seeds 1 and 2; and that only the network within 0.5 is trained from scratch.{missing}
+  seeds 1 and 2; and that only the network within 0.5 is trained from scratch. The teacher of *taught* was chosen before its
+  first training.
+* Run folders were not kept. For the random children and *taught*, the parent of the first seed was trained again with the same
+  settings, in fp32.{missing}
 
 {verdicts}
 

@@ -141,14 +141,16 @@ def best_of_latency(records: Iterable[Mapping[str, Any]], latency: float) -> Map
 
 
 def difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
-    """Return the difference of perplexities, paired by seed, in per cent of `theirs`, with its interval if it has one."""
+    """Return the difference of perplexities, paired by seed, in per cent of `theirs`, as `describe_difference`."""
     found = paired_difference(ours["ppl_by_seed"], theirs["ppl_by_seed"])
     return describe_difference({**found._asdict(), "percent": found.mean})
 
 
 def describe_difference(record: Mapping[str, Any]) -> str:
-    """Return a difference of perplexities in words, with its interval if it has one."""
-    interval = "" if record["low"] is None else f" (95 % interval {record['low']:+.1f} to {record['high']:+.1f} %)"
+    """Return a difference of perplexities in words, with its interval if there are several seeds."""
+    interval = (
+        " (1 seed)" if record["low"] is None else f" (95 % interval {record['low']:+.1f} to {record['high']:+.1f} %)"
+    )
     return f"{record['percent']:+.1f} %{interval}"
 
 

@@ -156,19 +156,16 @@ def compression_rows(compression: Mapping[str, Any]) -> Iterator[Row]:
         child, found = of[name], differences[name, "parent"]
         target = float(name.removeprefix("child "))
         time = of["search"]["total"] + child["total"]
-        verdict = "No" if found["low"] > 0 else "Yes" if found["high"] < 0 else "Not decided: the interval includes 0"
-        verdict += (
-            f". The healing trains it further; twice the steps would lower the parent's perplexity by {gain:.1f} %"
-        )
+        answer = "No." if found["low"] > 0 else "Yes." if found["high"] < 0 else "Not decided: the interval includes 0."
+        answer += f" The healing trains it further; twice the steps lower the parent's perplexity by {gain:.1f} %."
         others = {
-            "the same network from scratch": f"scratch {target:g}",
-            "a shallower network of its latency": f"shallower {target:g}",
+            f"scratch {target:g}": "the same network from scratch",
+            f"shallower {target:g}": "a shallower network of its latency",
         }
-        relative = [
-            f"{describe_difference(differences[name, other])} relative to {description}"
-            for description, other in others.items()
-            if differences.get((name, other), {}).get("pairs") == found["pairs"]
-        ]
+        for other, description in others.items():
+            difference = differences.get((name, other))
+            if difference is not None and difference["pairs"] == found["pairs"]:
+                answer += f" Relative to {description}: {describe_difference(difference)}."
         yield Row(
             COMPRESSED,
             f"Does a compressed network (`parnas compress --within latency={target:g}`) predict as well as its parent, the "
@@ -176,7 +173,7 @@ def compression_rows(compression: Mapping[str, Any]) -> Iterator[Row]:
             f"layers: {child['latency']:.0%} of the parent's latency, whole network: {child['whole']:.0%}; test perplexity "
             f"{child['test']:.1f} against {parent['test']:.1f}, {describe_difference(found)} ({found['pairs']} seeds); search and healing "
             f"take {time:.0%} of the parent's training time",
-            f"{verdict}.{' It is ' if relative else ''}{', and '.join(relative)}{'.' if relative else ''}",
+            answer,
         )
 
 

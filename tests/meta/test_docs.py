@@ -3,6 +3,7 @@
 import re
 import runpy
 from pathlib import Path
+from typing import Any
 
 import demo_seeds
 import nbformat
@@ -86,9 +87,42 @@ def test_derived_networks_are_compared_with_the_best_of_their_latency(
     assert "at most 10% slower (`kkskkskk`): +0.2 % (95 % interval +0.2 to +0.2 %)." in rows[0].answer
     assert rows[0].answer.startswith("Yes.")
     assert rows[1].answer == "No."
-    assert page["difference"](result["variants"][3], {"ppl_by_seed": {"2": 50.0}}) == "+5.4 %", "paired by seed"
+    assert page["difference"](result["variants"][3], {"ppl_by_seed": {"2": 50.0}}) == "+5.4 % (1 seed)", (
+        "paired by seed"
+    )
     page["draw_search"](result, tmp_path / "hybrids.png")
     assert (tmp_path / "hybrids.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_readme_says_yes_to_a_compression_only_if_the_interval_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    def network(name: str) -> dict[str, Any]:
+        return {"name": name, "latency": 0.5, "whole": 0.6, "test": 90.0, "total": 0.2}
+
+    def comparison(name: str, other: str, pairs: int, low: float | None, high: float | None) -> dict[str, Any]:
+        test = {"percent": -2.0, "low": low, "high": high, "pairs": pairs}
+        return {"network": name, "relative_to": other, "percent": 50.0, "low": 49.0, "high": 51.0, "test": test}
+
+    longer, names = "parent, twice the steps", ("child 0.7", "child 0.5", "child 0.3")
+    result = {
+        "blocks": 12,
+        "networks": [network(name) for name in ("parent", longer, "search", *names)],
+        "comparisons": [
+            comparison(longer, "parent", 1, None, None) | {"test": None, "percent": -7.0},
+            comparison("child 0.7", "parent", 3, -3.0, -1.0),
+            comparison("child 0.7", "scratch 0.7", 3, -4.0, -1.5),
+            comparison("child 0.7", "shallower 0.7", 1, None, None),
+            comparison("child 0.5", "parent", 3, -3.0, 1.0),
+            comparison("child 0.3", "parent", 3, 1.0, 3.0),
+        ],
+    }
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "make"))
+    rows = list(runpy.run_path(str(ROOT / "docs" / "make" / "readme.py"))["compression_rows"](result))
+    assert [row.answer.partition(".")[0] for row in rows] == ["Yes", "Not decided: the interval includes 0", "No"]
+    assert "-2.0 % (95 % interval -3.0 to -1.0 %) (3 seeds)" in rows[0].figures, "of the test split"
+    assert "take 40% of the parent's training time" in rows[0].figures
+    assert "twice the steps lower the parent's perplexity by 7.0 %" in rows[0].answer
+    assert "same network from scratch: -2.0 % (95 % interval -4.0 to -1.5 %)." in rows[0].answer
+    assert "shallower" not in rows[0].answer, "its trainings are not complete"
 
 
 def test_the_faq_says_how_many_seeds_got_stuck() -> None:
