@@ -16,6 +16,8 @@ scratch T        the same network, trained from scratch for the time of the pare
 shallower T      an interleaved network of the same cost, trained from scratch for the time of the parent's training and
                  of all that the compression took
 taught T         scratch T with the parent of the first seed as its teacher, for equal steps
+short T          scratch T for as many steps as the healing of child T
+short-taught T   short T with the parent of the first seed as its teacher
 
 Times are seconds of processor time of one thread. Trainings on different days cannot be compared by their times, since
 machines differ. So steps are timed in turns: before a training, whose number of steps follows, and for the tables.
@@ -68,6 +70,7 @@ from parnas.training.retrain import retrain
 PARENT, LONGER, SEARCH, SUPERNET = "parent", "parent, twice the steps", "search", "SuperNet search"
 SCORES = "scores"  # of the search
 CHILD, TRAINED, SHALLOWER, TAUGHT, RANDOM = "child", "scratch", "shallower", "taught", "random"
+SHORT, SHORT_TAUGHT = "short", "short-taught"
 PACE_STEPS, PACE_WARM_UP, PACE_ROUNDS = 16, 4, 2  # of measuring the time of a training step
 STRATA = 6  # ranges of latency from which random children are drawn
 LEAST = 1e-38  # probability of a candidate whose pi is zero
@@ -203,6 +206,8 @@ class Bench:
         child = self.rows[f"{CHILD} {rest}"]
         if kind == TAUGHT:
             return self.scratch(name, child.arch, self.rows[f"{TRAINED} {rest}"].steps)
+        if kind in (SHORT, SHORT_TAUGHT):
+            return self.scratch(name, child.arch, child.steps)
         return self.from_scratch(name, kind, child)
 
     def make(self, name: str) -> Row:
@@ -287,7 +292,7 @@ class Bench:
             return self.search_settings()
         if kind == CHILD:
             return self.heal_settings(row.arch)
-        teachers = (str(self.teacher().folder),) if kind == TAUGHT else ()
+        teachers = (str(self.teacher().folder),) if kind in (TAUGHT, SHORT_TAUGHT) else ()
         return self.config.replace(model__arch=row.arch, train__steps=row.steps, train__teachers=teachers)
 
     def times(self) -> dict[str, float]:
@@ -398,7 +403,7 @@ def list_jobs(plan: Mapping[str, Any], rows: Sequence[Row], children: bool) -> l
     done, first, jobs = {(row.seed, row.name) for row in rows}, plan["seeds"][0], list[Job]()
     for seed in plan["seeds"]:
         names = [PARENT, SEARCH, *(f"{CHILD} {target}" for target in plan["targets"])]
-        names += [f"{kind} {plan['from_scratch']}" for kind in (TRAINED, SHALLOWER, TAUGHT)]
+        names += [f"{kind} {plan['from_scratch']}" for kind in (TRAINED, SHALLOWER, TAUGHT, SHORT, SHORT_TAUGHT)]
         jobs += [Job(name, seed) for name in names]
     jobs.append(Job(LONGER, first))
     if children:
@@ -479,10 +484,10 @@ def summarise(
         records.append(record)
     wanted = [(LONGER, PARENT)]
     wanted += [(f"{CHILD} {target}", PARENT) for target in plan["targets"]]
-    child, scratch, shallower, taught = (
-        f"{kind} {plan['from_scratch']}" for kind in (CHILD, TRAINED, SHALLOWER, TAUGHT)
+    child, scratch, shallower, taught, short, short_taught = (
+        f"{kind} {plan['from_scratch']}" for kind in (CHILD, TRAINED, SHALLOWER, TAUGHT, SHORT, SHORT_TAUGHT)
     )
-    wanted += [(child, scratch), (child, shallower), (taught, scratch)]
+    wanted += [(child, scratch), (child, shallower), (child, short_taught), (taught, scratch), (short_taught, short)]
     comparisons = []
     for ours, theirs in wanted:
         if by_name[ours].keys() & by_name[theirs].keys():

@@ -468,8 +468,13 @@ def judge_compression(result: dict[str, Any]) -> Iterator[Goal]:
         other = max(value for (search_name, _), value in tau.items() if search_name != "search")
         goal = "the same tau is above that of a SuperNet search of the same time"
         yield Goal(area, goal, f"{ours:.2f} and {other:.2f}", ours > other, f"{command} --children")
-    goal = f"{taught}: perplexity at least 3 % below that without a teacher, equal steps"
-    yield from judge(taught, scratch, goal, -3.0)
+    pairs = {
+        taught: (scratch, "of a whole training"),
+        f"short-{taught}": (f"short {result['from_scratch']:g}", "of a healing"),
+    }
+    for ours, (theirs, steps) in pairs.items():
+        goal = f"{ours}: perplexity at least 3 % below that without a teacher, both for the steps {steps}"
+        yield from judge(ours, theirs, goal, -3.0)
 
 
 def judge_probe(result: dict[str, Any]) -> Iterator[Goal]:

@@ -14,6 +14,8 @@ from parnas.runs.files import read_json, write_text
 PAGE = Path(__file__).resolve().parents[1] / "compression.md"
 PICTURE = PAGE.with_name("images") / "compression.png"
 PARENT, SEARCH = "parent", "search"
+KINDS = "scratch", "shallower", "taught", "short", "short-taught"
+"""Trainings from scratch."""
 ONE_SEED = "parent, twice", "SuperNet"
 """How the names of trainings begin that are planned for one seed."""
 INTRODUCTION = """# Compression of trained networks: measurements
@@ -29,7 +31,8 @@ adaptive softmax). *Child T* is the network that the search selects within T of 
 {healing:.0%} of the parent's steps with the parent as its teacher. For one target, *scratch T* is the same network, trained
 from scratch for the time of the parent's training, *taught T* the same with the first seed's parent as its teacher for as many
 steps, and *shallower T* an interleaved network of the same cost, trained from scratch for the time of the parent's training and
-of everything that the compression took.
+of everything that the compression took. *Short T* and *short-taught T* are *scratch T* and *taught T* with as few steps as the
+healing of *child T*.
 
 * Perplexities are per word. Layers are scored and selected on the first 8,192 tokens of the validation split, so the figures
   of the test split decide.
@@ -41,7 +44,7 @@ of everything that the compression took.
 * `benchmarks/compress.yaml` has the settings and was written before the first training. Two things were decided after the first
   measurements: the recipe of the healing and the steps in which a small budget is reached, by trials with the target 0.5 and
   seeds 1 and 2; and that only the network within 0.5 is trained from scratch. The teacher of *taught* was chosen before its
-  first training.
+  first training; *short* and *short-taught* were added after it, and after a trial of 3,000 steps.
 * Run folders were not kept. For the random children and *taught*, the parent of the first seed was trained again with the same
   settings, in fp32.{missing}
 
@@ -120,7 +123,7 @@ def describe_missing(result: Mapping[str, Any]) -> str:
     seeds = {
         record["name"]: record["seeds"] for record in result["networks"] if not record["name"].startswith(ONE_SEED)
     }
-    kinds = [f"{kind} {result['from_scratch']:g}" for kind in ("scratch", "shallower", "taught")]
+    kinds = [f"{kind} {result['from_scratch']:g}" for kind in KINDS]
     missing = [f"*{name}*" for name in kinds if name not in seeds]
     if not missing and all(count == seeds[PARENT] for count in seeds.values()):
         return ""
@@ -144,11 +147,11 @@ def verdicts(result: Mapping[str, Any]) -> Iterator[str]:
             )
             comparisons = ", ".join(
                 f"{describe_difference(decisive(others[other]))} relative to *{other}*"
-                for other in (f"scratch {target}", f"shallower {target}")
+                for other in (f"scratch {target}", f"shallower {target}", f"short-taught {target}")
                 if other in others
             )
             yield sentence + (f" It is {comparisons}." if comparisons else "")
-        elif kind == "taught":
+        elif kind.endswith("taught"):
             ((other, difference),) = others.items()
             yield f"The same network with a teacher (*{name}*) is {describe_difference(decisive(difference))} relative to *{other}*."
     if ranking := result["ranking"]:

@@ -43,7 +43,7 @@ def test_trainings_begin_after_those_that_they_start_from() -> None:
     assert [job.name for job in children] == ["SuperNet search", "random 0/1", "random 1/1", "random 0/2", "random 1/2"]
     rows.append(row("child 0.5", 1, 51.0))
     left = [job.name for job in compress.list_jobs(plan, rows, children=False) if job.seed == 1]
-    assert left == ["scratch 0.5", "shallower 0.5", "parent, twice the steps"]
+    assert left == ["scratch 0.5", "shallower 0.5", "short 0.5", "short-taught 0.5", "parent, twice the steps"]
     rows.append(row("scratch 0.5", 1, 52.0))
     assert Job("taught 0.5", 1) in compress.list_jobs(plan, rows, children=False)
 
@@ -82,7 +82,9 @@ def test_the_parent_of_the_first_seed_teaches_networks_of_all_seeds(
     bench = compress.seed_bench(read_config(settings, []), plan, tmp_path, [], 2)
     taught = bench.settings(Row("taught 0.5", 2, "sf", 1000))
     assert (taught.train.teachers, taught.runtime.seed) == ((str(tmp_path / "seed-1" / "parent"),), 2)
-    assert not bench.settings(Row("scratch 0.5", 2, "sf", 1000)).train.teachers
+    assert bench.settings(Row("short-taught 0.5", 2, "sf", 200)).train.teachers == taught.train.teachers
+    for name in ("scratch 0.5", "short 0.5"):
+        assert not bench.settings(Row(name, 2, "sf", 1000)).train.teachers
 
 
 def test_scores_are_ranked_against_each_seed_and_against_the_tau_of_two_seeds() -> None:
@@ -120,13 +122,17 @@ def test_all_stages_run_in_the_tiny_form(tmp_path: Path) -> None:
     compress.main(training)
     names = {each.name for each in read_rows(tmp_path / "compress.csv", Row)}
     assert {"parent", "search", "child 0.8", "scratch 0.8", "shallower 0.8", "taught 0.8"} < names
+    steps = {each.name: each.steps for each in read_rows(tmp_path / "compress.csv", Row)}
+    assert steps["short 0.8"] == steps["short-taught 0.8"] == steps["child 0.8"] < steps["taught 0.8"]
     compress.main([*training, "--children"])
     compress.main([*training, "--times"])
     compress.main([*common, "--latency"])
     compress.main([*common, "--report"])
     result = read_json(tmp_path / "compress-cpu.json")
     assert result["ranking"]["networks"] == 3
-    assert [each["network"] for each in result["comparisons"]][1:] == ["child 0.8"] * 3 + ["taught 0.8"]
+    assert [each["network"] for each in result["comparisons"]][1:] == [
+        *["child 0.8"] * 4, "taught 0.8", "short-taught 0.8"
+    ]  # fmt: skip
     assert all(record["total"] > 0 for record in result["networks"])
     assert all(record["test"] > 0 for record in result["networks"] if "ppl" in record)
     assert any("local distillation" in goal.goal for goal in goals.judge_compression(result))
