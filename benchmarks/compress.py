@@ -478,6 +478,7 @@ def summarise(
             record["ppl_by_seed"] = {str(seed): of_seed[seed].ppl for seed in sorted(of_seed)}
             test = fmean(row.test for row in of_seed.values())
             record["test"] = None if math.isnan(test) else test  # the test split was not read
+            record["test_by_seed"] = {str(seed): of_seed[seed].test for seed in sorted(of_seed)}
             if all(arch in latencies for arch in archs):
                 slowest = max(archs, key=lambda arch: latencies[arch]["stack"])
                 record["latency"], record["whole"] = latencies[slowest]["stack"], latencies[slowest]["whole"]

@@ -456,7 +456,8 @@ def judge_compression(result: dict[str, Any]) -> Iterator[Goal]:
         if (scores := search.get("scores")) is not None:
             share = scores * 8 * result["blocks"] / result["alternatives"]
             goal = f"scores of all blocks x 8 alternatives: at most {SCORING:.0%} of the parent's training time"
-            yield Goal(area, goal, f"{share:.1%}", share <= SCORING, command)
+            value = f"{share:.1%} ({scores:.1%} for {result['alternatives']})"
+            yield Goal(area, goal, value, share <= SCORING, command)
         goal = f"local distillation: at most {DISTILLATION:.0%} of the parent's training time"
         yield Goal(area, goal, f"{search['training']:.1%}", search["training"] <= DISTILLATION, command)
     if ranking := result["ranking"]:

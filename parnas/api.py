@@ -508,7 +508,7 @@ def import_model(
     """Make a run of a trained Transformer-XL of `transformers`, or of the original PyTorch code (`parnas import`).
 
     Args:
-        model: a folder with the weights and perhaps `config.json`, or the file of weights. Nothing pickled is read.
+        model: a folder with the weights and perhaps `config.json`, or the file of weights. A pickled module is refused.
         config: settings that the model does not say, given as for `search`; by default none.
         overrides: such settings by dotted key, first of all `data.corpus` and `data.tokenizer.vocabulary`; also
             `train.steps` and `train.lr`, of which later trainings take a share.

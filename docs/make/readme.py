@@ -151,13 +151,17 @@ def compression_rows(compression: Mapping[str, Any]) -> Iterator[Row]:
     """Yield a row for each target of the compression of trained networks."""
     of = {record["name"]: record for record in compression["networks"]}
     differences = {(each["network"], each["relative_to"]): decisive(each) for each in compression["comparisons"]}
-    parent, gain = of["parent"], -differences["parent, twice the steps", "parent"]["percent"]
+    parent, longer = of["parent"], differences["parent, twice the steps", "parent"]
+    gain = -longer["percent"]
     for name in sorted((name for name in of if name.startswith("child ")), reverse=True):
         child, found = of[name], differences[name, "parent"]
         target = float(name.removeprefix("child "))
         time = of["search"]["total"] + child["total"]
         answer = "No." if found["low"] > 0 else "Yes." if found["high"] < 0 else "Not decided: the interval includes 0."
-        answer += f" The healing trains it further; twice the steps lower the parent's perplexity by {gain:.1f} %."
+        answer += (
+            f" It was trained for {time:.0%} more time than its parent; twice the steps lower the parent's perplexity by "
+            f"{gain:.1f} % (validation, {longer['pairs']} seed{'s' * (longer['pairs'] != 1)})."
+        )
         others = {
             f"scratch {target:g}": "the same network from scratch",
             f"shallower {target:g}": "a shallower network of its latency",

@@ -68,7 +68,7 @@ def import_(
         Argument(
             metavar="MODEL",
             help="A folder with the weights, and perhaps config.json, of TransfoXL of transformers or of the original "
-            "Transformer-XL of PyTorch; or its file of weights. Nothing pickled is read.",
+            "Transformer-XL of PyTorch; or its file of weights. A pickled module is refused.",
         ),
     ],
     settings: Annotated[
@@ -85,7 +85,7 @@ def import_(
         Option("--run", help="Folder to write; default: runs/import-MODEL, with a number if that is taken."),
     ] = None,
 ) -> None:
-    """Make a run of a trained Transformer-XL of another program, with exactly its predictions."""
+    """Make a run of a trained Transformer-XL of another program, with its predictions up to rounding."""
     refuse_torchrun("import")
     from parnas.pretrained.import_transfo_xl import import_settings, import_transfo_xl
     from parnas.pretrained.transfo_xl import read_transfo_xl

@@ -135,4 +135,5 @@ def test_all_stages_run_in_the_tiny_form(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert all(record["total"] > 0 for record in result["networks"])
     assert all(record["test"] > 0 for record in result["networks"] if "ppl" in record)
+    assert all(record["test_by_seed"].keys() == {"1"} for record in result["networks"] if "ppl" in record)
     assert any("local distillation" in goal.goal for goal in goals.judge_compression(result))

@@ -100,7 +100,7 @@ def test_the_readme_says_yes_to_a_compression_only_if_the_interval_does(monkeypa
 
     def comparison(name: str, other: str, pairs: int, low: float | None, high: float | None) -> dict[str, Any]:
         test = {"percent": -2.0, "low": low, "high": high, "pairs": pairs}
-        return {"network": name, "relative_to": other, "percent": 50.0, "low": 49.0, "high": 51.0, "test": test}
+        return {"network": name, "relative_to": other, **test, "percent": 50.0, "test": test}
 
     longer, names = "parent, twice the steps", ("child 0.7", "child 0.5", "child 0.3")
     result = {
@@ -120,7 +120,7 @@ def test_the_readme_says_yes_to_a_compression_only_if_the_interval_does(monkeypa
     assert [row.answer.partition(".")[0] for row in rows] == ["Yes", "Not decided: the interval includes 0", "No"]
     assert "-2.0 % (95 % interval -3.0 to -1.0 %) (3 seeds)" in rows[0].figures, "of the test split"
     assert "take 40% of the parent's training time" in rows[0].figures
-    assert "twice the steps lower the parent's perplexity by 7.0 %" in rows[0].answer
+    assert "twice the steps lower the parent's perplexity by 7.0 % (validation, 1 seed)" in rows[0].answer
     assert "same network from scratch: -2.0 % (95 % interval -4.0 to -1.5 %)." in rows[0].answer
     assert "shallower" not in rows[0].answer, "its trainings are not complete"
 
