@@ -15,7 +15,7 @@ child T          the network that the search selects within T, healed with the p
 scratch T        the same network, trained from scratch for the time of the parent's training
 shallower T      an interleaved network of the same cost, trained from scratch for the time of the parent's training and
                  of all that the compression took
-taught T         scratch T with the parent of the first seed as its teacher, for equal steps
+taught T         scratch T with its parent as its teacher, for equal steps, of the first seed
 short T          scratch T for as many steps as the healing of child T
 short-taught T   short T with the parent of the first seed as its teacher
 
@@ -403,9 +403,9 @@ def list_jobs(plan: Mapping[str, Any], rows: Sequence[Row], children: bool) -> l
     done, first, jobs = {(row.seed, row.name) for row in rows}, plan["seeds"][0], list[Job]()
     for seed in plan["seeds"]:
         names = [PARENT, SEARCH, *(f"{CHILD} {target}" for target in plan["targets"])]
-        names += [f"{kind} {plan['from_scratch']}" for kind in (TRAINED, SHALLOWER, TAUGHT, SHORT, SHORT_TAUGHT)]
+        names += [f"{kind} {plan['from_scratch']}" for kind in (TRAINED, SHALLOWER, SHORT, SHORT_TAUGHT)]
         jobs += [Job(name, seed) for name in names]
-    jobs.append(Job(LONGER, first))
+    jobs += [Job(f"{TAUGHT} {plan['from_scratch']}", first), Job(LONGER, first)]
     if children:
         each = plan["children"]
         jobs = [job for job in jobs if job.name in (PARENT, SEARCH) and job.seed == first]

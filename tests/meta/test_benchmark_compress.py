@@ -44,8 +44,9 @@ def test_trainings_begin_after_those_that_they_start_from() -> None:
     rows.append(row("child 0.5", 1, 51.0))
     left = [job.name for job in compress.list_jobs(plan, rows, children=False) if job.seed == 1]
     assert left == ["scratch 0.5", "shallower 0.5", "short 0.5", "short-taught 0.5", "parent, twice the steps"]
-    rows.append(row("scratch 0.5", 1, 52.0))
-    assert Job("taught 0.5", 1) in compress.list_jobs(plan, rows, children=False)
+    rows += [row(name, seed, 52.0) for seed in (1, 2) for name in ("parent", "search", "child 0.5", "scratch 0.5")]
+    taught = [job for job in compress.list_jobs(plan, rows, children=False) if job.name == "taught 0.5"]
+    assert taught == [Job("taught 0.5", 1)], "of the first seed alone"
 
 
 def test_tables_compare_the_child_by_seed_and_give_times_relative_to_the_parent() -> None:
