@@ -39,6 +39,7 @@ from typing import Any, NamedTuple
 
 import comparison
 import harness
+from equal_time import predicted_shares
 from scipy.stats import kendalltau
 from trainings import append_rows, read_rows, read_study, require_corpus
 from typing_extensions import override
@@ -446,7 +447,8 @@ def summarise(
     Args:
         plan: see benchmarks/compress.yaml.
         rows: the finished trainings.
-        latencies: of the blocks (`stack`) and the network (`whole`) by architecture, relative to the parent's.
+        latencies: of the blocks (`stack`) and the network (`whole`) by architecture, relative to the parent's; without
+            `whole`, that of the blocks is predicted.
         times: seconds of a step by seed and name, and those of all scores.
 
     The times of a record are means, relative to that of the parent's training: `training` of the steps, `scores` of the
@@ -481,7 +483,8 @@ def summarise(
             record["test_by_seed"] = {str(seed): of_seed[seed].test for seed in sorted(of_seed)}
             if all(arch in latencies for arch in archs):
                 slowest = max(archs, key=lambda arch: latencies[arch]["stack"])
-                record["latency"], record["whole"] = latencies[slowest]["stack"], latencies[slowest]["whole"]
+                record["latency"] = latencies[slowest]["stack"]
+                record |= {"whole": whole} if (whole := latencies[slowest].get("whole")) else {"predicted": True}
         records.append(record)
     wanted = [(LONGER, PARENT)]
     wanted += [(f"{CHILD} {target}", PARENT) for target in plan["targets"]]
@@ -536,7 +539,9 @@ def format_record(record: Mapping[str, Any]) -> dict[str, str]:
     return {
         "network": record["name"],
         "seeds": str(record["seeds"]),
-        "latency of the layers": f"{record['latency']:.2f}" if "latency" in record else "–",
+        "latency of the layers": (
+            f"{record['latency']:.2f}{' (predicted)' * record.get('predicted', False)}" if "latency" in record else "–"
+        ),
         "whole network": f"{record['whole']:.2f}" if "whole" in record else "–",
         "steps": f"{record['steps']:,.0f}",
         "precision": ", ".join(record["precisions"]),
@@ -625,6 +630,10 @@ def main(arguments: list[str] | None = None) -> None:
             arch: {key: each[f"{key}_ms"] / of[str(parent)][f"{key}_ms"] for key in ("stack", "whole")}
             for arch, each in of.items()
         }
+        if profile.is_file():
+            archs = {row.arch for row in rows} - shares.keys()
+            predicted = predicted_shares(read_json(profile), archs, str(parent))
+            shares |= {arch: {"stack": share} for arch, share in predicted.items()}
         records, comparisons = summarise(plan, rows, shares, read_json(timed) if timed.is_file() else {})
         harness.print_table("Compression and trainings from scratch", [format_record(each) for each in records])
         layers = [

@@ -52,7 +52,8 @@ all seeds is the parent of the first.
 * Perplexities are per word. Layers are scored and selected on the first 8,192 tokens of the validation split, so the figures
   of the test split decide.
 * *Latency of the layers* is that of the slowest network of the row, without embedding and softmax, and *whole network* that with them,
-  both relative to the parent's and measured in turns; the targets of the search are sums of the latencies of single layers.
+  both relative to the parent's and measured in turns; the targets of the search are sums of the latencies of single layers, and so
+  are *predicted* latencies.
 * *Time* is processor time of one thread relative to the parent's training, with everything: loading, scores, selection,
   validation. It follows from the steps and the times of a step, which were measured in turns on one machine; that of the
   SuperNet search is as recorded.
@@ -152,12 +153,10 @@ def describe_experiment(result: Mapping[str, Any]) -> str:
 
 def describe_missing(result: Mapping[str, Any]) -> str:
     """Return which trainings are missing; empty if there are none."""
-    seeds = {
-        record["name"]: record["seeds"] for record in result["networks"] if not record["name"].startswith(ONE_SEED)
-    }
+    seeds = {record["name"]: record["seeds"] for record in result["networks"]}
     kinds = [f"{kind} {result['from_scratch']:g}" for kind in KINDS]
     missing = [f"*{name}*" for name in kinds if name not in seeds]
-    if not missing and all(count == seeds[PARENT] for count in seeds.values()):
+    if not missing and all(seeds[name] == seeds[PARENT] for name in seeds if not name.startswith(ONE_SEED)):
         return ""
     return INCOMPLETE.format(missing=f"There is no training yet of {', '.join(missing)}." if missing else "").rstrip()
 

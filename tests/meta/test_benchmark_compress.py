@@ -68,6 +68,9 @@ def test_tables_compare_the_child_by_seed_and_give_times_relative_to_the_parent(
     assert timed[2]["scores"] == pytest.approx(0.01)
     assert "scores" not in records[2]
     assert (records[1]["latency"], records[1]["whole"]) == (0.4, 0.7)
+    (_, predicted, _), _ = compress.summarise(plan, rows, {"ff": {"stack": 0.4}}, {})
+    assert compress.format_record(predicted)["latency of the layers"] == "0.40 (predicted)"
+    assert compress.format_record(predicted)["whole network"] == "–"
     (difference,) = comparisons
     assert (difference["network"], difference["relative_to"]) == ("child 0.5", "parent")
     assert difference["percent"] == difference["test"]["percent"] == pytest.approx(2.0)
