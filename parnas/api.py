@@ -26,6 +26,7 @@ from parnas.evaluation.comparison import Comparison, compare
 from parnas.evaluation.loading import EvalOptions
 from parnas.evaluation.tune_eval import Grid
 from parnas.evaluation.tune_eval import tune_eval as tune_evaluation
+from parnas.figures.diagram import draw_network
 from parnas.figures.draw import draw_run
 from parnas.figures.heatmap import FRAME_MS, AnimationOptions
 from parnas.figures.tuning import draw_tuning
@@ -208,7 +209,8 @@ def derive(
         limits: largest number of blocks by layer, such as {"s": 4}.
         top_k: number of most probable networks to list.
         rerank_top_k: number of networks that are compared with the shared weights; 0 selects by pi alone.
-        out: a folder to write `arch.yaml` to, such as the run folder; by default nothing is written.
+        out: a folder to write `arch.yaml` and `figures/network.png` to, such as the run folder; by default nothing is
+            written.
         progress: whether to show progress; see `Progress`.
 
     Raises:
@@ -226,6 +228,7 @@ def derive(
     derivation = derivations.derive(folder, constraints, _reporter(progress))
     if out is not None:
         derivations.write_derivation(derivation, folder, Path(out) / ARCH_FILE)
+        draw_network(derivation.to_record(folder), Path(out) / "figures" / "network.png")
     return derivation
 
 

@@ -63,7 +63,8 @@ MORE = {
         "parnas search configs/demo.yaml search.steps=600 --run runs/search",
     ),
     "derive": (
-        "`arch.yaml` also holds pi, entropy and margin of each block and the ranking. The method: "
+        "`arch.yaml` also holds pi, entropy, margin and cost of each block and the ranking; without `--front`, "
+        "`figures/network.png` is a diagram of the network. The method: "
         "[how it works](how-it-works.md#from-pi-to-an-architecture).",
         "parnas derive runs/search --cost-target 0.8 --metric macs",
     ),

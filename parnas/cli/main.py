@@ -179,6 +179,7 @@ def derive(
 ) -> None:
     """Select the best architecture of a search within the cost target, and write arch.yaml."""
     from parnas.cli.tables import show_derivation
+    from parnas.figures.diagram import draw_network
     from parnas.nas.derive import derive, read_constraints, read_limits, read_within, write_derivation
 
     searched = Run(run)
@@ -193,11 +194,12 @@ def derive(
     path = (out or run) / ARCH_FILE
     write_derivation(derivation, searched, path)
     output.show(show_derivation, derivation)
-    record = derivation.to_record(searched).to_dict()
+    record = derivation.to_record(searched)
+    picture = draw_network(record, path.with_name("figures") / "network.png")
     retrain = f"parnas retrain CONFIG --arch {shlex.quote(str(path))}"
     if searched.config().search.parent is not None and out is None:  # heal it
         retrain = f"parnas retrain --from {shlex.quote(str(run))}"
-    output.end(record, [path], retrain)
+    output.end(record.to_dict(), [path, picture], retrain)
 
 
 def _derive_front(output: Output, run: Run, targets: str, constraints: "Constraints", out: Path) -> None:

@@ -5,16 +5,17 @@ from pathlib import Path
 
 from parnas.errors import ParnasError
 from parnas.figures.curves import draw_learning_curves
+from parnas.figures.diagram import draw_network
 from parnas.figures.heatmap import DEFAULTS, AnimationOptions, draw_pi_animation, draw_pi_frames
 from parnas.figures.panels import draw_pi_lines
 from parnas.runs.pi_history import PiHistory
-from parnas.runs.run import Run
+from parnas.runs.run import ARCH_FILE, Run
 
 __all__ = ["draw_report", "draw_run"]
 
 
 def draw_run(run: Run, options: AnimationOptions = DEFAULTS) -> list[Path]:
-    """Draw the learning curves of a run, and pi of a search, into its folder `figures`.
+    """Draw the learning curves of a run, and of a search pi and the derived network, into its folder `figures`.
 
     Returns the paths of the pictures; raises `ParnasError` if the run logged nothing yet or its files contradict each
     other.
@@ -25,6 +26,8 @@ def draw_run(run: Run, options: AnimationOptions = DEFAULTS) -> list[Path]:
         paths.append(draw_pi_animation(history, run.figures / "pi.gif", options))
         paths += draw_pi_frames(history, run.figures)
         paths.append(draw_pi_lines(history, run.figures / "pi-lines.png"))
+        if (run.folder / ARCH_FILE).is_file():
+            paths.append(draw_network(run.derivation(), run.figures / "network.png"))
     paths.append(draw_learning_curves([run], run.figures / "curves.png"))
     return paths
 

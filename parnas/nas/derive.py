@@ -147,7 +147,7 @@ class Derivation:
             counts=self.architecture.counts(),
             parameters=self.parameters,
             cost=self.cost_record(),
-            blocks=[BlockRecord(**asdict(block)) for block in self.blocks],
+            blocks=[self._describe_block(block) for block in self.blocks],
             ranking=[ranked.to_record() for ranked in self.ranking],
             warnings=list(self.warnings),
             **({"finalists": list(self.finalists)} if self.finalists else {}),
@@ -157,6 +157,10 @@ class Derivation:
     def cost_record(self) -> CostRecord | None:
         """Return the predicted cost of the blocks; `None` if neither a cost target nor a metric is given."""
         return None if self.costs is None else self._describe_cost(self.costs, self.target)
+
+    def _describe_block(self, block: BlockChoice) -> BlockRecord:
+        cost = {} if self.costs is None else {"cost": self.costs.per_layer[block.layer]}
+        return BlockRecord(**asdict(block), **cost)
 
     def _describe_cost(self, costs: Costs, target: float | None) -> CostRecord:
         return CostRecord(

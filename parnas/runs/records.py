@@ -213,6 +213,7 @@ class BlockRecord(Record):
     pi: dict[str, _Float] = {}
     entropy: _OptionalFloat = None  # nats
     margin: _OptionalFloat = None  # probability of the layer minus the highest probability of another candidate
+    cost: _OptionalFloat = None  # predicted cost of the layer, in the unit of the network's cost
 
 
 class RankedRecord(Record):

@@ -58,11 +58,12 @@ def test_search_derive_retrain_evaluate_and_plot(
     rows = json.loads((out / "comparison.json").read_text())
     assert [row["run"] for row in rows] == ["search", "derived", "interleaved"]
     assert (out / "curves.png").stat().st_size > 1000
-    for name in ("pi.gif", "pi-first.png", "pi-middle.png", "pi-last.png", "pi-lines.png", "curves.png"):
+    for name in ("pi.gif", "pi-first.png", "pi-middle.png", "pi-last.png", "pi-lines.png", "network.png", "curves.png"):
         assert (searched / "figures" / name).stat().st_size > 1000
     shutil.rmtree(searched / "figures")
     assert run_command("plot", searched) == 0
     assert (searched / "figures" / "pi.gif").is_file()
+    assert (searched / "figures" / "network.png").is_file()
 
 
 @pytest.mark.parametrize("script", ["search", "derive", "retrain", "evaluate"])

@@ -42,7 +42,7 @@ def test_other_commands_give_what_they_found_as_json(
 ) -> None:
     derived = result_of(capsys, "derive", searched.folder)
     assert derived["arch"] == searched.derivation().arch
-    assert derived["written"] == [str(searched.folder / "arch.yaml")]
+    assert derived["written"] == [str(searched.folder / name) for name in ("arch.yaml", "figures/network.png")]
     out = tmp_path / "comparison"
     compared = result_of(capsys, "evaluate", searched.folder, trained.folder, "--analyse", "frequency", "--out", out)
     assert [row["run"] for row in compared["rows"]] == ["searched", "trained"]
@@ -64,7 +64,7 @@ def test_quiet_shows_the_result_alone_and_nobody_writes_progress_to_standard_out
     run_command("derive", searched.folder, "--quiet")
     quiet = capsys.readouterr()
     assert usual.startswith(quiet.out)
-    assert [line.partition(":")[0] for line in usual[len(quiet.out) :].splitlines()] == ["written", "next"]
+    assert [line.partition(":")[0] for line in usual[len(quiet.out) :].splitlines()] == ["written", "written", "next"]
     assert "Traceback" not in quiet.err
 
 
