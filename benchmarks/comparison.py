@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import harness
 import numpy as np
 import torch
-from trainings import read_rows, read_study, require_corpus, train_missing
+from trainings import measure_test, read_rows, read_study, require_corpus, train_missing
 
 from parnas.architecture import Architecture
 from parnas.config.loader import Config
@@ -37,13 +37,10 @@ from parnas.nas.derive import derive
 from parnas.nas.latency_table import profile, share_layers
 from parnas.nas.search import search
 from parnas.runs.files import read_json, write_json
-from parnas.runs.run import Run
 from parnas.studies.baseline_comparison import NetworkResult, compare_networks, compare_pair
 from parnas.studies.baselines import DERIVED, INTERLEAVED, Baseline, choose_baselines
 from parnas.training.device import choose_device
 from parnas.training.latency import TimedNetwork, prepare_scoring, time_in_turns
-from parnas.training.loaded_run import load
-from parnas.training.perplexity import measure_loss
 from parnas.training.progress import Silent
 from parnas.training.retrain import retrain
 from parnas.training.session import resolve_cutoffs
@@ -179,15 +176,6 @@ def train(config: Config, job: Job) -> Row:
             return Row(*job, math.inf, math.inf, math.nan)
         summary, test = run.summary(), measure_test(run)
         return Row(*job, summary.valid.ppl, test, summary.seconds)
-
-
-def measure_test(run: Run) -> float:
-    """Return the perplexity per token of the test split."""
-    config, device = run.config(), choose_device(run.config().runtime)
-    model, streams = load(run.folder).model.to(device.device), prepare(config.data)
-    tokens, eos_id = streams.tokens("test"), streams.tokenizer.eos_id
-    total = measure_loss(model, tokens, eos_id, device, config.validation_shape)
-    return float(np.exp(total.per_token))
 
 
 def run_trainings(study: Study, workers: int) -> None:

@@ -41,7 +41,7 @@ import comparison
 import harness
 from equal_time import predicted_shares
 from scipy.stats import kendalltau
-from trainings import append_rows, read_rows, read_study, require_corpus
+from trainings import append_rows, measure_test, read_rows, read_study, require_corpus
 from typing_extensions import override
 from variants import compare
 
@@ -64,7 +64,6 @@ from parnas.runs.run import Run
 from parnas.studies.baselines import EQUAL_COST, hand_designed
 from parnas.training.device import choose_device
 from parnas.training.loaded_run import load
-from parnas.training.perplexity import measure_loss
 from parnas.training.progress import Loop, Reporter, Silent
 from parnas.training.retrain import retrain
 
@@ -162,14 +161,6 @@ def step_times(trainings: Mapping[str, Config]) -> dict[str, float]:
                 except _Enough:
                     times[name].append(clock.seconds / PACE_STEPS)
     return {name: min(of) for name, of in times.items()}
-
-
-def measure_test(run: Run) -> float:
-    """Return the perplexity per token of a finished training on the test split."""
-    loaded = load(run.folder)
-    streams, device = prepare(loaded.config.data), choose_device(loaded.config.runtime)
-    shape, first = loaded.config.validation_shape, streams.tokenizer.eos_id
-    return measure_loss(loaded.model, streams.tokens("test"), first, device, shape).perplexity
 
 
 class Job(NamedTuple):

@@ -18,6 +18,7 @@ A plan is a configuration with a section of its name:
       - {name: sandwich, changes: {search.gate_samples: 4}, tried: [sandwich]}
     front: {targets: [0.3, 0.5], spend: 0.9, training: 0.25, seeds: [1]}     # training: share of the time; optional
     twice: [lfm2]           # optional: also trained for twice the time, from the first seed
+    test: true              # optional: measure the perplexity on the test split too, but not of a front
 
 A network is trained from scratch for as many steps as fit into the time, by the profile. `one run` searches in the
 share `search.share` of the time (re-ranking included) and trains the derived network in the rest, from its weights in
@@ -31,6 +32,7 @@ call, since this needs their rows; `scratch: false` leaves that out.
 `tried` are names in benchmarks/tried_search.py. Each finished training appends a row to results/PLAN.csv.
 """
 
+import math
 import tempfile
 import time
 from argparse import ArgumentParser, Namespace
@@ -45,7 +47,7 @@ from typing import Any, NamedTuple
 
 import comparison
 import harness
-from trainings import append_rows, read_rows, read_study, require_corpus, work_off
+from trainings import append_rows, measure_test, read_rows, read_study, require_corpus, work_off
 from tried_search import TRIED
 from variants import compare
 
@@ -79,6 +81,7 @@ TINY: dict[str, Any] = {  # replaces keys of the plan
     "minutes": 0.02,
     "networks": {"interleaved": "interleaved-2"},
     "twice": ["interleaved"],
+    "test": True,
     "one_runs": [
         {"name": ONE_RUN},
         {"name": "distilled", "changes": {"search.gate_samples": 4}, "tried": ["distilled_in_place"]},
@@ -88,7 +91,7 @@ TINY: dict[str, Any] = {  # replaces keys of the plan
 
 
 class Row(NamedTuple):
-    """A finished training: perplexity per token on the validation split, with the steps and seconds that led to it.
+    """A finished training: perplexities per token, with the steps and seconds that led to them.
 
     Those of a network of a front include the larger networks from which it was made.
     """
@@ -98,10 +101,11 @@ class Row(NamedTuple):
     arch: str
     search_steps: int  # 0: no search
     steps: int
-    ppl: float
+    ppl: float  # on the validation split
     seconds: float
     search_seconds: float
     parameters: int
+    test: float = math.nan  # on the test split, where the plan says so
 
     @property
     def network(self) -> str:
@@ -233,11 +237,13 @@ def train(config: Config, plan: Mapping[str, Any], times: Times, job: Job) -> li
             training = config.replace(model__arch=job.arch)
             milliseconds *= 2 if job.name.endswith(TWICE) else 1
             training = training.replace(train__steps=times.steps(Architecture.parse(job.arch), milliseconds))
-            return [train_network(training, folder / "run", job, began)]
-        if job.name == FRONT:
+            row = train_network(training, folder / "run", job, began)
+        elif job.name == FRONT:
             return train_front(config, plan, times, milliseconds, folder, job)
-        variant = one_runs_of(plan)[job.name]
-        return [train_one_run(variant.changed(config), variant, times, milliseconds, folder, job)]
+        else:
+            variant = one_runs_of(plan)[job.name]
+            row = train_one_run(variant.changed(config), variant, times, milliseconds, folder, job)
+        return [row._replace(test=measure_test(Run(folder / "run"))) if plan.get("test") else row]
 
 
 def train_network(config: Config, folder: Path, job: Job, began: float, found: Run | None = None) -> Row:
@@ -384,6 +390,8 @@ def summarise(
         if row.search_steps and (same := scratch.get((row.seed, row.network))):
             by_name[f"{row.name}: its network{SCRATCH}"][row.seed] = same
     ppl = {name: {seed: row.ppl for seed, row in of_seed.items()} for name, of_seed in by_name.items()}
+    tests = {name: {seed: row.test for seed, row in of_seed.items()} for name, of_seed in by_name.items()}
+    tests = {name: values for name, values in tests.items() if not any(map(math.isnan, values.values()))}
     records = []
     for name, of_seed in by_name.items():
         archs = list(dict.fromkeys(row.arch for row in of_seed.values()))
@@ -398,8 +406,12 @@ def summarise(
         record["most_latency"] = max(shares[arch] for arch in archs)
         if all(arch in measured for arch in archs):
             record["measured_latency"] = fmean(measured[row.arch] for row in of_seed.values())
+        if tested := tests.get(name):
+            record["test"] = fmean(tested.values())
         if name != ONE_RUN and ppl.get(ONE_RUN, {}).keys() & of_seed.keys():
             record |= compare(ppl[ONE_RUN], ppl[name])
+            if tested and ONE_RUN in tests:
+                record["test_difference"] = compare(tests[ONE_RUN], tested)
         if theirs := ppl.get(f"{name}: its network{SCRATCH}"):
             record["to_scratch"] = compare(ppl[name], theirs)
         records.append(record)
@@ -423,7 +435,9 @@ def format_record(record: Mapping[str, Any]) -> dict[str, str]:
         "minutes": f"{record['minutes']:g}",
         "seconds": f"{record['seconds']:.0f}" if "seconds" in record else "–",
         "ppl": f"{record['ppl']:.2f}",
+        **({"test": f"{record['test']:.2f}"} if "test" in record else {}),
         "one run relative to it": format_difference(record),
+        **({"on the test split": format_difference(record.get("test_difference", {}))} if "test" in record else {}),
         "relative to scratch": format_difference(record.get("to_scratch", {})),
     }
 

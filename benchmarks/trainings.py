@@ -21,6 +21,10 @@ from parnas.data.streams import prepare
 from parnas.errors import ParnasError
 from parnas.runs.files import write_text
 from parnas.runs.resolve import read_config
+from parnas.runs.run import Run
+from parnas.training.device import choose_device
+from parnas.training.loaded_run import load
+from parnas.training.perplexity import measure_loss
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -88,6 +92,14 @@ def append_rows(path: Path, rows: Sequence[Any]) -> None:
         writer.writerows([f"{value:.6g}" if isinstance(value, float) else value for value in row] for row in rows)
         file.flush()
         os.fsync(file.fileno())
+
+
+def measure_test(run: Run) -> float:
+    """Return the perplexity per token of a finished training on the test split."""
+    config, device = run.config(), choose_device(run.config().runtime)
+    model, streams = load(run.folder).model.to(device.device), prepare(config.data)
+    tokens, eos_id = streams.tokens("test"), streams.tokenizer.eos_id
+    return measure_loss(model, tokens, eos_id, device, config.validation_shape).perplexity
 
 
 def measure_missing(

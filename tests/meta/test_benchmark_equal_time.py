@@ -1,5 +1,6 @@
 """The benchmark of trainings of equal time: plans, steps, what it tries, and all its stages in the tiny form."""
 
+import math
 from pathlib import Path
 
 import equal_time
@@ -88,6 +89,23 @@ def test_the_run_is_compared_with_each_network_by_seed() -> None:
     assert run["to_scratch"]["percent"] == pytest.approx(-10.0)
 
 
+def test_networks_are_compared_on_the_test_split_too_where_all_were_evaluated_on_it() -> None:
+    run, other = (
+        [Row(name, seed, "s", 0, 9, 50.0, 5.0, 0.0, 9, test=test) for seed, test in enumerate(tests, 1)]
+        for name, tests in ((ONE_RUN, (45.0, 54.0)), ("by hand", (50.0, 60.0)))
+    )
+    ours, theirs = equal_time.summarise({"minutes": 6}, [*run, *other], {"s": 0.5}, {})
+    assert (ours["test"], theirs["test"], theirs["percent"]) == (49.5, 55.0, 0.0)
+    assert theirs["test_difference"]["percent"] == pytest.approx(-10.0)
+    line = equal_time.format_record(theirs)
+    assert (line["test"], line["on the test split"][:8]) == ("55.00", "-10.00 %")
+    of_two = equal_time.summarise({"minutes": 6}, [*run, other[0], other[1]._replace(test=math.nan)], {"s": 0.5}, {})
+    assert "test" not in of_two[1]
+    assert "test" not in equal_time.format_record(of_two[1])
+    earlier = [row._replace(test=math.nan) for row in run]
+    assert "test_difference" not in equal_time.summarise({"minutes": 6}, [*earlier, *other], {"s": 0.5}, {})[1]
+
+
 def test_latency_is_that_of_the_profile_by_which_networks_are_derived() -> None:
     profile = {"inference": {"layers": {"s": {"median_ms": 3.0}, "f": {"median_ms": 1.0}, "i": {"median_ms": 0.0}}}}
     assert equal_time.predicted_shares(profile, ["sfi", "s"], "sfsf") == {"sfi": 0.5, "s": 0.375}
@@ -152,6 +170,8 @@ def test_all_stages_run_in_the_tiny_form(tmp_path: Path, monkeypatch: pytest.Mon
     rows = read_rows(tmp_path / "equal_time.csv", Row)
     of = {row.name: row for row in rows}
     assert 0 < of[ONE_RUN].search_seconds < of[ONE_RUN].seconds
+    assert of[ONE_RUN].test > 0
+    assert of[ONE_RUN].test != of[ONE_RUN].ppl
     assert len([name for name in of if name.startswith(FRONT)]) == 3, "with attention, four blocks cost above 0.4"
     assert equal_time.list_jobs(read_plan("equal_time") | equal_time.TINY, rows) == []
     assert {"distilled", "successive halving"} < of.keys()
