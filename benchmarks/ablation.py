@@ -1,11 +1,14 @@
-"""Measure the effect of each setting of a training recipe, changed one at a time: `python benchmarks/ablation.py`.
+"""Measure the effect of each part of a training recipe, changed one at a time: `python benchmarks/ablation.py`.
 
-    python benchmarks/ablation.py [--workers N] [--runs DIR] [--report] [--only NAME]
+    python benchmarks/ablation.py [--plan NAME] [--workers N] [--runs DIR] [--report] [--only CHANGE]
 
-ablation.yaml names the recipe, the budget and the changes. All trainings have the same number of steps on the same
-share of the training text, on one thread each. A finished training appends a row to ablation.csv, and a later start
-trains only what is missing; rows of another budget or recipe are ignored. The recipe is trained with several seeds,
-which shows the random variation.
+benchmarks/NAME.yaml names the recipe, the budget and the changes. All trainings have the same number of steps, those of
+a search included and those of teachers not, on the same share of the training text, on one thread each. A finished
+training appends a row to NAME.csv, and a later start trains only what is missing; rows of another budget or recipe are
+ignored. The recipe is trained with several seeds, which shows the random variation. Plans:
+
+ablation           an earlier recipe for configs/wikitext2-word-cpu.yaml, at small size
+ablation_hybrid    its recipe of today at the same size: layers, the search, inherited weights, teachers, averages
 """
 
 import hashlib
@@ -13,19 +16,22 @@ import re
 import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack
-from functools import partial
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
 import harness
-from trainings import read_rows, read_study, require_corpus, train_missing
+from trainings import read_rows, read_study, require_corpus, train_missing, work_off
 from tried import TRIED
 
 from parnas.config.loader import Config
 from parnas.data.corpora import find_corpus
 from parnas.errors import ParnasError
+from parnas.nas.derive import derive
+from parnas.nas.one_run import split_training
+from parnas.nas.search import search
 from parnas.runs.files import to_json, write_text
 from parnas.runs.resolve import read_config, read_overrides
 from parnas.runs.run import Run
@@ -33,7 +39,6 @@ from parnas.studies.train_or_load import train_once
 from parnas.training.progress import Silent
 from parnas.training.retrain import retrain
 
-CONFIG = Path(__file__).with_suffix(".yaml")
 RECIPE = "the recipe"
 TINY = {
     "data": {"batch_size": 2, "tgt_len": 4},
@@ -41,6 +46,8 @@ TINY = {
     "train": {"steps": 8, "warmup_steps": 2, "log_every": 4, "eval_every": 8, "save_every": 8},
     "runtime": {"precision": "fp32"},
 }
+TINY_PLAN: dict[str, Any] = {"seeds": [1], "share": 1.0}
+PLANS = "ablation", "ablation_hybrid"
 
 
 class Variant(NamedTuple):
@@ -51,6 +58,9 @@ class Variant(NamedTuple):
     changes: dict[str, Any]  # by dotted key
     tried: Sequence[str]  # of benchmarks/tried.py
     seeds: Sequence[int] = ()  # none: those of all changes
+    teachers: Sequence[int] = ()  # seeds of the recipe whose networks are the teachers
+    one_run: bool = False  # whether the first part of the training is a search; `tried` must be empty
+    network_of: str = ""  # a change with a search, whose network is trained from scratch
 
 
 class Row(NamedTuple):
@@ -60,10 +70,12 @@ class Row(NamedTuple):
     seed: int
     steps: int
     ppl: float
-    seconds: float
+    seconds: float  # of this training, without those whose results it needs
     parameters: int
     settings: str  # a hash of them
     device: str  # the processor's name
+    arch: str
+    precision: str
 
 
 class Job(NamedTuple):
@@ -75,8 +87,10 @@ class Job(NamedTuple):
 
 def read_plan(plan: dict[str, Any]) -> list[Job]:
     """Return the recipe with its seeds, then each change with its own."""
-    unchanged = Variant(RECIPE, "", {}, plan["tried"])
+    unchanged = Variant(RECIPE, "", {}, plan.get("tried", []))
     variants = [Variant(**{**unchanged._asdict(), **each}) for each in plan["variants"]]
+    if mixed := [variant.name for variant in variants if variant.one_run and variant.tried]:
+        raise ParnasError(f"The change {mixed[0]!r} has both `one_run` and `tried`, which cannot be resumed.")
     recipe = [Job(unchanged, seed) for seed in plan["recipe_seeds"]]
     return recipe + [Job(variant, seed) for variant in variants for seed in variant.seeds or plan["seeds"]]
 
@@ -96,37 +110,90 @@ def changed_config(config: Config, job: Job) -> Config:
     return read_config(config, [("runtime.seed", job.seed), *read_overrides(job.variant.changes)])
 
 
-def hash_settings(config: Config, share: float, job: Job) -> str:
-    """Return a hash of the settings that influence the result of a training and differ from the defaults.
+@dataclass(frozen=True)
+class Ablation:
+    """The trainings of a plan.
 
-    Thus a new setting, whose default is the earlier behaviour, leaves the hash as it was.
+    Args:
+        config: the recipe.
+        share: share of the training text.
+        runs: where the run folders are.
+        jobs: all trainings of the plan.
     """
-    changed = changed_config(config, job)
-    settings = changed.model_dump(mode="json", include={"data", "model", "train"}, exclude_defaults=True)
-    settings["data"]["corpus"] = share
-    return hashlib.sha256(to_json([settings, job.variant.tried]).encode()).hexdigest()[:8]
 
+    config: Config
+    share: float
+    runs: Path
+    jobs: Sequence[Job]
 
-def train(config: Config, share: float, runs: Path, job: Job) -> Row:
-    """Train one network and return its row."""
-    variant, seed = job
-    settings = hash_settings(config, share, job)
-    folder = runs / f"{re.sub('[^a-z0-9.]+', '-', variant.name.lower())}-seed-{seed}-{settings}"
-    if not Run(folder).finished():
-        shutil.rmtree(folder, ignore_errors=True)  # what is tried, such as averages, is in no checkpoint
-    with ExitStack() as stack:
-        for name in variant.tried:
-            stack.enter_context(TRIED[name]())
-        run = train_once(retrain, changed_config(config, job), folder, Silent())
-    summary, device = run.summary(), str(run.environment().device_name)
-    figures = summary.steps, summary.valid.ppl, summary.seconds, summary.parameters
-    return Row(variant.name, seed, *figures, settings, device)
+    def train(self, job: Job) -> Row:
+        """Train one network and return its row."""
+        searched, run = self.folder(job) / "search", self.train_run(job)
+        parts = [part.summary() for part in ([Run(searched)] if job.variant.one_run else []) + [run]]
+        summary, environment = parts[-1], run.environment()
+        steps, seconds = sum(part.steps for part in parts), sum(part.seconds for part in parts)
+        figures = steps, summary.valid.ppl, seconds, summary.parameters
+        settings, device, precision = self.hash_settings(job), environment.device_name, environment.precision
+        return Row(job.variant.name, job.seed, *figures, settings, str(device), summary.arch, str(precision))
 
+    def needed(self, job: Job) -> list[Job]:
+        """Return the jobs whose runs a job needs: its teachers, or the search of its network."""
+        found = [self.find(RECIPE, seed) for seed in job.variant.teachers]
+        return found + ([self.find(job.variant.network_of, job.seed)] if job.variant.network_of else [])
 
-def rows_of(path: Path, jobs: list[Job], config: Config, share: float) -> list[Row]:
-    """Return the finished rows of the jobs."""
-    wanted = {(job.variant.name, job.seed, hash_settings(config, share, job)) for job in jobs}
-    return [row for row in read_rows(path, Row) if (row.name, row.seed, row.settings) in wanted]
+    def train_run(self, job: Job) -> Run:
+        """Return the run of a job, or train it if it is not finished, after the trainings whose results it needs."""
+        variant, folder, config = job.variant, self.folder(job), changed_config(self.config, job)
+        needed = [self.train_run(each) for each in self.needed(job)]
+        if variant.teachers:
+            config = config.replace(train__teachers=tuple(str(run.folder) for run in needed))
+        elif variant.network_of:
+            config = config.replace(model__arch=needed[0].summary().arch)
+        if variant.tried and not Run(folder).finished():
+            shutil.rmtree(folder, ignore_errors=True)  # what is tried, such as averages, is in no checkpoint
+        with ExitStack() as stack:
+            for name in variant.tried:
+                stack.enter_context(TRIED[name]())
+            if not variant.one_run:
+                return train_once(retrain, config, folder, Silent())
+            first, second = split_training(config.replace(model__arch=None), folder / "search")
+            derivation = derive(train_once(search, first, folder / "search", Silent()))
+            second = second.replace(model__arch=str(derivation.architecture))
+            return train_once(retrain, second, self.result(job).folder, Silent())
+
+    def find(self, name: str, seed: int) -> Job:
+        """Return the job of a change and a seed; raises `ParnasError` if the plan has none."""
+        for job in self.jobs:
+            if (job.variant.name, job.seed) == (name, seed):
+                return job
+        raise ParnasError(f"The plan has no training {name!r} with seed {seed}, which another training needs.")
+
+    def result(self, job: Job) -> Run:
+        """Return the run, finished or not, that holds the trained network of a job."""
+        return Run(self.folder(job) / "run" if job.variant.one_run else self.folder(job))
+
+    def folder(self, job: Job) -> Path:
+        """Return the folder of a training."""
+        name = re.sub("[^a-z0-9.]+", "-", job.variant.name.lower())
+        return self.runs / f"{name}-seed-{job.seed}-{self.hash_settings(job)}"
+
+    def hash_settings(self, job: Job) -> str:
+        """Return a hash of the settings that influence the result of a training and differ from the defaults.
+
+        Thus a new setting, whose default is the earlier behaviour, leaves the hash as it was.
+        """
+        variant, config = job.variant, changed_config(self.config, job)
+        sections = {"data", "model", "train"} | ({"search"} if variant.one_run else set())
+        settings = config.model_dump(mode="json", include=sections, exclude_defaults=True)
+        settings["data"]["corpus"] = self.share
+        hashed: list[Any] = [settings, variant.tried]
+        hashed += [[each.seed, self.hash_settings(each)] for each in self.needed(job)]
+        return hashlib.sha256(to_json(hashed).encode()).hexdigest()[:8]
+
+    def rows(self, path: Path) -> list[Row]:
+        """Return the finished rows of the jobs in a table."""
+        wanted = {(job.variant.name, job.seed, self.hash_settings(job)) for job in self.jobs}
+        return [row for row in read_rows(path, Row) if (row.name, row.seed, row.settings) in wanted]
 
 
 def tabulate(jobs: list[Job], rows: list[Row]) -> list[dict[str, Any]]:
@@ -158,28 +225,43 @@ def tabulate(jobs: list[Job], rows: list[Row]) -> list[dict[str, Any]]:
 def main(arguments: list[str] | None = None) -> None:
     """Run the benchmark."""
     parser = harness.make_parser(__doc__, ["tiny"], [*harness.OF_TRAININGS], runs=Path("runs/ablation"))
+    parser.add_argument("--plan", default=PLANS[0], choices=PLANS, help="name of a configuration in benchmarks/")
     parser.add_argument("--only", action="append", help="train only the change of that name; may be repeated")
     parsed = parser.parse_args(arguments)
-    config, plan = read_study(CONFIG, parsed, TINY, {"seeds": [1], "recipe_seeds": [1, 2], "share": 1.0})
+    config, plan = read_study(Path(__file__).with_name(f"{parsed.plan}.yaml"), parsed, TINY, TINY_PLAN)
     require_corpus(config)
-    path = harness.results_folder(parsed) / "ablation.csv"
+    path = harness.results_folder(parsed) / f"{parsed.plan}.csv"
     path.parent.mkdir(parents=True, exist_ok=True)
-    jobs = read_plan(plan)
-    if unknown := set(parsed.only or ()) - {job.variant.name for job in jobs}:
-        raise ParnasError(f"There is no change {min(unknown)!r} (--only) in {CONFIG.name}.")
+    ablation = Ablation(config, plan["share"], parsed.runs, read_plan(plan))
+    if unknown := set(parsed.only or ()) - {job.variant.name for job in ablation.jobs}:
+        raise ParnasError(f"There is no change {min(unknown)!r} (--only) in {parsed.plan}.yaml.")
     if not parsed.report:
-        corpus = cut_corpus(config.data.corpus, plan["share"], parsed.runs / "corpus")
-        config = config.replace(data__corpus=str(corpus.resolve()))
-        done = {(row.name, row.seed) for row in rows_of(path, jobs, config, plan["share"])}
-        left = [job for job in jobs if (job.variant.name, job.seed) not in done]
-        left = [job for job in left if not parsed.only or job.variant.name in parsed.only]
-        train_missing(path, config, partial(train, config, plan["share"], parsed.runs), left, parsed.workers)
-    rows = rows_of(path, jobs, config, plan["share"])
-    table = tabulate(jobs, rows)
+        train_all(ablation, path, parsed.only, parsed.workers)
+    rows = ablation.rows(path)
+    table = tabulate(ablation.jobs, rows)
     harness.print_table("Validation perplexity per word at the same budget, one change at a time", table)
     device = harness.choose(parsed.device, config.runtime.precision)
     payload = {"precisions": [device.precision], "devices": sorted({row.device for row in rows}), "changes": table}
-    harness.write_result("ablation", device, payload, parsed)
+    harness.write_result(parsed.plan, device, payload, parsed)
+
+
+def train_all(ablation: Ablation, path: Path, only: Sequence[str] | None, workers: int) -> None:
+    """Do the jobs that have no row, after the trainings whose results they need."""
+    corpus = cut_corpus(ablation.config.data.corpus, ablation.share, ablation.runs / f"corpus-{ablation.share:g}")
+    config = ablation.config.replace(data__corpus=str(corpus.resolve()))
+    ablation = replace(ablation, config=config)
+    done = {(row.name, row.seed) for row in ablation.rows(path)}
+    missing = [job for job in ablation.jobs if (job.variant.name, job.seed) not in done]
+    missing = [job for job in missing if not only or job.variant.name in only]
+    independent = [job for job in missing if not ablation.needed(job)]
+    train_missing(path, config, ablation.train, independent, workers)
+    dependent = [job for job in missing if job not in independent]
+    # Run folders of rows that were copied from another machine are missing; two workers must not train the same one.
+    needed = [each for job in dependent for each in ablation.needed(job)]
+    lost = [each for n, each in enumerate(needed) if each not in needed[:n] and not ablation.result(each).finished()]
+    for _ in work_off(ablation.train_run, lost, workers):
+        pass
+    train_missing(path, config, ablation.train, dependent, workers)
 
 
 if __name__ == "__main__":

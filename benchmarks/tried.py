@@ -248,4 +248,4 @@ TRIED: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "schedule_free": schedule_free,
     "weight_dropout": weight_dropout,
 }
-"""By the name that ablation.yaml and the plans of benchmarks/variants.py give."""
+"""By the name that the plans of benchmarks/ablation.py and benchmarks/variants.py give."""

@@ -4,6 +4,7 @@ import math
 import shutil
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from parnas.architecture import Architecture
 from parnas.config.loader import load_config
 from parnas.config.yaml_file import read_yaml
 from parnas.data.batching import Shuffle
@@ -26,6 +28,7 @@ from parnas.data.streams import prepare
 from parnas.errors import ParnasError
 from parnas.model import fused
 from parnas.model.heads import Embedding
+from parnas.nas.cost import find_costs
 from parnas.runs.resolve import read_config
 from parnas.runs.run import METRICS, Run
 from parnas.training.optimizers import Schedule, orthogonalise
@@ -33,25 +36,72 @@ from parnas.training.progress import Silent
 from parnas.training.retrain import retrain
 
 ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
 
 
-def settings() -> dict:
-    return read_yaml(ablation.CONFIG.read_text(encoding="utf-8"), "ablation.yaml")
+def read_settings(plan: str) -> dict:
+    return read_yaml((ROOT / "benchmarks" / f"{plan}.yaml").read_text(encoding="utf-8"), f"{plan}.yaml")
 
 
-def test_every_change_names_settings_that_there_are_and_differs_from_the_recipe():
-    read = settings()
-    jobs = ablation.read_plan(read.pop("ablation"))
-    recipe = read_config(read, [])
-    assert len({job.variant.name for job in jobs}) > 10
-    for job in jobs:
-        changed = ablation.changed_config(recipe, job).replace(runtime__seed=recipe.runtime.seed)
-        same = changed == recipe and job.variant.tried == jobs[0].variant.tried
-        assert same == (job.variant.name == ablation.RECIPE)
+def planned(plan: str, runs: Path = Path("runs")) -> ablation.Ablation:
+    read = read_settings(plan)
+    content = read.pop(plan)
+    return ablation.Ablation(read_config(read, []), content["share"], runs, ablation.read_plan(content))
+
+
+@pytest.mark.parametrize("plan", ablation.PLANS)
+def test_every_change_names_settings_that_there_are_and_differs_from_the_recipe(plan: str) -> None:
+    of_plan = planned(plan)
+    hashes = {job.variant.name: of_plan.hash_settings(job) for job in of_plan.jobs}
+    assert len(hashes) == len(set(hashes.values())) > 10
+    for job in of_plan.jobs:
+        changed = ablation.changed_config(of_plan.config, job).replace(runtime__seed=of_plan.config.runtime.seed)
+        variant, recipe = job.variant, of_plan.jobs[0].variant
+        same = changed == of_plan.config and variant == recipe._replace(name=variant.name, source=variant.source)
+        assert same == (variant.name == ablation.RECIPE)
+        assert {each.variant.name for each in of_plan.needed(job)} <= {ablation.RECIPE, variant.network_of}
+        assert job.seed not in variant.teachers
+        if variant.network_of:
+            assert of_plan.find(variant.network_of, job.seed).variant.one_run
+
+
+def test_the_networks_have_about_the_multiply_adds_of_the_recipe_but_for_those_with_more_context() -> None:
+    of_plan = planned("ablation_hybrid")
+    reference = find_costs(of_plan.config, "macs", Silent())
+    shares, longer = {}, set()
+    for job in of_plan.jobs:
+        config = ablation.changed_config(of_plan.config, job)
+        costs = find_costs(config, "macs", Silent())
+        share = costs.cost(Architecture.parse(config.model.arch)) / reference.reference
+        shares[config.model.arch] = min(share, shares.get(config.model.arch, share))
+        longer |= {job.variant.name} if share > of_plan.config.search.cost.target + 1e-9 else set()
+    assert longer == {"memory of 256", "segments of 128"}
+    assert max(shares.values()) == shares[of_plan.config.model.arch] == pytest.approx(of_plan.config.search.cost.target)
+    assert min(shares.values()) > 0.95 * of_plan.config.search.cost.target
+
+
+def test_another_recipe_makes_trainings_with_teachers_other_ones() -> None:
+    of_plan = planned("ablation_hybrid")
+    (job, _) = (job for job in of_plan.jobs if job.variant.name == "dropout 0.1, three teachers")
+    other = replace(of_plan, config=of_plan.config.replace(model__dropout=0.25))
+    assert ablation.changed_config(of_plan.config, job) == ablation.changed_config(other.config, job)
+    assert of_plan.hash_settings(job) != other.hash_settings(job)
+
+
+def test_the_recipe_is_that_of_the_configuration() -> None:
+    config, recipe = load_config(ROOT / "configs" / "wikitext2-word-cpu.yaml"), planned("ablation_hybrid").config
+    of_size = {
+        "model": ("arch", "d_model", "d_inner"),
+        "train": ("steps", "lr", "warmup_steps", "log_every", "eval_every", "save_every"),
+        "data": ("batch_size",),
+    }
+    for section, names in of_size.items():
+        ours, theirs = (getattr(each, section).model_copy(update=dict.fromkeys(names)) for each in (recipe, config))
+        assert ours == theirs
 
 
 def test_the_last_recipe_is_that_of_the_configuration():
-    read = settings()
+    read = read_settings("ablation")
     last = ablation.read_plan(read.pop("ablation"))[-1]
     assert not last.variant.tried
     recipe = ablation.changed_config(read_config(read, []), last)
@@ -71,7 +121,7 @@ def test_an_unknown_change_is_refused_and_a_table_without_the_recipe_made(corpus
     with pytest.raises(ParnasError, match="--out"):
         ablation.main(["--tiny", "--corpus", str(corpus)])
     job = ablation.Job(ablation.Variant("wider", "", {}, []), 1)
-    (line,) = ablation.tabulate([job], [ablation.Row("wider", 1, 8, 50.0, 1.0, 9, "0123abcd", "CPU")])
+    (line,) = ablation.tabulate([job], [ablation.Row("wider", 1, 8, 50.0, 1.0, 9, "0123abcd", "CPU", "f", "fp32")])
     assert (line["ppl"], line["against the recipe"]) == ("50.00", "–")
 
 
@@ -81,15 +131,29 @@ def test_tiny_trainings_fill_the_table_once(corpus, tmp_path, capsys):
     chosen = [word for name in (ablation.RECIPE, "AdamW alone, lr 2e-3", "cosine to zero") for word in ("--only", name)]
     ablation.main(list(map(str, [*arguments, *chosen])))
     rows = ablation.read_rows(tmp_path / "ablation.csv", ablation.Row)
-    assert [(row.name, row.seed) for row in rows[:2]] == [(ablation.RECIPE, 1), (ablation.RECIPE, 2)]
-    assert len(rows) == 4
-    assert len({row.ppl for row in rows}) == 4
+    assert [(row.name, row.seed) for row in rows[:3]] == [(ablation.RECIPE, seed) for seed in (1, 2, 3)]
+    assert len(rows) == 5
+    assert len({row.ppl for row in rows}) == 5
     path = tmp_path / "ablation.csv"
-    path.write_text(path.read_text() + '"schedule-free AdamW, lr 2e-3",1,8,1.0,1.0,9,0123abcd,CPU\n')
+    path.write_text(path.read_text() + '"schedule-free AdamW, lr 2e-3",1,8,1.0,1.0,9,0123abcd,CPU,f,fp32\n')
     ablation.main(list(map(str, [*arguments, "--report"])))
     out = capsys.readouterr().out
     assert "against the recipe" in out
     assert "schedule-free" not in out
+
+
+@pytest.mark.slow
+def test_trainings_that_others_need_are_done_again_once_where_their_folders_are_lost(
+    corpus: Path, tmp_path: Path
+) -> None:
+    given = ["--tiny", "--plan", "ablation_hybrid", "--corpus", str(corpus), "--out", str(tmp_path)]
+    given += ["--runs", str(tmp_path / "runs"), "--workers", "2"]
+    names = "one teacher", "three teachers", "the network of the one run from scratch"
+    ablation.main([*given, *(word for name in names for word in ("--only", name))])
+    rows = ablation.read_rows(tmp_path / "ablation_hybrid.csv", ablation.Row)
+    assert sorted(row.name for row in rows) == sorted(names)
+    made = {path.name.partition("-seed-")[0] for path in (tmp_path / "runs").iterdir() if "-seed-" in path.name}
+    assert made == {"the-recipe", "one-run", *(name.replace(" ", "-") for name in names)}
 
 
 def test_a_training_is_kept_where_finished_and_one_with_averages_begun_anew_where_cut_off(
@@ -97,15 +161,44 @@ def test_a_training_is_kept_where_finished_and_one_with_averages_begun_anew_wher
 ) -> None:
     config = small_config(corpus, model__arch="f", train__steps=4)
     job = ablation.Job(ablation.Variant("averages", "", {}, ["ema"]), 1)
-    whole = ablation.train(config, 1.0, tmp_path / "whole", job)
-    assert ablation.train(config, 1.0, tmp_path / "whole", job) == whole
+    study = ablation.Ablation(config, 1.0, tmp_path / "whole", [job])
+    whole = study.train(job)
+    assert study.train(job) == whole
     (made,) = (tmp_path / "whole").iterdir()
     left = tmp_path / "parts" / made.name
     shutil.copytree(made, left)
     (left / "summary.json").unlink()
     (left / METRICS).write_text("")
-    assert ablation.train(config, 1.0, tmp_path / "parts", job).ppl == whole.ppl
+    assert replace(study, runs=tmp_path / "parts").train(job).ppl == whole.ppl
     assert [line.step for line in Run(left).metrics() if line.split == "valid"] == [4]
+
+
+@pytest.mark.slow
+def test_a_search_is_part_of_the_steps_and_its_network_and_the_recipe_serve_other_trainings(
+    corpus: Path, tmp_path: Path
+) -> None:
+    searching = {"search__space": ("s", "f", "i"), "search__blocks": 3, "search__cost__metric": "macs"}
+    config = small_config(corpus, model__arch="sf", train__steps=20, train__warmup_steps=2, **searching)
+    recipe, one_run, network, taught = jobs = [
+        ablation.Job(variant, 1)
+        for variant in (
+            ablation.Variant(ablation.RECIPE, "", {}, []),
+            ablation.Variant("one run", "", {}, [], one_run=True),
+            ablation.Variant("network", "", {}, [], network_of="one run"),
+            ablation.Variant("taught", "", {}, [], teachers=[1]),
+        )
+    ]
+    study = ablation.Ablation(config, 1.0, tmp_path, jobs)
+    rows = [study.train(job) for job in (taught, network, one_run, recipe)]
+    assert {row.steps for row in rows} == {20}
+    assert len({row.ppl for row in rows}) == 4
+    assert (rows[0].arch, rows[1].arch) == (rows[3].arch, rows[2].arch)
+    parts = [Run(study.folder(one_run) / part).summary() for part in ("search", "run")]
+    assert [part.steps for part in parts] == [4, 16]
+    assert rows[2].seconds == pytest.approx(sum(part.seconds for part in parts))
+    assert Run(study.folder(taught)).config().train.teachers == (str(study.folder(recipe).resolve()),)
+    with pytest.raises(ParnasError, match="seed 2"):
+        study.train_run(ablation.Job(ablation.Variant("taught more", "", {}, [], teachers=[1, 2]), 1))
 
 
 def test_keys_and_values_apart_are_two_matrices_of_the_same_size_of_step() -> None:
@@ -211,10 +304,8 @@ def test_random_lengths_are_as_often_as_asked_and_in_another_order_in_each_epoch
 
 def test_the_recorded_trainings_are_those_of_the_plan() -> None:
     """A hash of settings that no longer fits would leave the table empty."""
-    parsed = ablation.harness.make_parser("", ["tiny"], ["corpus"]).parse_args([])
-    config, plan = ablation.read_study(ablation.CONFIG, parsed, {}, {})
-    jobs, path = ablation.read_plan(plan), ablation.CONFIG.parent / "results" / "ablation.csv"
-    assert len(ablation.rows_of(path, jobs, config, plan["share"])) == len(jobs) > 30
+    study = planned("ablation")
+    assert len(study.rows(RESULTS / "ablation.csv")) == len(study.jobs) > 30
 
 
 @pytest.fixture(scope="module")
