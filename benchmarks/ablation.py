@@ -241,7 +241,8 @@ def main(arguments: list[str] | None = None) -> None:
     table = tabulate(ablation.jobs, rows)
     harness.print_table("Validation perplexity per word at the same budget, one change at a time", table)
     device = harness.choose(parsed.device, config.runtime.precision)
-    payload = {"precisions": [device.precision], "devices": sorted({row.device for row in rows}), "changes": table}
+    precisions, devices = (sorted({getattr(row, key) for row in rows}) for key in ("precision", "device"))
+    payload = {"precisions": precisions, "devices": devices, "changes": table}
     harness.write_result(parsed.plan, device, payload, parsed)
 
 

@@ -228,7 +228,7 @@ def derive(
     derivation = derivations.derive(folder, constraints, _reporter(progress))
     if out is not None:
         derivations.write_derivation(derivation, folder, Path(out) / ARCH_FILE)
-        draw_network(derivation.to_record(folder), Path(out) / "figures" / "network.png")
+        draw_network(derivation.to_record(folder), Path(out))
     return derivation
 
 

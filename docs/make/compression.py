@@ -214,8 +214,8 @@ def compare_with_training(
         return
     longer = of[f"shallower {target}"]
     yield (
-        f"So within {target} a long training from scratch is better, and a compression is a shorter way to about the same "
-        f"perplexity: it takes {of[SEARCH]['total'] + of[f'child {target}']['total']:.0%} of the time of the parent's training, "
+        f"So within {target} a long training from scratch is better in the mean, and a compression is a shorter way to about the "
+        f"same perplexity: it takes {of[SEARCH]['total'] + of[f'child {target}']['total']:.0%} of the time of the parent's training, "
         f"*scratch {target}* {of[f'scratch {target}']['total']:.0%}, and *shallower {target}* {longer['total']:.0%}, with "
         f"{longer['steps'] / of[PARENT]['steps']:.1f} times the steps. For the steps of the healing alone, the weights from the parent "
         f"lower the perplexity by {-decisive(short)['percent']:.1f} %, relative to a training from scratch with a teacher. Where "

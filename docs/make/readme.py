@@ -163,8 +163,8 @@ def compression_rows(compression: Mapping[str, Any]) -> Iterator[Row]:
             f"{gain:.1f} % (validation, {longer['pairs']} seed{'s' * (longer['pairs'] != 1)})."
         )
         others = {
-            f"scratch {target:g}": "the same network from scratch",
-            f"shallower {target:g}": "a shallower network of its latency",
+            f"scratch {target:g}": "the same network, trained from scratch for the parent's time",
+            f"shallower {target:g}": "a shallower network of its latency, for the time of parent and compression",
         }
         for other, description in others.items():
             difference = differences.get((name, other))

@@ -195,7 +195,7 @@ def derive(
     write_derivation(derivation, searched, path)
     output.show(show_derivation, derivation)
     record = derivation.to_record(searched)
-    picture = draw_network(record, path.with_name("figures") / "network.png")
+    picture = draw_network(record, path.parent)
     retrain = f"parnas retrain CONFIG --arch {shlex.quote(str(path))}"
     if searched.config().search.parent is not None and out is None:  # heal it
         retrain = f"parnas retrain --from {shlex.quote(str(run))}"

@@ -15,6 +15,8 @@ from parnas.figures.style import (
     MONOSPACE,
     SMALL_SIZE,
     drawable,
+    legend_columns,
+    legend_label,
     new_figure,
     save_png,
     shorten,
@@ -30,7 +32,6 @@ _COLUMN, _SIDES = 0.62, 1.9  # inches: width of a block, and of the places left 
 _LEAST_WIDTH, _MOST_WIDTH = 3.6, 60.0  # inches
 _HEIGHTS = 1.5, 1.4  # inches: of the layers and of the probabilities
 _LEGEND_LINE, _LEGEND_MARGIN = 0.19, 0.6  # inches
-_LEGEND_HANDLE, _LEGEND_CHARACTER = 0.6, 0.075  # inches
 _BOX, _CORNER = 0.8, 0.03  # width of a layer in blocks, and the radius of its corners
 _TEXT_HEIGHT = 0.2  # of a layer's letter, relative to the highest layer
 _LETTER_SIZE, _OPTIONS_SIZE = LABEL_SIZE + 3, 6.0  # points
@@ -41,28 +42,27 @@ _MOST_NUMBERS = 60  # of blocks below the picture
 
 
 @styled
-def draw_network(derivation: DerivationRecord, path: Path) -> Path:
-    """Draw a derived network from left to right, and below each block the probabilities pi of its candidates.
+def draw_network(derivation: DerivationRecord, folder: Path) -> Path:
+    """Draw a derived network, and below each block the probabilities pi of its candidates, as `figures/network.png`.
 
-    The height of a layer is its predicted cost, if that is known, relative to the dearest layer of the network; an
-    identity is an empty place.
+    Layers are in order from left to right. The height of a layer is its predicted cost, if that is known, relative to
+    the dearest layer of the network; an identity is an empty place.
 
     Args:
         derivation: the content of `arch.yaml`; only `arch` is drawn if its blocks contradict it.
-        path: of the PNG.
+        folder: of `arch.yaml`, in which the picture is written.
     """
     layers = Architecture.parse(derivation.arch).layers
     blocks = derivation.blocks if _describes(derivation.blocks, layers) else []
     probable = any(block.pi for block in blocks)
     names = list(dict.fromkeys([*(name for block in blocks for name in block.pi), *layers]))
     colours = candidate_colours(names)
-    labels = {name: f"{name}  {LETTERS[name[0]].description}" for name in names}
+    labels = [legend_label(name) for name in names]
     # Sizes: a column for each block, and below them a legend in as many columns as fit.
     width = min(_MOST_WIDTH, max(_LEAST_WIDTH, _SIDES + _COLUMN * len(layers)))
-    entry = _LEGEND_HANDLE + _LEGEND_CHARACTER * max(map(len, labels.values()))
-    legend_columns = min(len(names), max(1, int(width / entry)))
+    columns = legend_columns(labels, width)
     heights = _HEIGHTS if probable else _HEIGHTS[:1]
-    height = sum(heights) + _LEGEND_MARGIN + _LEGEND_LINE * -(-len(names) // legend_columns)
+    height = sum(heights) + _LEGEND_MARGIN + _LEGEND_LINE * -(-len(names) // columns)
     figure = new_figure(width, height)
     ratios = {"height_ratios": heights}
     axes: list[Axes] = [*figure.subplots(len(heights), sharex=True, squeeze=False, gridspec_kw=ratios)[:, 0]]
@@ -76,9 +76,9 @@ def draw_network(derivation: DerivationRecord, path: Path) -> Path:
     shown = thin(len(layers), _MOST_NUMBERS)
     axes[-1].set_xticks(shown, [str(block + 1) for block in shown], fontsize=SMALL_SIZE)
     axes[-1].set_xlabel("block")
-    handles = [Patch(color=colours[name], label=label) for name, label in labels.items()]
-    figure.legend(handles=handles, loc="outside lower left", ncols=legend_columns)
-    return save_png(figure, path)
+    handles = [Patch(color=colours[name], label=label) for name, label in zip(names, labels, strict=True)]
+    figure.legend(handles=handles, loc="outside lower left", ncols=columns)
+    return save_png(figure, folder / "figures" / "network.png")
 
 
 def _describes(blocks: Sequence[BlockRecord], layers: Sequence[str]) -> bool:

@@ -27,7 +27,7 @@ def draw_run(run: Run, options: AnimationOptions = DEFAULTS) -> list[Path]:
         paths += draw_pi_frames(history, run.figures)
         paths.append(draw_pi_lines(history, run.figures / "pi-lines.png"))
         if (run.folder / ARCH_FILE).is_file():
-            paths.append(draw_network(run.derivation(), run.figures / "network.png"))
+            paths.append(draw_network(run.derivation(), run.folder))
     paths.append(draw_learning_curves([run], run.figures / "curves.png"))
     return paths
 

@@ -12,6 +12,7 @@ from parnas.figures.style import (
     LABEL_SIZE,
     candidate_handles,
     format_step,
+    legend_columns,
     line_style,
     new_figure,
     save_png,
@@ -27,7 +28,6 @@ _MOST_COLUMNS = 8
 _PANEL_WIDTH, _PANEL_HEIGHT = 1.5, 1.35
 _MONITOR_WIDTH, _MONITOR_HEIGHT = 2.9, 1.7
 _MARGIN, _LEGEND_ROW = 0.5, 0.17  # labels beside the panels, and a row of the legend above them
-_CHARACTER, _HANDLE = 0.08, 0.55  # about the width of a character in the legend, and of a line with its margins
 _LONGEST_TITLE = 19  # characters of the title of a panel
 
 
@@ -56,9 +56,8 @@ def plot_pi_lines(history: PiHistory, columns: int = _MOST_COLUMNS, most_points:
     """
     columns = min(columns, -(-history.blocks // -(-history.blocks // columns)))  # fills the last row as far as possible
     handles, colours = candidate_handles(history.space), candidate_colours(history.space)
-    entry = _HANDLE + _CHARACTER * max(len(str(handle.get_label())) for handle in handles)
-    legend_columns = min(len(handles), max(1, int((_MARGIN + _PANEL_WIDTH * columns) / entry)))
-    legend_height = _LEGEND_ROW * -(-len(handles) // legend_columns)
+    entries = legend_columns([str(handle.get_label()) for handle in handles], _MARGIN + _PANEL_WIDTH * columns)
+    legend_height = _LEGEND_ROW * -(-len(handles) // entries)
     figure, panels = _panel_grid(history.blocks, columns, (_PANEL_WIDTH, _PANEL_HEIGHT), legend_height, sharey=True)
     shown = thin(len(history), most_points or len(history))
     marker = "o" if len(shown) == 1 else ""  # a line would not show a single step
@@ -74,7 +73,7 @@ def plot_pi_lines(history: PiHistory, columns: int = _MOST_COLUMNS, most_points:
     panels[0].set_ylim(-0.03, 1.03)
     panels[0].set_yticks([0, 0.5, 1], ["0", "0.5", "1"])
     figure.supylabel("pi")
-    figure.legend(handles=handles, loc="outside upper center", ncols=legend_columns, fontsize=LABEL_SIZE)
+    figure.legend(handles=handles, loc="outside upper center", ncols=entries, fontsize=LABEL_SIZE)
     return figure
 
 

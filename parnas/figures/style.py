@@ -22,6 +22,7 @@ LABEL_SIZE, SMALL_SIZE, NOTE_SIZE = 9.0, 8.0, 7.5  # points
 PNG_DPI = 150
 # Nine markers and seven colours: only the 64th run looks like the first.
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
+_LEGEND_CHARACTER, _LEGEND_HANDLE = 0.08, 0.55  # inches: about a character of a legend, and its handle with margins
 _LINE_STYLES: tuple[Literal["-", "--", ":", "-."], ...] = ("-", "--", ":", "-.")
 _LARGEST, _SMALLEST = 1e15, 1e-15  # larger values come from diverged runs and would overflow the axis of a figure
 
@@ -69,6 +70,17 @@ def candidate_label(name: str) -> str:
     return f"{LETTERS[name[0]].description}  {name}"
 
 
+def legend_label(name: str) -> str:
+    """Return a layer's name and description, such as `s:heads=2  self-attention`."""
+    return f"{name}  {LETTERS[name[0]].description}"
+
+
+def legend_columns(labels: Sequence[str], width: float) -> int:
+    """Return the number of columns, at least one, in which a legend fits into `width` inches."""
+    entry = _LEGEND_HANDLE + _LEGEND_CHARACTER * max(map(len, labels))
+    return min(len(labels), max(1, int(width / entry)))
+
+
 def candidate_handles(space: Sequence[str]) -> list[Line2D]:
     """Return the legend entries of the candidates: colour, line style, name and description."""
     return [
@@ -77,7 +89,7 @@ def candidate_handles(space: Sequence[str]) -> list[Line2D]:
             color=colour,
             linestyle=line_style(index),
             linewidth=2,
-            label=f"{name}  {LETTERS[name[0]].description}",
+            label=legend_label(name),
         )
         for index, (name, colour) in enumerate(candidate_colours(space).items())
     ]

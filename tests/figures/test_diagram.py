@@ -44,7 +44,8 @@ def texts(figure: Figure) -> list[str]:
 
 
 def test_each_layer_has_a_box_of_its_colour_that_is_as_high_as_its_cost(figures: list[Figure], tmp_path: Path) -> None:
-    path = draw_network(derivation("s:heads=2", "i", "f", "f"), tmp_path / "network.png")
+    path = draw_network(derivation("s:heads=2", "i", "f", "f"), tmp_path)
+    assert path == tmp_path / "figures" / "network.png"
     assert path.stat().st_size > 1000
     (figure,) = figures
     places = [box.get_x() + box.get_width() / 2 for box in boxes(figure)]
@@ -67,7 +68,7 @@ def test_each_layer_has_a_box_of_its_colour_that_is_as_high_as_its_cost(figures:
 def test_the_probabilities_of_a_block_are_stacked_and_its_layer_is_framed(
     figures: list[Figure], tmp_path: Path
 ) -> None:
-    draw_network(derivation("f", "i"), tmp_path / "network.png")
+    draw_network(derivation("f", "i"), tmp_path)
     bars = [patch for patch in figures[0].axes[1].patches if isinstance(patch, Rectangle)]
     framed = [bar for bar in bars if not bar.get_fill()]
     assert len(bars) == 2 * len(PI) + len(framed)
@@ -76,7 +77,7 @@ def test_the_probabilities_of_a_block_are_stacked_and_its_layer_is_framed(
 
 
 def test_the_letter_of_a_layer_that_costs_next_to_nothing_is_above_it(figures: list[Figure], tmp_path: Path) -> None:
-    draw_network(derivation("s:heads=2", "f", costs={"s:heads=2": 1000.0, "f": 0.0}), tmp_path / "network.png")
+    draw_network(derivation("s:heads=2", "f", costs={"s:heads=2": 1000.0, "f": 0.0}), tmp_path)
     high, low = boxes(figures[0])
     assert (high.get_height(), low.get_height()) == (1.0, 0.0)
     places = {text.get_text(): text.get_position()[1] for text in figures[0].axes[0].texts}
@@ -99,7 +100,7 @@ def test_the_letter_of_a_layer_that_costs_next_to_nothing_is_above_it(figures: l
 def test_without_costs_all_layers_are_equally_high(
     record: DerivationRecord, figures: list[Figure], tmp_path: Path
 ) -> None:
-    draw_network(record, tmp_path / "network.png")
+    draw_network(record, tmp_path)
     (figure,) = figures
     assert {box.get_height() for box in boxes(figure)} <= {1.0}
     assert not figure.axes[0].get_title(loc="left")
@@ -110,7 +111,7 @@ def test_without_costs_all_layers_are_equally_high(
 def test_the_picture_of_any_number_of_blocks_has_a_size_that_can_be_written(
     layers: list[str], figures: list[Figure], tmp_path: Path
 ) -> None:
-    draw_network(derivation(*layers), tmp_path / "network.png")
+    draw_network(derivation(*layers), tmp_path)
     (figure,) = figures
     (legend,), (width, height) = figure.legends, figure.canvas.get_width_height()
     box = legend.get_window_extent()

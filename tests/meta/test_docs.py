@@ -121,7 +121,7 @@ def test_the_readme_says_yes_to_a_compression_only_if_the_interval_does(monkeypa
     assert "-2.0 % (95 % interval -3.0 to -1.0 %) (3 seeds)" in rows[0].figures, "of the test split"
     assert "take 40% of the parent's training time" in rows[0].figures
     assert "twice the steps lower the parent's perplexity by 7.0 % (validation, 1 seed)" in rows[0].answer
-    assert "same network from scratch: -2.0 % (95 % interval -4.0 to -1.5 %)." in rows[0].answer
+    assert "trained from scratch for the parent's time: -2.0 % (95 % interval -4.0 to -1.5 %)." in rows[0].answer
     assert "shallower" not in rows[0].answer, "its trainings are not complete"
 
 
