@@ -60,6 +60,12 @@ def linear_cross_entropy(
     return trained + (nll - trained).detach()
 
 
+def add_features(own: Tensor, shared: Tensor, features: Tensor, *_: Tensor) -> Tensor:
+    """As `fused.add_features`: the vectors of all features of all tokens, then their sums."""
+    dtype = fused.product_dtype(own)
+    return own.to(dtype) + shared.to(dtype)[features.long()].sum(dim=1)
+
+
 def relative_shift(scores: Tensor) -> Tensor:
     """Turn scores by distance into scores by key: column k of row t moves to distance t + M - k.
 
@@ -73,6 +79,5 @@ def relative_shift(scores: Tensor) -> Tensor:
 
 def plain_operations() -> AbstractContextManager[object]:
     """Within it, networks compute in the textbook forms."""
-    return patch.multiple(
-        fused, relative_attention=relative_attention, linear_cross_entropy=linear_cross_entropy, dropout=F.dropout
-    )
+    forms = relative_attention, linear_cross_entropy, add_features
+    return patch.multiple(fused, dropout=F.dropout, **{form.__name__: form for form in forms})

@@ -32,6 +32,7 @@ __all__ = [
 
 _MAX_WIDTH = 999_999  # the largest number in the options of layer names
 _MAX_CANDIDATES = 100  # per block
+SUBWORD_KINDS = 7  # features of a token: prefixes, suffixes, lower-case form and shape
 AUTO_CLUSTERS = 3  # clusters of the adaptive softmax where model.cutoffs is auto or min_macs
 
 
@@ -219,11 +220,19 @@ class ModelConfig(Section):
         None, description="Widths of the clusters after the head, one for each cutoff; replaces proj_factor."
     )
     tie_weights: bool = Field(True, description="Share the weights of embedding and softmax.")
+    subword_features: int = Field(
+        0,
+        ge=0,
+        description="Number of vectors that tokens share by prefix, suffix, lower-case form or shape. In embedding and "
+        f"softmax, a token's vector is its own plus the {SUBWORD_KINDS} of its features, so that rare words are learnt "
+        "from related ones (Botha & Blunsom 2014, arXiv 1405.4273). 0: none.",
+    )
     div_val: int = Field(1, ge=1, description="Divisor of the width from each cluster of the embedding to the next.")
 
     def without_clusters(self) -> Self:
         """Return the settings with one small softmax, tied to the embedding: for networks whose layers alone matter."""
         plain = {"cutoffs": (), "div_val": 1, "proj_factor": None, "proj_dims": None, "tie_weights": True}
+        plain["subword_features"] = 0
         return self.model_copy(update=plain)
 
     @property
@@ -262,6 +271,10 @@ class ModelConfig(Section):
                 yield "arch", f"is {self.arch[:40]!r}: {error}"
         if self.same_length and not self.mem_len:
             yield "same_length", "is true, but mem_len is 0, so attention would see nothing; change one"
+        if 0 < self.subword_features <= SUBWORD_KINDS:
+            yield "subword_features", f"is {self.subword_features}; give more than {SUBWORD_KINDS}, or 0"
+        if self.subword_features and (self.div_val > 1 or not self.tie_weights):
+            yield "subword_features", "needs one table for embedding and softmax; set tie_weights: true and div_val: 1"
         yield from self._cluster_errors()
 
     def _cluster_errors(self) -> Iterator[FieldError]:

@@ -43,7 +43,7 @@ class SegmentNetwork(nn.Module):
     def __init__(self, network: TransformerXL, architecture: Architecture) -> None:
         """Wrap a discrete network; raise `ParnasError` if a layer other than self-attention uses memory."""
         super().__init__()
-        self.network, self.architecture = network, architecture
+        self.network, self.architecture = _compose_embedding(network, architecture), architecture
         self.mem_len = network.config.mem_len
         for name, block in zip(drop_identity(architecture), network.blocks, strict=True):
             plain = type(block) is SelfAttention and block.window is None
@@ -94,6 +94,19 @@ class SegmentNetwork(nn.Module):
         if self.network.config.same_length:
             masked = masked | (distances >= self.mem_len)
         return masked | (keys < -lengths[:, None, None, None])
+
+
+def _compose_embedding(network: TransformerXL, architecture: Architecture) -> TransformerXL:
+    """Return an equal network whose tokens have no subword features: its embedding has the sums of all vectors."""
+    if network.embedding.shared is None:
+        return network
+    config = network.config.model_copy(update={"subword_features": 0})
+    composed = TransformerXL.build(config, architecture, network.vocab_size).train(network.training)
+    with torch.no_grad():
+        table = network.embedding.compose()
+    weights = network.state_dict() | {"embedding.tables.0": table, "head.tables.0": table}
+    composed.load_state_dict({name: weights[name] for name in composed.state_dict()})
+    return composed
 
 
 def _embed(embedding: Embedding, tokens: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 __all__ = ["SoftTargets"]
@@ -132,6 +133,20 @@ def linear_cross_entropy(
         hidden, weight, bias, targets, smoothing, *(soft or (None, 0.0, 1.0))
     )
     return nll
+
+
+def add_features(own: Tensor, shared: Tensor, features: Tensor, tokens: Tensor, starts: Tensor) -> Tensor:
+    """Return the vector of each token, its own plus those of its features, [V, D] in the dtype of matrix products.
+
+    Args:
+        own: vectors of tokens [V, D].
+        shared: vectors of features [R, D].
+        features: features of each token, [V, J].
+        tokens: the tokens of each feature, feature by feature, [V · J].
+        starts: where the tokens of each feature start in `tokens`, [R].
+    """
+    summed: Tensor = _AddFeatures.apply(own, shared, features, tokens, starts)  # type: ignore[no-untyped-call]
+    return summed
 
 
 def dropout(x: Tensor, p: float) -> Tensor:
@@ -366,6 +381,30 @@ class _LinearCrossEntropy(torch.autograd.Function):
         # One product for weight and bias: the bias is the weight of a hidden value that is always 1.
         d_both = d_logits.t() @ torch.cat([hidden * column, column], dim=1)  # [V, E + 1]
         return d_hidden, d_both[:, :-1].to(weight_dtype), d_both[:, -1].to(bias_dtype), *[None] * 5
+
+
+class _AddFeatures(torch.autograd.Function):
+    """Sum of a token's vectors whose gradient is a sum in the same form: over the tokens of each feature.
+
+    Autograd would add the gradient of each token to those of its features one by one, four times as slowly.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, shared: Tensor, features: Tensor, tokens: Tensor, starts: Tensor) -> Tensor:
+        """Return the vector of each token; see `add_features`."""
+        dtype = product_dtype(own)
+        ctx.save_for_backward(tokens, starts)
+        ctx.dtypes = own.dtype, shared.dtype
+        return F.embedding_bag(features, shared.to(dtype), mode="sum").add_(own)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of own and shared vectors, given `grad` [V, D]."""
+        tokens, starts = ctx.saved_tensors
+        of_own, of_shared = ctx.dtypes
+        by_feature = F.embedding_bag(tokens, grad, starts, mode="sum").to(of_shared)
+        return grad.to(of_own), by_feature, None, None, None
 
 
 class _Dropout(torch.autograd.Function):

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from parnas.config.schema import ModelConfig
+from parnas.config.schema import SUBWORD_KINDS, ModelConfig
 from parnas.errors import ParnasError
 from parnas.model import fused
 from parnas.model.transfer import to_device
@@ -48,7 +48,14 @@ def cluster_bounds(config: ModelConfig, vocab_size: int) -> list[int]:
 
 
 class Embedding(nn.Module):
-    """Token embeddings scaled by √D: one table, or with `div_val` > 1 one per cluster, narrower for rarer tokens."""
+    """Token embeddings scaled by √D: one table, or with `div_val` > 1 one per cluster, narrower for rarer tokens.
+
+    With `subword_features`, a token's vector is that in the table plus those of its features (see `set_features`).
+    """
+
+    features: Tensor  # [V, J], tokens [V · J] and starts [R] of `fused.add_features`
+    feature_tokens: Tensor
+    feature_starts: Tensor
 
     def __init__(self, config: ModelConfig, vocab_size: int) -> None:
         super().__init__()
@@ -58,13 +65,48 @@ class Embedding(nn.Module):
         sizes = [stop - start for start, stop in pairwise(self.bounds)]
         self.tables = _matrices(list(zip(sizes, widths, strict=True)))
         self.projections = _matrices([(config.d_model, width) for width in widths] if config.div_val > 1 else [])
+        self.shared: nn.Parameter | None = None
+        if config.subword_features:
+            self.shared = nn.Parameter(torch.empty(config.subword_features, config.d_model))
+            # Until `set_features`, each token has the first feature of each kind.
+            kinds = torch.arange(SUBWORD_KINDS, dtype=torch.int32)
+            starts = torch.arange(config.subword_features, dtype=torch.int32).clamp(max=SUBWORD_KINDS) * vocab_size
+            self.register_buffer("features", kinds.repeat(vocab_size, 1))
+            self.register_buffer("feature_tokens", torch.arange(vocab_size, dtype=torch.int32).repeat(SUBWORD_KINDS))
+            self.register_buffer("feature_starts", starts)
+        self._composed: tuple[object, Tensor] | None = None
+
+    def set_features(self, features: Tensor) -> None:
+        """Set the numbers of the features of each token, int32 [V, J]; see `parnas.data.subwords`."""
+        assert self.shared is not None
+        counts = torch.bincount(features.flatten(), minlength=len(self.shared))
+        self.features.copy_(features)
+        self.feature_tokens.copy_(features.flatten().argsort(stable=True) // features.shape[1])
+        self.feature_starts.copy_(counts.cumsum(0) - counts)
+
+    def compose(self) -> Tensor:
+        """Return the vectors of all tokens, [V, D]; with features in the dtype of matrix products."""
+        own: Tensor = self.tables[0]
+        if self.shared is None:
+            return own
+        parts = own, self.shared, self.features, self.feature_tokens, self.feature_starts
+        if torch.is_grad_enabled() and (own.requires_grad or self.shared.requires_grad):
+            return fused.add_features(*parts)
+        # Without gradients the weights rarely change: compose them again only if they do.
+        state = [fused.product_dtype(own), *((tensor.data_ptr(), tensor._version) for tensor in parts)]
+        if self._composed is None or self._composed[0] != state:
+            self._composed = state, fused.add_features(*parts)
+        return self._composed[1]
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Embed ids [B, T] as vectors [B, T, D]."""
         if not self.projections:
             # Times √D, since tied tables start with small weights (std 0.02), as the softmax needs them.
-            whole: Tensor = F.embedding(tokens, self.tables[0]) * math.sqrt(self.d_model)
-            return whole
+            own: Tensor = F.embedding(tokens, self.tables[0])
+            if self.shared is not None:
+                features = self.features[tokens.flatten()]  # [N, J]
+                own = own + F.embedding_bag(features, self.shared, mode="sum").view_as(own)
+            return own * math.sqrt(self.d_model)
         # Look up the ids of each cluster in its own table, project them from e to D, and write them to their rows.
         flat = tokens.reshape(-1)  # [N]
         vectors = self.tables[0].new_zeros(len(flat), self.d_model)
@@ -102,6 +144,7 @@ class SoftmaxHead(nn.Module):
         widths = config.softmax_dims()
         tied = config.tie_weights
         self.tables = embedding.tables if tied else _matrices(list(zip(sizes, widths, strict=True)))
+        self._compose = embedding.compose if embedding.shared is not None else None
         self.biases = nn.ParameterList(nn.Parameter(torch.zeros(size)) for size in sizes)
         # The cluster logits: the head has one more class for each tail.
         self.cluster_weight = nn.Parameter(torch.empty(len(sizes) - 1, widths[0]))
@@ -231,7 +274,7 @@ class SoftmaxHead(nn.Module):
         """Return the weights [n, e] of each cluster: its own table, or its rows of the one table for all clusters."""
         if len(self.tables) > 1:
             return list(self.tables)
-        table: Tensor = self.tables[0]
+        table: Tensor = self.tables[0] if self._compose is None else self._compose()
         # A split, not slices: autograd concatenates the gradients of a split once, but pads the gradient of each slice
         # with zeros to the full [V, D] and adds them up.
         pieces: tuple[Tensor, ...] = table.split([stop - start for start, stop in pairwise(self.bounds)])

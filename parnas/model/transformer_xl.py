@@ -316,9 +316,13 @@ class TransformerXL(nn.Module):
     def _initialise(self) -> None:
         for name, parameter in self.named_parameters():
             own = name.rpartition(".")[2]
-            if parameter.dim() > 1 and own not in ("u", "v"):
+            if parameter.dim() > 1 and own not in ("u", "v", "shared"):
                 nn.init.normal_(parameter, std=INITIAL_STD)
-            elif own == "bias":  # the other vectors have their values: u, v, alpha zero, weights of norms one
+            elif own in (
+                "bias",
+                "shared",
+            ):
+                # The other vectors have their values: u, v and alpha are zero, weights of norms one.
                 nn.init.zeros_(parameter)
         for module in self.modules():
             if isinstance(module, Compression):

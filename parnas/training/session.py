@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from parnas.architecture import IDENTITY, Architecture
@@ -14,6 +15,7 @@ from parnas.config.schema import AUTO_CLUSTERS, EvaluationConfig
 from parnas.data.cache import Note
 from parnas.data.corpora import NAMES
 from parnas.data.streams import StreamHeader, TokenStreams, prepare
+from parnas.data.subwords import subword_features
 from parnas.data.vocabulary import describe_tokenizer
 from parnas.errors import ParnasError
 from parnas.model.cutoffs import HEAD_SHARE, optimal_cutoffs
@@ -148,6 +150,9 @@ def run_task(task: TrainingTask, architecture: Callable[[], Architecture], train
     the log and in the summary. If the network is `trained` already, it is only validated and saved.
     """
     session, trainer = task.session, Trainer(task)
+    if rows := session.config.model.subword_features:
+        features = subword_features(session.streams.tokenizer.spellings(), rows)
+        task.model.embedding.set_features(torch.from_numpy(features))
     if session.resuming:
         _resume(trainer)
     elif session.device.distributed.is_main:

@@ -136,7 +136,12 @@ def test_a_program_runs_without_parnas_for_any_shape(exported: Callable[[str], E
 @needs_extra
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("arch", "changes"), [("sf", {"norm": "pre", "cutoffs": (5, 9), "div_val": 2}), ("s", {"mem_len": 0})]
+    ("arch", "changes"),
+    [
+        ("sf", {"norm": "pre", "cutoffs": (5, 9), "div_val": 2}),
+        ("s", {"mem_len": 0}),
+        ("sf", {"cutoffs": (5, 9), "subword_features": 9}),
+    ],
 )
 def test_every_kind_of_head_and_memory_is_traced(arch: str, changes: dict[str, object], tmp_path: Path) -> None:
     network = make_network(arch, **changes)

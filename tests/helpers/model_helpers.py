@@ -8,7 +8,7 @@ import torch
 from reference import load_transformers
 
 from parnas.architecture import Architecture
-from parnas.config.schema import ModelConfig, Reach
+from parnas.config.schema import SUBWORD_KINDS, ModelConfig, Reach
 from parnas.errors import ParnasError
 from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import TransformerXL
@@ -33,7 +33,10 @@ def randomise(module, seed=0, std=0.4):
 
 def make_network(arch="sfsf", seed=0, vocab_size=VOCABULARY, **changes):
     """A plain network with random weights, in evaluation mode."""
-    return randomise(TransformerXL.build(model_config(**changes), Architecture.parse(arch), vocab_size), seed).eval()
+    network = TransformerXL.build(model_config(**changes), Architecture.parse(arch), vocab_size)
+    if rows := network.config.subword_features:
+        network.embedding.set_features(random_ids(vocab_size, SUBWORD_KINDS, seed + 1, rows).int())
+    return randomise(network, seed).eval()
 
 
 def make_supernet(blocks=3, space=("s", "f", "i"), seed=0, vocab_size=VOCABULARY, **changes):

@@ -14,6 +14,7 @@ HEADS = {
     "adaptive, tied": {"cutoffs": (5, 9)},
     "adaptive, narrow": {"cutoffs": (5, 9), "proj_factor": 2, "tie_weights": False},
     "div_val": {"cutoffs": (5, 9), "div_val": 2},
+    "subword features": {"cutoffs": (5, 9), "subword_features": 12},
 }
 LAYERS = {"post-norm": {}, "pre-norm": {"norm": "pre"}, "own biases, d_head 3": {"share_biases": False, "d_head": 3}}
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from helpers.model_helpers import VOCABULARY, model_config, random_ids, randomise
+from helpers.model_helpers import VOCABULARY, make_network, model_config, random_ids, randomise
 
 from parnas.errors import ParnasError
 from parnas.model.heads import Embedding, SoftmaxHead
@@ -182,3 +182,51 @@ def test_cutoffs_beyond_the_vocabulary_are_refused(cutoffs):
     config = model_config(cutoffs=cutoffs)
     with pytest.raises(ParnasError, match=rf"model\.cutoffs .* {cutoffs[-1]}, .* {VOCABULARY} "):
         make_pair(config)
+
+
+def test_tokens_with_features_equal_a_table_of_sums():
+    """In value and gradient; without gradients the sums are computed again only if the weights change."""
+    network = make_network("sf", cutoffs=CUTOFFS, subword_features=12)
+    plain = make_network("sf", cutoffs=CUTOFFS)
+    own, shared = network.embedding.tables[0], network.embedding.shared
+    features = network.embedding.features.long()
+    sums = torch.stack([vector + sum(shared[n] for n in row) for vector, row in zip(own, features, strict=True)])
+    weights = network.state_dict() | {"embedding.tables.0": sums.detach(), "head.tables.0": sums.detach()}
+    plain.load_state_dict({name: weights[name] for name in plain.state_dict()})
+    ids, targets = random_ids(2, 7), random_ids(2, 7, seed=1)
+    losses = [each.nll(ids, targets)[0] for each in (network, plain)]
+    torch.testing.assert_close(*losses)
+    for loss in losses:
+        loss.sum().backward()
+    of_sums = plain.embedding.tables[0].grad
+    torch.testing.assert_close(own.grad, of_sums)
+    expected = [of_sums[(features == n).nonzero()[:, 0]].sum(0) for n in range(12)]
+    torch.testing.assert_close(shared.grad, torch.stack(expected), atol=1e-5, rtol=1e-5)
+    with torch.no_grad():
+        assert network.embedding.compose() is network.embedding.compose()
+        torch.testing.assert_close(network.log_probs(network(ids).hidden), plain.log_probs(plain(ids).hidden))
+        for part in (own, shared):
+            before = network.embedding.compose()
+            part.add_(1)
+            assert not torch.equal(network.embedding.compose(), before)
+
+
+def test_without_features_that_are_set_each_kind_has_one_vector():
+    embedding = randomise(Embedding(model_config(subword_features=9), VOCABULARY))
+    expected = embedding.tables[0] + embedding.shared[:7].sum(0)
+    torch.testing.assert_close(embedding.compose(), expected)
+    embedding.compose().sum().backward()
+    assert embedding.shared.grad.tolist() == [[VOCABULARY] * 8] * 7 + [[0] * 8] * 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"subword_features": 7}, "give more than 7, or 0"),
+        ({"subword_features": 8, "tie_weights": False}, "set tie_weights: true"),
+        ({"subword_features": 8, "cutoffs": CUTOFFS, "div_val": 2}, "and div_val: 1"),
+    ],
+)
+def test_features_need_one_tied_table(settings, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        model_config(**settings)

@@ -45,7 +45,7 @@ MIXED = ("soft", "straight_through")  # estimators that run all candidates
 class MemoryEstimate:
     """The bytes that one training step needs on one device, by their use."""
 
-    parameters: int
+    parameters: int  # and buffers
     memory: int  # the network's full memory of earlier segments
     saved_activations: int  # saved for the backward pass
     softmax: int  # the part of `saved_activations` that softmax and loss save
@@ -148,7 +148,8 @@ class Step:
 
     def count(self) -> MemoryEstimate:
         """Run the step with the same passes as `GradientAccumulator.backward`, and return the bytes it needs."""
-        old, memories, weights = self.full_memory(), list[Memory](), list(self.network.parameters())
+        old, memories = self.full_memory(), list[Memory]()
+        weights = [*self.network.parameters(), *self.network.buffers()]
         rows, tracker, saved, softmax = self.rows // self.micro_batches, MemoryTracker(), 0, 0
         tracker.hold([weights, old, self.tokens, self.gates])
         with tracker:
@@ -240,7 +241,8 @@ def count_retraining(
         if config.train.freeze_embedding:
             network.freeze_embedding()
         estimate = _count_step(network, config, counts, rows, precision, None)
-        return replace(estimate, average=estimate.parameters) if config.train.average else estimate
+        weights = sum(weight.nbytes for weight in network.parameters())
+        return replace(estimate, average=weights) if config.train.average else estimate
 
 
 def count_search(config: Config, counts: Sequence[int], rows: int, precision: str) -> MemoryEstimate:

@@ -48,6 +48,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "pre": {"norm": "pre", "dropout": 0.1},
     "adaptive": {"cutoffs": (6, 12), "proj_factor": 2, "tie_weights": False, "dropout": 0.1},
     "narrowing": {"cutoffs": (6, 12), "div_val": 2},
+    "subword features": {"cutoffs": (6, 12), "subword_features": 12},
     "compressive": {"memory": {"cmem_len": 4, "ratio": 2}, "same_length": True},
     "mixers": {"dropout": 0.1},
 }
@@ -94,7 +95,7 @@ def test_the_count_without_data_is_that_of_real_tensors(name: str, estimator: st
         loss = step.network.score(output.hidden, step.tokens).mean()
         loss = loss if output.loss is None else loss + output.loss
     tracker = MemoryTracker()
-    tracker.hold([list(step.network.parameters()), memory, output.memory])
+    tracker.hold([list(step.network.parameters()), list(step.network.buffers()), memory, output.memory])
     assert counted.saved_activations == tracker.hold([saved, step.tokens, step.gates, loss])
 
 
