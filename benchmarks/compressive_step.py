@@ -84,7 +84,7 @@ def make_step(size: Size, letter: str, changes: dict[str, Any], device: Device) 
     def step() -> None:
         with device.autocast():
             output = network(segment, memory[0])
-            loss = network.score(output.hidden, targets).mean()
+            loss = network.score(output, targets).mean()
         memory[0] = output.memory
         (loss if output.loss is None else loss + output.loss).backward()
         for optimizer, parameters in optimizers:

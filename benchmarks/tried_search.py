@@ -69,7 +69,7 @@ def distilled_in_place() -> Iterator[None]:
             with device.autocast():
                 output = model(inputs[rows], own, gates)
                 if gates is largest:
-                    loss = model.score(output.hidden, targets[rows]).mean()
+                    loss = model.score(output, targets[rows]).mean()
                 else:
                     with torch.no_grad():
                         teacher = model.head.log_probs(model(inputs[rows], own, largest).hidden.flatten(0, 1)).exp()

@@ -76,13 +76,17 @@ class Config(Section):
         return Shape(self.evaluation.batch_size, lengths.pop("tgt_len"), Reach(**lengths))
 
     def cross_field_errors(self) -> Iterator[FieldError]:
-        """Yield errors if `evaluation.stride` or `evaluation.same_length` does not fit the segment or memory length."""
+        """Yield errors of `evaluation.stride` and `evaluation.same_length`, and of a pointer with distillation."""
         stride, (_, tgt_len, reach) = self.evaluation.stride, self.evaluation_shape
         if stride and tgt_len % stride:
             problem = f"is {stride}, which does not divide tgt_len, {tgt_len} tokens; give a divisor of {tgt_len}"
             yield "evaluation.stride", problem
         if reach.same_length and not reach.mem_len:
             yield "evaluation.same_length", "is true, but mem_len is 0, so attention would see nothing; change one"
+        if self.model.pointer_len:
+            for key, value in (("train.teachers", self.train.teachers), ("search.parent", self.search.parent)):
+                if value:
+                    yield key, "is given, but distillation knows no pointer; set model.pointer_len: 0"
 
     def replace(self, **changes: Any) -> "Config":
         """Return a copy with changed settings; keys have `__` instead of dots, as in `replace(model__d_model=64)`."""

@@ -141,6 +141,7 @@ class Reach(NamedTuple):
     cmem_len: int = 0  # positions of compressed memory, in layers that have one
     clamp_len: int | None = None  # larger distances between query and key are treated as this one
     same_length: bool = False  # every query attends to equally many positions
+    pointer_len: int = 0  # positions whose followers the pointer may copy, besides those of the segment
 
 
 class Shape(NamedTuple):
@@ -198,6 +199,13 @@ class ModelConfig(Section):
         "compressed memory that the last query of the previous segment saw. If false, later queries of a segment "
         "attend to more.",
     )
+    pointer_len: int = Field(
+        0,
+        ge=0,
+        description="Positions before the segment from which a pointer may copy: the probability of a token is that of "
+        "the softmax, mixed with weights on the tokens that followed similar positions (pointer sentinel mixture, "
+        "Merity et al. 2017, arXiv 1609.07843). 0: no pointer.",
+    )
     memory: MemoryConfig = Field(MemoryConfig(), description="Compressed memory of layers c.")
     dropout: float = Field(0.1, ge=0, lt=1, description="Dropout probability of embeddings and layer outputs.")
     attention_dropout: float = Field(0.0, ge=0, lt=1, description="Dropout probability of attention weights.")
@@ -232,7 +240,7 @@ class ModelConfig(Section):
     def without_clusters(self) -> Self:
         """Return the settings with one small softmax, tied to the embedding: for networks whose layers alone matter."""
         plain = {"cutoffs": (), "div_val": 1, "proj_factor": None, "proj_dims": None, "tie_weights": True}
-        plain["subword_features"] = 0
+        plain |= {"subword_features": 0, "pointer_len": 0}
         return self.model_copy(update=plain)
 
     @property
@@ -243,7 +251,7 @@ class ModelConfig(Section):
     @property
     def reach(self) -> Reach:
         """Lengths that determine how far attention looks back in training."""
-        return Reach(self.mem_len, self.memory.cmem_len, self.clamp_len, self.same_length)
+        return Reach(self.mem_len, self.memory.cmem_len, self.clamp_len, self.same_length, self.pointer_len)
 
     def embedding_dims(self) -> list[int]:
         """Return the embedding width of each cluster (Baevski & Auli 2019; `div_val` of Transformer-XL)."""
@@ -806,6 +814,9 @@ class EvaluationConfig(Section):
     cmem_len: int | None = Field(None, ge=0, description="Positions of compressed memory; null: as trained.")
     clamp_len: int | None = Field(None, ge=1, description="Larger distances are treated as this one; null: as trained.")
     same_length: bool | None = Field(None, description="Queries attend to equally many positions; null: as trained.")
+    pointer_len: int | None = Field(
+        None, ge=1, description="Positions before the segment from which a pointer may copy; null: as trained."
+    )
     batch_size: int = Field(32, ge=1, description="Rows read in parallel; changes the speed, not the result.")
     stride: int | None = Field(
         None,

@@ -63,7 +63,7 @@ def _numbered_layers(architecture: Architecture) -> list[tuple[int, str]]:
 def _compressed_lengths(network: TransformerXL, memory: Memory | None) -> list[int]:
     """Return the number of compressed positions in each block's memory; `memory` is `None` if no text was read."""
     blocks = cast(list[Block], list(network.blocks))
-    memories = memory or (None,) * len(blocks)
+    memories = (memory or (None,) * len(blocks))[: len(blocks)]
     return [block.key_lengths(block_memory).compressed for block, block_memory in zip(blocks, memories, strict=True)]
 
 

@@ -51,7 +51,7 @@ def score_sliding(
         first_segment = len(window) == 1
         memory = output.memory if first_segment else model(inputs, memory, reach=reach, inference=True).memory
         # 3. Score the newest stride.
-        return model.score(output.hidden[:, -stride:], targets)
+        return model.score(output.last(stride), targets)
 
     # Memory must be full before the first token of the first scored segment, which begins strides - 1 strides before
     # its scored tokens; so each row begins this much earlier than in plain evaluation.
@@ -100,7 +100,7 @@ def score_sequentially(
         # Keys and values cached for inference carry no gradient, so dynamic evaluation computes them again.
         with torch.set_grad_enabled(update is not None):
             output = model(inputs, memory, reach=reach, inference=update is None)
-            nll = model.score(output.hidden, targets)
+            nll = model.score(output, targets)
             loss = nll.mean()
         memory, losses = output.memory, nll.detach()
         hidden = output.hidden.detach()[0]

@@ -52,7 +52,7 @@ def _to_safetensors(source: Source, folder: Path) -> float:
 
     def step(tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
         output = model(tokens, state, inference=True)
-        return model.log_probs(output.hidden), output.memory
+        return model.log_probs(output), output.memory
 
     return largest_difference(source.network, step, lambda _: None, source.loaded.config.data.tgt_len)
 

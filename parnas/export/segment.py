@@ -43,6 +43,8 @@ class SegmentNetwork(nn.Module):
     def __init__(self, network: TransformerXL, architecture: Architecture) -> None:
         """Wrap a discrete network; raise `ParnasError` if a layer other than self-attention uses memory."""
         super().__init__()
+        if network.pointer is not None:
+            raise ParnasError("A network with a pointer can only be exported as weights; use --to safetensors.")
         self.network, self.architecture = _compose_embedding(network, architecture), architecture
         self.mem_len = network.config.mem_len
         for name, block in zip(drop_identity(architecture), network.blocks, strict=True):
@@ -80,7 +82,8 @@ class SegmentNetwork(nn.Module):
                 next_memory.append(keys_values[:, tgt_len:])
             else:
                 x = block(x, None, context).hidden
-        log_probs = network.log_probs(x if network.final_norm is None else network.final_norm(x))
+        hidden = x if network.final_norm is None else network.final_norm(x)
+        log_probs = network.head.log_probs(hidden.flatten(0, 1)).unflatten(0, tokens.shape)
         return log_probs, (lengths + tgt_len).clamp(max=self.mem_len), tuple(next_memory) if self.mem_len else ()
 
     def _mask(self, tgt_len: int, lengths: Tensor) -> Tensor:
@@ -177,5 +180,5 @@ def largest_difference(network: TransformerXL, step: Step, start: Callable[[int]
             output = network(tokens, memory, inference=True)
             memory = output.memory
             log_probs, state = step(tokens, state)
-            differences.append((log_probs - network.log_probs(output.hidden)).abs().max())
+            differences.append((log_probs - network.log_probs(output)).abs().max())
     return torch.stack(differences).nan_to_num(nan=math.inf, posinf=math.inf).max().item()

@@ -78,4 +78,6 @@ def parts_of(
             yield part("alpha", block)
     if model.final_norm is not None:
         yield part("final norm", model.final_norm)
+    if model.pointer is not None:
+        yield part("pointer", model.pointer, model.pointer.multiply_adds(tgt_len, reach))
     yield part("softmax", model.head, model.head.multiply_adds(shares))

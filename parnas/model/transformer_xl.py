@@ -22,6 +22,8 @@ from parnas.model.gates import Gates
 from parnas.model.heads import Embedding, SoftmaxHead
 from parnas.model.layers import make_layer
 from parnas.model.memory import BlockMemory, Memory, longest
+from parnas.model.pointer import Copying, Pointer, mix_log_probs, mix_nll
+from parnas.model.transfer import to_device
 
 __all__ = ["TransformerXL"]
 
@@ -35,6 +37,12 @@ class ModelOutput(NamedTuple):
     memory: Memory  # for the next segment
     loss: Tensor | None  # auxiliary, a scalar: trains the compression of memory only
     weights: tuple[Tensor | None, ...] = ()  # of attention in each block, [H, B, T, K], if asked for
+    copying: Copying | None = None  # scores of the pointer, if there is one
+
+    def last(self, count: int) -> "ModelOutput":
+        """Return the output for the last `count` tokens of the segment, without attention weights."""
+        copying = self.copying and self.copying.last(count)
+        return self._replace(hidden=self.hidden[:, -count:], weights=(), copying=copying)
 
 
 class TransformerXL(nn.Module):
@@ -54,6 +62,7 @@ class TransformerXL(nn.Module):
         self.head = SoftmaxHead(config, vocab_size, self.embedding)
         self.dropout = Dropout(config.dropout)
         self.final_norm = nn.LayerNorm(config.d_model) if config.norm == "pre" else None
+        self.pointer = Pointer(config) if config.pointer_len else None
         self.u: nn.Parameter | None = None
         self.v: nn.Parameter | None = None
         if any(block.shares_biases for block in blocks):
@@ -128,11 +137,12 @@ class TransformerXL(nn.Module):
         """
         # 1. Embed the segment.
         reach = reach or self.config.reach
-        memory = memory or (None,) * len(self.blocks)
+        memory = memory or (None,) * self.memory_parts
         x = self.embed(tokens)  # [B, T, D]
         # 2. Encode all distances once, for the longest memory; every attention layer projects them by its own matrix.
         blocks = cast(list[Block], list(self.blocks))
-        memory = tuple(block.prepare(own, reach) for block, own in zip(blocks, memory, strict=True))
+        of_pointer = memory[len(blocks) :]
+        memory = tuple(block.prepare(own, reach) for block, own in zip(blocks, memory[: len(blocks)], strict=True))
         context = self.context(x, memory, reach, blocks)._replace(inference=inference)
         # 3. Run the blocks, each with its own memory and gate, and collect the memories for the next segment.
         new_memory: list[BlockMemory] = []
@@ -148,7 +158,17 @@ class TransformerXL(nn.Module):
             if with_weights:
                 weights.append(output.weights)
             del output  # else its attention weights would be in memory while the next block runs
-        return ModelOutput(self.finish(x), tuple(new_memory), add_up(losses), tuple(weights))
+        # 4. Compare the hidden states with earlier ones, if there is a pointer.
+        hidden, copying = self.finish(x), None
+        if self.pointer is not None:
+            copying, own_memory = self.pointer(hidden, tokens, of_pointer[0], reach)
+            new_memory.append(own_memory)
+        return ModelOutput(hidden, tuple(new_memory), add_up(losses), tuple(weights), copying)
+
+    @property
+    def memory_parts(self) -> int:
+        """Number of elements of memory: one for each block, and one for the pointer."""
+        return len(self.blocks) + (self.pointer is not None)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Return the input of the first block, [B, T, D], for a segment of ids [B, T]."""
@@ -165,21 +185,23 @@ class TransformerXL(nn.Module):
 
     def score(
         self,
-        hidden: Tensor,
+        output: ModelOutput,
         targets: Tensor,
         soft: Callable[[int, Tensor | None], SoftTargets] | None = None,
     ) -> Tensor:
-        """Return the negative log-likelihood in nats of each target [B, T], given hidden states [B, T, D].
+        """Return the negative log-likelihood in nats of each target [B, T], given the output of `forward`.
 
         `soft` returns soft targets, see `SoftmaxHead.nll`.
         """
-        nll: Tensor = self.head.nll(hidden.flatten(0, 1), targets.reshape(-1), soft).view_as(targets)
-        return nll
+        nll: Tensor = self.head.nll(output.hidden.flatten(0, 1), targets.reshape(-1), soft).view_as(targets)
+        # Targets may be on the CPU when the network is on a GPU.
+        return nll if output.copying is None else mix_nll(nll, to_device(targets, nll.device), output.copying)
 
-    def log_probs(self, hidden: Tensor) -> Tensor:
-        """Return the log-probabilities of all ids as the next token, [B, T, V], given hidden states [B, T, D]."""
+    def log_probs(self, output: ModelOutput) -> Tensor:
+        """Return the log-probabilities of all ids as the next token, [B, T, V], given the output of `forward`."""
+        hidden = output.hidden
         log_probs: Tensor = self.head.log_probs(hidden.flatten(0, 1)).unflatten(0, hidden.shape[:2])
-        return log_probs
+        return log_probs if output.copying is None else mix_log_probs(log_probs, output.copying)
 
     def nll(
         self,
@@ -195,7 +217,7 @@ class TransformerXL(nn.Module):
         `targets` [B, T] are the ids that follow `tokens` [B, T]; for the other arguments see `forward`.
         """
         output = self(tokens, memory, gates, reach, inference)
-        return self.score(output.hidden, targets), output.memory
+        return self.score(output, targets), output.memory
 
     @torch.no_grad()
     def generate(
@@ -231,7 +253,7 @@ class TransformerXL(nn.Module):
         for _ in range(length):
             output = self(tokens, memory, inference=True)
             memory = output.memory
-            log_probs = self.head.log_probs(output.hidden[:, -1])
+            log_probs = self.log_probs(output.last(1))[:, -1]
             if top_k is not None and top_k < self.vocab_size:
                 least = log_probs.topk(top_k).values[:, -1:]
                 log_probs = log_probs.masked_fill(log_probs < least, -torch.inf)
@@ -257,16 +279,21 @@ class TransformerXL(nn.Module):
 
         The segments have `tgt_len` tokens each.
         """
-        tokens = 0
+        tokens = 0 if self.pointer is None else reach.pointer_len
         for block in reversed(self.blocks):
             tokens = cast(Block, block).look_back(tokens, reach, tgt_len)
         return math.ceil(tokens / tgt_len)
 
     def memory_segments(self, tgt_len: int, reach: Reach) -> int:
         """Return the number of segments of `tgt_len` tokens that fill the memory of all blocks."""
-        tokens = max(cast(Block, block).memory_tokens(reach) for block in self.blocks)
+        tokens = self.memory_tokens(reach)
         # A group of positions that is not complete waits to be compressed.
         return math.ceil(tokens / tgt_len) + self.compresses()
+
+    def memory_tokens(self, reach: Reach) -> int:
+        """Return the number of positions in the longest memory of a block or of the pointer."""
+        tokens = [cast(Block, block).memory_tokens(reach) for block in self.blocks]
+        return max([*tokens, 0 if self.pointer is None else reach.pointer_len])
 
     def compresses(self) -> bool:
         """Return whether any block has compressive memory."""
@@ -287,7 +314,8 @@ class TransformerXL(nn.Module):
         """
         blocks = sum(cast(Block, block).multiply_adds(tgt_len, reach) for block in self.blocks)
         shares = self.head.cluster_shares(counts)
-        return blocks + self.embedding.multiply_adds(shares) + self.head.multiply_adds(shares)
+        pointer = 0.0 if self.pointer is None else self.pointer.multiply_adds(tgt_len, reach)
+        return blocks + self.embedding.multiply_adds(shares) + self.head.multiply_adds(shares) + pointer
 
     def embedding_parameters(self) -> int:
         """Return the number of parameters of embedding and softmax; parameters shared by the two count once."""
@@ -325,5 +353,5 @@ class TransformerXL(nn.Module):
                 # The other vectors have their values: u, v and alpha are zero, weights of norms one.
                 nn.init.zeros_(parameter)
         for module in self.modules():
-            if isinstance(module, Compression):
+            if isinstance(module, Compression | Pointer):
                 module.initialise()

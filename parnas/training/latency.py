@@ -2,13 +2,12 @@
 
 import time
 from collections.abc import Callable, Hashable, Mapping
-from typing import NamedTuple, TypeVar, cast
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
 
 from parnas.config.schema import Shape
-from parnas.model.blocks import Block
 from parnas.model.memory import Memory
 from parnas.model.transformer_xl import TransformerXL
 from parnas.training.device import Device
@@ -94,7 +93,7 @@ def prepare_training(network: TimedNetwork, device: Device, shape: Shape) -> Cal
     def train() -> None:
         with device.autocast():
             output = model(segment, memory, reach=shape.reach)
-            loss = model.score(output.hidden, segment).mean()
+            loss = model.score(output, segment).mean()
         (loss if output.loss is None else loss + output.loss).backward()
         model.zero_grad(set_to_none=True)
 
@@ -113,7 +112,7 @@ def read_memory(
     """
     batch_size, tgt_len, reach = shape
     model = network.model
-    mem_len = max((cast(Block, block).memory_tokens(reach) for block in model.blocks), default=0)
+    mem_len = model.memory_tokens(reach)
     count = batch_size * (tgt_len + mem_len)
     ids = torch.from_numpy(np.resize(network.tokens[:count], count).astype(np.int64)).to(device.device)
     segment, before = ids[: batch_size * tgt_len].view(batch_size, -1), ids[batch_size * tgt_len :].view(batch_size, -1)

@@ -140,7 +140,7 @@ class TrainingTask:
             self.model.compile()
         train, device = config.train, session.device
         self.weight_optimizer = WeightOptimizer(model, self.weights(), train, device, schedule.lr, teachers)
-        self.memories = len(model.blocks) + (0 if teachers is None else len(teachers.networks))
+        self.memories = model.memory_parts + (0 if teachers is None else len(teachers.networks))
         rows = config.data.batch_size // self.distributed.world_size
         if (count := self.weight_optimizer.accumulator.divide(rows, self.sample_count())) < config.train.accumulate:
             session.reporter.note(

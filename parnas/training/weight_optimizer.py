@@ -52,14 +52,14 @@ class NetworkWithLoss(nn.Module):
 
     def forward(self, inputs: Tensor, targets: Tensor, memory: Memory | None, gates: Gates | None) -> Forward:
         """Return the mean loss of predicting ids from `inputs` [B, T], and the memory; `targets` [B, T] on the CPU."""
-        blocks = len(self.model.blocks)
+        own = self.model.memory_parts
         with self.device.autocast():
-            output = self.model(inputs, memory and memory[:blocks], gates)
+            output = self.model(inputs, memory and memory[:own], gates)
             soft, memories = None, tuple[Any, ...]()
             if self.teachers is not None:
-                theirs = memory[blocks:] if memory else (None,) * len(self.teachers.networks)
+                theirs = memory[own:] if memory else (None,) * len(self.teachers.networks)
                 soft, memories = self.teachers.predict(inputs, theirs)
-            loss = self.model.score(output.hidden, targets, soft).mean()
+            loss = self.model.score(output, targets, soft).mean()
         return Forward(loss, (*output.memory, *memories), output.loss)
 
 

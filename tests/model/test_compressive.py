@@ -6,6 +6,7 @@ from helpers.model_helpers import make_network, make_supernet, random_ids, reach
 from helpers.slow_compressive import KINDS, TRAINED, SlowCompressive, settings
 
 from parnas.model.compressive import COMPRESSORS
+from parnas.model.transformer_xl import ModelOutput
 
 SHAPES = {
     "even": (4, 4, 2, 3),
@@ -21,7 +22,7 @@ def train_fast(network, segments, targets, **options):
     memory, results = None, []
     for ids, wanted in zip(segments, targets, strict=True):
         output = network(ids, memory, **options)
-        nll = network.score(output.hidden, wanted)
+        nll = network.score(output, wanted)
         (nll.mean() + (0 if output.loss is None else output.loss)).backward()
         memory = output.memory
         results.append((nll.detach(), output.loss, memory))
@@ -56,7 +57,7 @@ def test_equals_the_algorithms_of_the_paper(function, loss, shape):
     for ids, wanted, (nll, auxiliary, memory) in zip(segments, targets, fast, strict=True):
         read = [row.read(ids[number]) for number, row in enumerate(rows)]
         hidden = torch.stack([of for of, _ in read])
-        expected = network.score(hidden, wanted)
+        expected = network.score(ModelOutput(hidden, (), None), wanted)
         # The mean over both rows of a block's loss, and the sum over blocks.
         losses = [torch.stack(of).mean() for of in zip(*(losses for _, losses in read), strict=True)]
         (expected.mean() + sum(losses)).backward()
@@ -98,14 +99,14 @@ def test_the_auxiliary_loss_trains_the_compression_alone(function, loss, norm):
     assert {name.split(".")[2] for name in compressing} == {"compression"}
     if loss == "bptt":
         assert output.loss is None
-        network.score(output.hidden, segments[3]).mean().backward()
+        network.score(output, segments[3]).mean().backward()
         reached = {name for name, of in gradients(network).items() if of.abs().sum() > 0}
         assert compressing <= reached
         return
     assert output.loss > 0
     output.loss.backward(retain_graph=True)
     assert gradients(network).keys() == compressing
-    network.score(output.hidden, segments[3]).mean().backward()
+    network.score(output, segments[3]).mean().backward()
     assert not gradients(network).keys() & compressing
 
 

@@ -35,6 +35,7 @@ VARIANTS = {
     "pre-norm": {"norm": "pre"},
     "own biases": {"share_biases": False},
     "div_val": {"cutoffs": (5, 9), "div_val": 2},
+    "subword features": {"subword_features": 12},
 }
 
 
@@ -50,8 +51,7 @@ def network(request, variant):
 
 def log_probs(network, ids):
     """Log-probabilities [B, T, V] of a text read as one segment."""
-    hidden = network(ids).hidden
-    return network.head.log_probs(hidden.flatten(0, 1)).view(*ids.shape, -1)
+    return network.log_probs(network(ids))
 
 
 # Memory

@@ -8,6 +8,7 @@ import torch
 from helpers.model_helpers import make_network, near, random_ids, read_in_segments
 
 from parnas.architecture import Architecture
+from parnas.model.transformer_xl import ModelOutput
 from parnas.pretrained.parent import ParnasParent, cheaper_layers
 from parnas.pretrained.probe import compare, measure_networks, probe, rows_of
 
@@ -57,7 +58,8 @@ def test_a_layer_that_is_left_out_costs_what_the_network_without_it_loses():
         assert tuple(measure_networks(parent, ids, [left])[0]) == pytest.approx(expected, abs=1e-5)
     assert result.tokens == 24
     hidden, _ = read_in_segments(parent.network, ids[:, :-1], TGT_LEN)
-    assert result.loss == pytest.approx(float(parent.network.score(hidden, ids[:, 1:]).detach().mean()), abs=1e-5)
+    loss = parent.network.score(ModelOutput(hidden, (), None), ids[:, 1:]).detach().mean()
+    assert result.loss == pytest.approx(float(loss), abs=1e-5)
 
 
 def test_a_replaced_layer_changes_the_memory_of_the_layers_after_it_alone():

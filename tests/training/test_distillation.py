@@ -11,6 +11,7 @@ from helpers.training_helpers import assert_resumes, final_weights
 
 from parnas.config.schema import DistillConfig
 from parnas.errors import ParnasError
+from parnas.model.transformer_xl import ModelOutput
 from parnas.runs.run import Run
 from parnas.training.distillation import Teachers
 from parnas.training.progress import Silent
@@ -52,8 +53,9 @@ def test_the_gradient_is_that_of_the_loss_and_of_the_divergence_in_each_cluster(
     teacher, settings = make_network("fs", seed=1, cutoffs=cutoffs), DistillConfig(weight=0.3, temperature=2.0)
     soft, _ = Teachers([teacher], settings).predict(inputs, [None])
     hidden = own(inputs).hidden.detach().requires_grad_()
-    loss = own.score(hidden, targets, soft)
-    near(loss.detach(), own.score(hidden, targets).detach())
+    output = ModelOutput(hidden, (), None)
+    loss = own.score(output, targets, soft)
+    near(loss.detach(), own.score(output, targets).detach())
     (found,) = torch.autograd.grad(loss.sum(), hidden)
     rows, theirs = hidden.flatten(0, 1), teacher(inputs).hidden.detach().flatten(0, 1)
     divergence = 0.0
@@ -63,7 +65,7 @@ def test_the_gradient_is_that_of_the_loss_and_of_the_divergence_in_each_cluster(
             log_q = (own.head.cluster_logits(rows[row : row + 1], cluster)[0] / 2.0).log_softmax(dim=-1)
             log_p = (teacher.head.cluster_logits(theirs[row : row + 1], cluster)[0] / 2.0).log_softmax(dim=-1).detach()
             divergence = divergence + (log_p.exp() * (log_p - log_q)).sum()
-    whole = 0.7 * own.score(hidden, targets).sum() + 0.3 * 2.0**2 * divergence
+    whole = 0.7 * own.score(output, targets).sum() + 0.3 * 2.0**2 * divergence
     near(found, torch.autograd.grad(whole, hidden)[0], 1e-5)
 
 

@@ -62,8 +62,8 @@ def test_each_sample_of_gates_trains_its_part_of_the_rows(accumulate: int) -> No
     for place, sample in enumerate(samples):
         first, second = (torch.from_numpy(ids[:, place * 4 : place * 4 + 4, :end]) for end in (6, 4))
         output = supernet(first[0], None, sample)
-        (supernet.score(output.hidden, first[1]).mean() / 2).backward()
-        nll = supernet.score(supernet(second[0], output.memory, sample).hidden, second[1]).mean()
+        (supernet.score(output, first[1]).mean() / 2).backward()
+        nll = supernet.score(supernet(second[0], output.memory, sample), second[1]).mean()
         (nll / 2).backward()
         losses.append(nll)
     assert together.loss.item() == pytest.approx(sum(losses).item() / 2, rel=1e-5)

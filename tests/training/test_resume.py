@@ -28,6 +28,8 @@ from parnas.training.retrain import retrain
         (search, {"search__space": ("s", "s:heads=1", "f", "f:d_inner=5", "i"), "search__share_slices": True}, 9),
         (retrain, {"model__arch": "k g r s:window=5"}, 9),
         (retrain, {"model__arch": "sff", "model__cutoffs": (5, 12), "model__norm": "pre"}, 9),
+        (retrain, {"model__arch": "sk", "model__pointer_len": 6}, 9),
+        (search, {"model__pointer_len": 6, "search__estimator": "uniform", "search__alpha_split": 0.3}, 9),
         (retrain, {"model__arch": "fs", "model__cutoffs": (5, 12), "model__subword_features": 20}, 9),
         (retrain, {"model__arch": "sf", "runtime__precision": "bf16", "runtime__threads": 2, "train__steps": 12}, 9),
     ],

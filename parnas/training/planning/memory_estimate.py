@@ -29,7 +29,6 @@ from parnas.architecture import IDENTITY, Architecture
 from parnas.config.loader import Config
 from parnas.config.schema import ModelConfig, SearchConfig
 from parnas.errors import ParnasError
-from parnas.model.blocks import Block
 from parnas.model.estimators import arch_batch_size
 from parnas.model.gates import DetachedGates, Gates, PathGate
 from parnas.model.memory import Memory, join_rows
@@ -137,9 +136,8 @@ class Step:
 
     def full_memory(self) -> Memory:
         """Return the network's memory after reading as many segments as it takes to fill it."""
-        reach, blocks = self.network.config.reach, cast(list[Block], list(self.network.blocks))
-        most = max((block.memory_tokens(reach) for block in blocks), default=0)
-        memory: Memory = (None,) * len(blocks)
+        most = self.network.memory_tokens(self.network.config.reach)
+        memory: Memory = (None,) * self.network.memory_parts
         with torch.no_grad(), self.autocast():
             for _ in range(math.ceil(most / self.tgt_len)):
                 with MemoryTracker(self.rows_per_cluster(self.rows)[0]):
@@ -162,7 +160,7 @@ class Step:
                     memory = take_rows(old, own) if self.micro_batches > 1 else old
                     output = self.network(self.tokens[own], memory, self.gates)
                     body = tracker.live
-                    nll = self.network.score(output.hidden, self.tokens[own])
+                    nll = self.network.score(output, self.tokens[own])
                     softmax = tracker.live - body
                 loss = nll.mean() if output.loss is None else nll.mean() + output.loss
                 memories.append(output.memory)

@@ -49,6 +49,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "adaptive": {"cutoffs": (6, 12), "proj_factor": 2, "tie_weights": False, "dropout": 0.1},
     "narrowing": {"cutoffs": (6, 12), "div_val": 2},
     "subword features": {"cutoffs": (6, 12), "subword_features": 12},
+    "pointer": {"pointer_len": 7, "dropout": 0.1},
     "compressive": {"memory": {"cmem_len": 4, "ratio": 2}, "same_length": True},
     "mixers": {"dropout": 0.1},
 }
@@ -92,7 +93,7 @@ def test_the_count_without_data_is_that_of_real_tensors(name: str, estimator: st
     memory, saved = step.full_memory(), list[Tensor]()
     with saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor), step.autocast():
         output = step.network(step.tokens, memory, step.gates)
-        loss = step.network.score(output.hidden, step.tokens).mean()
+        loss = step.network.score(output, step.tokens).mean()
         loss = loss if output.loss is None else loss + output.loss
     tracker = MemoryTracker()
     tracker.hold([list(step.network.parameters()), list(step.network.buffers()), memory, output.memory])
