@@ -8,7 +8,7 @@ training appends a row to NAME.csv, and a later start trains only what is missin
 ignored. The recipe is trained with several seeds, which shows the random variation. Plans:
 
 ablation           an earlier recipe for configs/wikitext2-word-cpu.yaml, at small size
-ablation_hybrid    its recipe of today at the same size: layers, the search, inherited weights, teachers, averages
+ablation_hybrid    its recipe of today at the same size: embedding, pointer, layers, the search, teachers, averages
 """
 
 import hashlib
@@ -58,7 +58,8 @@ class Variant(NamedTuple):
     changes: dict[str, Any]  # by dotted key
     tried: Sequence[str]  # of benchmarks/tried.py
     seeds: Sequence[int] = ()  # none: those of all changes
-    teachers: Sequence[int] = ()  # seeds of the recipe whose networks are the teachers
+    teachers: Sequence[int] = ()  # seeds of the change `teachers_of` whose networks are the teachers
+    teachers_of: str = RECIPE
     one_run: bool = False  # whether the first part of the training is a search; `tried` must be empty
     network_of: str = ""  # a change with a search, whose network is trained from scratch
 
@@ -138,7 +139,7 @@ class Ablation:
 
     def needed(self, job: Job) -> list[Job]:
         """Return the jobs whose runs a job needs: its teachers, or the search of its network."""
-        found = [self.find(RECIPE, seed) for seed in job.variant.teachers]
+        found = [self.find(job.variant.teachers_of, seed) for seed in job.variant.teachers]
         return found + ([self.find(job.variant.network_of, job.seed)] if job.variant.network_of else [])
 
     def train_run(self, job: Job) -> Run:

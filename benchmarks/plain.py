@@ -66,6 +66,13 @@ def add_features(own: Tensor, shared: Tensor, features: Tensor, *_: Tensor) -> T
     return own.to(dtype) + shared.to(dtype)[features.long()].sum(dim=1)
 
 
+def mix_copying(nll: Tensor, sentinel: Tensor, scores: Tensor, copies: Tensor) -> Tensor:
+    """As `fused.mix_copying`: the logarithms of all weights, and of the sums of those for the target."""
+    log_a = torch.cat([scores, sentinel[..., None]], dim=-1).log_softmax(dim=-1)
+    copied = log_a[..., :-1].masked_fill(~copies, -torch.inf).logsumexp(dim=-1)
+    return -torch.logaddexp(log_a[..., -1] - nll, copied)
+
+
 def relative_shift(scores: Tensor) -> Tensor:
     """Turn scores by distance into scores by key: column k of row t moves to distance t + M - k.
 
@@ -79,5 +86,5 @@ def relative_shift(scores: Tensor) -> Tensor:
 
 def plain_operations() -> AbstractContextManager[object]:
     """Within it, networks compute in the textbook forms."""
-    forms = relative_attention, linear_cross_entropy, add_features
+    forms = relative_attention, linear_cross_entropy, add_features, mix_copying
     return patch.multiple(fused, dropout=F.dropout, **{form.__name__: form for form in forms})

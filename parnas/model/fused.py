@@ -149,6 +149,24 @@ def add_features(own: Tensor, shared: Tensor, features: Tensor, tokens: Tensor, 
     return summed
 
 
+def mix_copying(nll: Tensor, sentinel: Tensor, scores: Tensor, copies: Tensor) -> Tensor:
+    """Return the negative log-likelihood in nats of targets that are copied or drawn from a softmax, [B, T] in float32.
+
+    The probability of a target is a(s) exp(-nll) + the sum of a(k) over the K positions that are copies of it, where a
+    is the softmax over the sentinel s and all positions.
+
+    Args:
+        nll: negative log-likelihood of each target by the softmax, [B, T].
+        sentinel: score of the softmax, [B, T].
+        scores: scores of the positions, [B, T, K].
+        copies: whether a position is a copy of the target, bool [B, T, K].
+    """
+    if not torch.is_grad_enabled():  # see `linear_cross_entropy`
+        nll, sentinel, scores = nll.detach(), sentinel.detach(), scores.detach()
+    mixed: Tensor = _MixCopying.apply(nll, sentinel, scores, copies)  # type: ignore[no-untyped-call]
+    return mixed
+
+
 def dropout(x: Tensor, p: float) -> Tensor:
     """Zero each element of `x` (any shape) with probability `p`, and divide the others by 1 - p."""
     dropped: Tensor = _Dropout.apply(x, p)  # type: ignore[no-untyped-call]
@@ -381,6 +399,43 @@ class _LinearCrossEntropy(torch.autograd.Function):
         # One product for weight and bias: the bias is the weight of a hidden value that is always 1.
         d_both = d_logits.t() @ torch.cat([hidden * column, column], dim=1)  # [V, E + 1]
         return d_hidden, d_both[:, :-1].to(weight_dtype), d_both[:, -1].to(bias_dtype), *[None] * 5
+
+
+class _MixCopying(torch.autograd.Function):
+    """Mixture of a softmax and of copies that stores one [B, T, K] matrix for the backward pass.
+
+    With the probability P of the target and m(k) = 1 for its copies, else 0, the gradient of -log P is
+    a(k) - a(k) m(k) / P for the score of a position, a(s) - a(s) exp(-nll) / P for the sentinel, and a(s) exp(-nll) / P
+    for nll.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, nll: Tensor, sentinel: Tensor, scores: Tensor, copies: Tensor) -> Tensor:
+        """Return the mixture; see `mix_copying`."""
+        dtype = sum_dtype(scores.dtype)
+        largest = torch.maximum(scores.amax(dim=-1), sentinel)
+        a = torch.sub(scores, largest[..., None]).to(dtype).exp_()
+        a_sentinel = (sentinel - largest).to(dtype).exp_()
+        total = a.sum(dim=-1) + a_sentinel
+        a.div_(total[..., None])
+        a_sentinel.div_(total)
+        copied = a * copies
+        drawn = a_sentinel * nll.neg().exp()
+        probability = copied.sum(dim=-1) + drawn
+        if any(ctx.needs_input_grad):
+            drawn = drawn / probability
+            a.sub_(copied.div_(probability[..., None]))
+            ctx.save_for_backward(drawn, a_sentinel - drawn, a.to(product_dtype(scores)))
+            ctx.dtypes = nll.dtype, sentinel.dtype, scores.dtype
+        return -probability.log()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of `nll`, `sentinel` and `scores`, given `grad` [B, T]."""
+        parts = ctx.saved_tensors
+        grads = grad, grad, grad[..., None]
+        return *((part * g).to(dtype) for part, g, dtype in zip(parts, grads, ctx.dtypes, strict=True)), None
 
 
 class _AddFeatures(torch.autograd.Function):

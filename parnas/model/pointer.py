@@ -87,9 +87,8 @@ def _not_before(tgt_len: int, keys: int, device: torch.device) -> Tensor:
 
 def mix_nll(nll: Tensor, targets: Tensor, copying: Copying) -> Tensor:
     """Return the negative log-likelihood in nats of targets [B, T], given that of the softmax, [B, T]."""
-    total = torch.logaddexp(copying.scores.logsumexp(dim=-1), copying.sentinel)
-    copied = copying.scores.masked_fill(copying.followers[:, None] != targets[..., None], _MASKED).logsumexp(dim=-1)
-    return total - torch.logaddexp(copying.sentinel - nll, copied)
+    copies = copying.followers[:, None] == targets[..., None]
+    return fused.mix_copying(nll, copying.sentinel, copying.scores, copies)
 
 
 def mix_log_probs(log_probs: Tensor, copying: Copying) -> Tensor:

@@ -1,6 +1,7 @@
 """The ablation of the recipe in tiny form, and what it tries besides the options."""
 
 import math
+import re
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -59,7 +60,7 @@ def test_every_change_names_settings_that_there_are_and_differs_from_the_recipe(
         variant, recipe = job.variant, of_plan.jobs[0].variant
         same = changed == of_plan.config and variant == recipe._replace(name=variant.name, source=variant.source)
         assert same == (variant.name == ablation.RECIPE)
-        assert {each.variant.name for each in of_plan.needed(job)} <= {ablation.RECIPE, variant.network_of}
+        assert {each.variant.name for each in of_plan.needed(job)} <= {variant.teachers_of, variant.network_of}
         assert job.seed not in variant.teachers
         if variant.network_of:
             assert of_plan.find(variant.network_of, job.seed).variant.one_run
@@ -82,7 +83,7 @@ def test_the_networks_have_about_the_multiply_adds_of_the_recipe_but_for_those_w
 
 def test_another_recipe_makes_trainings_with_teachers_other_ones() -> None:
     of_plan = planned("ablation_hybrid")
-    (job, _) = (job for job in of_plan.jobs if job.variant.name == "dropout 0.1, three teachers")
+    (job, _) = (job for job in of_plan.jobs if job.variant.name == "no pointer, three teachers")
     other = replace(of_plan, config=of_plan.config.replace(model__dropout=0.25))
     assert ablation.changed_config(of_plan.config, job) == ablation.changed_config(other.config, job)
     assert of_plan.hash_settings(job) != other.hash_settings(job)
@@ -148,12 +149,12 @@ def test_trainings_that_others_need_are_done_again_once_where_their_folders_are_
 ) -> None:
     given = ["--tiny", "--plan", "ablation_hybrid", "--corpus", str(corpus), "--out", str(tmp_path)]
     given += ["--runs", str(tmp_path / "runs"), "--workers", "2"]
-    names = "one teacher", "three teachers", "the network of the one run from scratch"
+    names = "no pointer, one teacher", "no pointer, three teachers", "the network of the one run from scratch"
     ablation.main([*given, *(word for name in names for word in ("--only", name))])
     rows = ablation.read_rows(tmp_path / "ablation_hybrid.csv", ablation.Row)
     assert sorted(row.name for row in rows) == sorted(names)
     made = {path.name.partition("-seed-")[0] for path in (tmp_path / "runs").iterdir() if "-seed-" in path.name}
-    assert made == {"the-recipe", "one-run", *(name.replace(" ", "-") for name in names)}
+    assert made == {"no-pointer", "one-run", *(re.sub("[ ,]+", "-", name) for name in names)}
 
 
 def test_a_training_is_kept_where_finished_and_one_with_averages_begun_anew_where_cut_off(

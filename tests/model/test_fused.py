@@ -8,6 +8,7 @@ from plain import plain_operations
 from torch.nn import functional as F
 
 from parnas.model import fused
+from parnas.model.memory import list_tensors
 
 HEADS = {
     "full": {},
@@ -15,6 +16,7 @@ HEADS = {
     "adaptive, narrow": {"cutoffs": (5, 9), "proj_factor": 2, "tie_weights": False},
     "div_val": {"cutoffs": (5, 9), "div_val": 2},
     "subword features": {"cutoffs": (5, 9), "subword_features": 12},
+    "pointer": {"cutoffs": (5, 9), "pointer_len": 7},
 }
 LAYERS = {"post-norm": {}, "pre-norm": {"norm": "pre"}, "own biases, d_head 3": {"share_biases": False, "d_head": 3}}
 
@@ -26,7 +28,7 @@ def train(network, segments, precision="fp32", gates=None):
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16"):
             nll, memory = network.nll(ids, ids.flip(1), memory, gates)
         nll.mean().backward()
-        results += [nll.detach(), *(kept for kept in memory if kept is not None)]
+        results += [nll.detach(), *(kept.float() for kept in list_tensors(memory))]
     return results + [p.grad for p in network.parameters() if p.grad is not None]
 
 
