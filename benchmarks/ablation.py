@@ -58,8 +58,8 @@ class Variant(NamedTuple):
     changes: dict[str, Any]  # by dotted key
     tried: Sequence[str]  # of benchmarks/tried.py
     seeds: Sequence[int] = ()  # none: those of all changes
-    teachers: Sequence[int] = ()  # seeds of the change `teachers_of` whose networks are the teachers
-    teachers_of: str = RECIPE
+    teachers: Sequence[int] = ()  # seeds of `base` whose networks are the teachers
+    base: str = RECIPE  # the change that this one is compared with
     one_run: bool = False  # whether the first part of the training is a search; `tried` must be empty
     network_of: str = ""  # a change with a search, whose network is trained from scratch
 
@@ -139,7 +139,7 @@ class Ablation:
 
     def needed(self, job: Job) -> list[Job]:
         """Return the jobs whose runs a job needs: its teachers, or the search of its network."""
-        found = [self.find(job.variant.teachers_of, seed) for seed in job.variant.teachers]
+        found = [self.find(job.variant.base, seed) for seed in job.variant.teachers]
         return found + ([self.find(job.variant.network_of, job.seed)] if job.variant.network_of else [])
 
     def train_run(self, job: Job) -> Run:
@@ -198,24 +198,26 @@ class Ablation:
 
 
 def tabulate(jobs: list[Job], rows: list[Row]) -> list[dict[str, Any]]:
-    """Return a row per change: its effect against the recipe, paired by seed, and the times of one device."""
+    """Return a row per change: its effect against its base, paired by seed, and the times of one device."""
     base = [row for row in rows if row.name == RECIPE]
-    of_seed = {row.seed: row.ppl for row in base}
+    of_seed = {(row.name, row.seed): row.ppl for row in rows}
     usual = {device: mean(row.seconds for row in base if row.device == device) for device in {r.device for r in base}}
     variants = list(dict.fromkeys(job.variant.name for job in jobs))
     sources = {job.variant.name: job.variant.source for job in jobs}
+    bases = {job.variant.name: job.variant.base for job in jobs}
     table = []
     for name in variants:
         found = [row for row in rows if row.name == name]
         if not found:
             continue
         ppl = mean(row.ppl for row in found)
-        pairs = [(row.ppl, of_seed[row.seed]) for row in found if row.seed in of_seed]
+        pairs = [(row.ppl, of_seed[bases[name], row.seed]) for row in found if (bases[name], row.seed) in of_seed]
         line = {"change": name, "source": sources[name] or "–", "seeds": len(found), "ppl": f"{ppl:.2f}"}
         line["± sd"] = f"{stdev(row.ppl for row in found):.2f}" if len(found) > 1 else "–"
         line |= {"against the recipe": "–", "time": "–"}
         if pairs and name != RECIPE:
-            line["against the recipe"] = f"{mean(100 * (ours / theirs - 1) for ours, theirs in pairs):+.2f} %"
+            change = mean(100 * (ours / theirs - 1) for ours, theirs in pairs)
+            line["against the recipe"] = f"{change:+.2f} %" + f" ({bases[name]})" * (bases[name] != RECIPE)
         if times := [row.seconds / usual[row.device] for row in found if row.device in usual]:
             line["time"] = f"{mean(times):.2f}"
         line["parameters"] = found[0].parameters

@@ -277,6 +277,7 @@ def evaluate(
     cmem_len: int | None = None,
     clamp_len: int | None = None,
     same_length: bool | None = None,
+    pointer_len: int | None = None,
     best: bool = False,
     overrides: Mapping[str, Any] | None = None,
     tuned: bool = False,
@@ -288,11 +289,12 @@ def evaluate(
     Args:
         runs: one or several run folders.
         split: the split to evaluate; by default `evaluation.split` of the first run.
-        tgt_len: tokens of a segment; by default as in training, like the four arguments below.
+        tgt_len: tokens of a segment; by default as in training, like the five arguments below.
         mem_len: positions of memory.
         cmem_len: positions of compressed memory.
         clamp_len: largest distance that attention distinguishes.
         same_length: let every token attend to equally many positions.
+        pointer_len: positions from which a pointer may copy.
         best: use the weights with the lowest validation loss instead of the last ones.
         overrides: settings of section `evaluation` by dotted key.
         tuned: also evaluate with the settings that `tune_eval` chose for each run.
@@ -317,7 +319,8 @@ def evaluate(
     """
     run_list = [runs] if isinstance(runs, str | Path | Run | TrainedRun) else list(runs)
     changes = dict(read_overrides(overrides or {}))
-    options = EvalOptions(split, tgt_len, mem_len, cmem_len, clamp_len, same_length, best, changes, tuned)
+    lengths = mem_len, cmem_len, clamp_len, same_length, pointer_len
+    options = EvalOptions(split, tgt_len, *lengths, best, changes, tuned)
     comparison = compare([open_run(run).folder for run in run_list], options, _reporter(progress))
     if out is not None:
         comparison.write(Path(out))

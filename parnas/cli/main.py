@@ -286,6 +286,9 @@ def evaluate(
         bool | None,
         Option("--same-length/--any-length", help="Whether every query attends equally far back; default: as trained."),
     ] = None,
+    pointer_len: Annotated[
+        int | None, Option(min=1, help="Positions from which a pointer may copy; default: as trained.")
+    ] = None,
     best: Best = False,
     tuned: Annotated[
         bool, Option("--tuned", help="Also evaluate by the protocols and settings that parnas tune-eval chose.")
@@ -309,7 +312,8 @@ def evaluate(
     from parnas.figures.report.data import analysis_files
 
     runs, changes = split_runs(arguments)
-    options = EvalOptions(split, tgt_len, mem_len, cmem_len, clamp_len, same_length, best, changes, tuned)
+    lengths = mem_len, cmem_len, clamp_len, same_length, pointer_len
+    options = EvalOptions(split, tgt_len, *lengths, best, changes, tuned)
     folder, reporter = out or Path("runs") / "comparison", output.reporter()
     names = [] if analyses is None else read_names(analyses)
     comparison = compare(runs, options, reporter)

@@ -83,10 +83,12 @@ class Config(Section):
             yield "evaluation.stride", problem
         if reach.same_length and not reach.mem_len:
             yield "evaluation.same_length", "is true, but mem_len is 0, so attention would see nothing; change one"
+        if self.evaluation.pointer_len and not self.model.pointer_len:
+            yield "evaluation.pointer_len", "is given, but the network has no pointer (model.pointer_len: 0)"
         if self.model.pointer_len:
             for key, value in (("train.teachers", self.train.teachers), ("search.parent", self.search.parent)):
                 if value:
-                    yield key, "is given, but distillation knows no pointer; set model.pointer_len: 0"
+                    yield key, "is given, but distillation does not support a pointer; set model.pointer_len: 0"
 
     def replace(self, **changes: Any) -> "Config":
         """Return a copy with changed settings; keys have `__` instead of dots, as in `replace(model__d_model=64)`."""

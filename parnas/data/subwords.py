@@ -31,6 +31,8 @@ def _prefix(length: int) -> Callable[[str], str]:
     return lambda word: word[:length].lower() if len(word) > length else _OTHER
 
 
+# A suffix or prefix leaves at least one character of the word, or it would be the word itself. Case matters at the
+# beginning of a word only, and there `_shape` has it.
 _FEATURES: dict[str, Callable[[str], str]] = {
     "shape": _shape,
     "lower-case form": str.lower,

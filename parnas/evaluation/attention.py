@@ -76,9 +76,10 @@ def _mean_weights(network: TransformerXL, run: EvalRun, split: str) -> list[dict
     """
     tokens, eos_id = run.streams.tokens(split), run.streams.tokenizer.eos_id
     batch_size, tgt_len, reach = run.shape
-    warm_up = network.burn_in(tgt_len, reach)
+    of_blocks = reach._replace(pointer_len=0)  # attention does not depend on the pointer
+    warm_up = network.burn_in(tgt_len, of_blocks)
     if warm_up * tgt_len >= len(tokens):  # as with a recurrence, whose output depends on the whole text before
-        warm_up = network.memory_segments(tgt_len, reach)
+        warm_up = network.memory_segments(tgt_len, of_blocks)
     sums: list[dict[str, torch.Tensor]] = [{} for _ in network.blocks]
     memory: Memory | None = None
     segments = 0

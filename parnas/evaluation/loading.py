@@ -39,6 +39,7 @@ class EvalOptions:
     cmem_len: int | None = None
     clamp_len: int | None = None
     same_length: bool | None = None
+    pointer_len: int | None = None
     best: bool = False  # evaluate the weights with the lowest validation loss instead of the last weights
     changes: Mapping[str, Any] = field(default_factory=dict)  # settings by dotted key, such as evaluation.stride
     tuned: bool = False  # also score by the protocols that were tuned for each run

@@ -19,7 +19,8 @@ _LAYER_TYPES = {ATTENTION: "a", FEED_FORWARD: "f"}
 _README = f"""
 `{DECODER_PROGRAM}` builds an `x_transformers.Decoder` with the same layers in the same order and of the same widths, in
 a language model; `{DECODER_ARGUMENTS}` has its arguments. There are no weights: x-transformers has other relative
-positions, another activation and another softmax, so the network must be trained from scratch.
+positions, another activation and another softmax, no pointer and no subword features, so the network must be trained
+from scratch.
 """
 
 

@@ -37,7 +37,9 @@ rows of `key_value` are the keys of all heads, the second half the values; with 
 share one of keys and values. `u` and `v` [heads, width] are the biases of
 relative attention (Dai et al. 2019, section 3.3). An adaptive softmax has its frequent tokens and its clusters in one
 softmax (`head.tables.0` and `head.cluster_weight`), and one more softmax for the tokens of each cluster (the other
-tables). The embedding is multiplied by the square root of the width.
+tables). The embedding is multiplied by the square root of the width. With `subword_features`, the vector of a token in
+embedding and softmax is its row of `embedding.tables.0` plus the rows of `embedding.shared` that `embedding.features`
+names. With `pointer_len`, the softmax is mixed with a pointer (Merity et al. 2017, arXiv 1609.07843).
 
 {tensors}"""
 

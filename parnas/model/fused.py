@@ -32,11 +32,17 @@ def cache_tensors(make: _Make) -> _Make:
 
     @wraps(make)
     def get(*arguments: Any) -> Tensor:
-        # A compiler or a dispatch mode (FLOP counter, fake tensors) makes tensors of its own: these must not be cached.
-        traced = torch.compiler.is_compiling() or _get_current_dispatch_mode() is not None
-        return make(*arguments) if traced else cached(*arguments)
+        return make(*arguments) if is_traced() else cached(*arguments)
 
     return cast(_Make, get)
+
+
+def is_traced() -> bool:
+    """Return whether a compiler or a dispatch mode (FLOP counter, fake tensors) is active.
+
+    They make tensors of their own, which must not be cached.
+    """
+    return torch.compiler.is_compiling() or _get_current_dispatch_mode() is not None
 
 
 class Attended(NamedTuple):
@@ -152,8 +158,8 @@ def add_features(own: Tensor, shared: Tensor, features: Tensor, tokens: Tensor, 
 def mix_copying(nll: Tensor, sentinel: Tensor, scores: Tensor, copies: Tensor) -> Tensor:
     """Return the negative log-likelihood in nats of targets that are copied or drawn from a softmax, [B, T] in float32.
 
-    The probability of a target is a(s) exp(-nll) + the sum of a(k) over the K positions that are copies of it, where a
-    is the softmax over the sentinel s and all positions.
+    The probability of a target is a(g) exp(-nll) + the sum of a(k) over the K positions that are copies of it, where a
+    is the softmax over the sentinel g and all positions.
 
     Args:
         nll: negative log-likelihood of each target by the softmax, [B, T].
@@ -405,7 +411,7 @@ class _MixCopying(torch.autograd.Function):
     """Mixture of a softmax and of copies that stores one [B, T, K] matrix for the backward pass.
 
     With the probability P of the target and m(k) = 1 for its copies, else 0, the gradient of -log P is
-    a(k) - a(k) m(k) / P for the score of a position, a(s) - a(s) exp(-nll) / P for the sentinel, and a(s) exp(-nll) / P
+    a(k) - a(k) m(k) / P for the score of a position, a(g) - a(g) exp(-nll) / P for the sentinel, and a(g) exp(-nll) / P
     for nll.
     """
 
@@ -420,14 +426,16 @@ class _MixCopying(torch.autograd.Function):
         a.div_(total[..., None])
         a_sentinel.div_(total)
         copied = a * copies
-        drawn = a_sentinel * nll.neg().exp()
-        probability = copied.sum(dim=-1) + drawn
+        # The probabilities may be too small for float32, so they are added by their logarithms.
+        log_copied, log_drawn = copied.sum(dim=-1).log(), (sentinel - largest) - total.log() - nll
+        log_probability = torch.logaddexp(log_copied, log_drawn)
         if any(ctx.needs_input_grad):
-            drawn = drawn / probability
-            a.sub_(copied.div_(probability[..., None]))
+            drawn = (log_drawn - log_probability).exp()  # the part of the probability that is not copied
+            copied.mul_((-log_probability).exp().nan_to_num(posinf=0.0)[..., None])
+            a.sub_(copied)
             ctx.save_for_backward(drawn, a_sentinel - drawn, a.to(product_dtype(scores)))
             ctx.dtypes = nll.dtype, sentinel.dtype, scores.dtype
-        return -probability.log()
+        return -log_probability
 
     @staticmethod
     @once_differentiable

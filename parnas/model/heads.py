@@ -17,6 +17,7 @@ Shapes: N tokens, D model width, V vocabulary; e is the width of a cluster and n
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -90,13 +91,19 @@ class Embedding(nn.Module):
         if self.shared is None:
             return own
         parts = own, self.shared, self.features, self.feature_tokens, self.feature_starts
-        if torch.is_grad_enabled() and (own.requires_grad or self.shared.requires_grad):
+        if self.training or torch.is_grad_enabled() or own.is_inference() or fused.is_traced():
             return fused.add_features(*parts)
-        # Without gradients the weights rarely change: compose them again only if they do.
+        # In evaluation the weights rarely change: compose them again only if they do. Optimizers may change weights
+        # without a new version, so `train` clears the cache.
         state = [fused.product_dtype(own), *((tensor.data_ptr(), tensor._version) for tensor in parts)]
         if self._composed is None or self._composed[0] != state:
             self._composed = state, fused.add_features(*parts)
         return self._composed[1]
+
+    def train(self, mode: bool = True) -> Self:
+        """Set training or evaluation mode, and clear the cache of `compose`."""
+        self._composed = None
+        return super().train(mode)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Embed ids [B, T] as vectors [B, T, D]."""

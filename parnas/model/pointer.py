@@ -25,7 +25,7 @@ from parnas.model.memory import BlockMemory, append_memory, join
 __all__ = ["Copying"]
 
 _MASKED = -1e9  # finite, since the first token of a text has no position before it
-_FIRST_SHARE = 0.1  # of the probability, for all positions together, before training
+_INITIAL_SHARE = 0.1  # of the probability, for all positions together, before training
 
 
 class Copying(NamedTuple):
@@ -51,7 +51,7 @@ class Pointer(nn.Module):
 
     def initialise(self) -> None:
         """Set the sentinel so that all positions together have little probability."""
-        nn.init.constant_(self.sentinel.bias, math.log(self.length * (1 - _FIRST_SHARE) / _FIRST_SHARE))
+        nn.init.constant_(self.sentinel.bias, math.log(self.length * (1 - _INITIAL_SHARE) / _INITIAL_SHARE))
 
     def forward(self, hidden: Tensor, tokens: Tensor, memory: BlockMemory, reach: Reach) -> tuple[Copying, BlockMemory]:
         """Return the scores for the tokens that follow a segment's, and the memory for the next segment.
@@ -96,4 +96,6 @@ def mix_log_probs(log_probs: Tensor, copying: Copying) -> Tensor:
     total = torch.logaddexp(copying.scores.logsumexp(dim=-1), copying.sentinel)[..., None]
     followers = copying.followers[:, None].clamp(min=0).expand_as(copying.scores)
     copied = torch.zeros_like(log_probs).scatter_add(-1, followers, (copying.scores - total).exp())
-    return torch.logaddexp(copying.sentinel[..., None] - total + log_probs, copied.log())
+    # A probability of zero would have a gradient that is not a number.
+    log_copied = copied.clamp(min=torch.finfo(copied.dtype).tiny).log()
+    return torch.logaddexp(copying.sentinel[..., None] - total + log_probs, log_copied)

@@ -344,14 +344,11 @@ class TransformerXL(nn.Module):
     def _initialise(self) -> None:
         for name, parameter in self.named_parameters():
             own = name.rpartition(".")[2]
-            if parameter.dim() > 1 and own not in ("u", "v", "shared"):
-                nn.init.normal_(parameter, std=INITIAL_STD)
-            elif own in (
-                "bias",
-                "shared",
-            ):
-                # The other vectors have their values: u, v and alpha are zero, weights of norms one.
+            if own == "bias" or name == "embedding.shared":
                 nn.init.zeros_(parameter)
+            elif parameter.dim() > 1 and own not in ("u", "v"):
+                nn.init.normal_(parameter, std=INITIAL_STD)
+            # The other vectors have their values: u, v and alpha are zero, weights of norms one.
         for module in self.modules():
             if isinstance(module, Compression | Pointer):
                 module.initialise()

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from parnas.architecture import ATTENTION, FEED_FORWARD, GATED_FEED_FORWARD, IDENTITY, LETTERS, Architecture, LayerName
 from parnas.config.schema import ModelConfig
-from parnas.errors import ParnasError
 from parnas.model.blocks import Block
 from parnas.model.layers import Identity, make_layer
 from parnas.model.supernet import StochasticBlock, SuperNet
@@ -118,9 +117,6 @@ class ParnasParent(Parent):
         layers: the name of each of its layers.
         tgt_len: tokens of a segment.
         alternatives: for each layer the names of what can replace it; by default `cheaper_layers`.
-
-    Raises:
-        ParnasError: the network has a pointer.
     """
 
     def __init__(
@@ -130,8 +126,7 @@ class ParnasParent(Parent):
         tgt_len: int,
         alternatives: Sequence[Sequence[str]] | None = None,
     ) -> None:
-        if network.pointer is not None:
-            raise ParnasError("The trained network has a pointer, which distillation does not know; give another.")
+        assert network.pointer is None, "see refuse_pointer"
         self.network, self.layers, self.tgt_len = network.eval(), tuple(layers), tgt_len
         names = alternatives or [cheaper_layers(name, network.config, tgt_len) for name in layers]
         self.alternatives = tuple(map(tuple, names))

@@ -16,6 +16,7 @@ from parnas.errors import ParnasError
 from parnas.pretrained.findings import Findings, investigate
 from parnas.pretrained.parent import Parent, ParnasParent
 from parnas.pretrained.probe import rows_of
+from parnas.pretrained.settings import refuse_pointer
 from parnas.pretrained.transformers_parent import TransformersParent, load_transformers
 from parnas.runs.files import expand_user
 from parnas.runs.records import ProbeConditions
@@ -62,6 +63,7 @@ def probe_model(
     own_text = ""
     if (folder / ENVIRONMENT).is_file():
         loaded = load(folder)
+        refuse_pointer(loaded.config.model, folder)
         network, layers = loaded.discrete(), drop_identity(loaded.architecture)
         config, encode = loaded.config, loaded.tokenizer.encode
         own_text = config.data.corpus

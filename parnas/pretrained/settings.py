@@ -5,7 +5,7 @@ from typing import cast
 
 from parnas.architecture import ATTENTION, CONVOLUTION, RECURRENCE, drop_identity
 from parnas.config.loader import Config
-from parnas.config.schema import CostConfig, SearchConfig
+from parnas.config.schema import CostConfig, ModelConfig, SearchConfig
 from parnas.errors import ParnasError
 from parnas.nas.knapsack import is_limited
 from parnas.nas.one_run import inheriting
@@ -20,6 +20,15 @@ _SEARCH_SHARE, _HEALING_SHARE = 0.1, 0.2  # of the steps of the parent's trainin
 _HEALING_RATE = 0.7  # of the learning rate of the parent's training
 
 
+def refuse_pointer(model: ModelConfig, folder: Path) -> None:
+    """Raise `ParnasError` if the trained network in a folder has a pointer."""
+    if model.pointer_len:
+        raise ParnasError(
+            f"{folder} has a pointer (model.pointer_len: {model.pointer_len}), for which probe, compress and search "
+            "--from do not work; train a network with model.pointer_len: 0."
+        )
+
+
 def search_settings(parent: Run) -> Config:
     """Return the configuration of a search in the network of a finished retraining: its own, with a new section search.
 
@@ -29,6 +38,7 @@ def search_settings(parent: Run) -> Config:
     """
     refuse_unfinished(parent)
     config = parent.config()
+    refuse_pointer(config.model, parent.folder)
     model, layers = config.model, drop_identity(run_architecture(config))
     space: list[tuple[str, ...]] = []
     for name in layers:

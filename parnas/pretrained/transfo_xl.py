@@ -70,6 +70,8 @@ class Shapes(NamedTuple):
             settings["model.cutoffs"] = self.cutoffs
         return settings | {
             "model.arch": f"(sf)*{self.layers}",
+            "model.pointer_len": 0,
+            "model.subword_features": 0,
             "model.proj_factor": None,
             "model.proj_dims": None,
             "data.tokenizer.kind": "word",

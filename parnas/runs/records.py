@@ -292,6 +292,7 @@ class TunedEvalRecord(Record):
     cmem_len: _Count = 0
     clamp_len: _Count | None = None
     same_length: bool = False
+    pointer_len: _Count = 0
     split: str
     tokens: _Count
     plain: EvalTrialRecord

@@ -85,7 +85,7 @@ def load_teachers(
         check_same_text(header, loaded.header, folder)
         teacher = loaded.discrete()
         if teacher.pointer is not None:
-            raise ParnasError(f"The teacher {folder} has a pointer, which distillation does not know; give another.")
+            raise ParnasError(f"The teacher {folder} has a pointer, which distillation does not support; give another.")
         if teacher.head.bounds != bounds:
             raise ParnasError(
                 f"The softmax of the teacher {folder} has the cutoffs {teacher.head.bounds[1:-1]}, not "

@@ -139,6 +139,8 @@ def locate_gradient(model: TransformerXL) -> str:
     """
     tied = {id(parameter) for parameter in model.embedding.parameters()}  # receive gradients from both ends
     parts = {"the softmax": [parameter for parameter in model.head.parameters() if id(parameter) not in tied]}
+    if model.pointer is not None:
+        parts["the pointer"] = list(model.pointer.parameters())
     parts |= {f"block {n}": list(block.parameters()) for n, block in reversed(list(enumerate(model.blocks, 1)))}
     parts["the embedding"] = list(model.embedding.parameters())
     for name, parameters in parts.items():

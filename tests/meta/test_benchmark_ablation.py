@@ -60,7 +60,7 @@ def test_every_change_names_settings_that_there_are_and_differs_from_the_recipe(
         variant, recipe = job.variant, of_plan.jobs[0].variant
         same = changed == of_plan.config and variant == recipe._replace(name=variant.name, source=variant.source)
         assert same == (variant.name == ablation.RECIPE)
-        assert {each.variant.name for each in of_plan.needed(job)} <= {variant.teachers_of, variant.network_of}
+        assert {each.variant.name for each in of_plan.needed(job)} <= {variant.base, variant.network_of}
         assert job.seed not in variant.teachers
         if variant.network_of:
             assert of_plan.find(variant.network_of, job.seed).variant.one_run
@@ -83,7 +83,8 @@ def test_the_networks_have_about_the_multiply_adds_of_the_recipe_but_for_those_w
 
 def test_another_recipe_makes_trainings_with_teachers_other_ones() -> None:
     of_plan = planned("ablation_hybrid")
-    (job, _) = (job for job in of_plan.jobs if job.variant.name == "no pointer, three teachers")
+    taught = ablation.Variant("taught", "", {"model.dropout": 0.1}, [], teachers=[3])
+    job = ablation.Job(taught, 1)
     other = replace(of_plan, config=of_plan.config.replace(model__dropout=0.25))
     assert ablation.changed_config(of_plan.config, job) == ablation.changed_config(other.config, job)
     assert of_plan.hash_settings(job) != other.hash_settings(job)

@@ -160,3 +160,17 @@ def test_soft_targets_change_the_gradient_alone(temperature, smoothing):
     hidden, *frozen = inputs  # the gradient of the hidden states is the same where weight and bias need none
     nll = fused.linear_cross_entropy(hidden, *(each.detach() for each in frozen), targets, smoothing, soft)
     assert torch.equal(torch.autograd.grad((of_rows * nll).sum(), hidden)[0], results[0][1])
+
+
+@pytest.mark.parametrize("copied", [True, False])
+def test_a_mixture_of_tiny_probabilities_has_finite_loss_and_gradients(copied):
+    """Here the probability of the softmax, and without a copy that of the target, is zero in float32."""
+    nll, sentinel = torch.tensor([[3.0]], requires_grad=True), torch.tensor([[-150.0]], requires_grad=True)
+    scores, copies = torch.tensor([[[60.0, 40.0]]], requires_grad=True), torch.tensor([[[False, copied]]])
+    found, expected = (
+        (loss, *torch.autograd.grad(loss.sum(), [nll, sentinel, scores]))
+        for loss in (operation(nll, sentinel, scores, copies) for operation in (fused.mix_copying, plain.mix_copying))
+    )
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+    assert found[0].isfinite().all()

@@ -9,6 +9,7 @@ from helpers.model_helpers import VOCABULARY, make_network, model_config, random
 
 from parnas.errors import ParnasError
 from parnas.model.heads import Embedding, SoftmaxHead
+from parnas.training.optimizers import gradient_norm, make_adamw, step_clipped
 
 CUTOFFS = (5, 9, 16)
 KINDS = {
@@ -230,3 +231,18 @@ def test_without_features_that_are_set_each_kind_has_one_vector():
 def test_features_need_one_tied_table(settings, complaint):
     with pytest.raises(ValueError, match=complaint):
         model_config(**settings)
+
+
+def test_sums_are_computed_again_after_a_step_of_an_optimizer_that_raises_no_version():
+    """The fused AdamW changes weights without a new `_version`; training and evaluation take turns."""
+    network = make_network("f", subword_features=12).train()
+    ids, optimizer = random_ids(2, 7), make_adamw(dict(network.named_parameters()), 0.1, 0.0)
+    for _ in range(2):
+        network.nll(ids, ids)[0].sum().backward()
+        step_clipped(optimizer, gradient_norm(list(network.parameters())), 1.0)
+        own, shared, features = network.embedding.tables[0], network.embedding.shared, network.embedding.features
+        for training in (True, False):
+            network.train(training)
+            with torch.no_grad():
+                torch.testing.assert_close(network.embedding.compose(), own + shared[features.long()].sum(1))
+        network.train()

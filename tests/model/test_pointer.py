@@ -13,10 +13,14 @@ from parnas.config.loader import Config
 from parnas.config.schema import DistillConfig, Reach, Shape
 from parnas.data.streams import prepare
 from parnas.errors import ParnasError
+from parnas.evaluation.comparison import compare
+from parnas.evaluation.loading import EvalOptions
 from parnas.evaluation.scoring import score_sequentially, score_sliding
 from parnas.export.segment import SegmentNetwork
 from parnas.model.transformer_xl import TransformerXL
-from parnas.pretrained.parent import ParnasParent
+from parnas.pretrained.probe_model import probe_model
+from parnas.pretrained.settings import search_settings
+from parnas.training.checkpoints import list_checkpoints, load_weights
 from parnas.training.device import Device
 from parnas.training.inheritance import load_teachers
 from parnas.training.loaded_run import load
@@ -112,11 +116,43 @@ def test_distillation_and_traced_exports_refuse_a_pointer(corpus: Path, tmp_path
     network = make_network("sf", pointer_len=LENGTH)
     with pytest.raises(ParnasError, match="use --to safetensors"):
         SegmentNetwork(network, Architecture.parse("sf"))
-    with pytest.raises(ParnasError, match="has a pointer"):
-        ParnasParent(network, "sf", 8)
     with pytest.raises(ParnasError, match=r"set model.pointer_len: 0"):
         Config().replace(model__pointer_len=4, train__teachers=("run",))
     run = retrain(small_config(corpus, model__arch="f", model__pointer_len=4), tmp_path / "run", Silent())
     loaded = load(run.folder)
     with pytest.raises(ParnasError, match="has a pointer"):
         load_teachers([str(run.folder)], DistillConfig(), loaded.header, loaded.model.head.bounds, CPU.device)
+    for refused in (
+        lambda: search_settings(run),
+        lambda: probe_model(run.folder, None, 64, 1, 1, loaded.config.runtime, lambda _: None),
+    ):
+        with pytest.raises(ParnasError, match=r"has a pointer \(model.pointer_len: 4\)"):
+            refused()
+    with pytest.raises(ParnasError, match="the network has no pointer"):
+        Config().replace(evaluation__pointer_len=4)
+
+
+def test_runs_with_a_pointer_are_compared_at_other_lengths(corpus: Path, tmp_path: Path) -> None:
+    """And validations during a training are those of the weights at that step, with subword features too."""
+    settings = {"model__pointer_len": 4, "model__subword_features": 20, "model__cutoffs": (5, 12)}
+    run = retrain(small_config(corpus, model__arch="f", **settings), tmp_path / "run", Silent())
+    validated = {line.step: line.loss for line in run.metrics() if line.split == "valid"}
+    assert len(validated) > 1
+    tables = {length: compare([run.folder], EvalOptions(pointer_len=length), Silent()).table for length in (None, 20)}
+    found = {length: float(table["ppl"].iloc[0]) for length, table in tables.items()}
+    assert found[None] == pytest.approx(math.exp(validated[max(validated)]), rel=1e-6)
+    assert found[20] != found[None]
+    for step, loss in validated.items():
+        (newest, *_) = [path for path in list_checkpoints(run.checkpoints) if path.name.endswith(f"{step:08}")]
+        network = load(run.folder).model
+        load_weights(newest, network)
+        data = prepare(small_config(corpus).data)
+        tokens, first, shape = data.tokens("valid"), data.tokenizer.eos_id, run.config().validation_shape
+        again = score_tokens(network, tokens, first, CPU, shape).double().mean()
+        assert float(again) == pytest.approx(loss, rel=1e-6)
+
+
+def test_log_probabilities_of_tokens_that_are_not_copied_have_a_gradient() -> None:
+    network = make_network("f", pointer_len=LENGTH)
+    network.log_probs(network(random_ids(1, 3))).sum().backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in network.parameters())

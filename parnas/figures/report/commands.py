@@ -23,6 +23,7 @@ _EVALUATE_OPTIONS = {
     "clamp_len": "--clamp-len",
     "same_length": "--same-length",
     "any_length": "--any-length",
+    "pointer_len": "--pointer-len",
     "best": "--best",
     "tuned": "--tuned",
 }

@@ -44,7 +44,7 @@ MIXED = ("soft", "straight_through")  # estimators that run all candidates
 class MemoryEstimate:
     """The bytes that one training step needs on one device, by their use."""
 
-    parameters: int  # and buffers
+    parameters: int
     memory: int  # the network's full memory of earlier segments
     saved_activations: int  # saved for the backward pass
     softmax: int  # the part of `saved_activations` that softmax and loss save
@@ -52,6 +52,7 @@ class MemoryEstimate:
     peak: int  # largest sum, over all moments of the step, of activations, gradients and temporary tensors
     moments: int = 0  # state of the optimizer
     average: int = 0  # running mean of the weights; 0 if weights are not averaged
+    buffers: int = 0  # tensors of the network that are not trained
 
 
 class MemoryTracker(TorchDispatchMode):
@@ -147,9 +148,9 @@ class Step:
     def count(self) -> MemoryEstimate:
         """Run the step with the same passes as `GradientAccumulator.backward`, and return the bytes it needs."""
         old, memories = self.full_memory(), list[Memory]()
-        weights = [*self.network.parameters(), *self.network.buffers()]
+        weights, buffers = list(self.network.parameters()), list(self.network.buffers())
         rows, tracker, saved, softmax = self.rows // self.micro_batches, MemoryTracker(), 0, 0
-        tracker.hold([weights, old, self.tokens, self.gates])
+        tracker.hold([weights, buffers, old, self.tokens, self.gates])
         with tracker:
             # The first and the last micro-batch suffice: those between repeat the first and add their memories.
             for number in sorted({0, self.micro_batches - 1}):
@@ -165,12 +166,15 @@ class Step:
                 loss = nll.mean() if output.loss is None else nll.mean() + output.loss
                 memories.append(output.memory)
                 del output, nll, memory
-                saved = tracker.live - storage_bytes([weights, [weight.grad for weight in weights], old, memories])
+                gradients = [weight.grad for weight in weights]
+                saved = tracker.live - storage_bytes([weights, buffers, gradients, old, memories])
                 loss.backward()
             memory_bytes = storage_bytes(join_rows(memories[:1] * self.micro_batches))
-        parameters, gradients = storage_bytes(weights), storage_bytes([weight.grad for weight in weights])
-        peak = tracker.peak - parameters - memory_bytes
-        return MemoryEstimate(parameters, memory_bytes, saved, softmax, gradients, peak)
+        gradient_bytes = storage_bytes([weight.grad for weight in weights])
+        peak = tracker.peak - storage_bytes([weights, buffers]) - memory_bytes
+        return MemoryEstimate(
+            storage_bytes(weights), memory_bytes, saved, softmax, gradient_bytes, peak, buffers=storage_bytes(buffers)
+        )
 
 
 def storage_bytes(tensors: Any) -> int:
@@ -239,8 +243,7 @@ def count_retraining(
         if config.train.freeze_embedding:
             network.freeze_embedding()
         estimate = _count_step(network, config, counts, rows, precision, None)
-        weights = sum(weight.nbytes for weight in network.parameters())
-        return replace(estimate, average=weights) if config.train.average else estimate
+        return replace(estimate, average=estimate.parameters) if config.train.average else estimate
 
 
 def count_search(config: Config, counts: Sequence[int], rows: int, precision: str) -> MemoryEstimate:

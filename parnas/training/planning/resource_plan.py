@@ -189,6 +189,8 @@ def throughput(tokens_per_s: float, gpus: int, step_tokens: int, gradient_bytes:
 def memory_by_use(estimate: MemoryEstimate, gpus: int) -> dict[str, int]:
     """Return the estimated bytes on one GPU at the peak of a training step, by the name of their use."""
     held = {"parameters": estimate.parameters, "moments of the optimizer": estimate.moments}
+    if estimate.buffers:
+        held["buffers"] = estimate.buffers
     if estimate.average:
         held["average of the weights"] = estimate.average
     if gpus > 1:
