@@ -388,6 +388,7 @@ COST_COLUMNS = {
     "tgt_len": ("tgt", "{:.0f}"),
     "mem_len": ("mem", "{:.0f}"),
     "cmem_len": ("cmem", "{:.0f}"),
+    "pointer_len": ("pointer", "{:.0f}"),
 }
 TRAINING_COLUMNS = {
     "weights": ("weights", "{}"),

@@ -12,6 +12,7 @@ from parnas.errors import ParnasError
 
 __all__ = [
     "AUTO_CLUSTERS",
+    "SUBWORD_KINDS",
     "CacheConfig",
     "CostConfig",
     "DataConfig",

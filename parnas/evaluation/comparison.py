@@ -213,6 +213,7 @@ def _describe_run(run: EvalRun) -> ComparisonRow:
         tgt_len=run.shape.tgt_len,
         mem_len=run.shape.reach.mem_len,
         cmem_len=run.shape.reach.cmem_len if network.compresses() else 0,
+        pointer_len=run.shape.reach.pointer_len if network.pointer is not None else None,
         precision=run.device.precision,
         train_tokens_per_s=median_rate(run.source),
         weights=describe_weights(run.source.kind(), config),

@@ -22,8 +22,6 @@ from parnas.config.schema import ModelConfig, Reach
 from parnas.model import fused
 from parnas.model.memory import BlockMemory, append_memory, join
 
-__all__ = ["Copying"]
-
 _MASKED = -1e9  # finite, since the first token of a text has no position before it
 _INITIAL_SHARE = 0.1  # of the probability, for all positions together, before training
 

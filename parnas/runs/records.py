@@ -376,6 +376,7 @@ class ComparisonRow(Record):
     tgt_len: _Count | None = None
     mem_len: _Count | None = None
     cmem_len: _Count | None = None
+    pointer_len: _Count | None = None
     precision: str | None = None
     ppl: _OptionalFloat = None
     word_ppl: _OptionalFloat = None

@@ -139,6 +139,7 @@ def test_runs_with_a_pointer_are_compared_at_other_lengths(corpus: Path, tmp_pat
     validated = {line.step: line.loss for line in run.metrics() if line.split == "valid"}
     assert len(validated) > 1
     tables = {length: compare([run.folder], EvalOptions(pointer_len=length), Silent()).table for length in (None, 20)}
+    assert [table["pointer_len"].tolist() for table in tables.values()] == [[4], [20]]
     found = {length: float(table["ppl"].iloc[0]) for length, table in tables.items()}
     assert found[None] == pytest.approx(math.exp(validated[max(validated)]), rel=1e-6)
     assert found[20] != found[None]

@@ -53,6 +53,7 @@ _COLUMNS = (
     TableColumn("tgt_len", "segment", "{:,.0f}", minor=True),
     TableColumn("mem_len", "memory", "{:,.0f}", minor=True),
     TableColumn("cmem_len", "compressed memory", "{:,.0f}", minor=True),
+    TableColumn("pointer_len", "pointer", "{:,.0f}", minor=True),
     TableColumn("steps", "steps", "{:,.0f}"),
     TableColumn("epochs", "epochs", "{:,.2f}", minor=True),
     TableColumn("train_seconds", "minutes of training", "{:,.1f}", 60),
@@ -63,7 +64,8 @@ _COLUMNS = (
 _HEADS = ("run", "network", "architecture", "weights")
 _COMPARED = ("ppl", "word_ppl", "bits_per_byte", "latency_ms")  # columns whose least value is marked
 _DIVISORS = {"ppl": "tokens", "word_ppl": "words", "bits_per_byte": "bytes"}
-_LENGTHS = ("tgt_len", "mem_len", "cmem_len")  # shown in a note instead of columns if all networks have the same
+# Shown in a note instead of columns if all networks have the same.
+_LENGTHS = ("tgt_len", "mem_len", "cmem_len", "pointer_len")
 _PROTOCOL_KEYS = {*_DIVISORS, *_DIVISORS.values(), *_LENGTHS, "parameters", "steps"}
 _PROTOCOLS = {"cache": "a continuous cache", "dynamic + cache": "dynamic evaluation and a continuous cache"}
 _SPLITS = {"valid": "validation", "train": "training"}
