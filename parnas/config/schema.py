@@ -136,7 +136,7 @@ class DataConfig(Section):
 
 
 class Reach(NamedTuple):
-    """How far attention looks back."""
+    """How far attention and pointer look back."""
 
     mem_len: int = 0  # positions of memory
     cmem_len: int = 0  # positions of compressed memory, in layers that have one
@@ -251,7 +251,7 @@ class ModelConfig(Section):
 
     @property
     def reach(self) -> Reach:
-        """Lengths that determine how far attention looks back in training."""
+        """Lengths that determine how far attention and pointer look back in training."""
         return Reach(self.mem_len, self.memory.cmem_len, self.clamp_len, self.same_length, self.pointer_len)
 
     def embedding_dims(self) -> list[int]:

@@ -104,7 +104,8 @@ def _compose_embedding(network: TransformerXL, architecture: Architecture) -> Tr
     if network.embedding.shared is None:
         return network
     config = network.config.model_copy(update={"subword_features": 0})
-    composed = TransformerXL.build(config, architecture, network.vocab_size).train(network.training)
+    with torch.random.fork_rng(devices=[]):  # the initial weights are not used and must cost no random number
+        composed = TransformerXL.build(config, architecture, network.vocab_size).train(network.training)
     with torch.no_grad():
         table = network.embedding.compose()
     weights = network.state_dict() | {"embedding.tables.0": table, "head.tables.0": table}

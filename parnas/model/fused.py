@@ -431,6 +431,7 @@ class _MixCopying(torch.autograd.Function):
         log_probability = torch.logaddexp(log_copied, log_drawn)
         if any(ctx.needs_input_grad):
             drawn = (log_drawn - log_probability).exp()  # the part of the probability that is not copied
+            # The exponential overflows only if the copies have no probability either.
             copied.mul_((-log_probability).exp().nan_to_num(posinf=0.0)[..., None])
             a.sub_(copied)
             ctx.save_for_backward(drawn, a_sentinel - drawn, a.to(product_dtype(scores)))
@@ -449,7 +450,7 @@ class _MixCopying(torch.autograd.Function):
 class _AddFeatures(torch.autograd.Function):
     """Sum of a token's vectors whose gradient is a sum in the same form: over the tokens of each feature.
 
-    Autograd would add the gradient of each token to those of its features one by one, four times as slowly.
+    Autograd would add the gradient of each token to those of its features one by one.
     """
 
     @staticmethod

@@ -17,7 +17,7 @@ BlockMemory: TypeAlias = Any
 candidate. `None` is an empty memory."""
 
 Memory: TypeAlias = tuple[BlockMemory, ...]
-"""The memory of each block."""
+"""The memory of each block; then that of the pointer, if there is one: hidden states [B, P, D] and ids [B, P]."""
 
 
 class KeyLengths(NamedTuple):

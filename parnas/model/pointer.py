@@ -26,16 +26,16 @@ _MASKED = -1e9  # finite, since the first token of a text has no position before
 _INITIAL_SHARE = 0.1  # of the probability, for all positions together, before training
 
 
-class Copying(NamedTuple):
+class PointerScores(NamedTuple):
     """The scores of a pointer, logits of one softmax for each token to predict."""
 
-    scores: Tensor  # [B, T, K] of the positions, in float32; _MASKED for positions that are not before the token
+    positions: Tensor  # [B, T, K] of the positions, in float32; _MASKED for positions that are not before the token
     sentinel: Tensor  # [B, T] of the softmax over the vocabulary, in float32
     followers: Tensor  # [B, K] the token that followed each position; -1 after the last one
 
-    def last(self, count: int) -> "Copying":
+    def last(self, count: int) -> "PointerScores":
         """Return the scores for the last `count` tokens."""
-        return self._replace(scores=self.scores[:, -count:], sentinel=self.sentinel[:, -count:])
+        return self._replace(positions=self.positions[:, -count:], sentinel=self.sentinel[:, -count:])
 
 
 class Pointer(nn.Module):
@@ -51,7 +51,9 @@ class Pointer(nn.Module):
         """Set the sentinel so that all positions together have little probability."""
         nn.init.constant_(self.sentinel.bias, math.log(self.length * (1 - _INITIAL_SHARE) / _INITIAL_SHARE))
 
-    def forward(self, hidden: Tensor, tokens: Tensor, memory: BlockMemory, reach: Reach) -> tuple[Copying, BlockMemory]:
+    def forward(
+        self, hidden: Tensor, tokens: Tensor, memory: BlockMemory, reach: Reach
+    ) -> tuple[PointerScores, BlockMemory]:
         """Return the scores for the tokens that follow a segment's, and the memory for the next segment.
 
         Args:
@@ -69,7 +71,7 @@ class Pointer(nn.Module):
         followers = torch.cat([read[:, 1:], read.new_full((len(read), 1), -1)], dim=1)
         scores = scores.masked_fill(_not_before(hidden.shape[1], keys.shape[1], hidden.device), _MASKED)
         new_memory = tuple(append_memory(old, new, reach.pointer_len) for old, new in ((states, new), (ids, tokens)))
-        return Copying(scores, self.sentinel(hidden).squeeze(-1).float(), followers), new_memory
+        return PointerScores(scores, self.sentinel(hidden).squeeze(-1).float(), followers), new_memory
 
     def multiply_adds(self, tgt_len: int, reach: Reach) -> float:
         """Return the multiply-adds per token with full memory."""
@@ -83,17 +85,17 @@ def _not_before(tgt_len: int, keys: int, device: torch.device) -> Tensor:
     return torch.ones(tgt_len, keys, dtype=torch.bool, device=device).triu(keys - tgt_len)
 
 
-def mix_nll(nll: Tensor, targets: Tensor, copying: Copying) -> Tensor:
+def mix_nll(nll: Tensor, targets: Tensor, scores: PointerScores) -> Tensor:
     """Return the negative log-likelihood in nats of targets [B, T], given that of the softmax, [B, T]."""
-    copies = copying.followers[:, None] == targets[..., None]
-    return fused.mix_copying(nll, copying.sentinel, copying.scores, copies)
+    copies = scores.followers[:, None] == targets[..., None]
+    return fused.mix_copying(nll, scores.sentinel, scores.positions, copies)
 
 
-def mix_log_probs(log_probs: Tensor, copying: Copying) -> Tensor:
+def mix_log_probs(log_probs: Tensor, scores: PointerScores) -> Tensor:
     """Return the log-probabilities of all ids, [B, T, V], given those of the softmax."""
-    total = torch.logaddexp(copying.scores.logsumexp(dim=-1), copying.sentinel)[..., None]
-    followers = copying.followers[:, None].clamp(min=0).expand_as(copying.scores)
-    copied = torch.zeros_like(log_probs).scatter_add(-1, followers, (copying.scores - total).exp())
+    total = torch.logaddexp(scores.positions.logsumexp(dim=-1), scores.sentinel)[..., None]
+    followers = scores.followers[:, None].clamp(min=0).expand_as(scores.positions)
+    copied = torch.zeros_like(log_probs).scatter_add(-1, followers, (scores.positions - total).exp())
     # A probability of zero would have a gradient that is not a number.
     log_copied = copied.clamp(min=torch.finfo(copied.dtype).tiny).log()
-    return torch.logaddexp(copying.sentinel[..., None] - total + log_probs, log_copied)
+    return torch.logaddexp(scores.sentinel[..., None] - total + log_probs, log_copied)

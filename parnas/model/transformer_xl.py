@@ -22,7 +22,7 @@ from parnas.model.gates import Gates
 from parnas.model.heads import Embedding, SoftmaxHead
 from parnas.model.layers import make_layer
 from parnas.model.memory import BlockMemory, Memory, longest
-from parnas.model.pointer import Copying, Pointer, mix_log_probs, mix_nll
+from parnas.model.pointer import Pointer, PointerScores, mix_log_probs, mix_nll
 from parnas.model.transfer import to_device
 
 __all__ = ["TransformerXL"]
@@ -37,12 +37,12 @@ class ModelOutput(NamedTuple):
     memory: Memory  # for the next segment
     loss: Tensor | None  # auxiliary, a scalar: trains the compression of memory only
     weights: tuple[Tensor | None, ...] = ()  # of attention in each block, [H, B, T, K], if asked for
-    copying: Copying | None = None  # scores of the pointer, if there is one
+    pointer_scores: PointerScores | None = None  # scores of the pointer, if there is one
 
     def last(self, count: int) -> "ModelOutput":
         """Return the output for the last `count` tokens of the segment, without attention weights."""
-        copying = self.copying and self.copying.last(count)
-        return self._replace(hidden=self.hidden[:, -count:], weights=(), copying=copying)
+        scores = self.pointer_scores and self.pointer_scores.last(count)
+        return self._replace(hidden=self.hidden[:, -count:], weights=(), pointer_scores=scores)
 
 
 class TransformerXL(nn.Module):
@@ -159,11 +159,11 @@ class TransformerXL(nn.Module):
                 weights.append(output.weights)
             del output  # else its attention weights would be in memory while the next block runs
         # 4. Compare the hidden states with earlier ones, if there is a pointer.
-        hidden, copying = self.finish(x), None
+        hidden, scores = self.finish(x), None
         if self.pointer is not None:
-            copying, own_memory = self.pointer(hidden, tokens, of_pointer[0], reach)
+            scores, own_memory = self.pointer(hidden, tokens, of_pointer[0], reach)
             new_memory.append(own_memory)
-        return ModelOutput(hidden, tuple(new_memory), add_up(losses), tuple(weights), copying)
+        return ModelOutput(hidden, tuple(new_memory), add_up(losses), tuple(weights), scores)
 
     @property
     def memory_parts(self) -> int:
@@ -194,14 +194,15 @@ class TransformerXL(nn.Module):
         `soft` returns soft targets, see `SoftmaxHead.nll`.
         """
         nll: Tensor = self.head.nll(output.hidden.flatten(0, 1), targets.reshape(-1), soft).view_as(targets)
-        # Targets may be on the CPU when the network is on a GPU.
-        return nll if output.copying is None else mix_nll(nll, to_device(targets, nll.device), output.copying)
+        if output.pointer_scores is None:
+            return nll
+        return mix_nll(nll, to_device(targets, nll.device), output.pointer_scores)  # targets may be on the CPU
 
     def log_probs(self, output: ModelOutput) -> Tensor:
         """Return the log-probabilities of all ids as the next token, [B, T, V], given the output of `forward`."""
         hidden = output.hidden
         log_probs: Tensor = self.head.log_probs(hidden.flatten(0, 1)).unflatten(0, hidden.shape[:2])
-        return log_probs if output.copying is None else mix_log_probs(log_probs, output.copying)
+        return log_probs if output.pointer_scores is None else mix_log_probs(log_probs, output.pointer_scores)
 
     def nll(
         self,
@@ -344,10 +345,10 @@ class TransformerXL(nn.Module):
     def _initialise(self) -> None:
         for name, parameter in self.named_parameters():
             own = name.rpartition(".")[2]
-            if own == "bias" or name == "embedding.shared":
-                nn.init.zeros_(parameter)
-            elif parameter.dim() > 1 and own not in ("u", "v"):
+            if parameter.dim() > 1 and own not in ("u", "v") and name != "embedding.shared":
                 nn.init.normal_(parameter, std=INITIAL_STD)
+            elif own == "bias" or name == "embedding.shared":
+                nn.init.zeros_(parameter)
             # The other vectors have their values: u, v and alpha are zero, weights of norms one.
         for module in self.modules():
             if isinstance(module, Compression | Pointer):

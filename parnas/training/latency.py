@@ -107,8 +107,8 @@ def read_memory(
     """Return the token ids of a segment [B, T], and the full memory, which holds further tokens.
 
     The segment is the same for all networks, whatever their memory, since the time of an adaptive softmax depends on
-    how rare its words are. The memory is `None` if no block uses memory. With `inference`, the memory consists of keys
-    and values instead of hidden states.
+    how rare its words are. The memory is `None` if no block uses memory and there is no pointer. With `inference`, the
+    memory of attention consists of keys and values instead of hidden states.
     """
     batch_size, tgt_len, reach = shape
     model = network.model

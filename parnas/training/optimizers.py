@@ -98,7 +98,7 @@ def orthogonalise(matrices: Tensor) -> Tensor:
 def suits_muon(name: str, weight: nn.Parameter) -> bool:
     """Return whether the parameter `name` is a matrix of a layer, which Muon can train.
 
-    AdamW trains embedding, softmax, biases, norms, and lists of vectors (`_VECTORS`).
+    AdamW trains embedding, softmax, pointer, biases, norms, and lists of vectors (`_VECTORS`).
     """
     return name.startswith("blocks.") and weight.dim() == 2 and name.rpartition(".")[2] not in _VECTORS
 

@@ -21,6 +21,7 @@ from parnas.model.attention import encode_distances
 from parnas.model.blocks import Block
 from parnas.model.custom_layers import import_own_layers
 from parnas.model.layers import MAKERS, Context, FeedForward, SelfAttention, make_layer, register_layer
+from parnas.model.transformer_xl import INITIAL_STD, TransformerXL
 from parnas.nas.cost import count_costs
 from parnas.runs.run import PI, Run
 from parnas.training.loaded_run import load
@@ -310,3 +311,16 @@ def test_the_whole_journey_with_letters_of_ones_own(corpus, page_file, tmp_path,
         patch.delitem(LETTERS, "m")  # as in a process that did not import the file
         with pytest.raises(ParnasError, match=r"'m'.*PARNAS_LAYERS"):
             load(trained)
+
+
+def test_matrices_of_own_layers_start_random_whatever_their_names():
+    class Experts(Block):
+        def __init__(self, config):
+            super().__init__()
+            self.shared, self.bias = (torch.nn.Parameter(torch.empty(40, config.d_model)) for _ in range(2))
+
+    register_layer("x", Experts, "experts")
+    torch.manual_seed(0)
+    block = TransformerXL.build(model_config(), Architecture.parse("x"), 20).blocks[0]
+    for matrix in (block.shared, block.bias):
+        assert float(matrix.detach().std()) == pytest.approx(INITIAL_STD, rel=0.2)

@@ -86,9 +86,9 @@ def test_before_training_positions_have_a_tenth_of_the_probability() -> None:
     config = make_network("f", pointer_len=50).config
     network = TransformerXL.build(config, Architecture.parse("f"), VOCABULARY).eval()
     memory = network(random_ids(1, 50)).memory
-    copying = network(random_ids(1, 1, seed=1), memory).copying
-    assert copying is not None
-    weights = torch.cat([copying.scores, copying.sentinel[..., None]], dim=-1).softmax(-1)
+    scores = network(random_ids(1, 1, seed=1), memory).pointer_scores
+    assert scores is not None
+    weights = torch.cat([scores.positions, scores.sentinel[..., None]], dim=-1).softmax(-1)
     assert float(weights.detach()[0, 0, :-1].sum()) == pytest.approx(0.1, abs=0.01)
 
 

@@ -298,6 +298,8 @@ def test_all_missing_settings_are_one_message(size, tmp_path, capsys):
     [
         ("model.norm=pre", "--pre_lnorm"),
         ("model.n_heads=2", "model.n_heads is 2, not 4"),
+        ("model.pointer_len=4", "model.pointer_len is 4, not 0"),
+        ("model.subword_features=9", "model.subword_features is 9, not 0"),
         ("model.tie_weights=false", "model.tie_weights is False, not True"),
         ("data.tokenizer.kind=byte", "data.tokenizer.kind is byte, not word"),
         ("model.cutoffs=[4]", "give the 3 of the model"),

@@ -90,6 +90,8 @@ def test_the_count_without_data_is_that_of_real_tensors(name: str, estimator: st
         counted = make_step(precision, estimator, name, real=False).count()
     step = make_step(precision, estimator, name, real=True)
     assert counted == step.count()
+    assert counted.parameters == sum(parameter.nbytes for parameter in step.network.parameters())
+    assert counted.buffers == sum(buffer.nbytes for buffer in step.network.buffers())
     memory, saved = step.full_memory(), list[Tensor]()
     with saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor), step.autocast():
         output = step.network(step.tokens, memory, step.gates)
