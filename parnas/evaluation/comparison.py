@@ -112,7 +112,7 @@ def compare(folders: Sequence[Path], options: EvalOptions, reporter: Reporter) -
     diverged = (row for row in rows if not math.isfinite(row.ppl or math.nan))
     notes += [f"{row.run}: {row.evaluation} gives no finite loss" for row in diverged]
     table = pd.DataFrame([row.to_dict() for row in rows])
-    integers = ("multiply_adds_per_token", "inherited_steps")  # some of them missing
+    integers = ("multiply_adds_per_token", "inherited_steps", "pointer_len")  # some of them missing
     table = table.astype({name: "Int64" for name in integers if name in table})
     if any(protocols.values()):
         notes.append("results of different evaluation protocols are not comparable: compare rows of one protocol only")
@@ -213,11 +213,12 @@ def _describe_run(run: EvalRun) -> ComparisonRow:
         tgt_len=run.shape.tgt_len,
         mem_len=run.shape.reach.mem_len,
         cmem_len=run.shape.reach.cmem_len if network.compresses() else 0,
-        pointer_len=run.shape.reach.pointer_len if network.pointer is not None else None,
         precision=run.device.precision,
         train_tokens_per_s=median_rate(run.source),
         weights=describe_weights(run.source.kind(), config),
     )
+    if network.pointer is not None:
+        row = row.model_copy(update={"pointer_len": run.shape.reach.pointer_len})
     if not run.source.finished():
         return row
     summary = run.source.summary()

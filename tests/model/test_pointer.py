@@ -140,6 +140,12 @@ def test_runs_with_a_pointer_are_compared_at_other_lengths(corpus: Path, tmp_pat
     assert len(validated) > 1
     tables = {length: compare([run.folder], EvalOptions(pointer_len=length), Silent()).table for length in (None, 20)}
     assert [table["pointer_len"].tolist() for table in tables.values()] == [[4], [20]]
+    plain = retrain(small_config(corpus, model__arch="f"), tmp_path / "plain", Silent())
+    assert "pointer_len" not in compare([plain.folder], EvalOptions(), Silent()).table
+    assert compare([run.folder, plain.folder], EvalOptions(), Silent()).table["pointer_len"].isna().tolist() == [
+        False,
+        True,
+    ]
     found = {length: float(table["ppl"].iloc[0]) for length, table in tables.items()}
     assert found[None] == pytest.approx(math.exp(validated[max(validated)]), rel=1e-6)
     assert found[20] != found[None]
