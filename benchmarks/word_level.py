@@ -2,12 +2,13 @@
 
     python benchmarks/word_level.py FOLDER [NAME] [--string-of OTHER]
 
-FOLDER is what `parnas pipeline CONFIG --finalists N --test --run FOLDER` made; its name is that of the result where
-none is given. Every figure comes from the run folders in it, from `comparison.json` for the validation split and from
-`test/comparison.json` for the test split, where it was read. Search and retrainings may come from several machines:
-what an earlier call copied, and FOLDER does not hold, stays. Retrainings by other settings than FOLDER's stay as well,
-in the list `earlier`, without their curves. OTHER is the result whose search FOLDER's string comes from, where that is
-not its own.
+FOLDER is what `parnas pipeline CONFIG --one-run --test --run FOLDER` or the same with `--finalists N` made; its name is
+that of the result where none is given. Every figure comes from the run folders in it, from `comparison.json` for the
+validation split and from `test/comparison.json` for the test split, where it was read. Evaluations on the validation
+split with other lengths, `parnas evaluate FOLDER/derived … --out FOLDER/lengths/NAME`, are copied too. Search and
+retrainings may come from several machines: what an earlier call copied, and FOLDER does not hold, stays. Retrainings by
+other settings than FOLDER's stay as well, in the list `earlier`, without their curves. OTHER is the result whose search
+FOLDER's string comes from, where that is not its own.
 """
 
 import shutil
@@ -24,13 +25,22 @@ from parnas.errors import ParnasError
 from parnas.figures.curves import Curves, draw_curves
 from parnas.nas.cost import costs_of_run
 from parnas.runs.files import read_json, to_json, write_json
-from parnas.runs.run import Run
+from parnas.runs.run import PLAIN, Run
 from parnas.training.progress import Silent
 
 IMAGES = ROOT / "docs" / "images"
-PICTURES = {"pi.gif": "pi", "pi-lines.png": "pi-lines"}
+PICTURES = {"pi.gif": "pi", "pi-lines.png": "pi-lines", "network.png": "network"}
+LENGTHS = "lengths"
+OF_STEPS = ("steps", "warmup_steps")
 PLACES = {"valid": "", "test": "test"}
-NOTHING: Mapping[str, Any] = {"search": None, "finalists": [], "runs": {}, "comparison": {}, "earlier": []}
+NOTHING: Mapping[str, Any] = {
+    "search": None,
+    "finalists": [],
+    "runs": {},
+    "comparison": {},
+    "lengths": [],
+    "earlier": [],
+}
 
 
 def collect(folder: Path, earlier: Mapping[str, Any] = NOTHING) -> dict[str, Any]:
@@ -58,6 +68,7 @@ def collect(folder: Path, earlier: Mapping[str, Any] = NOTHING) -> dict[str, Any
             split: [*rows[split], *(row for row in earlier["comparison"].get(split, []) if row["run"] not in runs)]
             for split in rows
         },
+        "lengths": read_lengths(folder / LENGTHS) or earlier.get("lengths", []),
         "earlier": earlier["earlier"],
     }
     archs = [result["search"]["derivation"]["arch"], *(each["arch"] for each in result["finalists"][:1])]
@@ -74,12 +85,17 @@ def set_aside(earlier: Mapping[str, Any], settings: Collection[str]) -> Mapping[
     runs = {name: {key: run[key] for key in run if key != "curves"} for name, run in earlier["runs"].items()}
     moved = {"runs": runs, "comparison": earlier["comparison"]}
     others = [each for each in earlier["earlier"] if not recipes(each) <= set(settings)]
-    return {**earlier, "runs": {}, "comparison": {}, "earlier": [*others, moved]}
+    return {**earlier, "runs": {}, "comparison": {}, "lengths": [], "earlier": [*others, moved]}
 
 
 def recipes(collected: Mapping[str, Any]) -> set[str]:
-    """Return the settings of retrainings, as JSON."""
-    return {to_json(run["settings"]) for run in collected["runs"].values()}
+    """Return the settings of retrainings, as JSON, without the number of steps and their warm-up.
+
+    After a search, one run has fewer steps than a training from scratch for the same time.
+    """
+    settings = [run["settings"] for run in collected["runs"].values()]
+    kept = [{**each, "train": {k: v for k, v in each["train"].items() if k not in OF_STEPS}} for each in settings]
+    return {to_json(each) for each in kept}
 
 
 def describe_search(search: Run) -> dict[str, Any]:
@@ -99,9 +115,18 @@ def read_rows(folder: Path, split: str) -> list[dict[str, Any]]:
     return [{key: value for key, value in row.items() if key != "folder"} for row in rows]
 
 
+def read_lengths(folder: Path) -> list[dict[str, Any]]:
+    """Return the rows of the plain protocol of evaluations with other lengths, by the names of their folders."""
+    places = sorted(path.parent for path in folder.glob("*/comparison.json"))
+    return [row for place in places for row in read_rows(place, "valid") if row["evaluation"] == PLAIN]
+
+
 def describe(run: Run) -> dict[str, Any]:
-    """Return string, settings, steps, seconds, device and curves of a run: points of step and perplexity per token."""
-    config = run.config().replace(model__arch=None)
+    """Return string, settings, steps, seconds, device and curves of a run: points of step and perplexity per token.
+
+    The curves of a run with inherited weights begin after the steps that trained these, the number `first`.
+    """
+    config = run.config().replace(model__arch=None, train__inherit=None)  # no paths of a machine
     summary, environment, curves = run.summary(), run.environment(), Curves.from_run(run, run.name)
     kept = {"device_name", "cores", "precision", "threads", "versions", "git_commit"}
     return {
@@ -109,7 +134,7 @@ def describe(run: Run) -> dict[str, Any]:
         **summary.model_dump(include={"steps", "seconds", "parameters", "parameters_without_embeddings"}),
         "machine": environment.model_dump(include=kept, exclude_unset=True),
         "settings": config.model_dump(mode="json", include={"data", "model", "train"}),
-        "curves": {"train": curves.train, "valid": curves.valid, "argmax": curves.argmax},
+        "curves": {"train": curves.train, "valid": curves.valid, "argmax": curves.argmax, "first": curves.first},
     }
 
 
@@ -135,7 +160,8 @@ def main(arguments: list[str] | None = None) -> None:
     for picture, kind in PICTURES.items():
         if (made := folder / "search" / "figures" / picture).is_file():
             shutil.copyfile(made, IMAGES / f"{name}-{kind}{made.suffix}")
-    curves = [Curves(of, run["arch"], **run["curves"]) for of, run in result["runs"].items()]
+    shown = {"search": result["search"]} if any(run["curves"].get("first") for run in result["runs"].values()) else {}
+    curves = [Curves(of, run["arch"], **run["curves"]) for of, run in {**shown, **result["runs"]}.items()]
     draw_curves(curves, IMAGES / f"{name}-curves.png")
 
 

@@ -6,6 +6,7 @@ import runpy
 import shutil
 from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import word_level
@@ -17,6 +18,7 @@ from parnas.figures.draw import draw_run
 from parnas.figures.heatmap import AnimationOptions
 from parnas.nas.derive import derive, write_derivation
 from parnas.runs.files import read_json, to_json, write_json
+from parnas.runs.records import InheritedWeights
 from parnas.runs.run import Run
 from parnas.training.progress import Silent
 
@@ -50,6 +52,15 @@ def folder(pipeline: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(pipeline, tmp_path / pipeline.name))
 
 
+def make_page(name: str, monkeypatch: pytest.MonkeyPatch, results: Path | None = None) -> dict[str, Any]:
+    """Run a script of docs/make, which then reads the results of a folder, and return its names."""
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "make"))
+    page = runpy.run_path(str(ROOT / "docs" / "make" / f"{name}.py"), init_globals={})
+    if results is not None:
+        page["render"].__globals__["RESULTS"] = results
+    return page
+
+
 @pytest.fixture
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder for result files; pictures go into another beside it."""
@@ -67,23 +78,48 @@ def test_every_figure_of_the_page_is_copied_from_the_runs(
     assert str(tmp_path) not in text
     result = json.loads(text)
     assert {path.name for path in (tmp_path / "images").iterdir()} == {
-        f"wikitext2-word-cpu-{kind}" for kind in ("curves.png", "pi.gif", "pi-lines.png")
+        f"wikitext2-word-cpu-{kind}" for kind in ("curves.png", "network.png", "pi.gif", "pi-lines.png")
     }
-    monkeypatch.syspath_prepend(str(ROOT / "docs" / "make"))
-    page = runpy.run_path(str(ROOT / "docs" / "make" / "results.py"), init_globals={})
-    shutil.copy(ROOT / "benchmarks" / "results" / "wikitext2-par.json", results)
-    page["render"].__globals__["RESULTS"] = results
-    written = page["render"]()
+    written = make_page("results", monkeypatch, results)["render"]()
     for split, place in (("valid", folder), ("test", folder / "test")):
         for row in read_json(place / "comparison.json"):
             assert f"| {row['word_ppl']:,.2f} " in written, split
     assert f"`{Run(folder / 'search').derivation().arch}`" in written
-    assert "| derived" in written.partition("| network    | protocol")[2]
-    assert "+0.0 % in validation" in written
-    assert "finalists after 1,200 steps" in written
-    assert "| `sfs`      | 61.25" in written
-    assert "`configs/wikitext2-word-gpu.yaml` has not been run." in written
+    assert "## Evaluation protocols" in written
+    assert "size 50" in written
+    assert "Not run yet: `wikitext2-word` and `wikitext2-word-gpu`." in written
+    assert "What did not help" not in written, "nothing was compared"
     assert result["runs"]["derived"]["curves"]["valid"][-1][1] == Run(folder / "derived").summary().valid.ppl
+    hours = sum(Run(folder / name).summary().seconds for name in ("search", "derived")) / 3600
+    assert f"**{hours:.2f}**" in written
+
+
+def test_a_one_run_is_drawn_after_its_search_and_has_no_path(folder: Path, results: Path) -> None:
+    config = folder / "derived" / "config.yaml"
+    config.write_text(config.read_text().replace("inherit: null", "inherit: /elsewhere/search"))
+    inherited = InheritedWeights(run="/elsewhere/search", steps=7, seconds=1.0, sha256="0" * 64)
+    Run(folder / "derived").write_inherited(inherited)
+    result = word_level.collect(folder)
+    assert "elsewhere" not in to_json(result)
+    assert result["runs"]["derived"]["curves"]["first"] == 7
+    assert result["runs"]["derived"]["curves"]["valid"][-1][0] == Run(folder / "derived").summary().steps + 7
+    assert word_level.recipes({"runs": {"derived": result["runs"]["derived"]}}) == word_level.recipes(result)
+
+
+def test_evaluations_with_other_lengths_are_copied(
+    folder: Path, results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluated = compare([folder / "derived"], EvalOptions(mem_len=7, changes={"evaluation.cache.size": 50}), Silent())
+    evaluated.write(folder / "lengths" / "memory-7")
+    word_level.main([str(folder)])
+    (row,) = read_json(results / "word_level-wikitext2-word-cpu.json")["lengths"]
+    (read, _) = read_json(folder / "lengths" / "memory-7" / "comparison.json")
+    assert (row["mem_len"], row["word_ppl"]) == (7, read["word_ppl"])
+    written = make_page("results", monkeypatch, results)["render"]()
+    assert re.search(rf"\| derived +\| segments \d+, memory 7 +\| +\| {row['word_ppl']:,.2f} ", written)
+    shutil.rmtree(folder / "lengths")
+    word_level.main([str(folder)])
+    assert read_json(results / "word_level-wikitext2-word-cpu.json")["lengths"] == [row], "of the same recipe"
 
 
 def test_search_and_retrainings_may_come_from_several_machines(folder: Path, results: Path, tmp_path: Path) -> None:
@@ -126,18 +162,15 @@ def test_retrainings_by_an_earlier_recipe_stay_beside_those_of_today(
     again = word_level.set_aside(now, word_level.recipes(now["earlier"][0]))
     assert [word_level.recipes(each) for each in again["earlier"]] == [word_level.recipes(now)], "each recipe once"
     now = read_json(path)
-    monkeypatch.syspath_prepend(str(ROOT / "docs" / "make"))
-    page = runpy.run_path(str(ROOT / "docs" / "make" / "results.py"), init_globals={})
+    page = make_page("earlier_results", monkeypatch)
     today = now["runs"]["derived"]["settings"]
     monkeypatch.setitem(page["render_earlier"].__globals__, "recipe_of", lambda _: today)
-    _, written, gone, told = page["render_earlier"](now)
+    *_, written, gone, _, relative = page["render_earlier"](now)
     ppl = now["comparison"]["valid"][0]["word_ppl"]
     assert gone.startswith("`model.locked_dropout`")
-    assert written.count("| model.dropout 0.625, model.locked_dropout true, no train.clip | derived ") == 1
-    assert written.count("| the configuration ") == 2
-    assert written.count(f" {ppl:,.2f} ") >= 2
-    assert "+0.0 %, +0.0 %" in told
-    assert not list(page["render_earlier"]({**now, "earlier": []}))
+    assert written.count("| model.dropout 0.625, model.locked_dropout true, no train.clip") == 2
+    assert f" {ppl:,.2f} " in written
+    assert relative.endswith(": +0.0 %.\n")
 
 
 def test_a_string_may_come_from_the_search_of_another_result(
@@ -157,20 +190,17 @@ def test_a_string_may_come_from_the_search_of_another_result(
     assert read_json(path)["search"] == {**both[folder.name]["search"], "of": folder.name}
     for row in both[folder.name]["comparison"]["valid"]:
         row["word_ppl"] *= 0.8
-    monkeypatch.syspath_prepend(str(ROOT / "docs" / "make"))
-    page = runpy.run_path(str(ROOT / "docs" / "make" / "results.py"), init_globals={})
-    written = "\n".join(page["render_pipeline"](both[pieces.name], both))
-    assert "`wikitext2-pieces-cpu` uses the architecture that `wikitext2-word-cpu` derived, `sfs`" in written
-    assert "+25.0 % in valid" in written
-    assert "differs from the configuration: " in written, "since the test's is a smaller one"
-    assert "-pi.gif" not in written
-    assert "Search:" not in written
-    assert "Attention is the most probable layer" not in written
+    page = make_page("earlier_results", monkeypatch)
     words, own = both[folder.name], both[pieces.name]
+    written = "\n".join(page["render_pieces"](own, words))
+    assert "The network `sfs`, which the search by words derived" in written
+    assert "+25.0 % in validation" in written
     before = {"runs": deepcopy(words["runs"]), "comparison": words["comparison"]}
     words["runs"]["derived"]["settings"]["train"]["average"] = 0.25
     assert "was not trained with this recipe" in page["describe_same_architecture"](own, words)
     assert "+25.0 % in validation" in page["describe_same_architecture"](own, {**words, "earlier": [before]})
+    before["runs"]["derived"]["arch"] = "sf"
+    assert "was not trained with this recipe" in page["describe_same_architecture"](own, {**words, "earlier": [before]})
 
 
 def test_a_pipeline_that_has_not_ended_is_refused(folder: Path) -> None:

@@ -24,6 +24,7 @@ PAGES = [
     "compression",
     "one_run",
     "results",
+    "earlier_results",
     "compressive",
     "reliability",
     "scaling",
