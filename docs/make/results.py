@@ -71,8 +71,9 @@ def render() -> str:
         *(render_ablation(ablation) if ablation else []),
         *render_failures(result, ablation),
         *render_goal_tables(results),
-        f"`python benchmarks/word_level.py runs/{NAME}` copies a result from its run folder to `benchmarks/results/`, and",
-        "`python docs/make/results.py` writes this page.\n",
+        "These commands copy a result from its run folder to `benchmarks/results/` and write this page:\n",
+        f"    python benchmarks/word_level.py runs/{NAME}",
+        "    python docs/make/results.py\n",
     ]
     return "\n".join(parts)
 
