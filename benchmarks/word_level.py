@@ -2,9 +2,9 @@
 
     python benchmarks/word_level.py FOLDER [NAME] [--string-of OTHER]
 
-FOLDER is what `parnas pipeline CONFIG --one-run --test --run FOLDER` or the same with `--finalists N` made; its name is
-that of the result where none is given. Every figure comes from the run folders in it, from `comparison.json` for the
-validation split and from `test/comparison.json` for the test split, where it was read. Evaluations on the validation
+FOLDER is what `parnas pipeline CONFIG --one-run --test --run FOLDER` or the same with `--finalists N` made; NAME is the
+name of the result, by default that of FOLDER. Every figure comes from the run folders in it, from `comparison.json` for
+the validation split and from `test/comparison.json` for the test split, where it was read. Evaluations on the validation
 split with other lengths, `parnas evaluate FOLDER/derived … --out FOLDER/lengths/NAME`, are copied too. Search and
 retrainings may come from several machines: what an earlier call copied, and FOLDER does not hold, stays. Retrainings by
 other settings than FOLDER's stay as well, in the list `earlier`, without their curves. OTHER is the result whose search
@@ -68,7 +68,7 @@ def collect(folder: Path, earlier: Mapping[str, Any] = NOTHING) -> dict[str, Any
             split: [*rows[split], *(row for row in earlier["comparison"].get(split, []) if row["run"] not in runs)]
             for split in rows
         },
-        "lengths": read_lengths(folder / LENGTHS) or earlier.get("lengths", []),
+        "lengths": read_lengths(folder / LENGTHS) or earlier["lengths"],
         "earlier": earlier["earlier"],
     }
     archs = [result["search"]["derivation"]["arch"], *(each["arch"] for each in result["finalists"][:1])]

@@ -76,6 +76,57 @@ def test_shakespeare_is_judged_by_plain_evaluation_and_the_time_of_each_phase() 
     assert (bits.reached, better.reached) == (True, False)
 
 
+def test_a_network_by_words_is_judged_by_each_protocol_its_time_and_its_size() -> None:
+    def rows(plain: float, both: float) -> list[dict]:
+        found = {"plain": plain, "dynamic + cache": both, "cache": 1.0}
+        return [{"run": "derived", "evaluation": protocol, "word_ppl": ppl} for protocol, ppl in found.items()]
+
+    result = {
+        "name": "wikitext2-word-cpu",
+        "search": {"seconds": 3600.0},
+        "runs": {"derived": {"seconds": 5400.0, "parameters": 15_000_001}},
+        "comparison": {"valid": rows(72.0, 52.1), "test": rows(69.5, 49.5)},
+    }
+    found = list(goals.judge_words(result))
+    assert [(goal.value, goal.reached) for goal in found] == [
+        ("72.00", True),
+        ("69.50", True),
+        ("52.10", False),
+        ("49.50", True),
+        ("72.00", True),  # stretch
+        ("69.50", False),
+        ("2.50 h", True),
+        ("15.0 million", False),
+    ]
+    result["runs"]["derived"]["seconds"] = 5401.0
+    assert not list(goals.judge_words(result))[-2].reached
+    result["search"]["of"] = "another result"
+    assert len(list(goals.judge_words(result))) == 6, "its search took part in another result's time"
+
+
+@pytest.mark.parametrize(
+    ("percent", "high", "reached"), [(-3.0, -0.1, True), (-3.0, 0.1, False), (-2.9, -0.1, False), (-3.0, None, False)]
+)
+def test_the_interleaved_network_by_words_must_be_behind_with_certainty(
+    percent: float, high: float | None, reached: bool
+) -> None:
+    def record(name: str, ppl: float, percent: float, high: float | None) -> dict:
+        test = {"percent": percent, "low": -9.0, "high": high, "p": None if high is None else 0.01, "pairs": 3}
+        return {"name": name, "ppl": ppl, "percent": 5.0, "test_difference": test}
+
+    networks = [
+        record("interleaved, 8 blocks", 90.0, percent, high),
+        record("worse hybrid", 81.0, 1.0, 2.0),
+        record("best hybrid", 80.0, 0.0, 2.0),
+        {"name": "one run", "ppl": 80.0},
+    ]
+    by_hand = [network["name"] for network in networks[:3]]
+    interleaved, hybrid = goals.judge_equal_words({"by_hand": by_hand, "networks": networks})
+    assert interleaved.reached == reached
+    assert "*best hybrid*" in hybrid.goal
+    assert hybrid.reached, "at least equal in the mean"
+
+
 def test_a_ranking_is_judged_by_the_reliability_and_the_counts() -> None:
     ours = {"tau, one training": 0.7, "tau, equal latency": 0.4, "tau, all": 0.72}
     ranks = [{"ranked by": "uniform: estimate", "target": "none", **ours}]

@@ -106,6 +106,31 @@ def test_a_one_run_is_drawn_after_its_search_and_has_no_path(folder: Path, resul
     assert word_level.recipes({"runs": {"derived": result["runs"]["derived"]}}) == word_level.recipes(result)
 
 
+def test_the_page_has_trainings_of_equal_time_and_the_ablation_once_they_are_measured(
+    folder: Path, results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    word_level.main([str(folder)])
+    render = make_page("results", monkeypatch, results)["render"]
+    before = render()
+    assert "not been measured yet: dynamic evaluation with a cache; trainings of equal time" in before
+    assert "## Trainings of equal time" not in before
+    assert "## What each part is worth" not in before
+    difference = {"percent": -4.25, "low": -5.0, "high": -3.5, "p": 0.01}
+    network = {"name": "by hand", "archs": ["sif"], "seeds": 3, "latency": 0.6, "search_steps": 0, "steps": 1200}
+    networks = [network | {"ppl": 81.5, "test": 78.5, "test_difference": difference}]
+    write_json(results / "equal_time_words-cpu.json", {"minutes": 16, "networks": networks})
+    change = {"source": "–", "seeds": 1, "ppl": "99.00", "± sd": "–", "time": "1.00", "parameters": 5}
+    effects = {"helps": "-1.20 %", "does not help": "+0.30 % (no pointer)", "the recipe": "–"}
+    changes = [change | {"change": name, "against the recipe": effect} for name, effect in effects.items()]
+    write_json(results / "ablation_hybrid-cpu.json", {"precisions": ["fp32"], "changes": changes})
+    page = render()
+    assert "not been measured yet: dynamic evaluation with a cache.\n" in page
+    assert re.search(
+        r"\| by hand +\| `sf` +\| 3 +\| 0.60 .*\| 81.50 +\| 78.50 +\| – +\| -4.2 % \(-5.0 to -3.5 %\) \|", page
+    )
+    assert "\n* In the ablation above: does not help (+0.30 % (no pointer)).\n" in page
+
+
 def test_evaluations_with_other_lengths_are_copied(
     folder: Path, results: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
