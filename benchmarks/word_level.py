@@ -4,11 +4,11 @@
 
 FOLDER is what `parnas pipeline CONFIG --one-run --test --run FOLDER` or the same with `--finalists N` made; NAME is the
 name of the result, by default that of FOLDER. Every figure comes from the run folders in it, from `comparison.json` for
-the validation split and from `test/comparison.json` for the test split, where it was read. Evaluations on the validation
-split with other lengths, `parnas evaluate FOLDER/derived … --out FOLDER/lengths/NAME`, are copied too. Search and
-retrainings may come from several machines: what an earlier call copied, and FOLDER does not hold, stays. Retrainings by
-other settings than FOLDER's stay as well, in the list `earlier`, without their curves. OTHER is the result whose search
-FOLDER's string comes from, where that is not its own.
+the validation split and from `test/comparison.json` for the test split, where it was read. Evaluations on the
+validation split with other lengths, `parnas evaluate FOLDER/derived … --out FOLDER/lengths/NAME`, are copied too.
+Search and retrainings may come from several machines: what an earlier call copied, and FOLDER does not hold, stays.
+Retrainings by other settings than FOLDER's stay as well, in the list `earlier`, without their curves. OTHER is the
+result whose search FOLDER's string comes from, where that is not its own.
 """
 
 import shutil
