@@ -45,6 +45,7 @@ from parnas.training.session import check_same_text
 __all__ = ["NetworkLosses", "held_out", "losses_of_run", "rank", "shared_weight_losses"]
 
 _SHORT_DIVISOR = 4  # the evolutionary search evaluates networks on the first quarter of the text
+_BURN_IN = 4  # segments that fill memory before a row of the text: all networks are compared with the same ones
 
 
 class ScoredNetwork(NamedTuple):
@@ -139,7 +140,9 @@ def shared_weight_losses(
 ) -> Callable[[Architecture], TotalLoss]:
     """Return a function that measures the loss of an architecture on `text` with the weights of the SuperNet.
 
-    The function uses the SuperNet's weights at the time of its call. The SuperNet is moved to the configured device.
+    The text is divided into rows before which memory is filled for a few segments only: a comparison needs no more, and
+    a text of some thousand tokens can be read in parallel. The function uses the SuperNet's weights at the time of its
+    call. The SuperNet is moved to the configured device.
     """
     device = choose_device(config.runtime)
     supernet.to(device.device)
@@ -147,7 +150,7 @@ def shared_weight_losses(
     def loss_of(architecture: Architecture) -> TotalLoss:
         # A discrete network with copies of the shared weights, evaluated like any trained network.
         network = supernet.extract(architecture)
-        return measure_loss(network, text, streams.tokenizer.eos_id, device, config.validation_shape)
+        return measure_loss(network, text, streams.tokenizer.eos_id, device, config.validation_shape, _BURN_IN)
 
     return loss_of
 

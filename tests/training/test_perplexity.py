@@ -64,10 +64,10 @@ def slow_loss(model: TransformerXL, streams: TokenStreams, tgt_len: int, mem_len
 
 @pytest.mark.parametrize(
     ("forgetting", "mem_len", "fewest", "most"),
-    [
-        (0.0, 12, 2, 4),  # a state is halved with each token
-        (-7.0, 12, 4, 8),  # a state loses a thousandth with each token: as many passes as rows
-        (0.0, 400, 2, 2),  # the memory of attention is longer than a row: rows are given up after two passes
+    [  # the first pass takes 13 segments
+        (0.0, 12, 8, 8),  # a state is halved with each token: the second pass ends where memory is compared first
+        (-7.0, 12, 3 * 13, 7 * 13),  # a state loses a thousandth with each token: as many passes as rows
+        (0.0, 400, 13 + 101, 13 + 101),  # the memory of attention is longer than a row: the text is read in one row
     ],
 )
 def test_rows_of_a_recurrent_network_are_read_until_their_memories_are_exact(
@@ -86,15 +86,30 @@ def test_rows_of_a_recurrent_network_are_read_until_their_memories_are_exact(
             torch.nn.init.normal_(parameter, std=0.3)
         if name.endswith("inner.bias"):
             torch.nn.init.constant_(parameter[:16], forgetting)
-    passes = []
-    original = perplexity._read
-    monkeypatch.setattr(perplexity, "_read", lambda *arguments: passes.append(1) or original(*arguments))
     monkeypatch.setattr(perplexity, "_LEAST_ROW", 100)
     tokens, first = streams.tokens("valid")[:805], streams.tokenizer.eos_id
-    alone, together = (score_tokens(network, tokens, first, CPU, Shape(rows, 8, Reach(mem_len))) for rows in (1, 32))
+    alone = score_tokens(network, tokens, first, CPU, Shape(1, 8, Reach(mem_len)))
+    segments, nll = [], network.nll
+    monkeypatch.setattr(network, "nll", lambda *args, **settings: segments.append(1) or nll(*args, **settings))
+    together = score_tokens(network, tokens, first, CPU, Shape(32, 8, Reach(mem_len)))
     assert len(tokens) == len(together) == 805
-    assert fewest <= len(passes) - 1 - (mem_len > 100) <= most
+    assert fewest <= len(segments) - 13 <= most
     torch.testing.assert_close(together, alone, rtol=0, atol=2e-3)
+
+
+def test_with_limited_burn_in_a_short_text_is_read_in_parallel_with_almost_the_same_loss(
+    model: TransformerXL, streams: TokenStreams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens, first, shape = streams.tokens("valid")[:400], streams.tokenizer.eos_id, Shape(32, 8, Reach(12))
+    exact, rows, nll = score_tokens(model, tokens, first, CPU, shape), [], model.nll
+    monkeypatch.setattr(
+        model, "nll", lambda inputs, *args, **more: rows.append(len(inputs)) or nll(inputs, *args, **more)
+    )
+    approximate = score_tokens(model, tokens, first, CPU, shape, burn_in=2)
+    assert rows == [12] * 6  # 2 of 6 segments are burn-in
+    assert float(approximate.mean()) == pytest.approx(float(exact.mean()), rel=0.05)
+    assert not torch.equal(approximate, exact)
+    assert torch.equal(score_tokens(model, tokens, first, CPU, shape, burn_in=100), exact)
 
 
 def test_a_recurrent_network_reads_a_text_of_few_segments_in_one_row(
