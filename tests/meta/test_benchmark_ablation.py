@@ -76,7 +76,7 @@ def test_the_networks_have_about_the_multiply_adds_of_the_recipe_but_for_those_w
         share = costs.cost(Architecture.parse(config.model.arch)) / reference.reference
         shares[config.model.arch] = min(share, shares.get(config.model.arch, share))
         longer |= {job.variant.name} if share > of_plan.config.search.cost.target + 1e-9 else set()
-    assert longer == {"memory of 256", "segments of 128"}
+    assert longer == {"memory of 256"}
     assert max(shares.values()) == shares[of_plan.config.model.arch] == pytest.approx(of_plan.config.search.cost.target)
     assert min(shares.values()) > 0.95 * of_plan.config.search.cost.target
 
