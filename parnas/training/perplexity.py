@@ -110,7 +110,8 @@ class _Reader:
         model: the network.
         reach: the memory lengths.
         memory: the memory before the first segment.
-        known: memories of an earlier pass over the text, by the number of segments before them.
+        known: memories of an earlier pass over the text, by the number of segments before them: empty in the first of
+            several passes, `None` if there is one pass, which keeps no memories.
     """
 
     def __init__(
@@ -120,8 +121,8 @@ class _Reader:
         memory: Memory | None,
         known: Mapping[int, Memory | None] | None = None,
     ) -> None:
-        self.model, self.reach, self.memory, self.known = model, reach, memory, known or {}
-        self.kept: dict[int, Memory | None] = {}  # memories by the number of segments before them
+        self.model, self.reach, self.memory, self.known = model, reach, memory, known
+        self.kept: dict[int, Memory | None] = {}  # as `known`, of this pass
         self.agrees = False  # whether reading ended with a memory of the earlier pass
 
     def read(
@@ -139,7 +140,7 @@ class _Reader:
         return nll
 
     def _until_known(self, batches: Iterable[EvaluationBatch]) -> Iterator[EvaluationBatch]:
-        """Yield batches until memory is known; keep it after `_FIRST_KEPT` segments, twice as many, and so on."""
+        """Yield batches until memory is known; look after `_FIRST_KEPT` segments, twice as many, and so on."""
         segments, due = 0, _FIRST_KEPT
         for segments, batch in enumerate(batches, 1):
             yield batch  # the caller scores it, which changes memory
@@ -151,6 +152,8 @@ class _Reader:
         self._keep(segments)
 
     def _keep(self, segments: int) -> None:
+        if self.known is None:
+            return
         self.kept[segments] = self.memory
         if segments in self.known:
             self.agrees = _agree(self.known[segments], self.memory)
@@ -177,7 +180,7 @@ def _score_recurrent(
     if len(starts_of_rows) < _LEAST_ROWS:  # segments are so long that there are fewer rows
         return None
     # 1. Read all rows from empty memory, which is right for the first row.
-    reader = _Reader(model, shape.reach, None)
+    reader = _Reader(model, shape.reach, None, {})
     nll = reader.read(batches(), len(tokens), device)
     own = int(starts_of_rows[1])  # number of tokens of the first row
     before, rest = map_memory(lambda each: each[:-1], reader.memory), nll[own:]
