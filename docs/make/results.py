@@ -1,6 +1,7 @@
 """Write docs/results.md, the results on WikiText-2 by words, from result files: `python docs/make/results.py`."""
 
 import math
+import operator
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -69,7 +70,7 @@ def render() -> str:
         *render_protocols(result),
         *(render_equal_time(equal_time) if equal_time else []),
         *(render_ablation(ablation) if ablation else []),
-        *render_failures(result, ablation),
+        *render_failures(result, equal_time, ablation),
         *render_goal_tables(results, equal_time),
         "These commands copy a result from its run folder to `benchmarks/results/` and write this page:\n",
         f"    python benchmarks/word_level.py runs/{NAME}",
@@ -264,7 +265,9 @@ def render_ablation(result: Mapping[str, Any]) -> Iterator[str]:
     yield table(keys, [[change[key] for key in keys] for change in result["changes"]]) + "\n"
 
 
-def render_failures(result: Mapping[str, Any], ablation: Mapping[str, Any] | None) -> Iterator[str]:
+def render_failures(
+    result: Mapping[str, Any], equal_time: Mapping[str, Any] | None, ablation: Mapping[str, Any] | None
+) -> Iterator[str]:
     """Yield the list of what did not help."""
     lines = []
     pairs = [perplexities(each) for each in result["earlier"]]
@@ -275,6 +278,16 @@ def render_failures(result: Mapping[str, Any], ablation: Mapping[str, Any] | Non
             f"A search among attention, feed-forward layers and identity: with {len(shares)} recipes its network was "
             f"{min(shares):+.1f} to {max(shares):+.1f} % from the interleaved network of equal latency."
         )
+    if equal_time:
+        (searched,) = (each for each in equal_time["networks"] if each["search_steps"])
+        better = [each for each in equal_time["networks"] if each["ppl"] < searched["ppl"]]
+        if better:
+            best = min(better, key=operator.itemgetter("ppl"))
+            lines.append(
+                f"A search of {searched['search_steps']:,.0f} steps in trainings of equal time: {len(better)} of "
+                f"{len(equal_time['networks']) - 1} hand-designed networks are better; relative to the best, "
+                f"*{best['name']}*, its perplexity is {relative(best)}."
+            )
     worse = [
         f"{change['change']} ({change['against the recipe']})"
         for change in (ablation["changes"] if ablation else [])
