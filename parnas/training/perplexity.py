@@ -124,6 +124,7 @@ class _Reader:
         self.model, self.reach, self.memory, self.known = model, reach, memory, known
         self.kept: dict[int, Memory | None] = {}  # as `known`, of this pass
         self.agrees = False  # whether reading ended with a memory of the earlier pass
+        self.tokens = 0  # scored
 
     def read(
         self, batches: Iterable[EvaluationBatch], count: int, device: Device, earlier: Tensor | None = None
@@ -133,7 +134,9 @@ class _Reader:
         Reading ends when memory is as in the earlier pass, since the rest would be the same. The losses of the rest
         are then those in `earlier`, [count].
         """
-        return score_batches(self.model, self._score, self._until_known(batches), count, device, earlier)
+        nats = score_batches(self.model, self._score, self._until_known(batches), count, device, earlier)
+        assert self.agrees or self.tokens == count, "every token is scored, or its loss known"
+        return nats
 
     def _score(self, inputs: Tensor, targets: Tensor) -> Tensor:
         nll, self.memory = self.model.nll(inputs, targets, self.memory, reach=self.reach, inference=True)
@@ -143,6 +146,7 @@ class _Reader:
         """Yield batches until memory is known; look after `_FIRST_KEPT` segments, twice as many, and so on."""
         segments, due = 0, _FIRST_KEPT
         for segments, batch in enumerate(batches, 1):
+            self.tokens += int(batch.scored.sum())
             yield batch  # the caller scores it, which changes memory
             if segments == due:
                 self._keep(segments)

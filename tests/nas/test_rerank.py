@@ -3,17 +3,26 @@
 import itertools
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from conftest import small_config
+from torch import Tensor
 
 from parnas.architecture import Architecture
 from parnas.config.loader import Config
+from parnas.data.streams import prepare
 from parnas.errors import OverBudget, ParnasError
+from parnas.model.supernet import SuperNet
+from parnas.model.transformer_xl import TransformerXL
 from parnas.nas.budget import Budget
 from parnas.nas.cost import count_costs, make_costs
-from parnas.nas.rerank import NetworkLosses, rank
+from parnas.nas.rerank import NetworkLosses, rank, shared_weight_losses
+from parnas.training.device import Device
+from parnas.training.perplexity import measure_loss
 
+CPU = Device(torch.device("cpu"), "fp32")
 PI = [{"s": 0.05, "f": 0.85, "i": 0.1}] * 6
 COSTS = make_costs("macs", {"s": 3.0, "f": 1.0, "i": 0.0}, 6)
 
@@ -57,6 +66,27 @@ def test_the_best_on_the_short_text_are_compared_on_the_whole_text(corpus: Path)
         chance = math.prod(block[name] for block, name in zip(PI, each.choice.layers, strict=True))
         assert each.score == pytest.approx(each.shared_weight_loss - 0.01 * math.log(chance))
     assert [each.score for each in found] == sorted(each.score for each in found)
+
+
+def test_a_recurrent_network_is_compared_on_parallel_rows_of_a_short_text(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small_config(corpus, search__space=["r", "f"])
+    streams, rows, nll = prepare(config.data), list[int](), TransformerXL.nll
+
+    def recorded(model: TransformerXL, inputs: Tensor, *args: Any, **settings: Any) -> Any:
+        rows.append(len(inputs))
+        return nll(model, inputs, *args, **settings)
+
+    supernet = SuperNet.from_config(config.model, config.search, streams.tokenizer.vocab_size)
+    text, arch = streams.tokens("valid")[: 40 * config.data.tgt_len], Architecture(("r",) * config.search.blocks)
+    shape = config.validation_shape
+    exact = measure_loss(supernet.extract(arch), text, streams.tokenizer.eos_id, CPU, shape)
+    monkeypatch.setattr(TransformerXL, "nll", recorded)
+    found = shared_weight_losses(supernet, config, streams, text)(arch)
+    assert found.tokens == len(text)
+    assert min(rows) > 1, "one row would take a call for each segment"
+    assert found.per_token == pytest.approx(exact.per_token, rel=0.01)
 
 
 def test_in_a_trained_network_the_loss_alone_is_the_score(corpus: Path) -> None:
