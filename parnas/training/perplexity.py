@@ -135,7 +135,8 @@ class _Reader:
         are then those in `earlier`, [count].
         """
         nats = score_batches(self.model, self._score, self._until_known(batches), count, device, earlier)
-        assert self.agrees or self.tokens == count, "every token is scored, or its loss known"
+        # Without earlier losses, `score_batches` counts the tokens that all processes score.
+        assert earlier is None or self.agrees or self.tokens == count, "every token is scored, or its loss known"
         return nats
 
     def _score(self, inputs: Tensor, targets: Tensor) -> Tensor:
