@@ -250,13 +250,14 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def train_all(ablation: Ablation, path: Path, only: Sequence[str] | None, workers: int) -> None:
-    """Do the jobs that have no row, after the trainings whose results they need."""
+    """Do the jobs that have no row, by seed, after the trainings whose results they need."""
     corpus = cut_corpus(ablation.config.data.corpus, ablation.share, ablation.runs / f"corpus-{ablation.share:g}")
     config = ablation.config.replace(data__corpus=str(corpus.resolve()))
     ablation = replace(ablation, config=config)
     done = {(row.name, row.seed) for row in ablation.rows(path)}
     missing = [job for job in ablation.jobs if (job.variant.name, job.seed) not in done]
     missing = [job for job in missing if not only or job.variant.name in only]
+    missing.sort(key=lambda job: job.seed)  # a table that is not finished has all changes with its first seeds
     independent = [job for job in missing if not ablation.needed(job)]
     train_missing(path, config, ablation.train, independent, workers)
     dependent = [job for job in missing if job not in independent]
