@@ -133,8 +133,8 @@ def test_tiny_trainings_fill_the_table_once(corpus, tmp_path, capsys):
     chosen = [word for name in (ablation.RECIPE, "AdamW alone, lr 2e-3", "cosine to zero") for word in ("--only", name)]
     ablation.main(list(map(str, [*arguments, *chosen])))
     rows = ablation.read_rows(tmp_path / "ablation.csv", ablation.Row)
-    assert [(row.name, row.seed) for row in rows[:3]] == [(ablation.RECIPE, seed) for seed in (1, 2, 3)]
-    assert len(rows) == 5
+    assert [row.seed for row in rows if row.name == ablation.RECIPE] == [1, 2, 3]
+    assert [row.seed for row in rows] == [1, 1, 1, 2, 3]
     assert len({row.ppl for row in rows}) == 5
     path = tmp_path / "ablation.csv"
     path.write_text(path.read_text() + '"schedule-free AdamW, lr 2e-3",1,8,1.0,1.0,9,0123abcd,CPU,f,fp32\n')
