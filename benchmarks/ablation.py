@@ -17,22 +17,20 @@ import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
 import harness
-from trainings import read_rows, read_study, require_corpus, train_missing, work_off
+from trainings import cut_corpus, read_rows, read_study, require_corpus, train_missing, work_off
 from tried import TRIED
 
 from parnas.config.loader import Config
-from parnas.data.corpora import find_corpus
 from parnas.errors import ParnasError
 from parnas.nas.derive import derive
 from parnas.nas.one_run import split_training
 from parnas.nas.search import search
-from parnas.runs.files import to_json, write_text
+from parnas.runs.files import to_json
 from parnas.runs.resolve import read_config, read_overrides
 from parnas.runs.run import Run
 from parnas.studies.train_or_load import train_once
@@ -94,16 +92,6 @@ def read_plan(plan: dict[str, Any]) -> list[Job]:
         raise ParnasError(f"The change {mixed[0]!r} has both `one_run` and `tried`, which cannot be resumed.")
     recipe = [Job(unchanged, seed) for seed in plan["recipe_seeds"]]
     return recipe + [Job(variant, seed) for variant in variants for seed in variant.seeds or plan["seeds"]]
-
-
-def cut_corpus(name: str, share: float, folder: Path) -> Path:
-    """Write a corpus with the first `share` of the training lines of another; return its folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for split, text in find_corpus(name).splits.items():
-        lines = b"".join(text.blocks()).decode("utf-8").splitlines(keepends=True)
-        kept = round(share * len(lines)) if split == "train" else len(lines)
-        write_text(folder / f"{split}.txt", "".join(islice(lines, kept)))
-    return folder
 
 
 def changed_config(config: Config, job: Job) -> Config:

@@ -19,6 +19,7 @@ A plan is a configuration with a section of its name:
     front: {targets: [0.3, 0.5], spend: 0.9, training: 0.25, seeds: [1]}     # training: share of the time; optional
     twice: [lfm2]           # optional: also trained for twice the time, from the first seed
     test: true              # optional: measure the perplexity on the test split too, but not of a front
+    text: 0.125             # optional: share of the training text
 
 A network is trained from scratch for as many steps as fit into the time, by the profile. `one run` searches in the
 share `search.share` of the time (re-ranking included) and trains the derived network in the rest, from its weights in
@@ -47,7 +48,7 @@ from typing import Any, NamedTuple
 
 import comparison
 import harness
-from trainings import append_rows, measure_test, read_rows, read_study, require_corpus, work_off
+from trainings import append_rows, cut_corpus, measure_test, read_rows, read_study, require_corpus, work_off
 from tried_search import TRIED
 from variants import compare
 
@@ -82,6 +83,7 @@ TINY: dict[str, Any] = {  # replaces keys of the plan
     "networks": {"interleaved": "interleaved-2"},
     "twice": ["interleaved"],
     "test": True,
+    "text": 0.5,
     "one_runs": [
         {"name": ONE_RUN},
         {"name": "distilled", "changes": {"search.gate_samples": 4}, "tried": ["distilled_in_place"]},
@@ -470,24 +472,20 @@ def main(arguments: list[str] | None = None) -> None:
     folder = harness.results_folder(parsed)
     profile, latency, table = (folder / f"{parsed.plan}{end}" for end in ("_profile.json", "_latency.json", ".csv"))
     rows = read_rows(table, Row)
-    if parsed.stage != "report":
-        require_corpus(config)
-    if parsed.stage == "profile":
-        measure(config, plan, profile)
-        return
-    if parsed.stage == "train":
-        config = config.replace(search__cost__table=str(profile))
-        prepare(config.data)  # once, not in every process
-        for found in work_off(
-            partial(train, config, plan, Times.of(read_json(profile))), list_jobs(plan, rows), parsed.workers
-        ):
-            append_rows(table, found)
-            print(*(", ".join(map(str, row)) for row in found), sep="\n", flush=True)
-        return
     interleaved = str(Architecture.parse(f"interleaved-{config.search.blocks}"))
     archs = {arch: Architecture.parse(arch) for arch in [interleaved, *(row.arch for row in rows)]}
-    if parsed.stage == "latency":
-        write_json(latency, comparison.measure_latencies(config, archs.values(), 2 if parsed.size == "tiny" else 50))
+    if parsed.stage != "report":
+        require_corpus(config)
+        with tempfile.TemporaryDirectory(prefix="parnas-equal-time-") as place:
+            if "text" in plan:
+                config = config.replace(data__corpus=str(cut_corpus(config.data.corpus, plan["text"], Path(place))))
+            if parsed.stage == "profile":
+                measure(config, plan, profile)
+            elif parsed.stage == "train":
+                train_missing(config, plan, profile, table, parsed.workers)
+            else:
+                rounds = 2 if parsed.size == "tiny" else 50
+                write_json(latency, comparison.measure_latencies(config, archs.values(), rounds))
         return
     found = read_json(latency) if latency.is_file() else {"of": {}}
     stacks = {arch: each["stack_ms"] for arch, each in found["of"].items()}
@@ -500,6 +498,16 @@ def main(arguments: list[str] | None = None) -> None:
     payload = {"precisions": [device.precision], "minutes": plan["minutes"], "by_hand": by_hand}
     payload |= {"profiled_on": device_name(timed), "measured_on": device_name(found)}
     harness.write_result(parsed.plan, device, payload | {"networks": records}, parsed)
+
+
+def train_missing(config: Config, plan: Mapping[str, Any], profile: Path, table: Path, workers: int) -> None:
+    """Do the jobs that have no row in a table, with the times of a profile; append their rows."""
+    config = config.replace(search__cost__table=str(profile))
+    prepare(config.data)  # once, not in every process
+    jobs, times = list_jobs(plan, read_rows(table, Row)), Times.of(read_json(profile))
+    for found in work_off(partial(train, config, plan, times), jobs, workers):
+        append_rows(table, found)
+        print(*(", ".join(map(str, row)) for row in found), sep="\n", flush=True)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import os
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ from data import SMALL, generate
 
 from parnas.config.loader import Config, dump_config, load_config
 from parnas.config.yaml_file import read_yaml
+from parnas.data.corpora import find_corpus
 from parnas.data.datasets import DATASETS, SPLITS
 from parnas.data.streams import prepare
 from parnas.errors import ParnasError
@@ -61,6 +63,16 @@ def require_corpus(config: Config) -> None:
         raise ParnasError(
             f"The corpus {name} is not downloaded by benchmarks. Put it into DIR/{name}/ and set PARNAS_DATA=DIR."
         )
+
+
+def cut_corpus(name: str, share: float, folder: Path) -> Path:
+    """Write a corpus with the first `share` of the training lines of another; return its folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, text in find_corpus(name).splits.items():
+        lines = b"".join(text.blocks()).decode("utf-8").splitlines(keepends=True)
+        kept = round(share * len(lines)) if split == "train" else len(lines)
+        write_text(folder / f"{split}.txt", "".join(islice(lines, kept)))
+    return folder
 
 
 def make_tiny(folder: Path) -> Path:

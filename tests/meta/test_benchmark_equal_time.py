@@ -35,7 +35,7 @@ def read_plan(name: str) -> dict:
     return plan
 
 
-@pytest.mark.parametrize("name", ["equal_time", "equal_time_words", "one_run"])
+@pytest.mark.parametrize("name", ["equal_time", "equal_time_epochs", "equal_time_words", "one_run"])
 def test_a_plan_has_only_layers_that_are_timed_and_settings_that_exist(name: str) -> None:
     plan = read_plan(name)
     assert ONE_RUN in equal_time.one_runs_of(plan)
