@@ -495,8 +495,8 @@ def main(arguments: list[str] | None = None) -> None:
     harness.print_table("Trainings of equal time", [format_record(record) for record in records])
     device = harness.choose(parsed.device, config.runtime.precision)
     by_hand = [*plan["networks"], *plan.get("first_seed", {})]
-    payload = {"precisions": [device.precision], "minutes": plan["minutes"], "by_hand": by_hand}
-    payload |= {"profiled_on": device_name(timed), "measured_on": device_name(found)}
+    payload = {"precisions": [device.precision], "minutes": plan["minutes"], "text": plan.get("text", 1.0)}
+    payload |= {"by_hand": by_hand, "profiled_on": device_name(timed), "measured_on": device_name(found)}
     harness.write_result(parsed.plan, device, payload | {"networks": records}, parsed)
 
 

@@ -55,6 +55,7 @@ STRETCH = {"wikitext2-word-cpu": (72.0, 69.0)}
 WORD_HOURS = {"wikitext2-word-cpu": 2.5, "wikitext2-word": 5.0}  # of search and training
 WORD_PARAMETERS = 15e6
 INTERLEAVED_BY = -3.0  # per cent: the one run relative to the interleaved network of equal latency, by words
+EQUAL_WORDS = "equal_time_words", "equal_time_epochs"  # plans of benchmarks/equal_time.py
 SHAKESPEARE_BITS, SHAKESPEARE_SECONDS = 2.05, 240  # bits per byte in validation; of the search, and of a training
 WORD_LEVEL = ("wikitext2-word-cpu", "wikitext2-word", "wikitext2-word-gpu", "wikitext2-pieces-cpu")
 
@@ -307,7 +308,8 @@ def judge_equal_words(result: dict[str, Any]) -> Iterator[Goal]:
     The best hybrid is the one of the lowest validation perplexity; differences are those on the test split, if it was
     read.
     """
-    area, command = "WikiText-2, equal time", "python benchmarks/equal_time.py --plan equal_time_words"
+    area, command = "WikiText-2, equal time", f"python benchmarks/equal_time.py --plan {result['benchmark']}"
+    one_run = f"one run of {result['minutes']:g} minutes" + f" on {result['text']:g} of the text" * (result["text"] < 1)
     of = {record["name"]: record for record in result["networks"]}
     by_hand = [of[name] for name in result["by_hand"] if "percent" in of.get(name, {})]
     interleaved = [record for record in by_hand if record["name"].startswith("interleaved")]
@@ -321,10 +323,10 @@ def judge_equal_words(result: dict[str, Any]) -> Iterator[Goal]:
         return Goal(area, goal, value, found["percent"] <= most and below, command)
 
     for record in interleaved:
-        goal = f"one run: perplexity {-INTERLEAVED_BY:g} % below that of *{record['name']}*, interval below 0"
+        goal = f"{one_run}: perplexity {-INTERLEAVED_BY:g} % below that of *{record['name']}*, interval below 0"
         yield judge(record, goal, INTERLEAVED_BY, certain=True)
     for record in sorted(hybrids, key=lambda record: float(record["ppl"]))[:1]:
-        goal = f"one run: perplexity at most that of *{record['name']}*, the best hybrid by hand, in the mean"
+        goal = f"{one_run}: perplexity at most that of *{record['name']}*, the best hybrid by hand, in the mean"
         yield judge(record, goal, 0.0, certain=False)
 
 
@@ -541,7 +543,7 @@ JUDGES: dict[str, Callable[[dict[str, Any]], Iterator[Goal]]] = {
     "comparison-cpu": judge_comparison,
     "search_quality-cpu": judge_table,
     **{f"word_level-{name}": judge_words for name in WORD_LEVEL},
-    "equal_time_words-cpu": judge_equal_words,
+    **{f"{plan}-cpu": judge_equal_words for plan in EQUAL_WORDS},
     "word_level-shakespeare": judge_shakespeare,
     "search_step-cpu": judge_search_step,
     "train_step-cpu": judge_train_step,

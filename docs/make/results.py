@@ -21,7 +21,7 @@ from parnas.training.session import flatten
 PAGE = Path(__file__).resolve().parents[1] / "results.md"
 NAME = "wikitext2-word-cpu"
 CONFIGS = (NAME, "wikitext2-word", "wikitext2-word-gpu")
-EQUAL_TIME, BOTH = "equal_time_words", "dynamic + cache"
+EQUAL_TIMES, ONE_RUN, BOTH = ("equal_time_epochs", "equal_time_words"), "one run", "dynamic + cache"
 NO_RECIPE = {"train.log_every", "train.eval_every", "train.save_every"}
 """Settings that do not change the trained weights."""
 
@@ -59,7 +59,8 @@ MEASURE = """* **Perplexities are per word, as in the literature**: 33,278 cased
 def render() -> str:
     """Return the page."""
     results = {name: read_json(path) for name in CONFIGS if (path := RESULTS / f"word_level-{name}.json").is_file()}
-    equal_time, ablation = (optional(f"{name}-cpu") for name in (EQUAL_TIME, "ablation_hybrid"))
+    equal_times = [found for name in EQUAL_TIMES if (found := optional(f"{name}-cpu"))]
+    ablation = optional("ablation_hybrid-cpu")
     result = results[NAME]
     parts = [
         f"# Results on WikiText-2\n\n{headline(result)}\n\n{MEASURE}\n",
@@ -68,10 +69,10 @@ def render() -> str:
         *render_network(result),
         *render_times(results),
         *render_protocols(result),
-        *(render_equal_time(equal_time) if equal_time else []),
+        *(render_equal_times(equal_times) if equal_times else []),
         *(render_ablation(ablation) if ablation else []),
-        *render_failures(result, equal_time, ablation),
-        *render_goal_tables(results, equal_time),
+        *render_failures(result, equal_times, ablation),
+        *render_goal_tables(results, equal_times),
         "These commands copy a result from its run folder to `benchmarks/results/` and write this page:\n",
         f"    python benchmarks/word_level.py runs/{NAME}",
         "    python docs/make/results.py\n",
@@ -220,12 +221,29 @@ def describe_lengths(row: Mapping[str, Any]) -> str:
     return ", ".join(f"{kind} {row[key]:,}" for key, kind in kinds.items() if row.get(key))
 
 
-def render_equal_time(result: Mapping[str, Any]) -> Iterator[str]:
+def render_equal_times(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield the section of trainings of equal time, in which the search has to pay for itself."""
     yield "## Trainings of equal time\n"
-    yield f"Each training, the search included, has the steps that fit into {result['minutes']:g} minutes of an idle core by a profile of one"
-    yield "machine. *Relative* is the perplexity of the one run relative to the row's, paired by seed, with a 95 % interval;"
-    yield f"recipe and sizes: `benchmarks/{EQUAL_TIME}.yaml`, measured by `python benchmarks/equal_time.py --plan {EQUAL_TIME}`.\n"
+    yield "Each training, the search included, has the steps that fit into the same time of an idle core by a profile of one"
+    yield "machine. *Relative* is the perplexity of the one run relative to the row's, paired by seed, with a 95 % interval."
+    yield "Recipe and sizes are in `benchmarks/PLAN.yaml`, and `python benchmarks/equal_time.py --plan PLAN` measures them.\n"
+    for result in results:
+        yield f"Trainings of {describe_time(result)} (`PLAN` {result['benchmark']}):\n"
+        yield render_equal_time(result)
+
+
+def describe_time(result: Mapping[str, Any]) -> str:
+    """Return the time and the text of trainings of equal time."""
+    text = (
+        ""
+        if result["text"] == 1
+        else f" on {100 * result['text']:g} % of the training text, whose vocabulary is smaller"
+    )
+    return f"{result['minutes']:g} minutes{text}"
+
+
+def render_equal_time(result: Mapping[str, Any]) -> str:
+    """Return the table of trainings of equal time."""
     lines = []
     for record in result["networks"]:
         archs = ", ".join(f"`{canonical(arch)}`" for arch in record["archs"])
@@ -243,7 +261,7 @@ def render_equal_time(result: Mapping[str, Any]) -> Iterator[str]:
             )
         )
     headers = ("network", "layers", "seeds", "latency", "steps", "validation", "test", "relative", "in test")
-    yield table(headers, lines) + "\n"
+    return table(headers, lines) + "\n"
 
 
 def relative(record: Mapping[str, Any]) -> str:
@@ -266,7 +284,7 @@ def render_ablation(result: Mapping[str, Any]) -> Iterator[str]:
 
 
 def render_failures(
-    result: Mapping[str, Any], equal_time: Mapping[str, Any] | None, ablation: Mapping[str, Any] | None
+    result: Mapping[str, Any], equal_times: Sequence[Mapping[str, Any]], ablation: Mapping[str, Any] | None
 ) -> Iterator[str]:
     """Yield the list of what did not help."""
     lines = []
@@ -278,15 +296,16 @@ def render_failures(
             f"A search among attention, feed-forward layers and identity: with {len(shares)} recipes its network was "
             f"{min(shares):+.1f} to {max(shares):+.1f} % from the interleaved network of equal latency."
         )
-    if equal_time:
-        (searched,) = (each for each in equal_time["networks"] if each["search_steps"])
-        better = [each for each in equal_time["networks"] if each["ppl"] < searched["ppl"]]
+    for each in equal_times:
+        of = {record["name"]: record for record in each["networks"]}
+        searched, by_hand = of[ONE_RUN], [of[name] for name in each["by_hand"]]
+        better = [record for record in by_hand if record["ppl"] < searched["ppl"]]
         if better:
             best = min(better, key=operator.itemgetter("ppl"))
             lines.append(
-                f"A search of {searched['search_steps']:,.0f} steps in trainings of equal time: {len(better)} of "
-                f"{len(equal_time['networks']) - 1} hand-designed networks are better; relative to the best, "
-                f"*{best['name']}*, its perplexity is {relative(best)}."
+                f"A search of {searched['search_steps']:,.0f} steps in trainings of {describe_time(each)}: {len(better)} "
+                f"of {len(by_hand)} hand-designed networks are better; relative to the best, *{best['name']}*, its "
+                f"perplexity is {relative(best)}."
             )
     worse = [
         f"{change['change']} ({change['against the recipe']})"
@@ -306,14 +325,16 @@ def percent(text: str) -> float:
     return float(found[0]) if found else math.nan
 
 
-def render_goal_tables(results: Mapping[str, Mapping[str, Any]], equal_time: Mapping[str, Any] | None) -> Iterator[str]:
+def render_goal_tables(
+    results: Mapping[str, Mapping[str, Any]], equal_times: Sequence[Mapping[str, Any]]
+) -> Iterator[str]:
     """Yield the goals, which were set before the measurements, and what they still need."""
     goals = render_goals(*(f"WikiText-2, {name}" for name in results), "WikiText-2, equal time")
     missing = (
         ["dynamic evaluation with a cache"] if ("valid", "derived", BOTH) not in perplexities(results[NAME]) else []
     )
     missing += (
-        [] if equal_time else ["trainings of equal time beside the interleaved network and the best hybrid by hand"]
+        [] if equal_times else ["trainings of equal time beside the interleaved network and the best hybrid by hand"]
     )
     if goals:
         yield f"## Goals\n\nThe goals were set before the measurements.\n\n{goals}\n"

@@ -121,7 +121,10 @@ def test_the_interleaved_network_by_words_must_be_behind_with_certainty(
         {"name": "one run", "ppl": 80.0},
     ]
     by_hand = [network["name"] for network in networks[:3]]
-    interleaved, hybrid = goals.judge_equal_words({"by_hand": by_hand, "networks": networks})
+    result = {"benchmark": "equal_time_epochs", "minutes": 7, "text": 0.125, "by_hand": by_hand, "networks": networks}
+    interleaved, hybrid = goals.judge_equal_words(result)
+    assert interleaved.goal.startswith("one run of 7 minutes on 0.125 of the text: ")
+    assert interleaved.command.endswith("--plan equal_time_epochs")
     assert interleaved.reached == reached
     assert "*best hybrid*" in hybrid.goal
     assert hybrid.reached, "at least equal in the mean"

@@ -119,7 +119,10 @@ def test_the_page_has_trainings_of_equal_time_and_the_ablation_once_they_are_mea
     network = {"name": "by hand", "archs": ["sif"], "seeds": 3, "latency": 0.6, "search_steps": 0, "steps": 1200}
     networks = [network | {"ppl": 81.5, "test": 78.5, "test_difference": difference, **difference}]
     networks.append(network | {"name": "one run", "ppl": 85.0, "test": 82.0, "search_steps": 300})
-    write_json(results / "equal_time_words-cpu.json", {"minutes": 16, "networks": networks})
+    result = {"benchmark": "equal_time_words", "minutes": 16, "text": 1.0, "by_hand": ["by hand"], "networks": networks}
+    write_json(results / "equal_time_words-cpu.json", result)
+    epochs = result | {"benchmark": "equal_time_epochs", "minutes": 7, "text": 0.125}
+    write_json(results / "equal_time_epochs-cpu.json", epochs)
     change = {"source": "–", "seeds": 1, "ppl": "99.00", "± sd": "–", "time": "1.00", "parameters": 5}
     effects = {"helps": "-1.20 %", "does not help": "+0.30 % (no pointer)", "the recipe": "–"}
     changes = [change | {"change": name, "against the recipe": effect} for name, effect in effects.items()]
@@ -129,7 +132,11 @@ def test_the_page_has_trainings_of_equal_time_and_the_ablation_once_they_are_mea
     assert re.search(
         r"\| by hand +\| `sf` +\| 3 +\| 0.60 .*\| 81.50 +\| 78.50 +(\| -4.2 % \(-5.0 to -3.5 %\) +){2}\|", page
     )
-    assert "* A search of 300 steps in trainings of equal time: 1 of 1 hand-designed networks are better;" in page
+    better = "1 of 1 hand-designed networks are better;"
+    assert f"* A search of 300 steps in trainings of 16 minutes: {better}" in page
+    eighth = "7 minutes on 12.5 % of the training text, whose vocabulary is smaller"
+    assert f"* A search of 300 steps in trainings of {eighth}: {better}" in page
+    assert f"\nTrainings of {eighth} (`PLAN` equal_time_epochs):\n" in page
     assert "\n* In the ablation above: does not help (+0.30 % (no pointer)).\n" in page
 
 
