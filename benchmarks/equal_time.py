@@ -15,7 +15,7 @@ A plan is a configuration with a section of its name:
     first_seed: {alternating: alternating-7}    # optional: networks trained from the first seed only
     one_runs:               # variants of the one run; by default one of that name
       - {name: one run}
-      - {name: sandwich, changes: {search.gate_samples: 4}, tried: [sandwich]}
+      - {name: sandwich, changes: {search.gate_samples: 4}, tried: [sandwich], seeds: [1]}
     front: {targets: [0.3, 0.5], spend: 0.9, training: 0.25, seeds: [1]}     # training: share of the time; optional
     twice: [lfm2]           # optional: also trained for twice the time, from the first seed
     test: true              # optional: measure the perplexity on the test split too, but not of a front
@@ -160,6 +160,7 @@ class OneRun:
     tried: Sequence[str] = ()
     halving: Mapping[str, int] = field(default_factory=dict)  # `networks` and `steps`
     timed_as: str = ""  # the variant whose search takes the same time per step, if its own is not measured
+    seeds: Sequence[int] = ()  # none: those of the plan
 
     def search(self, config: Config, folder: Path, steps: int) -> Run:
         """Search for `steps` steps as the first part of a one-run training, with what is tried."""
@@ -340,7 +341,8 @@ def list_jobs(plan: Mapping[str, Any], rows: Sequence[Row]) -> list[Job]:
     jobs = []
     for seed in plan["seeds"]:
         done = {row.name: row for row in rows if row.seed == seed}
-        jobs += [Job(name, seed) for name in one_runs_of(plan) if name not in done]
+        one_runs = {name: variant.seeds or plan["seeds"] for name, variant in one_runs_of(plan).items()}
+        jobs += [Job(name, seed) for name, seeds in one_runs.items() if seed in seeds and name not in done]
         has_front = FRONT in plan and seed in plan[FRONT].get("seeds", plan["seeds"])
         if has_front and not any(name.startswith(FRONT) for name in done):
             jobs.append(Job(FRONT, seed))

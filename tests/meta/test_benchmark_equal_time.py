@@ -55,6 +55,8 @@ def test_what_was_derived_is_trained_from_scratch_once_it_is_known() -> None:
     assert longer == [Job(f"by hand{TWICE}", 1, "sf")]
     few = plan | {"front": {"targets": [0.5], "seeds": [2]}}
     assert [job.seed for job in equal_time.list_jobs(few, []) if job.name == FRONT] == [2]
+    variants = plan | {"one_runs": [{"name": ONE_RUN}, {"name": "longer", "seeds": [1]}]}
+    assert [job.seed for job in equal_time.list_jobs(variants, []) if job.name == "longer"] == [1]
     more = plan | {"first_seed": {"long": "interleaved-3"}}
     assert [job.seed for job in equal_time.list_jobs(more, []) if job.name == "long"] == [1]
     run = Row(ONE_RUN, 1, "ks", 5, 20, 50.0, 9.0, 2.0, 100)
