@@ -220,13 +220,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--only", action="append", help="train only the change of that name; may be repeated")
     parsed = parser.parse_args(arguments)
     config, plan = read_study(Path(__file__).with_name(f"{parsed.plan}.yaml"), parsed, TINY, TINY_PLAN)
-    require_corpus(config)
     path = harness.results_folder(parsed) / f"{parsed.plan}.csv"
     path.parent.mkdir(parents=True, exist_ok=True)
     ablation = Ablation(config, plan["share"], parsed.runs, read_plan(plan))
     if unknown := set(parsed.only or ()) - {job.variant.name for job in ablation.jobs}:
         raise ParnasError(f"There is no change {min(unknown)!r} (--only) in {parsed.plan}.yaml.")
     if not parsed.report:
+        require_corpus(config)
         train_all(ablation, path, parsed.only, parsed.workers)
     rows = ablation.rows(path)
     table = tabulate(ablation.jobs, rows)
