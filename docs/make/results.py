@@ -234,12 +234,8 @@ def render_equal_times(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 def describe_time(result: Mapping[str, Any]) -> str:
     """Return the time and the text of trainings of equal time."""
-    text = (
-        ""
-        if result["text"] == 1
-        else f" on {100 * result['text']:g} % of the training text, whose vocabulary is smaller"
-    )
-    return f"{result['minutes']:g} minutes{text}"
+    text = f" on {100 * result['text']:g} % of the training text, whose vocabulary is smaller"
+    return f"{result['minutes']:g} minutes" + text * (result["text"] < 1)
 
 
 def render_equal_time(result: Mapping[str, Any]) -> str:
@@ -277,7 +273,8 @@ def render_ablation(result: Mapping[str, Any]) -> Iterator[str]:
     yield "## What each part is worth\n"
     yield "One change at a time of the recipe, with a network a quarter as large, on an eighth of the text, and as many epochs;"
     yield "`ppl` is the validation perplexity per word, mean of the seeds. Measured by `python benchmarks/ablation.py --plan"
-    yield f"ablation_hybrid`, one thread each, {' and '.join(result['precisions'])}. The [ablation of an earlier"
+    yield f"ablation_hybrid`, one thread each, {' and '.join(result['precisions'])}. Times depend on what else the machine did,"
+    yield "up to two other trainings here. The [ablation of an earlier"
     yield "recipe](earlier-results.md#ablation-of-the-recipe) has optimizers, dropouts, averages and schedules.\n"
     keys = ("change", "source", "seeds", "ppl", "± sd", "against the recipe", "time", "parameters")
     yield table(keys, [[change[key] for key in keys] for change in result["changes"]]) + "\n"
@@ -298,12 +295,12 @@ def render_failures(
         )
     for each in equal_times:
         of = {record["name"]: record for record in each["networks"]}
-        searched, by_hand = of[ONE_RUN], [of[name] for name in each["by_hand"]]
-        better = [record for record in by_hand if record["ppl"] < searched["ppl"]]
+        by_hand = [of[name] for name in each["by_hand"] if "percent" in of.get(name, {})]  # that are trained
+        better = [record for record in by_hand if record["ppl"] < of[ONE_RUN]["ppl"]]
         if better:
             best = min(better, key=operator.itemgetter("ppl"))
             lines.append(
-                f"A search of {searched['search_steps']:,.0f} steps in trainings of {describe_time(each)}: {len(better)} "
+                f"A search of {of[ONE_RUN]['search_steps']:,.0f} steps in trainings of {describe_time(each)}: {len(better)} "
                 f"of {len(by_hand)} hand-designed networks are better; relative to the best, *{best['name']}*, its "
                 f"perplexity is {relative(best)}."
             )

@@ -144,6 +144,12 @@ def test_tiny_trainings_fill_the_table_once(corpus, tmp_path, capsys):
     assert "schedule-free" not in out
 
 
+def test_a_report_needs_no_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PARNAS_DATA", raising=False)
+    ablation.main(["--plan", "ablation_hybrid", "--report", "--out", str(tmp_path)])
+    assert (tmp_path / "ablation_hybrid-cpu.json").is_file()
+
+
 @pytest.mark.slow
 def test_trainings_that_others_need_are_done_again_once_where_their_folders_are_lost(
     corpus: Path, tmp_path: Path

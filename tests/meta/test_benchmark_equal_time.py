@@ -13,6 +13,7 @@ from helpers.model_helpers import make_supernet, random_ids
 from trainings import read_rows
 
 from parnas.architecture import Architecture
+from parnas.config.loader import Config
 from parnas.config.yaml_file import read_yaml
 from parnas.data.batching import Batch
 from parnas.model.estimators import UniformPath
@@ -47,6 +48,18 @@ def test_a_network_gets_the_steps_that_fit_into_the_time() -> None:
     assert TIMES.steps(Architecture("sf"), 1700.0) == 100
     assert TIMES.steps(Architecture("sfi"), 1700.0) == 100, "identity takes no time"
     assert TIMES.search_steps(ONE_RUN, 3000.0) == 100
+
+
+def test_a_plan_can_name_a_share_of_the_training_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, found = make_corpus(tmp_path / "text"), list[dict[str, int]]()
+
+    def read(config: Config, *_: object) -> None:
+        found.append({path.name: len(path.read_text().splitlines()) for path in Path(config.data.corpus).iterdir()})
+
+    monkeypatch.setattr(equal_time, "train_missing", read)
+    equal_time.main(["--tiny", "--device", "cpu", "--out", str(tmp_path), "--corpus", str(whole)])
+    lines = {path.name: len(path.read_text().splitlines()) for path in whole.iterdir()}
+    assert found == [lines | {"train.txt": round(0.5 * lines["train.txt"])}]
 
 
 def test_what_was_derived_is_trained_from_scratch_once_it_is_known() -> None:
