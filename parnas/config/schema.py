@@ -210,6 +210,13 @@ class ModelConfig(Section):
     memory: MemoryConfig = Field(MemoryConfig(), description="Compressed memory of layers c.")
     dropout: float = Field(0.1, ge=0, lt=1, description="Dropout probability of embeddings and layer outputs.")
     attention_dropout: float = Field(0.0, ge=0, lt=1, description="Dropout probability of attention weights.")
+    init_std: float | None = Field(
+        0.02,
+        gt=0,
+        description="Standard deviation of the initial values of the linear maps in blocks; null: 1 / √n for n inputs "
+        "(LeCun et al. 1998), with which layers, above all k and r, learn faster at first, as searches and short "
+        "trainings need it.",
+    )
     norm: Literal["post", "pre"] = Field(
         "post", description="LayerNorm after each residual (Transformer-XL) or before each layer."
     )

@@ -27,7 +27,7 @@ from parnas.model.transfer import to_device
 
 __all__ = ["TransformerXL"]
 
-INITIAL_STD = 0.02  # of all matrices, as in the original
+INITIAL_STD = 0.02  # of matrices outside blocks and of kernels, as in the original
 
 
 class ModelOutput(NamedTuple):
@@ -343,9 +343,12 @@ class TransformerXL(nn.Module):
         return Context(encode(tgt_len + most.plain), self.u, self.v, reach, far=far)
 
     def _initialise(self) -> None:
+        linear = {id(module.weight) for module in self.blocks.modules() if isinstance(module, nn.Linear)}
         for name, parameter in self.named_parameters():
             own = name.rpartition(".")[2]
-            if parameter.dim() > 1 and own not in ("u", "v") and name != "embedding.shared":
+            if id(parameter) in linear:
+                nn.init.normal_(parameter, std=self.config.init_std or parameter.shape[1] ** -0.5)
+            elif parameter.dim() > 1 and own not in ("u", "v") and name != "embedding.shared":
                 nn.init.normal_(parameter, std=INITIAL_STD)
             elif own == "bias" or name == "embedding.shared":
                 nn.init.zeros_(parameter)

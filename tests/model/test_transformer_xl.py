@@ -272,6 +272,20 @@ def test_initial_weights_are_small_biases_zero_and_norms_one():
             torch.testing.assert_close(parameter.std(), expected, rtol=5 / parameter.numel() ** 0.5, atol=0)
 
 
+@pytest.mark.parametrize(("init_std", "expected"), [(0.3, (0.3, 0.3)), (None, (32**-0.5, 64**-0.5))])
+def test_init_std_is_that_of_linear_maps_in_blocks(init_std, expected):
+    config = model_config(d_model=32, d_inner=64, cutoffs=(100,), init_std=init_std)
+    torch.manual_seed(0)
+    network = TransformerXL.build(config, Architecture("sfkr"), 400)
+    feed_forward, convolution = network.blocks[1], network.blocks[2]
+    measured = [feed_forward.inner.weight, feed_forward.outer.weight, convolution.kernel, network.embedding.tables[0]]
+    for matrix, std in zip(measured, (*expected, INITIAL_STD, INITIAL_STD), strict=True):
+        assert float(matrix.detach().std()) == pytest.approx(std, rel=5 / matrix.numel() ** 0.5)
+    torch.manual_seed(0)  # the same random numbers, whatever the scale
+    usual = TransformerXL.build(config.model_copy(update={"init_std": INITIAL_STD}), Architecture("sfkr"), 400)
+    near(usual.blocks[3].inner.weight * (init_std or 32**-0.5) / INITIAL_STD, network.blocks[3].inner.weight)
+
+
 def test_final_norm_belongs_to_pre_norm():
     assert make_network(norm="post").final_norm is None
     network = make_network(norm="pre")
