@@ -13,7 +13,7 @@ from performance import RESULTS, render_goals
 from tabulate import tabulate
 
 from parnas.architecture import IDENTITY, LETTERS, Architecture
-from parnas.config.loader import load_config
+from parnas.config.loader import Config, load_config
 from parnas.runs.files import read_json, to_json, write_text
 from parnas.runs.run import PLAIN
 from parnas.training.session import flatten
@@ -300,9 +300,9 @@ def render_failures(
         if better:
             best = min(better, key=operator.itemgetter("ppl"))
             lines.append(
-                f"A search of {of[ONE_RUN]['search_steps']:,.0f} steps in trainings of {describe_time(each)}: {len(better)} "
-                f"of {len(by_hand)} hand-designed networks are better; relative to the best, *{best['name']}*, its "
-                f"perplexity is {relative(best)}."
+                f"A search of {of[ONE_RUN]['search_steps']:,.0f} steps in trainings of {describe_time(each)}: of the "
+                f"{len(by_hand)} hand-designed networks, {len(better)} ended better; relative to the best, "
+                f"*{best['name']}*, its perplexity is {relative(best)}."
             )
     worse = [
         f"{change['change']} ({change['against the recipe']})"
@@ -345,15 +345,19 @@ def recipe_of(name: str) -> dict[str, Any]:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the settings of a recipe that differ now, with removed options that were in use."""
+    """Yield the settings of a recipe that differ now, with removed options that were in use.
+
+    An option that is missing, since it was added later, has its default.
+    """
+    defaults = flatten(Config().model_dump(mode="json", include=set(now)))
     then, today = flatten(before), flatten(now)
     for key in {**then, **today}:
         if key in NO_RECIPE:
             continue
         if key.startswith("train.distill.") and not (then.get("train.teachers") or today.get("train.teachers")):
             continue  # without teachers they play no part
-        value, other = then.get(key), today.get(key)
-        if value != other and (value or other):  # a missing option equals one that is off
+        value, other = (settings.get(key, defaults.get(key)) for settings in (then, today))
+        if value != other and (value or other):
             yield f"{key} {to_json(value)}" if value else f"no {key}"
 
 

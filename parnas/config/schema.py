@@ -213,9 +213,9 @@ class ModelConfig(Section):
     init_std: float | None = Field(
         0.02,
         gt=0,
-        description="Standard deviation of the initial values of the linear maps in blocks; null: 1 / √n for n inputs "
-        "(LeCun et al. 1998), with which layers, above all k and r, learn faster at first, as searches and short "
-        "trainings need it.",
+        description="Standard deviation of the initial values of the linear maps in blocks; null: 1 / √n for a map of n "
+        "inputs (LeCun et al. 1998), with which convolutions and recurrences learn faster at first, so that a short "
+        "search ranks them better.",
     )
     norm: Literal["post", "pre"] = Field(
         "post", description="LayerNorm after each residual (Transformer-XL) or before each layer."
