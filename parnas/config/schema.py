@@ -213,8 +213,8 @@ class ModelConfig(Section):
     init_std: float | None = Field(
         0.02,
         gt=0,
-        description="Standard deviation of the initial values of the linear maps in blocks; null: 1 / √n for a map of n "
-        "inputs (LeCun et al. 1998), with which convolutions and recurrences learn faster at first, so that a short "
+        description="Standard deviation of the initial values of the linear maps in blocks; null: 1 / √n for a map of "
+        "n inputs (LeCun et al. 1998), with which convolutions and recurrences learn faster at first, so that a short "
         "search ranks them better.",
     )
     norm: Literal["post", "pre"] = Field(
