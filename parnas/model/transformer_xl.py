@@ -343,6 +343,7 @@ class TransformerXL(nn.Module):
         return Context(encode(tgt_len + most.plain), self.u, self.v, reach, far=far)
 
     def _initialise(self) -> None:
+        """Set the initial weights: normal, with `init_std` in linear maps of blocks, 0.02 elsewhere; biases zero."""
         linear = {id(module.weight) for module in self.blocks.modules() if isinstance(module, nn.Linear)}
         for name, parameter in self.named_parameters():
             own = name.rpartition(".")[2]
