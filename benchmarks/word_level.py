@@ -7,7 +7,8 @@ name of the result, by default that of FOLDER. Every figure comes from the run f
 the validation split and from `test/comparison.json` for the test split, where it was read. Evaluations on the
 validation split with other lengths, `parnas evaluate FOLDER/derived … --out FOLDER/lengths/NAME`, are copied too.
 Search and retrainings may come from several machines: what an earlier call copied, and FOLDER does not hold, stays.
-Retrainings by other settings than FOLDER's stay as well, in the list `earlier`, without their curves. OTHER is the
+Retrainings by other settings than FOLDER's stay as well, in the list `earlier`, without their curves and with the
+candidates of their search. OTHER is the
 result whose search FOLDER's string comes from, where that is not its own.
 """
 
@@ -83,7 +84,8 @@ def set_aside(earlier: Mapping[str, Any], settings: Collection[str]) -> Mapping[
     if recipes(earlier) <= set(settings):
         return earlier
     runs = {name: {key: run[key] for key in run if key != "curves"} for name, run in earlier["runs"].items()}
-    moved = {"runs": runs, "comparison": earlier["comparison"]}
+    searched = (earlier["search"] or {}).get("settings", {})
+    moved = {"runs": runs, "comparison": earlier["comparison"], "space": searched.get("space")}
     others = [each for each in earlier["earlier"] if not recipes(each) <= set(settings)]
     return {**earlier, "runs": {}, "comparison": {}, "lengths": [], "earlier": [*others, moved]}
 

@@ -6,13 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from performance import RESULTS
-from results import canonical, describe_machine, differences, plain, recipe_of, table
+from results import canonical, describe_machine, differences, perplexities, plain, recipe_of, table
 
 from parnas.runs.files import read_json, write_text
+from parnas.runs.run import PLAIN
 
 PAGE = Path(__file__).resolve().parents[1] / "earlier-results.md"
 WORDS, PIECES = "wikitext2-word-cpu", "wikitext2-pieces-cpu"
 FORERUNNER = 1.488  # bits per byte of the earlier TensorFlow program, after 37 minutes on a GPU
+STEPS = ("train.steps", "train.warmup_steps")  # after the search of one run; they depend on its share
 WARNING = re.compile(r"(\w+) leads by ([\d.]+) only")
 WARNING_NOW = r"the probability of `\1` leads by a margin of \2"
 INTRODUCTION = """# Earlier results on WikiText-2
@@ -28,6 +30,7 @@ def render() -> str:
     parts = [
         INTRODUCTION,
         *render_earlier(words),
+        *render_one_runs(words),
         *render_pieces(pieces, words),
         render_forerunner(read_json(RESULTS / "wikitext2-par.json")),
         render_ablation(read_json(RESULTS / "ablation-cpu.json")),
@@ -44,13 +47,15 @@ def render_earlier(result: Mapping[str, Any]) -> Iterator[str]:
     lines: list[tuple[Any, ...]] = []
     shares: list[str] = []
     for each in result["earlier"]:
-        rows = {(row["run"], split): row for split in ("valid", "test") for row in plain(each, split)}
+        if "equal-cost" not in each["runs"]:
+            continue
         recipe = ", ".join(differences(next(iter(each["runs"].values()))["settings"], now)) or "none"
+        ppl = perplexities(each)
         for name, run in sorted(each["runs"].items()):
-            reached = (rows.get((name, split), {}).get("word_ppl") for split in ("valid", "test"))
+            reached = (ppl.get((split, name, PLAIN)) for split in ("valid", "test"))
             lines.append((recipe, name, f"`{canonical(run['arch'])}`", *reached))
-        if {"derived", "equal-cost"} <= each["runs"].keys():
-            own, other = (rows[run, "valid"]["word_ppl"] for run in ("derived", "equal-cost"))
+        if "derived" in each["runs"]:
+            own, other = (ppl["valid", run, PLAIN] for run in ("derived", "equal-cost"))
             shares.append(f"{100 * (own / other - 1):+.1f} %")
     headers = ("differences from the recipe of today", "network", "architecture", "validation", "test")
     yield table(headers, lines) + "\n"
@@ -58,6 +63,23 @@ def render_earlier(result: Mapping[str, Any]) -> Iterator[str]:
         yield "`model.locked_dropout`, a removed option, drew one dropout mask for all positions of a segment.\n"
     yield "Validation perplexity of the derived network relative to the interleaved network of equal cost, one value per"
     yield f"recipe in the order of the table: {', '.join(shares)}.\n"
+
+
+def render_one_runs(result: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the section of earlier one-run trainings by words, whose searches are part of the training."""
+    yield "## Words: earlier one-run trainings\n"
+    yield "The search is part of the training, as today, with the same number of steps in all:\n"
+    now = recipe_of(result["name"])
+    lines = []
+    for each in result["earlier"]:
+        if "equal-cost" in each["runs"]:
+            continue
+        (run,), ppl = each["runs"].values(), perplexities(each)
+        changed = (text for text in differences(run["settings"], now) if not text.startswith(STEPS))
+        reached = (ppl.get((split, "derived", PLAIN)) for split in ("valid", "test"))
+        lines.append((", ".join(changed), ", ".join(each["space"]), f"`{canonical(run['arch'])}`", *reached))
+    headers = ("differences from the recipe of today", "candidates", "architecture", "validation", "test")
+    yield table(headers, lines) + "\n"
 
 
 def render_pieces(result: Mapping[str, Any], words: Mapping[str, Any]) -> Iterator[str]:

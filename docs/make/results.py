@@ -97,14 +97,23 @@ def headline(result: Mapping[str, Any]) -> str:
     if ("test", "derived", BOTH) in of:
         tuned = f"{of['valid', 'derived', BOTH]:.1f} and {of['test', 'derived', BOTH]:.1f}"
         text += f" With dynamic evaluation and a cache these are {tuned}."
-    if result["earlier"]:
-        before = perplexities(result["earlier"][-1])
+    if first := first_round(result["earlier"])[:1]:
+        before = perplexities(first[0])
         was = f"{before['valid', 'derived', PLAIN]:.1f} and {before['test', 'derived', PLAIN]:.1f}"
         text += (
             f" Before pointer, subword features, convolutions and recurrences, the derived network had {was} "
             "([earlier results](earlier-results.md))."
         )
     return text
+
+
+def first_round(earlier: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """Return the last earlier result of a search among attention, feed-forward layers and identity, and all after it.
+
+    It is the last with a retraining of the interleaved network; later searches are part of one run, without one.
+    """
+    with_interleaved = [index for index, each in enumerate(earlier) if "equal-cost" in each["runs"]]
+    return earlier[with_interleaved[-1] :] if with_interleaved else earlier
 
 
 def perplexities(result: Mapping[str, Any]) -> dict[tuple[str, str, str], float]:
@@ -126,7 +135,10 @@ def render_table(results: Mapping[str, Mapping[str, Any]]) -> str:
     lines: list[tuple[Any, ...]] = [each[:-1] for each in PUBLISHED if not each.dynamic]
     tuned: list[tuple[Any, ...]] = [each[:-1] for each in PUBLISHED if each.dynamic]
     for name, result in results.items():
-        for source, each in ((f"`{name}`", result), *((f"`{name}`, earlier", old) for old in result["earlier"][-1:])):
+        for source, each in (
+            (f"`{name}`", result),
+            *((f"`{name}`, earlier", old) for old in first_round(result["earlier"])),
+        ):
             of = perplexities(each)
             parameters = {row["run"]: row["parameters"] for row in plain(each, "valid")}
             for (split, run, protocol), ppl in of.items():

@@ -256,3 +256,27 @@ def test_parts_that_do_not_belong_together_are_refused(folder: Path) -> None:
     shutil.copyfile(folder / "test" / "comparison.json", folder / "comparison.json")
     with pytest.raises(ParnasError, match="not of the split valid"):
         word_level.collect(folder, whole)
+
+
+def test_one_runs_by_an_earlier_recipe_have_their_own_table_on_the_page(
+    folder: Path, results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    word_level.main([str(folder)])
+    path = results / "word_level-wikitext2-word-cpu.json"
+    result = read_json(path)
+    searched_and_interleaved = {"runs": deepcopy(result["runs"]), "comparison": result["comparison"], "space": None}
+    del result["runs"]["equal-cost"]
+    for run in (*result["runs"].values(), *searched_and_interleaved["runs"].values()):
+        run["settings"]["model"]["init_std"] = 0.125
+    write_json(path, {**result, "earlier": [searched_and_interleaved]})
+    word_level.main([str(folder)])
+    now = read_json(path)
+    space = read_json(path)["search"]["settings"]["space"]
+    assert [each["space"] for each in now["earlier"]] == [None, space]
+    page = make_page("earlier_results", monkeypatch)
+    *_, written = page["render_one_runs"](now)
+    assert f"| {', '.join(space)} " in written
+    assert written.count("model.init_std 0.125") == 1, "not the result with an interleaved network"
+    assert "train.steps" not in written
+    first_round = make_page("results", monkeypatch)["first_round"]
+    assert [len(each["runs"]) for each in first_round(now["earlier"])] == [2, 1]
