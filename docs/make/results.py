@@ -286,7 +286,8 @@ def render_ablation(result: Mapping[str, Any]) -> Iterator[str]:
     yield "One change at a time of the recipe, with a network a quarter as large, on an eighth of the text, and as many epochs;"
     yield "`ppl` is the validation perplexity per word, mean of the seeds. Measured by `python benchmarks/ablation.py --plan"
     yield f"ablation_hybrid`, one thread each, {' and '.join(result['precisions'])}. Times depend on what else the machine did,"
-    yield "up to two other trainings here. The [ablation of an earlier"
+    yield "up to two other trainings here. *The recipe* has initial values of 0.02; today's has those *by the number of"
+    yield "inputs*. The [ablation of an earlier"
     yield "recipe](earlier-results.md#ablation-of-the-recipe) has optimizers, dropouts, averages and schedules.\n"
     keys = ("change", "source", "seeds", "ppl", "± sd", "against the recipe", "time", "parameters")
     yield table(keys, [[change[key] for key in keys] for change in result["changes"]]) + "\n"

@@ -91,7 +91,9 @@ def test_another_recipe_makes_trainings_with_teachers_other_ones() -> None:
 
 
 def test_the_recipe_is_that_of_the_configuration() -> None:
-    config, recipe = load_config(ROOT / "configs" / "wikitext2-word-cpu.yaml"), planned("ablation_hybrid").config
+    config, plan = load_config(ROOT / "configs" / "wikitext2-word-cpu.yaml"), planned("ablation_hybrid")
+    by_name = {job.variant.name: job for job in plan.jobs}
+    recipe = ablation.changed_config(plan.config, by_name["initial values by the number of inputs"])
     of_size = {
         "model": ("arch", "d_model", "d_inner"),
         "train": ("steps", "lr", "warmup_steps", "log_every", "eval_every", "save_every"),
