@@ -8,8 +8,7 @@ the validation split and from `test/comparison.json` for the test split, where i
 validation split with other lengths, `parnas evaluate FOLDER/derived … --out FOLDER/lengths/NAME`, are copied too.
 Search and retrainings may come from several machines: what an earlier call copied, and FOLDER does not hold, stays.
 Retrainings by other settings than FOLDER's stay as well, in the list `earlier`, without their curves and with the
-candidates of their search. OTHER is the
-result whose search FOLDER's string comes from, where that is not its own.
+candidates of their search. OTHER is the result whose search FOLDER's string comes from, where that is not its own.
 """
 
 import shutil

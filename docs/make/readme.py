@@ -12,7 +12,7 @@ from earlier_results import FORERUNNER
 from hybrids import EQUAL_LATENCY, OTHER_SEARCH, best_of_latency, derived_and_by_hand, describe_difference, difference
 from one_run import INTERLEAVED, ONE_RUN, SINGLE_MIXER, ranked_by_hand
 from performance import RESULTS
-from results import BOTH, first_round, hours, perplexities
+from results import BOTH, hours, perplexities, since_interleaved
 
 from parnas.runs.files import read_json, write_text
 from parnas.runs.run import PLAIN
@@ -257,7 +257,7 @@ def ranking_row(quality: Mapping[str, Any]) -> Row:
 
 def word_row(words: Mapping[str, Any]) -> Row:
     """Return the row of WikiText-2 by words."""
-    of, before = perplexities(words), perplexities(first_round(words["earlier"])[0])
+    of, before = perplexities(words), perplexities(since_interleaved(words["earlier"])[0])
     figures = {
         name: [each[split, "derived", PLAIN] for split in ("valid", "test")]
         for name, each in (("now", of), ("before", before))

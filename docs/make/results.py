@@ -97,8 +97,8 @@ def headline(result: Mapping[str, Any]) -> str:
     if ("test", "derived", BOTH) in of:
         tuned = f"{of['valid', 'derived', BOTH]:.1f} and {of['test', 'derived', BOTH]:.1f}"
         text += f" With dynamic evaluation and a cache these are {tuned}."
-    if first := first_round(result["earlier"])[:1]:
-        before = perplexities(first[0])
+    if earlier := since_interleaved(result["earlier"]):
+        before = perplexities(earlier[0])
         was = f"{before['valid', 'derived', PLAIN]:.1f} and {before['test', 'derived', PLAIN]:.1f}"
         text += (
             f" Before pointer, subword features, convolutions and recurrences, the derived network had {was} "
@@ -107,7 +107,7 @@ def headline(result: Mapping[str, Any]) -> str:
     return text
 
 
-def first_round(earlier: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+def since_interleaved(earlier: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
     """Return the last earlier result of a search among attention, feed-forward layers and identity, and all after it.
 
     It is the last with a retraining of the interleaved network; later searches are part of one run, without one.
@@ -135,11 +135,8 @@ def render_table(results: Mapping[str, Mapping[str, Any]]) -> str:
     lines: list[tuple[Any, ...]] = [each[:-1] for each in PUBLISHED if not each.dynamic]
     tuned: list[tuple[Any, ...]] = [each[:-1] for each in PUBLISHED if each.dynamic]
     for name, result in results.items():
-        for source, each in (
-            (f"`{name}`", result),
-            *((f"`{name}`, earlier", old) for old in first_round(result["earlier"])),
-        ):
-            of = perplexities(each)
+        for each in (result, *since_interleaved(result["earlier"])):
+            source, of = f"`{name}`" + ", earlier" * (each is not result), perplexities(each)
             parameters = {row["run"]: row["parameters"] for row in plain(each, "valid")}
             for (split, run, protocol), ppl in of.items():
                 if split == "valid":

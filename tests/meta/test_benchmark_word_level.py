@@ -271,12 +271,12 @@ def test_one_runs_by_an_earlier_recipe_have_their_own_table_on_the_page(
     write_json(path, {**result, "earlier": [searched_and_interleaved]})
     word_level.main([str(folder)])
     now = read_json(path)
-    space = read_json(path)["search"]["settings"]["space"]
+    space = now["search"]["settings"]["space"]
     assert [each["space"] for each in now["earlier"]] == [None, space]
     page = make_page("earlier_results", monkeypatch)
     *_, written = page["render_one_runs"](now)
     assert f"| {', '.join(space)} " in written
     assert written.count("model.init_std 0.125") == 1, "not the result with an interleaved network"
     assert "train.steps" not in written
-    first_round = make_page("results", monkeypatch)["first_round"]
-    assert [len(each["runs"]) for each in first_round(now["earlier"])] == [2, 1]
+    since_interleaved = make_page("results", monkeypatch)["since_interleaved"]
+    assert [len(each["runs"]) for each in since_interleaved(now["earlier"])] == [2, 1]
