@@ -4,8 +4,12 @@
 
 FOLDER is what `parnas pipeline CONFIG --one-run --test --run FOLDER` or the same with `--finalists N` made; NAME is the
 name of the result, by default that of FOLDER. Every figure comes from the run folders in it, from `comparison.json` for
-the validation split and from `test/comparison.json` for the test split, where it was read. Evaluations on the
-validation split with other lengths, `parnas evaluate FOLDER/derived … --out FOLDER/lengths/NAME`, are copied too.
+the validation split and from `test/comparison.json` for the test split, where it was read.
+
+Evaluations with other lengths are copied too: `parnas evaluate FOLDER/derived … --out FOLDER/lengths/NAME`, and for the
+test split the same with `--out FOLDER/lengths/NAME/test`. Their rows of the plain protocol are a list of their own; the
+other rows take the place of those of the same protocol with the lengths of training.
+
 Search and retrainings may come from several machines: what an earlier call copied, and FOLDER does not hold, stays.
 Retrainings by other settings than FOLDER's stay as well, in the list `earlier`, without their curves and with the
 candidates of their search. OTHER is the result whose search FOLDER's string comes from, where that is not its own.
@@ -13,7 +17,7 @@ candidates of their search. OTHER is the result whose search FOLDER's string com
 
 import shutil
 from argparse import ArgumentParser
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -51,6 +55,9 @@ def collect(folder: Path, earlier: Mapping[str, Any] = NOTHING) -> dict[str, Any
     rows = {split: read_rows(folder / place, split) for split, place in PLACES.items()}
     if not rows["valid"]:
         raise ParnasError(f"{folder} has no comparison.json; run the pipeline to its end first.")
+    lengths = {split: read_lengths(folder / LENGTHS, split) for split in PLACES}
+    rows = {split: replace_protocols(rows[split], lengths[split]) for split in PLACES}
+    with_plain = [row for split in PLACES for row in lengths[split] if row["evaluation"] == PLAIN]
     runs = {row["run"]: Run(folder / row["run"]) for row in rows["valid"]}
     described = {name: describe(run) for name, run in runs.items()}
     settings = recipes({"runs": described})
@@ -68,7 +75,7 @@ def collect(folder: Path, earlier: Mapping[str, Any] = NOTHING) -> dict[str, Any
             split: [*rows[split], *(row for row in earlier["comparison"].get(split, []) if row["run"] not in runs)]
             for split in rows
         },
-        "lengths": read_lengths(folder / LENGTHS) or earlier["lengths"],
+        "lengths": with_plain or earlier["lengths"],
         "earlier": earlier["earlier"],
     }
     archs = [result["search"]["derivation"]["arch"], *(each["arch"] for each in result["finalists"][:1])]
@@ -116,10 +123,20 @@ def read_rows(folder: Path, split: str) -> list[dict[str, Any]]:
     return [{key: value for key, value in row.items() if key != "folder"} for row in rows]
 
 
-def read_lengths(folder: Path) -> list[dict[str, Any]]:
-    """Return the rows of the plain protocol of evaluations with other lengths, by the names of their folders."""
-    places = sorted(path.parent for path in folder.glob("*/comparison.json"))
-    return [row for place in places for row in read_rows(place, "valid") if row["evaluation"] == PLAIN]
+def read_lengths(folder: Path, split: str) -> list[dict[str, Any]]:
+    """Return the rows of evaluations with other lengths on a split, by the names of their folders."""
+    return [row for place in sorted(folder.glob("*")) for row in read_rows(place / PLACES[split], split)]
+
+
+def replace_protocols(rows: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows of a comparison with those of other protocols than plain replaced by, or added from, `others`.
+
+    Raises `ParnasError` if `others` has two rows of one run and protocol.
+    """
+    new = {(row["run"], row["evaluation"]): row for row in others if row["evaluation"] != PLAIN}
+    if len(new) < sum(row["evaluation"] != PLAIN for row in others):
+        raise ParnasError(f"{LENGTHS} has several evaluations of one run by one protocol; keep one of them.")
+    return [*(row for row in rows if (row["run"], row["evaluation"]) not in new), *new.values()]
 
 
 def describe(run: Run) -> dict[str, Any]:

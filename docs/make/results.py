@@ -206,26 +206,28 @@ def render_times(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 
 def render_protocols(result: Mapping[str, Any]) -> Iterator[str]:
     """Yield the results of other evaluation protocols."""
-    of = perplexities(result)
-    others = [(run, protocol) for split, run, protocol in of if split == "valid" and protocol != PLAIN]
-    settings = {(row["run"], row["evaluation"]): row.get("settings", "") for row in result["comparison"]["valid"]}
-    lengths = result["lengths"]
-    if not others and not lengths:
+    of = {
+        (split, row["run"], row["evaluation"], describe_lengths(row)): row
+        for split, rows in result["comparison"].items()
+        for row in rows
+        if row["evaluation"] != PLAIN
+    }
+    of |= {(row["split"], row["run"], PLAIN, describe_lengths(row)): row for row in result["lengths"]}
+    if not of:
         return
     yield "## Evaluation protocols\n"
-    yield "Perplexity per word with [protocols](evaluation.md) that learn from the text they have read, and with other"
-    yield "lengths of memory. Settings were chosen on the validation split, so that the validation figures are slightly too"
-    yield "good:\n"
-    lines: list[tuple[Any, ...]] = [
-        (run, protocol, settings[run, protocol], of["valid", run, protocol], of.get(("test", run, protocol)))
-        for run, protocol in others
-    ]
-    lines += [(row["run"], describe_lengths(row), "", row["word_ppl"], None) for row in lengths]
-    yield table(("network", "protocol", "settings", "validation", "test"), lines) + "\n"
+    yield "Perplexity per word with [protocols](evaluation.md) that learn from the text they have read, and with other lengths"
+    yield "of segments and memory, in words. Settings and lengths were chosen on the validation split, so that the"
+    yield "validation figures are slightly too good:\n"
+    lines: list[tuple[Any, ...]] = []
+    for (split, *key), row in of.items():
+        if split == "valid":
+            lines.append((*key, row.get("settings", ""), row["word_ppl"], of.get(("test", *key), {}).get("word_ppl")))
+    yield table(("network", "protocol", "lengths", "settings", "validation", "test"), lines) + "\n"
 
 
 def describe_lengths(row: Mapping[str, Any]) -> str:
-    """Return the lengths of an evaluation with the plain protocol."""
+    """Return the lengths of segments and memory of an evaluation."""
     kinds = {"tgt_len": "segments", "mem_len": "memory", "cmem_len": "compressed memory", "pointer_len": "pointer"}
     return ", ".join(f"{kind} {row[key]:,}" for key, kind in kinds.items() if row.get(key))
 

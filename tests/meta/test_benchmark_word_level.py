@@ -143,17 +143,41 @@ def test_the_page_has_trainings_of_equal_time_and_the_ablation_once_they_are_mea
 def test_evaluations_with_other_lengths_are_copied(
     folder: Path, results: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    evaluated = compare([folder / "derived"], EvalOptions(mem_len=7, changes={"evaluation.cache.size": 50}), Silent())
-    evaluated.write(folder / "lengths" / "memory-7")
+    for place, split in (("memory-7", "valid"), ("memory-7/test", "test")):
+        options = EvalOptions(split, mem_len=7, changes={"evaluation.cache.size": 50})
+        compare([folder / "derived"], options, Silent()).write(folder / "lengths" / place)
     word_level.main([str(folder)])
-    (row,) = read_json(results / "word_level-wikitext2-word-cpu.json")["lengths"]
-    (read, _) = read_json(folder / "lengths" / "memory-7" / "comparison.json")
-    assert (row["mem_len"], row["word_ppl"]) == (7, read["word_ppl"])
+    result = read_json(results / "word_level-wikitext2-word-cpu.json")
+    rows = read_json(folder / "lengths" / "memory-7" / "comparison.json")
+    rows += read_json(folder / "lengths" / "memory-7" / "test" / "comparison.json")
+    plain, cached, plain_test, cached_test = rows
+    found = [(row["split"], row["mem_len"], row["word_ppl"]) for row in result["lengths"]]
+    assert found == [("valid", 7, plain["word_ppl"]), ("test", 7, plain_test["word_ppl"])]
+    caches = {
+        (split, row["run"], row["mem_len"]): row["word_ppl"]
+        for split, rows in result["comparison"].items()
+        for row in rows
+        if row["evaluation"] == "cache"
+    }
+    trained = result["runs"]["derived"]["settings"]["model"]["mem_len"]
+    assert caches["valid", "derived", 7] == cached["word_ppl"]
+    assert caches["test", "derived", 7] == cached_test["word_ppl"]
+    assert set(caches) == {("valid", "derived", 7), ("test", "derived", 7), ("valid", "equal-cost", trained)}
     written = make_page("results", monkeypatch, results)["render"]()
-    assert re.search(rf"\| derived +\| segments \d+, memory 7 +\| +\| {row['word_ppl']:,.2f} ", written)
+    for protocol, settings, first, second in (
+        ("plain", "", plain, plain_test),
+        ("cache", "size 50, theta 0.1, weight 0.1", cached, cached_test),
+    ):
+        figures = f"{first['word_ppl']:,.2f} +\\| {second['word_ppl']:,.2f}"
+        line = rf"\| derived +\| {protocol} +\| segments \d+, memory 7 +\| {settings} +\| {figures} "
+        assert re.search(line, written), protocol
+    shutil.copytree(folder / "lengths" / "memory-7", folder / "lengths" / "again")
+    with pytest.raises(ParnasError, match="several evaluations of one run by one protocol"):
+        word_level.collect(folder)
     shutil.rmtree(folder / "lengths")
     word_level.main([str(folder)])
-    assert read_json(results / "word_level-wikitext2-word-cpu.json")["lengths"] == [row], "of the same recipe"
+    again = read_json(results / "word_level-wikitext2-word-cpu.json")
+    assert again["lengths"] == result["lengths"], "of the same recipe"
 
 
 def test_search_and_retrainings_may_come_from_several_machines(folder: Path, results: Path, tmp_path: Path) -> None:
