@@ -60,7 +60,7 @@ def render() -> str:
     """Return the page."""
     results = {name: read_json(path) for name in CONFIGS if (path := RESULTS / f"word_level-{name}.json").is_file()}
     equal_times = [found for name in EQUAL_TIMES if (found := optional(f"{name}-cpu"))]
-    ablation = optional("ablation_hybrid-cpu")
+    ablation, tuning = optional("ablation_hybrid-cpu"), optional("tuned_recipe-cpu")
     result = results[NAME]
     parts = [
         f"# Results on WikiText-2\n\n{headline(result)}\n\n{MEASURE}\n",
@@ -71,6 +71,7 @@ def render() -> str:
         *render_protocols(result),
         *(render_equal_times(equal_times) if equal_times else []),
         *(render_ablation(ablation) if ablation else []),
+        *(render_tuning(tuning) if tuning else []),
         *render_failures(result, equal_times, ablation),
         *render_goal_tables(results, equal_times),
         "These commands copy a result from its run folder to `benchmarks/results/` and write this page:\n",
@@ -290,6 +291,26 @@ def render_ablation(result: Mapping[str, Any]) -> Iterator[str]:
     yield "recipe](earlier-results.md#ablation-of-the-recipe) has optimizers, dropouts, averages and schedules.\n"
     keys = ("change", "source", "seeds", "ppl", "± sd", "against the recipe", "time", "parameters")
     yield table(keys, [[change[key] for key in keys] for change in result["changes"]]) + "\n"
+
+
+def render_tuning(result: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what `parnas tune` gains on the recipe."""
+    trials, counts = sum(result["counts"].values()), result["counts"]
+    yield "## Tuned settings\n"
+    yield f"`parnas tune` had {trials} trials of `{canonical(result['arch'])}`, of the size of the ablation, with {result['steps']:,} steps each,"
+    yield f"of which {counts['pruned']} ended early. The best of many trials has a low perplexity partly by chance, so its settings"
+    yield "and those of the recipe were then trained from further seeds. Perplexities are per word on the validation split;"
+    yield "measured by `python benchmarks/tuned_recipe.py`.\n"
+    keys = list(result["space"])
+    seeds = list(result["ppl"]["the recipe"])
+    lines = [
+        (name, *(f"{settings[key]:.2g}" for key in keys), result["study"][name], *map(result["ppl"][name].get, seeds))
+        for name, settings in result["settings"].items()
+    ]
+    yield table(("settings", *keys, "study", *(f"seed {seed}" for seed in seeds)), lines) + "\n"
+    if result["difference"]:
+        found = {**result["difference"], "percent": result["difference"]["mean"]}
+        yield f"The tuned settings are {relative(found)} from the recipe's, paired by the further seeds, with a 95 % interval.\n"
 
 
 def render_failures(
