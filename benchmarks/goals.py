@@ -110,15 +110,14 @@ def judge_search(result: dict[str, Any]) -> Iterator[Goal]:
             yield Goal(area, goal, value, reached, command)
     # Paired by seed, for each network that was trained for some steps and for twice as many.
     gains = [
-        100 * (1 - ppl / once["ppl_by_seed"][seed])
+        (once["variant"], 100 * (1 - ppl / once["ppl_by_seed"][seed]))
         for longer, once in product(result["variants"], repeat=2)
         if longer["steps"] == 2 * once["steps"] and longer.get("arch") == once.get("arch")
         for seed, ppl in longer["ppl_by_seed"].items()
     ]
     if gains:
         goal = f"twice the steps lower perplexity by less than {CONVERGED} %"
-        value = ", ".join(f"{gain:.1f} %" for gain in gains)
-        yield Goal(area, goal, value, max(gains) < CONVERGED, command)
+        yield judge_gains(area, goal, gains, command)
 
 
 def judge_ranking(result: dict[str, Any]) -> Iterator[Goal]:
@@ -335,13 +334,13 @@ def judge_shakespeare(result: dict[str, Any]) -> Iterator[Goal]:
     area, command = "Tiny Shakespeare", "python benchmarks/word_level.py runs/shakespeare"
     plain = {row["run"]: row for row in result["comparison"]["valid"] if row["evaluation"] == PLAIN}
     derived = plain["derived"]["bits_per_byte"]
-    goal = f"bits per byte of the derived network: at most {SHAKESPEARE_BITS}"
+    goal = f"{area}: bits per byte of the derived network at most {SHAKESPEARE_BITS}"
     yield Goal(area, goal, f"{derived:.3f}", derived <= SHAKESPEARE_BITS, command)
     for phase, seconds in (("search", result["search"]["seconds"]), ("training", result["runs"]["derived"]["seconds"])):
-        goal = f"{phase} of two cores: at most {SHAKESPEARE_SECONDS} s"
+        goal = f"{area}: {phase} of two cores at most {SHAKESPEARE_SECONDS} s"
         yield Goal(area, goal, f"{seconds:.0f} s", seconds <= SHAKESPEARE_SECONDS, command)
     other = plain["equal-cost"]["bits_per_byte"]
-    goal = f"bits per byte of the derived network below the interleaved network's of equal latency, {other:.3f}"
+    goal = f"{area}: bits per byte of the derived network below the interleaved network's of equal latency, {other:.3f}"
     yield Goal(area, goal, f"{derived:.3f}", derived < other, command)
 
 
@@ -404,14 +403,19 @@ def judge_equal_time(result: dict[str, Any]) -> Iterator[Goal]:
             yield Goal(area, goal, value, found.mean <= -3, command)
     every = {record["name"]: record for record in result["networks"]}
     gains = [
-        100 * (1 - ppl / every[name.removesuffix(TWICE)]["ppl_by_seed"][seed])
-        for name, record in every.items()
-        if name.endswith(TWICE)
-        for seed, ppl in record["ppl_by_seed"].items()
+        (once, 100 * (1 - ppl / every[once]["ppl_by_seed"][seed]))
+        for once in every
+        for seed, ppl in every.get(once + TWICE, {"ppl_by_seed": {}})["ppl_by_seed"].items()
     ]
     if gains:
         goal = f"twice the time lowers perplexity by less than {CONVERGED} %"
-        yield Goal(area, goal, ", ".join(f"{gain:.1f} %" for gain in gains), max(gains) < CONVERGED, command)
+        yield judge_gains(area, goal, gains, command)
+
+
+def judge_gains(area: str, goal: str, gains: list[tuple[str, float]], command: str) -> Goal:
+    """Return the goal that no gain of a longer training, in per cent beside the network's name, is as large as 15 %."""
+    value = ", ".join(f"{gain:.1f} % (*{name}*)" for name, gain in gains)
+    return Goal(area, goal, value, max(gain for _, gain in gains) < CONVERGED, command)
 
 
 def is_single_mixer(arch: str) -> bool:

@@ -110,6 +110,14 @@ MORE = {
         "the run folder. The meaning of the settings: [evaluation.md](evaluation.md).",
         "parnas tune-eval runs/derived",
     ),
+    "compress": (
+        "The steps, and what the table compares: [pretrained.md](pretrained.md#a-faster-network).",
+        "parnas compress runs/derived --within latency=0.6",
+    ),
+    "probe": (
+        "What the pictures and the report show: [pretrained.md](pretrained.md#which-layers-does-it-need).",
+        "parnas probe runs/derived",
+    ),
     "import": (
         "What is read, and what to give: [pretrained.md](pretrained.md#import-a-transformer-xl).",
         "parnas import path/to/transfo-xl data.corpus=wikitext-103 data.tokenizer.vocabulary=words.txt data.tgt_len=128",

@@ -59,7 +59,7 @@ all seeds is the parent of the first.
   SuperNet search is as recorded.
 * Trainings use bf16 where the processor is fast with it, and fp32 elsewhere (column *precision*).
 * `benchmarks/compress.yaml` has the settings and was written before the first training. Some things were decided after the first
-  measurements: the recipe of the healing and the steps in which a small budget is reached, by trials with the target 0.5 and
+  measurements: the recipe of the healing and the steps in which a small target is reached, by trials with the target 0.5 and
   seeds 1 and 2; and that only the network within 0.5 is trained from scratch. *Taught* was planned for three seeds, and was not
   trained further when the first was far from its goal; *short* and *short-taught* were added then, after a trial of 3,000 steps.
 * Run folders were not kept. For *taught*, *short-taught* and the random children, the parent of the first seed was trained again
@@ -95,7 +95,7 @@ only if they have most of the parent's parameters. They also allow a higher lear
 0.4, and than 1.0. A temperature of 2 was 0.2 % better, but a step took longer.
 
 The selection matters as much. With scores in the parent alone, networks within a half of its latency were far worse than their
-scores say. Scoring the candidates again in the networks within larger budgets was tried in searches of three seeds: it lowers
+scores say. Scoring the candidates again in the networks within larger targets was tried in searches of three seeds: it lowers
 the loss before healing by 0.04 to 0.08 nats for two of them, and changes nothing for the other. An evolutionary search with as
 many evaluations did as well for one of these two.
 """

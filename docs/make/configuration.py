@@ -8,6 +8,7 @@ import yaml
 
 from parnas.config.loader import PRESETS, load_config, walk_fields
 from parnas.config.schema import Section
+from parnas.nas.one_run import split_training
 from parnas.runs.files import write_text
 
 PAGE = Path(__file__).resolve().parents[1] / "configuration.md"
@@ -22,7 +23,10 @@ SHIPPED = """
 
 The first lines of each file name its source, the device that it is for, and what to expect.
 
-| name | text | tokens | network | steps of search, training |
+The steps are those of search and retraining, of one run (`--one-run`) where the configuration is made for it, or of the
+training of a published network.
+
+| name | text | tokens | network | steps |
 | --- | --- | --- | --- | --- |
 """
 SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
@@ -51,7 +55,10 @@ def describe_file(path: Path) -> str:
     tokens = f"{count}{'pieces' if data.tokenizer.kind == 'sentencepiece' else data.tokenizer.kind + 's'}"
     # A configuration with an architecture is one of a published network.
     blocks = f"`{model.arch}`" if model.arch else f"{search.blocks} blocks of {', '.join(search.candidates)}"
-    steps = f"{config.train.steps:,}" if model.arch else f"{search.steps:,}, {config.train.steps:,}"
+    steps = f"{config.train.steps:,}" if model.arch else f"{search.steps:,} and {config.train.steps:,}"
+    if "share" in search.model_fields_set:
+        first, second = split_training(config, Path("search"))
+        steps = f"one run: {first.search.steps:,} and {second.train.steps:,}"
     return f"| `{path.stem}` | {data.corpus} | {tokens} | {blocks}, width {model.d_model} | {steps} |"
 
 

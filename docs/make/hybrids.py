@@ -8,6 +8,7 @@ from typing import Any
 from performance import RESULTS, render_goals
 
 from parnas.architecture import ATTENTION
+from parnas.config.yaml_file import read_yaml
 from parnas.figures.pareto import ParetoPoint, draw_pareto
 from parnas.runs.files import read_json, write_text
 from parnas.studies.baseline_comparison import paired_difference
@@ -18,9 +19,9 @@ SHAKESPEARE = RESULTS / "word_level-shakespeare.json"
 INTRODUCTION = """# Which mixer where?
 
 Attention is one of several layers that let the positions of a text exchange information. A gated short convolution (`k`)
-costs {k} of a feed-forward layer and sees a few positions; a gated recurrence (`r`) costs {r} of one and carries a
-state of constant size through the whole text; attention with a window (`s:window=N`) sees the last N positions
-([layers](layers.md)). This page shows what these layers cost, what they are worth in networks of equal latency, and what
+sees a few positions; a gated recurrence (`r`) carries a state of constant size through the whole text; attention with a
+window (`s:window=N`) sees the last N positions ([layers](layers.md)). In inference at width {width} on a CPU, `k` costs {k} of
+a feed-forward layer and `r` {r}; narrower layers and GPUs have other ratios, so measure on your device (`parnas profile`). This page shows what these layers cost, what they are worth in networks of equal latency, and what
 changes of the training recipe are worth for a network of attention, convolution and feed-forward layers.
 
 ## Goals
@@ -72,8 +73,8 @@ SECTIONS = {
     ),
     "recipe": (
         "Changes of the training recipe",
-        "Each row changes one part of the recipe of `benchmarks/recipe.yaml`, for a network `skfskf`. A change that is worse after "
-        "1,000 steps from one seed was not trained further, and one that gains less than 2 % from three seeds not for 4,000 steps. "
+        "Each row changes one part of the recipe of `benchmarks/recipe.yaml`, for a network `skfskf`. Most changes were trained from one seed for "
+        "1,000 steps, also some that were better; those that gain less than 2 % from three seeds were not trained for 4,000 steps. "
         "*Time* is that of the training relative to the first, roughly, since two trainings shared the machine. "
         "Changes that are no settings of parnas are in `benchmarks/tried_layers.py`. Measured by "
         "`python benchmarks/variants.py recipe`",
@@ -86,7 +87,9 @@ def render() -> str:
     """Return the page."""
     results = {name: read_json(path) for name in SECTIONS if (path := RESULTS / f"{name}-cpu.json").is_file()}
     costs = {layer: describe_cost(results["mixers"], layer) for layer in ("k", "r")}
-    parts = [INTRODUCTION.format(goals=render_goals(*AREAS), **costs)]
+    shapes = RESULTS.parent / "comparison.yaml"  # of the benchmark `mixers`
+    width = read_yaml(shapes.read_text(encoding="utf-8"), shapes.name)["model"]["d_model"]
+    parts = [INTRODUCTION.format(goals=render_goals(*AREAS), width=width, **costs)]
     for name, (title, note) in SECTIONS.items():
         if name in results:
             machine = results[name]["machine"]
@@ -215,7 +218,8 @@ RECIPE_CONCLUSIONS = (
     "Muon pays at equal steps, but not at equal time in shapes as small as these: in the time of 1,000 steps of Muon, AdamW "
     "reaches a lower perplexity (interpolated between its trainings of 1,000 and 4,000 steps). AdamW is the default.",
     "A shorter warm-up helps short trainings alone.",
-    "The other changes gain less than 2 % and are not part of parnas.",
+    "NorMuon was not compared further with Muon. The other changes in `benchmarks/tried_layers.py` gain less than 2 % and are "
+    "not part of parnas.",
 )
 
 

@@ -98,7 +98,7 @@ vocabulary of 12,000 pieces, batch 32, segment 32, memory 16.
 | cutoffs | seconds to find the cutoffs of an adaptive softmax for the vocabulary of WikiText-103 |
 | softmax | perplexity and CPU time of trainings with different cutoffs |
 
-*search_step*, *time_to_quality* and *estimators* were measured with one path in each step of `uniform`
+On the CPU, *search_step*, *time_to_quality* and *estimators* were measured with one path in each step of `uniform`
 (`search.gate_samples: 1`).
 
 `python docs/make/performance.py` writes this page from `benchmarks/results/`.
@@ -164,6 +164,9 @@ not been run.
 | network | layers | steps | perplexity |
 | --- | --- | --- | --- |
 {chr(10).join(f"| {row['name']} | `{row['arch']}` | {int(row['steps']):,} | {float(row['ppl']):.1f} |" for row in rows)}
+
+Steps of a search with the sizes of `configs/wikitext2-par.yaml`, as in *search_step* below. Here `uniform` trains two paths
+in each step, which is the default; *baseline* is the plain mixture.
 
 {bold_title(next(table for table in result["tables"] if table.startswith("Whole training steps")))}"""
 

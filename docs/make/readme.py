@@ -141,7 +141,7 @@ def one_run_row(equal_time: Mapping[str, Any]) -> Row:
     return Row(
         WITHIN,
         f"Does a search within the training pay? One run of {equal_time['minutes']} minutes, search included, against networks "
-        "that were trained as long without a search.",
+        "trained for the same time without a search (times predicted for an idle core).",
         f"blocks: {ours['latency']:.0%} of the interleaved network's latency; perplexity {ours['ppl']:.1f} against "
         f"{whole['ppl']:.1f}, {describe_difference(whole)}; relative to the same networks from scratch "
         f"{describe_difference(ours['to_scratch'])} ({ours['seeds']} seeds)",

@@ -44,7 +44,7 @@ def compress(
     ] = True,
     run: Annotated[Path | None, Option(help="Folder for all runs, or to resume; default: runs/compress-RUN.")] = None,
 ) -> None:
-    """Make a trained network faster: search for cheaper layers, derive a network within a budget, and heal it."""
+    """Make a trained network faster: search for cheaper layers, derive a network within a cost target, and heal it."""
     refuse_torchrun("compress")
     from parnas.cli.tables import show_comparison, show_derivation
     from parnas.nas.derive import read_within

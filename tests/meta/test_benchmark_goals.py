@@ -54,7 +54,7 @@ def test_the_length_of_trainings_is_judged_by_what_twice_the_steps_gain(longer: 
     twice = {**record, "variant": "twice", "steps": 18, "ppl_by_seed": {"1": longer}}
     (goal,) = goals.judge_search({"variants": [record, {**record, "arch": "fs"}, twice]})
     assert goal.reached == reached
-    assert goal.value == f"{100 - longer:.1f} %", "paired by seed"
+    assert goal.value == f"{100 - longer:.1f} % (*base*)", "paired by seed"
 
 
 def test_shakespeare_is_judged_by_plain_evaluation_and_the_time_of_each_phase() -> None:
