@@ -56,7 +56,7 @@ def collect(folder: Path, earlier: Mapping[str, Any] = NOTHING) -> dict[str, Any
     if not rows["valid"]:
         raise ParnasError(f"{folder} has no comparison.json; run the pipeline to its end first.")
     lengths = {split: read_lengths(folder / LENGTHS, split) for split in PLACES}
-    rows = {split: replace_protocols(rows[split], lengths[split]) for split in PLACES}
+    rows = {split: replace_protocols(rows[split], lengths, split) for split in PLACES}
     with_plain = [row for split in PLACES for row in lengths[split] if row["evaluation"] == PLAIN]
     runs = {row["run"]: Run(folder / row["run"]) for row in rows["valid"]}
     described = {name: describe(run) for name, run in runs.items()}
@@ -75,7 +75,7 @@ def collect(folder: Path, earlier: Mapping[str, Any] = NOTHING) -> dict[str, Any
             split: [*rows[split], *(row for row in earlier["comparison"].get(split, []) if row["run"] not in runs)]
             for split in rows
         },
-        "lengths": with_plain or earlier["lengths"],
+        "lengths": [*with_plain, *(row for row in earlier["lengths"] if row["run"] not in runs)],
         "earlier": earlier["earlier"],
     }
     archs = [result["search"]["derivation"]["arch"], *(each["arch"] for each in result["finalists"][:1])]
@@ -128,15 +128,21 @@ def read_lengths(folder: Path, split: str) -> list[dict[str, Any]]:
     return [row for place in sorted(folder.glob("*")) for row in read_rows(place / PLACES[split], split)]
 
 
-def replace_protocols(rows: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return rows of a comparison with those of other protocols than plain replaced by, or added from, `others`.
+def replace_protocols(
+    rows: Sequence[dict[str, Any]], lengths: Mapping[str, Sequence[dict[str, Any]]], split: str
+) -> list[dict[str, Any]]:
+    """Return the rows of a comparison on a split, with those of other protocols than plain replaced, or added to.
 
-    Raises `ParnasError` if `others` has two rows of one run and protocol.
+    `lengths` are the rows of evaluations with other lengths by split. A row is left out if another split alone has one
+    with other lengths, since perplexities of one protocol stand side by side. Raises `ParnasError` for two evaluations
+    of one run and protocol.
     """
-    new = {(row["run"], row["evaluation"]): row for row in others if row["evaluation"] != PLAIN}
-    if len(new) < sum(row["evaluation"] != PLAIN for row in others):
+    others = [row for found in lengths.values() for row in found if row["evaluation"] != PLAIN]
+    if len({(row["split"], row["run"], row["evaluation"]) for row in others}) < len(others):
         raise ParnasError(f"{LENGTHS} has several evaluations of one run by one protocol; keep one of them.")
-    return [*(row for row in rows if (row["run"], row["evaluation"]) not in new), *new.values()]
+    replaced = {(row["run"], row["evaluation"]) for row in others}
+    kept = [row for row in rows if (row["run"], row["evaluation"]) not in replaced]
+    return kept + [row for row in others if row["split"] == split]
 
 
 def describe(run: Run) -> dict[str, Any]:

@@ -203,7 +203,8 @@ def derive(
 
     Args:
         run: the run folder of a search, finished or not.
-        cost_target: largest cost as a share of the interleaved network's cost; by default that of the search.
+        cost_target: largest cost as a share of the reference's, the interleaved network or, after a search in a trained
+            network, this network; by default that of the search.
         metric: the measure of cost: "latency", "macs", "parameters" or "cache"; by default that of the search.
         within: several cost targets by metric, such as {"latency": 0.5, "cache": 0.25}, in place of these two.
         limits: largest number of blocks by layer, such as {"s": 4}.
@@ -246,7 +247,7 @@ def derive_front(
 
     Args:
         run: the run folder of a search, finished or not.
-        targets: largest costs, as shares of the interleaved network's cost.
+        targets: largest costs, as shares of the reference's cost; see `derive`.
         metric: the measure of cost, as for `derive`, like the arguments below.
         limits: largest number of blocks by layer.
         rerank_top_k: number of networks that are compared with the shared weights, for each target.

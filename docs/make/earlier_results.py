@@ -182,7 +182,7 @@ def render_ablation(result: dict[str, Any]) -> str:
             "* Averaged weights at a constant learning rate (`train.average`), partial shuffling (`data.shuffle`) and label",
             "  smoothing help and are settings of parnas. The changes that do not help are not part of parnas; `benchmarks/tried.py` has them.",
             "* *The recipe* is an earlier one, with one dropout mask for all positions of a segment (*locked*). The last row of the",
-            "  table is the present recipe.",
+            "  table is a later recipe, still without pointer and subword features.",
             "* The best dropout depends on the sizes of text and network. With the whole text and the larger network of the",
             "  configurations, dropout 0.2 without label smoothing is better (table of earlier recipes above); with the small network",
             "  of this ablation it is much worse unless weights are averaged.",

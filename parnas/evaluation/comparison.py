@@ -88,6 +88,10 @@ def compare(folders: Sequence[Path], options: EvalOptions, reporter: Reporter) -
     """
     runs = open_runs(folders, options)
     split = runs[0].loaded.config.evaluation.split
+    if "evaluation.cmem_len" in dict(options.overrides()) and not any(run.network.compresses() for run in runs):
+        raise ParnasError(
+            "cmem_len (--cmem-len) has no effect, since no network has compressed memory (layers c); leave it out."
+        )
     # 1. Choose the protocols of all runs, so that mistakes show before anything is measured.
     notes = [
         f"split {split}; words include the line ends, since they are predicted",
@@ -112,8 +116,8 @@ def compare(folders: Sequence[Path], options: EvalOptions, reporter: Reporter) -
     diverged = (row for row in rows if not math.isfinite(row.ppl or math.nan))
     notes += [f"{row.run}: {row.evaluation} gives no finite loss" for row in diverged]
     table = pd.DataFrame([row.to_dict() for row in rows])
-    integers = ("multiply_adds_per_token", "inherited_steps", "pointer_len")  # some of them missing
-    table = table.astype({name: "Int64" for name in integers if name in table})
+    # Columns of integers in which some are missing would otherwise be columns of floats.
+    table = table.astype({name: "Int64" for name in ComparisonRow.integers() if name in table and table[name].hasnans})
     if any(protocols.values()):
         notes.append("results of different evaluation protocols are not comparable: compare rows of one protocol only")
     else:
@@ -165,7 +169,12 @@ def _list_warnings(run: EvalRun, split: str, protocols: Sequence[EvalProtocol], 
     config = run.loaded.config
     trained = {"tgt_len": config.data.tgt_len, **config.model.reach._asdict()}
     lengths = {"tgt_len": run.shape.tgt_len, **run.shape.reach._asdict()}
-    changed = [f"{key} {lengths[key]} (trained with {trained[key]})" for key in lengths if lengths[key] != trained[key]]
+    unused = set() if run.network.compresses() else {"cmem_len"}
+    changed = [
+        f"{key} {value} (trained with {trained[key]})"
+        for key, value in lengths.items()
+        if value != trained[key] and key not in unused
+    ]
     if changed:
         yield f"evaluated with {', '.join(changed)}"
     if split == "test" and not options.tuned and any(protocol.dynamic or protocol.cache for protocol in protocols):

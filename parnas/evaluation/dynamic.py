@@ -16,6 +16,7 @@ from parnas.model.memory import Memory
 from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import TransformerXL
 from parnas.training.device import Device
+from parnas.training.optimizers import clone_weights, copy_weights
 
 
 def dynamic_weights(model: TransformerXL) -> list[nn.Parameter]:
@@ -64,7 +65,7 @@ def dynamic_evaluation(
     theta - lr g + decay (theta_0 - theta), and `rms` is not used.
     """
     weights = dynamic_weights(model)
-    trained_weights = [weight.detach().clone() for weight in weights]
+    trained_weights = clone_weights(weights)
     lr = settings.lr or 0.0
     # 1. Compute the learning rate and the decay of each weight once, before the text is read.
     if settings.update == "rms":
@@ -89,9 +90,7 @@ def dynamic_evaluation(
     try:
         yield update
     finally:
-        with torch.no_grad():
-            for weight, trained in zip(weights, trained_weights, strict=True):
-                weight.copy_(trained)
+        copy_weights(trained_weights, weights)
 
 
 def _gradients(loss: Tensor, weights: Sequence[nn.Parameter]) -> tuple[Tensor | None, ...]:

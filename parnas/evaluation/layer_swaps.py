@@ -5,14 +5,11 @@ from collections.abc import Mapping
 import pandas as pd
 import torch
 
-from parnas.data.streams import prepare
 from parnas.errors import ParnasError
-from parnas.model.supernet import SuperNet
 from parnas.runs.run import Run
 from parnas.training.device import choose_device
-from parnas.training.loaded_run import load
+from parnas.training.loaded_run import load_supernet
 from parnas.training.perplexity import measure_loss
-from parnas.training.session import check_same_text
 
 
 class LayerSwaps:
@@ -24,13 +21,10 @@ class LayerSwaps:
         The weights are those from before the selected path was fine-tuned, or the last ones if the run did not store
         these. Raises `ParnasError` if the run is not a search, or if the text has changed since the search.
         """
-        self.loaded = load(run.folder, supernet_weights=True)
-        if not isinstance(self.loaded.model, SuperNet):
-            raise ParnasError(f"{run.folder} is a retraining and has no SuperNet; give the folder of a search.")
-        streams = prepare(self.loaded.config.data)
-        check_same_text(streams.header, self.loaded.header, str(run.folder))
+        self.loaded, supernet = load_supernet(run.folder)
+        streams = self.loaded.prepare_text(str(run.folder))
         self.device = choose_device(self.loaded.config.runtime)
-        self.supernet = self.loaded.model.to(self.device.device)
+        self.supernet = supernet.to(self.device.device)
         self.text, self.eos_id = streams.tokens("valid")[:tokens], streams.tokenizer.eos_id
 
     def loss(self, pi: Mapping[int, Mapping[str, float]] | None = None) -> float:

@@ -10,7 +10,7 @@ from torch import Tensor
 from parnas.config.loader import check_config
 from parnas.config.schema import Reach, Shape
 from parnas.data.datasets import SPLITS
-from parnas.data.streams import TokenStreams, prepare
+from parnas.data.streams import TokenStreams
 from parnas.errors import ParnasError
 from parnas.model.estimators import ESTIMATORS
 from parnas.model.supernet import SuperNet
@@ -19,7 +19,7 @@ from parnas.runs.run import Run, name_runs
 from parnas.training.device import Device, choose_device
 from parnas.training.loaded_run import LoadedRun, load
 from parnas.training.perplexity import score_tokens
-from parnas.training.session import check_same_text, flatten
+from parnas.training.session import flatten
 
 __all__ = ["LENGTHS", "EvalOptions"]
 
@@ -144,8 +144,7 @@ def _open_run(name: str, run: Run, loaded: LoadedRun, threads: int | None) -> Ev
     number of CPU threads. Raises `ParnasError` if the text has changed since training.
     """
     device = choose_device(loaded.config.runtime.model_copy(update={"threads": threads}))
-    streams = prepare(loaded.config.data)
-    check_same_text(streams.header, loaded.header, name)
+    streams = loaded.prepare_text(name)
     derived = isinstance(loaded.model, SuperNet) and ESTIMATORS[loaded.config.search.estimator].one_hot
     network = loaded.discrete() if derived else loaded.model
     return EvalRun(name, run, loaded, network.to(device.device), streams, device, loaded.config.evaluation_shape)

@@ -34,6 +34,7 @@ _TUNED_SETTINGS = {
 """The settings to tune: for each, the protocol that reads it and the field of `Grid` with the values to try."""
 _UNREAD_SETTINGS = {
     "evaluation.split": "tune-eval reads the validation split only; leave it out",
+    "evaluation.batch_size": "tune-eval reads the text as one row",
     "evaluation.stride": "sliding evaluation has no settings to tune; give the stride to parnas evaluate",
 }
 """Settings of the section `evaluation` that tune-eval does not use, each with the reason, as text for a message."""

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from parnas.errors import OverBudget, ParnasError
 from parnas.nas.cost import Costs
-from parnas.nas.knapsack import TOLERANCE, LayerString, is_limited, most_probable
+from parnas.nas.knapsack import TOLERANCE, LayerString, is_limited, most_probable, with_tolerance
 
 __all__ = ["Budget"]
 
@@ -78,7 +78,7 @@ class Budget(NamedTuple):
         """Return whether an architecture, one layer name per block, is within the budget."""
         targets = [*self.further, (self.costs, math.inf if self.target is None else self.target)]
         for costs, target in targets:
-            if costs is not None and costs.share(layers) > target * (1 + float(TOLERANCE)):  # as in the knapsack
+            if costs is not None and costs.share(layers) > with_tolerance(target):  # as in the knapsack
                 return False
 
         if self.costs is not None and self.costs.share(layers) < self.floor * (1 - float(TOLERANCE)):

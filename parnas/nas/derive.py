@@ -204,7 +204,7 @@ def read_constraints(
     if cost_target is not None and not cost_target > 0:
         raise ParnasError(
             f"cost_target (--cost-target) is {cost_target}; give a number above 0: the largest allowed cost "
-            "relative to the interleaved network, such as 0.65."
+            "relative to that of the interleaved network, or of the parent after search --from, such as 0.65."
         )
     known = get_args(Metric)
     for name in [*([] if metric is None else [metric]), *within]:
@@ -306,7 +306,7 @@ def derive(
             reporter.note("evaluating networks with the shared weights; set rerank_top_k to 0 to skip this")
             settings = config.replace(search__rerank_top_k=rerank_count)
             measured = losses_of_run(run, reporter) if losses is None else losses()
-            scored = rank(pi, budget, settings, measured, known_good)
+            scored = rank(pi, budget, settings, measured, known_good, config.search.parent is not None)
     # 3. List the most probable networks within the constraints after them.
     ranking = _list_networks(scored, budget, pi, constraints.top_k)
     # 4. Describe the first.

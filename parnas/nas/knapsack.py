@@ -40,11 +40,16 @@ from typing import NamedTuple
 from parnas.architecture import IDENTITY
 from parnas.errors import OverBudget, ParnasError
 
-__all__ = ["TOLERANCE", "is_limited", "log_weights", "probabilities"]
+__all__ = ["TOLERANCE", "is_limited", "log_weights", "probabilities", "with_tolerance"]
 
 TOLERANCE = Fraction(1, 10**9)  # relative: a budget computed as a sum of floats may differ from the exact sum
 _HEURISTIC_WIDTH = 20  # labels per block and network in the heuristic search that bounds the exact one
 _MOST = 80.0  # a candidate is at most e^80 times less probable than the best, which float32 can represent
+
+
+def with_tolerance(cost: float) -> float:
+    """Return a cost increased by the largest rounding error that adding layer costs in another order can cause."""
+    return cost * (1 + float(TOLERANCE))
 
 
 def log_weights(losses: Mapping[str, float], temperature: float = 1.0) -> dict[str, float]:

@@ -129,7 +129,7 @@ class Profile:
 
     def refuse_other_shapes(self, config: Config) -> None:
         """Raise `ParnasError` if the profile was measured with other shapes or another precision than in `config`."""
-        measured = {**self.shapes, "precision": self.precision}
+        measured = {"same_length": False, **self.shapes, "precision": self.precision}  # older profiles lack same_length
         wanted = {**describe_shapes(config), "precision": config.runtime.precision}
         if config.runtime.precision == "auto":  # may stand for another precision on this machine
             del wanted["precision"]
@@ -246,6 +246,7 @@ def describe_shapes(config: Config) -> dict[str, int | str]:
         "n_heads": model.n_heads,
         "d_head": model.head_width,
         "d_inner": model.d_inner,
+        "same_length": model.same_length,
         **memory,
     }
 

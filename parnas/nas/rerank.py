@@ -27,8 +27,7 @@ from parnas.architecture import Architecture, drop_identity
 from parnas.config.loader import Config
 from parnas.config.schema import SearchConfig
 from parnas.data.batching import split_share
-from parnas.data.streams import Tokens, TokenStreams, prepare
-from parnas.errors import ParnasError
+from parnas.data.streams import Tokens, TokenStreams
 from parnas.model.supernet import SuperNet
 from parnas.nas.budget import Budget
 from parnas.nas.evolution import evolve
@@ -37,10 +36,9 @@ from parnas.nas.stepwise import reach_in_steps
 from parnas.runs.records import RerankedNetwork, RerankRecord
 from parnas.runs.run import Run
 from parnas.training.device import choose_device
-from parnas.training.loaded_run import load
+from parnas.training.loaded_run import load_supernet
 from parnas.training.perplexity import TotalLoss, measure_loss
 from parnas.training.progress import Reporter
-from parnas.training.session import check_same_text
 
 __all__ = ["NetworkLosses", "held_out", "losses_of_run", "rank", "shared_weight_losses"]
 
@@ -81,11 +79,12 @@ def rank(
     config: Config,
     losses: NetworkLosses,
     known_good: Sequence[tuple[str, ...]] = (),
+    own_weights: bool = False,
 ) -> list[ScoredNetwork]:
     """Return the networks of the best scores within `budget`, best first: `search.rerank_top_k`, or fewer if few exist.
 
-    Architectures that differ only in the positions of identity are one network, represented by the best of them. In a
-    trained network they are different networks, since each block has weights of its own.
+    Architectures that differ only in the positions of identity are one network, represented by the best of them, unless
+    they have `own_weights`.
 
     Args:
         pi: for each block the probability of each candidate, by name.
@@ -93,6 +92,8 @@ def rank(
         config: the configuration of the search.
         losses: the held-out losses of an architecture.
         known_good: networks within the budget from which the evolutionary search starts besides the most probable.
+        own_weights: whether each block keeps its own trained weights, as in a search in a trained network, so that
+            architectures that differ only in the positions of identity are different networks.
 
     Raises:
         ParnasError: no architecture is within the budget.
@@ -116,7 +117,7 @@ def rank(
     # 3. Compare the best networks by their loss on the whole text.
     best: dict[tuple[str, ...], LayerString] = {}
     for layers in evolved:
-        network = layers if search.parent is not None else drop_identity(layers)
+        network = layers if own_weights else drop_identity(layers)
         best.setdefault(network, budget.describe(layers, pi))
     finalists = list(best.values())[: search.rerank_count]
     return sort_by_score(
@@ -183,12 +184,8 @@ def losses_of_run(run: Run, reporter: Reporter) -> NetworkLosses:
         ParnasError: the run is not a search, or the text has changed since the search.
     """
     # The weights from before the fine-tuning: with the final ones the selected path would win every comparison.
-    loaded = load(run.folder, supernet_weights=True, by_pi=True)
-    if not isinstance(loaded.model, SuperNet):
-        raise ParnasError(f"{run.folder} is not the run of a search; re-ranking needs the shared weights of a search.")
-    streams = prepare(loaded.config.data, reporter.note)
-    check_same_text(streams.header, loaded.header, str(run.folder))
-    return held_out_losses(loaded.model, loaded.config, streams)
+    loaded, supernet = load_supernet(run.folder, by_pi=True)
+    return held_out_losses(supernet, loaded.config, loaded.prepare_text(str(run.folder), reporter.note))
 
 
 def write_rerank(run: Run, step: int, ranking: Sequence[ScoredNetwork]) -> None:

@@ -146,7 +146,7 @@ class SearchTask(SuperNetTask):
 
     def trained(self) -> list[Tensor]:
         """Return all tensors that training changes: the weights, alpha and the temperature."""
-        return [*self.supernet.parameters(), self.arch_optimizer.log_tau]
+        return [*super().trained(), self.arch_optimizer.log_tau]
 
     def gates(self, step: int) -> list[Gates]:
         """Sample the gates of a weight step; differentiable if the step trains alpha on the same batch."""

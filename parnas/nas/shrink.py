@@ -13,7 +13,6 @@ from collections.abc import Sequence
 
 from parnas.architecture import ATTENTION, IDENTITY, Architecture, drop_identity
 from parnas.config.loader import Config
-from parnas.data.streams import prepare
 from parnas.nas.budget import Budget
 from parnas.nas.cost import Costs
 from parnas.nas.knapsack import is_limited, probabilities
@@ -23,7 +22,6 @@ from parnas.training.device import choose_device
 from parnas.training.loaded_run import load
 from parnas.training.perplexity import measure_loss
 from parnas.training.progress import Reporter
-from parnas.training.session import check_same_text
 
 __all__ = ["shrink"]
 
@@ -47,8 +45,7 @@ def shrink(run: Run, costs: Costs, target: float, least_attention: int, reporter
     """
     loaded = load(run.folder)
     config, model = loaded.config, loaded.model
-    streams, device = prepare(config.data, reporter.note), choose_device(config.runtime)
-    check_same_text(streams.header, loaded.header, str(run.folder))
+    streams, device = loaded.prepare_text(str(run.folder), reporter.note), choose_device(config.runtime)
     model.to(device.device)
 
     def loss(architecture: Architecture, tokens: int) -> float:
@@ -82,4 +79,4 @@ def select_layers(layers: Sequence[str], losses: NetworkLosses, budget: Budget, 
     #    the one of the lowest loss: log pi, which adds up the losses of single layers, has no weight.
     settings = {"rerank_top_k": _RERANKED, "evolution_steps": _EVOLVED, "entropy_end": 0.0}
     config = config.replace(**{f"search__{name}": value for name, value in settings.items()})
-    return rank(pi, budget, config, losses)[0].choice.layers
+    return rank(pi, budget, config, losses, own_weights=True)[0].choice.layers

@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
-
 from parnas.architecture import Architecture
 from parnas.data.batching import TrainingBatches
 from parnas.model.supernet import SuperNet
@@ -90,10 +88,6 @@ class SuperNetTask(TrainingTask):
         if warning and not self.warned:
             self.session.reporter.note(f"warning: {warning}")
         self.warned = warning is not None
-
-    def trained(self) -> list[Tensor]:
-        """Return all tensors that training changes."""
-        return list(self.supernet.parameters())
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state to store in a checkpoint: of weight training and diagnostics."""

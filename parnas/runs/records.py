@@ -397,6 +397,11 @@ class ComparisonRow(Record):
     folder: str | None = None  # run folder, relative to the folder of the comparison
     conditions: dict[str, Any] | None = None  # the options that evaluate was given
 
+    @classmethod
+    def integers(cls) -> set[str]:
+        """Return the names of the columns of integers."""
+        return {name for name, field in cls.model_fields.items() if field.annotation == _Count | None}
+
 
 def parse_rows(content: object, source: str, hint: str = "run parnas evaluate again") -> list[ComparisonRow]:
     """Return the rows of a `comparison.json`; raise `ParnasError` with `source` and `hint` if one is not valid."""

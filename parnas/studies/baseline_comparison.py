@@ -78,7 +78,7 @@ class NetworkResult:
 
     name: str
     arch: str
-    share: float  # predicted cost of the blocks as a fraction of the interleaved network's
+    share: float  # predicted cost of the blocks as a share of the reference's (`Costs`)
     ppl: Mapping[int, float]  # per token of the validation split, by seed; inf if the training diverged
     random: bool = False
 

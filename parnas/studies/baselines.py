@@ -15,7 +15,7 @@ from parnas.architecture import COMPRESSIVE, CONVOLUTION, IDENTITY, Architecture
 from parnas.errors import ParnasError
 from parnas.nas.cost import Costs, costs_of_run
 from parnas.nas.derive import derive
-from parnas.nas.knapsack import TOLERANCE
+from parnas.nas.knapsack import with_tolerance
 from parnas.nas.random_sampling import draw_networks
 from parnas.runs.run import ARCH_FILE, Run
 from parnas.training.progress import Reporter
@@ -33,7 +33,7 @@ class Baseline(NamedTuple):
 
     name: str
     architecture: Architecture  # without identity, so that a network has a single layer string
-    share: float  # predicted cost of the blocks as a fraction of the interleaved network's
+    share: float  # predicted cost of the blocks as a share of the reference's (`Costs`)
     random: bool = False
 
 
@@ -116,7 +116,7 @@ def choose_baselines(
     chosen[SHALLOWER] = deepest_interleaved(costs, costs.cost(derived), blocks)
     if CONVOLUTION in costs.per_layer:
         chosen[ALTERNATING] = shortest(ALTERNATING, costs, costs.cost(derived))
-    if costs.cost(chosen[SHALLOWER]) > _with_tolerance(costs.cost(derived)):
+    if costs.cost(chosen[SHALLOWER]) > with_tolerance(costs.cost(derived)):
         notes.append("even one block of the interleaved network costs more than the derived network")
     drawn, more = _draw_of_equal_cost(derived, costs, spaces, count, seed, [derived, chosen[INTERLEAVED]])
     networks = [Baseline(name, architecture, costs.share(architecture)) for name, architecture in chosen.items()]
@@ -133,7 +133,7 @@ def deepest_interleaved(costs: Costs, max_cost: float, blocks: int) -> Architect
     If even the network of one block costs more, return that network.
     """
     networks = [Architecture.parse(f"interleaved-{depth}") for depth in range(blocks, 0, -1)]
-    return next((each for each in networks if costs.cost(each) <= _with_tolerance(max_cost)), networks[-1])
+    return next((each for each in networks if costs.cost(each) <= with_tolerance(max_cost)), networks[-1])
 
 
 def read_baselines(names: str | Iterable[str]) -> list[str]:
@@ -178,12 +178,7 @@ def hand_designed(names: Sequence[str], derived: Architecture, costs: Costs, blo
 def shortest(preset: str, costs: Costs, min_cost: float) -> Architecture:
     """Return the network of a preset such as `interleaved` with the fewest blocks that costs at least `min_cost`."""
     networks = (Architecture.parse(f"{preset}-{depth}") for depth in count_from(1))
-    return next(each for each in networks if _with_tolerance(costs.cost(each)) >= min_cost)
-
-
-def _with_tolerance(cost: float) -> float:
-    """Return a cost increased by the largest rounding error that adding layer costs in another order can cause."""
-    return cost * (1 + float(TOLERANCE))
+    return next(each for each in networks if with_tolerance(costs.cost(each)) >= min_cost)
 
 
 def _draw_of_equal_cost(

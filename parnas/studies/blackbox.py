@@ -23,9 +23,9 @@ from parnas.config.loader import Config
 from parnas.config.yaml_file import to_yaml
 from parnas.data.streams import TokenStreams, prepare
 from parnas.errors import ParnasError
-from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import TransformerXL
 from parnas.nas.cost import Costs, costs_of_run, find_costs
+from parnas.nas.knapsack import with_tolerance
 from parnas.nas.rerank import shared_weight_losses
 from parnas.runs.files import read_json, write_text
 from parnas.runs.run import ARCH_FILE, BLACKBOX_FRONT, Run
@@ -43,7 +43,7 @@ from parnas.studies.optuna_study import (
 from parnas.studies.train_or_load import reached_perplexity
 from parnas.training.checkpoints import MANIFEST
 from parnas.training.device import choose_device
-from parnas.training.loaded_run import load
+from parnas.training.loaded_run import load_supernet
 from parnas.training.progress import Reporter, Silent
 from parnas.training.retrain import retrain
 from parnas.training.session import check_same_text, resolve_cutoffs, resolve_paths
@@ -107,13 +107,11 @@ def inheriting_task(config: Config, supernet: Path, reporter: Reporter) -> Black
     the last ones if the run did not store these. Raises `ParnasError` if the run is not a search, or if its text,
     network or search space differs from `config`.
     """
-    run, loaded = Run(supernet), load(supernet, supernet_weights=True, by_pi=True)
-    if not isinstance(loaded.model, SuperNet):
-        raise ParnasError(f"{supernet} is a {run.kind()} run and has no SuperNet; give the folder of a search.")
+    run, (loaded, model) = Run(supernet), load_supernet(supernet, by_pi=True)
     config, streams = _resolve(config, reporter)
     _refuse_other_supernet(run, config)
     check_same_text(streams.header, loaded.header, str(supernet))
-    loss_of = shared_weight_losses(loaded.model, config, streams, streams.tokens("valid"))
+    loss_of = shared_weight_losses(model, config, streams, streams.tokens("valid"))
 
     def perplexity(_: int, architecture: Architecture) -> float:
         return loss_of(architecture).perplexity
@@ -241,7 +239,7 @@ def best_within(networks: Sequence[EvaluatedNetwork], max_cost: float | None) ->
     Of networks with equal perplexity, return the cheapest. `max_cost` has the unit of the cost metric; `None` means no
     limit.
     """
-    affordable = [network for network in networks if max_cost is None or network.cost <= max_cost]
+    affordable = [network for network in networks if max_cost is None or network.cost <= with_tolerance(max_cost)]
     return min(affordable, key=lambda each: (each.valid_ppl, each.cost, each.trial), default=None)
 
 
@@ -250,8 +248,8 @@ def write_results(
 ) -> tuple[list[EvaluatedNetwork], EvaluatedNetwork | None]:
     """Write the Pareto front to `pareto.csv` and the best network within the cost target to `arch.yaml`; return both.
 
-    `study` is the name of the study. `cost_target` is a fraction of the interleaved network's cost; `None` means no
-    limit. If no network is within the limit, `None` is returned instead of the best network, and no `arch.yaml` is
+    `study` is the name of the study. `cost_target` is a share of the reference's cost (`Costs`); `None` means no limit.
+    If no network is within the limit, `None` is returned instead of the best network, and no `arch.yaml` is
     written. Networks that diverged in training are left out.
     """
     networks = [network for network in networks if math.isfinite(network.valid_ppl)]
@@ -270,7 +268,7 @@ def _write_arch(best: EvaluatedNetwork, task: BlackboxTask, study: str, cost_tar
     architecture = Architecture.parse(best.network)
     with torch.device("meta"):
         network = TransformerXL.build(task.config.model, architecture, task.vocab_size)
-    limit = "" if cost_target is None else f" within {cost_target:g} of the interleaved network's cost"
+    limit = "" if cost_target is None else f" within {cost_target:g} of {task.costs.reference_name}"
     content = {
         "arch": best.network,
         "method": f"least validation perplexity of a black-box search{limit}",

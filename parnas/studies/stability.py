@@ -137,7 +137,7 @@ def stability(config: Config, folder: Path, seeds: int, reporter: Reporter) -> S
 
     def rank_by_mean_loss(pi: Sequence[Mapping[str, float]]) -> tuple[str, ...]:
         losses = NetworkLosses.mean([losses_of_run(run, reporter) for run in runs])
-        return rank(pi, budget, config, losses)[0].choice.layers
+        return rank(pi, budget, config, losses, own_weights=config.search.parent is not None)[0].choice.layers
 
     return compare_seeds(numbers, blocks, budget, rank_by_mean_loss)
 

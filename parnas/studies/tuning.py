@@ -100,7 +100,7 @@ class TuningResult:
     """The result of tuning: all finished trials, the best trial, and the importance of each setting."""
 
     folder: Path
-    study: str
+    study: str  # its name in texts: that in a shared storage, or that of the folder
     phase: Kind
     space: Space = field(repr=False)
     trials: tuple[TrialResult, ...] = field(repr=False)
@@ -271,7 +271,7 @@ def first_pruning_step(config: Config, phase: Kind, space: Space) -> int:
         return space[key].extremes() if key in space else [configured]
 
     fractions = possible("search.uniform_fraction", config.search.uniform_fraction)
-    frozen = max(fractions) if min(fractions) < 1 else _NEVER_FROZEN
+    frozen = max(_NEVER_FROZEN if fraction == 1 else fraction for fraction in fractions)
     estimators = possible("search.estimator", config.search.estimator)
     return round(max(frozen if name == "uniform" else _NEVER_FROZEN for name in estimators) * config.search.steps)
 

@@ -82,21 +82,22 @@ def describe_last_checkpoint(path: Path | None) -> str:
 def explain_failures(step: Callable[[], int], last_checkpoint: Callable[[], Path | None]) -> Iterator[None]:
     """Raise `ParnasError` with advice if another process is lost, or memory is exhausted, inside the context.
 
-    `step` and `last_checkpoint` are called to name the current step and the newest intact checkpoint in the message.
+    `step` and `last_checkpoint` are called to name the last finished step and the newest intact checkpoint in the
+    message.
     """
     try:
         with detecting_lost_processes():
             yield
     except LostProcess as error:
-        raise LostProcess(f"At step {step()}: {error} {describe_last_checkpoint(last_checkpoint())}") from error
+        raise LostProcess(f"After step {step()}: {error} {describe_last_checkpoint(last_checkpoint())}") from error
     except (MemoryError, RuntimeError) as error:
         if not says_out_of_memory(error):
             raise
         raise OutOfMemory(
-            f"Out of memory at step {step()}, in {_running_part(error)}. {describe_last_checkpoint(last_checkpoint())} "
-            "Raise train.accumulate, which reads each batch in parts, or lower data.batch_size; set "
-            "runtime.checkpoint_activations: true; lower data.tgt_len or model.mem_len; in a search, use estimator "
-            "uniform or gdas."
+            f"Out of memory after step {step()}, in {_running_part(error)}. "
+            f"{describe_last_checkpoint(last_checkpoint())} Raise train.accumulate, which reads each batch in parts, "
+            "or lower data.batch_size; set runtime.checkpoint_activations: true; lower data.tgt_len or model.mem_len; "
+            "in a search, use estimator uniform or gdas."
         ) from error
 
 
@@ -105,7 +106,7 @@ def _running_part(error: BaseException) -> str:
     for frame, _ in walk_tb(error.__traceback__):
         if frame.f_code is TransformerXL.forward.__code__ and "index" in frame.f_locals:
             return f"block {frame.f_locals['index'] + 1}"
-    return "the softmax, the backward pass or the update"
+    return "the softmax, the backward pass, the update or a validation"
 
 
 # Numbers that are not finite.

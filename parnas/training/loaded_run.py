@@ -7,13 +7,15 @@ import torch
 
 from parnas.architecture import Architecture
 from parnas.config.loader import Config
-from parnas.data.streams import StreamHeader
+from parnas.data.cache import Note, silent
+from parnas.data.streams import StreamHeader, TokenStreams, prepare
 from parnas.data.tokenizers import Tokenizer, load_tokenizer
 from parnas.errors import ParnasError
 from parnas.model.supernet import SuperNet
 from parnas.model.transformer_xl import TransformerXL
 from parnas.runs.run import STREAMS, Run
 from parnas.training.checkpoints import best_checkpoint, check_size, load_weights, newest_checkpoint, step_of
+from parnas.training.session import check_same_text
 
 __all__ = ["LoadedRun", "generate_text", "load", "run_architecture"]
 
@@ -33,6 +35,16 @@ class LoadedRun:
     def step(self) -> int:
         """Number of steps for which the loaded weights were trained."""
         return step_of(self.checkpoint)
+
+    def prepare_text(self, name: str, note: Note = silent) -> TokenStreams:
+        """Return the token streams of the configured text; `name` is that of the run in messages.
+
+        Raises:
+            ParnasError: text or tokenizer have changed since the training.
+        """
+        streams = prepare(self.config.data, note)
+        check_same_text(streams.header, self.header, name)
+        return streams
 
     def discrete(self) -> TransformerXL:
         """Return the discrete network in evaluation mode.
@@ -105,6 +117,20 @@ def load(folder: str | Path, supernet_weights: bool = False, best: bool = False,
         architecture = run_architecture(config)
     header = StreamHeader.read(run.folder / STREAMS)
     return LoadedRun(model.eval(), tokenizer, config, architecture, header, checkpoint)
+
+
+def load_supernet(folder: str | Path, by_pi: bool = False) -> tuple[LoadedRun, SuperNet]:
+    """Load a search and return it with its SuperNet; about `by_pi` see `load`.
+
+    The weights are those from before the selected path was fine-tuned, or the last ones if the run did not store these.
+
+    Raises:
+        ParnasError: the run is not a search; or as `load`.
+    """
+    loaded = load(folder, supernet_weights=True, by_pi=by_pi)
+    if not isinstance(loaded.model, SuperNet):
+        raise ParnasError(f"{folder} is a {Run(folder).kind()} run and has no SuperNet; give the folder of a search.")
+    return loaded, loaded.model
 
 
 def run_architecture(config: Config) -> Architecture:

@@ -298,7 +298,7 @@ class Trainer:
         self.logged_at, self.logged_step = started, self.step
         try:
             reporter.start(Loop(task.title, self.step, self.schedule.steps, folder=self.session.run.folder))
-            with StopSignals() as signals, explain_failures(lambda: self.step + 1, self.last_checkpoint):
+            with StopSignals() as signals, explain_failures(lambda: self.step, self.last_checkpoint):
                 while self.step < self.schedule.steps:
                     # 1. Train on one batch with the scheduled learning rate.
                     scheduled = task.scheduled(self.step)

@@ -1,6 +1,7 @@
 """One table for any number of runs, and what it refuses."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pandas as pd
@@ -11,6 +12,8 @@ from parnas.cli.tables import show_comparison
 from parnas.errors import ParnasError
 from parnas.evaluation.comparison import compare
 from parnas.evaluation.loading import EvalOptions
+from parnas.runs.files import read_json
+from parnas.runs.records import parse_rows
 from parnas.runs.run import Run
 from parnas.training.loaded_run import load
 from parnas.training.progress import Silent
@@ -166,6 +169,21 @@ def test_each_evaluation_protocol_has_its_own_row(retrain_run: Run, tmp_path: Pa
 def test_all_protocols_of_a_search_score_its_derived_network(search_run: Run) -> None:
     comparison = compare([search_run.folder], EvalOptions(tgt_len=32, changes=SEVERAL), Silent())
     assert list(comparison.table["evaluation"]) == PROTOCOLS
+
+
+def test_a_run_that_is_not_finished_is_compared_with_one_that_is(retrain_run: Run, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(retrain_run.folder, tmp_path / "unfinished"))
+    (folder / "summary.json").unlink()
+    compare([retrain_run.folder, folder], EvalOptions(), Silent()).write(tmp_path)
+    finished, unfinished = parse_rows(read_json(tmp_path / "comparison.json"), "comparison.json")
+    assert (finished.steps, unfinished.steps) == (retrain_run.summary().steps, None)
+    assert finished.ppl == unfinished.ppl
+
+
+def test_a_length_of_compressed_memory_needs_such_a_network(retrain_run: Run) -> None:
+    for options in (EvalOptions(cmem_len=9), EvalOptions(changes={"evaluation.cmem_len": 9})):
+        with pytest.raises(ParnasError, match="no network has compressed memory"):
+            compare([retrain_run.folder], options, Silent())
 
 
 def test_lengths_may_be_settings_and_are_noted_where_training_had_others(retrain_run: Run) -> None:

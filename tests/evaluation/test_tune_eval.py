@@ -167,6 +167,7 @@ def test_mistakes_of_the_command_line(trained: Run, capsys: pytest.CaptureFixtur
     assert "--lr is '1,x'" in refusal(capsys, "tune-eval", folder, "--lr", "1,x")
     assert "lr (--lr) is [inf]" in refusal(capsys, "tune-eval", folder, "--lr", "inf")
     assert "no settings to tune" in refusal(capsys, "tune-eval", folder, "evaluation.stride=2")
+    assert "reads the text as one row" in refusal(capsys, "tune-eval", folder, "evaluation.batch_size=2")
     assert "validation split only" in refusal(capsys, "tune-eval", folder, "evaluation.split=test")
     assert "--lr has no effect with --protocols" in refusal(
         capsys, "tune-eval", folder, "--protocols", "cache", "--lr", "1e-3"

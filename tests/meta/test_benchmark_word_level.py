@@ -174,10 +174,12 @@ def test_evaluations_with_other_lengths_are_copied(
     shutil.copytree(folder / "lengths" / "memory-7", folder / "lengths" / "again")
     with pytest.raises(ParnasError, match="several evaluations of one run by one protocol"):
         word_level.collect(folder)
-    shutil.rmtree(folder / "lengths")
-    word_level.main([str(folder)])
-    again = read_json(results / "word_level-wikitext2-word-cpu.json")
-    assert again["lengths"] == result["lengths"], "of the same recipe"
+    shutil.rmtree(folder / "lengths" / "again")
+    shutil.rmtree(folder / "lengths" / "memory-7" / "test")
+    options = EvalOptions("test", changes={"evaluation.cache.size": 50})
+    compare([folder / "derived"], options, Silent()).write(folder / "test")
+    alone = word_level.collect(folder)["comparison"]["test"]
+    assert [row["evaluation"] for row in alone] == ["plain"], "a cache with other lengths does not stand beside it"
 
 
 def test_search_and_retrainings_may_come_from_several_machines(folder: Path, results: Path, tmp_path: Path) -> None:

@@ -254,7 +254,7 @@ def test_a_real_check_agrees_with_its_own_numbers(measured: Profile) -> None:
 
 def test_a_profile_says_what_it_holds_for(measured: Profile) -> None:
     shapes = {"batch_size": 4, "tgt_len": 8, "mem_len": 8, "d_model": 16, "n_heads": 2, "d_head": 8, "d_inner": 32}
-    assert measured.shapes == shapes
+    assert measured.shapes == {**shapes, "same_length": False}
     assert (measured.precision, measured.depth, measured.rounds) == ("fp32", 3, 3)
     assert measured.machine["threads"] == 1
     assert measured.machine["versions"]["torch"] == torch.__version__
@@ -264,6 +264,10 @@ def test_a_profile_says_what_it_holds_for(measured: Profile) -> None:
 def test_a_profile_of_another_precision_or_shape_is_refused(measured: Profile, corpus: Path) -> None:
     measured.refuse_other_shapes(small_config(corpus))
     measured.refuse_other_shapes(small_config(corpus, runtime__precision="auto"))
+    older = {name: size for name, size in measured.shapes.items() if name != "same_length"}
+    replace(measured, shapes=older).refuse_other_shapes(small_config(corpus))
+    with pytest.raises(ParnasError, match="same_length False, not True"):
+        measured.refuse_other_shapes(small_config(corpus, model__same_length=True))
     with pytest.raises(ParnasError, match="precision fp32, not bf16"):
         measured.refuse_other_shapes(small_config(corpus, runtime__precision="bf16"))
     with pytest.raises(ParnasError, match="d_inner 32, not 48"):

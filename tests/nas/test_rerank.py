@@ -99,9 +99,9 @@ def test_in_a_trained_network_the_loss_alone_is_the_score(corpus: Path) -> None:
 def test_in_a_trained_network_positions_of_identity_make_other_networks(corpus: Path) -> None:
     pi, settings = [{"s": 0.5, "i": 0.5}] * 3, {"search__blocks": 3, "search__rerank_top_k": 8}
     losses = NetworkLosses(*[lambda architecture: 4.0 + architecture.layers.index("s")] * 2)
-    for parent, count in ((None, 3), ("parent", 7)):
-        config = small_config(corpus, **settings, search__parent=parent, search__evolution_steps=60)
-        assert len(rank(pi, Budget(), config, losses)) == count
+    config = small_config(corpus, **settings, search__evolution_steps=60)
+    for own_weights, count in ((False, 3), (True, 7)):
+        assert len(rank(pi, Budget(), config, losses, own_weights=own_weights)) == count
 
 
 def test_a_network_whose_loss_is_not_a_number_comes_last(corpus: Path) -> None:

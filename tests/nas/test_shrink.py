@@ -1,6 +1,7 @@
 """Shrinking: the choice of layers to keep, and networks that inherit them."""
 
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,16 @@ def test_the_loss_of_whole_networks_decides() -> None:
     for target in (0.75, 0.5):
         found = select_layers(("f",) * 4, losses, Budget(costs, target), Config())
         assert set(found[:2]) != {IDENTITY}
+
+
+def test_networks_that_differ_in_the_positions_of_identity_are_all_compared() -> None:
+    """By the short text, the first layer is the one to leave out; by the whole text it is the last."""
+
+    def measure(least: int) -> Callable[[Architecture], float]:
+        return lambda each: 1.2 * each.layers.count(IDENTITY) - 0.1 * (each.layers[least] == IDENTITY)
+
+    losses, costs = NetworkLosses(measure(0), measure(3)), make_costs("macs", {"s": 1.0, "f": 1.0, "i": 0.0}, 4)
+    assert select_layers(("f",) * 4, losses, Budget(costs, 0.75), Config()) == ("f", "f", "f", IDENTITY)
 
 
 def test_attention_is_kept_where_it_must_be() -> None:

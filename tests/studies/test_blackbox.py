@@ -46,7 +46,7 @@ def strings(study: optuna.Study) -> list[str]:
     return ["".join(trial.params.values()) for trial in study.get_trials()]
 
 
-@pytest.mark.parametrize(("url", "sampler"), zip(STORAGES, ["tpe", "nsga2"], strict=True))
+@pytest.mark.parametrize(("url", "sampler"), [*zip(STORAGES, ["tpe", "nsga2"], strict=True)])
 def test_each_network_is_evaluated_once(url: str, sampler: str, tmp_path: Path) -> None:
     """15 different networks in 27 strings of 3 blocks: equal ones must come up, and identity alone may."""
     study, asked = run_study(url.format(tmp_path), 18, sampler)
@@ -130,6 +130,10 @@ def test_the_best_within_a_bound() -> None:
         None,
     ]
     assert best_within([EvaluatedNetwork("ff", 5.0, 12.0, 3, "x"), networks[2]], None) == networks[2]
+    rounded = EvaluatedNetwork("sffsfs", 5.0, 0.7 + 0.7 + 0.1 + 0.7 + 0.1 + 0.1, 0, "x")
+    bound = 0.1 + 0.1 + 0.7 + 0.1 + 0.7 + 0.7
+    assert rounded.cost > bound
+    assert best_within([rounded], bound) == rounded, "the same costs in another order"
 
 
 # The fingerprint.

@@ -263,6 +263,8 @@ def test_the_first_of_equal_trials_is_the_best_whichever_ends_first(tmp_path: Pa
         ({"search__uniform_fraction": 0.85}, {}, 1700),
         ({"search__estimator": "gdas"}, {}, 1500),
         ({}, {"search.uniform_fraction": "0.2..0.9"}, 1800),
+        ({}, {"search.uniform_fraction": "0.6,1.0"}, 1500),
+        ({}, {"search.uniform_fraction": "0.6,0.9,1.0"}, 1800),
         ({}, {"search.estimator": "uniform,soft"}, 1500),
         ({"search__uniform_fraction": 1.0}, {}, 1500),
     ],

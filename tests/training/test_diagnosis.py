@@ -163,7 +163,7 @@ def test_out_of_memory_names_the_block_and_what_to_lower(
 
     monkeypatch.setattr(FeedForward, "forward", hungry)
     config = small_config(corpus, model__arch="ssf", train__save_every=5)
-    with pytest.raises(OutOfMemory, match=r"step 8.*block 3\..*step-00000005.*data\.batch_size"):
+    with pytest.raises(OutOfMemory, match=r"after step 7.*block 3\..*step-00000005.*data\.batch_size"):
         retrain(config, tmp_path / "run", Silent())
 
 
@@ -209,7 +209,7 @@ def test_exhausted_memory_on_resuming_is_not_reported_as_damage(
     ):
         with monkeypatch.context() as patch:
             patch.setattr(place, refuse)
-            with pytest.raises(OutOfMemory, match="step 8"):
+            with pytest.raises(OutOfMemory, match="after step 8"):
                 retrain(config, tmp_path / "run", Silent())
 
 
