@@ -64,12 +64,14 @@ class Pointer(nn.Module):
         """
         states, ids = (None, None) if memory is None else memory
         new = hidden.to(fused.product_dtype(hidden))
-        keys, read = join(states, new), join(ids, tokens)
-        query: Tensor = self.query(new)
-        scores = (query @ keys.transpose(1, 2)).float() / math.sqrt(hidden.shape[-1])
-        # The token that followed a position is the next one that was read, so the position itself has none yet.
+        query: Tensor = self.query(new) / math.sqrt(hidden.shape[-1])
+        # 1. Scores of the positions of the segment, and, in a product of its own, of those of the memory: these need no
+        #    gradient, and most positions are there.
+        own = (query @ new.transpose(1, 2)).float().masked_fill(_not_before(hidden.shape[1], hidden.device), _MASKED)
+        scores = own if states is None else torch.cat([(query @ states.transpose(1, 2)).float(), own], dim=2)
+        # 2. The token that followed a position is the next one that was read, so the position itself has none yet.
+        read = join(ids, tokens)
         followers = torch.cat([read[:, 1:], read.new_full((len(read), 1), -1)], dim=1)
-        scores = scores.masked_fill(_not_before(hidden.shape[1], keys.shape[1], hidden.device), _MASKED)
         new_memory = tuple(append_memory(old, new, reach.pointer_len) for old, new in ((states, new), (ids, tokens)))
         return PointerScores(scores, self.sentinel(hidden).squeeze(-1).float(), followers), new_memory
 
@@ -80,9 +82,9 @@ class Pointer(nn.Module):
 
 
 @fused.cache_tensors
-def _not_before(tgt_len: int, keys: int, device: torch.device) -> Tensor:
-    """Return a mask [T, K], true for the positions that are not before each of the last T ones."""
-    return torch.ones(tgt_len, keys, dtype=torch.bool, device=device).triu(keys - tgt_len)
+def _not_before(tgt_len: int, device: torch.device) -> Tensor:
+    """Return a mask [T, T], true for the positions of a segment that are not before each of its positions."""
+    return torch.ones(tgt_len, tgt_len, dtype=torch.bool, device=device).triu()
 
 
 def mix_nll(nll: Tensor, targets: Tensor, scores: PointerScores) -> Tensor:
