@@ -297,11 +297,11 @@ def render_ablation(result: Mapping[str, Any]) -> Iterator[str]:
     yield "## What each part is worth\n"
     yield "One change at a time of the recipe, with a network a quarter as large, on an eighth of the text, and as many epochs;"
     yield "`ppl` is the validation perplexity per word, mean of the seeds. Measured by `python benchmarks/ablation.py --plan"
-    yield f"ablation_hybrid`, one thread each, {' and '.join(result['precisions'])}. *Time* is rough, since up to"
-    yield "three trainings shared the machine. *The recipe* here has `model.init_std: 0.02`; that of today's configuration is"
-    yield "`null` (1 / √inputs). The [ablation of an earlier recipe](earlier-results.md#ablation-of-the-recipe) has optimizers,"
-    yield "dropouts, averages and schedules.\n"
-    keys = ("change", "source", "seeds", "ppl", "± sd", "against the recipe", "time", "parameters")
+    yield f"ablation_hybrid`, one thread each, {' and '.join(result['precisions'])}. Times are left out, since the machines were not"
+    yield "equally fast. *The recipe* here has `model.init_std: 0.02`; that of today's configuration is `null` (1 / √inputs). The"
+    yield "[ablation of an earlier recipe](earlier-results.md#ablation-of-the-recipe) has optimizers, dropouts, averages and"
+    yield "schedules.\n"
+    keys = ("change", "source", "seeds", "ppl", "± sd", "against the recipe", "parameters")
     yield table(keys, [[change[key] for key in keys] for change in result["changes"]]) + "\n"
 
 
