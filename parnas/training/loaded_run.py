@@ -17,7 +17,7 @@ from parnas.runs.run import STREAMS, Run
 from parnas.training.checkpoints import best_checkpoint, check_size, load_weights, newest_checkpoint, step_of
 from parnas.training.session import check_same_text
 
-__all__ = ["LoadedRun", "generate_text", "load", "run_architecture"]
+__all__ = ["LoadedRun", "generate_text", "load", "load_supernet", "run_architecture"]
 
 
 @dataclass(frozen=True)

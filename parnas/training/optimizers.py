@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from parnas.config.schema import TrainConfig
 
-__all__ = ["Schedule", "check_shapes", "gradient_norm"]
+__all__ = ["Schedule", "check_shapes", "clone_weights", "copy_weights", "gradient_norm"]
 
 _VECTORS = ("u", "v", "kernel")  # two-dimensional parameters that are no matrices: a vector per head or position
 _MOMENTUM = 0.95  # of Muon, in Nesterov's form
