@@ -40,7 +40,7 @@ from typing import NamedTuple
 from parnas.architecture import IDENTITY
 from parnas.errors import OverBudget, ParnasError
 
-__all__ = ["TOLERANCE", "is_limited", "log_weights", "probabilities", "with_tolerance"]
+__all__ = ["is_limited", "log_weights", "probabilities", "with_tolerance"]
 
 TOLERANCE = Fraction(1, 10**9)  # relative: a budget computed as a sum of floats may differ from the exact sum
 _HEURISTIC_WIDTH = 20  # labels per block and network in the heuristic search that bounds the exact one
