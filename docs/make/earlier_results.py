@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from performance import RESULTS
-from results import canonical, describe_machine, differences, perplexities, plain, recipe_of, table
+from results import STEPS, canonical, describe_machine, differences, perplexities, plain, recipe_of, table
 
 from parnas.runs.files import read_json, write_text
 from parnas.runs.run import PLAIN
@@ -14,7 +14,6 @@ from parnas.runs.run import PLAIN
 PAGE = Path(__file__).resolve().parents[1] / "earlier-results.md"
 WORDS, PIECES = "wikitext2-word-cpu", "wikitext2-pieces-cpu"
 FORERUNNER = 1.488  # bits per byte of the earlier TensorFlow program, after 37 minutes on a GPU
-STEPS = ("train.steps", "train.warmup_steps")  # after the search of one run; they depend on its share
 WARNING = re.compile(r"(\w+) leads by ([\d.]+) only")
 WARNING_NOW = r"the probability of `\1` leads by a margin of \2"
 INTRODUCTION = """# Earlier results on WikiText-2

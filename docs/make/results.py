@@ -24,6 +24,7 @@ CONFIGS = (NAME, "wikitext2-word", "wikitext2-word-gpu")
 EQUAL_TIMES, ONE_RUN, BOTH = ("equal_time_epochs", "equal_time_words"), "one run", "dynamic + cache"
 NO_RECIPE = {"train.log_every", "train.eval_every", "train.save_every"}
 """Settings that do not change the trained weights."""
+STEPS = ("train.steps", "train.warmup_steps")  # after the search of one run; they depend on its share
 
 
 class Published(NamedTuple):
@@ -51,10 +52,10 @@ PUBLISHED = (
 MEASURE = """* **Perplexities are per word, as in the literature**: 33,278 cased words, no other training data, and the line end
   predicted and counted as a word (217,646 words in validation, 245,569 in test). In the *plain* protocol each word is
   scored once, with the segment and memory lengths of training.
-* **The network of parnas has a pointer**, trained with it, which can copy from the last 512 words. The published networks
-  of the first table have none. A pointer does what a continuous cache does, so compare its perplexity also with *AWD-LSTM,
-  cache* in the second table, which is better.
-* **Choices were made on the validation split.** The test split was read once for each trained network."""
+* **The network of parnas has a pointer**, trained with it, which can copy from the last {pointer_len:,} words. The published
+  networks of the first table have none. A pointer does what a continuous cache does, so compare its perplexity also with
+  *AWD-LSTM, cache* in the second table.
+* **Choices were made on the validation split.** The test split was read once for each trained network and protocol."""
 
 
 def render() -> str:
@@ -64,7 +65,7 @@ def render() -> str:
     ablation, tuning = optional("ablation_hybrid-cpu"), optional("tuned_recipe-cpu")
     result = results[NAME]
     parts = [
-        f"# Results on WikiText-2\n\n{headline(result)}\n\n{MEASURE}\n",
+        f"# Results on WikiText-2\n\n{headline(result)}\n\n{render_measure(result)}\n",
         f"    parnas pipeline {NAME} --one-run --tune-eval --test --run runs/{NAME}\n",
         f"## Beside the literature\n\n{render_table(results)}",
         *render_network(result),
@@ -72,6 +73,7 @@ def render() -> str:
         *render_protocols(result),
         *(render_equal_times(equal_times) if equal_times else []),
         *(render_ablation(ablation) if ablation else []),
+        *render_transfer(result),
         *(render_tuning(tuning) if tuning else []),
         *render_failures(result, equal_times, ablation),
         *render_goal_tables(results, equal_times),
@@ -80,6 +82,11 @@ def render() -> str:
         "    python docs/make/results.py\n",
     ]
     return "\n".join(parts)
+
+
+def render_measure(result: Mapping[str, Any]) -> str:
+    """Return what was measured, and how it compares with the literature."""
+    return MEASURE.format(pointer_len=result["runs"]["derived"]["settings"]["model"]["pointer_len"])
 
 
 def optional(name: str) -> dict[str, Any] | None:
@@ -92,8 +99,9 @@ def headline(result: Mapping[str, Any]) -> str:
     """Return the sentences with which the page begins."""
     of = perplexities(result)
     reached = f"{of['valid', 'derived', PLAIN]:.1f} in validation and {of['test', 'derived', PLAIN]:.1f} in test"
+    precision = result["runs"]["derived"]["machine"]["precision"]
     text = (
-        f"Within {hours(result):.1f} hours of two CPU cores, the search included, one run found and trained a network of "
+        f"Within {hours(result):.1f} hours of two CPU cores, in {precision}, the search included, one run found and trained a network of "
         f"{result['runs']['derived']['parameters'] / 1e6:.1f} million parameters with a perplexity of {reached}."
     )
     if ("test", "derived", BOTH) in of:
@@ -305,6 +313,30 @@ def render_ablation(result: Mapping[str, Any]) -> Iterator[str]:
     yield table(keys, [[change[key] for key in keys] for change in result["changes"]]) + "\n"
 
 
+def render_transfer(result: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the results at full size in the order in which the recipe changed."""
+    steps = [*since_interleaved(result["earlier"]), {**result, "space": result["search"]["settings"]["space"]}]
+    if len(steps) == 1:
+        return
+    yield "## The changes at full size\n"
+    yield "The parts of the recipe that are worth most at small size, in the configuration itself. Each row has the changes of"
+    yield "the rows before; *steps* are those after the search, and *relative* is the perplexity in validation relative to that of\nthe row before, of one seed:\n"
+    lines: list[tuple[Any, ...]] = []
+    for before, now in zip([None, *steps], steps, strict=False):
+        of, settings = perplexities(now), now["runs"]["derived"]["settings"]
+        change, gained = ["–"], None
+        if before:
+            found = differences(settings, before["runs"]["derived"]["settings"])
+            change = [text for text in found if not text.startswith(STEPS)]
+            change += [f"candidates {', '.join(now['space'])}"] * (now["space"] != before.get("space"))
+            gained = 100 * (of["valid", "derived", PLAIN] / perplexities(before)["valid", "derived", PLAIN] - 1)
+        arch = f"`{canonical(now['runs']['derived']['arch'])}`"
+        reached = (of.get((split, "derived", PLAIN)) for split in ("valid", "test"))
+        trained = now["runs"]["derived"]["steps"]
+        lines.append((", ".join(change), arch, trained, *reached, "–" if gained is None else f"{gained:+.1f} %"))
+    yield table(("changes", "network", "steps", "validation", "test", "relative"), lines) + "\n"
+
+
 def render_tuning(result: Mapping[str, Any]) -> Iterator[str]:
     """Yield what `parnas tune` gains on the recipe."""
     trials, counts = sum(result["counts"].values()), result["counts"]
@@ -404,7 +436,8 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[s
             continue  # without teachers they play no part
         value, other = (settings.get(key, defaults.get(key)) for settings in (then, today))
         if value != other and (value or other):
-            yield f"{key} {to_json(value)}" if value else f"no {key}"
+            named = value or (value is None and key in then)
+            yield f"{key} {to_json(value)}" if named else f"no {key}"
 
 
 def describe_machine(run: Mapping[str, Any]) -> str:
