@@ -136,6 +136,11 @@ class Run:
         write_json(self.folder / ENVIRONMENT, record.to_dict())
         write_text(self.folder / "config.yaml", dump_config(config))
 
+    def set_threads(self, threads: int) -> None:
+        """Write another number of CPU threads to `environment.json`, with which the run is resumed."""
+        record = self.environment().model_copy(update={"threads": threads})
+        write_json(self.folder / ENVIRONMENT, record.to_dict())
+
     def discard_unstarted(self) -> None:
         """Remove what was written before a training began; do nothing if it began, which `run.log` shows."""
         if (self.folder / RUN_LOG).exists() or any(self.checkpoints.glob("step-*")):

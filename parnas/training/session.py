@@ -44,7 +44,8 @@ __all__ = [
 
 MAY_CHANGE = {
     *("train.steps", "train.log_every", "train.eval_every", "train.save_every", "train.max_skipped_steps"),
-    *("train.accumulate", "train.inherit", "runtime.checkpoint_activations", "data.tokenizer.vocabulary"),
+    *("train.accumulate", "train.inherit", "runtime.checkpoint_activations", "runtime.threads"),
+    "data.tokenizer.vocabulary",
     *(key for key, _ in walk_fields(EvaluationConfig, "evaluation.")),
 }
 """Settings that may change when a run is resumed; `train.steps` may only grow, which changes later learning rates.
@@ -195,6 +196,7 @@ def _resume(trainer: Trainer) -> None:
             (run.folder / SUMMARY).unlink(missing_ok=True)  # of a finished run that trains for more steps
             if run.config() != session.config:
                 write_text(run.folder / "config.yaml", dump_config(session.config))
+                run.set_threads(session.device.describe()["threads"])
 
 
 def _log_model(session: Session, model: TransformerXL, architecture: Architecture) -> None:

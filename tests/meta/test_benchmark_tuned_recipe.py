@@ -14,13 +14,11 @@ from parnas.runs.resolve import read_config
 def test_the_recipe_is_that_of_the_ablation_today() -> None:
     ours, ablation = read_settings("tuned_recipe"), read_settings("ablation_hybrid")
     plan = ours.pop("tuned_recipe")
-    changes = next(
-        each["changes"]
-        for each in ablation.pop("ablation_hybrid")["variants"]
-        if each["name"] == "initial values by the number of inputs"
-    )
+    variants = {each["name"]: each for each in ablation.pop("ablation_hybrid")["variants"]}
+    added = ("initial values by the number of inputs", "pointer over 2048 positions")
+    changes = [change for name in added for change in variants[name]["changes"].items()]
     config = read_config(ours, [])
-    expected = read_config(ablation, [*changes.items(), ("model.arch", config.model.arch)])
+    expected = read_config(ablation, [*changes, ("model.arch", config.model.arch)])
     assert (config.data, config.model) == (expected.data, expected.model)
     length = ("steps", "warmup_steps", "log_every", "eval_every", "save_every")
     assert config.train == expected.train.model_copy(update={key: getattr(config.train, key) for key in length})

@@ -86,6 +86,15 @@ def test_settings_that_change_no_weight_may_change(changes: dict[str, object], c
     assert any(note.startswith(f"resuming with a changed setting: {key}: ") for note in reporter.notes)
 
 
+def test_threads_may_change_and_the_run_names_those_it_was_resumed_with(corpus: Path, tmp_path: Path) -> None:
+    config = small_config(corpus, model__arch="sf", runtime__threads=1)
+    with pytest.raises(Stop):
+        retrain(config, tmp_path / "run", StopAfter(11))
+    assert Run(tmp_path / "run").environment().threads == 1
+    run = retrain(config.replace(runtime__threads=2), tmp_path / "run", Silent())
+    assert (run.environment().threads, run.config().runtime.threads) == (2, 2)
+
+
 def test_steps_may_grow_and_not_shrink(corpus: Path, tmp_path: Path) -> None:
     config = small_config(corpus, model__arch="sf")
     run = retrain(config, tmp_path / "run", Silent())
