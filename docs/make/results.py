@@ -20,7 +20,8 @@ from parnas.training.session import flatten
 
 PAGE = Path(__file__).resolve().parents[1] / "results.md"
 NAME = "wikitext2-word-cpu"
-CONFIGS = (NAME, "wikitext2-word", "wikitext2-word-gpu")
+LONGER = "wikitext2-word"
+CONFIGS = (NAME, LONGER, "wikitext2-word-gpu")
 EQUAL_TIMES, ONE_RUN, BOTH = ("equal_time_epochs", "equal_time_words"), "one run", "dynamic + cache"
 NO_RECIPE = {"train.log_every", "train.eval_every", "train.save_every"}
 """Settings that do not change the trained weights."""
@@ -65,12 +66,12 @@ def render() -> str:
     ablation, tuning = optional("ablation_hybrid-cpu"), optional("tuned_recipe-cpu")
     result = results[NAME]
     parts = [
-        f"# Results on WikiText-2\n\n{headline(result)}\n\n{render_measure(result)}\n",
+        f"# Results on WikiText-2\n\n{headline(results)}\n\n{render_measure(result)}\n",
         f"    parnas pipeline {NAME} --one-run --tune-eval --test --run runs/{NAME}\n",
         f"## Beside the literature\n\n{render_table(results)}",
         *render_network(result),
         *render_times(results),
-        *render_protocols(result),
+        *render_protocols(results),
         *(render_equal_times(equal_times) if equal_times else []),
         *(render_ablation(ablation) if ablation else []),
         *render_transfer(result),
@@ -95,18 +96,17 @@ def optional(name: str) -> dict[str, Any] | None:
     return read_json(path) if path.is_file() else None
 
 
-def headline(result: Mapping[str, Any]) -> str:
+def headline(results: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the sentences with which the page begins."""
-    of = perplexities(result)
-    reached = f"{of['valid', 'derived', PLAIN]:.1f} in validation and {of['test', 'derived', PLAIN]:.1f} in test"
-    precision = result["runs"]["derived"]["machine"]["precision"]
+    result = results[NAME]
+    derived = result["runs"]["derived"]
     text = (
-        f"Within {hours(result):.1f} hours of two CPU cores, in {precision}, the search included, one run found and trained a network of "
-        f"{result['runs']['derived']['parameters'] / 1e6:.1f} million parameters with a perplexity of {reached}."
+        f"Within {hours(result):.1f} hours of two CPU cores, in {derived['machine']['precision']}, the search included, one "
+        f"run found and trained a network of {derived['parameters'] / 1e6:.1f} million parameters with a perplexity of "
+        f"{describe_reached(result)}."
     )
-    if ("test", "derived", BOTH) in of:
-        tuned = f"{of['valid', 'derived', BOTH]:.1f} and {of['test', 'derived', BOTH]:.1f}"
-        text += f" With dynamic evaluation and a cache these are {tuned}."
+    if longer := results.get(LONGER):
+        text += f" Twice the steps, {hours(longer):.1f} hours, reach {describe_reached(longer)}."
     if earlier := since_interleaved(result["earlier"]):
         before = perplexities(earlier[0])
         was = f"{before['valid', 'derived', PLAIN]:.1f} and {before['test', 'derived', PLAIN]:.1f}"
@@ -114,6 +114,16 @@ def headline(result: Mapping[str, Any]) -> str:
             f" Before pointer, subword features, convolutions and recurrences, the derived network had {was} "
             "([earlier results](earlier-results.md))."
         )
+    return text
+
+
+def describe_reached(result: Mapping[str, Any]) -> str:
+    """Return the perplexities of the derived network, plain and, if measured, with dynamic evaluation and a cache."""
+    of = perplexities(result)
+    text = f"{of['valid', 'derived', PLAIN]:.1f} in validation and {of['test', 'derived', PLAIN]:.1f} in test"
+    if ("test", "derived", BOTH) in of:
+        tuned = f"{of['valid', 'derived', BOTH]:.1f} and {of['test', 'derived', BOTH]:.1f}"
+        text += f" ({tuned} with dynamic evaluation and a cache)"
     return text
 
 
@@ -213,21 +223,18 @@ def render_times(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     yield table(("configuration", "phase", "steps", "hours", "machine"), lines) + "\n"
     yield "Hours are wall-clock time and include validation; latencies of the layers are measured once for each machine,"
     yield "which takes about a minute more."
-    missing = [f"`{name}`" for name in CONFIGS if name not in results]
-    if missing:
+    if missing := [f"`{name}`" for name in CONFIGS if name not in results]:
         yield f"Not run yet: {' and '.join(missing)}."
     yield ""
 
 
-def render_protocols(result: Mapping[str, Any]) -> Iterator[str]:
+def render_protocols(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     """Yield the results of other evaluation protocols."""
     of = {
-        (split, row["run"], row["evaluation"], describe_lengths(row)): row
-        for split, rows in result["comparison"].items()
-        for row in rows
-        if row["evaluation"] != PLAIN
+        (split, f"`{name}`, {row['run']}", row["evaluation"], describe_lengths(row)): row
+        for name, result in results.items()
+        for split, row in other_protocols(result)
     }
-    of |= {(row["split"], row["run"], PLAIN, describe_lengths(row)): row for row in result["lengths"]}
     if not of:
         return
     yield "## Evaluation protocols\n"
@@ -242,6 +249,13 @@ def render_protocols(result: Mapping[str, Any]) -> Iterator[str]:
         if split == "valid":
             lines.append((*key, row.get("settings", ""), row["word_ppl"], of.get(("test", *key), {}).get("word_ppl")))
     yield table(("network", "protocol", "lengths", "settings", "validation", "test"), lines) + "\n"
+
+
+def other_protocols(result: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield split and row of the evaluations that are not plain, or that have other lengths than the training."""
+    for split, rows in result["comparison"].items():
+        yield from ((split, row) for row in rows if row["evaluation"] != PLAIN)
+    yield from ((row["split"], row) for row in result["lengths"])
 
 
 def describe_lengths(row: Mapping[str, Any]) -> str:
@@ -405,9 +419,8 @@ def render_goal_tables(
 ) -> Iterator[str]:
     """Yield the goals, which were set before the measurements, and what they still need."""
     goals = render_goals(*(f"WikiText-2, {name}" for name in results), "WikiText-2, equal time")
-    missing = (
-        ["dynamic evaluation with a cache"] if ("valid", "derived", BOTH) not in perplexities(results[NAME]) else []
-    )
+    tuned = any(("valid", "derived", BOTH) in perplexities(result) for result in results.values())
+    missing = [] if tuned else ["dynamic evaluation with a cache"]
     missing += (
         [] if equal_times else ["trainings of equal time beside the interleaved network and the best hybrid by hand"]
     )

@@ -169,7 +169,8 @@ def test_evaluations_with_other_lengths_are_copied(
         ("cache", "size 50, theta 0.1, weight 0.1", cached, cached_test),
     ):
         figures = f"{first['word_ppl']:,.2f} +\\| {second['word_ppl']:,.2f}"
-        line = rf"\| derived +\| {protocol} +\| segments \d+, memory 7 +\| {settings} +\| {figures} "
+        network = r"\| `wikitext2-word-cpu`, derived"
+        line = rf"{network} +\| {protocol} +\| segments \d+, memory 7 +\| {settings} +\| {figures} "
         assert re.search(line, written), protocol
     shutil.copytree(folder / "lengths" / "memory-7", folder / "lengths" / "again")
     with pytest.raises(ParnasError, match="several evaluations of one run by one protocol"):
@@ -229,7 +230,7 @@ def test_retrainings_by_an_earlier_recipe_stay_beside_those_of_today(
     *_, written, gone, _, relative = page["render_earlier"](now)
     ppl = now["comparison"]["valid"][0]["word_ppl"]
     assert gone.startswith("`model.locked_dropout`")
-    assert written.count("| model.dropout 0.625, model.locked_dropout true, no train.clip") == 2
+    assert written.count("| model.dropout 0.625, model.locked_dropout true, train.clip null") == 2
     assert "init_std" not in written
     assert f" {ppl:,.2f} " in written
     assert relative.endswith(": +0.0 %.\n")
@@ -304,5 +305,12 @@ def test_one_runs_by_an_earlier_recipe_have_their_own_table_on_the_page(
     assert f"| {', '.join(space)} " in written
     assert written.count("model.init_std 0.125") == 1, "not the result with an interleaved network"
     assert "train.steps" not in written
-    since_interleaved = make_page("results", monkeypatch)["since_interleaved"]
-    assert [len(each["runs"]) for each in since_interleaved(now["earlier"])] == [2, 1]
+    page = make_page("results", monkeypatch)
+    assert [len(each["runs"]) for each in page["since_interleaved"](now["earlier"])] == [2, 1]
+    changes = "\n".join(page["render_transfer"](now))
+    *_, first, second, third = (line for line in changes.splitlines() if line)
+    assert first.startswith("| – "), "nothing is before it"
+    assert f"| candidates {', '.join(space)} " in second
+    value = now["runs"]["derived"]["settings"]["model"]["init_std"]
+    assert f"| model.init_std {to_json(value)} " in third
+    assert "+0.0 %" in third, "it is the same training"
