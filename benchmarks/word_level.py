@@ -33,7 +33,7 @@ from parnas.runs.run import PLAIN, Run
 from parnas.training.progress import Silent
 
 IMAGES = ROOT / "docs" / "images"
-PICTURES = {"pi.gif": "pi", "pi-lines.png": "pi-lines", "network.png": "network"}
+PICTURES = {"pi.gif": "pi", "network.png": "network"}
 LENGTHS = "lengths"
 OF_STEPS = ("steps", "warmup_steps")
 PLACES = {"valid": "", "test": "test"}

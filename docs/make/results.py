@@ -69,7 +69,7 @@ def render() -> str:
         f"# Results on WikiText-2\n\n{headline(results)}\n\n{render_measure(result)}\n",
         f"    parnas pipeline {NAME} --one-run --tune-eval --test --run runs/{NAME}\n",
         f"## Beside the literature\n\n{render_table(results)}",
-        *render_network(result),
+        *(line for each in results.values() for line in render_network(each)),
         *render_times(results),
         *render_protocols(results),
         *(render_equal_times(equal_times) if equal_times else []),
@@ -186,7 +186,7 @@ def render_network(result: Mapping[str, Any]) -> Iterator[str]:
         f"{count} of `{name}` ({LETTERS[name[0]].description})" for name, count in counts.most_common()
     )
     cost = derivation["cost"]
-    yield "## The network\n"
+    yield f"## The network of `{result['name']}`\n"
     yield f"`{canonical(derivation['arch'])}`, from the input to the output: {contents}."
     if cost is not None:
         yield (

@@ -78,7 +78,7 @@ def test_every_figure_of_the_page_is_copied_from_the_runs(
     assert str(tmp_path) not in text
     result = json.loads(text)
     assert {path.name for path in (tmp_path / "images").iterdir()} == {
-        f"wikitext2-word-cpu-{kind}" for kind in ("curves.png", "network.png", "pi.gif", "pi-lines.png")
+        f"wikitext2-word-cpu-{kind}" for kind in ("curves.png", "network.png", "pi.gif")
     }
     written = make_page("results", monkeypatch, results)["render"]()
     for split, place in (("valid", folder), ("test", folder / "test")):
