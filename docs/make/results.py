@@ -56,7 +56,7 @@ MEASURE = """* **Perplexities are per word, as in the literature**: 33,278 cased
 * **The network of parnas has a pointer**, trained with it, which can copy from the last {pointer_len:,} words. The published
   networks of the first table have none. A pointer does what a continuous cache does, so compare its perplexity also with
   *AWD-LSTM, cache* in the second table.
-* **Choices were made on the validation split.** The test split was read once for each trained network and protocol."""
+* **Choices were made on the validation split.** The test split was read once for each evaluation in the tables."""
 
 
 def render() -> str:
