@@ -339,7 +339,7 @@ class TuningObjective:
     def _trial_folder(self, trial: Trial) -> Path:
         """Return a trial's run folder: `trial-NUMBER`, but for a retry the folder of the lost trial if resumable.
 
-        It is resumable if the other worker had the same device, threads and path of the text.
+        It is resumable if the other worker had the same device, compilation and path of the text.
         """
         earlier = str(trial.user_attrs.get(FOLDER, ""))
         run = Run(self.folder / Path(earlier).name)

@@ -93,7 +93,9 @@ def test_another_recipe_makes_trainings_with_teachers_other_ones() -> None:
 def test_the_recipe_is_that_of_the_configuration() -> None:
     config, plan = load_config(ROOT / "configs" / "wikitext2-word-cpu.yaml"), planned("ablation_hybrid")
     by_name = {job.variant.name: job for job in plan.jobs}
-    recipe = ablation.changed_config(plan.config, by_name["initial values by the number of inputs"])
+    recipe = plan.config
+    for name in ("initial values by the number of inputs", "pointer over 2048 positions"):
+        recipe = ablation.changed_config(recipe, by_name[name])
     of_size = {
         "model": ("arch", "d_model", "d_inner"),
         "train": ("steps", "lr", "warmup_steps", "log_every", "eval_every", "save_every"),

@@ -439,10 +439,13 @@ def test_a_retried_trial_whose_folder_is_elsewhere_begins_in_one_of_its_own(
     assert (tmp_path / "here" / "trial-2").is_dir()
 
 
-def test_a_retried_trial_of_a_worker_with_other_threads_begins_in_a_folder_of_its_own(
-    corpus: Path, tmp_path: Path, fake_training: FakeTraining
+@pytest.mark.parametrize(
+    ("changes", "retried_in"), [({"runtime__threads": 2}, "trial-1"), ({"runtime__compile": True}, "trial-2")]
+)
+def test_a_retried_trial_of_another_worker_is_resumed_if_the_training_can_be(
+    changes: dict[str, object], retried_in: str, corpus: Path, tmp_path: Path, fake_training: FakeTraining
 ) -> None:
-    """A training cannot be resumed with another number of threads."""
+    """A training can be resumed with another number of threads, and not with another compilation."""
 
     def interrupt(number: int, step: int) -> None:
         if number == 1 and step == 24:  # after the first checkpoint
@@ -451,8 +454,8 @@ def test_a_retried_trial_of_a_worker_with_other_threads_begins_in_a_folder_of_it
     fake_training.before = interrupt
     with pytest.raises(KeyboardInterrupt):
         run_study(corpus, tmp_path / "s", 3)
-    result = run_study(corpus, tmp_path / "s", 3, runtime__threads=2)
-    assert [each.folder for each in result.trials] == ["trial-0", "trial-2", "trial-3"]
+    result = run_study(corpus, tmp_path / "s", 3, **changes)
+    assert [each.folder for each in result.trials] == ["trial-0", retried_in, "trial-3"]
 
 
 def test_a_folder_that_another_worker_starts_meanwhile_is_shared(
