@@ -263,10 +263,11 @@ def word_row(words: Mapping[str, Any]) -> Row:
         for name, each in (("now", of), ("before", before))
     }
     (valid, test), (old_valid, old_test) = figures["now"], figures["before"]
+    cores = f"two CPU cores in {words['runs']['derived']['machine']['precision']}"
     tuned = [of[split, "derived", BOTH] for split in ("valid", "test") if (split, "derived", BOTH) in of]
     return Row(
         WORDS,
-        f"How good is a network that was searched and trained within {hours(words):.1f} hours of two CPU cores?",
+        f"How good is a network that was searched and trained within {hours(words):.1f} hours of {cores}?",
         f"perplexity {valid:.2f} in validation, {test:.2f} in test (one seed)"
         + (f"; {tuned[0]:.2f} and {tuned[1]:.2f} with dynamic evaluation and a cache" if tuned else ""),
         f"{100 * (test / old_test - 1):+.1f} % in test relative to the derived network of an earlier recipe, which had "

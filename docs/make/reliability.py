@@ -35,9 +35,9 @@ weights:
   versions, machine and number of threads. On a GPU, kernels add gradients in varying order, so losses differ in the last
   digits; this was not measured.
 * **Settings that may change** when a run resumes: {may_change}. `train.accumulate` changes the weights by rounding and
-  by different dropout masks, `runtime.threads` by rounding; `train.steps` may only grow, also for a finished run, and changes the learning rates of
-  the remaining steps. Of a word list, the path may change, the words must not. The other settings of this list do not
-  change the weights. A change of any setting outside this list is an error that lists the changes.
+  by different dropout masks, `runtime.threads` by rounding; `train.steps` may only grow, also for a finished run, and
+  changes the learning rates of the remaining steps. Of a word list, the path may change, the words must not. The other
+  settings of this list do not change the weights. A change of any setting outside this list is an error that lists the changes.
 * **One process per folder.** The folder is locked during a training, and the lock ends with the process. A folder on a
   network drive without working locks is not protected.
 

@@ -5,6 +5,7 @@ import operator
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -78,8 +79,8 @@ def render() -> str:
         *(render_tuning(tuning) if tuning else []),
         *render_failures(result, equal_times, ablation),
         *render_goal_tables(results, equal_times),
-        "These commands copy a result from its run folder to `benchmarks/results/` and write this page:\n",
-        f"    python benchmarks/word_level.py runs/{NAME}",
+        "These commands copy the results from their run folders to `benchmarks/results/` and write this page:\n",
+        *(f"    python benchmarks/word_level.py runs/{name}" for name in results),
         "    python docs/make/results.py\n",
     ]
     return "\n".join(parts)
@@ -106,7 +107,7 @@ def headline(results: Mapping[str, Mapping[str, Any]]) -> str:
         f"{describe_reached(result)}."
     )
     if longer := results.get(LONGER):
-        text += f" Twice the steps, {hours(longer):.1f} hours, reach {describe_reached(longer)}."
+        text += f" With twice the steps, in {hours(longer):.1f} hours, another reached {describe_reached(longer)}."
     if earlier := since_interleaved(result["earlier"]):
         before = perplexities(earlier[0])
         was = f"{before['valid', 'derived', PLAIN]:.1f} and {before['test', 'derived', PLAIN]:.1f}"
@@ -222,7 +223,7 @@ def render_times(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
         lines.append((f"`{name}`", "**search and derived**", "", f"**{hours(result):.2f}**", ""))
     yield table(("configuration", "phase", "steps", "hours", "machine"), lines) + "\n"
     yield "Hours are wall-clock time and include validation; latencies of the layers are measured once for each machine,"
-    yield "which takes about a minute more."
+    yield "which takes about a minute more. Threads are those of the last start, since a run may be resumed with others."
     if missing := [f"`{name}`" for name in CONFIGS if name not in results]:
         yield f"Not run yet: {' and '.join(missing)}."
     yield ""
@@ -249,6 +250,9 @@ def render_protocols(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
         if split == "valid":
             lines.append((*key, row.get("settings", ""), row["word_ppl"], of.get(("test", *key), {}).get("word_ppl")))
     yield table(("network", "protocol", "lengths", "settings", "validation", "test"), lines) + "\n"
+    if any(row["evaluation"] != PLAIN for row in of.values()):
+        yield "`parnas tune-eval RUN/derived evaluation.tgt_len=N` chooses the settings, and"
+        yield "`parnas evaluate RUN/derived --tuned --tgt-len N` evaluates with them.\n"
 
 
 def other_protocols(result: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -329,26 +333,30 @@ def render_ablation(result: Mapping[str, Any]) -> Iterator[str]:
 
 def render_transfer(result: Mapping[str, Any]) -> Iterator[str]:
     """Yield the results at full size in the order in which the recipe changed."""
-    steps = [*since_interleaved(result["earlier"]), {**result, "space": result["search"]["settings"]["space"]}]
-    if len(steps) == 1:
+    recipes = [*since_interleaved(result["earlier"]), {**result, "space": result["search"]["settings"]["space"]}]
+    if len(recipes) == 1:
         return
     yield "## The changes at full size\n"
     yield "The parts of the recipe that are worth most at small size, in the configuration itself. Each row has the changes of"
-    yield "the rows before; *steps* are those after the search, and *relative* is the perplexity in validation relative to that of\nthe row before, of one seed:\n"
+    yield "the rows before. *Steps* are those after the search; *relative* is the validation perplexity relative to the row"
+    yield "before. Each row is one training with the layers of its own search, so small differences may be chance:\n"
+    ppl = [perplexities(each)["valid", "derived", PLAIN] for each in recipes]
+    changes = ["–", *(", ".join(changes_at_full_size(*pair)) for pair in pairwise(recipes))]
+    shares = ["–", *(f"{100 * (now / before - 1):+.1f} %" for before, now in pairwise(ppl))]
     lines: list[tuple[Any, ...]] = []
-    for before, now in zip([None, *steps], steps, strict=False):
-        of, settings = perplexities(now), now["runs"]["derived"]["settings"]
-        change, gained = ["–"], None
-        if before:
-            found = differences(settings, before["runs"]["derived"]["settings"])
-            change = [text for text in found if not text.startswith(STEPS)]
-            change += [f"candidates {', '.join(now['space'])}"] * (now["space"] != before.get("space"))
-            gained = 100 * (of["valid", "derived", PLAIN] / perplexities(before)["valid", "derived", PLAIN] - 1)
-        arch = f"`{canonical(now['runs']['derived']['arch'])}`"
-        reached = (of.get((split, "derived", PLAIN)) for split in ("valid", "test"))
-        trained = now["runs"]["derived"]["steps"]
-        lines.append((", ".join(change), arch, trained, *reached, "–" if gained is None else f"{gained:+.1f} %"))
-    yield table(("changes", "network", "steps", "validation", "test", "relative"), lines) + "\n"
+    for each, change, valid, share in zip(recipes, changes, ppl, shares, strict=True):
+        run, test = each["runs"]["derived"], perplexities(each).get(("test", "derived", PLAIN))
+        network = f"`{canonical(run['arch'])}`"
+        lines.append((change, network, run["steps"], run["machine"]["precision"], valid, test, share))
+    yield table(("changes", "network", "steps", "precision", "validation", "test", "relative"), lines) + "\n"
+
+
+def changes_at_full_size(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the settings and candidates of a result that the one before did not have, the number of steps aside."""
+    found = differences(*(each["runs"]["derived"]["settings"] for each in (now, before)))
+    yield from (text for text in found if not text.startswith(STEPS))
+    if now["space"] != before.get("space"):
+        yield f"candidates {', '.join(now['space'])}"
 
 
 def render_tuning(result: Mapping[str, Any]) -> Iterator[str]:
@@ -368,7 +376,7 @@ def render_tuning(result: Mapping[str, Any]) -> Iterator[str]:
     yield table(("settings", *keys, "study", *(f"seed {seed}" for seed in seeds)), lines) + "\n"
     if result["difference"]:
         found = {**result["difference"], "percent": result["difference"]["mean"]}
-        yield f"The tuned settings are {relative(found)} from the recipe's, paired by the further seeds, with a 95 % interval.\n"
+        yield f"The perplexity with the tuned settings relative to the recipe's, paired by the further seeds, with a 95 % interval: {relative(found)}.\n"
 
 
 def render_failures(
@@ -419,8 +427,8 @@ def render_goal_tables(
 ) -> Iterator[str]:
     """Yield the goals, which were set before the measurements, and what they still need."""
     goals = render_goals(*(f"WikiText-2, {name}" for name in results), "WikiText-2, equal time")
-    tuned = any(("valid", "derived", BOTH) in perplexities(result) for result in results.values())
-    missing = [] if tuned else ["dynamic evaluation with a cache"]
+    plain_only = [f"`{name}`" for name, each in results.items() if ("valid", "derived", BOTH) not in perplexities(each)]
+    missing = [f"dynamic evaluation with a cache of {' and '.join(plain_only)}"] if plain_only else []
     missing += (
         [] if equal_times else ["trainings of equal time beside the interleaved network and the best hybrid by hand"]
     )

@@ -137,7 +137,7 @@ class Run:
         write_text(self.folder / "config.yaml", dump_config(config))
 
     def set_threads(self, threads: int) -> None:
-        """Write another number of CPU threads to `environment.json`, with which the run is resumed."""
+        """Write the number of CPU threads with which the run is resumed to `environment.json`."""
         record = self.environment().model_copy(update={"threads": threads})
         write_json(self.folder / ENVIRONMENT, record.to_dict())
 

@@ -196,7 +196,7 @@ def _resume(trainer: Trainer) -> None:
             (run.folder / SUMMARY).unlink(missing_ok=True)  # of a finished run that trains for more steps
             if run.config() != session.config:
                 write_text(run.folder / "config.yaml", dump_config(session.config))
-                run.set_threads(session.device.describe()["threads"])
+            run.set_threads(session.device.describe()["threads"])
 
 
 def _log_model(session: Session, model: TransformerXL, architecture: Architecture) -> None:

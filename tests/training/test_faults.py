@@ -95,6 +95,14 @@ def test_threads_may_change_and_the_run_names_those_it_was_resumed_with(corpus: 
     assert (run.environment().threads, run.config().runtime.threads) == (2, 2)
 
 
+def test_a_run_that_moved_to_another_machine_names_its_threads(corpus: Path, tmp_path: Path) -> None:
+    config = small_config(corpus, model__arch="sf")
+    with pytest.raises(Stop):
+        retrain(config, tmp_path / "run", StopAfter(11))
+    Run(tmp_path / "run").set_threads(7)
+    assert retrain(config, tmp_path / "run", Silent()).environment().threads == torch.get_num_threads()
+
+
 def test_steps_may_grow_and_not_shrink(corpus: Path, tmp_path: Path) -> None:
     config = small_config(corpus, model__arch="sf")
     run = retrain(config, tmp_path / "run", Silent())
