@@ -206,7 +206,8 @@ def tabulate(jobs: list[Job], rows: list[Row]) -> list[dict[str, Any]]:
         if pairs and name != RECIPE:
             change = mean(100 * (ours / theirs - 1) for ours, theirs in pairs)
             line["against the recipe"] = f"{change:+.2f} %" + f" ({bases[name]})" * (bases[name] != RECIPE)
-        if times := [row.seconds / usual[row.device] for row in found if row.device in usual]:
+        # The seconds of a summary have one decimal, so that tiny trainings may take none.
+        if times := [row.seconds / usual[row.device] for row in found if usual.get(row.device)]:
             line["time"] = f"{mean(times):.2f}"
         line["parameters"] = found[0].parameters
         table.append(line)

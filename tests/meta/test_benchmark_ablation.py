@@ -131,6 +131,13 @@ def test_an_unknown_change_is_refused_and_a_table_without_the_recipe_made(corpus
     assert (line["ppl"], line["against the recipe"]) == ("50.00", "–")
 
 
+def test_trainings_too_short_to_be_timed_have_no_relative_time() -> None:
+    jobs = [ablation.Job(ablation.Variant(name, "", {}, []), 1) for name in (ablation.RECIPE, "wider")]
+    for seconds, times in ((0.0, ["–", "–"]), (0.5, ["1.00", "1.00"])):
+        rows = [ablation.Row(job.variant.name, 1, 8, 50.0, seconds, 9, "0123abcd", "CPU", "f", "fp32") for job in jobs]
+        assert [line["time"] for line in ablation.tabulate(jobs, rows)] == times
+
+
 @pytest.mark.slow
 def test_tiny_trainings_fill_the_table_once(corpus, tmp_path, capsys):
     arguments = ["--tiny", "--corpus", corpus, "--runs", tmp_path / "runs", "--out", tmp_path, "--workers", 1]
