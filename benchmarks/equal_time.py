@@ -108,6 +108,7 @@ class Row(NamedTuple):
     search_seconds: float
     parameters: int
     test: float = math.nan  # on the test split, where the plan says so
+    precision: str = ""  # of the computation
 
     @property
     def network(self) -> str:
@@ -257,7 +258,7 @@ def train_network(config: Config, folder: Path, job: Job, began: float, found: R
     summary = retrain(config, folder, Silent()).summary()
     arch, steps, seconds = str(config.model.arch), config.train.steps, time.perf_counter() - began
     row = job.name, job.seed, arch, search_steps, steps, summary.valid.ppl, seconds, search_seconds, summary.parameters
-    return Row(*row)
+    return Row(*row, precision=choose_device(config.runtime).precision)
 
 
 def train_one_run(config: Config, variant: OneRun, times: Times, milliseconds: float, folder: Path, job: Job) -> Row:
@@ -497,7 +498,8 @@ def main(arguments: list[str] | None = None) -> None:
     harness.print_table("Trainings of equal time", [format_record(record) for record in records])
     device = harness.choose(parsed.device, config.runtime.precision)
     by_hand = [*plan["networks"], *plan.get("first_seed", {})]
-    payload = {"precisions": [device.precision], "minutes": plan["minutes"], "text": plan.get("text", 1.0)}
+    precisions = sorted({row.precision for row in rows})
+    payload = {"precisions": precisions, "minutes": plan["minutes"], "text": plan.get("text", 1.0)}
     payload |= {"by_hand": by_hand, "profiled_on": device_name(timed), "measured_on": device_name(found)}
     harness.write_result(parsed.plan, device, payload | {"networks": records}, parsed)
 

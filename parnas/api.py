@@ -429,7 +429,7 @@ def pipeline(
         overrides: settings by dotted key (docs/configuration.md).
         run: the folder of all runs, by default a new `runs/pipeline-CONFIG`; an unfinished pipeline in it is resumed.
         baselines: the networks to compare with: any of "equal-cost", "alternating" (if k is a candidate),
-            "interleaved", "all-f" and the presets of docs/layers.md.
+            "interleaved", "all-f", the presets of docs/layers.md, and layers such as "kkskk".
         one_run: search in the share `search.share` of `train.steps`, then train the derived network on, from its
             weights in the SuperNet.
         front: cost targets; train the network within the highest as with `one_run`; each cheaper network is made by

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from performance import RESULTS, render_goals
@@ -71,6 +71,7 @@ def render() -> str:
         f"    parnas pipeline {NAME} --one-run --tune-eval --test --run runs/{NAME}\n",
         f"## Beside the literature\n\n{render_table(results)}",
         *(line for each in results.values() for line in render_network(each)),
+        *render_by_hand(result, equal_times),
         *render_times(results),
         *render_protocols(results),
         *(render_equal_times(equal_times) if equal_times else []),
@@ -209,6 +210,46 @@ def describe_pi(blocks: Sequence[Mapping[str, Any]]) -> str:
         f"The most probable layers alone would be `{likeliest}`, but the entropy of pi is still {entropy:.2f} nats in the mean "
         f"of the blocks, where a uniform pi has {most:.2f}. In {against} of {len(blocks)} blocks the cost target and "
         "re-ranking selected another layer."
+    )
+
+
+def render_by_hand(result: Mapping[str, Any], equal_times: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the table of the derived network beside hand-designed ones at full size."""
+    runs, search, of = result["runs"], result["search"], perplexities(result)
+    if len(runs) == 1:
+        return
+    derived = runs["derived"]
+    slower = search["seconds"] / search["steps"] / (derived["seconds"] / derived["steps"])
+    yield f"## Beside hand-designed networks: `{result['name']}`\n"
+    yield "The same recipe and number of steps, those of the search included, of which each took as long as"
+    yield f"{slower:.2f} steps of training. *Latency* is that of the blocks, predicted, relative to an interleaved network with as"
+    yield "many blocks as the SuperNet; *relative* is the validation perplexity of the derived network relative to the row's. Each"
+    yield f"row is one training{describe_deviation(equal_times)}.\n"
+    lines = []
+    for name, run in runs.items():
+        layers = Architecture.parse(run["arch"]).canonical().layers
+        latency = sum(map(search["costs"]["per_layer"].__getitem__, layers)) / search["costs"]["interleaved"]
+        valid, test = (of.get((split, name, PLAIN)) for split in ("valid", "test"))
+        steps, share = f"0 + {run['steps']:,}", f"{100 * (of['valid', 'derived', PLAIN] / valid - 1):+.1f} %"
+        if run is derived:
+            steps, share = f"{search['steps']:,} + {run['steps']:,}", "–"
+        lines.append((name, f"`{canonical(run['arch'])}`", f"{latency:.2f}", steps, valid, test, share))
+    yield table(("network", "layers", "latency", "steps", "validation", "test", "relative"), lines) + "\n"
+
+
+def describe_deviation(equal_times: Sequence[Mapping[str, Any]]) -> str:
+    """Return how much the perplexity of a network differs between seeds, in the first trainings of equal time."""
+    deviations = [
+        100 * stdev(record["ppl_by_seed"].values()) / record["ppl"]
+        for result in equal_times[:1]
+        for record in result["networks"]
+        if record["name"] in result["by_hand"] and record["seeds"] > 1
+    ]
+    if not deviations:
+        return ""
+    return (
+        f"; in the first trainings of equal time below, the perplexity of a network has a standard deviation of\n"
+        f"{fmean(deviations):.1f} % between seeds"
     )
 
 

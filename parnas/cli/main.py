@@ -348,7 +348,7 @@ def pipeline(
             metavar="LIST",
             help="Networks to train for comparison: equal-cost (interleaved, with the cost of the derived network), "
             "alternating (convolution and attention take turns, with that cost; only if k is a candidate), "
-            "interleaved, all-f, or presets of docs/layers.md such as lfm2-12.",
+            "interleaved, all-f, presets of docs/layers.md such as lfm2-12, or your own layers such as kkskk.",
         ),
     ] = "equal-cost,alternating",
     one_run: Annotated[

@@ -11,7 +11,7 @@ from itertools import count as count_from
 from itertools import islice
 from typing import Any, NamedTuple
 
-from parnas.architecture import COMPRESSIVE, CONVOLUTION, IDENTITY, Architecture, is_preset
+from parnas.architecture import COMPRESSIVE, CONVOLUTION, IDENTITY, LETTERS, Architecture, is_preset
 from parnas.errors import ParnasError
 from parnas.nas.cost import Costs, costs_of_run
 from parnas.nas.derive import derive
@@ -144,14 +144,14 @@ def read_baselines(names: str | Iterable[str]) -> list[str]:
     known = EQUAL_COST, ALTERNATING, INTERLEAVED, ALL_F
     listed = names.split(",") if isinstance(names, str) else names
     distinct = list(dict.fromkeys(name.strip() for name in listed if name.strip()))
-    if unknown := [name for name in distinct if name not in known and not is_preset(name)]:
-        raise ParnasError(
-            f"There is no baseline {unknown[0]!r} (--baselines); give some of {', '.join(known)}, or presets of "
-            "docs/layers.md such as lfm2-12."
-        )
     for name in distinct:
         if is_preset(name):
             Architecture.parse(name)  # raises an error if its numbers are not valid
+        elif name not in known and not set(name) <= LETTERS.keys():
+            raise ParnasError(
+                f"There is no baseline {name!r} (--baselines); give some of {', '.join(known)}, presets of "
+                "docs/layers.md such as lfm2-12, or letters of layers such as kkskk."
+            )
     return distinct
 
 
@@ -163,7 +163,7 @@ def hand_designed(names: Sequence[str], derived: Architecture, costs: Costs, blo
       if `costs` has no convolution
     * `interleaved`: the interleaved network of `blocks` blocks, the number of blocks of the search
     * `all-f`: `blocks` feed-forward layers
-    * a preset such as `lfm2-12`
+    * a preset such as `lfm2-12`, or layers such as `kkskk`, whose name is the text itself
     """
     strings = {INTERLEAVED: f"interleaved-{blocks}", ALL_F: f"all-f-{blocks}"}
     if EQUAL_COST in names:

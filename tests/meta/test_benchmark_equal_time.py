@@ -191,8 +191,12 @@ def test_all_stages_run_in_the_tiny_form(tmp_path: Path, monkeypatch: pytest.Mon
     assert equal_time.list_jobs(read_plan("equal_time") | equal_time.TINY, rows) == []
     assert {"distilled", "successive halving"} < of.keys()
     equal_time.main([*common, "--latency"])
+    table = tmp_path / "equal_time.csv"
+    table.write_text(table.read_text("utf-8").replace(f",{rows[0].precision}\n", ",of another machine\n"), "utf-8")
     equal_time.main([*common, "--report"])
-    found = {each["name"]: each for each in read_json(tmp_path / "equal_time-cpu.json")["networks"]}
+    result = read_json(tmp_path / "equal_time-cpu.json")
+    assert result["precisions"] == ["of another machine"]
+    found = {each["name"]: each for each in result["networks"]}
     assert found.keys() > {name for name in of if SCRATCH not in name}
     assert of[f"interleaved{TWICE}"].steps == pytest.approx(2 * of["interleaved"].steps, abs=1)
     assert all("to_scratch" in found[row.name] for row in rows if row.search_steps)

@@ -88,6 +88,10 @@ def test_every_figure_of_the_page_is_copied_from_the_runs(
     assert "## Evaluation protocols" in written
     assert "size 50" in written
     assert "Not run yet: `wikitext2-word` and `wikitext2-word-gpu`." in written
+    searched, trained = (Run(folder / name).summary().steps for name in ("search", "derived"))
+    assert re.search(rf"\| derived +\| `sfs` +\| [\d.]+ +\| {searched} \+ {trained} .*\| – +\|", written)
+    assert re.search(rf"\| equal-cost +\| `sfs` +\| [\d.]+ +\| 0 \+ {trained} .*\| \+0.0 % +\|", written)
+    assert "Each\nrow is one training.\n" in written
     assert "What did not help" not in written, "nothing was compared"
     assert result["runs"]["derived"]["curves"]["valid"][-1][1] == Run(folder / "derived").summary().valid.ppl
     hours = sum(Run(folder / name).summary().seconds for name in ("search", "derived")) / 3600
@@ -118,7 +122,10 @@ def test_the_page_has_trainings_of_equal_time_and_the_ablation_once_they_are_mea
     assert "## What each part is worth" not in before
     difference = {"percent": -4.25, "low": -5.0, "high": -3.5, "p": 0.01}
     network = {"name": "by hand", "archs": ["sif"], "seeds": 3, "latency": 0.6, "search_steps": 0, "steps": 1200}
-    networks = [network | {"ppl": 81.5, "test": 78.5, "test_difference": difference, **difference}]
+    seeds = {"1": 80.0, "2": 81.5, "3": 83.0}
+    networks = [
+        network | {"ppl": 81.5, "ppl_by_seed": seeds, "test": 78.5, "test_difference": difference, **difference}
+    ]
     networks.append(network | {"name": "one run", "ppl": 85.0, "test": 82.0, "search_steps": 300})
     result = {"benchmark": "equal_time_words", "minutes": 16, "text": 1.0, "by_hand": ["by hand"], "networks": networks}
     write_json(results / "equal_time_words-cpu.json", result)
@@ -130,6 +137,7 @@ def test_the_page_has_trainings_of_equal_time_and_the_ablation_once_they_are_mea
     write_json(results / "ablation_hybrid-cpu.json", {"precisions": ["fp32"], "changes": changes})
     page = render()
     assert f"not been measured yet: {without}.\n" in page
+    assert "a standard deviation of\n1.8 % between seeds.\n" in page
     assert re.search(
         r"\| by hand +\| `sf` +\| 3 +\| 0.60 .*\| 81.50 +\| 78.50 +(\| -4.2 % \(-5.0 to -3.5 %\) +){2}\|", page
     )

@@ -45,9 +45,10 @@ def test_baselines_are_named_and_refused() -> None:
     assert read_baselines("") == []
     assert read_baselines("lfm2-6,all-f") == ["lfm2-6", "all-f"]
     assert hand_designed(["lfm2-6"], Architecture("sff"), COSTS, 6) == {"lfm2-6": "lfm2-6"}
+    assert hand_designed(read_baselines("kkskk"), Architecture("sff"), COSTS, 6) == {"kkskk": "kkskk"}
     strings = hand_designed(["interleaved", "equal-cost"], Architecture("sff"), COSTS, 6)
     assert strings == {"interleaved": "interleaved-6", "equal-cost": "sfs"}
-    with pytest.raises(ParnasError, match=r"no baseline 'sandwich'.*equal-cost"):
+    with pytest.raises(ParnasError, match=r"no baseline 'sandwich'.*equal-cost.*layers such as kkskk"):
         read_baselines("equal-cost,sandwich")
 
 
