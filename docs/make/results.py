@@ -108,7 +108,12 @@ def headline(results: Mapping[str, Mapping[str, Any]]) -> str:
         f"{describe_reached(result)}."
     )
     if longer := results.get(LONGER):
-        text += f" With twice the steps, in {hours(longer):.1f} hours, another reached {describe_reached(longer)}."
+        settings = (each["runs"]["derived"]["settings"] for each in (result, longer))
+        others = [f"`{each}`" for each in differences(*settings) if not each.startswith(STEPS)]
+        text += (
+            f" With twice the steps{''.join(f', {each}' for each in others)}, another, of {hours(longer):.1f} hours, "
+            f"reached {describe_reached(longer)}."
+        )
     if earlier := since_interleaved(result["earlier"]):
         before = perplexities(earlier[0])
         was = f"{before['valid', 'derived', PLAIN]:.1f} and {before['test', 'derived', PLAIN]:.1f}"

@@ -192,6 +192,22 @@ def test_evaluations_with_other_lengths_are_copied(
     assert [row["evaluation"] for row in alone] == ["plain"], "a cache with other lengths does not stand beside it"
 
 
+def test_the_first_sentences_name_what_else_a_longer_training_has(
+    folder: Path, results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    word_level.main([str(folder)])
+    word_level.main([str(folder), "wikitext2-word"])
+    path = results / "word_level-wikitext2-word.json"
+    longer = read_json(path)
+    longer["runs"]["derived"]["settings"]["model"]["dropout"] = 0.625
+    longer["runs"]["derived"]["settings"]["train"]["steps"] *= 2
+    write_json(path, longer)
+    assert (
+        " With twice the steps, `model.dropout 0.625`, another, of "
+        in make_page("results", monkeypatch, results)["render"]()
+    )
+
+
 def test_search_and_retrainings_may_come_from_several_machines(folder: Path, results: Path, tmp_path: Path) -> None:
     whole = word_level.collect(folder)
     elsewhere = tmp_path / "elsewhere"
