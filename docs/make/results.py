@@ -108,7 +108,7 @@ def headline(results: Mapping[str, Mapping[str, Any]]) -> str:
         f"{describe_reached(result)}."
     )
     if longer := results.get(LONGER):
-        settings = (each["runs"]["derived"]["settings"] for each in (result, longer))
+        settings = (each["runs"]["derived"]["settings"] for each in (longer, result))
         others = [f"`{each}`" for each in differences(*settings) if not each.startswith(STEPS)]
         text += (
             f" With twice the steps{''.join(f', {each}' for each in others)}, another, of {hours(longer):.1f} hours, "

@@ -202,10 +202,8 @@ def test_the_first_sentences_name_what_else_a_longer_training_has(
     longer["runs"]["derived"]["settings"]["model"]["dropout"] = 0.625
     longer["runs"]["derived"]["settings"]["train"]["steps"] *= 2
     write_json(path, longer)
-    assert (
-        " With twice the steps, `model.dropout 0.625`, another, of "
-        in make_page("results", monkeypatch, results)["render"]()
-    )
+    page = make_page("results", monkeypatch, results)["render"]()
+    assert " With twice the steps, `model.dropout 0.625`, another, of " in page
 
 
 def test_search_and_retrainings_may_come_from_several_machines(folder: Path, results: Path, tmp_path: Path) -> None:
