@@ -12,7 +12,7 @@ from earlier_results import FORERUNNER
 from hybrids import EQUAL_LATENCY, OTHER_SEARCH, best_of_latency, derived_and_by_hand, describe_difference, difference
 from one_run import INTERLEAVED, ONE_RUN, SINGLE_MIXER, ranked_by_hand
 from performance import RESULTS
-from results import BOTH, hours, perplexities, since_interleaved
+from results import BOTH, canonical, hours, perplexities, since_interleaved
 
 from parnas.runs.files import read_json, write_text
 from parnas.runs.run import PLAIN
@@ -271,8 +271,20 @@ def word_row(words: Mapping[str, Any]) -> Row:
         f"perplexity {valid:.2f} in validation, {test:.2f} in test (one seed)"
         + (f"; {tuned[0]:.2f} and {tuned[1]:.2f} with dynamic evaluation and a cache" if tuned else ""),
         f"{100 * (test / old_test - 1):+.1f} % in test relative to the derived network of an earlier recipe, which had "
-        f"{old_valid:.2f} and {old_test:.2f}.",
+        f"{old_valid:.2f} and {old_test:.2f}." + describe_by_hand(words),
     )
+
+
+def describe_by_hand(words: Mapping[str, Any]) -> str:
+    """Return a sentence on the hand-designed networks of the same recipe and number of steps, if there are any."""
+    of = perplexities(words)
+    relative = [
+        f"{100 * (of['test', 'derived', PLAIN] / of['test', name, PLAIN] - 1):+.1f} % (`{canonical(run['arch'])}`)"
+        for name, run in words["runs"].items()
+        if name != "derived"
+    ]
+    text = " Relative to hand-designed networks of the same recipe and number of steps, one seed: "
+    return f"{text}{', '.join(relative)}." if relative else ""
 
 
 def forerunner_row(record: Mapping[str, Any]) -> Row:

@@ -226,7 +226,7 @@ def render_by_hand(result: Mapping[str, Any], equal_times: Sequence[Mapping[str,
     derived = runs["derived"]
     slower = search["seconds"] / search["steps"] / (derived["seconds"] / derived["steps"])
     yield f"## Beside hand-designed networks: `{result['name']}`\n"
-    yield "The same recipe and number of steps, those of the search included, of which each took as long as"
+    yield "The same recipe and the same number of steps, including those of the search; a step of the search took as long as"
     yield f"{slower:.2f} steps of training. *Latency* is that of the blocks, predicted, relative to an interleaved network with as"
     yield "many blocks as the SuperNet; *relative* is the validation perplexity of the derived network relative to the row's. Each"
     yield f"row is one training{describe_deviation(equal_times)}.\n"
@@ -269,7 +269,8 @@ def render_times(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
         lines.append((f"`{name}`", "**search and derived**", "", f"**{hours(result):.2f}**", ""))
     yield table(("configuration", "phase", "steps", "hours", "machine"), lines) + "\n"
     yield "Hours are wall-clock time and include validation; latencies of the layers are measured once for each machine,"
-    yield "which takes about a minute more. Threads are those of the last start, since a run may be resumed with others."
+    yield "which takes about a minute more. Threads are those of the last start, since a run may be resumed with others; hours"
+    yield "with different numbers of threads cannot be compared."
     if missing := [f"`{name}`" for name in CONFIGS if name not in results]:
         yield f"Not run yet: {' and '.join(missing)}."
     yield ""
