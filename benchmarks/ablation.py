@@ -8,7 +8,7 @@ training appends a row to NAME.csv, and a later start trains only what is missin
 ignored. The recipe is trained with several seeds, which shows the random variation. Plans:
 
 ablation           an earlier recipe for configs/wikitext2-word-cpu.yaml, at small size
-ablation_hybrid    its recipe of today at the same size: embedding, pointer, layers, the search, teachers, averages
+ablation_hybrid    a later one at the same size: embedding, pointer, layers, the search, teachers, averages
 """
 
 import hashlib

@@ -68,7 +68,7 @@ def render() -> str:
     result = results[NAME]
     parts = [
         f"# Results on WikiText-2\n\n{headline(results)}\n\n{render_measure(result)}\n",
-        f"    parnas pipeline {NAME} --one-run --tune-eval --test --run runs/{NAME}\n",
+        f"    {describe_command(result)}\n",
         f"## Beside the literature\n\n{render_table(results)}",
         *(line for each in results.values() for line in render_network(each)),
         *render_by_hand(result, equal_times),
@@ -90,6 +90,12 @@ def render() -> str:
 def render_measure(result: Mapping[str, Any]) -> str:
     """Return what was measured, and how it compares with the literature."""
     return MEASURE.format(pointer_len=result["runs"]["derived"]["settings"]["model"]["pointer_len"])
+
+
+def describe_command(result: Mapping[str, Any]) -> str:
+    """Return the command of the pipeline that trained the networks of a result."""
+    by_hand = ",".join(name for name in result["runs"] if name != "derived") or '""'
+    return f"parnas pipeline {result['name']} --one-run --baselines {by_hand} --tune-eval --test --run runs/{result['name']}"
 
 
 def optional(name: str) -> dict[str, Any] | None:
@@ -233,7 +239,7 @@ def render_by_hand(result: Mapping[str, Any], equal_times: Sequence[Mapping[str,
     lines = []
     for name, run in runs.items():
         layers = Architecture.parse(run["arch"]).canonical().layers
-        latency = sum(map(search["costs"]["per_layer"].__getitem__, layers)) / search["costs"]["interleaved"]
+        latency = sum(search["costs"]["per_layer"][layer] for layer in layers) / search["costs"]["interleaved"]
         valid, test = (of.get((split, name, PLAIN)) for split in ("valid", "test"))
         steps, share = f"0 + {run['steps']:,}", f"{100 * (of['valid', 'derived', PLAIN] / valid - 1):+.1f} %"
         if run is derived:
@@ -371,9 +377,9 @@ def render_ablation(result: Mapping[str, Any]) -> Iterator[str]:
     yield "One change at a time of the recipe, with a network a quarter as large, on an eighth of the text, and as many epochs;"
     yield "`ppl` is the validation perplexity per word, mean of the seeds. Measured by `python benchmarks/ablation.py --plan"
     yield f"ablation_hybrid`, one thread each, {' and '.join(result['precisions'])}. Times are left out, since the machines were not"
-    yield "equally fast. *The recipe* here has `model.init_std: 0.02`; that of today's configuration is `null` (1 / √inputs). The"
-    yield "[ablation of an earlier recipe](earlier-results.md#ablation-of-the-recipe) has optimizers, dropouts, averages and"
-    yield "schedules.\n"
+    yield "equally fast. *The recipe* here is that of the configuration before four of the changes: initial values by the number of"
+    yield "inputs, a pointer over 2048 positions, dropout 0.1 and the average of the last quarter. The [ablation of an earlier"
+    yield "recipe](earlier-results.md#ablation-of-the-recipe) has optimizers, dropouts, averages and schedules.\n"
     keys = ("change", "source", "seeds", "ppl", "± sd", "against the recipe", "parameters")
     yield table(keys, [[change[key] for key in keys] for change in result["changes"]]) + "\n"
 
@@ -413,7 +419,8 @@ def render_tuning(result: Mapping[str, Any]) -> Iterator[str]:
     yield f"`parnas tune` had {trials} trials of `{canonical(result['arch'])}`, of the size of the ablation, with {result['steps']:,} steps each,"
     yield f"of which {counts['pruned']} ended early. The best of many trials has a low perplexity partly by chance, so its settings"
     yield "and those of the recipe were then trained from further seeds. Perplexities are per word on the validation split;"
-    yield "measured by `python benchmarks/tuned_recipe.py`.\n"
+    yield "measured by `python benchmarks/tuned_recipe.py`. The recipe is that of the configuration before it took over dropout and"
+    yield "average. In the ablation above, where it is the only change, this average does not help.\n"
     keys = list(result["space"])
     seeds = list(result["ppl"]["the recipe"])
     lines = [

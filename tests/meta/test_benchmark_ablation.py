@@ -107,15 +107,15 @@ def test_the_recipe_is_that_of_the_configuration() -> None:
         assert ours == theirs
 
 
-def test_the_last_recipe_is_that_of_the_configuration_before_tuning():
+def test_the_last_recipe_is_that_of_the_longer_configuration():
     read = read_settings("ablation")
     last = ablation.read_plan(read.pop("ablation"))[-1]
     assert not last.variant.tried
     recipe = ablation.changed_config(read_config(read, []), last)
-    config = load_config(ROOT / "configs" / "wikitext2-word-cpu.yaml")
+    config = load_config(ROOT / "configs" / "wikitext2-word.yaml")
     for section, names in {
-        "model": ("norm", "attention_dropout", "cutoffs", "mem_len", "div_val"),
-        "train": ("optimizer", "weight_decay", "clip", "label_smoothing"),
+        "model": ("norm", "dropout", "attention_dropout", "cutoffs", "mem_len", "div_val"),
+        "train": ("optimizer", "average", "weight_decay", "clip", "label_smoothing"),
         "data": ("tgt_len", "shuffle"),
     }.items():
         for name in names:

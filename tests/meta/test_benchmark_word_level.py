@@ -92,6 +92,7 @@ def test_every_figure_of_the_page_is_copied_from_the_runs(
     assert re.search(rf"\| derived +\| `sfs` +\| [\d.]+ +\| {searched} \+ {trained} .*\| – +\|", written)
     assert re.search(rf"\| equal-cost +\| `sfs` +\| [\d.]+ +\| 0 \+ {trained} .*\| \+0.0 % +\|", written)
     assert "Each\nrow is one training.\n" in written
+    assert " --one-run --baselines equal-cost --tune-eval " in written
     assert "What did not help" not in written, "nothing was compared"
     assert result["runs"]["derived"]["curves"]["valid"][-1][1] == Run(folder / "derived").summary().valid.ppl
     hours = sum(Run(folder / name).summary().seconds for name in ("search", "derived")) / 3600
