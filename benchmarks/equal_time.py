@@ -74,6 +74,7 @@ ONE_RUN, FRONT, SCRATCH, TWICE = "one run", "front", ", from scratch", ", twice 
 LAYERS = ("s", "k", "f", "i", "r", "g", "s:window=64")  # that the networks have
 PROBE = 120  # steps of a training or a search that is timed
 PROBED = "sfsfs"
+LEAST_STEPS = 8  # of a search or a training, if the time is too short for more
 WARM_UP = 8  # steps of a search before one that is timed
 HELD_OUT = 16384  # tokens on which successive halving compares networks
 LEAST_TIMED = 3  # trainings of which the median of the measured times is reported: machines do other work at times
@@ -86,7 +87,7 @@ TINY: dict[str, Any] = {  # replaces keys of the plan
     "text": 0.5,
     "one_runs": [
         {"name": ONE_RUN},
-        {"name": "distilled", "changes": {"search.gate_samples": 4}, "tried": ["distilled_in_place"]},
+        {"name": "distilled", "changes": {"search.gate_samples": 3}, "tried": ["distilled_in_place"]},
         {"name": "successive halving", "halving": {"networks": 2, "steps": 4}},
     ],
 }
@@ -140,16 +141,16 @@ class Times(NamedTuple):
         return self.fixed + sum(self.layers[name] for name in drop_identity(arch))
 
     def steps(self, arch: Architecture, milliseconds: float) -> int:
-        """Return the number of training steps of a network that fit into a time."""
-        return round(milliseconds / self.step(arch))
+        """Return the number of training steps of a network that fit into a time, at least `LEAST_STEPS`."""
+        return max(LEAST_STEPS, round(milliseconds / self.step(arch)))
 
     def rerank(self, name: str) -> float:
         """Return the time of the end of a search: re-ranking and validation."""
         return self.searches[name]["rerank"]
 
     def search_steps(self, name: str, milliseconds: float) -> int:
-        """Return the number of steps of a search that fit into a time, together with its end."""
-        return max(8, round((milliseconds - self.rerank(name)) / self.searches[name]["step"]))
+        """Return the number of steps of a search that fit into a time with its end, at least `LEAST_STEPS`."""
+        return max(LEAST_STEPS, round((milliseconds - self.rerank(name)) / self.searches[name]["step"]))
 
 
 @dataclass(frozen=True)
@@ -194,7 +195,8 @@ def measure(config: Config, plan: Mapping[str, Any], path: Path) -> None:
     """Measure what is missing in a profile, which holds three parts.
 
     1. The times of layers in a training step, forward and backward.
-    2. `trainer_ms`: what a step of the trainer takes besides, measured for the network `PROBED`.
+    2. `trainer_ms`: what a step of the trainer takes besides, measured for the network `PROBED`. It is 0 if the step
+       took less time than its layers, which were measured while the machine was slower.
     3. `searches`: for each variant of the one run the time of a search step, and of re-ranking and validation. Since
        the speed of a machine changes, `PROBED` is trained again beside each search, and the times of the search are
        divided by how much slower that was than the parts before say.
@@ -212,7 +214,7 @@ def measure(config: Config, plan: Mapping[str, Any], path: Path) -> None:
 
     if "trainer_ms" not in content:
         forward_backward = Times.of(content | {"trainer_ms": 0.0, "searches": {}}).step(Architecture(PROBED))
-        write_json(path, content := content | {"trainer_ms": measure_training_step() - forward_backward})
+        write_json(path, content := content | {"trainer_ms": max(0.0, measure_training_step() - forward_backward)})
     for name, variant in one_runs_of(plan).items():
         if name not in content.get("searches", {}) and not variant.timed_as:
             slower = measure_training_step() / Times.of(content | {"searches": {}}).step(Architecture(PROBED))
@@ -330,7 +332,7 @@ def train_front(
             kept, name = shrink(before, derivation.costs, target, least, Silent()), f"{FRONT} {target:g}"
         except OverBudget:
             break
-        steps = max(8, times.steps(kept, front["training"] * milliseconds - times.rerank(ONE_RUN)))
+        steps = times.steps(kept, front["training"] * milliseconds - times.rerank(ONE_RUN))
         training = healing(config, before.folder, steps).replace(model__arch=str(kept))
         row = train_network(training, folder / name, job._replace(name=name), began, found)
         rows.append(row._replace(steps=rows[-1].steps + row.steps, search_seconds=rows[0].search_seconds))
