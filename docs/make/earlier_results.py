@@ -1,12 +1,12 @@
 """Write docs/earlier-results.md, results on WikiText-2 with earlier recipes: `python docs/make/earlier_results.py`."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from performance import RESULTS
-from results import STEPS, canonical, describe_machine, differences, perplexities, plain, recipe_of, table
+from results import LONGER, STEPS, canonical, describe_machine, differences, perplexities, plain, recipe_of, table
 
 from parnas.runs.files import read_json, write_text
 from parnas.runs.run import PLAIN
@@ -25,11 +25,11 @@ sizes of an earlier program, and the ablation of an earlier recipe.
 
 def render() -> str:
     """Return the page."""
-    words, pieces = (read_json(RESULTS / f"word_level-{name}.json") for name in (WORDS, PIECES))
+    words, longer, pieces = (read_json(RESULTS / f"word_level-{name}.json") for name in (WORDS, LONGER, PIECES))
     parts = [
         INTRODUCTION,
         *render_earlier(words),
-        *render_one_runs(words),
+        *render_one_runs([words, longer]),
         *render_pieces(pieces, words),
         render_forerunner(read_json(RESULTS / "wikitext2-par.json")),
         render_ablation(read_json(RESULTS / "ablation-cpu.json")),
@@ -64,20 +64,22 @@ def render_earlier(result: Mapping[str, Any]) -> Iterator[str]:
     yield f"recipe in the order of the table: {', '.join(shares)}.\n"
 
 
-def render_one_runs(result: Mapping[str, Any]) -> Iterator[str]:
+def render_one_runs(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield the section of earlier one-run trainings by words, whose searches are part of the training."""
     yield "## Words: earlier one-run trainings\n"
     yield "The search is part of the training, as today, with the same number of steps in all:\n"
-    now = recipe_of(result["name"])
     lines = []
-    for each in result["earlier"]:
-        if "equal-cost" in each["runs"]:
-            continue
-        (run,), ppl = each["runs"].values(), perplexities(each)
-        changed = (text for text in differences(run["settings"], now) if not text.startswith(STEPS))
-        reached = (ppl.get((split, "derived", PLAIN)) for split in ("valid", "test"))
-        lines.append((", ".join(changed), ", ".join(each["space"]), f"`{canonical(run['arch'])}`", *reached))
-    headers = ("differences from the recipe of today", "candidates", "architecture", "validation", "test")
+    for result in results:
+        now = recipe_of(result["name"])
+        for each in result["earlier"]:
+            if "equal-cost" in each["runs"]:
+                continue
+            run, ppl = each["runs"]["derived"], perplexities(each)
+            changed = ", ".join(text for text in differences(run["settings"], now) if not text.startswith(STEPS))
+            about = f"`{result['name']}`", changed, ", ".join(each["space"]), f"`{canonical(run['arch'])}`"
+            lines.append((*about, *(ppl.get((split, "derived", PLAIN)) for split in ("valid", "test"))))
+    differing = "differences from the recipe of today"
+    headers = ("configuration", differing, "candidates", "architecture", "validation", "test")
     yield table(headers, lines) + "\n"
 
 

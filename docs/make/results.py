@@ -71,7 +71,7 @@ def render() -> str:
         f"    {describe_command(result)}\n",
         f"## Beside the literature\n\n{render_table(results)}",
         *(line for each in results.values() for line in render_network(each)),
-        *render_by_hand(result, equal_times),
+        *(line for each in results.values() for line in render_by_hand(each, equal_times)),
         *render_times(results),
         *render_protocols(results),
         *(render_equal_times(equal_times) if equal_times else []),
@@ -117,8 +117,8 @@ def headline(results: Mapping[str, Mapping[str, Any]]) -> str:
         settings = (each["runs"]["derived"]["settings"] for each in (longer, result))
         others = [f"`{each}`" for each in differences(*settings) if not each.startswith(STEPS)]
         text += (
-            f" With twice the steps{''.join(f', {each}' for each in others)}, another, of {hours(longer):.1f} hours, "
-            f"reached {describe_reached(longer)}."
+            f" With {' and '.join(['twice the steps', *others])}, another, of {hours(longer):.1f} hours, reached "
+            f"{describe_reached(longer)}."
         )
     if earlier := since_interleaved(result["earlier"]):
         before = perplexities(earlier[0])

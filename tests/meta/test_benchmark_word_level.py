@@ -204,7 +204,9 @@ def test_the_first_sentences_name_what_else_a_longer_training_has(
     longer["runs"]["derived"]["settings"]["train"]["steps"] *= 2
     write_json(path, longer)
     page = make_page("results", monkeypatch, results)["render"]()
-    assert " With twice the steps, `model.dropout 0.625`, another, of " in page
+    assert " With twice the steps and `model.dropout 0.625`, another, of " in page
+    for name in ("wikitext2-word-cpu", "wikitext2-word"):
+        assert page.count(f"## Beside hand-designed networks: `{name}`\n") == 1
 
 
 def test_search_and_retrainings_may_come_from_several_machines(folder: Path, results: Path, tmp_path: Path) -> None:
@@ -325,9 +327,10 @@ def test_one_runs_by_an_earlier_recipe_have_their_own_table_on_the_page(
     space = now["search"]["settings"]["space"]
     assert [each["space"] for each in now["earlier"]] == [None, space]
     page = make_page("earlier_results", monkeypatch)
-    *_, written = page["render_one_runs"](now)
+    *_, written = page["render_one_runs"]([now, {**now, "name": "wikitext2-word"}])
     assert f"| {', '.join(space)} " in written
-    assert written.count("model.init_std 0.125") == 1, "not the result with an interleaved network"
+    assert [written.count(f"| `{name}` ") for name in ("wikitext2-word-cpu", "wikitext2-word")] == [1, 1]
+    assert written.count("model.init_std 0.125") == 2, "not the result with an interleaved network"
     assert "train.steps" not in written
     page = make_page("results", monkeypatch)
     assert [len(each["runs"]) for each in page["since_interleaved"](now["earlier"])] == [2, 1]
