@@ -297,7 +297,8 @@ def evaluate(
         same_length: let every token attend to equally many positions.
         pointer_len: positions from which a pointer may copy.
         best: use the weights with the lowest validation loss instead of the last ones.
-        overrides: settings of section `evaluation` by dotted key.
+        overrides: settings of section `evaluation` by dotted key, or `runtime.device`, `runtime.precision` or
+            `runtime.threads`.
         tuned: also evaluate with the settings that `tune_eval` chose for each run.
         out: a folder to write the table to, as CSV, Markdown and JSON; by default nothing is written.
         progress: whether to show progress; see `Progress`.
@@ -343,7 +344,8 @@ def tune_eval(
     Args:
         run: the run folder of a search or retraining.
         grid: the values to try; by default those of `parnas.Grid()`.
-        overrides: other settings of section `evaluation`, such as `evaluation.cache.size` (positions).
+        overrides: other settings of section `evaluation`, such as `evaluation.cache.size` (positions), or
+            `runtime.device`, `runtime.precision` or `runtime.threads`.
         best: use the weights with the lowest validation loss instead of the last ones.
         progress: whether to show progress; see `Progress`.
 

@@ -271,7 +271,8 @@ def evaluate(
     arguments: Annotated[
         list[str],
         Argument(
-            metavar="RUN... [evaluation.KEY=VALUE ...]", help="Run folders, and overrides of evaluation settings."
+            metavar="RUN... [KEY=VALUE ...]",
+            help="Run folders, and overrides of settings of evaluation, or of runtime.device, precision or threads.",
         ),
     ],
     split: Annotated[str | None, Option(help="train, valid or test; default: as configured.")] = None,

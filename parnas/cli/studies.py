@@ -250,7 +250,10 @@ def tune_eval(
     output: Output,
     arguments: Annotated[
         list[str],
-        Argument(metavar="RUN [evaluation.KEY=VALUE ...]", help="A run folder, and overrides of evaluation settings."),
+        Argument(
+            metavar="RUN [KEY=VALUE ...]",
+            help="A run folder, and overrides of settings of evaluation, or of runtime.device, precision or threads.",
+        ),
     ],
     lr: Annotated[str | None, Option(metavar="LIST", help="Learning rates of dynamic evaluation.")] = None,
     decay: Annotated[

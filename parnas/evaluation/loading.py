@@ -27,6 +27,8 @@ _NAMED_SETTINGS = ("split", "tgt_len", *Reach._fields)
 """Settings of the section `evaluation` that have a field of the same name in `EvalOptions`."""
 LENGTHS = tuple(f"evaluation.{name}" for name in _NAMED_SETTINGS[1:])
 """Settings that decide which protocol settings are best; after a change, `parnas tune-eval` must be repeated."""
+_MACHINE = ("runtime.device", "runtime.precision", "runtime.threads")
+"""Settings outside the section `evaluation` that may differ from those of the training."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,11 @@ class EvalOptions:
         object.__setattr__(self, "changes", flatten(self.changes))
         for key in self.changes:
             section, _, name = key.partition(".")
-            if section != "evaluation":
-                raise ParnasError(f"{key} is not a setting of evaluation; give keys that begin with 'evaluation.'.")
+            if section != "evaluation" and key not in _MACHINE:
+                raise ParnasError(
+                    f"{key} is not a setting of an evaluation; give keys that begin with 'evaluation.', or "
+                    f"{', '.join(_MACHINE[:-1])} or {_MACHINE[-1]}."
+                )
             if name in _NAMED_SETTINGS and getattr(self, name) is not None:
                 raise ParnasError(f"{key} is also given as {name} (--{name.replace('_', '-')}); give one of the two.")
         if self.split not in (None, *SPLITS):

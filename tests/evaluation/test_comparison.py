@@ -1,11 +1,13 @@
 """One table for any number of runs, and what it refuses."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 from conftest import make_text, small_config
 
 from parnas.cli.tables import show_comparison
@@ -196,10 +198,25 @@ def test_lengths_may_be_settings_and_are_noted_where_training_had_others(retrain
 
 
 def test_settings_of_other_sections_are_refused(retrain_run: Run) -> None:
-    with pytest.raises(ParnasError, match=r"model\.d_model"):
-        compare([retrain_run.folder], EvalOptions(changes={"model.d_model": 3}), Silent())
+    for key in ("model.d_model", "runtime.seed"):
+        with pytest.raises(ParnasError, match=re.escape(key)):
+            compare([retrain_run.folder], EvalOptions(changes={key: 3}), Silent())
     with pytest.raises(ParnasError, match=r"evaluation\.cache\.weight is 1\.0"):
         compare([retrain_run.folder], EvalOptions(changes={"evaluation.cache.weight": 1.0}), Silent())
+
+
+def test_device_precision_and_threads_may_differ_from_those_of_the_training(retrain_run: Run) -> None:
+    threads = torch.get_num_threads()
+    try:
+        usual, other = (
+            compare([retrain_run.folder], EvalOptions(changes=changes), Silent()).table.iloc[0]
+            for changes in ({}, {"runtime.device": "cpu", "runtime.precision": "bf16", "runtime.threads": threads + 1})
+        )
+        assert torch.get_num_threads() == threads + 1
+    finally:
+        torch.set_num_threads(threads)
+    assert other["ppl"] == pytest.approx(usual["ppl"], rel=0.01)
+    assert other["ppl"] != usual["ppl"], "the training was in fp32"
 
 
 def test_impossible_lengths_and_unknown_settings_are_refused(retrain_run: Run) -> None:
