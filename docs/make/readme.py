@@ -12,7 +12,8 @@ from earlier_results import FORERUNNER
 from hybrids import EQUAL_LATENCY, OTHER_SEARCH, best_of_latency, derived_and_by_hand, describe_difference, difference
 from one_run import INTERLEAVED, ONE_RUN, SINGLE_MIXER, ranked_by_hand
 from performance import RESULTS
-from results import BOTH, canonical, hours, perplexities, since_interleaved
+from results import BOTH, LONGER, canonical, hours, perplexities, since_interleaved
+from results import NAME as BY_WORDS
 
 from parnas.runs.files import read_json, write_text
 from parnas.runs.run import PLAIN
@@ -48,7 +49,8 @@ def render() -> str:
     rows = [*hybrid_rows(hybrid), one_run_row(equal_time), *compression_rows(result("compress-cpu"))]
     rows += comparison_rows(result("comparison-cpu"))
     rows += [ranking_row(result("search_quality-cpu"))]
-    rows += [word_row(result("word_level-wikitext2-word-cpu")), forerunner_row(result("wikitext2-par"))]
+    words, longer = (result(f"word_level-{name}") for name in (BY_WORDS, LONGER))
+    rows += [word_row(words, longer), forerunner_row(result("wikitext2-par"))]
     lines = [
         "| experiment | question | measured | answer |",
         "| --- | --- | --- | --- |",
@@ -255,24 +257,33 @@ def ranking_row(quality: Mapping[str, Any]) -> Row:
     )
 
 
-def word_row(words: Mapping[str, Any]) -> Row:
-    """Return the row of WikiText-2 by words."""
-    of, before = perplexities(words), perplexities(since_interleaved(words["earlier"])[0])
-    figures = {
-        name: [each[split, "derived", PLAIN] for split in ("valid", "test")]
-        for name, each in (("now", of), ("before", before))
-    }
-    (valid, test), (old_valid, old_test) = figures["now"], figures["before"]
+def word_row(words: Mapping[str, Any], longer: Mapping[str, Any]) -> Row:
+    """Return the row of WikiText-2 by words, with the result of the configuration with twice the steps."""
+    valid, test = word_figures(words)
+    old_valid, old_test = word_figures(since_interleaved(words["earlier"])[0])
     cores = f"two CPU cores in {words['runs']['derived']['machine']['precision']}"
-    tuned = [of[split, "derived", BOTH] for split in ("valid", "test") if (split, "derived", BOTH) in of]
     return Row(
         WORDS,
         f"How good is a network that was searched and trained within {hours(words):.1f} hours of {cores}?",
-        f"perplexity {valid:.2f} in validation, {test:.2f} in test (one seed)"
-        + (f"; {tuned[0]:.2f} and {tuned[1]:.2f} with dynamic evaluation and a cache" if tuned else ""),
+        f"perplexity {valid:.2f} in validation, {test:.2f} in test (one seed){describe_tuned(words)}. With twice the steps, "
+        f"another reached {' and '.join(f'{ppl:.2f}' for ppl in word_figures(longer))} in {hours(longer):.1f} hours"
+        f"{describe_tuned(longer)}",
         f"{100 * (test / old_test - 1):+.1f} % in test relative to the derived network of an earlier recipe, which had "
         f"{old_valid:.2f} and {old_test:.2f}." + describe_by_hand(words),
     )
+
+
+def word_figures(result: Mapping[str, Any]) -> list[float]:
+    """Return the perplexities of the derived network in validation and test, plain protocol."""
+    return [perplexities(result)[split, "derived", PLAIN] for split in ("valid", "test")]
+
+
+def describe_tuned(result: Mapping[str, Any]) -> str:
+    """Return the perplexities with dynamic evaluation and a cache, if they were measured."""
+    of, keys = perplexities(result), [(split, "derived", BOTH) for split in ("valid", "test")]
+    if not of.keys() >= {*keys}:
+        return ""
+    return f"; {' and '.join(f'{of[key]:.2f}' for key in keys)} with dynamic evaluation and a cache"
 
 
 def describe_by_hand(words: Mapping[str, Any]) -> str:
